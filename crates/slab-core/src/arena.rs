@@ -1,0 +1,109 @@
+//! The arena: one reserved address range whose size is the pool's memory cap.
+//!
+//! A chunk is named by its offset from the base in units of [`CHUNK_ALIGN`] bytes, a `u32`; its
+//! slab is the offset divided by the slab's size, a power of two. All pointers into the arena are
+//! made from its base pointer, so they all have the provenance of the whole range.
+
+use crate::class::CHUNK_ALIGN;
+use crate::error::ConfigError;
+use crate::sys::Region;
+use core::ptr::NonNull;
+
+/// What a 32-bit unit index can address.
+const MAX_ARENA_BYTES: usize = (u32::MAX as usize) * CHUNK_ALIGN;
+
+#[derive(Debug)]
+pub(crate) struct Arena {
+    region: Region,
+    slab_bytes: usize,
+    slabs: usize,
+}
+
+impl Arena {
+    /// Reserves as many whole slabs as fit under `max_memory`; backs none of them.
+    pub(crate) fn reserve(max_memory: usize, slab_bytes: usize) -> Result<Self, ConfigError> {
+        debug_assert!(slab_bytes.is_power_of_two());
+        if max_memory < slab_bytes {
+            return Err(ConfigError::CapBelowOneSlab {
+                max_memory,
+                slab_bytes,
+            });
+        }
+        if max_memory > MAX_ARENA_BYTES {
+            return Err(ConfigError::CapTooLarge {
+                max_memory,
+                limit: MAX_ARENA_BYTES,
+            });
+        }
+        let slabs = max_memory / slab_bytes;
+        let bytes = slabs * slab_bytes;
+        let region =
+            Region::reserved(bytes).map_err(|errno| ConfigError::Reserve { bytes, errno })?;
+        Ok(Self {
+            region,
+            slab_bytes,
+            slabs,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.region.base()
+    }
+
+    pub(crate) fn slabs(&self) -> usize {
+        self.slabs
+    }
+
+    pub(crate) fn slab_bytes(&self) -> usize {
+        self.slab_bytes
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.slabs * self.slab_bytes
+    }
+
+    /// The units of one slab.
+    pub(crate) fn slab_units(&self) -> u32 {
+        (self.slab_bytes / CHUNK_ALIGN) as u32
+    }
+
+    /// Backs a slab that was never backed; it reads as zeros.
+    ///
+    /// # Errors
+    /// The system's error number.
+    pub(crate) fn commit(&self, slab: usize) -> Result<(), i32> {
+        self.region.commit(slab * self.slab_bytes, self.slab_bytes)
+    }
+
+    /// Gives back the memory behind a part of the arena, which reads as zeros afterwards.
+    ///
+    /// # Safety
+    /// The slabs of the part are committed, and nobody uses the part until this returns.
+    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
+        // SAFETY: handed on to the caller.
+        unsafe { self.region.release(offset, bytes) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cap_is_whole_slabs_and_bounded() {
+        let arena = Arena::reserve(300 << 10, 128 << 10).unwrap();
+        assert_eq!((arena.slabs(), arena.bytes()), (2, 256 << 10));
+        assert_eq!(
+            Arena::reserve(1000, 65536).unwrap_err(),
+            ConfigError::CapBelowOneSlab {
+                max_memory: 1000,
+                slab_bytes: 65536
+            }
+        );
+        assert!(matches!(
+            Arena::reserve(usize::MAX, 65536).unwrap_err(),
+            ConfigError::CapTooLarge { .. }
+        ));
+    }
+}

@@ -1,0 +1,182 @@
+//! [`Chunk`]: a piece of pool memory with one owner, and the free fast path.
+
+use crate::inner::Inner;
+use crate::local;
+use crate::pool::SlabPool;
+use crate::shared::SharedChunk;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+
+/// The last byte of a handle. It is always zero, so `Option<Chunk>`, and an enum of a chunk and
+/// something of at most eight bytes, need no further byte to tell their variants apart.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+enum Niche {
+    Zero = 0,
+}
+
+/// Exclusive ownership of a chunk; dropping it, on any thread, gives the chunk back.
+///
+/// 16 bytes. The chunk's bytes are always initialised, but may be a former owner's: safe methods
+/// show only what the present owner has written.
+///
+/// Forgetting a chunk (`mem::forget`) leaks it, and keeps the pool's arena mapped.
+#[repr(C)]
+pub struct Chunk {
+    pool: NonNull<Inner>,
+    unit: u32,
+    /// The cache of the thread that allocated it; 0 for none. Tells remote frees from local ones.
+    origin: u16,
+    class: u8,
+    niche: Niche,
+}
+
+// SAFETY: a chunk is an exclusive piece of memory of a pool that is `Send + Sync`.
+unsafe impl Send for Chunk {}
+// SAFETY: a shared chunk offers its address and size, nothing that writes.
+unsafe impl Sync for Chunk {}
+
+impl Chunk {
+    /// # Safety
+    /// `unit` is a chunk of this class and pool that nobody else has, and the pool is alive.
+    #[inline(always)]
+    pub(crate) unsafe fn new(pool: NonNull<Inner>, class: u8, unit: u32, origin: u16) -> Self {
+        Self {
+            pool,
+            unit,
+            origin,
+            class,
+            niche: Niche::Zero,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn inner(&self) -> &Inner {
+        // SAFETY: a pool is not unmapped while one of its chunks lives.
+        unsafe { self.pool.as_ref() }
+    }
+
+    pub(crate) fn unit(&self) -> u32 {
+        self.unit
+    }
+
+    pub(crate) fn class_index(&self) -> u8 {
+        self.class
+    }
+
+    /// The chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
+    ///
+    /// All [`capacity`](Self::capacity) bytes behind it are initialised and valid for reads and
+    /// writes for as long as this handle lives. They may hold a former owner's data.
+    #[inline]
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.inner().chunk_ptr(self.unit)
+    }
+
+    /// The usable size in bytes: that of the size class, at least what was asked for.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.inner().classes.geometry(self.class).bytes
+    }
+
+    /// The index of the chunk's class in [`SlabPool::size_classes`].
+    #[inline]
+    #[must_use]
+    pub fn class(&self) -> usize {
+        usize::from(self.class)
+    }
+
+    /// The pool, unless its last handle is gone.
+    #[must_use]
+    pub fn pool(&self) -> Option<SlabPool> {
+        self.inner().handle().map(SlabPool::from_handle)
+    }
+
+    /// Is the chunk of this pool?
+    #[must_use]
+    pub fn belongs_to(&self, pool: &SlabPool) -> bool {
+        pool.is(self.pool)
+    }
+
+    /// Fills the chunk with zeros and gives access to all of it.
+    pub fn zeroed(&mut self) -> &mut [u8] {
+        let (at, capacity) = (self.as_ptr().as_ptr(), self.capacity());
+        // SAFETY: the chunk's `capacity` bytes are ours alone while `self` is borrowed.
+        unsafe { core::ptr::write_bytes(at, 0, capacity) };
+        // SAFETY: as above, and just initialised.
+        unsafe { core::slice::from_raw_parts_mut(at, capacity) }
+    }
+
+    /// Copies `data` to the front of the chunk and gives access to the copy; `None` if it is
+    /// longer than the chunk.
+    pub fn copy_from_slice(&mut self, data: &[u8]) -> Option<&mut [u8]> {
+        if data.len() > self.capacity() {
+            return None;
+        }
+        let at = self.as_ptr().as_ptr();
+        // SAFETY: `data` fits into the chunk, and cannot overlap it: safe code has no other
+        // borrow of a chunk's bytes while `self` is borrowed mutably.
+        unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
+        // SAFETY: these bytes are ours alone while `self` is borrowed, and just written.
+        Some(unsafe { core::slice::from_raw_parts_mut(at, data.len()) })
+    }
+
+    /// Turns the chunk into one that can be cloned. Touches no memory.
+    #[inline]
+    #[must_use]
+    pub fn into_shared(self) -> SharedChunk {
+        SharedChunk::new(self)
+    }
+
+    /// The free fast path: a push onto this thread's magazine.
+    #[inline(always)]
+    fn free(&self) {
+        let (class, unit, origin) = (self.class, self.unit, self.origin);
+        let freed = local::with_current(self.inner().id, |cache| {
+            if !cache.guard.enter() {
+                return None;
+            }
+            let pushed = cache.magazine(class).push(unit, cache.id != origin);
+            cache.guard.leave();
+            pushed.then_some(())
+        });
+        if freed.is_none() {
+            // SAFETY: this is the chunk's drop: it is given up here and not used again.
+            unsafe { Inner::free_slow(self.pool, class, unit, origin) };
+        }
+    }
+
+    /// Another handle to the same chunk; the caller keeps count.
+    ///
+    /// # Safety
+    /// Of all handles to the chunk, exactly one is dropped as a `Chunk`.
+    #[inline(always)]
+    pub(crate) unsafe fn duplicate(&self) -> ManuallyDrop<Self> {
+        // SAFETY: the handle names the same living chunk; the rest is the caller's promise.
+        ManuallyDrop::new(unsafe { Self::new(self.pool, self.class, self.unit, self.origin) })
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.pool == other.pool && self.unit == other.unit
+    }
+}
+
+impl Drop for Chunk {
+    #[inline]
+    fn drop(&mut self) {
+        self.free();
+    }
+}
+
+impl fmt::Debug for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunk")
+            .field("pool", &self.inner().name)
+            .field("capacity", &self.capacity())
+            .field("at", &self.as_ptr())
+            .finish()
+    }
+}

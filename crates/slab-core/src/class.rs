@@ -1,0 +1,383 @@
+//! Size classes: which chunk size serves a request, and how chunks of that size lie in a slab.
+//!
+//! Pure functions of the configuration: nothing here changes once a pool is built. A request of up
+//! to [`TABLE_BYTES`] is looked up in one byte table, one entry per 64 bytes; a larger one by
+//! comparing with the few classes above.
+
+use crate::error::ConfigError;
+use arrayvec::ArrayVec;
+
+/// The most size classes that one pool can have.
+pub const MAX_CLASSES: usize = 24;
+/// Every chunk starts on a multiple of this many bytes: one cache line.
+pub const CHUNK_ALIGN: usize = 64;
+/// The largest size class in bytes.
+pub const MAX_CHUNK_BYTES: usize = 16 << 20;
+
+/// Requests of up to this many bytes find their class by one load.
+const TABLE_BYTES: usize = 64 << 10;
+const TABLE_LEN: usize = TABLE_BYTES / CHUNK_ALIGN + 1;
+/// A slab holds at least this many chunks of the largest class.
+const MIN_CHUNKS_PER_SLAB: usize = 4;
+const MIN_SLAB_BYTES: usize = 64 << 10;
+/// How many bytes of chunks move between a magazine and the depot at once, at most.
+const BATCH_BYTES: usize = 256 << 10;
+/// The most chunks in a batch: a batch block of 256 bytes is two words and this many indices.
+pub(crate) const BATCH_MAX: usize = 62;
+
+/// The chunk sizes of a pool in bytes, strictly ascending.
+///
+/// Sizes are multiples of [`CHUNK_ALIGN`] but need not be powers of two: 1536 for an Ethernet
+/// MTU wastes less than 2048.
+///
+/// ```
+/// use slab_core::SizeClasses;
+///
+/// let classes = SizeClasses::explicit(&[256, 1536, 9216])?;
+/// assert_eq!(classes.class_for(1500), Some(1));
+/// assert_eq!(classes.sizes(), &[256, 1536, 9216]);
+/// # Ok::<(), slab_core::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SizeClasses {
+    sizes: ArrayVec<usize, MAX_CLASSES>,
+}
+
+impl SizeClasses {
+    /// Exactly these sizes in bytes.
+    ///
+    /// # Errors
+    /// The list is empty, too long, not strictly ascending, or holds a size that is zero, not a
+    /// multiple of [`CHUNK_ALIGN`], or above [`MAX_CHUNK_BYTES`].
+    pub fn explicit(sizes: &[usize]) -> Result<Self, ConfigError> {
+        if sizes.is_empty() {
+            return Err(ConfigError::NoClasses);
+        }
+        if sizes.len() > MAX_CLASSES {
+            return Err(ConfigError::TooManyClasses { count: sizes.len() });
+        }
+        let mut checked = ArrayVec::<usize, MAX_CLASSES>::new();
+        for &bytes in sizes {
+            if bytes == 0 {
+                return Err(ConfigError::ZeroClass);
+            }
+            if bytes > MAX_CHUNK_BYTES {
+                return Err(ConfigError::ClassTooLarge { bytes });
+            }
+            if !bytes.is_multiple_of(CHUNK_ALIGN) {
+                return Err(ConfigError::UnalignedClass { bytes });
+            }
+            match checked.last() {
+                Some(&previous) if previous == bytes => {
+                    return Err(ConfigError::DuplicateClass { bytes });
+                }
+                Some(&previous) if previous > bytes => {
+                    return Err(ConfigError::UnsortedClasses {
+                        previous,
+                        next: bytes,
+                    });
+                }
+                _ => checked.push(bytes),
+            }
+        }
+        Ok(Self { sizes: checked })
+    }
+
+    /// From `min` to `max` bytes, each `factor` times the one before, rounded up to
+    /// [`CHUNK_ALIGN`]; `max` is always the last.
+    ///
+    /// ```
+    /// # use slab_core::SizeClasses;
+    /// let classes = SizeClasses::geometric(64, 1024, 2.0)?;
+    /// assert_eq!(classes.sizes(), &[64, 128, 256, 512, 1024]);
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `min > max`, a factor that is not a finite number above 1, or a list that
+    /// [`explicit`](Self::explicit) refuses.
+    pub fn geometric(min: usize, max: usize, factor: f64) -> Result<Self, ConfigError> {
+        if !factor.is_finite() || factor <= 1.0 {
+            return Err(ConfigError::BadFactor);
+        }
+        if min > max {
+            return Err(ConfigError::EmptyRange { min, max });
+        }
+        if max > MAX_CHUNK_BYTES {
+            return Err(ConfigError::ClassTooLarge { bytes: max });
+        }
+        if min == 0 {
+            return Err(ConfigError::ZeroClass);
+        }
+        let last = max.next_multiple_of(CHUNK_ALIGN);
+        let mut sizes = ArrayVec::<usize, MAX_CLASSES>::new();
+        let mut exact = min as f64;
+        loop {
+            // A float above the last class saturates, so the cast cannot wrap.
+            let bytes = (exact as usize).next_multiple_of(CHUNK_ALIGN).min(last);
+            if sizes.last() != Some(&bytes) && sizes.try_push(bytes).is_err() {
+                return Err(ConfigError::TooManyClasses {
+                    count: MAX_CLASSES + 1,
+                });
+            }
+            if bytes == last {
+                return Self::explicit(&sizes);
+            }
+            exact *= factor;
+        }
+    }
+
+    /// The default for networking: 64 B to 64 KiB, with the sizes that packets have (1280 for the
+    /// smallest IPv6 MTU, 1536 for Ethernet, 9216 for jumbo frames, 64 KiB for a GRO super-buffer).
+    #[must_use]
+    pub fn network() -> Self {
+        Self::explicit(&[
+            64, 128, 256, 512, 1024, 1280, 1536, 2048, 4096, 9216, 16384, 32768, 65536,
+        ])
+        .expect("the list is ascending and aligned")
+    }
+
+    /// The default for general use: powers of two from 64 B to 1 MiB.
+    #[must_use]
+    pub fn general() -> Self {
+        Self::geometric(64, 1 << 20, 2.0).expect("fifteen powers of two")
+    }
+
+    /// The chunk sizes in bytes, ascending.
+    #[must_use]
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// The largest chunk size in bytes.
+    #[must_use]
+    pub fn largest(&self) -> usize {
+        self.sizes[self.sizes.len() - 1]
+    }
+
+    /// The index of the smallest class that holds `len` bytes; `None` if none does.
+    #[must_use]
+    pub fn class_for(&self, len: usize) -> Option<usize> {
+        self.sizes.iter().position(|&bytes| bytes >= len)
+    }
+}
+
+impl Default for SizeClasses {
+    fn default() -> Self {
+        Self::network()
+    }
+}
+
+/// How chunks of one class lie in a slab, and how they travel. Sizes are in units of
+/// [`CHUNK_ALIGN`] bytes where the name says so.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Geometry {
+    pub(crate) bytes: usize,
+    pub(crate) units: u32,
+    pub(crate) chunks_per_slab: u32,
+    /// Chunks in a batch; a magazine holds twice as many.
+    pub(crate) batch: u32,
+    /// Right shift from a chunk's offset in its slab (in units) to its reference count's: distinct
+    /// for distinct chunks, because chunks start at least `1 << count_shift` units apart.
+    pub(crate) count_shift: u32,
+}
+
+/// The classes of one pool, ready for the fast path.
+#[derive(Debug)]
+pub(crate) struct ClassTable {
+    lookup: [u8; TABLE_LEN],
+    geometry: [Geometry; MAX_CLASSES],
+    classes: SizeClasses,
+    slab_bytes: usize,
+}
+
+impl ClassTable {
+    pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Self {
+        let slab_bytes = (classes.largest() * MIN_CHUNKS_PER_SLAB)
+            .next_power_of_two()
+            .max(MIN_SLAB_BYTES);
+        let mut lookup = [u8::MAX; TABLE_LEN];
+        for (granule, class) in lookup.iter_mut().enumerate() {
+            if let Some(index) = classes.class_for(granule * CHUNK_ALIGN) {
+                *class = index as u8;
+            }
+        }
+        let empty = Geometry {
+            bytes: 0,
+            units: 0,
+            chunks_per_slab: 0,
+            batch: 0,
+            count_shift: 0,
+        };
+        let mut geometry = [empty; MAX_CLASSES];
+        // A batch is at most 1/256 of the cap, so that a few threads' magazines cannot hold it all.
+        let batch_bytes = BATCH_BYTES.min(max_memory / 256);
+        for (entry, &bytes) in geometry.iter_mut().zip(classes.sizes()) {
+            let units = (bytes / CHUNK_ALIGN) as u32;
+            let log2 = units.ilog2();
+            *entry = Geometry {
+                bytes,
+                units,
+                chunks_per_slab: (slab_bytes / bytes) as u32,
+                batch: (batch_bytes / bytes).clamp(1, BATCH_MAX) as u32,
+                // From 16 KiB on, a count has a cache line of its own: two cores that drop packets
+                // of neighbouring super-buffers then share nothing.
+                count_shift: if bytes >= 16 << 10 { log2 - 4 } else { log2 },
+            };
+        }
+        Self {
+            lookup,
+            geometry,
+            classes,
+            slab_bytes,
+        }
+    }
+
+    /// The class index for a request, or `None` if it is above the largest class.
+    #[inline]
+    pub(crate) fn class_for(&self, len: usize) -> Option<u8> {
+        let granule = len.div_ceil(CHUNK_ALIGN);
+        match self.lookup.get(granule) {
+            Some(&u8::MAX) => None,
+            Some(&class) => Some(class),
+            None => self.large_class_for(len),
+        }
+    }
+
+    #[cold]
+    fn large_class_for(&self, len: usize) -> Option<u8> {
+        self.classes.class_for(len).map(|class| class as u8)
+    }
+
+    #[inline]
+    pub(crate) fn geometry(&self, class: u8) -> &Geometry {
+        &self.geometry[usize::from(class)]
+    }
+
+    pub(crate) fn classes(&self) -> &SizeClasses {
+        &self.classes
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.classes.sizes.len()
+    }
+
+    pub(crate) fn slab_bytes(&self) -> usize {
+        self.slab_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_lists_are_refused_with_their_reason() {
+        use ConfigError::*;
+        let cases: &[(&[usize], ConfigError)] = &[
+            (&[], NoClasses),
+            (&[0], ZeroClass),
+            (&[100], UnalignedClass { bytes: 100 }),
+            (&[64, 64], DuplicateClass { bytes: 64 }),
+            (
+                &[128, 64],
+                UnsortedClasses {
+                    previous: 128,
+                    next: 64,
+                },
+            ),
+            (
+                &[MAX_CHUNK_BYTES + 64],
+                ClassTooLarge {
+                    bytes: MAX_CHUNK_BYTES + 64,
+                },
+            ),
+            (&[usize::MAX], ClassTooLarge { bytes: usize::MAX }),
+        ];
+        for (list, error) in cases {
+            assert_eq!(SizeClasses::explicit(list).as_ref(), Err(error), "{list:?}");
+        }
+        let long: Vec<usize> = (1..=MAX_CLASSES + 1).map(|i| i * 64).collect();
+        assert_eq!(
+            SizeClasses::explicit(&long),
+            Err(TooManyClasses {
+                count: MAX_CLASSES + 1
+            })
+        );
+    }
+
+    #[test]
+    fn geometric_ends_at_max_and_refuses_nonsense() {
+        let odd = SizeClasses::geometric(100, 1000, 1.5).unwrap();
+        assert_eq!(odd.sizes(), &[128, 192, 256, 384, 512, 768, 1024]);
+        assert_eq!(
+            SizeClasses::geometric(64, 64, 2.0).unwrap().sizes(),
+            &[64usize]
+        );
+        for factor in [1.0, 0.5, 0.0, -2.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(
+                SizeClasses::geometric(64, 128, factor),
+                Err(ConfigError::BadFactor)
+            );
+        }
+        assert_eq!(
+            SizeClasses::geometric(0, 128, 2.0),
+            Err(ConfigError::ZeroClass)
+        );
+        assert_eq!(
+            SizeClasses::geometric(65, 64, 2.0),
+            Err(ConfigError::EmptyRange { min: 65, max: 64 })
+        );
+        assert!(matches!(
+            SizeClasses::geometric(64, usize::MAX, 2.0),
+            Err(ConfigError::ClassTooLarge { .. })
+        ));
+        assert!(matches!(
+            SizeClasses::geometric(64, 1 << 20, 1.01),
+            Err(ConfigError::TooManyClasses { .. })
+        ));
+    }
+
+    #[test]
+    fn table_agrees_with_the_search_on_every_length() {
+        for classes in [
+            SizeClasses::network(),
+            SizeClasses::general(),
+            SizeClasses::explicit(&[192, 1536, 131_072]).unwrap(),
+        ] {
+            let table = ClassTable::new(classes.clone(), 64 << 20);
+            let step = if cfg!(miri) { 997 } else { 1 };
+            for len in (0..classes.largest() + 200).step_by(step) {
+                assert_eq!(
+                    table.class_for(len).map(usize::from),
+                    classes.class_for(len),
+                    "{len}"
+                );
+            }
+            for len in [usize::MAX, usize::MAX - 62, isize::MAX as usize + 1] {
+                assert_eq!(table.class_for(len), None);
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_fit_their_slab_and_counts_are_distinct() {
+        for classes in [SizeClasses::network(), SizeClasses::general()] {
+            let table = ClassTable::new(classes.clone(), 64 << 20);
+            let slab_units = table.slab_bytes() / CHUNK_ALIGN;
+            for class in 0..table.count() as u8 {
+                let g = table.geometry(class);
+                assert!(g.chunks_per_slab as usize * g.bytes <= table.slab_bytes());
+                assert!(g.chunks_per_slab >= 4);
+                assert!((1..=BATCH_MAX as u32).contains(&g.batch));
+                let mut last = None;
+                for chunk in 0..g.chunks_per_slab {
+                    let count = (chunk * g.units) >> g.count_shift;
+                    assert!((count as usize) < slab_units);
+                    assert!(last.is_none_or(|l| l < count));
+                    last = Some(count);
+                }
+            }
+        }
+    }
+}

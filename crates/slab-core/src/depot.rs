@@ -1,0 +1,219 @@
+//! The depot: per size class, a lock-free stack of whole batches of free chunks.
+//!
+//! A Treiber stack ("Systems programming: coping with parallelism", 1986) whose nodes are batch
+//! blocks of type-stable memory, addressed by a 32-bit index. The other 32 bits of the head are a
+//! tag that every change increments, so that a head which went away and came back (ABA) does not
+//! look unchanged. A thread would have to sleep inside one pop through exactly 2^32 changes of one
+//! head to be deceived.
+//!
+//! Batches in the stacks are always full (`Geometry::batch` chunks). What is less than a batch
+//! lies in the class's open batch, under a mutex: only threads without magazines and threads that
+//! flush theirs come there. So the number of blocks is bounded by the number of chunks:
+//!
+//! `blocks <= chunks / batch + one in the hand of each thread that moves a batch`
+
+use crate::class::{BATCH_MAX, ClassTable, MAX_CLASSES};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, Table, Zeroable};
+use arrayvec::ArrayVec;
+
+/// No block: the end of a stack. Block 0 exists but is never used.
+const NIL: u32 = 0;
+
+/// A block of 256 bytes: the link, and the chunk indices of one batch.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Batch {
+    next: AtomicU32,
+    len: AtomicU32,
+    units: [AtomicU32; BATCH_MAX],
+}
+
+// SAFETY: all fields are atomic integers, for which zero is a value; none needs dropping.
+unsafe impl Zeroable for Batch {}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self {
+            next: AtomicU32::new(0),
+            len: AtomicU32::new(0),
+            units: core::array::from_fn(|_| AtomicU32::new(0)),
+        }
+    }
+}
+
+/// A stack of blocks; `tag << 32 | index of the top`. A cache-line pair of its own, so that
+/// classes do not disturb each other.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Stack {
+    head: AtomicU64,
+}
+
+impl Stack {
+    fn new() -> Self {
+        Self {
+            head: AtomicU64::new(u64::from(NIL)),
+        }
+    }
+
+    fn push(&self, blocks: &[Batch], block: u32) {
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            blocks[block as usize]
+                .next
+                .store(head as u32, Ordering::Relaxed);
+            let new = next_tag(head) | u64::from(block);
+            // Release: the block's contents and link come before its appearance.
+            match self
+                .head
+                .compare_exchange_weak(head, new, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    fn pop(&self, blocks: &[Batch]) -> Option<u32> {
+        // Acquire: pairs with the push that published this top.
+        let mut head = self.head.load(Ordering::Acquire);
+        loop {
+            let block = head as u32;
+            if block == NIL {
+                return None;
+            }
+            // May be stale if the block was popped meanwhile; then the tag has moved on and the
+            // exchange fails. Reading it is harmless: blocks are type-stable.
+            let next = blocks[block as usize].next.load(Ordering::Relaxed);
+            let new = next_tag(head) | u64::from(next);
+            match self
+                .head
+                .compare_exchange_weak(head, new, Ordering::Acquire, Ordering::Acquire)
+            {
+                Ok(_) => return Some(block),
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+/// The head's tag, plus one, in its place; wraps.
+fn next_tag(head: u64) -> u64 {
+    (head & !u64::from(u32::MAX)).wrapping_add(1 << 32)
+}
+
+/// Less than a batch of free chunks, for callers without magazines.
+type Open = ArrayVec<u32, BATCH_MAX>;
+
+#[derive(Debug)]
+pub(crate) struct Depot {
+    blocks: Table<Batch>,
+    /// Blocks never used so far start here.
+    fresh: AtomicU32,
+    empty: Stack,
+    full: [Stack; MAX_CLASSES],
+    open: [Mutex<Open>; MAX_CLASSES],
+    batch: [u32; MAX_CLASSES],
+}
+
+impl Depot {
+    /// For `slabs` slabs and at most `movers` threads that move batches at the same time.
+    ///
+    /// # Errors
+    /// The system's error number, if it would not give the address range.
+    pub(crate) fn new(classes: &ClassTable, slabs: usize, movers: usize) -> Result<Self, i32> {
+        let mut batch = [1; MAX_CLASSES];
+        let mut batches_per_slab = 0;
+        for class in 0..classes.count() {
+            let geometry = classes.geometry(class as u8);
+            batch[class] = geometry.batch;
+            batches_per_slab =
+                batches_per_slab.max(geometry.chunks_per_slab.div_ceil(geometry.batch));
+        }
+        let blocks = slabs * batches_per_slab as usize + movers + 1;
+        Ok(Self {
+            blocks: Table::new(blocks)?,
+            fresh: AtomicU32::new(NIL + 1),
+            empty: Stack::new(),
+            full: core::array::from_fn(|_| Stack::new()),
+            open: core::array::from_fn(|_| Mutex::new(Open::new())),
+            batch,
+        })
+    }
+
+    fn empty_block(&self) -> u32 {
+        if let Some(block) = self.empty.pop(&self.blocks) {
+            return block;
+        }
+        let block = self.fresh.fetch_add(1, Ordering::Relaxed);
+        assert!(
+            (block as usize) < self.blocks.len(),
+            "more batches than the pool has chunks for: a chunk was freed twice"
+        );
+        block
+    }
+
+    /// Chunks in a batch of this class.
+    pub(crate) fn batch_len(&self, class: u8) -> usize {
+        self.batch[usize::from(class)] as usize
+    }
+
+    /// Adds one whole batch; `units` has exactly [`batch_len`](Self::batch_len) chunks.
+    pub(crate) fn push_batch(&self, class: u8, units: &[u32]) {
+        debug_assert_eq!(units.len(), self.batch_len(class));
+        let block = self.empty_block();
+        let batch = &self.blocks[block as usize];
+        for (slot, &unit) in batch.units.iter().zip(units) {
+            slot.store(unit, Ordering::Relaxed);
+        }
+        batch.len.store(units.len() as u32, Ordering::Relaxed);
+        self.full[usize::from(class)].push(&self.blocks, block);
+    }
+
+    /// Takes one whole batch; returns its length, 0 if there is none.
+    pub(crate) fn pop_batch(&self, class: u8, out: &mut [u32; BATCH_MAX]) -> usize {
+        let Some(block) = self.full[usize::from(class)].pop(&self.blocks) else {
+            return 0;
+        };
+        let batch = &self.blocks[block as usize];
+        let len = batch.len.load(Ordering::Relaxed) as usize;
+        for (unit, slot) in out.iter_mut().zip(&batch.units[..len]) {
+            *unit = slot.load(Ordering::Relaxed);
+        }
+        self.empty.push(&self.blocks, block);
+        len
+    }
+
+    /// Runs `f` on the class's open batch. `f` takes no lock and waits for nothing.
+    pub(crate) fn with_open<R>(&self, class: u8, f: impl FnOnce(&mut Open) -> R) -> R {
+        f(&mut self.open[usize::from(class)].lock())
+    }
+
+    /// Adds single chunks to the open batch; whole batches leave it for the stack.
+    pub(crate) fn put(&self, class: u8, units: &[u32]) {
+        self.with_open(class, |open| {
+            for &unit in units {
+                self.put_in(class, open, unit);
+            }
+        });
+    }
+
+    /// As [`put`](Self::put), one chunk, inside [`with_open`](Self::with_open).
+    pub(crate) fn put_in(&self, class: u8, open: &mut Open, unit: u32) {
+        open.push(unit);
+        if open.len() == self.batch_len(class) {
+            self.push_batch(class, open);
+            open.clear();
+        }
+    }
+
+    /// Takes a single chunk from the open batch, or from a batch that it opens.
+    pub(crate) fn take_in(&self, class: u8, open: &mut Open) -> Option<u32> {
+        if open.is_empty() {
+            let mut batch = [0; BATCH_MAX];
+            let len = self.pop_batch(class, &mut batch);
+            open.extend(batch[..len].iter().copied());
+        }
+        open.pop()
+    }
+}

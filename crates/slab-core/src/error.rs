@@ -1,0 +1,166 @@
+//! What can go wrong: a configuration that makes no sense, or no memory to hand out.
+
+use core::fmt;
+
+/// Why a pool could not be built. Nothing is left half-started: no memory stays reserved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The list of size classes is empty.
+    NoClasses,
+    /// More size classes than [`MAX_CLASSES`](crate::MAX_CLASSES).
+    TooManyClasses {
+        /// How many were asked for.
+        count: usize,
+    },
+    /// A size class of zero bytes.
+    ZeroClass,
+    /// A size class that is not a multiple of [`CHUNK_ALIGN`](crate::CHUNK_ALIGN) bytes.
+    UnalignedClass {
+        /// The class's size in bytes.
+        bytes: usize,
+    },
+    /// A size class above [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES).
+    ClassTooLarge {
+        /// The class's size in bytes.
+        bytes: usize,
+    },
+    /// The size classes are not in strictly ascending order: one is smaller than its predecessor.
+    UnsortedClasses {
+        /// The class in bytes that stands before `next` but is larger.
+        previous: usize,
+        /// The class in bytes that should have stood earlier.
+        next: usize,
+    },
+    /// The same size class twice.
+    DuplicateClass {
+        /// The class's size in bytes.
+        bytes: usize,
+    },
+    /// A growth factor for geometric classes that is not a finite number above 1.
+    BadFactor,
+    /// The smallest geometric class is larger than the largest.
+    EmptyRange {
+        /// The smallest class in bytes.
+        min: usize,
+        /// The largest class in bytes.
+        max: usize,
+    },
+    /// The memory cap does not hold even one slab.
+    CapBelowOneSlab {
+        /// The cap in bytes.
+        max_memory: usize,
+        /// One slab in bytes, given the size classes.
+        slab_bytes: usize,
+    },
+    /// The memory cap is beyond what a 32-bit chunk index can address.
+    CapTooLarge {
+        /// The cap in bytes.
+        max_memory: usize,
+        /// The largest cap in bytes.
+        limit: usize,
+    },
+    /// The operating system would not reserve the address range.
+    Reserve {
+        /// How many bytes were asked for.
+        bytes: usize,
+        /// The system's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NoClasses => write!(f, "the list of size classes is empty"),
+            Self::TooManyClasses { count } => write!(
+                f,
+                "{count} size classes, but a pool has at most {}",
+                crate::MAX_CLASSES
+            ),
+            Self::ZeroClass => write!(f, "a size class of 0 bytes"),
+            Self::UnalignedClass { bytes } => write!(
+                f,
+                "size class of {bytes} bytes is not a multiple of {}",
+                crate::CHUNK_ALIGN
+            ),
+            Self::ClassTooLarge { bytes } => write!(
+                f,
+                "size class of {bytes} bytes is above the largest possible, {} bytes",
+                crate::MAX_CHUNK_BYTES
+            ),
+            Self::UnsortedClasses { previous, next } => write!(
+                f,
+                "size classes must ascend, but {next} bytes stands after {previous}"
+            ),
+            Self::DuplicateClass { bytes } => write!(f, "size class of {bytes} bytes stands twice"),
+            Self::BadFactor => write!(f, "the growth factor must be a finite number above 1"),
+            Self::EmptyRange { min, max } => write!(
+                f,
+                "the smallest class, {min} bytes, is above the largest, {max} bytes"
+            ),
+            Self::CapBelowOneSlab {
+                max_memory,
+                slab_bytes,
+            } => write!(
+                f,
+                "a cap of {max_memory} bytes does not hold one slab of {slab_bytes} bytes; \
+                 raise the cap or lower the largest size class"
+            ),
+            Self::CapTooLarge { max_memory, limit } => write!(
+                f,
+                "a cap of {max_memory} bytes is above the largest possible, {limit} bytes"
+            ),
+            Self::Reserve { bytes, errno } => write!(
+                f,
+                "the operating system refused to reserve {bytes} bytes of address space (os error {errno})"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}
+
+/// Why an allocation was refused. Nothing was taken from the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// The pool is at its cap and no chunk of the size class is free.
+    Exhausted {
+        /// The chunk size in bytes that was needed.
+        chunk_bytes: usize,
+    },
+    /// The request is larger than the largest size class: it can never be met.
+    TooLarge {
+        /// The bytes that were asked for.
+        requested: usize,
+        /// The largest size class in bytes.
+        largest: usize,
+    },
+    /// The operating system would not back a slab with memory.
+    Commit {
+        /// The system's error number.
+        errno: i32,
+    },
+}
+
+impl fmt::Display for AllocError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Exhausted { chunk_bytes } => write!(
+                f,
+                "the pool is at its memory cap and has no free chunk of {chunk_bytes} bytes"
+            ),
+            Self::TooLarge { requested, largest } => write!(
+                f,
+                "{requested} bytes asked for, but the largest size class has {largest} bytes"
+            ),
+            Self::Commit { errno } => write!(
+                f,
+                "the operating system refused memory for a slab (os error {errno})"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for AllocError {}

@@ -1,0 +1,604 @@
+//! The pool behind its handles: the slow paths that connect magazines, depot and slabs, and the
+//! end of a pool.
+//!
+//! # Where a chunk is looked for
+//! 1. the thread's magazine (the fast path, in `pool.rs`: no lock, no read-modify-write)
+//! 2. a batch from the depot: one compare-and-swap, and the magazine is half full
+//! 3. fresh chunks from a slab: a mutex
+//!
+//! A free goes into the magazine of the thread that frees; a full magazine sends its older half to
+//! the depot as one batch. A thread without a cache (its thread-locals are being destroyed, or
+//! there are too many threads) uses the class's open batch instead.
+//!
+//! # Order of locks
+//! `slabs`, then `registry`, then waiting for a guard, then a class's open batch. Inside a guard
+//! only the open batches and the lock-free stacks are touched, so nobody who waits for a guard can
+//! be waited for.
+//!
+//! # The end of a pool
+//! No chunk counts a reference to its pool. When the last [`SlabPool`](crate::SlabPool) goes,
+//! [`close`](Inner::close) shuts all threads out of their magazines for good; from then on each
+//! free comes to [`free_uncached`](Inner::free_uncached), which counts down what is still in
+//! callers' hands. Whoever brings that to zero, the closer or the last free, unmaps the arena.
+
+use crate::arena::Arena;
+use crate::class::{BATCH_MAX, CHUNK_ALIGN, ClassTable, MAX_CLASSES};
+use crate::depot::Depot;
+use crate::error::{AllocError, ConfigError};
+use crate::guard::CLOSED;
+use crate::local;
+use crate::magazine::{Source, Tally, ThreadCache};
+use crate::slab::Slabs;
+use crate::stats::{ClassStats, PoolStats};
+use crate::sync::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordering, Table, heavy_barrier,
+};
+use arrayvec::ArrayVec;
+use core::ptr::NonNull;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Threads of one pool that have magazines at the same time, at most; further ones work without.
+const MAX_THREAD_CACHES: usize = 4096;
+
+/// What the handles of a pool share; its drop closes the pool.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    inner: NonNull<Inner>,
+}
+
+// SAFETY: `Inner` is `Send + Sync`, and the handle is only a way to reach it.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    pub(crate) fn inner(&self) -> &Inner {
+        // SAFETY: `Inner` lives at least until `close`, which the drop of this handle calls.
+        unsafe { self.inner.as_ref() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: handles are built once an inner, in `Inner::open`, and this is its last use.
+        unsafe { Inner::close(self.inner) };
+    }
+}
+
+/// Counters of what passes by the magazines.
+#[derive(Debug)]
+struct Uncached {
+    allocs: AtomicU64,
+    requested: AtomicU64,
+    from_slab: AtomicU64,
+    frees_local: AtomicU64,
+    frees_remote: AtomicU64,
+    exhausted: AtomicU64,
+    /// An episode of exhaustion was reported and has not ended yet.
+    in_exhaustion: AtomicBool,
+    in_use_peak: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Registered {
+    cache: Arc<ThreadCache>,
+    attached: bool,
+}
+
+/// Everything of a pool. The first fields are all that the fast path reads.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Inner {
+    pub(crate) id: u64,
+    base: NonNull<u8>,
+    slab_unit_mask: u32,
+    pub(crate) classes: ClassTable,
+    /// Per unit of the arena room for a chunk's count of further references; see `shared.rs`.
+    counts: Table<AtomicU32>,
+    arena: Arena,
+    depot: Depot,
+    uncached: [Uncached; MAX_CLASSES],
+    too_large: AtomicU64,
+    slabs: Mutex<Slabs>,
+    registry: Mutex<Vec<Registered>>,
+    closed: AtomicBool,
+    /// Chunks in callers' hands, once the pool is closed.
+    live: AtomicI64,
+    home: OnceLock<Weak<Handle>>,
+    pub(crate) name: Box<str>,
+}
+
+// SAFETY: the only field that is not both by itself is `base`, an address inside `arena`.
+unsafe impl Send for Inner {}
+// SAFETY: as above; all shared state is atomic or under a mutex.
+unsafe impl Sync for Inner {}
+
+fn next_pool_id() -> u64 {
+    // Plain std: loom models have no global state.
+    static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(1);
+    NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
+}
+
+impl Inner {
+    /// Builds a pool; returns the one handle whose drop closes it.
+    pub(crate) fn open(
+        name: Box<str>,
+        classes: ClassTable,
+        max_memory: usize,
+    ) -> Result<Arc<Handle>, ConfigError> {
+        let arena = Arena::reserve(max_memory, classes.slab_bytes())?;
+        let reserve_error = |errno| ConfigError::Reserve {
+            bytes: arena.bytes(),
+            errno,
+        };
+        let counts = Table::new(arena.bytes() / CHUNK_ALIGN).map_err(reserve_error)?;
+        // One more mover a class: an open batch that becomes whole is moved under its lock.
+        let movers = MAX_THREAD_CACHES + MAX_CLASSES;
+        let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
+        let inner = Box::new(Self {
+            id: next_pool_id(),
+            base: arena.base(),
+            slab_unit_mask: arena.slab_units() - 1,
+            classes,
+            counts,
+            depot,
+            uncached: core::array::from_fn(|_| Uncached {
+                allocs: AtomicU64::new(0),
+                requested: AtomicU64::new(0),
+                from_slab: AtomicU64::new(0),
+                frees_local: AtomicU64::new(0),
+                frees_remote: AtomicU64::new(0),
+                exhausted: AtomicU64::new(0),
+                in_exhaustion: AtomicBool::new(false),
+                in_use_peak: AtomicU64::new(0),
+            }),
+            too_large: AtomicU64::new(0),
+            slabs: Mutex::new(Slabs::new(&arena)),
+            arena,
+            registry: Mutex::new(Vec::new()),
+            closed: AtomicBool::new(false),
+            live: AtomicI64::new(0),
+            home: OnceLock::new(),
+            name,
+        });
+        let inner = NonNull::from(Box::leak(inner));
+        let handle = Arc::new(Handle { inner });
+        let home = Arc::downgrade(&handle);
+        handle.inner().home.set(home).expect("set once, here");
+        Ok(handle)
+    }
+
+    /// A handle to this pool, unless its last one is gone.
+    pub(crate) fn handle(&self) -> Option<Arc<Handle>> {
+        self.home.get().and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn max_memory(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// The first byte of a chunk.
+    #[inline(always)]
+    pub(crate) fn chunk_ptr(&self, unit: u32) -> NonNull<u8> {
+        // SAFETY: a chunk's unit is an offset inside the arena.
+        unsafe { self.base.add(unit as usize * CHUNK_ALIGN) }
+    }
+
+    /// The word that counts the references to a chunk beyond the first.
+    #[inline(always)]
+    pub(crate) fn count(&self, class: u8, unit: u32) -> &AtomicU32 {
+        let shift = self.classes.geometry(class).count_shift;
+        let slab = unit & !self.slab_unit_mask;
+        let at = slab + ((unit & self.slab_unit_mask) >> shift);
+        debug_assert!((at as usize) < self.counts.len());
+        // SAFETY: `at <= unit`, and the table has an entry for each unit of the arena.
+        unsafe { self.counts.get_unchecked(at as usize) }
+    }
+
+    fn attach(&self) -> Option<Arc<ThreadCache>> {
+        local::attach(self.id, self.home.get()?, || self.register())
+    }
+
+    fn register(&self) -> Option<Arc<ThreadCache>> {
+        let mut registry = self.registry.lock();
+        if self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        if let Some(free) = registry.iter_mut().find(|entry| !entry.attached) {
+            free.attached = true;
+            return Some(Arc::clone(&free.cache));
+        }
+        if registry.len() == MAX_THREAD_CACHES {
+            return None;
+        }
+        let id = registry.len() as u16 + 1;
+        let cache = Arc::new(ThreadCache::new(id, &self.classes));
+        registry.push(Registered {
+            cache: Arc::clone(&cache),
+            attached: true,
+        });
+        Some(cache)
+    }
+
+    /// Takes back the cache of a thread that ends; its counters stay part of the statistics.
+    pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
+        self.flush(cache);
+        let mut registry = self.registry.lock();
+        registry[usize::from(cache.id) - 1].attached = false;
+    }
+
+    /// Moves all that lies in the current thread's magazines to the depot.
+    pub(crate) fn flush(&self, cache: &ThreadCache) {
+        if !cache.guard.enter_slow() {
+            return; // Someone else is taking it all.
+        }
+        let mut units = [0; BATCH_MAX];
+        for class in 0..self.classes.count() as u8 {
+            let batch = self.depot.batch_len(class);
+            loop {
+                match cache.magazine(class).take_bottom(&mut units[..batch]) {
+                    0 => break,
+                    taken if taken == batch => self.depot.push_batch(class, &units[..batch]),
+                    taken => self.depot.put(class, &units[..taken]),
+                }
+            }
+        }
+        cache.guard.leave();
+    }
+
+    pub(crate) fn flush_current(&self) {
+        if let Some(cache) = self.attach() {
+            self.flush(&cache);
+        }
+    }
+
+    /// Allocation when the magazine had nothing or could not be entered: returns the chunk's unit
+    /// and the id of the cache that counted it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn alloc_slow(&self, class: u8, len: usize) -> Result<(u32, u16), AllocError> {
+        let cache = self.attach();
+        if let Some(cache) = &cache
+            && let Some(unit) = self.alloc_from_depot(cache, class, len)
+        {
+            self.end_exhaustion(class);
+            return Ok((unit, cache.id));
+        }
+        match self.alloc_single(class, len) {
+            Some(unit) => {
+                self.end_exhaustion(class);
+                Ok((unit, 0))
+            }
+            None => self.alloc_from_slab(cache.as_deref(), class, len),
+        }
+    }
+
+    /// From the magazine (this thread's other pools may have hidden it) or a batch of the depot.
+    fn alloc_from_depot(&self, cache: &ThreadCache, class: u8, len: usize) -> Option<u32> {
+        if !cache.guard.enter_slow() {
+            return None;
+        }
+        let magazine = cache.magazine(class);
+        let unit = magazine.pop(len).or_else(|| {
+            let mut batch = [0; BATCH_MAX];
+            let count = self.depot.pop_batch(class, &mut batch);
+            magazine.refill(&batch[..count]);
+            if count > 0 {
+                magazine.count_source(Source::Depot);
+            }
+            magazine.pop(len)
+        });
+        cache.guard.leave();
+        unit
+    }
+
+    /// From the open batch, for which no magazine is needed.
+    fn alloc_single(&self, class: u8, len: usize) -> Option<u32> {
+        self.depot.with_open(class, |open| {
+            let unit = self.depot.take_in(class, open)?;
+            self.count_uncached_alloc(class, len, false);
+            Some(unit)
+        })
+    }
+
+    fn count_uncached_alloc(&self, class: u8, len: usize, from_slab: bool) {
+        let counters = &self.uncached[usize::from(class)];
+        counters
+            .from_slab
+            .fetch_add(u64::from(from_slab), Ordering::Relaxed);
+        counters.requested.fetch_add(len as u64, Ordering::Relaxed);
+        counters.allocs.fetch_add(1, Ordering::Release);
+    }
+
+    /// Fresh chunks: one for the caller, the rest for the magazine.
+    fn alloc_from_slab(
+        &self,
+        cache: Option<&ThreadCache>,
+        class: u8,
+        len: usize,
+    ) -> Result<(u32, u16), AllocError> {
+        let mut units = [0; BATCH_MAX];
+        // Without a magazine there is no place for more than the one that is wanted.
+        let want = if cache.is_some() {
+            self.depot.batch_len(class)
+        } else {
+            1
+        };
+        let carved = self
+            .slabs
+            .lock()
+            .carve(&self.arena, &self.classes, class, &mut units[..want]);
+        let carved = match carved {
+            Ok(carved) => carved,
+            // Another thread may have freed a batch since we looked.
+            Err(AllocError::Exhausted { .. }) => {
+                return match self.alloc_single(class, len) {
+                    Some(unit) => Ok((unit, 0)),
+                    None => Err(self.exhausted(class)),
+                };
+            }
+            Err(error) => {
+                tracing::warn!(pool = %self.name, %error, "slab not committed");
+                return Err(error);
+            }
+        };
+        if carved.new_slab {
+            tracing::debug!(
+                pool = %self.name,
+                chunk_bytes = self.classes.geometry(class).bytes,
+                slab_bytes = self.arena.slab_bytes(),
+                "slab committed"
+            );
+        }
+        let fresh = &units[..carved.chunks];
+        let answer = self.deliver(cache, class, len, fresh);
+        self.note_peak(class);
+        self.end_exhaustion(class);
+        Ok(answer)
+    }
+
+    /// Counts an allocation of the last of `fresh` and stores the others.
+    fn deliver(
+        &self,
+        cache: Option<&ThreadCache>,
+        class: u8,
+        len: usize,
+        fresh: &[u32],
+    ) -> (u32, u16) {
+        if let Some(cache) = cache
+            && cache.guard.enter_slow()
+        {
+            let magazine = cache.magazine(class);
+            let stored = magazine.refill(fresh);
+            magazine.count_source(Source::Slab);
+            let unit = magazine.pop(len);
+            cache.guard.leave();
+            // The magazine was empty a moment ago and only this thread fills it.
+            debug_assert_eq!(stored, fresh.len());
+            self.depot.put(class, &fresh[stored..]);
+            if let Some(unit) = unit {
+                return (unit, cache.id);
+            }
+        }
+        let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
+        self.depot.put(class, rest);
+        self.count_uncached_alloc(class, len, true);
+        (unit, 0)
+    }
+
+    #[cold]
+    fn exhausted(&self, class: u8) -> AllocError {
+        let counters = &self.uncached[usize::from(class)];
+        counters.exhausted.fetch_add(1, Ordering::Relaxed);
+        let chunk_bytes = self.classes.geometry(class).bytes;
+        if !counters.in_exhaustion.swap(true, Ordering::Relaxed) {
+            tracing::warn!(pool = %self.name, chunk_bytes, max_memory = self.max_memory(), "pool exhausted");
+        }
+        AllocError::Exhausted { chunk_bytes }
+    }
+
+    /// One event an episode, not one a refusal.
+    fn end_exhaustion(&self, class: u8) {
+        let counters = &self.uncached[usize::from(class)];
+        if counters.in_exhaustion.load(Ordering::Relaxed)
+            && counters.in_exhaustion.swap(false, Ordering::Relaxed)
+        {
+            let chunk_bytes = self.classes.geometry(class).bytes;
+            tracing::info!(pool = %self.name, chunk_bytes, "pool no longer exhausted");
+        }
+    }
+
+    #[cold]
+    pub(crate) fn too_large(&self, requested: usize) -> AllocError {
+        self.too_large.fetch_add(1, Ordering::Relaxed);
+        AllocError::TooLarge {
+            requested,
+            largest: self.classes.classes().largest(),
+        }
+    }
+
+    /// A free when the magazine was full or could not be entered.
+    ///
+    /// # Safety
+    /// The caller gives up a chunk of this pool, and does not touch the pool afterwards unless it
+    /// holds a handle or another chunk: this call may end the pool.
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn free_slow(this: NonNull<Self>, class: u8, unit: u32, origin: u16) {
+        // SAFETY: the pool lives at least as long as the chunk that is being given up.
+        let pool = unsafe { this.as_ref() };
+        let cache = pool.attach();
+        let remote = cache.as_ref().map_or(0, |cache| cache.id) != origin;
+        if let Some(cache) = &cache
+            && pool.free_cached(cache, class, unit, remote)
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::free_uncached(this, class, unit, remote) };
+    }
+
+    fn free_cached(&self, cache: &ThreadCache, class: u8, unit: u32, remote: bool) -> bool {
+        if !cache.guard.enter_slow() {
+            return false;
+        }
+        let magazine = cache.magazine(class);
+        let mut pushed = magazine.push(unit, remote);
+        if !pushed {
+            let mut units = [0; BATCH_MAX];
+            let batch = &mut units[..self.depot.batch_len(class)];
+            // A full magazine holds two batches.
+            let taken = magazine.take_bottom(batch);
+            debug_assert_eq!(taken, batch.len());
+            self.depot.push_batch(class, batch);
+            pushed = magazine.push(unit, remote);
+        }
+        cache.guard.leave();
+        pushed
+    }
+
+    /// # Safety
+    /// As [`free_slow`](Self::free_slow).
+    unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32, remote: bool) {
+        // SAFETY: the pool lives at least as long as the chunk that is being given up.
+        let pool = unsafe { this.as_ref() };
+        let counted = pool.depot.with_open(class, |open| {
+            // Under the lock: `close` sets the flag before it takes the lock and adds up, so a
+            // free is counted here or there, never in both places.
+            if pool.closed.load(Ordering::Relaxed) {
+                return false;
+            }
+            let counters = &pool.uncached[usize::from(class)];
+            let counter = if remote {
+                &counters.frees_remote
+            } else {
+                &counters.frees_local
+            };
+            counter.fetch_add(1, Ordering::Release);
+            pool.depot.put_in(class, open, unit);
+            true
+        });
+        if !counted && pool.live.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: the last chunk of a closed pool was just given up; `close` has counted.
+            unsafe { Self::unmap(this) };
+        }
+    }
+
+    /// Ends the pool as soon as no chunk is in a caller's hand.
+    ///
+    /// # Safety
+    /// Called once, by the last handle.
+    unsafe fn close(this: NonNull<Self>) {
+        // SAFETY: nothing unmaps the pool before `live` has been set up below.
+        let pool = unsafe { this.as_ref() };
+        let live = pool.shut_out_and_count();
+        // From the addition on, the pool can go at any moment unless it is we who end it.
+        if pool.live.fetch_add(live, Ordering::AcqRel) + live == 0 {
+            // SAFETY: no chunk is in anyone's hand, no handle is left, and threads that still
+            // have a cache of this pool hold that cache alone.
+            unsafe { Self::unmap(this) };
+        }
+    }
+
+    /// Closes all magazines for ever; returns how many chunks are in callers' hands.
+    fn shut_out_and_count(&self) -> i64 {
+        let registry = self.registry.lock();
+        self.closed.store(true, Ordering::Relaxed);
+        for entry in registry.iter() {
+            entry.cache.guard.raise(CLOSED);
+        }
+        heavy_barrier();
+        for entry in registry.iter() {
+            entry.cache.guard.wait_idle();
+        }
+        let mut live = 0;
+        for class in 0..self.classes.count() as u8 {
+            live += self.depot.with_open(class, |_| {
+                let mut tally = Tally::default();
+                self.tally(&registry, class, &mut tally);
+                tally.allocs as i64 - (tally.frees_local + tally.frees_remote) as i64
+            });
+        }
+        live
+    }
+
+    /// # Safety
+    /// Nobody reaches the pool any more.
+    unsafe fn unmap(this: NonNull<Self>) {
+        // SAFETY: the box was leaked in `open`, and by contract this is its last use.
+        drop(unsafe { Box::from_raw(this.as_ptr()) });
+    }
+
+    /// Adds up one class. Frees first, then allocations: see [`Tally`].
+    fn tally(&self, registry: &[Registered], class: u8, tally: &mut Tally) {
+        let uncached = &self.uncached[usize::from(class)];
+        tally.frees_local += uncached.frees_local.load(Ordering::Acquire);
+        tally.frees_remote += uncached.frees_remote.load(Ordering::Acquire);
+        for entry in registry {
+            entry.cache.magazine(class).add_frees(tally);
+        }
+        tally.from_slab += uncached.from_slab.load(Ordering::Relaxed);
+        tally.allocs += uncached.allocs.load(Ordering::Acquire);
+        tally.requested += uncached.requested.load(Ordering::Relaxed);
+        for entry in registry {
+            entry.cache.magazine(class).add_allocs(tally);
+        }
+    }
+
+    fn note_peak(&self, class: u8) {
+        let mut tally = Tally::default();
+        self.tally(&self.registry.lock(), class, &mut tally);
+        let in_use = tally.allocs - tally.frees_local - tally.frees_remote;
+        self.uncached[usize::from(class)]
+            .in_use_peak
+            .fetch_max(in_use, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stats(&self) -> PoolStats {
+        let mut classes = ArrayVec::new();
+        let slabs = self.slabs.lock();
+        let registry = self.registry.lock();
+        for class in 0..self.classes.count() as u8 {
+            let geometry = self.classes.geometry(class);
+            let mut tally = Tally::default();
+            self.tally(&registry, class, &mut tally);
+            let owned = slabs.class(usize::from(class));
+            // Threads run on while we read, so the sums are of slightly different moments; what
+            // follows keeps them within what can be. When the pool is quiet it changes nothing.
+            let in_use = (tally.allocs - tally.frees_local - tally.frees_remote).min(owned.carved);
+            let in_magazines = tally.cached.min(owned.carved - in_use);
+            let uncached = &self.uncached[usize::from(class)];
+            let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
+            classes.push(ClassStats {
+                chunk_bytes: geometry.bytes,
+                committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
+                committed_chunks,
+                in_use,
+                in_magazines,
+                in_depot: owned.carved - in_use - in_magazines,
+                uncarved: committed_chunks - owned.carved,
+                in_use_peak: uncached
+                    .in_use_peak
+                    .fetch_max(in_use, Ordering::Relaxed)
+                    .max(in_use),
+                allocs: tally.allocs,
+                allocs_from_depot: tally.from_depot,
+                allocs_from_slab: tally.from_slab,
+                requested_bytes: tally.requested,
+                frees_local: tally.frees_local,
+                frees_remote: tally.frees_remote,
+                slab_commits: owned.commits,
+                exhausted: uncached.exhausted.load(Ordering::Relaxed),
+            });
+        }
+        PoolStats {
+            max_memory: self.arena.bytes(),
+            committed_bytes: slabs.committed() * self.arena.slab_bytes(),
+            slab_bytes: self.arena.slab_bytes(),
+            thread_caches: registry.iter().filter(|entry| entry.attached).count(),
+            too_large: self.too_large.load(Ordering::Relaxed),
+            commit_failures: slabs.commit_failures,
+            classes,
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Bounded, size-classed memory pools for network servers.
+//!
+//! One [`SlabPool`] hands out [`Chunk`]s of a few sizes from one reserved address range whose size
+//! is its memory cap. Each thread keeps a few free chunks of each size in its magazines, so
+//! allocating and freeing are a handful of plain loads and stores; free chunks move between
+//! threads in whole batches through a lock-free depot. A chunk can be freed on any thread at no
+//! extra cost, because it has no owner to go back to.
+//!
+//! The layers, each of which uses only those below:
+//!
+//! | module | what |
+//! |---|---|
+//! | `pool`, `chunk`, `shared` | what users hold, and the two fast paths |
+//! | `inner` | the slow paths that connect the layers, the end of a pool |
+//! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
+//! | `depot` | batches of free chunks, lock-free |
+//! | `slab` | which part of the arena serves which size |
+//! | `class`, `arena` | sizes; the address range |
+//! | `sync`, `sys` | `std` or `loom`; the operating system |
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("slab-core reserves address space generously and needs a 64-bit target");
+
+mod arena;
+mod chunk;
+mod class;
+mod depot;
+mod error;
+mod guard;
+mod inner;
+mod local;
+mod magazine;
+mod pool;
+mod shared;
+mod slab;
+mod stats;
+mod sync;
+mod sys;
+
+pub use chunk::Chunk;
+pub use class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
+pub use error::{AllocError, ConfigError};
+pub use pool::{SlabPool, SlabPoolBuilder};
+pub use shared::{Clones, SharedChunk};
+pub use stats::{ClassStats, PoolStats};

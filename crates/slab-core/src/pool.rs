@@ -1,0 +1,189 @@
+//! [`SlabPool`] and its builder, and the allocation fast path.
+
+use crate::chunk::Chunk;
+use crate::class::{ClassTable, SizeClasses};
+use crate::error::{AllocError, ConfigError};
+use crate::inner::{Handle, Inner};
+use crate::local;
+use crate::stats::PoolStats;
+use core::fmt;
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+/// A bounded pool of memory in size classes, shared by any number of threads.
+///
+/// Cloning gives another handle to the same pool. When the last handle is dropped the pool closes:
+/// nothing more can be allocated, chunks that are alive stay valid, and the memory is unmapped
+/// with the last of them.
+///
+/// ```
+/// use slab_core::SlabPool;
+///
+/// let pool = SlabPool::builder().name("rx").max_memory(8 << 20).build()?;
+/// let mut chunk = pool.try_alloc(1500)?;
+/// assert_eq!(chunk.capacity(), 1536);
+/// chunk.copy_from_slice(b"datagram").unwrap();
+///
+/// // A chunk can be freed on any thread; it goes into that thread's magazine.
+/// std::thread::spawn(move || drop(chunk)).join().unwrap();
+/// assert_eq!(pool.stats().in_use(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct SlabPool {
+    /// Saves the fast path the way through `handle`.
+    inner: NonNull<Inner>,
+    handle: Arc<Handle>,
+}
+
+// SAFETY: `inner` is what `handle` keeps alive, and `Inner` is `Send + Sync`.
+unsafe impl Send for SlabPool {}
+// SAFETY: as above.
+unsafe impl Sync for SlabPool {}
+
+impl SlabPool {
+    /// Starts the configuration of a pool.
+    #[must_use]
+    pub fn builder() -> SlabPoolBuilder {
+        SlabPoolBuilder::default()
+    }
+
+    pub(crate) fn from_handle(handle: Arc<Handle>) -> Self {
+        Self {
+            inner: NonNull::from(handle.inner()),
+            handle,
+        }
+    }
+
+    #[inline(always)]
+    fn inner(&self) -> &Inner {
+        // SAFETY: `handle` keeps it alive.
+        unsafe { self.inner.as_ref() }
+    }
+
+    /// Takes a chunk of at least `len` bytes, of the smallest size class that holds them.
+    ///
+    /// Never waits for memory. Zero bytes are served by the smallest class.
+    ///
+    /// # Errors
+    /// [`AllocError::TooLarge`] above the largest class, [`AllocError::Exhausted`] at the cap,
+    /// [`AllocError::Commit`] if the system would not back a slab.
+    #[inline]
+    pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
+        let inner = self.inner();
+        let Some(class) = inner.classes.class_for(len) else {
+            return Err(inner.too_large(len));
+        };
+        let cached = local::with_current(inner.id, |cache| {
+            if !cache.guard.enter() {
+                return None;
+            }
+            let unit = cache.magazine(class).pop(len);
+            cache.guard.leave();
+            unit.map(|unit| (unit, cache.id))
+        });
+        let (unit, origin) = match cached {
+            Some(found) => found,
+            None => inner.alloc_slow(class, len)?,
+        };
+        // SAFETY: the unit was just taken out of the pool's free chunks of this class.
+        Ok(unsafe { Chunk::new(self.inner, class, unit, origin) })
+    }
+
+    /// The name given to the builder.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner().name
+    }
+
+    /// The chunk sizes.
+    #[must_use]
+    pub fn size_classes(&self) -> &SizeClasses {
+        self.inner().classes.classes()
+    }
+
+    /// The cap in bytes: the size of the arena, a whole number of slabs.
+    #[must_use]
+    pub fn max_memory(&self) -> usize {
+        self.inner().max_memory()
+    }
+
+    /// Where every chunk is, and what happened so far. Allocates nothing, disturbs no fast path.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.inner().stats()
+    }
+
+    /// Moves the free chunks that this thread holds in its magazines to the depot, for others to
+    /// use. Fit for tokio's `on_thread_park`; at thread exit it happens by itself.
+    pub fn flush_thread_cache(&self) {
+        self.inner().flush_current();
+    }
+
+    pub(crate) fn is(&self, inner: NonNull<Inner>) -> bool {
+        self.inner == inner
+    }
+}
+
+impl fmt::Debug for SlabPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlabPool")
+            .field("name", &self.name())
+            .field("max_memory", &self.max_memory())
+            .field("size_classes", &self.size_classes().sizes())
+            .field("handles", &Arc::strong_count(&self.handle))
+            .finish()
+    }
+}
+
+/// The configuration of a [`SlabPool`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct SlabPoolBuilder {
+    name: String,
+    size_classes: SizeClasses,
+    max_memory: usize,
+}
+
+impl Default for SlabPoolBuilder {
+    fn default() -> Self {
+        Self {
+            name: "default".into(),
+            size_classes: SizeClasses::network(),
+            max_memory: 64 << 20,
+        }
+    }
+}
+
+impl SlabPoolBuilder {
+    /// What the pool is called in metrics and log events. Default: `default`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The chunk sizes. Default: [`SizeClasses::network`].
+    pub fn size_classes(mut self, classes: SizeClasses) -> Self {
+        self.size_classes = classes;
+        self
+    }
+
+    /// The cap in bytes, of which whole slabs are used: chunks never take more memory than this.
+    /// Bookkeeping comes on top: some 12 KiB a thread, and up to a tenth of the memory that chunks
+    /// of 64 bytes take, less for larger ones. Default: 64 MiB.
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.max_memory = bytes;
+        self
+    }
+
+    /// Reserves the address range. No memory is used yet.
+    ///
+    /// # Errors
+    /// A cap that does not hold one slab or cannot be addressed, or a system that will not
+    /// reserve it.
+    pub fn build(self) -> Result<SlabPool, ConfigError> {
+        let classes = ClassTable::new(self.size_classes, self.max_memory);
+        let handle = Inner::open(self.name.into_boxed_str(), classes, self.max_memory)?;
+        Ok(SlabPool::from_handle(handle))
+    }
+}

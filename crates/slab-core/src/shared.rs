@@ -1,0 +1,243 @@
+//! [`SharedChunk`]: a chunk with a reference count that a single owner never touches.
+//!
+//! The count lies out of line, in a table of the pool, and counts the references *beyond* the
+//! first. So a chunk that was never shared has the count zero that fresh memory has, sharing
+//! begins without a write, and dropping a unique chunk is a load and a comparison instead of an
+//! atomic subtraction (0.2 ns instead of 4.9 here).
+
+use crate::chunk::Chunk;
+use crate::pool::SlabPool;
+use crate::sync::{AtomicU32, Ordering, fence};
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+
+/// References to one chunk, at most; far above what memory holds handles for, far below overflow.
+const MAX_REFERENCES: u32 = 1 << 30;
+
+/// The rules of the count; free functions so that the model checker can run them on a bare word.
+pub(crate) mod count {
+    use super::*;
+
+    /// `n` more references. The caller holds one.
+    #[inline]
+    pub(crate) fn add(extra: &AtomicU32, n: u32) {
+        // Relaxed, as in `Arc`: a new reference is made from an existing one.
+        let before = extra.fetch_add(n, Ordering::Relaxed);
+        if before > MAX_REFERENCES {
+            // Only forgetting references by the billion leads here; going on would free a chunk
+            // that is in use.
+            std::process::abort();
+        }
+    }
+
+    /// Is the caller's reference the only one? Then all that the others did has happened before.
+    #[inline]
+    pub(crate) fn is_unique(extra: &AtomicU32) -> bool {
+        extra.load(Ordering::Acquire) == 0
+    }
+
+    /// Gives up one reference; `true` if it was the last, and the count is zero for the next owner.
+    #[inline]
+    pub(crate) fn release(extra: &AtomicU32) -> bool {
+        if is_unique(extra) {
+            return true;
+        }
+        release_shared(extra, 1)
+    }
+
+    /// Gives up `n` references while the count may not be zero; `true` if the last was among them.
+    pub(crate) fn release_shared(extra: &AtomicU32, n: u32) -> bool {
+        let before = extra.fetch_sub(n, Ordering::Release);
+        if before >= n {
+            return false;
+        }
+        // The others went between the load and the subtraction.
+        fence(Ordering::Acquire);
+        extra.store(0, Ordering::Relaxed);
+        true
+    }
+}
+
+/// A chunk with several owners; the last one to be dropped gives it back.
+///
+/// 16 bytes. Gives no access to the bytes by itself: who reads or writes what is agreed between
+/// the owners (packets read, for example).
+///
+/// ```
+/// # use slab_core::SlabPool;
+/// let pool = SlabPool::builder().build()?;
+/// let first = pool.try_alloc(100)?.into_shared();
+/// let second = first.clone();
+/// assert!(!first.is_unique());
+/// drop(first);
+/// let chunk = second.try_into_unique().expect("the only one left");
+/// assert_eq!(chunk.capacity(), 128);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[repr(transparent)]
+pub struct SharedChunk(ManuallyDrop<Chunk>);
+
+impl SharedChunk {
+    #[inline]
+    pub(crate) fn new(chunk: Chunk) -> Self {
+        Self(ManuallyDrop::new(chunk))
+    }
+
+    #[inline(always)]
+    fn extra(&self) -> &AtomicU32 {
+        self.0.inner().count(self.0.class_index(), self.0.unit())
+    }
+
+    /// The chunk's first byte; see [`Chunk::as_ptr`].
+    #[inline]
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.0.as_ptr()
+    }
+
+    /// The usable size in bytes.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
+    /// The index of the chunk's class in [`SlabPool::size_classes`].
+    #[inline]
+    #[must_use]
+    pub fn class(&self) -> usize {
+        self.0.class()
+    }
+
+    /// The pool, unless its last handle is gone.
+    #[must_use]
+    pub fn pool(&self) -> Option<SlabPool> {
+        self.0.pool()
+    }
+
+    /// Is the chunk of this pool?
+    #[must_use]
+    pub fn belongs_to(&self, pool: &SlabPool) -> bool {
+        self.0.belongs_to(pool)
+    }
+
+    /// Is this the only reference? What other owners did with the chunk has then happened before.
+    #[inline]
+    #[must_use]
+    pub fn is_unique(&self) -> bool {
+        count::is_unique(self.extra())
+    }
+
+    /// The chunk itself, if this is the only reference.
+    ///
+    /// # Errors
+    /// Gives the reference back if there are others.
+    #[inline]
+    pub fn try_into_unique(self) -> Result<Chunk, Self> {
+        if !self.is_unique() {
+            return Err(self);
+        }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped, so the chunk is taken out once.
+        Ok(unsafe { ManuallyDrop::take(&mut this.0) })
+    }
+
+    /// Do both refer to the same chunk?
+    #[must_use]
+    pub fn same_chunk(&self, other: &Self) -> bool {
+        self.0.is_same(&other.0)
+    }
+
+    /// `n` further references for the price of one atomic addition. Those that are not taken from
+    /// the iterator are given back when it is dropped.
+    ///
+    /// # Panics
+    /// If `n` is above 2^30.
+    #[must_use]
+    pub fn clones(&self, n: usize) -> Clones {
+        let n = u32::try_from(n)
+            .ok()
+            .filter(|&n| n <= MAX_REFERENCES)
+            .expect("at most 2^30 references to a chunk");
+        if n > 0 {
+            count::add(self.extra(), n);
+        }
+        Clones {
+            chunk: self.duplicate(),
+            left: n,
+        }
+    }
+
+    #[inline(always)]
+    fn duplicate(&self) -> ManuallyDrop<Chunk> {
+        // SAFETY: the count decides which of the handles drops the chunk.
+        unsafe { self.0.duplicate() }
+    }
+}
+
+impl Clone for SharedChunk {
+    #[inline]
+    fn clone(&self) -> Self {
+        count::add(self.extra(), 1);
+        Self(self.duplicate())
+    }
+}
+
+impl Drop for SharedChunk {
+    #[inline]
+    fn drop(&mut self) {
+        if count::release(self.extra()) {
+            // SAFETY: the last reference; `self` is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}
+
+impl fmt::Debug for SharedChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedChunk").field(&*self.0).finish()
+    }
+}
+
+/// References paid for by [`SharedChunk::clones`].
+#[derive(Debug)]
+pub struct Clones {
+    chunk: ManuallyDrop<Chunk>,
+    /// References that were added to the count and not yet taken.
+    left: u32,
+}
+
+impl Iterator for Clones {
+    type Item = SharedChunk;
+
+    #[inline]
+    fn next(&mut self) -> Option<SharedChunk> {
+        self.left = self.left.checked_sub(1)?;
+        // SAFETY: one of the references that were paid for.
+        Some(SharedChunk(unsafe { self.chunk.duplicate() }))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left as usize, Some(self.left as usize))
+    }
+}
+
+impl ExactSizeIterator for Clones {}
+impl core::iter::FusedIterator for Clones {}
+
+impl Drop for Clones {
+    fn drop(&mut self) {
+        if self.left == 0 {
+            return;
+        }
+        let extra = self
+            .chunk
+            .inner()
+            .count(self.chunk.class_index(), self.chunk.unit());
+        if count::release_shared(extra, self.left) {
+            // SAFETY: these were the last references; nothing else will drop the chunk.
+            unsafe { ManuallyDrop::drop(&mut self.chunk) };
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! A snapshot of a pool: plain numbers, taken without touching the fast path.
+
+use crate::class::MAX_CLASSES;
+use arrayvec::ArrayVec;
+
+/// One size class of a pool, at the moment of the snapshot. Counts are of chunks since the pool
+/// was built, or of chunks at this moment where the name says in what state.
+///
+/// At every moment `in_use + in_magazines + in_depot + uncarved == committed_chunks`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClassStats {
+    /// The size of a chunk in bytes.
+    pub chunk_bytes: usize,
+    /// Bytes of the slabs that serve this class now.
+    pub committed_bytes: usize,
+    /// Chunks that these slabs hold.
+    pub committed_chunks: u64,
+    /// Chunks held by callers.
+    pub in_use: u64,
+    /// Free chunks in the magazines of threads.
+    pub in_magazines: u64,
+    /// Free chunks in the depot.
+    pub in_depot: u64,
+    /// Chunks of committed slabs that were never handed out since the slab took this class.
+    pub uncarved: u64,
+    /// High-water mark of `in_use`, taken at every depot exchange and every snapshot; between two
+    /// exchanges a peak of up to one magazine a thread may pass unseen.
+    pub in_use_peak: u64,
+    /// Allocations since the pool was built.
+    pub allocs: u64,
+    /// Allocations that had to take a batch from the depot.
+    pub allocs_from_depot: u64,
+    /// Allocations that had to take fresh chunks from a slab.
+    pub allocs_from_slab: u64,
+    /// Bytes asked for in these allocations, before rounding up to the class.
+    pub requested_bytes: u64,
+    /// Frees on the thread that had allocated the chunk.
+    pub frees_local: u64,
+    /// Frees on another thread.
+    pub frees_remote: u64,
+    /// Slabs that came to serve this class.
+    pub slab_commits: u64,
+    /// Allocations refused because the pool was at its cap.
+    pub exhausted: u64,
+}
+
+impl ClassStats {
+    /// Frees on any thread.
+    #[must_use]
+    pub fn frees(&self) -> u64 {
+        self.frees_local + self.frees_remote
+    }
+
+    /// Allocations that a thread's magazine served at once.
+    #[must_use]
+    pub fn allocs_from_magazine(&self) -> u64 {
+        self.allocs - self.allocs_from_depot - self.allocs_from_slab
+    }
+
+    /// Bytes held by callers, counted as whole chunks.
+    #[must_use]
+    pub fn in_use_bytes(&self) -> u64 {
+        self.in_use * self.chunk_bytes as u64
+    }
+}
+
+/// A pool at one moment. Taking one allocates nothing on the heap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// The cap in bytes: the size of the arena, a whole number of slabs.
+    pub max_memory: usize,
+    /// Bytes of the arena that are committed to a class or were, and are backed by memory once
+    /// touched.
+    pub committed_bytes: usize,
+    /// The size of a slab in bytes.
+    pub slab_bytes: usize,
+    /// Threads that have magazines in this pool now.
+    pub thread_caches: usize,
+    /// Requests above the largest size class.
+    pub too_large: u64,
+    /// Slabs that the operating system would not back.
+    pub commit_failures: u64,
+    pub(crate) classes: ArrayVec<ClassStats, MAX_CLASSES>,
+}
+
+impl PoolStats {
+    /// One entry a size class, in ascending order of size.
+    #[must_use]
+    pub fn classes(&self) -> &[ClassStats] {
+        &self.classes
+    }
+
+    /// Chunks held by callers, over all classes.
+    #[must_use]
+    pub fn in_use(&self) -> u64 {
+        self.classes.iter().map(|class| class.in_use).sum()
+    }
+
+    /// Bytes held by callers, over all classes, counted as whole chunks.
+    #[must_use]
+    pub fn in_use_bytes(&self) -> u64 {
+        self.classes.iter().map(ClassStats::in_use_bytes).sum()
+    }
+}

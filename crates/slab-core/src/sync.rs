@@ -1,0 +1,175 @@
+//! `std` or `loom`: decided here and nowhere else.
+//!
+//! Under `--cfg loom` atomics, the mutex and threads are loom's, so that a model explores every
+//! interleaving of the code that production runs. [`Table`] is then a plain vector, because loom's
+//! atomics cannot lie in memory that was mapped as zeros.
+
+pub(crate) use imp::*;
+
+/// The light half of the asymmetric barrier (see `guard`): orders the owner's stores before its
+/// loads as far as the compiler is concerned; the heavy half orders them in the processor.
+///
+/// Where [`heavy_barrier`] is a mere fence (no `membarrier`), this has to be one too: under loom
+/// and Miri always; otherwise the guard's gate keeps the owner off this path.
+#[inline(always)]
+pub(crate) fn light_barrier() {
+    if cfg!(any(loom, miri)) {
+        fence(Ordering::SeqCst);
+    } else {
+        core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// The heavy half: when it returns, every other thread of the process has executed a full barrier
+/// since it began, or executes one in [`light_barrier`].
+pub(crate) fn heavy_barrier() {
+    fence(Ordering::SeqCst);
+    if !cfg!(any(loom, miri)) && crate::sys::has_membarrier() {
+        crate::sys::membarrier();
+    }
+}
+
+/// Can [`heavy_barrier`] reach into threads that only execute a compiler fence?
+pub(crate) fn barrier_is_asymmetric() -> bool {
+    cfg!(any(loom, miri)) || crate::sys::has_membarrier()
+}
+
+/// Waits a little inside a loop that waits for another thread: spins first, then yields.
+#[derive(Default)]
+pub(crate) struct Backoff(u32);
+
+impl Backoff {
+    pub(crate) fn snooze(&mut self) {
+        self.0 += 1;
+        if cfg!(not(loom)) && self.0 < 32 {
+            core::hint::spin_loop();
+        } else {
+            thread_yield();
+        }
+    }
+}
+
+#[cfg(not(loom))]
+mod imp {
+    use crate::sys::Region;
+    use core::marker::PhantomData;
+    use core::ops::Deref;
+    pub(crate) use core::sync::atomic::{
+        AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence,
+    };
+    pub(crate) use std::sync::MutexGuard;
+
+    pub(crate) fn thread_yield() {
+        std::thread::yield_now();
+    }
+
+    /// A mutex that ignores poisoning: no foreign code runs under it.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(|poison| poison.into_inner())
+        }
+    }
+
+    /// Types for which all bytes zero is a value, and which can stay unwritten until first used.
+    ///
+    /// # Safety
+    /// All bytes zero must be a valid value of the type, and the type must not need dropping.
+    pub(crate) unsafe trait Zeroable {}
+    // SAFETY: zero is a value of the integer.
+    unsafe impl Zeroable for AtomicU32 {}
+
+    /// A slice of zero-initialised atomics in memory of its own, of which only the touched pages
+    /// cost anything.
+    #[derive(Debug)]
+    pub(crate) struct Table<T> {
+        region: Region,
+        len: usize,
+        of: PhantomData<T>,
+    }
+
+    // SAFETY: a `Table<T>` is an owned slice of `T`.
+    unsafe impl<T: Send> Send for Table<T> {}
+    // SAFETY: as above; shared access gives `&T` only.
+    unsafe impl<T: Sync> Sync for Table<T> {}
+
+    impl<T: Zeroable> Table<T> {
+        /// # Errors
+        /// The system's error number, if it would not give the memory.
+        pub(crate) fn new(len: usize) -> Result<Self, i32> {
+            let region = Region::committed(len.saturating_mul(size_of::<T>()).max(1))?;
+            Ok(Self {
+                region,
+                len,
+                of: PhantomData,
+            })
+        }
+    }
+
+    impl<T> Deref for Table<T> {
+        type Target = [T];
+
+        #[inline]
+        fn deref(&self) -> &[T] {
+            // SAFETY: the region is committed, zeroed, page-aligned and at least `len` `T`s long;
+            // `new` asked `T: Zeroable`, so zeros are values; it lives as long as `self`, and only
+            // shared references are ever made.
+            unsafe {
+                core::slice::from_raw_parts(self.region.base().cast::<T>().as_ptr(), self.len)
+            }
+        }
+    }
+}
+
+#[cfg(loom)]
+mod imp {
+    pub(crate) use loom::sync::MutexGuard;
+    pub(crate) use loom::sync::atomic::{
+        AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence,
+    };
+    pub(crate) use loom::thread::yield_now as thread_yield;
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(|poison| poison.into_inner())
+        }
+    }
+
+    /// # Safety
+    /// None under loom: tables are built by `Default`.
+    pub(crate) unsafe trait Zeroable: Default {}
+    // SAFETY: nothing depends on it here.
+    unsafe impl Zeroable for AtomicU32 {}
+
+    pub(crate) type Table<T> = LoomTable<T>;
+
+    #[derive(Debug)]
+    pub(crate) struct LoomTable<T>(Vec<T>);
+
+    impl<T: Zeroable> LoomTable<T> {
+        pub(crate) fn new(len: usize) -> Result<Self, i32> {
+            Ok(Self((0..len).map(|_| T::default()).collect()))
+        }
+    }
+
+    impl<T> core::ops::Deref for LoomTable<T> {
+        type Target = [T];
+
+        fn deref(&self) -> &[T] {
+            &self.0
+        }
+    }
+}

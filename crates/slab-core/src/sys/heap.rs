@@ -1,0 +1,83 @@
+//! The whole range from the global allocator, zeroed, where there is no `mmap`.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+use std::alloc::{alloc_zeroed, dealloc};
+
+/// As on a system with pages, so that what relies on page alignment holds here too.
+const ALIGN: usize = 4096;
+/// What the system would answer: out of memory.
+const ENOMEM: i32 = 12;
+
+/// A zeroed heap block, freed on drop.
+#[derive(Debug)]
+pub(crate) struct Region {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a region is an address range, usable from any thread; what is shared inside it is
+// synchronised by those who hand out its parts.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Takes all of it at once: a heap block has no uncommitted state.
+    pub(crate) fn reserved(bytes: usize) -> Result<Self, i32> {
+        Self::committed(bytes)
+    }
+
+    /// Zeroed memory.
+    pub(crate) fn committed(bytes: usize) -> Result<Self, i32> {
+        let layout = Layout::from_size_align(bytes, ALIGN).map_err(|_| ENOMEM)?;
+        assert_ne!(bytes, 0, "a region is never empty");
+        // SAFETY: the layout is not empty, as just asserted.
+        let base = unsafe { alloc_zeroed(layout) };
+        NonNull::new(base)
+            .map(|base| Self { base, layout })
+            .ok_or(ENOMEM)
+    }
+
+    /// The first byte of the range.
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Nothing to do: the block is committed from the start.
+    pub(crate) fn commit(&self, offset: usize, bytes: usize) -> Result<(), i32> {
+        self.part(offset, bytes);
+        Ok(())
+    }
+
+    /// Zeroes the part.
+    ///
+    /// # Safety
+    /// The part is committed, and nobody uses it until this returns.
+    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
+        let at = self.part(offset, bytes);
+        // SAFETY: the part lies in the block, and by this function's contract nobody uses it.
+        unsafe { core::ptr::write_bytes(at, 0, bytes) };
+    }
+
+    fn part(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let size = self.layout.size();
+        assert!(offset <= size && bytes <= size - offset);
+        // SAFETY: just checked to lie within the block.
+        unsafe { self.base.add(offset) }.as_ptr()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `committed` with this layout, freed once.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+pub(crate) fn has_membarrier() -> bool {
+    false
+}
+
+pub(crate) fn membarrier() {}

@@ -1,0 +1,119 @@
+//! Anonymous memory by `mmap`, and `membarrier` where the kernel has it.
+
+use core::ffi::c_void;
+use core::ptr::{NonNull, null_mut};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
+};
+
+/// An anonymous mapping, unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Region {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a region is an address range, usable from any thread; what is shared inside it is
+// synchronised by those who hand out its parts.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Address space only: nothing may be touched before [`commit`](Self::commit).
+    pub(crate) fn reserved(bytes: usize) -> Result<Self, i32> {
+        Self::map(bytes, ProtFlags::empty())
+    }
+
+    /// Zeroed memory that costs nothing until it is touched.
+    pub(crate) fn committed(bytes: usize) -> Result<Self, i32> {
+        Self::map(bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn map(bytes: usize, protection: ProtFlags) -> Result<Self, i32> {
+        // SAFETY: a new private mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe {
+            mmap_anonymous(
+                null_mut(),
+                bytes,
+                protection,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(rustix::io::Errno::raw_os_error)?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap gives no null without MAP_FIXED");
+        Ok(Self { base, bytes })
+    }
+
+    /// The first byte of the range.
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Makes part of a reserved range usable; it reads as zeros.
+    pub(crate) fn commit(&self, offset: usize, bytes: usize) -> Result<(), i32> {
+        let at = self.part(offset, bytes);
+        // SAFETY: the part lies in this mapping, and read-write takes nothing from anyone.
+        unsafe { mprotect(at, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }
+            .map_err(rustix::io::Errno::raw_os_error)
+    }
+
+    /// Gives the memory behind a committed part back to the system. The part stays usable and
+    /// reads as zeros.
+    ///
+    /// # Safety
+    /// The part is committed, and nobody uses it until this returns.
+    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
+        let at = self.part(offset, bytes);
+        // SAFETY: the part lies in this mapping; by this function's contract no one relies on
+        // its contents, and it stays mapped.
+        let released = unsafe { madvise(at, bytes, Advice::LinuxDontNeed) };
+        if released.is_err() {
+            // The promise is zeros; giving memory back is only the better way to keep it.
+            // SAFETY: the part is committed, and by this function's contract nobody uses it.
+            unsafe { core::ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
+        }
+    }
+
+    fn part(&self, offset: usize, bytes: usize) -> *mut c_void {
+        assert!(offset <= self.bytes && bytes <= self.bytes - offset);
+        // SAFETY: just checked to lie within the mapping.
+        unsafe { self.base.add(offset) }.as_ptr().cast()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `map` mapped; the owner is gone, so are all users.
+        // An error is impossible for a whole mapping of our own, and drop could not report it.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Is `membarrier(PRIVATE_EXPEDITED)` to be had? Registers the process on the first call.
+#[cfg(target_os = "linux")]
+pub(crate) fn has_membarrier() -> bool {
+    use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+    static REGISTERED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *REGISTERED.get_or_init(|| {
+        membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)
+            && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+    })
+}
+
+/// Makes every running thread of the process execute a full memory barrier.
+#[cfg(target_os = "linux")]
+pub(crate) fn membarrier() {
+    use rustix::thread::{MembarrierCommand, membarrier};
+    membarrier(MembarrierCommand::PrivateExpedited)
+        .expect("a registered process can always issue membarrier");
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn has_membarrier() -> bool {
+    false
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn membarrier() {}

@@ -1,0 +1,356 @@
+//! What a user of `SlabPool` relies on, through the public API only.
+
+use slab_core::{AllocError, Chunk, ConfigError, PoolStats, SizeClasses, SlabPool};
+use std::collections::HashSet;
+use std::sync::mpsc;
+use std::thread;
+
+fn pool(max_memory: usize, sizes: &[usize]) -> SlabPool {
+    SlabPool::builder()
+        .name("test")
+        .size_classes(SizeClasses::explicit(sizes).unwrap())
+        .max_memory(max_memory)
+        .build()
+        .unwrap()
+}
+
+/// The books of every class must balance, at any moment.
+fn assert_balanced(stats: &PoolStats) {
+    for class in stats.classes() {
+        assert_eq!(
+            class.in_use + class.in_magazines + class.in_depot + class.uncarved,
+            class.committed_chunks,
+            "{class:?}"
+        );
+        assert!(class.in_use_peak >= class.in_use);
+    }
+    assert!(stats.committed_bytes <= stats.max_memory);
+}
+
+/// Allocates until the pool refuses.
+fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
+    loop {
+        match pool.try_alloc(len) {
+            Ok(chunk) => chunks.push(chunk),
+            Err(AllocError::Exhausted { .. }) => return chunks,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_request_gets_the_smallest_class_that_holds_it() {
+    let pool = pool(1 << 20, &[64, 1536, 9216]);
+    for (len, capacity) in [
+        (0, 64),
+        (1, 64),
+        (64, 64),
+        (65, 1536),
+        (1536, 1536),
+        (9216, 9216),
+    ] {
+        let chunk = pool.try_alloc(len).unwrap();
+        assert_eq!(chunk.capacity(), capacity);
+        assert_eq!(pool.size_classes().sizes()[chunk.class()], capacity);
+        assert_eq!(chunk.as_ptr().as_ptr() as usize % slab_core::CHUNK_ALIGN, 0);
+        assert!(chunk.belongs_to(&pool));
+    }
+    for len in [9217, usize::MAX, isize::MAX as usize + 1] {
+        assert_eq!(
+            pool.try_alloc(len).unwrap_err(),
+            AllocError::TooLarge {
+                requested: len,
+                largest: 9216
+            }
+        );
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.too_large, 3);
+    assert_eq!(stats.in_use(), 0);
+    assert_eq!(stats.classes()[0].requested_bytes, 65);
+    assert_balanced(&stats);
+}
+
+#[test]
+fn bad_configurations_are_refused() {
+    let built = SlabPool::builder().max_memory(1000).build();
+    assert!(matches!(
+        built.unwrap_err(),
+        ConfigError::CapBelowOneSlab {
+            max_memory: 1000,
+            ..
+        }
+    ));
+    let built = SlabPool::builder().max_memory(usize::MAX).build();
+    assert!(matches!(
+        built.unwrap_err(),
+        ConfigError::CapTooLarge { .. }
+    ));
+}
+
+#[test]
+fn handles_are_small_and_optional_handles_no_larger() {
+    assert_eq!(size_of::<Chunk>(), 16);
+    assert_eq!(size_of::<Option<Chunk>>(), 16);
+    assert_eq!(size_of::<Option<slab_core::SharedChunk>>(), 16);
+    #[allow(dead_code)]
+    enum Owner {
+        Pool(slab_core::SharedChunk),
+        Other(Box<u8>),
+    }
+    assert_eq!(size_of::<Option<Owner>>(), 16);
+}
+
+#[test]
+fn the_cap_is_reached_and_never_passed_and_chunks_do_not_overlap() {
+    let pool = pool(1 << 20, &[192, 1536]);
+    let mut chunks = fill(&pool, 1536);
+    let slab = pool.stats().slab_bytes;
+    assert_eq!(chunks.len(), (1 << 20) / slab * (slab / 1536));
+    let mut starts = HashSet::new();
+    for (index, chunk) in chunks.iter_mut().enumerate() {
+        assert!(starts.insert(chunk.as_ptr().as_ptr() as usize));
+        let bytes = vec![index as u8; 1536];
+        assert_eq!(chunk.copy_from_slice(&bytes).unwrap(), &bytes[..]);
+    }
+    for (index, chunk) in chunks.iter().enumerate() {
+        // SAFETY: all bytes of the chunk were written above, and nobody writes now.
+        let bytes = unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), 1536) };
+        assert!(bytes.iter().all(|&byte| byte == index as u8));
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.classes()[1].in_use, chunks.len() as u64);
+    assert_eq!(stats.classes()[1].exhausted, 1);
+    assert_eq!(stats.committed_bytes, stats.max_memory);
+    assert_balanced(&stats);
+
+    let count = chunks.len();
+    chunks.clear();
+    assert_eq!(pool.stats().in_use(), 0);
+    assert_eq!(fill(&pool, 1536).len(), count, "all of it can be had again");
+}
+
+#[test]
+fn zeroed_and_copied_bytes_show_nothing_of_the_former_owner() {
+    let pool = pool(64 << 10, &[1024]);
+    let mut first = pool.try_alloc(1024).unwrap();
+    first.copy_from_slice(&[0xEE; 1024]).unwrap();
+    let at = first.as_ptr();
+    drop(first);
+    let mut second = pool.try_alloc(1024).unwrap();
+    assert_eq!(second.as_ptr(), at, "the warm chunk comes back first");
+    assert!(second.copy_from_slice(&[0; 1025]).is_none());
+    assert_eq!(second.copy_from_slice(b"abc").unwrap(), b"abc");
+    assert_eq!(second.zeroed(), &[0; 1024]);
+}
+
+#[test]
+fn a_producer_and_a_consumer_on_two_threads_balance_exactly() {
+    const PACKETS: u64 = if cfg!(miri) { 500 } else { 200_000 };
+    let pool = pool(1 << 20, &[2048]);
+    let (send, receive) = mpsc::sync_channel::<Chunk>(64);
+    let consumer = thread::spawn(move || {
+        let mut seen = 0u64;
+        for (expected, chunk) in (0u64..).zip(receive) {
+            // SAFETY: the producer wrote eight bytes and sent the chunk.
+            let stamp = unsafe { chunk.as_ptr().cast::<u64>().read() };
+            assert_eq!(stamp, expected);
+            seen += 1;
+        }
+        seen
+    });
+    for number in 0..PACKETS {
+        let mut chunk = loop {
+            match pool.try_alloc(2048) {
+                Ok(chunk) => break chunk,
+                Err(_) => thread::yield_now(),
+            }
+        };
+        chunk.copy_from_slice(&number.to_ne_bytes()).unwrap();
+        send.send(chunk).unwrap();
+    }
+    drop(send);
+    assert_eq!(consumer.join().unwrap(), PACKETS);
+    let stats = pool.stats();
+    assert_balanced(&stats);
+    let class = &stats.classes()[0];
+    assert_eq!((class.in_use, class.allocs), (0, PACKETS));
+    assert_eq!((class.frees_remote, class.frees_local), (PACKETS, 0));
+    assert!(class.allocs_from_depot > 0, "batches came back: {class:?}");
+    assert_eq!(class.in_magazines, class.in_magazines.min(124));
+}
+
+#[test]
+fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
+    let pool = pool(256 << 10, &[256]);
+    let all = fill(&pool, 256).len();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let chunks = fill(&pool, 256);
+            drop(chunks);
+        });
+    });
+    pool.flush_thread_cache();
+    let stats = pool.stats();
+    assert_eq!(stats.classes()[0].in_depot, all as u64);
+    assert_eq!(stats.classes()[0].in_magazines, 0);
+    assert_eq!(fill(&pool, 256).len(), all);
+}
+
+#[test]
+fn threads_that_come_and_go_reuse_a_cache() {
+    let pool = pool(256 << 10, &[256]);
+    let threads = if cfg!(miri) { 20 } else { 2000 };
+    for _ in 0..threads {
+        let chunk = pool.try_alloc(256).unwrap();
+        thread::spawn(move || drop(chunk)).join().unwrap();
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.thread_caches, 1, "this thread's");
+    assert_eq!(stats.classes()[0].frees_remote, threads);
+    assert_balanced(&stats);
+}
+
+#[test]
+fn frees_from_destructors_of_thread_locals_arrive() {
+    struct Late(Option<Chunk>);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            self.0.take();
+        }
+    }
+    thread_local!(static LATE: std::cell::RefCell<Late> = const { std::cell::RefCell::new(Late(None)) });
+
+    let pool = pool(256 << 10, &[256]);
+    // In one thread the destructor runs before the caches', in the other after.
+    for early in [true, false] {
+        let pool = pool.clone();
+        thread::spawn(move || {
+            if early {
+                LATE.with(|_| ());
+            }
+            let chunk = pool.try_alloc(256).unwrap();
+            LATE.with(|late| late.borrow_mut().0 = Some(chunk));
+        })
+        .join()
+        .unwrap();
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.in_use(), 0);
+    assert_eq!(stats.thread_caches, 0);
+    assert_balanced(&stats);
+}
+
+#[test]
+fn many_pools_on_one_thread_do_not_mix() {
+    let pools: Vec<SlabPool> = (0..20).map(|_| pool(64 << 10, &[1024])).collect();
+    for round in 0..3 {
+        for pool in &pools {
+            let chunk = pool.try_alloc(1).unwrap();
+            assert!(chunk.belongs_to(pool));
+            drop(chunk);
+            assert_eq!(pool.stats().classes()[0].allocs, round + 1);
+        }
+    }
+    for pool in &pools {
+        assert_eq!(pool.stats().in_use(), 0);
+        assert_eq!(pool.stats().thread_caches, 1);
+    }
+}
+
+#[test]
+fn chunks_outlive_their_pool() {
+    let pool = pool(256 << 10, &[256]);
+    let mut here = pool.try_alloc(256).unwrap();
+    let there = pool.try_alloc(256).unwrap();
+    let shared = pool.try_alloc(256).unwrap().into_shared();
+    drop(pool);
+    assert!(here.pool().is_none());
+    here.copy_from_slice(&[7; 256]).unwrap();
+    let clone = shared.clone();
+    drop(shared);
+    thread::spawn(move || drop(there)).join().unwrap();
+    drop(here);
+    assert!(clone.is_unique());
+    drop(clone);
+    // Miri and the sanitizers check that the arena is gone now and was not before.
+}
+
+#[test]
+fn the_last_handle_and_the_last_chunk_may_go_at_once() {
+    let rounds = if cfg!(miri) { 30 } else { 2000 };
+    for _ in 0..rounds {
+        let pool = pool(64 << 10, &[1024]);
+        let chunk = pool.try_alloc(1).unwrap();
+        let other = pool.try_alloc(1).unwrap();
+        let threads = [
+            thread::spawn(move || drop(pool)),
+            thread::spawn(move || drop(chunk)),
+        ];
+        drop(other);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn clones_are_paid_for_at_once_and_what_is_not_taken_goes_back() {
+    let pool = pool(64 << 10, &[1024]);
+    let first = pool.try_alloc(1).unwrap().into_shared();
+    let mut clones = first.clones(10);
+    assert_eq!(clones.len(), 10);
+    let kept: Vec<_> = clones.by_ref().take(3).collect();
+    assert!(kept.iter().all(|clone| clone.same_chunk(&first)));
+    drop(clones);
+    drop(first);
+    let mut kept = kept.into_iter();
+    let (a, b, c) = (
+        kept.next().unwrap(),
+        kept.next().unwrap(),
+        kept.next().unwrap(),
+    );
+    drop(a);
+    let b = b.try_into_unique().unwrap_err();
+    drop(c);
+    let chunk = b.try_into_unique().unwrap();
+    drop(chunk);
+    assert_eq!(pool.stats().in_use(), 0);
+
+    let last = pool.try_alloc(1).unwrap().into_shared();
+    let clones = last.clones(5);
+    drop(last);
+    assert_eq!(pool.stats().in_use(), 1);
+    drop(clones);
+    assert_eq!(pool.stats().in_use(), 0);
+}
+
+#[test]
+fn statistics_stay_within_what_can_be_while_threads_run() {
+    let pool = pool(1 << 20, &[64, 2048]);
+    let rounds = if cfg!(miri) { 50 } else { 100_000 };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..3)
+            .map(|seed| {
+                let pool = &pool;
+                scope.spawn(move || {
+                    let mut held = Vec::new();
+                    for round in 0..rounds {
+                        let len = if (round + seed) % 3 == 0 { 64 } else { 2048 };
+                        held.extend(pool.try_alloc(len));
+                        if held.len() > 50 {
+                            held.drain(..25);
+                        }
+                    }
+                })
+            })
+            .collect();
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            assert_balanced(&pool.stats());
+        }
+    });
+    let stats = pool.stats();
+    assert_eq!(stats.in_use(), 0);
+    assert_balanced(&stats);
+}
