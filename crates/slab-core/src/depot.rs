@@ -41,6 +41,17 @@ impl Default for Batch {
     }
 }
 
+impl Batch {
+    /// Copies the chunk indices out; returns how many there are.
+    fn read(&self, out: &mut [u32; BATCH_MAX]) -> usize {
+        let len = self.len.load(Ordering::Relaxed) as usize;
+        for (unit, slot) in out.iter_mut().zip(&self.units[..len]) {
+            *unit = slot.load(Ordering::Relaxed);
+        }
+        len
+    }
+}
+
 /// A stack of blocks; `tag << 32 | index of the top`. A cache-line pair of its own, so that
 /// classes do not disturb each other.
 #[derive(Debug)]
@@ -97,6 +108,24 @@ impl Stack {
     }
 }
 
+impl Stack {
+    /// Takes the whole stack; returns its top block.
+    fn take_all(&self) -> u32 {
+        let mut head = self.head.load(Ordering::Relaxed);
+        while head as u32 != NIL {
+            let new = next_tag(head) | u64::from(NIL);
+            match self
+                .head
+                .compare_exchange_weak(head, new, Ordering::Acquire, Ordering::Relaxed)
+            {
+                Ok(_) => return head as u32,
+                Err(now) => head = now,
+            }
+        }
+        NIL
+    }
+}
+
 /// The head's tag, plus one, in its place; wraps.
 fn next_tag(head: u64) -> u64 {
     (head & !u64::from(u32::MAX)).wrapping_add(1 << 32)
@@ -124,9 +153,9 @@ impl Depot {
     pub(crate) fn new(classes: &ClassTable, slabs: usize, movers: usize) -> Result<Self, i32> {
         let mut batch = [1; MAX_CLASSES];
         let mut batches_per_slab = 0;
-        for class in 0..classes.count() {
-            let geometry = classes.geometry(class as u8);
-            batch[class] = geometry.batch;
+        for (class, len) in (0..classes.count() as u8).zip(&mut batch) {
+            let geometry = classes.geometry(class);
+            *len = geometry.batch;
             batches_per_slab =
                 batches_per_slab.max(geometry.chunks_per_slab.div_ceil(geometry.batch));
         }
@@ -176,12 +205,25 @@ impl Depot {
             return 0;
         };
         let batch = &self.blocks[block as usize];
-        let len = batch.len.load(Ordering::Relaxed) as usize;
-        for (unit, slot) in out.iter_mut().zip(&batch.units[..len]) {
-            *unit = slot.load(Ordering::Relaxed);
-        }
+        let len = batch.read(out);
         self.empty.push(&self.blocks, block);
         len
+    }
+
+    /// Takes every chunk of the class that is in the depot now, and gives it to `sink`.
+    pub(crate) fn take_all(&self, class: u8, mut sink: impl FnMut(&[u32])) {
+        let mut block = self.full[usize::from(class)].take_all();
+        while block != NIL {
+            let batch = &self.blocks[block as usize];
+            let mut units = [0; BATCH_MAX];
+            let len = batch.read(&mut units);
+            let next = batch.next.load(Ordering::Relaxed);
+            self.empty.push(&self.blocks, block);
+            sink(&units[..len]);
+            block = next;
+        }
+        let open = self.with_open(class, core::mem::take);
+        sink(&open);
     }
 
     /// Runs `f` on the class's open batch. `f` takes no lock and waits for nothing.

@@ -28,7 +28,8 @@ use crate::error::{AllocError, ConfigError};
 use crate::guard::CLOSED;
 use crate::local;
 use crate::magazine::{Source, Tally, ThreadCache};
-use crate::slab::Slabs;
+use crate::reclaim::{Reclaimed, SlabLayer};
+use crate::slab::{Carved, Slabs};
 use crate::stats::{ClassStats, PoolStats};
 use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordering, Table, heavy_barrier,
@@ -80,8 +81,8 @@ struct Uncached {
 }
 
 #[derive(Debug)]
-struct Registered {
-    cache: Arc<ThreadCache>,
+pub(crate) struct Registered {
+    pub(crate) cache: Arc<ThreadCache>,
     attached: bool,
 }
 
@@ -95,12 +96,12 @@ pub(crate) struct Inner {
     pub(crate) classes: ClassTable,
     /// Per unit of the arena room for a chunk's count of further references; see `shared.rs`.
     counts: Table<AtomicU32>,
-    arena: Arena,
-    depot: Depot,
+    pub(crate) arena: Arena,
+    pub(crate) depot: Depot,
     uncached: [Uncached; MAX_CLASSES],
     too_large: AtomicU64,
-    slabs: Mutex<Slabs>,
-    registry: Mutex<Vec<Registered>>,
+    pub(crate) slabs: Mutex<SlabLayer>,
+    pub(crate) registry: Mutex<Vec<Registered>>,
     closed: AtomicBool,
     /// Chunks in callers' hands, once the pool is closed.
     live: AtomicI64,
@@ -135,6 +136,7 @@ impl Inner {
         // One more mover a class: an open batch that becomes whole is moved under its lock.
         let movers = MAX_THREAD_CACHES + MAX_CLASSES;
         let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
+        let slabs = Slabs::new(&arena).map_err(reserve_error)?;
         let inner = Box::new(Self {
             id: next_pool_id(),
             base: arena.base(),
@@ -153,7 +155,7 @@ impl Inner {
                 in_use_peak: AtomicU64::new(0),
             }),
             too_large: AtomicU64::new(0),
-            slabs: Mutex::new(Slabs::new(&arena)),
+            slabs: Mutex::new(SlabLayer::new(slabs)),
             arena,
             registry: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
@@ -222,15 +224,16 @@ impl Inner {
 
     /// Takes back the cache of a thread that ends; its counters stay part of the statistics.
     pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
-        self.flush(cache);
         let mut registry = self.registry.lock();
+        self.flush(&registry, cache);
         registry[usize::from(cache.id) - 1].attached = false;
     }
 
-    /// Moves all that lies in the current thread's magazines to the depot.
-    pub(crate) fn flush(&self, cache: &ThreadCache) {
+    /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
+    /// keeps reclaimers out, who would otherwise be in the way.
+    fn flush(&self, _registry: &[Registered], cache: &ThreadCache) {
         if !cache.guard.enter_slow() {
-            return; // Someone else is taking it all.
+            return; // The pool is closed and has taken it all.
         }
         let mut units = [0; BATCH_MAX];
         for class in 0..self.classes.count() as u8 {
@@ -248,7 +251,7 @@ impl Inner {
 
     pub(crate) fn flush_current(&self) {
         if let Some(cache) = self.attach() {
-            self.flush(&cache);
+            self.flush(&self.registry.lock(), &cache);
         }
     }
 
@@ -293,7 +296,7 @@ impl Inner {
     }
 
     /// From the open batch, for which no magazine is needed.
-    fn alloc_single(&self, class: u8, len: usize) -> Option<u32> {
+    pub(crate) fn alloc_single(&self, class: u8, len: usize) -> Option<u32> {
         self.depot.with_open(class, |open| {
             let unit = self.depot.take_in(class, open)?;
             self.count_uncached_alloc(class, len, false);
@@ -324,24 +327,24 @@ impl Inner {
         } else {
             1
         };
-        let carved = self
-            .slabs
-            .lock()
-            .carve(&self.arena, &self.classes, class, &mut units[..want]);
+        let units = &mut units[..want];
+        let carved = self.carve(class, units);
         let carved = match carved {
-            Ok(carved) => carved,
-            // Another thread may have freed a batch since we looked.
-            Err(AllocError::Exhausted { .. }) => {
-                return match self.alloc_single(class, len) {
-                    Some(unit) => Ok((unit, 0)),
-                    None => Err(self.exhausted(class)),
-                };
-            }
-            Err(error) => {
-                tracing::warn!(pool = %self.name, %error, "slab not committed");
-                return Err(error);
-            }
+            Err(AllocError::Exhausted { .. }) => match self.alloc_by_reclaim(class, len, units) {
+                Ok(Reclaimed::Single(unit)) => {
+                    self.end_exhaustion(class);
+                    return Ok((unit, 0));
+                }
+                Ok(Reclaimed::Fresh(carved)) => Ok(carved),
+                Err(error) => Err(error),
+            },
+            carved => carved,
         };
+        let carved = carved.inspect_err(|error| {
+            if !matches!(error, AllocError::Exhausted { .. }) {
+                tracing::warn!(pool = %self.name, %error, "slab not committed");
+            }
+        })?;
         if carved.new_slab {
             tracing::debug!(
                 pool = %self.name,
@@ -355,6 +358,11 @@ impl Inner {
         self.note_peak(class);
         self.end_exhaustion(class);
         Ok(answer)
+    }
+
+    fn carve(&self, class: u8, units: &mut [u32]) -> Result<Carved, AllocError> {
+        let mut layer = self.slabs.lock();
+        layer.slabs.carve(&self.arena, &self.classes, class, units)
     }
 
     /// Counts an allocation of the last of `fresh` and stores the others.
@@ -387,7 +395,7 @@ impl Inner {
     }
 
     #[cold]
-    fn exhausted(&self, class: u8) -> AllocError {
+    pub(crate) fn exhausted(&self, class: u8) -> AllocError {
         let counters = &self.uncached[usize::from(class)];
         counters.exhausted.fetch_add(1, Ordering::Relaxed);
         let chunk_bytes = self.classes.geometry(class).bytes;
@@ -530,7 +538,7 @@ impl Inner {
     }
 
     /// Adds up one class. Frees first, then allocations: see [`Tally`].
-    fn tally(&self, registry: &[Registered], class: u8, tally: &mut Tally) {
+    pub(crate) fn tally(&self, registry: &[Registered], class: u8, tally: &mut Tally) {
         let uncached = &self.uncached[usize::from(class)];
         tally.frees_local += uncached.frees_local.load(Ordering::Acquire);
         tally.frees_remote += uncached.frees_remote.load(Ordering::Acquire);
@@ -556,17 +564,18 @@ impl Inner {
 
     pub(crate) fn stats(&self) -> PoolStats {
         let mut classes = ArrayVec::new();
-        let slabs = self.slabs.lock();
+        let slabs = &self.slabs.lock().slabs;
         let registry = self.registry.lock();
         for class in 0..self.classes.count() as u8 {
             let geometry = self.classes.geometry(class);
             let mut tally = Tally::default();
             self.tally(&registry, class, &mut tally);
-            let owned = slabs.class(usize::from(class));
+            let owned = slabs.class(class);
             // Threads run on while we read, so the sums are of slightly different moments; what
             // follows keeps them within what can be. When the pool is quiet it changes nothing.
-            let in_use = (tally.allocs - tally.frees_local - tally.frees_remote).min(owned.carved);
-            let in_magazines = tally.cached.min(owned.carved - in_use);
+            let out = owned.carved - owned.stored;
+            let in_use = (tally.allocs - tally.frees_local - tally.frees_remote).min(out);
+            let in_magazines = tally.cached.min(out - in_use);
             let uncached = &self.uncached[usize::from(class)];
             let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
             classes.push(ClassStats {
@@ -575,8 +584,8 @@ impl Inner {
                 committed_chunks,
                 in_use,
                 in_magazines,
-                in_depot: owned.carved - in_use - in_magazines,
-                uncarved: committed_chunks - owned.carved,
+                in_depot: out - in_use - in_magazines,
+                in_slabs: committed_chunks - out,
                 in_use_peak: uncached
                     .in_use_peak
                     .fetch_max(in_use, Ordering::Relaxed)
@@ -588,6 +597,8 @@ impl Inner {
                 frees_local: tally.frees_local,
                 frees_remote: tally.frees_remote,
                 slab_commits: owned.commits,
+                slab_rebalances: owned.rebalances,
+                slab_trims: owned.trims,
                 exhausted: uncached.exhausted.load(Ordering::Relaxed),
             });
         }

@@ -13,6 +13,7 @@
 //! | `pool`, `chunk`, `shared` | what users hold, and the two fast paths |
 //! | `inner` | the slow paths that connect the layers, the end of a pool |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
+//! | `reclaim` | rebalance and trim: free memory on its way to where it is needed |
 //! | `depot` | batches of free chunks, lock-free |
 //! | `slab` | which part of the arena serves which size |
 //! | `class`, `arena` | sizes; the address range |
@@ -31,6 +32,7 @@ mod inner;
 mod local;
 mod magazine;
 mod pool;
+mod reclaim;
 mod shared;
 mod slab;
 mod stats;

@@ -83,6 +83,11 @@ impl Magazine {
         unsafe { self.slots.get_unchecked(index as usize) }
     }
 
+    /// Chunks inside; only a hint for whoever is not the owner.
+    pub(crate) fn len(&self) -> u32 {
+        self.len.load(Ordering::Relaxed)
+    }
+
     /// Takes a chunk for a request of `requested` bytes. Inside the guard only.
     #[inline(always)]
     pub(crate) fn pop(&self, requested: usize) -> Option<u32> {

@@ -43,7 +43,6 @@ unsafe impl Sync for SlabPool {}
 
 impl SlabPool {
     /// Starts the configuration of a pool.
-    #[must_use]
     pub fn builder() -> SlabPoolBuilder {
         SlabPoolBuilder::default()
     }
@@ -118,6 +117,21 @@ impl SlabPool {
     /// use. Fit for tokio's `on_thread_park`; at thread exit it happens by itself.
     pub fn flush_thread_cache(&self) {
         self.inner().flush_current();
+    }
+
+    /// Gives free memory back to the system: slabs that no chunk in use lies in, and the whole
+    /// pages among the free chunks of other slabs. Returns how many bytes were given back.
+    ///
+    /// Collects the free chunks of all threads' magazines first. Takes time in proportion to the
+    /// number of free chunks; allocations and frees go on meanwhile.
+    pub fn trim(&self) -> usize {
+        self.trim_to(0)
+    }
+
+    /// As [`trim`](Self::trim), but keeps whole free slabs for reuse as long as the pool has no
+    /// more than `bytes` committed.
+    pub fn trim_to(&self, bytes: usize) -> usize {
+        self.inner().trim(bytes)
     }
 
     pub(crate) fn is(&self, inner: NonNull<Inner>) -> bool {

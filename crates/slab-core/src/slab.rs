@@ -5,14 +5,26 @@
 //! of this happens under one mutex, far from the fast path: a thread comes here once per batch of
 //! *new* chunks, never for chunks that were used before.
 //!
+//! Free chunks that a sweep has collected come back here, as bits in a map with one bit per 64
+//! bytes of arena. A slab whose free bits number all its carved chunks serves nobody and becomes
+//! unused. Because what was stored stays stored, a sweep costs time only for the chunks freed
+//! since the last one.
+//!
 //! Invariants, for every class `c`, whenever the mutex is free:
-//! - `carved(c) = in use + in magazines + in depot`, all in chunks of class `c`
-//! - `committed chunks(c) = slabs(c) * chunks_per_slab(c) >= carved(c)`
-//! - `sum over c of slabs(c) <= slabs of the arena`
+//! - `carved(c) - stored(c) = in use + in magazines + in depot`, all in chunks of class `c`
+//! - `committed chunks(c) = slabs(c) * chunks_per_slab(c) >= carved(c) >= stored(c)`
+//! - `sum over c of slabs(c) + unused = backed <= slabs of the arena`
+//! - a slab has `free` bits set, `free < carved` unless it is being carved and empty
 
 use crate::arena::Arena;
-use crate::class::{ClassTable, MAX_CLASSES};
+use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::error::AllocError;
+use crate::sync::Table;
+use core::ops::Range;
+
+/// Memory goes back to the system in pages; where they are larger, less of it does.
+const PAGE: usize = 4096;
+const WORD_BITS: u32 = u64::BITS;
 
 /// The slab serves no class.
 const UNUSED: u8 = u8::MAX;
@@ -21,8 +33,14 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
 struct Slab {
+    /// The class it serves, or [`UNUSED`].
     class: u8,
+    /// The class it served last; [`UNUSED`] if none, or if its memory went back to the system.
+    before: u8,
+    /// Chunks handed out since it took its class.
     carved: u32,
+    /// Of these, chunks that are stored here.
+    free: u32,
 }
 
 /// Per class, in slabs or chunks.
@@ -32,15 +50,29 @@ pub(crate) struct ClassSlabs {
     current: u32,
     pub(crate) slabs: u64,
     pub(crate) carved: u64,
+    pub(crate) stored: u64,
+    /// No slab of the class below this index has chunks stored.
+    first_stored: u32,
     pub(crate) commits: u64,
+    /// Slabs that came from another class.
+    pub(crate) rebalances: u64,
+    /// Slabs of this class whose memory went back to the system.
+    pub(crate) trims: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Slabs {
     table: Vec<Slab>,
-    /// Slabs below this index are backed by memory.
-    committed: usize,
+    /// Slabs below this index were backed by memory at some time and may be used at once.
+    backed: usize,
+    /// Slabs below `backed` that serve no class; those with memory of their own come last, so
+    /// they are taken first.
+    unused: Vec<u32>,
+    /// How many of `unused` have given their memory back.
+    empty: usize,
     classes: [ClassSlabs; MAX_CLASSES],
+    /// A bit per unit of the arena: a stored chunk begins there.
+    bits: Table<u64>,
     pub(crate) commit_failures: u64,
 }
 
@@ -53,37 +85,55 @@ pub(crate) struct Carved {
 }
 
 impl Slabs {
-    pub(crate) fn new(arena: &Arena) -> Self {
-        Self {
+    /// # Errors
+    /// The system's error number, if it would not give memory for the map of free chunks.
+    pub(crate) fn new(arena: &Arena) -> Result<Self, i32> {
+        let units = arena.slabs() * arena.slab_units() as usize;
+        Ok(Self {
+            bits: Table::new(units.div_ceil(WORD_BITS as usize))?,
             table: vec![
                 Slab {
                     class: UNUSED,
-                    carved: 0
+                    before: UNUSED,
+                    carved: 0,
+                    free: 0,
                 };
                 arena.slabs()
             ],
-            committed: 0,
+            backed: 0,
+            unused: Vec::with_capacity(arena.slabs()),
+            empty: 0,
             classes: [ClassSlabs {
                 current: NONE,
                 slabs: 0,
                 carved: 0,
+                stored: 0,
+                first_stored: NONE,
                 commits: 0,
+                rebalances: 0,
+                trims: 0,
             }; MAX_CLASSES],
             commit_failures: 0,
-        }
+        })
     }
 
-    pub(crate) fn class(&self, class: usize) -> &ClassSlabs {
-        &self.classes[class]
+    pub(crate) fn class(&self, class: u8) -> &ClassSlabs {
+        &self.classes[usize::from(class)]
     }
 
-    /// Slabs backed by memory, whatever they serve.
+    /// Slabs that may hold memory, whatever they serve.
     pub(crate) fn committed(&self) -> usize {
-        self.committed
+        self.backed - self.empty
     }
 
-    /// Fills `out` with fresh chunks of the class, fewer if the slab at hand has fewer left, at
-    /// least one. Takes a new slab only when none of the class has any left.
+    /// Slabs that serve a class.
+    pub(crate) fn in_classes(&self) -> usize {
+        self.backed - self.unused.len()
+    }
+
+    /// Fills `out` with chunks of the class: stored ones of low addresses first, then carved ones;
+    /// fewer if the slab at hand has fewer left, at least one. Takes a new slab only when none of
+    /// the class has any left.
     ///
     /// # Errors
     /// Every slab of the arena serves a class, or the system would not back the next one.
@@ -94,15 +144,29 @@ impl Slabs {
         class: u8,
         out: &mut [u32],
     ) -> Result<Carved, AllocError> {
+        let chunks = self.take_stored(arena, class, out);
+        if chunks > 0 {
+            return Ok(Carved {
+                chunks,
+                new_slab: false,
+            });
+        }
         let geometry = classes.geometry(class);
         let new_slab = self.classes[usize::from(class)].current == NONE;
         if new_slab {
             let slab = self.take_slab(arena, geometry.bytes)?;
-            self.table[slab] = Slab { class, carved: 0 };
+            let before = self.table[slab].before;
+            self.table[slab] = Slab {
+                class,
+                before: class,
+                carved: 0,
+                free: 0,
+            };
             let entry = &mut self.classes[usize::from(class)];
             entry.current = slab as u32;
             entry.slabs += 1;
             entry.commits += 1;
+            entry.rebalances += u64::from(before != UNUSED && before != class);
         }
         let entry = &mut self.classes[usize::from(class)];
         let slab = &mut self.table[entry.current as usize];
@@ -122,7 +186,12 @@ impl Slabs {
     }
 
     fn take_slab(&mut self, arena: &Arena, chunk_bytes: usize) -> Result<usize, AllocError> {
-        let slab = self.committed;
+        if let Some(slab) = self.unused.pop() {
+            // Those without memory come first in the list, so this was one only if all are.
+            self.empty = self.empty.min(self.unused.len());
+            return Ok(slab as usize);
+        }
+        let slab = self.backed;
         if slab == self.table.len() {
             return Err(AllocError::Exhausted { chunk_bytes });
         }
@@ -130,9 +199,133 @@ impl Slabs {
             self.commit_failures += 1;
             return Err(AllocError::Commit { errno });
         }
-        self.committed += 1;
+        self.backed += 1;
         Ok(slab)
     }
+
+    fn take_stored(&mut self, arena: &Arena, class: u8, out: &mut [u32]) -> usize {
+        let entry = &mut self.classes[usize::from(class)];
+        let mut taken = 0;
+        while entry.stored > 0 && taken < out.len() {
+            let index = entry.first_stored;
+            let slab = &mut self.table[index as usize];
+            if slab.class == class && slab.free > 0 {
+                let span = slab_words(arena, index);
+                let first = span.start as u32 * WORD_BITS;
+                let fresh = taken;
+                for (word, at) in self.bits[span].iter_mut().zip((first..).step_by(64)) {
+                    while *word != 0 && taken < out.len() {
+                        out[taken] = at + word.trailing_zeros();
+                        *word &= *word - 1;
+                        taken += 1;
+                    }
+                }
+                slab.free -= (taken - fresh) as u32;
+                entry.stored -= (taken - fresh) as u64;
+            }
+            if taken < out.len() {
+                entry.first_stored += 1;
+            }
+        }
+        taken
+    }
+
+    /// Takes back free chunks of a class, which the caller took out of every other place. A slab
+    /// that thereby has all its chunks back becomes unused.
+    pub(crate) fn store(&mut self, arena: &Arena, class: u8, units: &[u32]) {
+        for &unit in units {
+            let index = unit / arena.slab_units();
+            let word = &mut self.bits[(unit / WORD_BITS) as usize];
+            let bit = 1 << (unit % WORD_BITS);
+            debug_assert_eq!(*word & bit, 0, "a chunk was freed twice");
+            *word |= bit;
+            let slab = &mut self.table[index as usize];
+            debug_assert_eq!(slab.class, class);
+            slab.free += 1;
+            let entry = &mut self.classes[usize::from(class)];
+            entry.stored += 1;
+            if slab.free < slab.carved {
+                entry.first_stored = entry.first_stored.min(index);
+                continue;
+            }
+            entry.slabs -= 1;
+            entry.carved -= u64::from(slab.carved);
+            entry.stored -= u64::from(slab.free);
+            if entry.current == index {
+                entry.current = NONE;
+            }
+            slab.class = UNUSED;
+            slab.free = 0;
+            self.bits[slab_words(arena, index)].fill(0);
+            self.unused.push(index);
+        }
+    }
+
+    /// Gives the whole pages among the stored chunks back to the system; returns how many bytes
+    /// that were.
+    pub(crate) fn trim_stored(&mut self, arena: &Arena, classes: &ClassTable) -> usize {
+        let mut bytes = 0;
+        for (index, slab) in (0..).zip(&self.table[..self.backed]) {
+            if slab.class == UNUSED || slab.free == 0 {
+                continue;
+            }
+            let chunk_bytes = classes.geometry(slab.class).bytes;
+            let span = slab_words(arena, index);
+            let first = span.start as u32 * WORD_BITS;
+            let mut run = 0..0;
+            for (&word, at) in self.bits[span].iter().zip((first..).step_by(64)) {
+                let mut rest = word;
+                while rest != 0 {
+                    let start = (at + rest.trailing_zeros()) as usize * CHUNK_ALIGN;
+                    rest &= rest - 1;
+                    if run.end != start {
+                        bytes += release_pages(arena, &run);
+                        run.start = start;
+                    }
+                    run.end = start + chunk_bytes;
+                }
+            }
+            bytes += release_pages(arena, &run);
+        }
+        bytes
+    }
+
+    /// Gives the memory of unused slabs back to the system until at most `target` bytes are
+    /// committed; returns how many bytes that were.
+    pub(crate) fn trim_unused(&mut self, arena: &Arena, target: usize) -> usize {
+        let mut bytes = 0;
+        while self.empty < self.unused.len() && self.committed() * arena.slab_bytes() > target {
+            let index = self.unused[self.empty] as usize;
+            // SAFETY: the slab is backed and serves no class, so nobody has any part of it, and
+            // nobody can get it while the caller has the mutex that guards `self`.
+            unsafe { arena.release(index * arena.slab_bytes(), arena.slab_bytes()) };
+            let slab = &mut self.table[index];
+            self.classes[usize::from(slab.before)].trims += 1;
+            slab.before = UNUSED;
+            self.empty += 1;
+            bytes += arena.slab_bytes();
+        }
+        bytes
+    }
+}
+
+/// The words of the map that belong to a slab.
+fn slab_words(arena: &Arena, slab: u32) -> Range<usize> {
+    let words = (arena.slab_units() / WORD_BITS) as usize;
+    slab as usize * words..(slab as usize + 1) * words
+}
+
+/// Gives back the whole pages in a run of stored chunks, by their offsets in the arena.
+fn release_pages(arena: &Arena, run: &Range<usize>) -> usize {
+    let from = run.start.next_multiple_of(PAGE);
+    let to = run.end / PAGE * PAGE;
+    if from >= to {
+        return 0;
+    }
+    // SAFETY: the pages lie in chunks that are stored, so nobody has them, and nobody can get
+    // them while the caller has the mutex that guards the slab table.
+    unsafe { arena.release(from, to - from) };
+    to - from
 }
 
 #[cfg(all(test, not(loom)))]
@@ -140,12 +333,27 @@ mod tests {
     use super::*;
     use crate::class::SizeClasses;
 
-    #[test]
-    fn carving_yields_each_chunk_once_and_ends_at_the_cap() {
+    fn fixture() -> (Arena, ClassTable) {
         let list = SizeClasses::explicit(&[192, 1536]).unwrap();
         let classes = ClassTable::new(list, 256 << 10);
         let arena = Arena::reserve(256 << 10, classes.slab_bytes()).unwrap();
-        let mut slabs = Slabs::new(&arena);
+        (arena, classes)
+    }
+
+    /// Carves everything for one class, returns the chunks.
+    fn carve_all(slabs: &mut Slabs, arena: &Arena, classes: &ClassTable, class: u8) -> Vec<u32> {
+        let mut units = Vec::new();
+        let mut out = [0; 62];
+        while let Ok(carved) = slabs.carve(arena, classes, class, &mut out) {
+            units.extend(&out[..carved.chunks]);
+        }
+        units
+    }
+
+    #[test]
+    fn carving_yields_each_chunk_once_and_ends_at_the_cap() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena).unwrap();
         let mut spans = Vec::new();
         let mut out = [0; 62];
         for round in 0.. {
@@ -171,10 +379,52 @@ mod tests {
         assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0));
         assert!(spans.last().unwrap().1 as usize * 64 <= arena.bytes());
         assert_eq!(slabs.committed(), arena.slabs());
-        let per_slab = |class: u8| u64::from(classes.geometry(class).chunks_per_slab);
         for class in 0..2u8 {
-            let entry = slabs.class(usize::from(class));
-            assert!(entry.carved <= entry.slabs * per_slab(class));
+            let per_slab = u64::from(classes.geometry(class).chunks_per_slab);
+            let entry = slabs.class(class);
+            assert!(entry.carved <= entry.slabs * per_slab);
         }
+    }
+
+    #[test]
+    fn whole_slabs_leave_their_class_and_others_stay() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena).unwrap();
+        let mut units = carve_all(&mut slabs, &arena, &classes, 0);
+        // One chunk of the second slab is in use.
+        let held = units
+            .iter()
+            .position(|&unit| unit / arena.slab_units() == 1)
+            .unwrap();
+        units.remove(held);
+        units.reverse();
+        slabs.store(&arena, 0, &units);
+        let entry = *slabs.class(0);
+        assert_eq!((entry.slabs, entry.carved - entry.stored), (1, 1));
+        // The rest serves the other class, and is counted as moved.
+        let others = carve_all(&mut slabs, &arena, &classes, 1);
+        let per_slab = classes.geometry(1).chunks_per_slab as usize;
+        assert_eq!(others.len(), (arena.slabs() - 1) * per_slab);
+        assert_eq!(slabs.class(1).rebalances, arena.slabs() as u64 - 1);
+        // What is stored comes back, each chunk once, in order of address.
+        let again = carve_all(&mut slabs, &arena, &classes, 0);
+        units.retain(|&unit| unit / arena.slab_units() == 1);
+        units.reverse();
+        assert_eq!(again, units);
+        assert_eq!(slabs.class(0).stored, 0);
+    }
+
+    #[test]
+    fn trim_stops_at_its_target_and_trimmed_slabs_come_back() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena).unwrap();
+        let units = carve_all(&mut slabs, &arena, &classes, 0);
+        slabs.store(&arena, 0, &units);
+        assert_eq!(slabs.trim_unused(&arena, 64 << 10), 192 << 10);
+        assert_eq!(slabs.committed(), 1);
+        assert_eq!(slabs.trim_unused(&arena, 64 << 10), 0);
+        assert_eq!(slabs.class(0).trims, 3);
+        assert!(!carve_all(&mut slabs, &arena, &classes, 1).is_empty());
+        assert_eq!(slabs.committed(), arena.slabs());
     }
 }

@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 /// One size class of a pool, at the moment of the snapshot. Counts are of chunks since the pool
 /// was built, or of chunks at this moment where the name says in what state.
 ///
-/// At every moment `in_use + in_magazines + in_depot + uncarved == committed_chunks`.
+/// At every moment `in_use + in_magazines + in_depot + in_slabs == committed_chunks`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClassStats {
@@ -22,8 +22,8 @@ pub struct ClassStats {
     pub in_magazines: u64,
     /// Free chunks in the depot.
     pub in_depot: u64,
-    /// Chunks of committed slabs that were never handed out since the slab took this class.
-    pub uncarved: u64,
+    /// Free chunks in the slabs themselves: never handed out so far, or collected by a sweep.
+    pub in_slabs: u64,
     /// High-water mark of `in_use`, taken at every depot exchange and every snapshot; between two
     /// exchanges a peak of up to one magazine a thread may pass unseen.
     pub in_use_peak: u64,
@@ -41,6 +41,10 @@ pub struct ClassStats {
     pub frees_remote: u64,
     /// Slabs that came to serve this class.
     pub slab_commits: u64,
+    /// Of these, slabs that had served another class before.
+    pub slab_rebalances: u64,
+    /// Slabs of this class whose memory went back to the system.
+    pub slab_trims: u64,
     /// Allocations refused because the pool was at its cap.
     pub exhausted: u64,
 }
@@ -71,8 +75,8 @@ impl ClassStats {
 pub struct PoolStats {
     /// The cap in bytes: the size of the arena, a whole number of slabs.
     pub max_memory: usize,
-    /// Bytes of the arena that are committed to a class or were, and are backed by memory once
-    /// touched.
+    /// Bytes of the slabs that serve a class, or did and have not been trimmed: what may be
+    /// resident.
     pub committed_bytes: usize,
     /// The size of a slab in bytes.
     pub slab_bytes: usize,

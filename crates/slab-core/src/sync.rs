@@ -53,7 +53,7 @@ impl Backoff {
 mod imp {
     use crate::sys::Region;
     use core::marker::PhantomData;
-    use core::ops::Deref;
+    use core::ops::{Deref, DerefMut};
     pub(crate) use core::sync::atomic::{
         AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence,
     };
@@ -84,6 +84,8 @@ mod imp {
     pub(crate) unsafe trait Zeroable {}
     // SAFETY: zero is a value of the integer.
     unsafe impl Zeroable for AtomicU32 {}
+    // SAFETY: zero is a value of the integer.
+    unsafe impl Zeroable for u64 {}
 
     /// A slice of zero-initialised atomics in memory of its own, of which only the touched pages
     /// cost anything.
@@ -109,6 +111,15 @@ mod imp {
                 len,
                 of: PhantomData,
             })
+        }
+    }
+
+    impl<T> DerefMut for Table<T> {
+        fn deref_mut(&mut self) -> &mut [T] {
+            // SAFETY: as for `deref`, and `self` is borrowed mutably.
+            unsafe {
+                core::slice::from_raw_parts_mut(self.region.base().cast::<T>().as_ptr(), self.len)
+            }
         }
     }
 
@@ -153,6 +164,8 @@ mod imp {
     pub(crate) unsafe trait Zeroable: Default {}
     // SAFETY: nothing depends on it here.
     unsafe impl Zeroable for AtomicU32 {}
+    // SAFETY: nothing depends on it here.
+    unsafe impl Zeroable for u64 {}
 
     pub(crate) type Table<T> = LoomTable<T>;
 
@@ -162,6 +175,12 @@ mod imp {
     impl<T: Zeroable> LoomTable<T> {
         pub(crate) fn new(len: usize) -> Result<Self, i32> {
             Ok(Self((0..len).map(|_| T::default()).collect()))
+        }
+    }
+
+    impl<T> core::ops::DerefMut for LoomTable<T> {
+        fn deref_mut(&mut self) -> &mut [T] {
+            &mut self.0
         }
     }
 

@@ -18,7 +18,7 @@ fn pool(max_memory: usize, sizes: &[usize]) -> SlabPool {
 fn assert_balanced(stats: &PoolStats) {
     for class in stats.classes() {
         assert_eq!(
-            class.in_use + class.in_magazines + class.in_depot + class.uncarved,
+            class.in_use + class.in_magazines + class.in_depot + class.in_slabs,
             class.committed_chunks,
             "{class:?}"
         );

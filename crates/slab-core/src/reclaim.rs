@@ -1,0 +1,175 @@
+//! Reclaim: how free memory gets from where it is to where it is needed.
+//!
+//! One slow path with three uses, one reclaimer at a time (it has the `slabs` mutex):
+//!
+//! - [`raid`](Inner::raid), when a class has run out: the chunks of that class that lie in the
+//!   magazines of other threads, idle or not, go to the depot.
+//! - [`sweep`](Inner::sweep), when that was not enough: *all* free chunks are collected, the
+//!   magazines' by the guard and the depot's by one swap a class, and stored in their slabs. Slabs
+//!   that have all their chunks back become unused and can serve any class. The class's next
+//!   chunks come from the slabs again, in order of address, which also undoes what shuffled frees
+//!   have done to locality.
+//! - [`trim`](Inner::trim): a sweep, after which unused slabs and the whole pages among the stored
+//!   chunks go back to the system.
+//!
+//! An allocation that meets an empty depot meanwhile waits for the mutex, not for luck; a free
+//! goes to the open batch. Nothing else stops.
+//!
+//! A pool that is truly full comes here on every refused allocation. If nothing was freed since
+//! the last sweep there is nothing to find; otherwise the sweep moves each freed chunk once.
+
+use crate::class::BATCH_MAX;
+use crate::error::AllocError;
+use crate::guard::TAKEN;
+use crate::inner::{Inner, Registered};
+use crate::magazine::{Tally, ThreadCache};
+use crate::slab::{Carved, Slabs};
+use crate::sync::{MutexGuard, heavy_barrier};
+
+/// The slab table and what reclaimers remember, under one mutex.
+#[derive(Debug)]
+pub(crate) struct SlabLayer {
+    pub(crate) slabs: Slabs,
+    /// The pool's frees when the last sweep began.
+    frees_at_sweep: u64,
+}
+
+impl SlabLayer {
+    pub(crate) fn new(slabs: Slabs) -> Self {
+        Self {
+            slabs,
+            frees_at_sweep: 0,
+        }
+    }
+}
+
+impl Inner {
+    /// The last resort of an allocation at the cap: a single chunk, or fresh ones in `out`.
+    #[cold]
+    pub(crate) fn alloc_by_reclaim(
+        &self,
+        class: u8,
+        len: usize,
+        out: &mut [u32],
+    ) -> Result<Reclaimed, AllocError> {
+        let mut layer = self.slabs.lock();
+        loop {
+            // Whoever had the mutex before may have left something.
+            if let Some(unit) = self.alloc_single(class, len) {
+                return Ok(Reclaimed::Single(unit));
+            }
+            if !self.raid(&mut layer, class) {
+                break;
+            }
+        }
+        if self.total_frees() != layer.frees_at_sweep {
+            self.sweep(&mut layer);
+        }
+        match layer.slabs.carve(&self.arena, &self.classes, class, out) {
+            Ok(carved) => Ok(Reclaimed::Fresh(carved)),
+            Err(AllocError::Exhausted { .. }) => match self.alloc_single(class, len) {
+                Some(unit) => Ok(Reclaimed::Single(unit)),
+                None => Err(self.exhausted(class)),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Moves the class's chunks from all magazines to the depot; `false` if there were none.
+    fn raid(&self, _one_at_a_time: &mut MutexGuard<'_, SlabLayer>, class: u8) -> bool {
+        let registry = self.registry.lock();
+        if registry
+            .iter()
+            .all(|entry| entry.cache.magazine(class).len() == 0)
+        {
+            return false;
+        }
+        let mut found = false;
+        shut_out(&registry, |cache| {
+            drain(cache, class, |units| {
+                self.depot.put(class, units);
+                found = true;
+            });
+        });
+        found
+    }
+
+    /// Brings every free chunk back to its slab.
+    fn sweep(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
+        // Read first: a free that comes later makes the next sweep worth while.
+        layer.frees_at_sweep = self.total_frees();
+        {
+            // All magazines at once, and not longer than it takes to empty them.
+            let registry = self.registry.lock();
+            shut_out(&registry, |cache| {
+                for class in 0..self.classes.count() as u8 {
+                    drain(cache, class, |units| self.depot.put(class, units));
+                }
+            });
+        }
+        let before = layer.slabs.in_classes();
+        for class in 0..self.classes.count() as u8 {
+            self.depot.take_all(class, |units| {
+                layer.slabs.store(&self.arena, class, units);
+            });
+        }
+        let slabs = before - layer.slabs.in_classes();
+        tracing::debug!(pool = %self.name, slabs, "pool swept");
+    }
+
+    /// Gives memory back to the system until at most `target` bytes are committed, or nothing
+    /// more can be given; returns how many bytes went.
+    pub(crate) fn trim(&self, target: usize) -> usize {
+        let mut layer = self.slabs.lock();
+        self.sweep(&mut layer);
+        let bytes = layer.slabs.trim_unused(&self.arena, target)
+            + layer.slabs.trim_stored(&self.arena, &self.classes);
+        drop(layer);
+        tracing::debug!(pool = %self.name, bytes, "pool trimmed");
+        bytes
+    }
+
+    fn total_frees(&self) -> u64 {
+        let registry = self.registry.lock();
+        (0..self.classes.count() as u8)
+            .map(|class| {
+                let mut tally = Tally::default();
+                self.tally(&registry, class, &mut tally);
+                tally.frees_local + tally.frees_remote
+            })
+            .sum()
+    }
+}
+
+/// What [`Inner::alloc_by_reclaim`] found.
+pub(crate) enum Reclaimed {
+    /// One chunk, already counted as allocated.
+    Single(u32),
+    /// Fresh chunks in the caller's buffer.
+    Fresh(Carved),
+}
+
+/// Runs `take` on every cache while its owner cannot use it. The registry's lock keeps caches from
+/// being attached, detached and flushed meanwhile.
+fn shut_out(registry: &[Registered], mut take: impl FnMut(&ThreadCache)) {
+    for entry in registry {
+        entry.cache.guard.raise(TAKEN);
+    }
+    heavy_barrier();
+    for entry in registry {
+        entry.cache.guard.wait_idle();
+        take(&entry.cache);
+        entry.cache.guard.lower(TAKEN);
+    }
+}
+
+/// Empties one magazine of a cache whose owner is shut out.
+fn drain(cache: &ThreadCache, class: u8, mut sink: impl FnMut(&[u32])) {
+    let mut units = [0; BATCH_MAX];
+    loop {
+        match cache.magazine(class).take_bottom(&mut units) {
+            0 => return,
+            taken => sink(&units[..taken]),
+        }
+    }
+}

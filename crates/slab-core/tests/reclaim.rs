@@ -1,0 +1,270 @@
+//! Memory that moves: between size classes, and back to the system.
+
+use slab_core::{AllocError, Chunk, SizeClasses, SlabPool};
+use std::sync::Barrier;
+use std::thread;
+
+/// Miri interprets; it gets the same program in small.
+const CAP: usize = if cfg!(miri) { 512 << 10 } else { 16 << 20 };
+
+fn pool() -> SlabPool {
+    let sizes: &[usize] = if cfg!(miri) {
+        &[1024, 16384]
+    } else {
+        &[64, 2048, 65536]
+    };
+    SlabPool::builder()
+        .size_classes(SizeClasses::explicit(sizes).unwrap())
+        .max_memory(CAP)
+        .build()
+        .unwrap()
+}
+
+fn sizes(pool: &SlabPool) -> (usize, usize) {
+    let sizes = pool.size_classes().sizes();
+    (sizes[0], sizes[sizes.len() - 1])
+}
+
+fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
+    loop {
+        match pool.try_alloc(len) {
+            Ok(chunk) => chunks.push(chunk),
+            Err(AllocError::Exhausted { .. }) => return chunks,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A fixed permutation: no randomness, so that a failure repeats.
+fn shuffle<T>(items: &mut [T]) {
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    for at in (1..items.len()).rev() {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        items.swap(at, (state >> 33) as usize % (at + 1));
+    }
+}
+
+/// All of the cap less one slab a class can be had as chunks of `len` bytes.
+fn assert_whole_cap(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    let stats = pool.stats();
+    let slabs = stats.max_memory / stats.slab_bytes - stats.classes().len();
+    let chunks = fill(pool, len);
+    let want = slabs * (stats.slab_bytes / len);
+    assert!(chunks.len() >= want, "{} of {want} chunks", chunks.len());
+    chunks
+}
+
+#[test]
+fn what_small_chunks_used_serves_large_ones_and_the_other_way_round() {
+    let pool = pool();
+    let (small, large) = sizes(&pool);
+    for _ in 0..2 {
+        drop(assert_whole_cap(&pool, small));
+        drop(assert_whole_cap(&pool, large));
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.in_use(), 0);
+    assert!(
+        stats
+            .classes()
+            .iter()
+            .any(|class| class.slab_rebalances > 0)
+    );
+}
+
+#[test]
+fn shuffled_frees_do_not_pin_slabs() {
+    let pool = pool();
+    let (small, large) = sizes(&pool);
+    let mut chunks = fill(&pool, small);
+    shuffle(&mut chunks);
+    drop(chunks);
+    drop(assert_whole_cap(&pool, large));
+}
+
+#[test]
+fn full_magazines_of_idle_threads_do_not_pin_slabs() {
+    let pool = pool();
+    let (small, large) = sizes(&pool);
+    let mut chunks = fill(&pool, small);
+    shuffle(&mut chunks);
+    let threads = 4;
+    let (freed, done) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
+    thread::scope(|scope| {
+        let share = chunks.len().div_ceil(threads);
+        while !chunks.is_empty() {
+            let part = chunks.split_off(chunks.len().saturating_sub(share));
+            let (freed, done) = (&freed, &done);
+            scope.spawn(move || {
+                drop(part);
+                freed.wait();
+                done.wait(); // Idle, with full magazines.
+            });
+        }
+        freed.wait();
+        assert!(pool.stats().classes()[0].in_magazines > 0);
+        drop(assert_whole_cap(&pool, large));
+        done.wait();
+    });
+}
+
+#[test]
+fn a_chunk_in_an_idle_threads_magazine_is_found_at_the_cap() {
+    let pool = pool();
+    let (_, large) = sizes(&pool);
+    let mut chunks = fill(&pool, large);
+    let one = chunks.pop().unwrap();
+    let (freed, done) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|scope| {
+        let (freed, done) = (&freed, &done);
+        scope.spawn(move || {
+            drop(one);
+            freed.wait();
+            done.wait();
+        });
+        freed.wait();
+        let class = pool.stats().classes().len() - 1;
+        assert_eq!(pool.stats().classes()[class].in_magazines, 1);
+        assert!(pool.try_alloc(large).is_ok());
+        done.wait();
+    });
+}
+
+#[test]
+fn reclaim_races_with_threads_that_allocate_and_free() {
+    let pool = pool();
+    let (small, large) = sizes(&pool);
+    let rounds = if cfg!(miri) { 20 } else { 300 };
+    thread::scope(|scope| {
+        for worker in 0..3usize {
+            let pool = &pool;
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let len = if (round + worker).is_multiple_of(2) {
+                        small
+                    } else {
+                        large
+                    };
+                    let mut held: Vec<Chunk> =
+                        (0..64).map_while(|_| pool.try_alloc(len).ok()).collect();
+                    for (stamp, chunk) in held.iter_mut().enumerate() {
+                        chunk.copy_from_slice(&[worker as u8, stamp as u8]).unwrap();
+                    }
+                    for (stamp, chunk) in held.iter().enumerate() {
+                        // SAFETY: two bytes were written above, by this thread.
+                        let bytes = unsafe { chunk.as_ptr().cast::<[u8; 2]>().read() };
+                        assert_eq!(bytes, [worker as u8, stamp as u8], "someone else's chunk");
+                    }
+                }
+            });
+        }
+        for _ in 0..rounds / 10 {
+            pool.trim();
+            thread::yield_now();
+        }
+    });
+    let stats = pool.stats();
+    assert_eq!(stats.in_use(), 0);
+    pool.trim();
+    assert_eq!(pool.stats().committed_bytes, 0);
+    drop(assert_whole_cap(&pool, large));
+}
+
+#[test]
+fn a_full_pool_that_refuses_again_and_again_does_not_sweep_each_time() {
+    let pool = pool();
+    let (small, large) = sizes(&pool);
+    let mut chunks = fill(&pool, small);
+    // Free every second chunk: many free chunks, no free slab.
+    let mut keep = false;
+    chunks.retain(|_| {
+        keep = !keep;
+        keep
+    });
+    for _ in 0..1000 {
+        assert!(pool.try_alloc(large).is_err());
+    }
+    // The free ones are still there for their own class.
+    assert!(pool.try_alloc(small).is_ok());
+    drop(chunks);
+    drop(assert_whole_cap(&pool, large));
+}
+
+#[test]
+fn trim_gives_everything_back_after_a_full_free_and_keeps_what_it_is_told_to() {
+    let pool = pool();
+    let (small, large) = sizes(&pool);
+    let chunks = fill(&pool, small);
+    assert_eq!(pool.trim(), 0, "all in use");
+    drop(chunks);
+    let stats = pool.stats();
+    let keep = 2 * stats.slab_bytes;
+    pool.trim_to(keep);
+    assert_eq!(pool.stats().committed_bytes, keep);
+    pool.trim();
+    let stats = pool.stats();
+    assert_eq!(stats.committed_bytes, 0);
+    assert!(stats.classes()[0].slab_trims > 0);
+    drop(assert_whole_cap(&pool, large));
+}
+
+/// Resident bytes of the mapping that `at` lies in.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn resident_around(at: usize) -> usize {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    for line in smaps.lines() {
+        let range = line.split(' ').next().unwrap().split_once('-');
+        if let Some((from, to)) = range
+            && let (Ok(from), Ok(to)) = (
+                usize::from_str_radix(from, 16),
+                usize::from_str_radix(to, 16),
+            )
+        {
+            inside = (from..to).contains(&at);
+        } else if inside && let Some(rest) = line.strip_prefix("Rss:") {
+            return rest
+                .trim()
+                .trim_end_matches(" kB")
+                .parse::<usize>()
+                .unwrap()
+                << 10;
+        }
+    }
+    panic!("no mapping around {at:x}");
+}
+
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn trimmed_memory_is_no_longer_resident_and_reads_as_zero() {
+    let pool = pool();
+    let (_, large) = sizes(&pool);
+    let mut chunks = fill(&pool, large);
+    for chunk in &mut chunks {
+        chunk.copy_from_slice(&vec![0xAB; large]).unwrap();
+    }
+    let at = chunks[0].as_ptr().as_ptr() as usize;
+    let full = resident_around(at);
+    assert!(full >= CAP, "{full}");
+    // A tenth stays: whole free pages of partly used slabs go too.
+    let mut number = 0;
+    chunks.retain(|_| {
+        number += 1;
+        number % 10 == 0
+    });
+    pool.trim();
+    let tenth = resident_around(at);
+    assert!(tenth <= chunks.len() * large + (64 << 10), "{tenth}");
+    for chunk in &chunks {
+        // SAFETY: written in full above.
+        let bytes = unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), large) };
+        assert!(
+            bytes.iter().all(|&byte| byte == 0xAB),
+            "a chunk in use was trimmed"
+        );
+    }
+    drop(chunks);
+    pool.trim();
+    assert!(resident_around(at) <= CAP / 20);
+}
