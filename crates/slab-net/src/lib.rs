@@ -1,0 +1,4 @@
+//! Packets.
+
+pub mod pipeline;
+pub mod udp;

@@ -1,0 +1,5 @@
+//! UDP straight into pool memory.
+
+mod stats;
+
+pub use stats::{SocketMonitor, SocketStats};
