@@ -1,0 +1,109 @@
+//! Cases that stay on one thread: `pair`, `batch`, `random`. No block is written to or read.
+
+use super::peers::{Peer, Visit};
+use crate::cpu::ThreadClock;
+use crate::measure::Sampler;
+use std::hint::black_box;
+use std::mem;
+
+/// Blocks of a `batch`.
+const BATCH: usize = 64;
+/// Blocks that live at once in `random`.
+const LIVE: usize = 1024;
+
+#[derive(Clone, Copy)]
+pub(crate) enum Shape {
+    /// Allocate one, free it.
+    Pair,
+    /// Allocate [`BATCH`], free them in the same order.
+    Batch,
+    /// Put a new block in the place of a random one of [`LIVE`].
+    Random,
+}
+
+pub(crate) struct Local {
+    pub(crate) shape: Shape,
+    pub(crate) len: usize,
+}
+
+impl Visit for Local {
+    type Out = Sampler;
+
+    fn visit<P: Peer>(self) -> Sampler {
+        let len = self.len;
+        match self.shape {
+            Shape::Pair => {
+                let peer = P::open(len, BATCH);
+                Sampler::timed(move |ops| pair(&peer, len, ops).into())
+            }
+            Shape::Batch => {
+                let peer = P::open(len, BATCH);
+                Sampler::timed(move |ops| batch(&peer, len, ops).into())
+            }
+            Shape::Random => {
+                let peer = P::open(len, LIVE + 1);
+                let order = random_order();
+                Sampler::timed(move |ops| random(&peer, len, ops, &order).into())
+            }
+        }
+    }
+}
+
+/// One allocation whose length the compiler does not know and whose address it must have.
+#[inline(always)]
+fn alloc<P: Peer>(peer: &P, len: usize) -> P::Block<'_> {
+    let mut block = peer.alloc(black_box(len));
+    black_box(peer.address(&mut block));
+    block
+}
+
+#[inline(never)]
+fn pair<P: Peer>(peer: &P, len: usize, ops: u64) -> f64 {
+    let clock = ThreadClock::start();
+    for _ in 0..ops {
+        peer.free(alloc(peer, len));
+    }
+    clock.elapsed_ns() / ops as f64
+}
+
+#[inline(never)]
+fn batch<P: Peer>(peer: &P, len: usize, ops: u64) -> f64 {
+    let mut held = Vec::with_capacity(BATCH);
+    let batches = ops.div_ceil(BATCH as u64);
+    let clock = ThreadClock::start();
+    for _ in 0..batches {
+        held.extend((0..BATCH).map(|_| alloc(peer, len)));
+        held.drain(..).for_each(|block| peer.free(block));
+    }
+    clock.elapsed_ns() / (batches * BATCH as u64) as f64
+}
+
+#[inline(never)]
+fn random<P: Peer>(peer: &P, len: usize, ops: u64, order: &[u16; 8 * LIVE]) -> f64 {
+    let mut held: Vec<_> = (0..LIVE).map(|_| alloc(peer, len)).collect();
+    let mut turn = 0;
+    let clock = ThreadClock::start();
+    for _ in 0..ops {
+        let place = usize::from(order[turn]);
+        turn = (turn + 1) % order.len();
+        let old = mem::replace(&mut held[place], alloc(peer, len));
+        peer.free(old);
+    }
+    let per_op = clock.elapsed_ns() / ops as f64;
+    held.drain(..).for_each(|block| peer.free(block));
+    per_op
+}
+
+/// Random places below [`LIVE`], drawn beforehand: a generator in the loop would cost as much as
+/// the fastest peer. The same for every peer and run.
+fn random_order() -> Box<[u16; 8 * LIVE]> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut order = Box::new([0; 8 * LIVE]);
+    for place in order.iter_mut() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *place = (state >> 32) as u16 % LIVE as u16;
+    }
+    order
+}

@@ -1,0 +1,216 @@
+//! The group `alloc`: allocating and freeing, ours against each peer.
+
+mod cross;
+mod local;
+mod peers;
+mod resident;
+mod stats;
+mod targets;
+
+use crate::cpu::{Cpus, pin};
+use crate::measure::{Plan, Sampler, interleave};
+use crate::report::{Filter, Report, Row};
+use cross::{Cross, Crossing};
+use local::{Local, Shape};
+use resident::Scenario;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub(crate) use resident::child;
+
+/// The name of our own entry.
+pub(crate) const OURS: &str = "slab-core";
+
+/// What is measured, without by whom.
+enum Case {
+    Local(Shape, usize),
+    Cross(Crossing, usize),
+    Resident(Scenario),
+    Stats { busy: bool },
+}
+
+impl Case {
+    fn all() -> Vec<Self> {
+        let mut cases = Vec::new();
+        cases.extend([64, 256, 2048, 65_536].map(|len| Self::Local(Shape::Pair, len)));
+        cases.extend([64, 2048, 65_536].map(|len| Self::Local(Shape::Batch, len)));
+        cases.extend([64, 2048, 65_536].map(|len| Self::Local(Shape::Random, len)));
+        cases.extend([64, 2048].map(|len| Self::Cross(Crossing::Stream, len)));
+        cases.extend([64, 2048].map(|len| Self::Cross(Crossing::RemoteFree, len)));
+        cases.extend(Scenario::ALL.map(Self::Resident));
+        cases.extend([false, true].map(|busy| Self::Stats { busy }));
+        cases
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Local(Shape::Pair, len) => format!("pair-{len}"),
+            Self::Local(Shape::Batch, len) => format!("batch-{len}"),
+            Self::Local(Shape::Random, len) => format!("random-{len}"),
+            Self::Cross(Crossing::Stream, len) => format!("cross-{len}"),
+            Self::Cross(Crossing::RemoteFree, len) => format!("remote-free-{len}"),
+            Self::Resident(scenario) => scenario.name().into(),
+            Self::Stats { busy: false } => "stats".into(),
+            Self::Stats { busy: true } => "stats-busy".into(),
+        }
+    }
+
+    fn unit(&self) -> &'static str {
+        match self {
+            Self::Resident(scenario) => scenario.unit(),
+            _ => "ns/op",
+        }
+    }
+
+    fn peers(&self) -> Vec<&'static str> {
+        match self {
+            Self::Local(..) => peers::LOCAL.to_vec(),
+            Self::Cross(Crossing::Stream, _) => [peers::NO_ALLOC, peers::SHARED].concat(),
+            Self::Cross(Crossing::RemoteFree, _) => peers::SHARED.to_vec(),
+            Self::Resident(_) => peers::HEAPS.to_vec(),
+            Self::Stats { .. } => vec!["glibc"],
+        }
+    }
+
+    /// One side of the comparison, or why there is none.
+    fn sampler(&self, peer: &str, plan: &Plan, cpus: Cpus) -> Result<Sampler, String> {
+        let found = match *self {
+            Self::Local(shape, len) => peers::visit(peer, len, Local { shape, len }),
+            Self::Cross(crossing, len) => {
+                let cross = Cross::new(crossing, len, cpus).ok_or("it needs two CPUs")?;
+                peers::visit_shared(peer, cross)
+            }
+            Self::Resident(scenario) => return scenario.sampler(peer, plan),
+            Self::Stats { busy } => stats::sampler(peer, busy, cpus),
+        };
+        found.map_err(|missing| missing.to_string())
+    }
+}
+
+/// Runs what the filter takes. `ours` is normally [`OURS`].
+///
+/// # Errors
+/// `ours` is not the name of a peer.
+pub(crate) fn run(
+    ours: &str,
+    plan: &Plan,
+    filter: &Filter,
+    report: &mut Report,
+) -> Result<(), String> {
+    if ours != OURS && !peers::LOCAL.contains(&ours) && !peers::SHARED.contains(&ours) {
+        return Err(format!("no peer is called {ours}"));
+    }
+    let cpus = Cpus::choose();
+    peers::initialise_heaps();
+    for case in Case::all() {
+        // A child process must see all CPUs: jemalloc has as many arenas as it sees CPUs.
+        match case {
+            Case::Resident(_) => cpus.unpin(),
+            _ => pin(cpus.main),
+        }
+        for peer in case.peers() {
+            let name = case.name();
+            if !filter.takes(&name, peer) {
+                continue;
+            }
+            eprintln!("{name} against {peer}");
+            match row(&case, ours, peer, plan, cpus) {
+                Ok(row) => report.add(row),
+                Err(reason) => report.leave_out(format!("{name}/{peer}"), reason),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A peer, or ours, that panics costs its own row and no other.
+fn row(
+    case: &Case,
+    ours: &str,
+    peer: &'static str,
+    plan: &Plan,
+    cpus: Cpus,
+) -> Result<Row, String> {
+    let mut our_side = guarded(|| case.sampler(ours, plan, cpus))
+        .and_then(|sampler| sampler)
+        .map_err(|reason| format!("{ours}: {reason}"))?;
+    let mut their_side = guarded(|| case.sampler(peer, plan, cpus)).and_then(|sampler| sampler)?;
+    let plan = match case {
+        // Two threads take turns at more than one speed: short samples would scatter.
+        Case::Cross(..) => &plan.with_longer_samples(3),
+        _ => plan,
+    };
+    let found = guarded(|| interleave(plan, &mut our_side, &mut their_side))?;
+    Ok(Row {
+        group: "alloc",
+        case: case.name(),
+        peer,
+        unit: case.unit(),
+        found,
+        targets: targets::of(&case.name(), peer),
+    })
+}
+
+fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        format!("panicked: {}", text.unwrap_or("without a message"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn rows() -> HashSet<(String, &'static str)> {
+        let of = |case: Case| {
+            let name = case.name();
+            case.peers()
+                .into_iter()
+                .map(move |peer| (name.clone(), peer))
+        };
+        Case::all().into_iter().flat_map(of).collect()
+    }
+
+    #[test]
+    fn every_target_speaks_about_a_row_that_exists() {
+        let rows = rows();
+        for (case, peer) in targets::spoken_of() {
+            assert!(rows.contains(&(case.to_owned(), peer)), "{case}/{peer}");
+        }
+    }
+
+    #[test]
+    fn every_peer_runs_every_case_that_names_it() {
+        let (plan, cpus) = (Plan::smallest(), Cpus::choose());
+        for case in Case::all() {
+            // Those start this program again, which is the test here.
+            if matches!(case, Case::Resident(_)) {
+                continue;
+            }
+            for peer in case.peers().into_iter().chain([OURS]) {
+                match case.sampler(peer, &plan, cpus) {
+                    Ok(mut sampler) => {
+                        let found = interleave(&plan, &mut sampler, &mut Sampler::whole(|| 1.0));
+                        assert!(found.ours.min > 0.0, "{}/{peer}", case.name());
+                    }
+                    Err(reason) => assert!(
+                        ["feature", "has no name", "two CPUs"]
+                            .iter()
+                            .any(|known| reason.contains(known)),
+                        "{}/{peer}: {reason}",
+                        case.name()
+                    ),
+                }
+            }
+        }
+        cpus.unpin();
+    }
+
+    #[test]
+    fn a_panic_costs_one_row() {
+        let reason = guarded(|| -> () { panic!("out of {}", "luck") });
+        assert_eq!(reason, Err("panicked: out of luck".into()));
+    }
+}

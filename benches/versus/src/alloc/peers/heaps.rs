@@ -1,0 +1,155 @@
+//! General-purpose allocators, called as C programs call them. They are told the length again on
+//! free where they have a faster call for that.
+
+use super::{Heap, Peer};
+use core::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+/// The two functions of a C allocator.
+///
+/// # Safety
+/// `malloc` returns null or `len` bytes that nobody else has until they go back to `free`, which
+/// may happen on any thread.
+pub(crate) unsafe trait CHeapFunctions: 'static {
+    fn malloc(len: usize) -> *mut c_void;
+
+    /// # Safety
+    /// `block` came from `malloc(len)` of the same allocator and is not used any more.
+    unsafe fn free(block: *mut c_void, len: usize);
+}
+
+pub(crate) struct CHeap<F> {
+    /// Of every block.
+    len: usize,
+    functions: PhantomData<fn() -> F>,
+}
+
+/// A block of `F`'s memory. Not `Drop`: `CHeap::free` is how it goes back, as in C.
+pub(crate) struct CBlock<F> {
+    at: NonNull<c_void>,
+    functions: PhantomData<fn() -> F>,
+}
+
+// SAFETY: exclusive ownership of plain bytes, which the allocator takes back on any thread.
+unsafe impl<F> Send for CBlock<F> {}
+
+impl<F: CHeapFunctions> Peer for CHeap<F> {
+    type Block<'p> = CBlock<F>;
+
+    fn open(len: usize, _: usize) -> Self {
+        Self {
+            len,
+            functions: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    fn alloc(&self, len: usize) -> CBlock<F> {
+        let Some(at) = NonNull::new(F::malloc(len)) else {
+            out_of_memory();
+        };
+        CBlock {
+            at,
+            functions: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    fn address(&self, block: &mut CBlock<F>) -> *mut u8 {
+        block.at.as_ptr().cast()
+    }
+
+    #[inline(always)]
+    fn free(&self, block: CBlock<F>) {
+        // SAFETY: a block is only made by `alloc`, which every caller gives the length that the
+        // heap was opened with, and is consumed here.
+        unsafe { F::free(block.at.as_ptr(), self.len) };
+    }
+}
+
+// SAFETY: the address is what `malloc` returned for the length asked for.
+unsafe impl<F: CHeapFunctions> Heap for CHeap<F> {}
+
+#[cold]
+fn out_of_memory() -> ! {
+    panic!("a peer is out of memory");
+}
+
+pub(crate) enum Glibc {}
+
+// SAFETY: this is malloc.
+unsafe impl CHeapFunctions for Glibc {
+    #[inline(always)]
+    fn malloc(len: usize) -> *mut c_void {
+        // SAFETY: any length may be asked for.
+        unsafe { libc::malloc(len) }
+    }
+
+    #[inline(always)]
+    unsafe fn free(block: *mut c_void, _: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { libc::free(block) };
+    }
+}
+
+#[cfg(feature = "mimalloc")]
+pub(crate) enum Mimalloc {}
+
+#[cfg(feature = "mimalloc")]
+// SAFETY: malloc by another name.
+unsafe impl CHeapFunctions for Mimalloc {
+    #[inline(always)]
+    fn malloc(len: usize) -> *mut c_void {
+        // SAFETY: any length may be asked for.
+        unsafe { libmimalloc_sys::mi_malloc(len) }
+    }
+
+    #[inline(always)]
+    unsafe fn free(block: *mut c_void, _: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { libmimalloc_sys::mi_free(block) };
+    }
+}
+
+#[cfg(feature = "jemalloc")]
+pub(crate) enum Jemalloc {}
+
+#[cfg(feature = "jemalloc")]
+// SAFETY: malloc by another name; `sdallocx` takes what `malloc` gave.
+unsafe impl CHeapFunctions for Jemalloc {
+    #[inline(always)]
+    fn malloc(len: usize) -> *mut c_void {
+        // SAFETY: any length may be asked for.
+        unsafe { tikv_jemalloc_sys::malloc(len) }
+    }
+
+    #[inline(always)]
+    unsafe fn free(block: *mut c_void, len: usize) {
+        // SAFETY: the caller's promise, which includes the length.
+        unsafe { tikv_jemalloc_sys::sdallocx(block, len, 0) };
+    }
+}
+
+#[cfg(feature = "snmalloc")]
+pub(crate) enum Snmalloc {}
+
+/// What malloc guarantees.
+#[cfg(feature = "snmalloc")]
+const ALIGN: usize = 16;
+
+#[cfg(feature = "snmalloc")]
+// SAFETY: malloc by another name, its alignment always the same.
+unsafe impl CHeapFunctions for Snmalloc {
+    #[inline(always)]
+    fn malloc(len: usize) -> *mut c_void {
+        // SAFETY: any length may be asked for.
+        unsafe { snmalloc_sys::sn_rust_alloc(ALIGN, len).cast() }
+    }
+
+    #[inline(always)]
+    unsafe fn free(block: *mut c_void, len: usize) {
+        // SAFETY: the caller's promise, which includes the length.
+        unsafe { snmalloc_sys::sn_rust_dealloc(block.cast(), ALIGN, len) };
+    }
+}

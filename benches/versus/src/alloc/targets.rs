@@ -1,0 +1,59 @@
+//! What the issues ask of which row.
+
+use super::peers::HEAPS;
+use crate::report::{Bound, Target};
+
+/// (issue, case, peers, bound); several lines may speak about one row.
+const ASKED: &[(u32, &str, &[&str], Bound)] = &[
+    (2, "pair-2048", &["mimalloc"], Bound::Ratio(4.0)),
+    (2, "pair-2048", &["jemalloc"], Bound::Ratio(1.5)),
+    // "Best peer" is the best of the heaps, so each of them is at least that far behind.
+    (3, "pair-64", HEAPS, Bound::Ratio(1.6)),
+    (3, "pair-256", HEAPS, Bound::Ratio(1.6)),
+    (3, "pair-2048", HEAPS, Bound::Ratio(1.8)),
+    (3, "pair-2048", &["mimalloc"], Bound::Ratio(4.5)),
+    (3, "pair-2048", &["glibc", "BytesMut"], Bound::Ratio(8.0)),
+    (3, "pair-65536", HEAPS, Bound::Ratio(2.0)),
+    (3, "batch-64", HEAPS, Bound::Ratio(1.8)),
+    (3, "batch-2048", HEAPS, Bound::Ratio(2.0)),
+    (3, "random-2048", HEAPS, Bound::Ratio(1.8)),
+    (3, "random-65536", HEAPS, Bound::Ratio(2.2)),
+    // 1.35 times the bare ring's time.
+    (3, "cross-2048", &["no-alloc"], Bound::Ratio(1.0 / 1.35)),
+    (
+        3,
+        "cross-2048",
+        &["mimalloc", "snmalloc"],
+        Bound::Ratio(3.0),
+    ),
+    (3, "cross-2048", &["jemalloc", "glibc"], Bound::Ratio(12.0)),
+    (3, "remote-free-2048", &["ArrayQueue"], Bound::Ratio(3.0)),
+    (
+        3,
+        "remote-free-2048",
+        &["mimalloc", "snmalloc", "jemalloc"],
+        Bound::Ratio(12.0),
+    ),
+    (3, "migration-rss", HEAPS, Bound::Ours(1.1)),
+    (3, "churn-rss", HEAPS, Bound::Ours(101.0)),
+    (3, "stats", &["glibc"], Bound::Ours(150.0)),
+    (3, "stats-busy", &["glibc"], Bound::Ours(1000.0)),
+];
+
+pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
+    let about = |&&(_, asked, peers, _): &&(u32, &str, &[&str], Bound)| {
+        asked == case && peers.contains(&peer)
+    };
+    let target = |&(issue, _, _, bound): &(u32, &str, &[&str], Bound)| Target { issue, bound };
+    ASKED.iter().filter(about).map(target).collect()
+}
+
+/// Each row that a line speaks about.
+#[cfg(test)]
+pub(crate) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let rows =
+        |&(_, case, peers, _): &'static (u32, &'static str, &'static [&'static str], Bound)| {
+            peers.iter().map(move |&peer| (case, peer))
+        };
+    ASKED.iter().flat_map(rows)
+}

@@ -1,0 +1,307 @@
+//! Interleaved samples of two sides, and what can be said about them.
+
+use crate::cpu::Distance;
+use std::time::{Duration, Instant};
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    /// Rounds of one sample of ours and one of theirs.
+    pub(crate) rounds: usize,
+    /// What a sample is meant to take.
+    pub(crate) sample: Duration,
+    /// Divides the size of the scenarios that measure resident memory.
+    pub(crate) shrink: usize,
+    pub(crate) quick: bool,
+}
+
+impl Plan {
+    pub(crate) fn quick() -> Self {
+        Self {
+            rounds: 7,
+            sample: Duration::from_millis(3),
+            shrink: 4,
+            quick: true,
+        }
+    }
+
+    /// Enough to see that something runs.
+    #[cfg(test)]
+    pub(crate) fn smallest() -> Self {
+        Self {
+            rounds: 1,
+            sample: Duration::from_micros(50),
+            shrink: 64,
+            quick: true,
+        }
+    }
+
+    pub(crate) fn full() -> Self {
+        Self {
+            rounds: 15,
+            sample: Duration::from_millis(25),
+            shrink: 1,
+            quick: false,
+        }
+    }
+
+    pub(crate) fn with_longer_samples(self, times: u32) -> Self {
+        Self {
+            sample: self.sample * times,
+            ..self
+        }
+    }
+}
+
+/// What one sample read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reading {
+    /// In the unit of the case; less is better.
+    pub(crate) value: f64,
+    /// Of the two CPUs, in cross-thread cases.
+    pub(crate) distance: Option<Distance>,
+}
+
+impl From<f64> for Reading {
+    fn from(value: f64) -> Self {
+        Self {
+            value,
+            distance: None,
+        }
+    }
+}
+
+/// One side of a comparison, ready to take samples.
+pub(crate) struct Sampler {
+    run: Box<dyn FnMut(u64) -> Reading>,
+    /// Operations a sample; `None` until calibrated.
+    ops: Option<u64>,
+}
+
+/// Samples have at least this many operations, so that the clock's own cost vanishes.
+const MIN_OPS: u64 = 1024;
+
+impl Sampler {
+    /// `run` performs that many operations and returns nanoseconds for one.
+    pub(crate) fn timed(run: impl FnMut(u64) -> Reading + 'static) -> Self {
+        Self {
+            run: Box::new(run),
+            ops: None,
+        }
+    }
+
+    /// Each call of `run` is a whole sample.
+    pub(crate) fn whole(mut run: impl FnMut() -> f64 + 'static) -> Self {
+        Self {
+            run: Box::new(move |_| run().into()),
+            ops: Some(1),
+        }
+    }
+
+    /// Finds how many operations fill a sample. The runs that this takes are the warm-up.
+    fn calibrate(&mut self, plan: &Plan) {
+        if self.ops.is_some() {
+            return;
+        }
+        let target = plan.sample.as_nanos() as f64;
+        let mut ops = MIN_OPS;
+        loop {
+            let start = Instant::now();
+            let timed = (self.run)(ops).value;
+            // What a case does beside what it times costs patience too.
+            let per_op = timed.max(start.elapsed().as_nanos() as f64 / ops as f64);
+            if per_op * ops as f64 > target / 4.0 {
+                self.ops = Some(((target / per_op) as u64).max(MIN_OPS));
+                return;
+            }
+            ops *= 4;
+        }
+    }
+
+    fn sample(&mut self) -> Reading {
+        (self.run)(self.ops.unwrap_or(MIN_OPS))
+    }
+}
+
+/// Median and range of a few samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// # Panics
+    /// Without values.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = values.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        };
+        Self {
+            median,
+            min: sorted[0],
+            max: sorted[sorted.len() - 1],
+        }
+    }
+}
+
+/// What the rounds of one row say.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Comparison {
+    pub(crate) ours: Spread,
+    pub(crate) theirs: Spread,
+    /// Theirs over ours, of the two samples of each round: how many times better ours is.
+    pub(crate) ratio: Spread,
+    /// Between the CPUs in the rounds that count.
+    pub(crate) distance: Option<Distance>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    ours: Reading,
+    theirs: Reading,
+}
+
+impl Round {
+    /// The distance in both samples, or that it was not the same.
+    fn distance(&self) -> Option<Distance> {
+        match (self.ours.distance, self.theirs.distance) {
+            (Some(a), Some(b)) if a == b => Some(a),
+            (None, None) => None,
+            _ => Some(Distance::Moved),
+        }
+    }
+}
+
+/// Takes samples of the two sides in turn, A B A B.
+///
+/// Where the CPUs' distance matters, a figure is of rounds of one distance only: more rounds are
+/// taken until there are enough of one kind, at most three times as many.
+pub(crate) fn interleave(plan: &Plan, ours: &mut Sampler, theirs: &mut Sampler) -> Comparison {
+    ours.calibrate(plan);
+    theirs.calibrate(plan);
+    let mut rounds = Vec::new();
+    while rounds.len() < 3 * plan.rounds && largest_kind(&rounds).1.len() < plan.rounds {
+        rounds.push(Round {
+            ours: ours.sample(),
+            theirs: theirs.sample(),
+        });
+    }
+    let (distance, counted) = largest_kind(&rounds);
+    if counted.len() >= plan.rounds {
+        summary(&counted, distance)
+    } else {
+        summary(&rounds, Some(Distance::Moved))
+    }
+}
+
+/// The rounds of the most frequent distance. "Moved" is no such distance: two rounds in which the
+/// CPUs moved have nothing in common.
+fn largest_kind(rounds: &[Round]) -> (Option<Distance>, Vec<Round>) {
+    [None, Some(Distance::Near), Some(Distance::Far)]
+        .into_iter()
+        .map(|kind| {
+            let of_kind = rounds.iter().filter(|round| round.distance() == kind);
+            (kind, of_kind.copied().collect::<Vec<_>>())
+        })
+        .max_by_key(|(_, of_kind)| of_kind.len())
+        .unwrap_or_default()
+}
+
+fn summary(rounds: &[Round], distance: Option<Distance>) -> Comparison {
+    Comparison {
+        ours: Spread::of(rounds.iter().map(|round| round.ours.value)),
+        theirs: Spread::of(rounds.iter().map(|round| round.theirs.value)),
+        ratio: Spread::of(
+            rounds
+                .iter()
+                .map(|round| round.theirs.value / round.ours.value),
+        ),
+        distance,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            rounds: 3,
+            sample: Duration::from_micros(100),
+            shrink: 1,
+            quick: true,
+        }
+    }
+
+    fn scripted(values: Vec<Reading>) -> Sampler {
+        let mut values = values.into_iter();
+        Sampler {
+            run: Box::new(move |_| values.next().expect("no sample is left in the script")),
+            ops: Some(1),
+        }
+    }
+
+    fn at(value: f64, distance: Distance) -> Reading {
+        Reading {
+            value,
+            distance: Some(distance),
+        }
+    }
+
+    #[test]
+    fn median_of_odd_and_even_counts() {
+        let odd = Spread::of([3.0, 1.0, 2.0]);
+        assert_eq!((odd.median, odd.min, odd.max), (2.0, 1.0, 3.0));
+        assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0]).median, 2.5);
+    }
+
+    #[test]
+    fn ratio_is_of_adjacent_samples() {
+        // The machine is twice as slow from the second round on: no ratio may notice.
+        let mut ours = scripted([1.0, 2.0, 2.0].map(Reading::from).to_vec());
+        let mut theirs = scripted([3.0, 6.0, 6.0].map(Reading::from).to_vec());
+        let found = interleave(&plan(), &mut ours, &mut theirs);
+        assert_eq!(found.ratio, Spread::of([3.0]));
+        assert_eq!(found.distance, None);
+    }
+
+    #[test]
+    fn only_rounds_of_one_distance_count() {
+        use Distance::{Far, Moved, Near};
+        let script = |factor: f64| {
+            let reading = |(value, distance)| at(factor * value, distance);
+            let script = [
+                (9.0, Far),
+                (1.0, Near),
+                (5.0, Moved),
+                (1.0, Near),
+                (1.0, Near),
+            ];
+            scripted(script.map(reading).to_vec())
+        };
+        let found = interleave(&plan(), &mut script(1.0), &mut script(2.0));
+        assert_eq!(found.distance, Some(Near));
+        assert_eq!(found.ours, Spread::of([1.0]));
+    }
+
+    #[test]
+    fn a_machine_that_never_settles_is_called_so() {
+        let script = || scripted(vec![at(1.0, Distance::Moved); 9]);
+        let found = interleave(&plan(), &mut script(), &mut script());
+        assert_eq!(found.distance, Some(Distance::Moved));
+    }
+
+    #[test]
+    fn calibration_fills_a_sample() {
+        let mut sampler = Sampler::timed(|_| 10.0.into());
+        sampler.calibrate(&plan());
+        assert_eq!(sampler.ops, Some(10_000));
+    }
+}

@@ -1,0 +1,299 @@
+//! The table, in Markdown and JSON.
+
+use crate::machine;
+use crate::measure::{Comparison, Spread};
+use serde_json::{Map, Value, json};
+use std::fmt::Write as _;
+
+/// Which rows to run.
+pub(crate) struct Filter {
+    pattern: Option<String>,
+}
+
+impl Filter {
+    pub(crate) fn new(pattern: Option<String>) -> Self {
+        Self { pattern }
+    }
+
+    pub(crate) fn takes(&self, case: &str, peer: &str) -> bool {
+        let Some(pattern) = &self.pattern else {
+            return true;
+        };
+        format!("{case}/{peer}").contains(pattern.as_str())
+    }
+}
+
+/// What an issue asks of a row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) issue: u32,
+    pub(crate) bound: Bound,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Bound {
+    /// Ours this many times better, by the median ratio.
+    Ratio(f64),
+    /// Ours no more than this, in the row's unit, by the median.
+    Ours(f64),
+}
+
+impl Target {
+    fn is_met(&self, found: &Comparison) -> bool {
+        match self.bound {
+            Bound::Ratio(least) => found.ratio.median >= least,
+            Bound::Ours(most) => found.ours.median <= most,
+        }
+    }
+
+    fn verdict(&self, found: &Comparison) -> String {
+        let asked = match self.bound {
+            Bound::Ratio(least) => format!("{}x", figure(least)),
+            Bound::Ours(most) => format!("ours <= {}", figure(most)),
+        };
+        let word = if self.is_met(found) {
+            "met"
+        } else {
+            "**SHORT**"
+        };
+        format!("{word}: {asked} (#{})", self.issue)
+    }
+}
+
+/// One line of the table.
+pub(crate) struct Row {
+    pub(crate) group: &'static str,
+    pub(crate) case: String,
+    pub(crate) peer: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) found: Comparison,
+    pub(crate) targets: Vec<Target>,
+}
+
+/// Everything that one run has to say.
+pub(crate) struct Report {
+    ours: String,
+    rows: Vec<Row>,
+    left_out: Vec<(String, String)>,
+    /// Why the figures may be poor.
+    warning: Option<String>,
+}
+
+impl Report {
+    pub(crate) fn new(ours: String) -> Self {
+        Self {
+            ours,
+            rows: Vec::new(),
+            left_out: Vec::new(),
+            warning: machine::busy_warning(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, row: Row) {
+        self.rows.push(row);
+    }
+
+    /// Says why something that was asked for is not in the table.
+    pub(crate) fn leave_out(&mut self, what: impl Into<String>, reason: impl Into<String>) {
+        let (what, reason) = (what.into(), reason.into());
+        eprintln!("left out: {what}: {reason}");
+        self.left_out.push((what, reason));
+    }
+
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = String::new();
+        if let Some(warning) = &self.warning {
+            let _ = writeln!(text, "\n**{warning}**");
+        }
+        let _ = writeln!(
+            text,
+            "\n`ours` is {}; median (min .. max); a ratio is how many times better ours is.\n",
+            self.ours
+        );
+        text.push_str("| case | peer | unit | ours | theirs | ratio | asked |\n");
+        text.push_str("|---|---|---|---|---|---|---|\n");
+        for row in &self.rows {
+            let found = &row.found;
+            let distance = found
+                .distance
+                .map(|d| format!(" ({d})"))
+                .unwrap_or_default();
+            let verdicts: Vec<_> = row.targets.iter().map(|t| t.verdict(found)).collect();
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                text,
+                "| {}{distance} | {} | {} | {} | {} | {} | {} |",
+                row.case,
+                row.peer,
+                row.unit,
+                cell(&found.ours),
+                cell(&found.theirs),
+                cell(&found.ratio),
+                verdicts.join("; "),
+            );
+        }
+        let asked = self.rows.iter().flat_map(|row| {
+            let verdict = |target: &Target| target.is_met(&row.found);
+            row.targets.iter().map(verdict)
+        });
+        let (met, all) = asked.fold((0, 0), |(met, all), is_met| {
+            (met + usize::from(is_met), all + 1)
+        });
+        let _ = writeln!(text, "\n{met} of {all} targets met.");
+        for (what, reason) in &self.left_out {
+            let _ = writeln!(text, "- left out: {what}: {reason}");
+        }
+        text
+    }
+
+    /// The rows have exactly the keys that issue 9 gives; whatever else there is to say (near or
+    /// far, what was left out) stands in `machine`.
+    pub(crate) fn json(&self) -> String {
+        let mut machine = machine::describe();
+        machine.insert("ours".into(), json!(self.ours));
+        if let Some(warning) = &self.warning {
+            machine.insert("warning".into(), json!(warning));
+        }
+        let distances: Map<String, Value> = self
+            .rows
+            .iter()
+            .filter_map(|row| {
+                let distance = row.found.distance?.to_string();
+                Some((format!("{}/{}", row.case, row.peer), json!(distance)))
+            })
+            .collect();
+        machine.insert("distance".into(), Value::Object(distances));
+        let left_out: Map<String, Value> = self
+            .left_out
+            .iter()
+            .map(|(what, reason)| (what.clone(), json!(reason)))
+            .collect();
+        machine.insert("left_out".into(), Value::Object(left_out));
+        let rows: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|row| {
+                json!({
+                    "group": row.group,
+                    "case": row.case,
+                    "peer": row.peer,
+                    "unit": row.unit,
+                    "ours": spread(&row.found.ours),
+                    "theirs": spread(&row.found.theirs),
+                    "ratio": spread(&row.found.ratio),
+                })
+            })
+            .collect();
+        let whole = json!({ "machine": machine, "rows": rows });
+        format!("{whole:#}\n")
+    }
+}
+
+fn spread(of: &Spread) -> Value {
+    json!({ "median": rounded(of.median), "min": rounded(of.min), "max": rounded(of.max) })
+}
+
+/// Four significant digits: more would be noise.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}
+
+fn cell(of: &Spread) -> String {
+    format!(
+        "{} ({} .. {})",
+        figure(of.median),
+        figure(of.min),
+        figure(of.max)
+    )
+}
+
+/// At least three significant digits, without an exponent.
+fn figure(value: f64) -> String {
+    if value >= 1000.0 {
+        format!("{value:.0}")
+    } else if value >= 100.0 {
+        // One more digit: what is left of 100 % is what matters there.
+        format!("{value:.1}")
+    } else if value >= 10.0 {
+        format!("{value:.1}")
+    } else {
+        format!("{value:.2}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Distance;
+
+    fn report() -> Report {
+        let flat = |value| Spread::of([value]);
+        let mut report = Report::new("slab-core".into());
+        report.add(Row {
+            group: "alloc",
+            case: "cross-2048".into(),
+            peer: "mimalloc",
+            unit: "ns/op",
+            found: Comparison {
+                ours: flat(2.0),
+                theirs: flat(5.0),
+                ratio: flat(2.5),
+                distance: Some(Distance::Near),
+            },
+            targets: vec![
+                Target {
+                    issue: 3,
+                    bound: Bound::Ratio(3.0),
+                },
+                Target {
+                    issue: 3,
+                    bound: Bound::Ours(2.0),
+                },
+            ],
+        });
+        report
+    }
+
+    #[test]
+    fn a_row_that_falls_short_says_so() {
+        let text = report().markdown();
+        assert!(
+            text.contains("| cross-2048 (near) | mimalloc | ns/op |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("**SHORT**: 3.00x (#3); met: ours <= 2.00 (#3)"),
+            "{text}"
+        );
+        assert!(text.contains("1 of 2 targets met"), "{text}");
+    }
+
+    #[test]
+    fn rows_have_the_keys_that_were_agreed_and_no_others() {
+        let json: Value = serde_json::from_str(&report().json()).unwrap();
+        assert_eq!(
+            json.as_object().unwrap().keys().collect::<Vec<_>>(),
+            ["machine", "rows"]
+        );
+        let row = &json["rows"][0];
+        assert_eq!(
+            row.as_object().unwrap().keys().collect::<Vec<_>>(),
+            ["group", "case", "peer", "unit", "ours", "theirs", "ratio"]
+        );
+        for side in ["ours", "theirs", "ratio"] {
+            assert_eq!(
+                row[side].as_object().unwrap().keys().collect::<Vec<_>>(),
+                ["median", "min", "max"]
+            );
+        }
+        assert_eq!(json["machine"]["distance"]["cross-2048/mimalloc"], "near");
+    }
+
+    #[test]
+    fn filter_matches_case_and_peer() {
+        let filter = Filter::new(Some("2048/mi".into()));
+        assert!(filter.takes("pair-2048", "mimalloc"));
+        assert!(!filter.takes("pair-2048", "glibc"));
+        assert!(Filter::new(None).takes("anything", "at all"));
+    }
+}
