@@ -22,8 +22,9 @@ const MIN_CHUNKS_PER_SLAB: usize = 4;
 const MIN_SLAB_BYTES: usize = 64 << 10;
 /// How many bytes of chunks move between a magazine and the depot at once, at most.
 const BATCH_BYTES: usize = 256 << 10;
-/// The most chunks in a batch: a batch block of 256 bytes is two words and this many indices.
-pub(crate) const BATCH_MAX: usize = 62;
+/// The most chunks in a batch. A magazine of two batches and its counters then take 512 bytes, and
+/// a batch block in the depot 256.
+pub(crate) const BATCH_MAX: usize = 56;
 
 /// The chunk sizes of a pool in bytes, strictly ascending.
 ///
@@ -184,7 +185,10 @@ pub(crate) struct Geometry {
 
 /// The classes of one pool, ready for the fast path.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct ClassTable {
+    /// Requests of up to this many bytes are in `lookup`.
+    direct: usize,
     lookup: [u8; TABLE_LEN],
     geometry: [Geometry; MAX_CLASSES],
     classes: SizeClasses,
@@ -226,6 +230,7 @@ impl ClassTable {
             };
         }
         Self {
+            direct: classes.largest().min(TABLE_BYTES),
             lookup,
             geometry,
             classes,
@@ -236,12 +241,13 @@ impl ClassTable {
     /// The class index for a request, or `None` if it is above the largest class.
     #[inline]
     pub(crate) fn class_for(&self, len: usize) -> Option<u8> {
-        let granule = len.div_ceil(CHUNK_ALIGN);
-        match self.lookup.get(granule) {
-            Some(&u8::MAX) => None,
-            Some(&class) => Some(class),
-            None => self.large_class_for(len),
+        if len > self.direct {
+            return self.large_class_for(len);
         }
+        // Rounds up; `div_ceil` would guard against an overflow that cannot be here.
+        let granule = (len + (CHUNK_ALIGN - 1)) >> CHUNK_ALIGN.trailing_zeros();
+        // SAFETY: `direct` is at most `TABLE_BYTES`, whose granule is the table's last.
+        Some(unsafe { *self.lookup.get_unchecked(granule) })
     }
 
     #[cold]

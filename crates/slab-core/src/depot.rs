@@ -58,12 +58,15 @@ impl Batch {
 #[repr(align(128))]
 struct Stack {
     head: AtomicU64,
+    /// Chunks in the stack's batches, for the statistics; in the line that a change owns anyway.
+    chunks: AtomicU64,
 }
 
 impl Stack {
     fn new() -> Self {
         Self {
             head: AtomicU64::new(u64::from(NIL)),
+            chunks: AtomicU64::new(0),
         }
     }
 
@@ -132,7 +135,7 @@ fn next_tag(head: u64) -> u64 {
 }
 
 /// Less than a batch of free chunks, for callers without magazines.
-type Open = ArrayVec<u32, BATCH_MAX>;
+pub(crate) type Open = ArrayVec<u32, BATCH_MAX>;
 
 #[derive(Debug)]
 pub(crate) struct Depot {
@@ -196,28 +199,43 @@ impl Depot {
             slot.store(unit, Ordering::Relaxed);
         }
         batch.len.store(units.len() as u32, Ordering::Relaxed);
-        self.full[usize::from(class)].push(&self.blocks, block);
+        let stack = &self.full[usize::from(class)];
+        // Before they can be popped, so that the sum never wraps below zero.
+        stack
+            .chunks
+            .fetch_add(units.len() as u64, Ordering::Relaxed);
+        stack.push(&self.blocks, block);
     }
 
     /// Takes one whole batch; returns its length, 0 if there is none.
     pub(crate) fn pop_batch(&self, class: u8, out: &mut [u32; BATCH_MAX]) -> usize {
-        let Some(block) = self.full[usize::from(class)].pop(&self.blocks) else {
+        let stack = &self.full[usize::from(class)];
+        let Some(block) = stack.pop(&self.blocks) else {
             return 0;
         };
         let batch = &self.blocks[block as usize];
         let len = batch.read(out);
+        stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
         self.empty.push(&self.blocks, block);
         len
     }
 
+    /// Chunks of the class in the depot now.
+    pub(crate) fn chunks(&self, class: u8, open: &Open) -> u64 {
+        let stacked = self.full[usize::from(class)].chunks.load(Ordering::Relaxed);
+        stacked + open.len() as u64
+    }
+
     /// Takes every chunk of the class that is in the depot now, and gives it to `sink`.
     pub(crate) fn take_all(&self, class: u8, mut sink: impl FnMut(&[u32])) {
-        let mut block = self.full[usize::from(class)].take_all();
+        let stack = &self.full[usize::from(class)];
+        let mut block = stack.take_all();
         while block != NIL {
             let batch = &self.blocks[block as usize];
             let mut units = [0; BATCH_MAX];
             let len = batch.read(&mut units);
             let next = batch.next.load(Ordering::Relaxed);
+            stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
             self.empty.push(&self.blocks, block);
             sink(&units[..len]);
             block = next;

@@ -1,4 +1,4 @@
-//! The asymmetric guard: lets another thread take what lies in a thread's magazines, at the price
+//! The asymmetric guard: lets another thread take what lies in a thread's magazine, at the price
 //! of two plain stores and a plain load for the owner.
 //!
 //! It is Dekker's mutual exclusion with the fences moved to one side (as in Dice, Huang and Yang,
@@ -8,13 +8,16 @@
 //! the owner's is only a compiler fence, because the taker's `membarrier` system call makes every
 //! running thread of the process execute a real one.
 //!
+//! Each magazine has its own guard, in the cache line that its owner writes anyway, and a taker
+//! disturbs only the classes that it takes from.
+//!
 //! Where the system call is missing, the gate of every guard carries [`FENCED`] for ever: the
 //! owner never passes [`enter`](Guard::enter) and goes through
 //! [`enter_slow`](Guard::enter_slow), which has a real fence. Slower, never wrong.
 
 use crate::sync::{AtomicU32, Backoff, Ordering, barrier_is_asymmetric, fence, light_barrier};
 
-/// Somebody takes the contents of the magazines; temporary.
+/// Somebody takes the contents of the magazine; temporary.
 pub(crate) const TAKEN: u32 = 1;
 /// There is no asymmetric barrier: the owner has to fence.
 const FENCED: u32 = 2;
@@ -22,6 +25,7 @@ const FENCED: u32 = 2;
 pub(crate) const CLOSED: u32 = 4;
 
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Guard {
     busy: AtomicU32,
     gate: AtomicU32,
@@ -42,7 +46,7 @@ impl Guard {
     pub(crate) fn enter(&self) -> bool {
         self.busy.store(1, Ordering::Relaxed);
         light_barrier();
-        // Acquire: the taker's changes to the magazines came before it lowered the gate.
+        // Acquire: the taker's changes to the magazine came before it lowered the gate.
         if self.gate.load(Ordering::Acquire) == 0 {
             return true;
         }

@@ -26,10 +26,10 @@ use crate::class::{BATCH_MAX, CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::error::{AllocError, ConfigError};
 use crate::guard::CLOSED;
-use crate::local;
+use crate::local::{self, PoolId};
 use crate::magazine::{Source, Tally, ThreadCache};
 use crate::reclaim::{Reclaimed, SlabLayer};
-use crate::slab::{Carved, Slabs};
+use crate::slab::{Carved, ClassSlabs, Slabs};
 use crate::stats::{ClassStats, PoolStats};
 use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordering, Table, heavy_barrier,
@@ -69,8 +69,6 @@ impl Drop for Handle {
 /// Counters of what passes by the magazines.
 #[derive(Debug)]
 struct Uncached {
-    allocs: AtomicU64,
-    requested: AtomicU64,
     from_slab: AtomicU64,
     frees_local: AtomicU64,
     frees_remote: AtomicU64,
@@ -78,6 +76,13 @@ struct Uncached {
     /// An episode of exhaustion was reported and has not ended yet.
     in_exhaustion: AtomicBool,
     in_use_peak: AtomicU64,
+}
+
+/// Chunks of a class that are not in its slabs.
+struct Whereabouts {
+    in_use: u64,
+    in_magazines: u64,
+    in_depot: u64,
 }
 
 #[derive(Debug)]
@@ -90,7 +95,7 @@ pub(crate) struct Registered {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Inner {
-    pub(crate) id: u64,
+    pub(crate) id: PoolId,
     base: NonNull<u8>,
     slab_unit_mask: u32,
     pub(crate) classes: ClassTable,
@@ -114,12 +119,6 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; all shared state is atomic or under a mutex.
 unsafe impl Sync for Inner {}
 
-fn next_pool_id() -> u64 {
-    // Plain std: loom models have no global state.
-    static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(1);
-    NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
-}
-
 impl Inner {
     /// Builds a pool; returns the one handle whose drop closes it.
     pub(crate) fn open(
@@ -138,15 +137,13 @@ impl Inner {
         let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let slabs = Slabs::new(&arena).map_err(reserve_error)?;
         let inner = Box::new(Self {
-            id: next_pool_id(),
+            id: PoolId::next(),
             base: arena.base(),
             slab_unit_mask: arena.slab_units() - 1,
             classes,
             counts,
             depot,
             uncached: core::array::from_fn(|_| Uncached {
-                allocs: AtomicU64::new(0),
-                requested: AtomicU64::new(0),
                 from_slab: AtomicU64::new(0),
                 frees_local: AtomicU64::new(0),
                 frees_remote: AtomicU64::new(0),
@@ -232,21 +229,20 @@ impl Inner {
     /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
     /// keeps reclaimers out, who would otherwise be in the way.
     fn flush(&self, _registry: &[Registered], cache: &ThreadCache) {
-        if !cache.guard.enter_slow() {
-            return; // The pool is closed and has taken it all.
-        }
         let mut units = [0; BATCH_MAX];
         for class in 0..self.classes.count() as u8 {
-            let batch = self.depot.batch_len(class);
+            let magazine = cache.magazine(class);
+            if !magazine.guard.enter_slow() {
+                return; // The pool is closed and has taken it all.
+            }
             loop {
-                match cache.magazine(class).take_bottom(&mut units[..batch]) {
+                match magazine.take_bottom(&mut units) {
                     0 => break,
-                    taken if taken == batch => self.depot.push_batch(class, &units[..batch]),
                     taken => self.depot.put(class, &units[..taken]),
                 }
             }
+            magazine.guard.leave();
         }
-        cache.guard.leave();
     }
 
     pub(crate) fn flush_current(&self) {
@@ -257,60 +253,48 @@ impl Inner {
 
     /// Allocation when the magazine had nothing or could not be entered: returns the chunk's unit
     /// and the id of the cache that counted it.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn alloc_slow(&self, class: u8, len: usize) -> Result<(u32, u16), AllocError> {
+    pub(crate) fn alloc_slow(&self, class: u8) -> Result<(u32, u16), AllocError> {
         let cache = self.attach();
         if let Some(cache) = &cache
-            && let Some(unit) = self.alloc_from_depot(cache, class, len)
+            && let Some(unit) = self.alloc_from_depot(cache, class)
         {
             self.end_exhaustion(class);
             return Ok((unit, cache.id));
         }
-        match self.alloc_single(class, len) {
+        match self.alloc_single(class) {
             Some(unit) => {
                 self.end_exhaustion(class);
                 Ok((unit, 0))
             }
-            None => self.alloc_from_slab(cache.as_deref(), class, len),
+            None => self.alloc_from_slab(cache.as_deref(), class),
         }
     }
 
     /// From the magazine (this thread's other pools may have hidden it) or a batch of the depot.
-    fn alloc_from_depot(&self, cache: &ThreadCache, class: u8, len: usize) -> Option<u32> {
-        if !cache.guard.enter_slow() {
+    fn alloc_from_depot(&self, cache: &ThreadCache, class: u8) -> Option<u32> {
+        let magazine = cache.magazine(class);
+        if !magazine.guard.enter_slow() {
             return None;
         }
-        let magazine = cache.magazine(class);
-        let unit = magazine.pop(len).or_else(|| {
+        let unit = magazine.pop().or_else(|| {
             let mut batch = [0; BATCH_MAX];
             let count = self.depot.pop_batch(class, &mut batch);
             magazine.refill(&batch[..count]);
             if count > 0 {
                 magazine.count_source(Source::Depot);
             }
-            magazine.pop(len)
+            magazine.pop()
         });
-        cache.guard.leave();
+        magazine.guard.leave();
         unit
     }
 
     /// From the open batch, for which no magazine is needed.
-    pub(crate) fn alloc_single(&self, class: u8, len: usize) -> Option<u32> {
+    pub(crate) fn alloc_single(&self, class: u8) -> Option<u32> {
         self.depot.with_open(class, |open| {
             let unit = self.depot.take_in(class, open)?;
-            self.count_uncached_alloc(class, len, false);
             Some(unit)
         })
-    }
-
-    fn count_uncached_alloc(&self, class: u8, len: usize, from_slab: bool) {
-        let counters = &self.uncached[usize::from(class)];
-        counters
-            .from_slab
-            .fetch_add(u64::from(from_slab), Ordering::Relaxed);
-        counters.requested.fetch_add(len as u64, Ordering::Relaxed);
-        counters.allocs.fetch_add(1, Ordering::Release);
     }
 
     /// Fresh chunks: one for the caller, the rest for the magazine.
@@ -318,7 +302,6 @@ impl Inner {
         &self,
         cache: Option<&ThreadCache>,
         class: u8,
-        len: usize,
     ) -> Result<(u32, u16), AllocError> {
         let mut units = [0; BATCH_MAX];
         // Without a magazine there is no place for more than the one that is wanted.
@@ -330,7 +313,7 @@ impl Inner {
         let units = &mut units[..want];
         let carved = self.carve(class, units);
         let carved = match carved {
-            Err(AllocError::Exhausted { .. }) => match self.alloc_by_reclaim(class, len, units) {
+            Err(AllocError::Exhausted { .. }) => match self.alloc_by_reclaim(class, units) {
                 Ok(Reclaimed::Single(unit)) => {
                     self.end_exhaustion(class);
                     return Ok((unit, 0));
@@ -354,7 +337,7 @@ impl Inner {
             );
         }
         let fresh = &units[..carved.chunks];
-        let answer = self.deliver(cache, class, len, fresh);
+        let answer = self.deliver(cache, class, fresh);
         self.note_peak(class);
         self.end_exhaustion(class);
         Ok(answer)
@@ -366,21 +349,15 @@ impl Inner {
     }
 
     /// Counts an allocation of the last of `fresh` and stores the others.
-    fn deliver(
-        &self,
-        cache: Option<&ThreadCache>,
-        class: u8,
-        len: usize,
-        fresh: &[u32],
-    ) -> (u32, u16) {
+    fn deliver(&self, cache: Option<&ThreadCache>, class: u8, fresh: &[u32]) -> (u32, u16) {
         if let Some(cache) = cache
-            && cache.guard.enter_slow()
+            && let magazine = cache.magazine(class)
+            && magazine.guard.enter_slow()
         {
-            let magazine = cache.magazine(class);
             let stored = magazine.refill(fresh);
             magazine.count_source(Source::Slab);
-            let unit = magazine.pop(len);
-            cache.guard.leave();
+            let unit = magazine.pop();
+            magazine.guard.leave();
             // The magazine was empty a moment ago and only this thread fills it.
             debug_assert_eq!(stored, fresh.len());
             self.depot.put(class, &fresh[stored..]);
@@ -390,7 +367,9 @@ impl Inner {
         }
         let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
         self.depot.put(class, rest);
-        self.count_uncached_alloc(class, len, true);
+        self.uncached[usize::from(class)]
+            .from_slab
+            .fetch_add(1, Ordering::Relaxed);
         (unit, 0)
     }
 
@@ -447,10 +426,10 @@ impl Inner {
     }
 
     fn free_cached(&self, cache: &ThreadCache, class: u8, unit: u32, remote: bool) -> bool {
-        if !cache.guard.enter_slow() {
+        let magazine = cache.magazine(class);
+        if !magazine.guard.enter_slow() {
             return false;
         }
-        let magazine = cache.magazine(class);
         let mut pushed = magazine.push(unit, remote);
         if !pushed {
             let mut units = [0; BATCH_MAX];
@@ -461,7 +440,7 @@ impl Inner {
             self.depot.push_batch(class, batch);
             pushed = magazine.push(unit, remote);
         }
-        cache.guard.leave();
+        magazine.guard.leave();
         pushed
     }
 
@@ -482,7 +461,7 @@ impl Inner {
             } else {
                 &counters.frees_local
             };
-            counter.fetch_add(1, Ordering::Release);
+            counter.fetch_add(1, Ordering::Relaxed);
             pool.depot.put_in(class, open, unit);
             true
         });
@@ -510,24 +489,31 @@ impl Inner {
 
     /// Closes all magazines for ever; returns how many chunks are in callers' hands.
     fn shut_out_and_count(&self) -> i64 {
+        let layer = self.slabs.lock();
         let registry = self.registry.lock();
         self.closed.store(true, Ordering::Relaxed);
+        let classes = 0..self.classes.count() as u8;
         for entry in registry.iter() {
-            entry.cache.guard.raise(CLOSED);
+            for class in classes.clone() {
+                entry.cache.magazine(class).guard.raise(CLOSED);
+            }
         }
         heavy_barrier();
-        for entry in registry.iter() {
-            entry.cache.guard.wait_idle();
-        }
         let mut live = 0;
-        for class in 0..self.classes.count() as u8 {
-            live += self.depot.with_open(class, |_| {
-                let mut tally = Tally::default();
-                self.tally(&registry, class, &mut tally);
-                tally.allocs as i64 - (tally.frees_local + tally.frees_remote) as i64
-            });
+        for class in classes {
+            let mut tally = Tally::default();
+            for entry in registry.iter() {
+                let magazine = entry.cache.magazine(class);
+                magazine.guard.wait_idle();
+                magazine.add_to(&mut tally);
+            }
+            // Under its lock: from here on, every free sees that the pool is closed.
+            let in_depot = self
+                .depot
+                .with_open(class, |open| self.depot.chunks(class, open));
+            live += layer.slabs.class(class).out() - in_depot - tally.cached;
         }
-        live
+        live as i64
     }
 
     /// # Safety
@@ -537,29 +523,46 @@ impl Inner {
         drop(unsafe { Box::from_raw(this.as_ptr()) });
     }
 
-    /// Adds up one class. Frees first, then allocations: see [`Tally`].
-    pub(crate) fn tally(&self, registry: &[Registered], class: u8, tally: &mut Tally) {
+    /// Adds up one class.
+    pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
         let uncached = &self.uncached[usize::from(class)];
-        tally.frees_local += uncached.frees_local.load(Ordering::Acquire);
-        tally.frees_remote += uncached.frees_remote.load(Ordering::Acquire);
+        let mut tally = Tally {
+            frees_local: uncached.frees_local.load(Ordering::Relaxed),
+            frees_remote: uncached.frees_remote.load(Ordering::Relaxed),
+            from_depot: 0,
+            from_slab: uncached.from_slab.load(Ordering::Relaxed),
+            cached: 0,
+        };
         for entry in registry {
-            entry.cache.magazine(class).add_frees(tally);
+            entry.cache.magazine(class).add_to(&mut tally);
         }
-        tally.from_slab += uncached.from_slab.load(Ordering::Relaxed);
-        tally.allocs += uncached.allocs.load(Ordering::Acquire);
-        tally.requested += uncached.requested.load(Ordering::Relaxed);
-        for entry in registry {
-            entry.cache.magazine(class).add_allocs(tally);
+        tally
+    }
+
+    /// Where the class's chunks are. Threads run on while this reads, so the parts are of
+    /// slightly different moments; they are kept within what can be, and always add up. When the
+    /// pool is quiet, they are exact.
+    fn whereabouts(&self, owned: &ClassSlabs, class: u8, cached: u64) -> Whereabouts {
+        let out = owned.out();
+        let in_depot = self
+            .depot
+            .with_open(class, |open| self.depot.chunks(class, open))
+            .min(out);
+        let in_magazines = cached.min(out - in_depot);
+        Whereabouts {
+            in_use: out - in_depot - in_magazines,
+            in_magazines,
+            in_depot,
         }
     }
 
     fn note_peak(&self, class: u8) {
-        let mut tally = Tally::default();
-        self.tally(&self.registry.lock(), class, &mut tally);
-        let in_use = tally.allocs - tally.frees_local - tally.frees_remote;
+        let layer = self.slabs.lock();
+        let cached = self.tally(&self.registry.lock(), class).cached;
+        let now = self.whereabouts(layer.slabs.class(class), class, cached);
         self.uncached[usize::from(class)]
             .in_use_peak
-            .fetch_max(in_use, Ordering::Relaxed);
+            .fetch_max(now.in_use, Ordering::Relaxed);
     }
 
     pub(crate) fn stats(&self) -> PoolStats {
@@ -568,14 +571,10 @@ impl Inner {
         let registry = self.registry.lock();
         for class in 0..self.classes.count() as u8 {
             let geometry = self.classes.geometry(class);
-            let mut tally = Tally::default();
-            self.tally(&registry, class, &mut tally);
+            let tally = self.tally(&registry, class);
             let owned = slabs.class(class);
-            // Threads run on while we read, so the sums are of slightly different moments; what
-            // follows keeps them within what can be. When the pool is quiet it changes nothing.
-            let out = owned.carved - owned.stored;
-            let in_use = (tally.allocs - tally.frees_local - tally.frees_remote).min(out);
-            let in_magazines = tally.cached.min(out - in_use);
+            let now = self.whereabouts(owned, class, tally.cached);
+            let in_use = now.in_use;
             let uncached = &self.uncached[usize::from(class)];
             let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
             classes.push(ClassStats {
@@ -583,17 +582,16 @@ impl Inner {
                 committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
                 committed_chunks,
                 in_use,
-                in_magazines,
-                in_depot: out - in_use - in_magazines,
-                in_slabs: committed_chunks - out,
+                in_magazines: now.in_magazines,
+                in_depot: now.in_depot,
+                in_slabs: committed_chunks - owned.out(),
                 in_use_peak: uncached
                     .in_use_peak
                     .fetch_max(in_use, Ordering::Relaxed)
                     .max(in_use),
-                allocs: tally.allocs,
+                allocs: tally.frees() + in_use,
                 allocs_from_depot: tally.from_depot,
                 allocs_from_slab: tally.from_slab,
-                requested_bytes: tally.requested,
                 frees_local: tally.frees_local,
                 frees_remote: tally.frees_remote,
                 slab_commits: owned.commits,

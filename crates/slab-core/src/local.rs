@@ -17,7 +17,35 @@ use std::sync::{Arc, Weak};
 /// Pools that a thread can use in turn without meeting the slow path, if their ids differ modulo
 /// this number; a power of two.
 const ENTRIES: usize = 8;
-/// Never a pool's id.
+
+/// A pool's name for the threads that use it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolId {
+    /// Unique in the process for ever; 0 is never a pool's.
+    unique: u64,
+    /// Its place in `CURRENT`.
+    entry: usize,
+}
+
+impl PoolId {
+    pub(crate) fn next() -> Self {
+        // Plain std: loom models have no global state.
+        static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(1);
+        let unique = NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        Self {
+            unique,
+            entry: unique as usize % ENTRIES,
+        }
+    }
+
+    #[inline(always)]
+    fn entry(self, table: &[Entry; ENTRIES]) -> &Entry {
+        debug_assert!(self.entry < ENTRIES);
+        // SAFETY: `next` took it modulo the table's length.
+        unsafe { table.get_unchecked(self.entry) }
+    }
+}
+
 const NO_POOL: u64 = 0;
 
 struct Entry {
@@ -26,7 +54,7 @@ struct Entry {
 }
 
 struct Owned {
-    pool: u64,
+    pool: PoolId,
     home: Weak<Handle>,
     cache: Arc<ThreadCache>,
 }
@@ -41,17 +69,15 @@ thread_local! {
     static OWNED: OwnedList = const { OwnedList(RefCell::new(Vec::new())) };
 }
 
-#[inline(always)]
-fn entry(table: &[Entry; ENTRIES], pool: u64) -> &Entry {
-    &table[pool as usize % ENTRIES]
-}
-
 /// Runs `f` on this thread's cache in the pool, if the fast table has it.
 #[inline(always)]
-pub(crate) fn with_current<R>(pool: u64, f: impl FnOnce(&ThreadCache) -> Option<R>) -> Option<R> {
+pub(crate) fn with_current<R>(
+    pool: PoolId,
+    f: impl FnOnce(&ThreadCache) -> Option<R>,
+) -> Option<R> {
     CURRENT.with(|table| {
-        let entry = entry(table, pool);
-        if entry.pool.get() != pool {
+        let entry = pool.entry(table);
+        if entry.pool.get() != pool.unique {
             return None;
         }
         // SAFETY: an entry with a pool's id points to a cache whose `Arc` lies in `OWNED`; before
@@ -64,14 +90,14 @@ pub(crate) fn with_current<R>(pool: u64, f: impl FnOnce(&ThreadCache) -> Option<
 /// This thread's cache in the pool, made by `register` if there is none yet. `None` while the
 /// thread's thread-locals are being destroyed, or if `register` gives none.
 pub(crate) fn attach(
-    pool: u64,
+    pool: PoolId,
     home: &Weak<Handle>,
     register: impl FnOnce() -> Option<Arc<ThreadCache>>,
 ) -> Option<Arc<ThreadCache>> {
     OWNED
         .try_with(|owned| {
             let mut list = owned.0.try_borrow_mut().ok()?;
-            let cache = match list.iter().find(|known| known.pool == pool) {
+            let cache = match list.iter().find(|known| known.pool.unique == pool.unique) {
                 Some(known) => Arc::clone(&known.cache),
                 None => {
                     forget_closed_pools(&mut list);
@@ -85,8 +111,8 @@ pub(crate) fn attach(
                 }
             };
             CURRENT.with(|table| {
-                let entry = entry(table, pool);
-                entry.pool.set(pool);
+                let entry = pool.entry(table);
+                entry.pool.set(pool.unique);
                 entry.cache.set(Arc::as_ptr(&cache));
             });
             Some(cache)
@@ -106,10 +132,10 @@ fn forget_closed_pools(list: &mut Vec<Owned>) {
     });
 }
 
-fn clear_entry(pool: u64) {
+fn clear_entry(pool: PoolId) {
     CURRENT.with(|table| {
-        let entry = entry(table, pool);
-        if entry.pool.get() == pool {
+        let entry = pool.entry(table);
+        if entry.pool.get() == pool.unique {
             entry.pool.set(NO_POOL);
             entry.cache.set(null());
         }

@@ -17,24 +17,24 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 const SLOTS: usize = 2 * BATCH_MAX;
 
 /// Adds without a read-modify-write: there is one writer.
-///
-/// Release, so that whoever reads a free in a snapshot also sees the allocation before it.
 #[inline(always)]
 fn bump(counter: &AtomicU64, by: u64) {
     counter.store(
         counter.load(Ordering::Relaxed).wrapping_add(by),
-        Ordering::Release,
+        Ordering::Relaxed,
     );
 }
 
-/// One class's stock and its counters; the hot words lie in its first cache line.
+/// One class's stock and its counters; the words of the fast path share its first cache line.
+///
+/// There is no counter of allocations: a chunk that is in no slab, not in the depot and in no
+/// magazine is in a caller's hand, so `allocations = frees + chunks in callers' hands`.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Magazine {
+    pub(crate) guard: Guard,
     len: AtomicU32,
     capacity: u32,
-    allocs: AtomicU64,
-    requested: AtomicU64,
     /// On the allocating thread, on another.
     frees: [AtomicU64; 2],
     from_depot: AtomicU64,
@@ -47,11 +47,15 @@ pub(crate) struct Magazine {
 pub(crate) struct Tally {
     pub(crate) frees_local: u64,
     pub(crate) frees_remote: u64,
-    pub(crate) allocs: u64,
-    pub(crate) requested: u64,
     pub(crate) from_depot: u64,
     pub(crate) from_slab: u64,
     pub(crate) cached: u64,
+}
+
+impl Tally {
+    pub(crate) fn frees(&self) -> u64 {
+        self.frees_local + self.frees_remote
+    }
 }
 
 /// Where a refill came from, for the statistics.
@@ -65,10 +69,9 @@ impl Magazine {
     fn new(capacity: u32) -> Self {
         debug_assert!(capacity as usize <= SLOTS);
         Self {
+            guard: Guard::new(),
             len: AtomicU32::new(0),
             capacity,
-            allocs: AtomicU64::new(0),
-            requested: AtomicU64::new(0),
             frees: [AtomicU64::new(0), AtomicU64::new(0)],
             from_depot: AtomicU64::new(0),
             from_slab: AtomicU64::new(0),
@@ -88,17 +91,34 @@ impl Magazine {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Takes a chunk for a request of `requested` bytes. Inside the guard only.
+    /// The allocation fast path: takes a chunk, unless the magazine is empty or shut.
     #[inline(always)]
-    pub(crate) fn pop(&self, requested: usize) -> Option<u32> {
-        let len = self.len.load(Ordering::Relaxed);
-        if len == 0 {
+    pub(crate) fn try_pop(&self) -> Option<u32> {
+        if !self.guard.enter() {
             return None;
         }
-        let unit = self.slot(len - 1).load(Ordering::Relaxed);
-        self.len.store(len - 1, Ordering::Relaxed);
-        bump(&self.allocs, 1);
-        bump(&self.requested, requested as u64);
+        let unit = self.pop();
+        self.guard.leave();
+        unit
+    }
+
+    /// The free fast path: returns a chunk; `false` if the magazine is full or shut.
+    #[inline(always)]
+    pub(crate) fn try_push(&self, unit: u32, remote: bool) -> bool {
+        if !self.guard.enter() {
+            return false;
+        }
+        let pushed = self.push(unit, remote);
+        self.guard.leave();
+        pushed
+    }
+
+    /// Takes a chunk. Inside the guard only.
+    #[inline(always)]
+    pub(crate) fn pop(&self) -> Option<u32> {
+        let len = self.len.load(Ordering::Relaxed).checked_sub(1)?;
+        let unit = self.slot(len).load(Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
         Some(unit)
     }
 
@@ -115,7 +135,7 @@ impl Magazine {
         true
     }
 
-    /// Puts chunks that were not allocated from here on top, as many as fit; says how many did.
+    /// Puts chunks on top that were not freed here, as many as fit; says how many did.
     pub(crate) fn refill(&self, units: &[u32]) -> usize {
         let len = self.len.load(Ordering::Relaxed);
         let fit = units.len().min((self.capacity - len) as usize);
@@ -151,21 +171,13 @@ impl Magazine {
         taken
     }
 
-    /// Adds this magazine's frees to `tally`. A snapshot calls it for all magazines before it
-    /// calls [`add_allocs`](Self::add_allocs) for any: an allocation always precedes its free, so
-    /// the sums never show a free whose allocation they miss.
-    pub(crate) fn add_frees(&self, tally: &mut Tally) {
-        tally.frees_local += self.frees[0].load(Ordering::Acquire);
-        tally.frees_remote += self.frees[1].load(Ordering::Acquire);
-    }
-
-    /// Adds everything but the frees. `from_*` are read before `allocs`, which includes them.
-    pub(crate) fn add_allocs(&self, tally: &mut Tally) {
-        tally.from_depot += self.from_depot.load(Ordering::Acquire);
-        tally.from_slab += self.from_slab.load(Ordering::Acquire);
-        tally.allocs += self.allocs.load(Ordering::Acquire);
-        tally.requested += self.requested.load(Ordering::Relaxed);
-        tally.cached += u64::from(self.len.load(Ordering::Relaxed));
+    /// Adds this magazine's counters to `tally`.
+    pub(crate) fn add_to(&self, tally: &mut Tally) {
+        tally.frees_local += self.frees[0].load(Ordering::Relaxed);
+        tally.frees_remote += self.frees[1].load(Ordering::Relaxed);
+        tally.from_depot += self.from_depot.load(Ordering::Relaxed);
+        tally.from_slab += self.from_slab.load(Ordering::Relaxed);
+        tally.cached += u64::from(self.len());
     }
 }
 
@@ -174,7 +186,6 @@ impl Magazine {
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct ThreadCache {
-    pub(crate) guard: Guard,
     /// Above 0, unique in the pool among attached caches; 0 stands for "no cache".
     pub(crate) id: u16,
     magazines: [Magazine; MAX_CLASSES],
@@ -183,7 +194,6 @@ pub(crate) struct ThreadCache {
 impl ThreadCache {
     pub(crate) fn new(id: u16, classes: &ClassTable) -> Self {
         Self {
-            guard: Guard::new(),
             id,
             magazines: core::array::from_fn(|class| {
                 let batch = if class < classes.count() {
@@ -215,9 +225,9 @@ mod tests {
 
     #[test]
     fn hot_words_share_one_cache_line() {
-        assert_eq!(core::mem::offset_of!(Magazine, len), 0);
+        assert_eq!(core::mem::offset_of!(Magazine, guard), 0);
         assert!(core::mem::offset_of!(Magazine, slots) <= 64);
-        assert_eq!(size_of::<Magazine>() % 64, 0);
+        assert_eq!(size_of::<Magazine>(), 512, "a class's offset is a shift");
         assert_eq!(align_of::<ThreadCache>(), 128);
         assert_eq!(core::mem::offset_of!(ThreadCache, magazines) % 64, 0);
     }
@@ -233,12 +243,12 @@ mod tests {
         let mut out = [0; 10];
         assert_eq!(magazine.take_bottom(&mut out), 10);
         assert_eq!(out, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(magazine.pop(1), Some(magazine.capacity - 1));
-        let mut rest = 1;
-        while magazine.pop(1).is_some() {
-            rest += 1;
-        }
-        assert_eq!(rest, magazine.capacity - 10);
+        assert_eq!(magazine.pop(), Some(magazine.capacity - 1));
+        let mut rest = [0; SLOTS];
+        let left = magazine.capacity - 11;
+        assert_eq!(magazine.take_bottom(&mut rest) as u32, left);
+        assert_eq!(rest[0], 10);
+        assert_eq!(magazine.take_bottom(&mut rest), 0);
     }
 
     #[test]
@@ -249,7 +259,7 @@ mod tests {
         assert_eq!(magazine.refill(&units), SLOTS);
         assert_eq!(magazine.refill(&units), 0);
         let mut tally = Tally::default();
-        magazine.add_allocs(&mut tally);
-        assert_eq!((tally.cached, tally.allocs), (SLOTS as u64, 0));
+        magazine.add_to(&mut tally);
+        assert_eq!((tally.cached, tally.frees()), (SLOTS as u64, 0));
     }
 }

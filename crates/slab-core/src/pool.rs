@@ -67,25 +67,29 @@ impl SlabPool {
     /// # Errors
     /// [`AllocError::TooLarge`] above the largest class, [`AllocError::Exhausted`] at the cap,
     /// [`AllocError::Commit`] if the system would not back a slab.
-    #[inline]
+    // Always: a call would return the result through memory and cost more than what it does.
+    #[inline(always)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
         let inner = self.inner();
         let Some(class) = inner.classes.class_for(len) else {
             return Err(inner.too_large(len));
         };
         let cached = local::with_current(inner.id, |cache| {
-            if !cache.guard.enter() {
-                return None;
-            }
-            let unit = cache.magazine(class).pop(len);
-            cache.guard.leave();
-            unit.map(|unit| (unit, cache.id))
+            let unit = cache.magazine(class).try_pop()?;
+            Some((unit, cache.id))
         });
-        let (unit, origin) = match cached {
-            Some(found) => found,
-            None => inner.alloc_slow(class, len)?,
-        };
-        // SAFETY: the unit was just taken out of the pool's free chunks of this class.
+        match cached {
+            // SAFETY: the unit was just taken out of the pool's free chunks of this class.
+            Some((unit, origin)) => Ok(unsafe { Chunk::new(self.inner, class, unit, origin) }),
+            None => self.alloc_slow(class),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_slow(&self, class: u8) -> Result<Chunk, AllocError> {
+        let (unit, origin) = self.inner().alloc_slow(class)?;
+        // SAFETY: as in `try_alloc`.
         Ok(unsafe { Chunk::new(self.inner, class, unit, origin) })
     }
 

@@ -22,9 +22,9 @@ use crate::class::BATCH_MAX;
 use crate::error::AllocError;
 use crate::guard::TAKEN;
 use crate::inner::{Inner, Registered};
-use crate::magazine::{Tally, ThreadCache};
 use crate::slab::{Carved, Slabs};
 use crate::sync::{MutexGuard, heavy_barrier};
+use core::ops::Range;
 
 /// The slab table and what reclaimers remember, under one mutex.
 #[derive(Debug)]
@@ -49,13 +49,12 @@ impl Inner {
     pub(crate) fn alloc_by_reclaim(
         &self,
         class: u8,
-        len: usize,
         out: &mut [u32],
     ) -> Result<Reclaimed, AllocError> {
         let mut layer = self.slabs.lock();
         loop {
             // Whoever had the mutex before may have left something.
-            if let Some(unit) = self.alloc_single(class, len) {
+            if let Some(unit) = self.alloc_single(class) {
                 return Ok(Reclaimed::Single(unit));
             }
             if !self.raid(&mut layer, class) {
@@ -67,7 +66,7 @@ impl Inner {
         }
         match layer.slabs.carve(&self.arena, &self.classes, class, out) {
             Ok(carved) => Ok(Reclaimed::Fresh(carved)),
-            Err(AllocError::Exhausted { .. }) => match self.alloc_single(class, len) {
+            Err(AllocError::Exhausted { .. }) => match self.alloc_single(class) {
                 Some(unit) => Ok(Reclaimed::Single(unit)),
                 None => Err(self.exhausted(class)),
             },
@@ -85,11 +84,9 @@ impl Inner {
             return false;
         }
         let mut found = false;
-        shut_out(&registry, |cache| {
-            drain(cache, class, |units| {
-                self.depot.put(class, units);
-                found = true;
-            });
+        shut_out(&registry, class..class + 1, |class, units| {
+            self.depot.put(class, units);
+            found = true;
         });
         found
     }
@@ -101,10 +98,8 @@ impl Inner {
         {
             // All magazines at once, and not longer than it takes to empty them.
             let registry = self.registry.lock();
-            shut_out(&registry, |cache| {
-                for class in 0..self.classes.count() as u8 {
-                    drain(cache, class, |units| self.depot.put(class, units));
-                }
+            shut_out(&registry, 0..self.classes.count() as u8, |class, units| {
+                self.depot.put(class, units);
             });
         }
         let before = layer.slabs.in_classes();
@@ -132,11 +127,7 @@ impl Inner {
     fn total_frees(&self) -> u64 {
         let registry = self.registry.lock();
         (0..self.classes.count() as u8)
-            .map(|class| {
-                let mut tally = Tally::default();
-                self.tally(&registry, class, &mut tally);
-                tally.frees_local + tally.frees_remote
-            })
+            .map(|class| self.tally(&registry, class).frees())
             .sum()
     }
 }
@@ -149,27 +140,29 @@ pub(crate) enum Reclaimed {
     Fresh(Carved),
 }
 
-/// Runs `take` on every cache while its owner cannot use it. The registry's lock keeps caches from
-/// being attached, detached and flushed meanwhile.
-fn shut_out(registry: &[Registered], mut take: impl FnMut(&ThreadCache)) {
-    for entry in registry {
-        entry.cache.guard.raise(TAKEN);
+/// Empties the magazines of some classes while their owners cannot use them. The registry's lock
+/// keeps caches from being attached, detached and flushed meanwhile.
+fn shut_out(registry: &[Registered], classes: Range<u8>, mut sink: impl FnMut(u8, &[u32])) {
+    let magazines = || {
+        registry.iter().flat_map(|entry| {
+            classes
+                .clone()
+                .map(|class| (class, entry.cache.magazine(class)))
+        })
+    };
+    for (_, magazine) in magazines() {
+        magazine.guard.raise(TAKEN);
     }
     heavy_barrier();
-    for entry in registry {
-        entry.cache.guard.wait_idle();
-        take(&entry.cache);
-        entry.cache.guard.lower(TAKEN);
-    }
-}
-
-/// Empties one magazine of a cache whose owner is shut out.
-fn drain(cache: &ThreadCache, class: u8, mut sink: impl FnMut(&[u32])) {
-    let mut units = [0; BATCH_MAX];
-    loop {
-        match cache.magazine(class).take_bottom(&mut units) {
-            0 => return,
-            taken => sink(&units[..taken]),
+    for (class, magazine) in magazines() {
+        magazine.guard.wait_idle();
+        let mut units = [0; BATCH_MAX];
+        loop {
+            match magazine.take_bottom(&mut units) {
+                0 => break,
+                taken => sink(class, &units[..taken]),
+            }
         }
+        magazine.guard.lower(TAKEN);
     }
 }

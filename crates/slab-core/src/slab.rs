@@ -76,6 +76,13 @@ pub(crate) struct Slabs {
     pub(crate) commit_failures: u64,
 }
 
+impl ClassSlabs {
+    /// Chunks that are outside the slabs: in use, in magazines or in the depot.
+    pub(crate) fn out(&self) -> u64 {
+        self.carved - self.stored
+    }
+}
+
 /// What [`Slabs::carve`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carved {

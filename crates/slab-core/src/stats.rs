@@ -33,8 +33,6 @@ pub struct ClassStats {
     pub allocs_from_depot: u64,
     /// Allocations that had to take fresh chunks from a slab.
     pub allocs_from_slab: u64,
-    /// Bytes asked for in these allocations, before rounding up to the class.
-    pub requested_bytes: u64,
     /// Frees on the thread that had allocated the chunk.
     pub frees_local: u64,
     /// Frees on another thread.
