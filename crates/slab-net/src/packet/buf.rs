@@ -1,0 +1,584 @@
+//! [`PacketBuf`]: what it is, how it is read, written and split.
+
+use super::frozen::Packet;
+use super::owner::{HeapBlock, Owner};
+use super::pool::PacketPool;
+use super::resolve;
+use super::settings::Settings;
+use bytes::BufMut;
+use core::mem::MaybeUninit;
+use core::ops::RangeBounds;
+use core::ptr::NonNull;
+use core::slice;
+use slab_core::Chunk;
+use std::sync::Arc;
+
+/// An exclusive, growable piece of packet memory: [`bytes::BytesMut`] over a [`PacketPool`].
+///
+/// Has the methods of `BytesMut`, with the same meaning and the same panics, so that
+/// `use slab_net::PacketBuf as BytesMut` compiles and behaves. What differs:
+///
+/// - Capacities are those of the pool's size classes, so often larger than asked for.
+/// - A buffer holds at most `u32::MAX` bytes.
+/// - Constructors that take no pool use the [process-wide one](PacketPool::default_pool). Where the
+///   pool cannot serve, methods that cannot fail follow
+///   [its policy](PacketPool#when-the-pool-is-at-its-cap); [`try_reserve`](Self::try_reserve) and
+///   [`try_prepend`](Self::try_prepend) say why not.
+/// - There may be [`headroom`](Self::headroom) for [`prepend`](Self::prepend).
+///
+/// Splitting makes handles to disjoint parts of one chunk, which is freed with the last of them.
+/// 32 bytes; `Option<PacketBuf>` too.
+///
+/// ```
+/// use slab_net::PacketBuf;
+///
+/// let mut buf = PacketBuf::with_capacity(64);
+/// buf.extend_from_slice(b"hello world");
+/// let hello = buf.split_to(5).freeze();
+/// let copy = hello.clone();
+/// assert_eq!(copy, b"hello"[..]);
+/// assert_eq!(buf, b" world"[..]);
+/// ```
+pub struct PacketBuf {
+    /// Writable memory, or none while nothing has been allocated.
+    owner: Owner,
+    /// The first byte, `cap` bytes before the end of what this handle may write.
+    ///
+    /// Invariant: `owner` keeps `ptr..ptr + cap` alive and writable, no other handle to it touches
+    /// that range, and its first `len` bytes have been written since they were allocated.
+    ptr: NonNull<u8>,
+    len: u32,
+    cap: u32,
+}
+
+const _: () = assert!(size_of::<Option<PacketBuf>>() == 32);
+
+// SAFETY: a buffer is an exclusive piece of memory that any thread may write and free.
+unsafe impl Send for PacketBuf {}
+// SAFETY: `&PacketBuf` only reads its own range, which nobody writes while it is borrowed.
+unsafe impl Sync for PacketBuf {}
+
+/// `n`, which fits because it does not exceed a capacity that fits.
+#[inline]
+pub(super) fn narrow(n: usize) -> u32 {
+    debug_assert!(u32::try_from(n).is_ok());
+    n as u32
+}
+
+impl PacketBuf {
+    /// An empty buffer over a whole chunk, `headroom` bytes into it.
+    #[inline]
+    pub(super) fn from_chunk(chunk: Chunk, headroom: u32) -> Self {
+        let (start, capacity) = (chunk.as_ptr(), narrow(chunk.capacity()));
+        debug_assert!(headroom <= capacity);
+        Self {
+            owner: Owner::Pool(chunk.into_shared()),
+            // SAFETY: a pool's headroom is smaller than any chunk it takes.
+            ptr: unsafe { start.add(headroom as usize) },
+            len: 0,
+            cap: capacity - headroom,
+        }
+    }
+
+    /// An empty buffer over `total` bytes of the heap, `headroom` of them in front; both at most
+    /// `u32::MAX`.
+    pub(super) fn from_heap(total: usize, headroom: u32, pool: Arc<Settings>) -> Self {
+        let block = HeapBlock::fallback(total, pool);
+        Self {
+            // SAFETY: the block has `total` bytes or more, the headroom included.
+            ptr: unsafe { block.start().add(headroom as usize) },
+            owner: Owner::heap(block),
+            len: 0,
+            cap: narrow(total) - headroom,
+        }
+    }
+
+    /// # Safety
+    /// The type's invariant: this is the only handle to `ptr..ptr + cap`, which `owner` keeps alive
+    /// and lets write, and the first `len` bytes have been written.
+    #[inline]
+    pub(super) unsafe fn from_parts(owner: Owner, ptr: NonNull<u8>, len: u32, cap: u32) -> Self {
+        debug_assert!(len <= cap);
+        Self {
+            owner,
+            ptr,
+            len,
+            cap,
+        }
+    }
+
+    /// An empty buffer that has allocated nothing yet, and grows into the
+    /// [process-wide pool](PacketPool::default_pool).
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::new();
+    /// assert_eq!(buf.capacity(), 0);
+    /// buf.extend_from_slice(b"xy");
+    /// assert_eq!(buf, b"xy"[..]);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            owner: Owner::NONE,
+            ptr: NonNull::dangling(),
+            len: 0,
+            cap: 0,
+        }
+    }
+
+    /// An empty buffer with a capacity of at least `capacity` bytes, from the
+    /// [process-wide pool](PacketPool::default_pool). Zero allocates nothing.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let buf = PacketBuf::with_capacity(1500);
+    /// assert!(buf.is_empty());
+    /// assert!(buf.capacity() >= 1500);
+    /// ```
+    ///
+    /// # Panics
+    /// If `capacity` is above `u32::MAX`.
+    #[inline]
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        if capacity == 0 {
+            return Self::new();
+        }
+        PacketPool::default_pool().with_capacity(capacity)
+    }
+
+    /// A buffer of `len` zeros from the [process-wide pool](PacketPool::default_pool).
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// assert_eq!(PacketBuf::zeroed(3), [0, 0, 0][..]);
+    /// ```
+    ///
+    /// # Panics
+    /// If `len` is above `u32::MAX`.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        let mut buf = Self::with_capacity(len);
+        buf.put_bytes(0, len);
+        buf
+    }
+
+    /// How many bytes it contains.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// assert_eq!(PacketBuf::from("hello").len(), 5);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Does it contain nothing?
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// assert!(PacketBuf::with_capacity(64).is_empty());
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many bytes it can contain without moving: at least what was asked for.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// assert!(PacketBuf::with_capacity(64).capacity() >= 64);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn capacity(&self) -> usize {
+        self.cap as usize
+    }
+
+    /// Free bytes behind the contents.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::with_capacity(64);
+    /// let before = buf.tailroom();
+    /// buf.extend_from_slice(b"four");
+    /// assert_eq!(buf.tailroom(), before - 4);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn tailroom(&self) -> usize {
+        (self.cap - self.len) as usize
+    }
+
+    /// The pool it came from, or whose request the heap served; `None` if it has no memory yet, or
+    /// the pool is closed.
+    #[must_use]
+    pub fn pool(&self) -> Option<PacketPool> {
+        self.owner.pool()
+    }
+
+    /// The index of its chunk's size class in [`SlabPool::size_classes`]; `None` if it does not lie
+    /// in a pool.
+    ///
+    /// [`SlabPool::size_classes`]: slab_core::SlabPool::size_classes
+    #[must_use]
+    pub fn class(&self) -> Option<usize> {
+        self.owner.class()
+    }
+
+    /// Turns it into a [`Packet`]. Allocates and copies nothing, touches no reference count.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let packet = PacketBuf::from("hello").freeze();
+    /// let other = packet.clone();
+    /// std::thread::spawn(move || assert_eq!(packet, "hello")).join().unwrap();
+    /// assert_eq!(other, "hello");
+    /// ```
+    #[inline]
+    #[must_use]
+    pub fn freeze(self) -> Packet {
+        let (owner, ptr, len, _) = self.into_parts();
+        // SAFETY: the owner keeps these bytes alive, they have been written, and this was the only
+        // handle that could write them.
+        unsafe { Packet::from_parts(owner, ptr, len as usize) }
+    }
+
+    #[inline]
+    pub(super) fn into_parts(self) -> (Owner, NonNull<u8>, u32, u32) {
+        (self.owner, self.ptr, self.len, self.cap)
+    }
+
+    #[inline]
+    pub(super) fn as_slice(&self) -> &[u8] {
+        // SAFETY: the first `len` bytes are alive, written, and ours alone.
+        unsafe { slice::from_raw_parts(self.ptr.as_ptr(), self.len()) }
+    }
+
+    #[inline]
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the first `len` bytes are alive, written, and ours alone.
+        unsafe { slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len()) }
+    }
+
+    /// The free bytes behind the contents, to be written before [`set_len`](Self::set_len) or
+    /// [`advance_mut`](BufMut::advance_mut) makes them readable.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::with_capacity(10);
+    /// buf.spare_capacity_mut()[0].write(7);
+    /// // SAFETY: the first byte was just written.
+    /// unsafe { buf.set_len(1) };
+    /// assert_eq!(buf, [7][..]);
+    /// ```
+    #[inline]
+    pub fn spare_capacity_mut(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: `len <= cap`, so this is within or just behind our range.
+        let spare = unsafe { self.ptr.add(self.len()) };
+        // SAFETY: the bytes from there to `cap` are alive and ours alone.
+        unsafe { slice::from_raw_parts_mut(spare.as_ptr().cast(), self.tailroom()) }
+    }
+
+    /// Sets the length.
+    ///
+    /// # Safety
+    /// `len` is at most [`capacity`](Self::capacity), and the bytes up to it have been written
+    /// since this handle came to have them.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("hello world");
+    /// // SAFETY: shorter than before.
+    /// unsafe { buf.set_len(5) };
+    /// assert_eq!(buf, "hello");
+    /// ```
+    #[inline]
+    pub unsafe fn set_len(&mut self, len: usize) {
+        debug_assert!(len <= self.capacity(), "set_len out of bounds");
+        self.len = narrow(len);
+    }
+
+    /// Shortens the contents to `len` bytes; does nothing if they are not longer.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("hello world");
+    /// buf.truncate(5);
+    /// assert_eq!(buf, "hello");
+    /// ```
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        if len < self.len() {
+            self.len = narrow(len);
+        }
+    }
+
+    /// Removes the contents, keeps the capacity.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("hello");
+    /// buf.clear();
+    /// assert!(buf.is_empty());
+    /// ```
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Shortens the contents to `new_len` bytes, or extends them to it by bytes of `value`.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::new();
+    /// buf.resize(3, 1);
+    /// buf.resize(2, 2);
+    /// buf.resize(4, 3);
+    /// assert_eq!(buf, [1, 1, 3, 3][..]);
+    /// ```
+    ///
+    /// # Panics
+    /// If `new_len` is above `u32::MAX`.
+    pub fn resize(&mut self, new_len: usize, value: u8) {
+        match new_len.checked_sub(self.len()) {
+            Some(additional) => self.put_bytes(value, additional),
+            None => self.truncate(new_len),
+        }
+    }
+
+    /// Appends a copy of `extend`, growing if need be.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::new();
+    /// buf.extend_from_slice(b"aaabbb");
+    /// buf.extend_from_slice(b"cccddd");
+    /// assert_eq!(buf, b"aaabbbcccddd"[..]);
+    /// ```
+    ///
+    /// # Panics
+    /// If the new length is above `u32::MAX`.
+    #[inline]
+    pub fn extend_from_slice(&mut self, extend: &[u8]) {
+        self.reserve(extend.len());
+        // SAFETY: there is room for them behind the contents now. `extend` is borrowed, so it
+        // cannot overlap bytes that are ours to write.
+        unsafe { self.append_unchecked(extend.as_ptr(), extend.len()) };
+    }
+
+    /// Appends a copy of a part of the contents.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("aaabbb_");
+    /// buf.extend_from_within(3..6);
+    /// assert_eq!(buf, "aaabbb_bbb");
+    /// ```
+    ///
+    /// # Panics
+    /// If `range` is out of bounds, or the new length above `u32::MAX`.
+    pub fn extend_from_within(&mut self, range: impl RangeBounds<usize>) {
+        let (start, end) = resolve(range, self.len());
+        self.reserve(end - start);
+        // SAFETY: `start` is within the contents.
+        let from = unsafe { self.ptr.add(start) };
+        // SAFETY: there is room now, and the source ends where the free bytes begin, or before.
+        unsafe { self.append_unchecked(from.as_ptr(), end - start) };
+    }
+
+    /// # Safety
+    /// `from..from + n` can be read and does not overlap the free bytes, of which there are at
+    /// least `n`.
+    #[inline]
+    pub(super) unsafe fn append_unchecked(&mut self, from: *const u8, n: usize) {
+        let to = self.spare_capacity_mut().as_mut_ptr().cast::<u8>();
+        // SAFETY: the caller's promise.
+        unsafe { core::ptr::copy_nonoverlapping(from, to, n) };
+        self.len += narrow(n);
+    }
+
+    /// Splits at `at`: `self` keeps `[0, at)`, the result has `[at, capacity)`. Nothing moves.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut hello = PacketBuf::from("hello world");
+    /// let world = hello.split_off(5);
+    /// assert_eq!((&hello[..], &world[..]), (&b"hello"[..], &b" world"[..]));
+    /// ```
+    ///
+    /// # Panics
+    /// If `at` is above the capacity.
+    #[must_use = "use `truncate` if the other half is not needed"]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(
+            at <= self.capacity(),
+            "split_off at {at}, but the capacity is {}",
+            self.capacity()
+        );
+        let at = narrow(at);
+        let other = Self {
+            owner: self.owner.clone(),
+            // SAFETY: within or just behind our range.
+            ptr: unsafe { self.ptr.add(at as usize) },
+            len: self.len.saturating_sub(at),
+            cap: self.cap - at,
+        };
+        self.cap = at;
+        self.len = self.len.min(at);
+        other
+    }
+
+    /// Takes the contents out: `self` keeps the free bytes behind them.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::with_capacity(1024);
+    /// buf.extend_from_slice(b"hello world");
+    /// let hello = buf.split();
+    /// assert!(buf.is_empty());
+    /// assert_eq!(buf.capacity(), 1013);
+    /// assert_eq!(hello, "hello world");
+    /// ```
+    #[inline]
+    #[must_use = "use `clear` if the contents are not needed"]
+    pub fn split(&mut self) -> Self {
+        self.split_to(self.len())
+    }
+
+    /// Splits at `at`: the result has `[0, at)`, `self` keeps `[at, len)` and the free bytes behind
+    /// it. Nothing moves.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut world = PacketBuf::from("hello world");
+    /// let hello = world.split_to(5);
+    /// assert_eq!((&hello[..], &world[..]), (&b"hello"[..], &b" world"[..]));
+    /// ```
+    ///
+    /// # Panics
+    /// If `at` is above the length.
+    #[inline]
+    #[must_use = "use `advance` if the other half is not needed"]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        assert!(
+            at <= self.len(),
+            "split_to at {at}, but the length is {}",
+            self.len()
+        );
+        let other = Self {
+            owner: self.owner.clone(),
+            ptr: self.ptr,
+            len: narrow(at),
+            cap: narrow(at),
+        };
+        // SAFETY: `at` is within the contents.
+        unsafe { self.advance_unchecked(at) };
+        other
+    }
+
+    /// # Safety
+    /// `n` is at most the length.
+    #[inline]
+    pub(super) unsafe fn advance_unchecked(&mut self, n: usize) {
+        // SAFETY: the caller's promise: within or just behind the contents.
+        self.ptr = unsafe { self.ptr.add(n) };
+        self.len -= narrow(n);
+        self.cap -= narrow(n);
+    }
+
+    /// As [`Buf::copy_to_bytes`], but the result is a [`Packet`] and shares the memory: an inherent
+    /// method, so that code written for `BytesMut` meets it first.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("hello world");
+    /// assert_eq!(buf.copy_to_bytes(5), "hello");
+    /// assert_eq!(buf, " world");
+    /// ```
+    ///
+    /// # Panics
+    /// If `len` is above the length.
+    #[inline]
+    pub fn copy_to_bytes(&mut self, len: usize) -> Packet {
+        self.split_to(len).freeze()
+    }
+
+    /// Takes back what was split off: in place if the two are neighbours still, by a copy
+    /// otherwise.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("aaabbbcccddd");
+    /// let tail = buf.split_off(6);
+    /// buf.unsplit(tail);
+    /// assert_eq!(buf, "aaabbbcccddd");
+    /// ```
+    ///
+    /// # Panics
+    /// If they are no neighbours and the new length is above `u32::MAX`.
+    pub fn unsplit(&mut self, other: Self) {
+        if self.is_empty() {
+            *self = other;
+        } else if let Err(other) = self.try_unsplit(other) {
+            self.extend_from_slice(&other);
+        }
+    }
+
+    /// Takes back what was split off if the two are neighbours still: `other` begins where the
+    /// contents of `self` end.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut a = PacketBuf::from("aaabbbccc");
+    /// let mut b = a.split_off(3);
+    /// let c = b.split_off(3);
+    /// let c = a.try_unsplit(c).unwrap_err();
+    /// a.try_unsplit(b).unwrap();
+    /// a.try_unsplit(c).unwrap();
+    /// assert_eq!(a, "aaabbbccc");
+    /// ```
+    ///
+    /// # Errors
+    /// Gives `other` back if they are not.
+    pub fn try_unsplit(&mut self, other: Self) -> Result<(), Self> {
+        if other.capacity() == 0 {
+            return Ok(());
+        }
+        let end = self.ptr.addr().get() + self.len();
+        if !self.owner.is_same(&other.owner) || end != other.ptr.addr().get() {
+            return Err(other);
+        }
+        debug_assert_eq!(self.len, self.cap, "two handles to one byte");
+        // The range becomes ours; with `other` goes only its reference.
+        self.len += other.len;
+        self.cap += other.cap;
+        Ok(())
+    }
+}
+
+impl PacketBuf {
+    pub(super) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// # Safety
+    /// `ptr..ptr + cap` lies in the owner's memory and is ours alone; its first `len` bytes have
+    /// been written.
+    pub(super) unsafe fn set_range(&mut self, ptr: NonNull<u8>, len: u32, cap: u32) {
+        debug_assert!(len <= cap);
+        self.ptr = ptr;
+        self.len = len;
+        self.cap = cap;
+    }
+}

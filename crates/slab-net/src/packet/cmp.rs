@@ -1,0 +1,108 @@
+//! Comparison and hashing by contents, with everything that `bytes` compares with and with `bytes`.
+
+use super::buf::PacketBuf;
+use super::frozen::Packet;
+use bytes::{Bytes, BytesMut};
+use core::cmp::Ordering;
+use core::hash::{Hash, Hasher};
+
+/// `$type` with itself, and with whatever it compares to behind a reference.
+macro_rules! own {
+    ($type:ty) => {
+        impl PartialEq for $type {
+            #[inline]
+            fn eq(&self, other: &Self) -> bool {
+                self.as_slice() == other.as_slice()
+            }
+        }
+
+        impl Eq for $type {}
+
+        impl PartialOrd for $type {
+            fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+
+        impl Ord for $type {
+            fn cmp(&self, other: &Self) -> Ordering {
+                self.as_slice().cmp(other.as_slice())
+            }
+        }
+
+        impl Hash for $type {
+            fn hash<H: Hasher>(&self, state: &mut H) {
+                self.as_slice().hash(state);
+            }
+        }
+
+        impl<'a, T: ?Sized> PartialEq<&'a T> for $type
+        where
+            $type: PartialEq<T>,
+        {
+            fn eq(&self, other: &&'a T) -> bool {
+                *self == **other
+            }
+        }
+
+        impl<'a, T: ?Sized> PartialOrd<&'a T> for $type
+        where
+            $type: PartialOrd<T>,
+        {
+            fn partial_cmp(&self, other: &&'a T) -> Option<Ordering> {
+                self.partial_cmp(*other)
+            }
+        }
+    };
+}
+
+/// `$a` with `$b` and `$b` with `$a`, as slices of bytes.
+macro_rules! both_ways {
+    ($($a:ty, $b:ty);* $(;)?) => {$(
+        one_way!($a, $b);
+        one_way!($b, $a);
+    )*};
+}
+
+macro_rules! one_way {
+    ($a:ty, $b:ty) => {
+        impl PartialEq<$b> for $a {
+            fn eq(&self, other: &$b) -> bool {
+                let (a, b): (&[u8], &[u8]) = (self.as_ref(), other.as_ref());
+                a == b
+            }
+        }
+
+        impl PartialOrd<$b> for $a {
+            fn partial_cmp(&self, other: &$b) -> Option<Ordering> {
+                let (a, b): (&[u8], &[u8]) = (self.as_ref(), other.as_ref());
+                a.partial_cmp(b)
+            }
+        }
+    };
+}
+
+own!(PacketBuf);
+own!(Packet);
+
+both_ways! {
+    PacketBuf, [u8];
+    PacketBuf, str;
+    PacketBuf, Vec<u8>;
+    PacketBuf, String;
+    PacketBuf, Bytes;
+    PacketBuf, BytesMut;
+    Packet, [u8];
+    Packet, str;
+    Packet, Vec<u8>;
+    Packet, String;
+    Packet, Bytes;
+    Packet, BytesMut;
+    Packet, PacketBuf;
+}
+
+// `PacketBuf == &[u8]` is covered by the blanket implementation.
+one_way!(&[u8], PacketBuf);
+one_way!(&str, PacketBuf);
+one_way!(&[u8], Packet);
+one_way!(&str, Packet);

@@ -1,0 +1,159 @@
+//! Conversions: between the two, from and to `bytes`, vectors and strings.
+
+use super::buf::PacketBuf;
+use super::frozen::Packet;
+use super::owner::{HeapBlock, Owner};
+use super::pool::PacketPool;
+use bytes::{Bytes, BytesMut};
+
+impl From<&[u8]> for PacketBuf {
+    /// A copy, from the [process-wide pool](PacketPool::default_pool).
+    fn from(src: &[u8]) -> Self {
+        let mut buf = Self::with_capacity(src.len());
+        buf.extend_from_slice(src);
+        buf
+    }
+}
+
+impl From<&str> for PacketBuf {
+    /// A copy, from the [process-wide pool](PacketPool::default_pool).
+    fn from(src: &str) -> Self {
+        Self::from(src.as_bytes())
+    }
+}
+
+impl Clone for PacketBuf {
+    /// A copy of the contents, from the same pool.
+    fn clone(&self) -> Self {
+        if self.is_empty() {
+            return Self::new();
+        }
+        let pool = self.pool();
+        let pool = pool.as_ref().unwrap_or_else(|| PacketPool::default_pool());
+        let mut copy = pool.with_capacity(self.len());
+        copy.extend_from_slice(self);
+        copy
+    }
+}
+
+impl From<PacketBuf> for Packet {
+    /// [`PacketBuf::freeze`].
+    fn from(buf: PacketBuf) -> Self {
+        buf.freeze()
+    }
+}
+
+impl From<Packet> for PacketBuf {
+    /// [`Packet::try_into_mut`], or a copy from the packet's pool (the
+    /// [process-wide one](PacketPool::default_pool) if it has none).
+    fn from(packet: Packet) -> Self {
+        packet.try_into_mut().unwrap_or_else(|packet| {
+            if packet.is_empty() {
+                return Self::new();
+            }
+            let pool = packet.pool();
+            let pool = pool.as_ref().unwrap_or_else(|| PacketPool::default_pool());
+            let mut copy = pool.with_capacity(packet.len());
+            copy.extend_from_slice(&packet);
+            copy
+        })
+    }
+}
+
+impl From<&'static [u8]> for Packet {
+    /// [`Packet::from_static`].
+    fn from(bytes: &'static [u8]) -> Self {
+        Self::from_static(bytes)
+    }
+}
+
+impl From<&'static str> for Packet {
+    /// [`Packet::from_static`].
+    fn from(text: &'static str) -> Self {
+        Self::from_static(text.as_bytes())
+    }
+}
+
+impl From<Vec<u8>> for Packet {
+    /// Takes the vector over; copies nothing, makes one small heap allocation.
+    fn from(vec: Vec<u8>) -> Self {
+        if vec.is_empty() {
+            return Self::new();
+        }
+        let len = vec.len();
+        let block = HeapBlock::from_vec(vec);
+        let start = block.start();
+        // SAFETY: the block keeps its address when it moves into the `Arc`, and the vector's
+        // contents have been written.
+        unsafe { Self::from_parts(Owner::heap(block), start, len) }
+    }
+}
+
+impl From<Box<[u8]>> for Packet {
+    /// As from a vector.
+    fn from(bytes: Box<[u8]>) -> Self {
+        Self::from(bytes.into_vec())
+    }
+}
+
+impl From<String> for Packet {
+    /// As from a vector.
+    fn from(text: String) -> Self {
+        Self::from(text.into_bytes())
+    }
+}
+
+impl From<Bytes> for Packet {
+    /// Wraps it; copies nothing, makes one small heap allocation.
+    fn from(bytes: Bytes) -> Self {
+        Self::from_foreign(bytes)
+    }
+}
+
+impl From<BytesMut> for Packet {
+    /// Freezes and wraps it; copies nothing.
+    fn from(bytes: BytesMut) -> Self {
+        Self::from_foreign(bytes.freeze())
+    }
+}
+
+impl From<Packet> for Bytes {
+    /// Copies nothing. Makes one small heap allocation, which is the price of [`Bytes::from_owner`];
+    /// none if the packet came from `Bytes`. The memory is freed with the last
+    /// `Bytes` that shares it.
+    ///
+    /// ```
+    /// # use bytes::Bytes;
+    /// # use slab_net::Packet;
+    /// let bytes = Bytes::from(Packet::copy_from_slice(b"hello"));
+    /// assert_eq!(bytes, "hello");
+    /// ```
+    fn from(packet: Packet) -> Self {
+        match packet.owner().foreign() {
+            _ if packet.is_empty() => Self::new(),
+            Some(bytes) => bytes.slice_ref(&packet),
+            None => Self::from_owner(packet),
+        }
+    }
+}
+
+impl From<PacketBuf> for Bytes {
+    /// As from the [frozen](PacketBuf::freeze) packet.
+    fn from(buf: PacketBuf) -> Self {
+        buf.freeze().into()
+    }
+}
+
+impl From<PacketBuf> for Vec<u8> {
+    /// A copy of the contents.
+    fn from(buf: PacketBuf) -> Self {
+        buf.to_vec()
+    }
+}
+
+impl From<Packet> for Vec<u8> {
+    /// A copy of the contents.
+    fn from(packet: Packet) -> Self {
+        packet.to_vec()
+    }
+}

@@ -1,0 +1,248 @@
+//! Reading and writing: `Buf`, `BufMut`, `fmt::Write`, slices, iterators; as `bytes` has them.
+
+use super::buf::PacketBuf;
+use super::frozen::Packet;
+use bytes::buf::{IntoIter, UninitSlice};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use core::borrow::{Borrow, BorrowMut};
+use core::fmt;
+use core::ops::{Deref, DerefMut};
+
+/// How much [`BufMut::chunk_mut`] asks for when there is no room left, in bytes.
+const MIN_GROWTH: usize = 64;
+
+impl Buf for PacketBuf {
+    #[inline]
+    fn remaining(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn chunk(&self) -> &[u8] {
+        self.as_slice()
+    }
+
+    #[inline]
+    fn advance(&mut self, cnt: usize) {
+        assert!(cnt <= self.len(), "advance by {cnt} of {}", self.len());
+        // SAFETY: just checked.
+        unsafe { self.advance_unchecked(cnt) };
+    }
+
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        self.split_to(len).freeze().into()
+    }
+}
+
+// SAFETY: `chunk_mut` is the free bytes behind the contents, `advance_mut` adds as many of them to
+// the contents.
+unsafe impl BufMut for PacketBuf {
+    #[inline]
+    fn remaining_mut(&self) -> usize {
+        u32::MAX as usize - self.len()
+    }
+
+    #[inline]
+    unsafe fn advance_mut(&mut self, cnt: usize) {
+        let room = self.tailroom();
+        assert!(cnt <= room, "advance_mut by {cnt} with room for {room}");
+        let len = self.len() + cnt;
+        // SAFETY: within the capacity; the caller has written the bytes.
+        unsafe { self.set_len(len) };
+    }
+
+    #[inline]
+    fn chunk_mut(&mut self) -> &mut UninitSlice {
+        if self.tailroom() == 0 {
+            self.reserve(MIN_GROWTH);
+        }
+        self.spare_capacity_mut().into()
+    }
+
+    fn put<T: Buf>(&mut self, mut src: T)
+    where
+        Self: Sized,
+    {
+        self.reserve(src.remaining());
+        while src.has_remaining() {
+            let part = src.chunk();
+            let len = part.len();
+            self.extend_from_slice(part);
+            src.advance(len);
+        }
+    }
+
+    #[inline]
+    fn put_slice(&mut self, src: &[u8]) {
+        self.extend_from_slice(src);
+    }
+
+    fn put_bytes(&mut self, val: u8, cnt: usize) {
+        self.reserve(cnt);
+        let to = self.spare_capacity_mut().as_mut_ptr();
+        // SAFETY: there is room for `cnt` bytes now.
+        unsafe { to.write_bytes(val, cnt) };
+        // SAFETY: just written.
+        unsafe { self.advance_mut(cnt) };
+    }
+}
+
+impl Buf for Packet {
+    #[inline]
+    fn remaining(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn chunk(&self) -> &[u8] {
+        self.as_slice()
+    }
+
+    #[inline]
+    fn advance(&mut self, cnt: usize) {
+        assert!(cnt <= self.len(), "advance by {cnt} of {}", self.len());
+        // SAFETY: just checked.
+        unsafe { self.advance_unchecked(cnt) };
+    }
+
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        self.split_to(len).into()
+    }
+}
+
+impl fmt::Write for PacketBuf {
+    #[inline]
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        if self.remaining_mut() < s.len() {
+            return Err(fmt::Error);
+        }
+        self.put_slice(s.as_bytes());
+        Ok(())
+    }
+}
+
+impl DerefMut for PacketBuf {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
+impl AsMut<[u8]> for PacketBuf {
+    #[inline]
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
+impl BorrowMut<[u8]> for PacketBuf {
+    fn borrow_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
+/// What both types have.
+macro_rules! read_traits {
+    ($type:ty) => {
+        impl Deref for $type {
+            type Target = [u8];
+
+            #[inline]
+            fn deref(&self) -> &[u8] {
+                self.as_slice()
+            }
+        }
+
+        impl AsRef<[u8]> for $type {
+            #[inline]
+            fn as_ref(&self) -> &[u8] {
+                self.as_slice()
+            }
+        }
+
+        impl Borrow<[u8]> for $type {
+            fn borrow(&self) -> &[u8] {
+                self.as_slice()
+            }
+        }
+
+        impl Default for $type {
+            #[inline]
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+
+        impl IntoIterator for $type {
+            type Item = u8;
+            type IntoIter = IntoIter<$type>;
+
+            fn into_iter(self) -> Self::IntoIter {
+                IntoIter::new(self)
+            }
+        }
+
+        impl<'a> IntoIterator for &'a $type {
+            type Item = &'a u8;
+            type IntoIter = core::slice::Iter<'a, u8>;
+
+            fn into_iter(self) -> Self::IntoIter {
+                self.as_slice().iter()
+            }
+        }
+    };
+}
+
+read_traits!(PacketBuf);
+read_traits!(Packet);
+
+impl Extend<u8> for PacketBuf {
+    fn extend<T: IntoIterator<Item = u8>>(&mut self, iter: T) {
+        let iter = iter.into_iter();
+        self.reserve(iter.size_hint().0);
+        for byte in iter {
+            self.put_u8(byte);
+        }
+    }
+}
+
+impl<'a> Extend<&'a u8> for PacketBuf {
+    fn extend<T: IntoIterator<Item = &'a u8>>(&mut self, iter: T) {
+        self.extend(iter.into_iter().copied());
+    }
+}
+
+/// `extend` by whole buffers.
+macro_rules! extend_by {
+    ($($part:ty),*) => {$(
+        impl Extend<$part> for PacketBuf {
+            fn extend<T: IntoIterator<Item = $part>>(&mut self, iter: T) {
+                for part in iter {
+                    self.extend_from_slice(&part);
+                }
+            }
+        }
+    )*};
+}
+
+extend_by!(Packet, Bytes, BytesMut);
+
+impl FromIterator<u8> for PacketBuf {
+    fn from_iter<T: IntoIterator<Item = u8>>(iter: T) -> Self {
+        let mut buf = Self::new();
+        buf.extend(iter);
+        buf
+    }
+}
+
+impl<'a> FromIterator<&'a u8> for PacketBuf {
+    fn from_iter<T: IntoIterator<Item = &'a u8>>(iter: T) -> Self {
+        iter.into_iter().copied().collect()
+    }
+}
+
+impl FromIterator<u8> for Packet {
+    fn from_iter<T: IntoIterator<Item = u8>>(iter: T) -> Self {
+        PacketBuf::from_iter(iter).freeze()
+    }
+}

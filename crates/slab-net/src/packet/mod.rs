@@ -1,0 +1,49 @@
+//! Packets: what [`bytes::BytesMut`] and [`bytes::Bytes`] are, with a bounded pool behind them.
+//!
+//! | module | what |
+//! |---|---|
+//! | `pool` | [`PacketPool`]: a slab pool with headroom, tailroom and a policy for its cap |
+//! | `buf`, `room` | [`PacketBuf`]: exclusive, growable; how it finds more space |
+//! | `frozen` | [`Packet`]: frozen, cheap to clone and to slice |
+//! | `convert`, `cmp`, `fmt`, `io`, `serde` | their traits, as `bytes` has them |
+//! | `owner`, `settings` | what keeps the memory alive; how a chunk finds its packet pool |
+
+mod buf;
+mod cmp;
+mod convert;
+mod fmt;
+mod frozen;
+mod io;
+mod owner;
+mod pool;
+mod room;
+#[cfg(feature = "serde")]
+mod serde;
+mod settings;
+
+pub use buf::PacketBuf;
+pub use frozen::Packet;
+pub use pool::{PacketPool, PacketPoolBuilder, PacketPoolError, PacketPoolStats};
+
+use core::ops::{Bound, RangeBounds};
+
+/// Resolves `range` within `len` bytes.
+///
+/// # Panics
+/// If it starts behind its end, or ends behind `len`.
+fn resolve(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+    let next = |n: usize| n.checked_add(1).expect("range bound overflows usize");
+    let start = match range.start_bound() {
+        Bound::Included(&n) => n,
+        Bound::Excluded(&n) => next(n),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&n) => next(n),
+        Bound::Excluded(&n) => n,
+        Bound::Unbounded => len,
+    };
+    assert!(start <= end, "range starts at {start} but ends at {end}");
+    assert!(end <= len, "range ends at {end} of {len} bytes");
+    (start, end)
+}

@@ -1,0 +1,403 @@
+//! [`PacketPool`]: a slab pool that hands out packet buffers.
+
+use super::buf::PacketBuf;
+use super::frozen::Packet;
+use super::settings::{self, Settings};
+use core::fmt;
+use slab_core::{AllocError, ConfigError, SizeClasses, SlabPool, SlabPoolBuilder};
+use std::sync::Arc;
+
+/// Packets that occupy more than this many times their length are worth a copy.
+const COMPACT_RATIO: u32 = 2;
+
+/// A cheap handle to a [`SlabPool`] that hands out [`PacketBuf`]s; share it by cloning.
+///
+/// Headroom and tailroom are set once, for the pool: each new buffer has that much space in front
+/// of its data and behind what was asked for, so that headers can be put around a payload later
+/// without moving it.
+///
+/// # When the pool is at its cap
+///
+/// `try_*` methods return the [`AllocError`] and take memory from nowhere else. Methods that cannot
+/// fail ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`] has, such
+/// as [`PacketBuf::reserve`]) fall back to the heap, for this one buffer. So do requests above the
+/// largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), have no limit,
+/// and are reported by a `tracing` warning whenever their number has doubled: code that must stay
+/// within the cap uses the `try_*` methods.
+///
+/// ```
+/// use slab_net::PacketPool;
+///
+/// let pool = PacketPool::builder().name("rx").max_memory(8 << 20).headroom(64).build()?;
+/// let mut buf = pool.try_alloc(1200)?;
+/// buf.extend_from_slice(b"payload");
+/// buf.prepend(b"header:");
+/// let packet = buf.freeze();
+/// assert_eq!(packet, b"header:payload"[..]);
+/// assert_eq!(pool.slab().stats().in_use(), 1);
+/// drop(packet);
+/// assert_eq!(pool.slab().stats().in_use(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct PacketPool {
+    slab: SlabPool,
+    settings: Arc<Settings>,
+    /// Here as well as in `settings`, to spare the fast path a cache line.
+    headroom: u32,
+    tailroom: u32,
+}
+
+impl PacketPool {
+    /// Starts the configuration of a pool, with [`SizeClasses::network`] as its size classes.
+    pub fn builder() -> PacketPoolBuilder {
+        PacketPoolBuilder::default()
+    }
+
+    pub(super) fn from_settings(settings: Arc<Settings>) -> Self {
+        Self {
+            slab: settings.slab.clone(),
+            headroom: settings.headroom,
+            tailroom: settings.tailroom,
+            settings,
+        }
+    }
+
+    /// The process-wide pool, which serves the constructors that take no pool, such as
+    /// [`PacketBuf::with_capacity`]. Created on first use with the builder's defaults, unless
+    /// [`install_default`](PacketPoolBuilder::install_default) came before.
+    ///
+    /// # Panics
+    /// If it has to be created and the system will not reserve its address range.
+    pub fn default_pool() -> &'static Self {
+        settings::default_pool(|| {
+            Self::builder()
+                .build()
+                .expect("the default packet pool needs 64 MiB of address space")
+        })
+    }
+
+    /// The pool of memory behind this one: its statistics, [`trim`](SlabPool::trim) and so on.
+    #[must_use]
+    pub fn slab(&self) -> &SlabPool {
+        &self.slab
+    }
+
+    /// Free bytes in front of the data of a new buffer.
+    #[must_use]
+    pub fn headroom(&self) -> usize {
+        self.headroom as usize
+    }
+
+    /// Free bytes behind the capacity asked for, at least, in a new buffer.
+    #[must_use]
+    pub fn tailroom(&self) -> usize {
+        self.tailroom as usize
+    }
+
+    /// An empty buffer with a capacity of at least `len` bytes, of the smallest size class that
+    /// holds them and the pool's headroom and tailroom.
+    ///
+    /// # Errors
+    /// As [`SlabPool::try_alloc`]: the pool is at its cap, `len` with headroom and tailroom is
+    /// above the largest size class, or the system would not back a slab.
+    #[inline]
+    pub fn try_alloc(&self, len: usize) -> Result<PacketBuf, AllocError> {
+        let room = self.headroom as usize + self.tailroom as usize;
+        let chunk = self.slab.try_alloc(len.saturating_add(room))?;
+        Ok(PacketBuf::from_chunk(chunk, self.headroom))
+    }
+
+    /// As [`try_alloc`](Self::try_alloc), but falls back to the heap: see
+    /// [the pool's policy](Self#when-the-pool-is-at-its-cap).
+    ///
+    /// # Panics
+    /// If `capacity` with headroom and tailroom is above `u32::MAX` bytes.
+    #[inline]
+    #[must_use]
+    pub fn with_capacity(&self, capacity: usize) -> PacketBuf {
+        match self.try_alloc(capacity) {
+            Ok(buf) => buf,
+            Err(_) => self.heap_fallback(capacity),
+        }
+    }
+
+    #[cold]
+    pub(super) fn heap_fallback(&self, capacity: usize) -> PacketBuf {
+        let room = self.headroom as usize + self.tailroom as usize;
+        let total = capacity.saturating_add(room);
+        assert!(
+            u32::try_from(total).is_ok(),
+            "capacity overflow: a packet buffer has at most u32::MAX bytes, {total} needed"
+        );
+        PacketBuf::from_heap(total, self.headroom, Arc::clone(&self.settings))
+    }
+
+    /// A packet that is a copy of `data`.
+    ///
+    /// # Errors
+    /// As [`try_alloc`](Self::try_alloc).
+    pub fn try_copy_from_slice(&self, data: &[u8]) -> Result<Packet, AllocError> {
+        let mut buf = self.try_alloc(data.len())?;
+        buf.extend_from_slice(data);
+        Ok(buf.freeze())
+    }
+
+    /// A packet that is a copy of `data`; falls back to the heap as
+    /// [the pool's policy](Self#when-the-pool-is-at-its-cap) says.
+    ///
+    /// # Panics
+    /// If `data` with headroom and tailroom is above `u32::MAX` bytes.
+    #[must_use]
+    pub fn copy_from_slice(&self, data: &[u8]) -> Packet {
+        let mut buf = self.with_capacity(data.len());
+        buf.extend_from_slice(data);
+        buf.freeze()
+    }
+
+    /// Replaces a packet that pins a far larger buffer by a copy in a chunk of its own size, or
+    /// returns it as it is.
+    ///
+    /// A packet is copied if its memory is more than [`compact_ratio`](Self::compact_ratio) times
+    /// as large as the packet, and the copy's would be smaller; an empty packet just lets go of its
+    /// memory. Worth it for a packet that
+    /// is kept while the others that share its buffer go: the last one pins it all. The copy has
+    /// no headroom or tailroom beyond what rounding to the size class gives.
+    ///
+    /// Where the pool cannot serve the copy, the packet stays as it is: that is counted in
+    /// [`packet_stats`](Self::packet_stats), the heap is not asked.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().build()?;
+    /// let mut buf = pool.try_alloc(65_536)?;
+    /// buf.extend_from_slice(b"alone");
+    /// let packet = buf.freeze();
+    /// assert_eq!(packet.pinned_bytes(), 65_531);
+    /// let packet = pool.compact(packet);
+    /// assert_eq!(packet.pinned_bytes(), 59);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn compact(&self, packet: Packet) -> Packet {
+        let (len, pinned) = (packet.len(), packet.pinned_bytes());
+        if len == 0 {
+            return Packet::new();
+        }
+        let occupied = len + pinned;
+        if occupied <= len.saturating_mul(self.settings.compact_ratio as usize) {
+            return packet;
+        }
+        let classes = self.slab.size_classes();
+        let gains = |class: usize| classes.sizes()[class] < occupied;
+        if !classes.class_for(len).is_some_and(gains) {
+            return packet;
+        }
+        let copy = self.slab.try_alloc(len);
+        self.settings.count_compaction(copy.is_ok());
+        let Ok(chunk) = copy else {
+            return packet;
+        };
+        let mut buf = PacketBuf::from_chunk(chunk, 0);
+        buf.extend_from_slice(&packet);
+        buf.freeze()
+    }
+
+    /// How many times its own length a packet may occupy before [`compact`](Self::compact)
+    /// copies it.
+    #[must_use]
+    pub fn compact_ratio(&self) -> u32 {
+        self.settings.compact_ratio
+    }
+
+    /// What happened beside the slabs: fallbacks to the heap, and packets made compact.
+    #[must_use]
+    pub fn packet_stats(&self) -> PacketPoolStats {
+        self.settings.stats()
+    }
+
+    pub(super) fn settings(&self) -> &Arc<Settings> {
+        &self.settings
+    }
+}
+
+/// A packet pool over a slab pool that exists already, without headroom and tailroom.
+///
+/// Each conversion counts its own fallbacks. A buffer of a slab pool that belongs to several packet
+/// pools grows by the settings of the one made first.
+impl From<SlabPool> for PacketPool {
+    fn from(slab: SlabPool) -> Self {
+        Self::from_settings(settings::register(Settings::new(slab, 0, 0, COMPACT_RATIO)))
+    }
+}
+
+impl fmt::Debug for PacketPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PacketPool")
+            .field("slab", &self.slab)
+            .field("headroom", &self.headroom)
+            .field("tailroom", &self.tailroom)
+            .field("compact_ratio", &self.settings.compact_ratio)
+            .finish()
+    }
+}
+
+/// What a packet pool counts beside its [slab pool's statistics](SlabPool::stats).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PacketPoolStats {
+    /// Buffers that came from the heap, because the pool could not serve them, so far.
+    pub heap_fallbacks: u64,
+    /// Bytes of such buffers alive now.
+    pub heap_bytes: u64,
+    /// Packets that [`PacketPool::compact`] copied so far.
+    pub compacted: u64,
+    /// Packets that it would have copied, had the pool had the memory.
+    pub compact_refused: u64,
+}
+
+/// The configuration of a [`PacketPool`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct PacketPoolBuilder {
+    slab: SlabPoolBuilder,
+    headroom: usize,
+    tailroom: usize,
+    compact_ratio: u32,
+}
+
+impl Default for PacketPoolBuilder {
+    fn default() -> Self {
+        Self {
+            slab: SlabPool::builder().size_classes(SizeClasses::network()),
+            headroom: 0,
+            tailroom: 0,
+            compact_ratio: COMPACT_RATIO,
+        }
+    }
+}
+
+impl PacketPoolBuilder {
+    /// What the pool is called in metrics and log events. Default: `default`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.slab = self.slab.name(name);
+        self
+    }
+
+    /// The chunk sizes. Default: [`SizeClasses::network`].
+    pub fn size_classes(mut self, classes: SizeClasses) -> Self {
+        self.slab = self.slab.size_classes(classes);
+        self
+    }
+
+    /// The cap in bytes, as in [`SlabPoolBuilder::max_memory`]. Default: 64 MiB.
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.slab = self.slab.max_memory(bytes);
+        self
+    }
+
+    /// The whole configuration of the slab pool at once; replaces the name, size classes and cap
+    /// set before.
+    pub fn slab(mut self, builder: SlabPoolBuilder) -> Self {
+        self.slab = builder;
+        self
+    }
+
+    /// Free bytes in front of the data of each new buffer, for headers to come. Default: 0.
+    pub fn headroom(mut self, bytes: usize) -> Self {
+        self.headroom = bytes;
+        self
+    }
+
+    /// Free bytes behind what is asked for, for trailers to come. Default: 0.
+    pub fn tailroom(mut self, bytes: usize) -> Self {
+        self.tailroom = bytes;
+        self
+    }
+
+    /// [`PacketPool::compact`] copies a packet whose memory is more than `ratio` times as large
+    /// as the packet. Default: 2.
+    pub fn compact_ratio(mut self, ratio: u32) -> Self {
+        self.compact_ratio = ratio;
+        self
+    }
+
+    /// Makes the pool.
+    ///
+    /// # Errors
+    /// [`PacketPoolError::Slab`] where the slab pool cannot be built,
+    /// [`PacketPoolError::NoRoom`] if headroom and tailroom leave nothing of the largest chunk.
+    pub fn build(self) -> Result<PacketPool, PacketPoolError> {
+        let slab = self.slab.build().map_err(PacketPoolError::Slab)?;
+        let largest = slab.size_classes().largest();
+        // No chunk reaches 4 GiB, so both fit once their sum is below the largest.
+        let settings = match (u32::try_from(self.headroom), u32::try_from(self.tailroom)) {
+            (Ok(headroom), Ok(tailroom))
+                if u64::from(headroom) + u64::from(tailroom) < largest as u64 =>
+            {
+                Settings::new(slab, headroom, tailroom, self.compact_ratio)
+            }
+            _ => {
+                return Err(PacketPoolError::NoRoom {
+                    headroom: self.headroom,
+                    tailroom: self.tailroom,
+                    largest,
+                });
+            }
+        };
+        Ok(PacketPool::from_settings(settings::register(settings)))
+    }
+
+    /// Makes the pool and has the constructors that take none use it, for the whole process and
+    /// for good.
+    ///
+    /// # Errors
+    /// [`PacketPoolError::DefaultInUse`] if there is such a pool already: installed before, or
+    /// created because something asked for it. Otherwise as [`build`](Self::build).
+    pub fn install_default(self) -> Result<PacketPool, PacketPoolError> {
+        let pool = self.build()?;
+        match settings::set_default(pool.clone()) {
+            Ok(()) => Ok(pool),
+            Err(_) => Err(PacketPoolError::DefaultInUse),
+        }
+    }
+}
+
+/// Why a packet pool could not be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PacketPoolError {
+    /// The slab pool could not be built.
+    Slab(ConfigError),
+    /// Headroom and tailroom leave nothing of the largest chunk.
+    NoRoom {
+        /// The headroom asked for, in bytes.
+        headroom: usize,
+        /// The tailroom asked for, in bytes.
+        tailroom: usize,
+        /// The largest size class in bytes.
+        largest: usize,
+    },
+    /// The process-wide pool exists already.
+    DefaultInUse,
+}
+
+impl fmt::Display for PacketPoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Slab(error) => error.fmt(f),
+            Self::NoRoom {
+                headroom,
+                tailroom,
+                largest,
+            } => write!(
+                f,
+                "{headroom} bytes of headroom and {tailroom} of tailroom leave no room in the \
+                 largest size class, {largest} bytes"
+            ),
+            Self::DefaultInUse => write!(f, "the process-wide packet pool is already in use"),
+        }
+    }
+}
+
+impl core::error::Error for PacketPoolError {}

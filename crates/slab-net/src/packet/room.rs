@@ -1,0 +1,306 @@
+//! How a [`PacketBuf`] finds more space: in its own chunk where it can, in another where it must.
+
+use super::buf::{PacketBuf, narrow};
+use super::owner::Owner;
+use super::pool::PacketPool;
+use core::ptr;
+use slab_core::AllocError;
+
+impl PacketBuf {
+    /// Makes room for at least `additional` more bytes behind the contents.
+    ///
+    /// In place where the chunk has the room and no other handle to it is alive: either behind the
+    /// contents, or by moving them to the front, if they are no longer than the distance. Otherwise
+    /// the contents move to another chunk: of the smallest class that holds them, or of the same
+    /// class as now if this handle has the end of a chunk whose front was split off (so that a
+    /// receive buffer stays as large as it was). Free bytes do not keep what was written to them.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::with_capacity(128);
+    /// buf.extend_from_slice(&[0; 64]);
+    /// let front = buf.split();
+    /// assert_eq!(buf.capacity(), 64);
+    /// drop(front);
+    /// buf.reserve(128);
+    /// assert_eq!(buf.capacity(), 128);
+    /// ```
+    ///
+    /// # Panics
+    /// If the new capacity is above `u32::MAX`.
+    #[inline]
+    pub fn reserve(&mut self, additional: usize) {
+        if additional > self.tailroom() {
+            self.reserve_slow(additional);
+        }
+    }
+
+    #[cold]
+    fn reserve_slow(&mut self, additional: usize) {
+        if self.reclaim(additional) {
+            return;
+        }
+        let needed = self.len().checked_add(additional);
+        let needed = needed.expect("capacity overflow: the new length exceeds usize::MAX");
+        let pool = self.growth_pool();
+        if self.move_to(&pool, needed).is_err() {
+            // Doubling, so that appending byte by byte copies each byte a bounded number of times.
+            let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
+            let mut moved = pool.heap_fallback(needed.max(doubled));
+            moved.extend_from_slice(self.as_slice());
+            *self = moved;
+        }
+    }
+
+    /// As [`reserve`](Self::reserve), but takes memory from the pool only.
+    ///
+    /// ```
+    /// # use slab_net::{AllocError, PacketPool};
+    /// let pool = PacketPool::builder().build()?;
+    /// let mut buf = pool.try_alloc(64)?;
+    /// buf.try_reserve(1000)?;
+    /// assert!(buf.capacity() >= 1000);
+    /// let refused = buf.try_reserve(1 << 20);
+    /// assert!(matches!(refused, Err(AllocError::TooLarge { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`PacketPool::try_alloc`]; the buffer is then as before.
+    pub fn try_reserve(&mut self, additional: usize) -> Result<(), AllocError> {
+        if self.try_reclaim(additional) {
+            return Ok(());
+        }
+        let needed = self.len().saturating_add(additional);
+        self.move_to(&self.growth_pool(), needed)
+    }
+
+    /// Makes room for at least `additional` more bytes behind the contents if that can be done in
+    /// place, and says whether it could.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::with_capacity(64);
+    /// buf.extend_from_slice(b"abcd");
+    /// let front = buf.split();
+    /// assert!(!buf.try_reclaim(64));
+    /// drop(front);
+    /// assert!(buf.try_reclaim(64));
+    /// ```
+    #[inline]
+    #[must_use = "use `reserve` if it must not fail"]
+    pub fn try_reclaim(&mut self, additional: usize) -> bool {
+        additional <= self.tailroom() || self.reclaim(additional)
+    }
+
+    /// Free bytes in front of the contents that [`prepend`](Self::prepend) can use without moving
+    /// anything.
+    ///
+    /// None while another handle to the same chunk is alive: they may be that one's.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().headroom(64).build()?;
+    /// assert_eq!(pool.try_alloc(1200)?.headroom(), 64);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub fn headroom(&self) -> usize {
+        match self.owner().region() {
+            Some((start, _)) if self.owner().is_unique() => {
+                self.start().addr().get() - start.addr().get()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Puts `header` in front of the contents.
+    ///
+    /// Moves nothing if it fits into the [`headroom`](Self::headroom). Otherwise shifts the
+    /// contents if the chunk has the room, and else moves them to another.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("payload");
+    /// buf.prepend(b"udp ");
+    /// buf.prepend(b"ip ");
+    /// assert_eq!(buf, "ip udp payload");
+    /// ```
+    ///
+    /// # Panics
+    /// If the new length is above `u32::MAX`.
+    #[inline]
+    pub fn prepend(&mut self, header: &[u8]) {
+        self.open_front(header.len());
+        // SAFETY: the front was opened by as many bytes as the header has, and the borrowed header
+        // cannot overlap what is ours to write.
+        unsafe { self.write_front(header.as_ptr(), header.len()) };
+    }
+
+    /// As [`prepend`](Self::prepend), but takes memory from the pool only.
+    ///
+    /// # Errors
+    /// As [`PacketPool::try_alloc`]; the buffer is then as before.
+    pub fn try_prepend(&mut self, header: &[u8]) -> Result<(), AllocError> {
+        self.try_open_front(header.len())?;
+        // SAFETY: as in `prepend`.
+        unsafe { self.write_front(header.as_ptr(), header.len()) };
+        Ok(())
+    }
+
+    /// Puts `len` zeros in front of the contents and gives access to them, for a header to be
+    /// encoded in place. Otherwise as [`prepend`](Self::prepend).
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("hello");
+    /// let len = buf.len() as u16;
+    /// buf.prepend_header(2).copy_from_slice(&len.to_be_bytes());
+    /// assert_eq!(buf, b"\0\x05hello"[..]);
+    /// ```
+    ///
+    /// # Panics
+    /// If the new length is above `u32::MAX`.
+    pub fn prepend_header(&mut self, len: usize) -> &mut [u8] {
+        self.open_front(len);
+        let start = self.start().as_ptr();
+        // SAFETY: the front was opened by `len` bytes, which are ours alone.
+        unsafe { ptr::write_bytes(start, 0, len) };
+        &mut self.as_mut_slice()[..len]
+    }
+
+    /// # Safety
+    /// The front was opened by `n` bytes; `from..from + n` can be read and does not overlap them.
+    #[inline]
+    unsafe fn write_front(&mut self, from: *const u8, n: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { ptr::copy_nonoverlapping(from, self.start().as_ptr(), n) };
+    }
+
+    /// Lengthens the contents by `n` bytes in front, which the caller writes at once.
+    #[inline]
+    fn open_front(&mut self, n: usize) {
+        if self.try_open_front(n).is_err() {
+            let needed = self.len().checked_add(n);
+            let needed = needed.expect("capacity overflow: the new length exceeds usize::MAX");
+            let moved = self.growth_pool().heap_fallback(needed);
+            self.move_behind(moved, n);
+        }
+    }
+
+    #[inline]
+    fn try_open_front(&mut self, n: usize) -> Result<(), AllocError> {
+        if n <= self.headroom() && self.len() + n <= u32::MAX as usize {
+            let len = self.len() + n;
+            let cap = (self.capacity() + n).min(u32::MAX as usize);
+            // SAFETY: the headroom lies in our chunk.
+            let start = unsafe { self.start().sub(n) };
+            // SAFETY: no other handle to the chunk is alive. The new bytes are written by the
+            // caller before anything can read them.
+            unsafe { self.set_range(start, narrow(len), narrow(cap)) };
+            return Ok(());
+        }
+        self.open_front_slow(n)
+    }
+
+    #[cold]
+    fn open_front_slow(&mut self, n: usize) -> Result<(), AllocError> {
+        let needed = self.len().saturating_add(n);
+        if let Some((start, capacity)) = self.owner().region()
+            && self.owner().is_unique()
+            && capacity >= needed
+            && u32::try_from(capacity).is_ok()
+        {
+            // SAFETY: `needed` bytes fit into the block, so its first `n` do.
+            let body = unsafe { start.add(n) };
+            // SAFETY: both ranges lie in the block, which is ours alone.
+            unsafe { ptr::copy(self.start().as_ptr(), body.as_ptr(), self.len()) };
+            // SAFETY: the whole block is ours; the header is written by the caller, the body was.
+            unsafe { self.set_range(start, narrow(needed), narrow(capacity)) };
+            return Ok(());
+        }
+        let moved = self.growth_pool().try_alloc(needed)?;
+        self.move_behind(moved, n);
+        Ok(())
+    }
+
+    /// Moves the contents into `target`, which is empty and large enough, leaving `n` bytes in
+    /// front for the caller to write.
+    fn move_behind(&mut self, mut target: Self, n: usize) {
+        let (start, cap) = (target.start(), narrow(target.capacity()));
+        assert!(self.len() + n <= target.capacity(), "no room to move to");
+        // SAFETY: the target has at least `n` bytes, written by the caller before they can be read.
+        unsafe { target.set_range(start, narrow(n), cap) };
+        target.extend_from_slice(self.as_slice());
+        *self = target;
+    }
+
+    /// Makes room in place, if no other handle to the memory is alive and it is large enough.
+    #[cold]
+    fn reclaim(&mut self, additional: usize) -> bool {
+        let Some((start, capacity)) = self.owner().region() else {
+            return false;
+        };
+        let Some(needed) = self.len().checked_add(additional) else {
+            return false;
+        };
+        if capacity < needed || u32::try_from(capacity).is_err() || !self.owner().is_unique() {
+            return false;
+        }
+        let len = self.len();
+        let offset = self.start().addr().get() - start.addr().get();
+        if capacity - offset >= needed {
+            let cap = narrow(capacity - offset);
+            // SAFETY: the rest of the block is ours alone; the contents stay where they are.
+            unsafe { self.set_range(self.start(), narrow(len), cap) };
+            return true;
+        }
+        // Moving no more bytes than were consumed in front keeps the cost of this proportional to
+        // that of the consuming.
+        if offset < len {
+            return false;
+        }
+        let headroom = self.pool().map_or(0, |pool| pool.headroom());
+        let front = headroom.min(capacity - needed);
+        // SAFETY: `front` is within the block.
+        let target = unsafe { start.add(front) };
+        // SAFETY: both ranges lie in the block, which is ours alone.
+        unsafe { ptr::copy(self.start().as_ptr(), target.as_ptr(), len) };
+        // SAFETY: from `target` to its end the block is ours, and the contents were just copied.
+        unsafe { self.set_range(target, narrow(len), narrow(capacity - front)) };
+        true
+    }
+
+    /// Moves the contents into a chunk with room for `needed` bytes; on failure changes nothing.
+    fn move_to(&mut self, pool: &PacketPool, needed: usize) -> Result<(), AllocError> {
+        let wanted = self.wanted(pool, needed);
+        let moved = match pool.try_alloc(wanted) {
+            Err(_) if wanted > needed => pool.try_alloc(needed),
+            result => result,
+        };
+        let mut moved = moved?;
+        moved.extend_from_slice(self.as_slice());
+        *self = moved;
+        Ok(())
+    }
+
+    /// `needed`, or what fills a chunk like the present one if this handle has that one's end.
+    fn wanted(&self, pool: &PacketPool, needed: usize) -> usize {
+        let Owner::Pool(chunk) = self.owner() else {
+            return needed;
+        };
+        let end = chunk.as_ptr().addr().get() + chunk.capacity();
+        if chunk.is_unique() || self.start().addr().get() + self.capacity() != end {
+            return needed;
+        }
+        let room = pool.headroom() + pool.tailroom();
+        needed.max(chunk.capacity().saturating_sub(room))
+    }
+
+    /// The pool that it grows into: its own, or the process-wide one if it has none.
+    fn growth_pool(&self) -> PacketPool {
+        let own = self.pool();
+        own.unwrap_or_else(|| PacketPool::default_pool().clone())
+    }
+}

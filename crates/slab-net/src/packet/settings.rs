@@ -1,0 +1,119 @@
+//! What a packet pool adds to its slab pool, and how a chunk finds the way back to it.
+
+use super::pool::{PacketPool, PacketPoolStats};
+use core::sync::atomic::{AtomicU64, Ordering};
+use slab_core::{SharedChunk, SlabPool};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+
+/// The settings and slow-path counters of a packet pool; one for each slab pool.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) slab: SlabPool,
+    pub(super) headroom: u32,
+    pub(super) tailroom: u32,
+    pub(super) compact_ratio: u32,
+    heap_fallbacks: AtomicU64,
+    heap_bytes: AtomicU64,
+    compacted: AtomicU64,
+    compact_refused: AtomicU64,
+}
+
+impl Settings {
+    pub(super) fn new(slab: SlabPool, headroom: u32, tailroom: u32, compact_ratio: u32) -> Self {
+        Self {
+            slab,
+            headroom,
+            tailroom,
+            compact_ratio,
+            heap_fallbacks: AtomicU64::new(0),
+            heap_bytes: AtomicU64::new(0),
+            compacted: AtomicU64::new(0),
+            compact_refused: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn heap_block_made(&self, bytes: usize) {
+        self.heap_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let count = self.heap_fallbacks.fetch_add(1, Ordering::Relaxed) + 1;
+        // Seldom enough to be no flood, often enough to show that it goes on.
+        if count.is_power_of_two() {
+            tracing::warn!(
+                pool = self.slab.name(),
+                bytes,
+                count,
+                "pool could not serve a packet buffer, the heap did"
+            );
+        }
+    }
+
+    pub(super) fn heap_block_freed(&self, bytes: usize) {
+        self.heap_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_compaction(&self, done: bool) {
+        let counter = if done {
+            &self.compacted
+        } else {
+            &self.compact_refused
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn stats(&self) -> PacketPoolStats {
+        PacketPoolStats {
+            heap_fallbacks: self.heap_fallbacks.load(Ordering::Relaxed),
+            heap_bytes: self.heap_bytes.load(Ordering::Relaxed),
+            compacted: self.compacted.load(Ordering::Relaxed),
+            compact_refused: self.compact_refused.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The settings of every open packet pool, as many as the application has pools. Weak, so that
+/// being listed does not keep a pool open; entries of closed pools go when the next pool comes.
+/// Consulted where a buffer has to move to another chunk, never where one is allocated or freed.
+static OPEN: RwLock<Vec<Weak<Settings>>> = RwLock::new(Vec::new());
+
+/// The pool of the constructors that take none.
+static DEFAULT: OnceLock<PacketPool> = OnceLock::new();
+
+fn open() -> RwLockReadGuard<'static, Vec<Weak<Settings>>> {
+    // Nothing panics while the lock is held with the list half changed.
+    OPEN.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lists a new pool's settings.
+pub(super) fn register(new: Settings) -> Arc<Settings> {
+    let settings = Arc::new(new);
+    let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
+    open.retain(|entry| entry.strong_count() > 0);
+    open.push(Arc::downgrade(&settings));
+    settings
+}
+
+/// The packet pool that a chunk came from, unless it is closed or was never made a packet pool.
+pub(super) fn pool_of(chunk: &SharedChunk) -> Option<PacketPool> {
+    if let Some(pool) = DEFAULT.get()
+        && chunk.belongs_to(pool.slab())
+    {
+        return Some(pool.clone());
+    }
+    let settings = open()
+        .iter()
+        .filter_map(Weak::upgrade)
+        .find(|settings| chunk.belongs_to(&settings.slab));
+    match settings {
+        Some(settings) => Some(PacketPool::from_settings(settings)),
+        None => chunk.pool().map(PacketPool::from),
+    }
+}
+
+/// The process-wide pool, made by `make` if there is none yet.
+pub(super) fn default_pool(make: impl FnOnce() -> PacketPool) -> &'static PacketPool {
+    DEFAULT.get_or_init(make)
+}
+
+/// Makes `pool` the process-wide one; gives it back if there is one already.
+pub(super) fn set_default(pool: PacketPool) -> Result<(), PacketPool> {
+    DEFAULT.set(pool)
+}
