@@ -1,5 +1,36 @@
 //! A bounded queue of batches between the tasks that receive and those that consume.
+//!
+//! [`queue`] makes the two ends. Both can be cloned; what happens when the queue is full is said by
+//! an [`Overflow`] policy, and every datagram that does not arrive is counted by reason.
+//!
+//! ```
+//! use slab_net::PacketPool;
+//! use slab_net::pipeline::{Overflow, queue};
+//! use slab_net::udp::{Transmit, UdpReceiver};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+//! let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+//! let (to_consumers, batches) = queue(64.try_into()?, Overflow::DropNewest);
+//!
+//! let hello = Transmit::new(b"hello", socket.local_addr());
+//! socket.sender().send(&hello).await?;
+//! to_consumers.send(socket.recv_batch().await?).await?;
+//! drop(to_consumers); // no more to come: consumers drain the queue, then get `None`
+//!
+//! while let Some(batch) = batches.recv().await {
+//!     for packet in batch.into_packets() {
+//!         assert_eq!(&packet[..], b"hello");
+//!     }
+//! }
+//! assert_eq!(batches.monitor().stats().delivered, 1);
+//! # Ok(())
+//! # }
+//! ```
 
+mod queue;
 mod stats;
 
+pub use queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, queue};
 pub use stats::{QueueMonitor, QueueStats};

@@ -1,0 +1,381 @@
+//! [`PacketBatch`]: the unit that travels from the socket to whoever consumes it.
+
+use super::datagram::{Datagram, Metadata};
+use super::sender::Transmit;
+use crate::packet::Packet;
+use core::fmt;
+use core::ptr::NonNull;
+use slab_core::{Clones, SharedChunk};
+use std::net::{IpAddr, SocketAddr};
+use std::time::SystemTime;
+
+/// What one kernel buffer held: one datagram, or with GRO up to 64 of the same sender, of the same
+/// length but for the last, one behind the other in one chunk.
+///
+/// Never without a datagram, though that may be an empty one. Moving a batch moves a handle; its
+/// chunk goes back to the pool when the batch and all packets made from it are dropped.
+pub struct PacketBatch {
+    chunk: SharedChunk,
+    /// Bytes of payload from the chunk's start.
+    len: u32,
+    /// The length of each datagram but the last, which may be shorter. Not zero unless `len` is.
+    stride: u32,
+    meta: Metadata,
+}
+
+impl PacketBatch {
+    /// # Safety
+    /// The first `len` bytes of the chunk are the batch's payload and nobody writes to them as
+    /// long as a reference to the chunk is left.
+    pub(super) unsafe fn new(
+        chunk: SharedChunk,
+        len: usize,
+        stride: usize,
+        meta: Metadata,
+    ) -> Self {
+        debug_assert!(len <= chunk.capacity());
+        // No buffer is longer than `buffer_bytes`, some 64 KiB. A stride that makes no sense would
+        // be a kernel bug; take the payload as one datagram then.
+        let stride = if stride == 0 || stride > len {
+            len
+        } else {
+            stride
+        };
+        Self {
+            chunk,
+            len: len as u32,
+            stride: stride as u32,
+            meta,
+        }
+    }
+
+    /// How many datagrams the batch holds, at least 1.
+    #[inline]
+    #[must_use]
+    pub fn datagrams(&self) -> usize {
+        segments(self.len as usize, self.stride as usize)
+    }
+
+    /// All payloads, one behind the other.
+    #[inline]
+    #[must_use]
+    pub fn contents(&self) -> &[u8] {
+        // SAFETY: `new`'s caller promised initialised bytes that nobody writes to.
+        unsafe { core::slice::from_raw_parts(self.chunk.as_ptr().as_ptr(), self.len as usize) }
+    }
+
+    /// The length in bytes of each datagram but the last, which may be shorter.
+    #[inline]
+    #[must_use]
+    pub fn segment_size(&self) -> usize {
+        self.stride as usize
+    }
+
+    /// Bytes of pool memory that the batch, or any one packet of it, keeps in use.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> usize {
+        self.chunk.capacity()
+    }
+
+    /// Who sent the datagrams.
+    #[must_use]
+    pub fn source(&self) -> SocketAddr {
+        self.meta.source
+    }
+
+    /// The local address they were sent to, where the system tells.
+    #[must_use]
+    pub fn destination(&self) -> Option<IpAddr> {
+        self.meta.destination
+    }
+
+    /// Their ECN codepoint; `None` if the sender does not use ECN.
+    #[must_use]
+    pub fn ecn(&self) -> Option<super::Ecn> {
+        self.meta.ecn
+    }
+
+    /// The index of the interface they came in by, where the system tells.
+    #[must_use]
+    pub fn interface(&self) -> Option<u32> {
+        self.meta.interface
+    }
+
+    /// When the kernel received the first of them, where the system tells.
+    #[must_use]
+    pub fn timestamp(&self) -> Option<SystemTime> {
+        self.meta.timestamp()
+    }
+
+    /// The datagrams, borrowed: touches no reference count.
+    #[inline]
+    #[must_use]
+    pub fn iter(&self) -> Iter<'_> {
+        Iter {
+            rest: self.contents(),
+            stride: self.stride as usize,
+            left: self.datagrams(),
+            meta: &self.meta,
+        }
+    }
+
+    /// The payloads as owned packets that share the batch's chunk: one addition to its reference
+    /// count for all of them, none at all for a batch of one.
+    #[inline]
+    #[must_use]
+    pub fn into_packets(self) -> IntoPackets {
+        let left = self.datagrams();
+        IntoPackets {
+            at: self.chunk.as_ptr(),
+            clones: self.chunk.clones(left - 1),
+            rest: self.len as usize,
+            stride: self.stride as usize,
+            last: Some(self.chunk),
+        }
+    }
+
+    /// As [`into_packets`](Self::into_packets), with the metadata.
+    #[inline]
+    #[must_use]
+    pub fn into_datagrams(self) -> IntoDatagrams {
+        IntoDatagrams {
+            meta: self.meta,
+            packets: self.into_packets(),
+        }
+    }
+
+    /// The whole batch on its way back to whoever sent it, from the address it was sent to; with
+    /// GSO one call to the kernel and no copy on our side.
+    #[must_use]
+    pub fn reply(&self) -> Transmit<'_> {
+        let transmit =
+            Transmit::new(self.contents(), self.source()).segment_size(self.segment_size());
+        match self.destination() {
+            Some(ip) if !ip.is_multicast() => transmit.source_ip(ip),
+            _ => transmit,
+        }
+    }
+}
+
+impl<'a> IntoIterator for &'a PacketBatch {
+    type Item = Datagram<&'a [u8]>;
+    type IntoIter = Iter<'a>;
+
+    fn into_iter(self) -> Iter<'a> {
+        self.iter()
+    }
+}
+
+impl fmt::Debug for PacketBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PacketBatch")
+            .field("source", &self.source())
+            .field("datagrams", &self.datagrams())
+            .field("bytes", &self.len)
+            .field("segment_size", &self.stride)
+            .field("pinned_bytes", &self.pinned_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How many datagrams a kernel buffer of `len` bytes holds: an empty one is one as well.
+pub(super) fn segments(len: usize, stride: usize) -> usize {
+    if stride == 0 { 1 } else { len.div_ceil(stride) }.max(1)
+}
+
+/// Borrowed datagrams of a batch, from [`PacketBatch::iter`].
+#[derive(Debug, Clone)]
+pub struct Iter<'a> {
+    rest: &'a [u8],
+    stride: usize,
+    left: usize,
+    meta: &'a Metadata,
+}
+
+impl<'a> Iterator for Iter<'a> {
+    type Item = Datagram<&'a [u8]>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        let (packet, rest) = self.rest.split_at(self.stride.min(self.rest.len()));
+        self.rest = rest;
+        Some(self.meta.datagram(packet))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for Iter<'_> {}
+impl core::iter::FusedIterator for Iter<'_> {}
+
+/// Owned packets of a batch, from [`PacketBatch::into_packets`].
+pub struct IntoPackets {
+    at: NonNull<u8>,
+    /// References for all packets but the last, which takes the batch's own.
+    clones: Clones,
+    last: Option<SharedChunk>,
+    /// Bytes from `at` to the end of the payload.
+    rest: usize,
+    stride: usize,
+}
+
+// SAFETY: `at` points into the chunk that `last` keeps alive, and is only read through packets,
+// which are `Send` themselves.
+unsafe impl Send for IntoPackets {}
+// SAFETY: a shared reference to the iterator gives access to nothing.
+unsafe impl Sync for IntoPackets {}
+
+impl Iterator for IntoPackets {
+    type Item = Packet;
+
+    #[inline]
+    fn next(&mut self) -> Option<Packet> {
+        let chunk = match self.clones.next() {
+            Some(chunk) => chunk,
+            None => self.last.take()?,
+        };
+        let (at, len) = (self.at, self.stride.min(self.rest));
+        self.rest -= len;
+        // SAFETY: `len` is at most what is left of the payload, so this stays within the chunk or
+        // one past its end.
+        self.at = unsafe { at.add(len) };
+        // SAFETY: these bytes are payload, which has been written and is not written again.
+        Some(unsafe { Packet::from_shared(chunk, at, len) })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.clones.len() + usize::from(self.last.is_some());
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for IntoPackets {}
+impl core::iter::FusedIterator for IntoPackets {}
+
+impl fmt::Debug for IntoPackets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IntoPackets")
+            .field("left", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Owned datagrams of a batch, from [`PacketBatch::into_datagrams`].
+#[derive(Debug)]
+pub struct IntoDatagrams {
+    packets: IntoPackets,
+    meta: Metadata,
+}
+
+impl Iterator for IntoDatagrams {
+    type Item = Datagram;
+
+    #[inline]
+    fn next(&mut self) -> Option<Datagram> {
+        Some(self.meta.datagram(self.packets.next()?))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.packets.size_hint()
+    }
+}
+
+impl ExactSizeIterator for IntoDatagrams {}
+impl core::iter::FusedIterator for IntoDatagrams {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slab_core::SlabPool;
+    use std::net::Ipv4Addr;
+
+    fn pool() -> SlabPool {
+        SlabPool::builder().max_memory(4 << 20).build().unwrap()
+    }
+
+    fn batch(pool: &SlabPool, payload: &[u8], stride: usize) -> PacketBatch {
+        let mut chunk = pool.try_alloc(payload.len()).unwrap();
+        chunk.copy_from_slice(payload).unwrap();
+        let meta = Metadata {
+            source: (Ipv4Addr::LOCALHOST, 7).into(),
+            destination: None,
+            ecn: None,
+            interface: Some(1),
+            since_epoch: None,
+        };
+        // SAFETY: the payload was just written, and nobody else has the chunk.
+        unsafe { PacketBatch::new(chunk.into_shared(), payload.len(), stride, meta) }
+    }
+
+    #[test]
+    fn borrowed_and_owned_slices_agree_for_every_shape() {
+        let pool = pool();
+        let bytes: Vec<u8> = (0..=255).collect();
+        // (length, stride, expected lengths); strides of 0 and above the length are nonsense that
+        // must come out as one datagram.
+        let cases: &[(usize, usize, &[usize])] = &[
+            (0, 0, &[0]),
+            (1, 1, &[1]),
+            (5, 5, &[5]),
+            (10, 5, &[5, 5]),
+            (11, 5, &[5, 5, 1]),
+            (3, 1, &[1, 1, 1]),
+            (7, 0, &[7]),
+            (7, 9, &[7]),
+        ];
+        for &(len, stride, expected) in cases {
+            let batch = batch(&pool, &bytes[..len], stride);
+            assert_eq!(batch.datagrams(), expected.len());
+            let mut at = 0;
+            for (datagram, &want) in batch.iter().zip(expected) {
+                assert_eq!(datagram.packet, &bytes[at..at + want]);
+                assert_eq!(datagram.interface, Some(1));
+                at += want;
+            }
+            assert_eq!(batch.iter().count(), expected.len());
+            assert_eq!(batch.iter().len(), expected.len());
+
+            let packets: Vec<Packet> = batch.into_packets().collect();
+            assert_eq!(packets.len(), expected.len());
+            let mut at = 0;
+            for (packet, &want) in packets.iter().zip(expected) {
+                assert_eq!(&packet[..], &bytes[at..at + want]);
+                at += want;
+            }
+            assert_eq!(pool.stats().in_use(), 1);
+            drop(packets);
+            assert_eq!(pool.stats().in_use(), 0);
+        }
+    }
+
+    #[test]
+    fn a_half_consumed_iterator_gives_everything_back() {
+        let pool = pool();
+        for taken in 0..=4 {
+            let mut packets = batch(&pool, &[7; 100], 25).into_packets();
+            let kept: Vec<Packet> = packets.by_ref().take(taken).collect();
+            assert_eq!(packets.len(), 4 - taken);
+            drop(packets);
+            assert_eq!(pool.stats().in_use(), u64::from(taken > 0));
+            drop(kept);
+            assert_eq!(pool.stats().in_use(), 0);
+        }
+    }
+
+    #[test]
+    fn packets_go_to_other_threads_and_come_home() {
+        let pool = pool();
+        let packets = batch(&pool, &[9; 64 * 100], 100).into_packets();
+        let threads: Vec<_> = packets
+            .map(|packet| std::thread::spawn(move || assert_eq!(&packet[..], &[9; 100])))
+            .collect();
+        assert_eq!(threads.len(), 64);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(pool.stats().in_use(), 0);
+    }
+}

@@ -1,0 +1,109 @@
+//! Log events for drops: one when they begin, one when they have ended, none per packet.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Drops closer together than this belong to one episode, so that there are at most two events in
+/// this time.
+const QUIET_MILLIS: u64 = 1000;
+
+/// Turns a stream of drops for one reason into an event at the beginning and one at the end.
+///
+/// While nothing is dropped, [`all_well`](Self::all_well) costs one load.
+#[derive(Debug)]
+pub(crate) struct DropEpisode {
+    reason: &'static str,
+    /// Milliseconds of [`now`] at the last drop; 0 outside of an episode.
+    last: AtomicU64,
+    datagrams: AtomicU64,
+}
+
+impl DropEpisode {
+    pub(crate) fn new(reason: &'static str) -> Self {
+        Self {
+            reason,
+            last: AtomicU64::new(0),
+            datagrams: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn dropped(&self, datagrams: u64) {
+        self.datagrams.fetch_add(datagrams, Ordering::Relaxed);
+        if self.last.swap(now(), Ordering::Relaxed) == 0 {
+            tracing::warn!(reason = self.reason, "dropping datagrams");
+        }
+    }
+
+    /// Something was not dropped.
+    #[inline]
+    pub(crate) fn all_well(&self) {
+        let last = self.last.load(Ordering::Relaxed);
+        if last != 0 {
+            self.maybe_over(last);
+        }
+    }
+
+    #[cold]
+    fn maybe_over(&self, last: u64) {
+        if now().saturating_sub(last) >= QUIET_MILLIS {
+            self.end(last);
+        }
+    }
+
+    fn end(&self, last: u64) {
+        // Of several threads that see the end, one says so.
+        let over = self
+            .last
+            .compare_exchange(last, 0, Ordering::Relaxed, Ordering::Relaxed);
+        if over.is_ok() {
+            let datagrams = self.datagrams.swap(0, Ordering::Relaxed);
+            tracing::warn!(
+                reason = self.reason,
+                datagrams,
+                "stopped dropping datagrams"
+            );
+        }
+    }
+}
+
+impl Drop for DropEpisode {
+    fn drop(&mut self) {
+        match *self.last.get_mut() {
+            0 => {}
+            last => self.end(last),
+        }
+    }
+}
+
+/// Milliseconds since the first call, and one: never 0.
+fn now() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_episode_ends_only_when_it_has_been_quiet() {
+        let episode = DropEpisode::new("test");
+        episode.all_well();
+        assert_eq!(episode.last.load(Ordering::Relaxed), 0);
+        episode.dropped(3);
+        episode.dropped(4);
+        // The clock has hardly moved since.
+        let last = episode.last.load(Ordering::Relaxed);
+        assert_ne!(last, 0);
+        episode.end(last + 1);
+        assert_eq!(
+            episode.datagrams.load(Ordering::Relaxed),
+            7,
+            "another drop came between"
+        );
+        episode.end(last);
+        assert_eq!(episode.last.load(Ordering::Relaxed), 0);
+        assert_eq!(episode.datagrams.load(Ordering::Relaxed), 0);
+    }
+}

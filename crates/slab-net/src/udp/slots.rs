@@ -1,0 +1,145 @@
+//! The buffers that the kernel writes received datagrams to.
+
+use slab_core::{AllocError, Chunk, SlabPool};
+use std::io::IoSliceMut;
+
+/// The most buffers in one call to the kernel.
+pub(super) const MAX_SLOTS: usize = quinn_udp::BATCH_SIZE;
+
+/// Chunks for the next call to the kernel. They stay here while no call needs them, never in a
+/// future that may be dropped.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// The first `filled` are there.
+    chunks: [Option<Chunk>; MAX_SLOTS],
+    filled: usize,
+    /// What the kernel gets of each chunk, in bytes. No chunk is smaller.
+    buffer_bytes: usize,
+}
+
+impl Slots {
+    pub(super) fn new(buffer_bytes: usize) -> Self {
+        Self {
+            chunks: [const { None }; MAX_SLOTS],
+            filled: 0,
+            buffer_bytes,
+        }
+    }
+
+    /// Allocates until there are `want` buffers or the pool has no more, and returns how many
+    /// there are.
+    ///
+    /// # Errors
+    /// Why there is not even one.
+    pub(super) fn fill(&mut self, pool: &SlabPool, want: usize) -> Result<usize, AllocError> {
+        while self.filled < want {
+            match pool.try_alloc(self.buffer_bytes) {
+                Ok(chunk) => {
+                    self.chunks[self.filled] = Some(chunk);
+                    self.filled += 1;
+                }
+                Err(error) if self.filled == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(self.filled)
+    }
+
+    /// The buffers as the kernel wants them; those beyond `fill`'s count are empty.
+    pub(super) fn buffers(&mut self) -> [IoSliceMut<'_>; MAX_SLOTS] {
+        let len = self.buffer_bytes;
+        self.chunks.each_mut().map(|slot| {
+            IoSliceMut::new(match slot {
+                Some(chunk) => bytes_mut(chunk, len),
+                None => &mut [],
+            })
+        })
+    }
+
+    /// The first `len` bytes of a buffer, as the kernel left them.
+    pub(super) fn bytes(&mut self, slot: usize, len: usize) -> &[u8] {
+        let len = len.min(self.buffer_bytes);
+        match &mut self.chunks[slot] {
+            Some(chunk) => bytes_mut(chunk, len),
+            None => &[],
+        }
+    }
+
+    /// The size of the chunk in a slot, in bytes; 0 without one.
+    pub(super) fn capacity(&self, slot: usize) -> usize {
+        self.chunks[slot].as_ref().map_or(0, Chunk::capacity)
+    }
+
+    /// Takes a buffer out. [`close_gaps`](Self::close_gaps) has to follow before the next `fill`.
+    pub(super) fn take(&mut self, slot: usize) -> Option<Chunk> {
+        self.chunks[slot].take()
+    }
+
+    /// Moves the buffers that are left to the front.
+    pub(super) fn close_gaps(&mut self) {
+        let mut kept = 0;
+        for slot in 0..self.filled {
+            if self.chunks[slot].is_some() {
+                self.chunks.swap(kept, slot);
+                kept += 1;
+            }
+        }
+        self.filled = kept;
+    }
+
+    /// Gives all buffers back to the pool.
+    pub(super) fn clear(&mut self) {
+        for slot in &mut self.chunks[..self.filled] {
+            *slot = None;
+        }
+        self.filled = 0;
+    }
+}
+
+fn bytes_mut(chunk: &mut Chunk, len: usize) -> &mut [u8] {
+    debug_assert!(len <= chunk.capacity());
+    let at = chunk.as_ptr().as_ptr();
+    // SAFETY: the chunk is ours alone while it is borrowed, all its bytes are initialised, and it
+    // was allocated for at least `len` of them.
+    unsafe { core::slice::from_raw_parts_mut(at, len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_kept_until_taken_and_gaps_close() {
+        let pool = SlabPool::builder().max_memory(4 << 20).build().unwrap();
+        let mut slots = Slots::new(2000);
+        assert_eq!(slots.fill(&pool, 4), Ok(4));
+        assert_eq!(slots.fill(&pool, 2), Ok(4), "buffers at hand are used");
+        let lens: Vec<usize> = slots.buffers().iter().map(|b| b.len()).collect();
+        assert_eq!(&lens[..5], &[2000, 2000, 2000, 2000, 0]);
+        slots.buffers()[3][0] = 42;
+        drop(slots.take(0));
+        drop(slots.take(2));
+        slots.close_gaps();
+        assert_eq!(slots.bytes(1, 1), &[42], "the fourth is the second now");
+        assert_eq!(pool.stats().in_use(), 2);
+        assert_eq!(slots.fill(&pool, 3), Ok(3));
+        slots.clear();
+        assert_eq!(pool.stats().in_use(), 0);
+        assert_eq!(slots.capacity(0), 0);
+    }
+
+    #[test]
+    fn a_pool_at_its_cap_gives_fewer_and_then_none() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let mut slots = Slots::new(65536);
+        let held: Vec<Chunk> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+        assert!(matches!(
+            slots.fill(&pool, 1),
+            Err(AllocError::Exhausted { .. })
+        ));
+        let mut held = held.into_iter();
+        drop((held.next(), held.next()));
+        assert_eq!(slots.fill(&pool, 8), Ok(2));
+        assert!(slots.buffers()[1].len() == 65536);
+    }
+}
