@@ -8,7 +8,7 @@ use crate::error::ConfigError;
 use arrayvec::ArrayVec;
 
 /// The most size classes that one pool can have.
-pub const MAX_CLASSES: usize = 24;
+pub const MAX_CLASSES: usize = if cfg!(loom) { 2 } else { 24 };
 /// Every chunk starts on a multiple of this many bytes: one cache line.
 pub const CHUNK_ALIGN: usize = 64;
 /// The largest size class in bytes.
@@ -19,12 +19,15 @@ const TABLE_BYTES: usize = 64 << 10;
 const TABLE_LEN: usize = TABLE_BYTES / CHUNK_ALIGN + 1;
 /// A slab holds at least this many chunks of the largest class.
 const MIN_CHUNKS_PER_SLAB: usize = 4;
-const MIN_SLAB_BYTES: usize = 64 << 10;
+const MIN_SLAB_BYTES: usize = if cfg!(loom) { 4 << 10 } else { 64 << 10 };
 /// How many bytes of chunks move between a magazine and the depot at once, at most.
 const BATCH_BYTES: usize = 256 << 10;
 /// The most chunks in a batch. A magazine of two batches and its counters then take 512 bytes, and
 /// a batch block in the depot 256.
-pub(crate) const BATCH_MAX: usize = 56;
+///
+/// Models have tiny batches (as they have tiny slabs and few classes), so that every path is taken
+/// within a few steps.
+pub(crate) const BATCH_MAX: usize = if cfg!(loom) { 2 } else { 56 };
 
 /// The chunk sizes of a pool in bytes, strictly ascending.
 ///
@@ -215,7 +218,11 @@ impl ClassTable {
         };
         let mut geometry = [empty; MAX_CLASSES];
         // A batch is at most 1/256 of the cap, so that a few threads' magazines cannot hold it all.
-        let batch_bytes = BATCH_BYTES.min(max_memory / 256);
+        let batch_bytes = if cfg!(loom) {
+            BATCH_BYTES
+        } else {
+            BATCH_BYTES.min(max_memory / 256)
+        };
         for (entry, &bytes) in geometry.iter_mut().zip(classes.sizes()) {
             let units = (bytes / CHUNK_ALIGN) as u32;
             let log2 = units.ilog2();
@@ -273,7 +280,7 @@ impl ClassTable {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

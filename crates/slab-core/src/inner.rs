@@ -39,7 +39,7 @@ use core::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Threads of one pool that have magazines at the same time, at most; further ones work without.
-const MAX_THREAD_CACHES: usize = 4096;
+const MAX_THREAD_CACHES: usize = if cfg!(loom) { 4 } else { 4096 };
 
 /// What the handles of a pool share; its drop closes the pool.
 #[derive(Debug)]
@@ -198,7 +198,7 @@ impl Inner {
         local::attach(self.id, self.home.get()?, || self.register())
     }
 
-    fn register(&self) -> Option<Arc<ThreadCache>> {
+    pub(crate) fn register(&self) -> Option<Arc<ThreadCache>> {
         let mut registry = self.registry.lock();
         if self.closed.load(Ordering::Relaxed) {
             return None;
@@ -254,8 +254,15 @@ impl Inner {
     /// Allocation when the magazine had nothing or could not be entered: returns the chunk's unit
     /// and the id of the cache that counted it.
     pub(crate) fn alloc_slow(&self, class: u8) -> Result<(u32, u16), AllocError> {
-        let cache = self.attach();
-        if let Some(cache) = &cache
+        self.alloc_with(self.attach().as_deref(), class)
+    }
+
+    pub(crate) fn alloc_with(
+        &self,
+        cache: Option<&ThreadCache>,
+        class: u8,
+    ) -> Result<(u32, u16), AllocError> {
+        if let Some(cache) = cache
             && let Some(unit) = self.alloc_from_depot(cache, class)
         {
             self.end_exhaustion(class);
@@ -266,7 +273,7 @@ impl Inner {
                 self.end_exhaustion(class);
                 Ok((unit, 0))
             }
-            None => self.alloc_from_slab(cache.as_deref(), class),
+            None => self.alloc_from_slab(cache, class),
         }
     }
 
@@ -415,8 +422,23 @@ impl Inner {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
         let cache = pool.attach();
-        let remote = cache.as_ref().map_or(0, |cache| cache.id) != origin;
-        if let Some(cache) = &cache
+        // SAFETY: the caller's promise.
+        unsafe { Self::free_with(this, cache.as_deref(), class, unit, origin) };
+    }
+
+    /// # Safety
+    /// As [`free_slow`](Self::free_slow).
+    pub(crate) unsafe fn free_with(
+        this: NonNull<Self>,
+        cache: Option<&ThreadCache>,
+        class: u8,
+        unit: u32,
+        origin: u16,
+    ) {
+        // SAFETY: the pool lives at least as long as the chunk that is being given up.
+        let pool = unsafe { this.as_ref() };
+        let remote = cache.map_or(0, |cache| cache.id) != origin;
+        if let Some(cache) = cache
             && pool.free_cached(cache, class, unit, remote)
         {
             return;

@@ -31,6 +31,8 @@ mod guard;
 mod inner;
 mod local;
 mod magazine;
+#[cfg(all(test, loom))]
+mod model;
 mod pool;
 mod reclaim;
 mod shared;

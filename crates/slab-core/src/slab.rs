@@ -316,8 +316,9 @@ impl Slabs {
     }
 }
 
-/// The words of the map that belong to a slab.
+/// The words of the map that belong to a slab; whole words, because a slab has at least 64 units.
 fn slab_words(arena: &Arena, slab: u32) -> Range<usize> {
+    debug_assert!(arena.slab_units() >= WORD_BITS);
     let words = (arena.slab_units() / WORD_BITS) as usize;
     slab as usize * words..(slab as usize + 1) * words
 }

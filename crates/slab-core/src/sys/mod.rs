@@ -14,7 +14,7 @@ mod heap;
 #[cfg(not(all(unix, not(miri), not(loom))))]
 pub(crate) use heap::*;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::Region;
 

@@ -1,0 +1,344 @@
+//! Models for loom: every interleaving of two or three threads over the code that production runs.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p slab-core --lib --release model`.
+//!
+//! Thread-locals are left out: loom's threads share one system thread, so a model hands each of
+//! its threads a cache by name and enters one level below `local`.
+
+use crate::class::{BATCH_MAX, ClassTable, SizeClasses};
+use crate::depot::Depot;
+use crate::inner::{Handle, Inner};
+use crate::magazine::ThreadCache;
+use crate::shared::count;
+use crate::sync::{AtomicU32, Ordering};
+use core::mem::ManuallyDrop;
+use loom::thread;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Preemptions that a model of three threads, or of a whole pool, explores; two bugs in three
+/// need no more (Musuvathi and Qadeer, "Iterative context bounding", 2007). Models of two threads
+/// over one structure are explored without a bound.
+const BOUND: usize = 3;
+
+fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = bound;
+    builder.max_branches = 10_000;
+    builder.check(f);
+}
+
+fn classes() -> ClassTable {
+    ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 8 << 10)
+}
+
+fn depot() -> Depot {
+    Depot::new(&classes(), 2, 4).unwrap()
+}
+
+/// A batch of two chunks, recognisable.
+fn batch(number: u32) -> [u32; BATCH_MAX] {
+    [2 * number, 2 * number + 1]
+}
+
+/// Pops until the depot is empty.
+fn drain(depot: &Depot) -> Vec<u32> {
+    let mut units = Vec::new();
+    let mut out = [0; BATCH_MAX];
+    loop {
+        match depot.pop_batch(0, &mut out) {
+            0 => break,
+            len => units.extend(&out[..len]),
+        }
+    }
+    units.extend(depot.with_open(0, core::mem::take));
+    units
+}
+
+fn assert_each_once(mut units: Vec<u32>, count: u32) {
+    units.sort_unstable();
+    assert_eq!(units, (0..count).collect::<Vec<_>>());
+}
+
+#[test]
+fn model_depot_push_and_pop() {
+    model(None, || {
+        let depot = Arc::new(depot());
+        depot.push_batch(0, &batch(0));
+        let other = {
+            let depot = depot.clone();
+            thread::spawn(move || {
+                let mut out = [0; BATCH_MAX];
+                let len = depot.pop_batch(0, &mut out);
+                out[..len].to_vec()
+            })
+        };
+        depot.push_batch(0, &batch(1));
+        let mut units = other.join().unwrap();
+        units.extend(drain(&depot));
+        assert_each_once(units, 4);
+    });
+}
+
+/// The shape of ABA: one thread stands in a pop while another pops twice and pushes the first
+/// block back.
+#[test]
+fn model_depot_head_that_comes_back() {
+    model(None, || {
+        let depot = Arc::new(depot());
+        depot.push_batch(0, &batch(0));
+        depot.push_batch(0, &batch(1));
+        let other = {
+            let depot = depot.clone();
+            thread::spawn(move || {
+                let (mut a, mut b) = ([0; BATCH_MAX], [0; BATCH_MAX]);
+                let first = depot.pop_batch(0, &mut a);
+                let second = depot.pop_batch(0, &mut b);
+                if first > 0 {
+                    depot.push_batch(0, &a);
+                }
+                b[..second].to_vec()
+            })
+        };
+        let mut out = [0; BATCH_MAX];
+        let len = depot.pop_batch(0, &mut out);
+        let mut units = out[..len].to_vec();
+        units.extend(other.join().unwrap());
+        units.extend(drain(&depot));
+        assert_each_once(units, 4);
+    });
+}
+
+#[test]
+fn model_depot_three_threads() {
+    model(Some(BOUND), || {
+        let depot = Arc::new(depot());
+        depot.push_batch(0, &batch(0));
+        let threads: Vec<_> = (1..3)
+            .map(|number| {
+                let depot = depot.clone();
+                thread::spawn(move || {
+                    let mut out = [0; BATCH_MAX];
+                    let len = depot.pop_batch(0, &mut out);
+                    depot.push_batch(0, &batch(number));
+                    out[..len].to_vec()
+                })
+            })
+            .collect();
+        let mut units = Vec::new();
+        for thread in threads {
+            units.extend(thread.join().unwrap());
+        }
+        units.extend(drain(&depot));
+        assert_each_once(units, 6);
+    });
+}
+
+#[test]
+fn model_depot_taken_whole_while_others_push_and_pop() {
+    model(Some(BOUND), || {
+        let depot = Arc::new(depot());
+        depot.push_batch(0, &batch(0));
+        depot.push_batch(0, &batch(1));
+        let other = {
+            let depot = depot.clone();
+            thread::spawn(move || {
+                let mut out = [0; BATCH_MAX];
+                let len = depot.pop_batch(0, &mut out);
+                depot.put(0, &[4]);
+                out[..len].to_vec()
+            })
+        };
+        let mut units = Vec::new();
+        depot.take_all(0, |taken| units.extend(taken));
+        units.extend(other.join().unwrap());
+        units.extend(drain(&depot));
+        assert_each_once(units, 5);
+    });
+}
+
+/// The owner frees and allocates by the fast path while another thread empties its magazine as a
+/// reclaimer does.
+#[test]
+fn model_guard_owner_against_taker() {
+    model(None, || {
+        let cache = Arc::new(ThreadCache::new(1, &classes()));
+        assert!(cache.magazine(0).try_push(0, false));
+        let taker = {
+            let cache = cache.clone();
+            thread::spawn(move || {
+                let magazine = cache.magazine(0);
+                magazine.guard.raise(crate::guard::TAKEN);
+                crate::sync::heavy_barrier();
+                magazine.guard.wait_idle();
+                let mut out = [0; 4];
+                let taken = magazine.take_bottom(&mut out);
+                magazine.guard.lower(crate::guard::TAKEN);
+                out[..taken].to_vec()
+            })
+        };
+        let mut units = Vec::new();
+        let magazine = cache.magazine(0);
+        if !magazine.try_push(1, false) {
+            units.push(1);
+        }
+        units.extend(magazine.try_pop());
+        units.extend(taker.join().unwrap());
+        while let Some(unit) = magazine.try_pop() {
+            units.push(unit);
+        }
+        assert_each_once(units, 2);
+    });
+}
+
+#[test]
+fn model_count_two_drops_free_once() {
+    model(None, || {
+        let extra = Arc::new(AtomicU32::new(1));
+        let other = {
+            let extra = extra.clone();
+            thread::spawn(move || count::release(&extra))
+        };
+        let here = count::release(&extra);
+        assert!(here != other.join().unwrap(), "exactly one frees");
+        assert_eq!(extra.load(Ordering::Relaxed), 0, "ready for the next owner");
+    });
+}
+
+/// What one owner wrote before it let go is seen by the one that finds itself alone.
+#[test]
+fn model_count_unique_sees_what_others_did() {
+    model(None, || {
+        let shared = Arc::new((AtomicU32::new(1), loom::cell::UnsafeCell::new(0)));
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                // SAFETY: this owner alone writes before it gives up its reference.
+                shared.1.with_mut(|value| unsafe { *value = 7 });
+                if count::release(&shared.0) {
+                    // SAFETY: the last owner.
+                    shared.1.with_mut(|value| unsafe { *value += 1 });
+                }
+            })
+        };
+        if count::is_unique(&shared.0) || count::release(&shared.0) {
+            // SAFETY: alone, so the other's write has happened before.
+            shared.1.with(|value| assert_eq!(unsafe { *value }, 7));
+        }
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn model_count_clone_and_bulk_release() {
+    model(Some(BOUND), || {
+        let extra = Arc::new(AtomicU32::new(0));
+        count::add(&extra, 2);
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let extra = extra.clone();
+                thread::spawn(move || {
+                    count::add(&extra, 1);
+                    u32::from(count::release(&extra)) + u32::from(count::release(&extra))
+                })
+            })
+            .collect();
+        let mut freed = u32::from(count::release(&extra));
+        for thread in threads {
+            freed += thread.join().unwrap();
+        }
+        assert_eq!(freed, 1);
+        assert_eq!(extra.load(Ordering::Relaxed), 0);
+    });
+}
+
+/// A pool of two slabs of four chunks, and a way to it that does not count.
+fn pool() -> (Arc<Handle>, ManuallyDrop<Arc<Handle>>) {
+    let handle = Inner::open("model".into(), classes(), 8 << 10).unwrap();
+    // SAFETY: never dropped, and only used where the model keeps the pool alive.
+    let uncounted = ManuallyDrop::new(unsafe { core::ptr::read(&handle) });
+    (handle, uncounted)
+}
+
+/// The chunk is freed through the magazine of its thread while the last handle goes: either the
+/// closer or the free ends the pool, and loom sees a leak or a second end.
+#[test]
+fn model_pool_closes_while_the_last_chunk_is_freed_through_a_magazine() {
+    model(Some(BOUND), || {
+        let (handle, _way) = pool();
+        let inner = NonNull::from(handle.inner());
+        let cache = handle.inner().register().unwrap();
+        let (unit, _) = handle.inner().alloc_with(Some(&cache), 0).unwrap();
+        let inner = Sendable(inner);
+        let free = thread::spawn(move || {
+            let inner = inner;
+            // SAFETY: gives up the chunk allocated above.
+            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit, 1) };
+        });
+        drop(handle);
+        free.join().unwrap();
+    });
+}
+
+/// As before, by two threads without caches.
+#[test]
+fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
+    model(Some(BOUND), || {
+        let (handle, _way) = pool();
+        let inner = NonNull::from(handle.inner());
+        let units: Vec<u32> = (0..2)
+            .map(|_| handle.inner().alloc_with(None, 0).unwrap().0)
+            .collect();
+        let frees: Vec<_> = units
+            .into_iter()
+            .map(|unit| {
+                let inner = Sendable(inner);
+                thread::spawn(move || {
+                    let inner = inner;
+                    // SAFETY: gives up a chunk allocated above.
+                    unsafe { Inner::free_with(inner.0, None, 0, unit, 0) };
+                })
+            })
+            .collect();
+        drop(handle);
+        for free in frees {
+            free.join().unwrap();
+        }
+    });
+}
+
+/// A thread allocates and frees with its magazine while another sweeps; every chunk can be had
+/// afterwards.
+#[test]
+fn model_sweep_races_with_allocation_and_free() {
+    model(Some(2), || {
+        let (handle, _way) = pool();
+        let inner = Sendable(NonNull::from(handle.inner()));
+        let cache = handle.inner().register().unwrap();
+        let (unit, origin) = handle.inner().alloc_with(Some(&cache), 0).unwrap();
+        let worker = thread::spawn(move || {
+            let inner = inner;
+            // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
+            let pool = unsafe { inner.0.as_ref() };
+            // SAFETY: gives up the chunk allocated above.
+            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit, origin) };
+            let (unit, origin) = pool.alloc_with(Some(&cache), 0).unwrap();
+            // SAFETY: gives up the chunk just allocated.
+            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit, origin) };
+        });
+        handle.inner().trim(0);
+        worker.join().unwrap();
+        let mut units: Vec<u32> = (0..8)
+            .map(|_| handle.inner().alloc_with(None, 0).unwrap().0)
+            .collect();
+        assert!(handle.inner().alloc_with(None, 0).is_err());
+        units.sort_unstable();
+        units.dedup();
+        assert_eq!(units.len(), 8, "each chunk once");
+    });
+}
+
+/// A pointer to a pool that the model keeps alive as its comments say.
+struct Sendable(NonNull<Inner>);
+// SAFETY: `Inner` is `Send + Sync`.
+unsafe impl Send for Sendable {}
