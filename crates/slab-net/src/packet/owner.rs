@@ -50,8 +50,8 @@ impl Owner {
         }
     }
 
-    /// Is this the only handle to its memory, if it has any? What others did with it has then
-    /// happened before.
+    /// Is this the only handle to writable memory? What others did with it has then happened
+    /// before.
     #[inline]
     pub(super) fn is_unique(&self) -> bool {
         match self {
@@ -60,7 +60,7 @@ impl Owner {
                 let unique = Arc::strong_count(block) == 1;
                 // Pairs with the release in the other handles' drop; no `Weak` is ever made.
                 fence(Ordering::Acquire);
-                unique
+                unique && matches!(**block, Block::Heap(_))
             }
             Self::Other(None) => false,
         }

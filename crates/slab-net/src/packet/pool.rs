@@ -216,9 +216,6 @@ impl PacketPool {
         self.settings.stats()
     }
 
-    pub(super) fn settings(&self) -> &Arc<Settings> {
-        &self.settings
-    }
 }
 
 /// A packet pool over a slab pool that exists already, without headroom and tailroom.
