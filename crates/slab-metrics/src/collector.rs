@@ -1,0 +1,183 @@
+//! [`Collector`]: what is to be read at a scrape.
+
+use crate::error::{RegisterError, SourceKind};
+use crate::pool::PoolSource;
+use crate::series::Source;
+use slab_core::SlabPool;
+#[cfg(feature = "net")]
+use slab_net::{pipeline::QueueMonitor, udp::SocketMonitor};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The most sources that a collector holds, of all kinds together.
+pub const MAX_SOURCES: usize = 1024;
+
+/// The pools, sockets and queues whose statistics are read at a scrape.
+///
+/// Cloning gives another handle to the same collector. Nothing is read, and no code of this crate
+/// runs, between scrapes.
+///
+/// A registered pool stays open: the collector holds a handle to it, so that its series do not end
+/// without notice. They end when [`unregister`](Self::unregister) gives the handle back.
+///
+/// ```
+/// use slab_core::SlabPool;
+/// use slab_metrics::{Collector, Exporter, SourceKind};
+///
+/// let pool = SlabPool::builder().name("rx").max_memory(8 << 20).build()?;
+/// let collector = Collector::new();
+/// collector.register_pool(&pool)?;
+///
+/// let exporter = Exporter::new(collector.clone());
+/// let capacity = format!("slab_pool_capacity_bytes{{pool=\"rx\"}} {}\n", 8 << 20);
+/// assert!(exporter.scrape().contains(&capacity));
+///
+/// assert!(collector.unregister(SourceKind::Pool, "rx"));
+/// assert!(!exporter.scrape().contains("rx"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Collector {
+    sources: Arc<Mutex<Sources>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Sources {
+    entries: Vec<Entry>,
+    /// Serial numbers ascend, in the list too, so that a sampler finds what is new to it at the
+    /// end of the list.
+    next_serial: u64,
+}
+
+struct Entry {
+    kind: SourceKind,
+    name: String,
+    serial: u64,
+    source: Arc<dyn Source>,
+}
+
+impl Collector {
+    /// A collector with nothing registered.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a pool, under its own name as the label `pool`.
+    ///
+    /// # Errors
+    /// Another pool has this name, or the collector is full.
+    pub fn register_pool(&self, pool: &SlabPool) -> Result<(), RegisterError> {
+        let source = PoolSource { pool: pool.clone() };
+        self.register(SourceKind::Pool, pool.name(), Arc::new(source))
+    }
+
+    /// Adds a UDP socket. `name` is the label `socket`; it should come from a small fixed set, as
+    /// the number of a shard does, and never be an address.
+    ///
+    /// # Errors
+    /// Another socket has this name, or the collector is full.
+    #[cfg(feature = "net")]
+    pub fn register_socket(
+        &self,
+        name: impl Into<String>,
+        monitor: SocketMonitor,
+    ) -> Result<(), RegisterError> {
+        let name = name.into();
+        let source = crate::net::SocketSource {
+            name: name.clone(),
+            monitor,
+        };
+        self.register(SourceKind::Socket, &name, Arc::new(source))
+    }
+
+    /// Adds a hand-off queue. `name` is the label `queue`.
+    ///
+    /// # Errors
+    /// Another queue has this name, or the collector is full.
+    #[cfg(feature = "net")]
+    pub fn register_queue(
+        &self,
+        name: impl Into<String>,
+        monitor: QueueMonitor,
+    ) -> Result<(), RegisterError> {
+        let name = name.into();
+        let source = crate::net::QueueSource {
+            name: name.clone(),
+            monitor,
+        };
+        self.register(SourceKind::Queue, &name, Arc::new(source))
+    }
+
+    pub(crate) fn register(
+        &self,
+        kind: SourceKind,
+        name: &str,
+        source: Arc<dyn Source>,
+    ) -> Result<(), RegisterError> {
+        let mut sources = self.lock();
+        if sources.position(kind, name).is_some() {
+            return Err(RegisterError::DuplicateName {
+                kind,
+                name: name.to_owned(),
+            });
+        }
+        if sources.entries.len() >= MAX_SOURCES {
+            return Err(RegisterError::TooManySources);
+        }
+        let serial = sources.next_serial;
+        sources.next_serial += 1;
+        sources.entries.push(Entry {
+            kind,
+            name: name.to_owned(),
+            serial,
+            source,
+        });
+        Ok(())
+    }
+
+    /// Takes a source out and gives its handle back; false if there was none of this name.
+    ///
+    /// Its series are gone from the next scrape of an [`Exporter`](crate::Exporter). In a recorder
+    /// fed by a [`Sampler`](crate::Sampler) its gauges go to 0 at the next sample.
+    pub fn unregister(&self, kind: SourceKind, name: &str) -> bool {
+        let mut sources = self.lock();
+        let Some(index) = sources.position(kind, name) else {
+            return false;
+        };
+        let entry = sources.entries.remove(index);
+        // Dropping the last handle of a pool unmaps its memory: not under the lock.
+        drop(sources);
+        drop(entry);
+        true
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Sources> {
+        // Every change is one push or one remove: a panic elsewhere leaves nothing half-done.
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sources {
+    fn position(&self, kind: SourceKind, name: &str) -> Option<usize> {
+        self.entries
+            .iter()
+            .position(|entry| entry.kind == kind && entry.name == name)
+    }
+
+    /// The sources registered since `serial` was the next, and what is the next now.
+    pub(crate) fn since(&self, serial: u64) -> (impl Iterator<Item = &Arc<dyn Source>>, u64) {
+        let first = self.entries.partition_point(|entry| entry.serial < serial);
+        let new = self.entries[first..].iter().map(|entry| &entry.source);
+        (new, self.next_serial)
+    }
+}
+
+impl fmt::Debug for Collector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sources = self.lock();
+        f.debug_list()
+            .entries(sources.entries.iter().map(|e| (e.kind, e.name.as_str())))
+            .finish()
+    }
+}

@@ -1,0 +1,73 @@
+//! What can go wrong when something is registered or installed.
+
+use core::fmt;
+
+/// What a collector reads statistics from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SourceKind {
+    /// A [`SlabPool`](slab_core::SlabPool).
+    Pool,
+    /// A UDP socket of slab-net.
+    Socket,
+    /// A hand-off queue of slab-net.
+    Queue,
+    /// The HTTP server of this crate, which reports on itself.
+    Server,
+}
+
+impl fmt::Display for SourceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pool => "pool",
+            Self::Socket => "socket",
+            Self::Queue => "queue",
+            Self::Server => "server",
+        })
+    }
+}
+
+/// Why a source was not registered. The collector is unchanged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// Another source of this kind has this name, and their series would be the same.
+    DuplicateName {
+        /// The kind of source.
+        kind: SourceKind,
+        /// The name that stands twice.
+        name: String,
+    },
+    /// The collector holds [`MAX_SOURCES`](crate::MAX_SOURCES) already.
+    TooManySources,
+}
+
+impl fmt::Display for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DuplicateName { kind, name } => write!(
+                f,
+                "a {kind} named {name:?} is registered already; names tell series apart"
+            ),
+            Self::TooManySources => write!(
+                f,
+                "the collector holds {} sources already, its limit",
+                crate::MAX_SOURCES
+            ),
+        }
+    }
+}
+
+impl core::error::Error for RegisterError {}
+
+/// A global recorder was installed before, by this program or a library in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GlobalRecorderTaken;
+
+impl fmt::Display for GlobalRecorderTaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a global metrics recorder is installed already")
+    }
+}
+
+impl core::error::Error for GlobalRecorderTaken {}

@@ -1,0 +1,294 @@
+//! [`MetricsServer`]: accepts connections, keeps them within their bounds, ends them.
+
+use super::respond::respond;
+use super::stats::{End, ServerStats};
+use crate::error::SourceKind;
+use crate::exporter::Exporter;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+/// Where a server listens unless told otherwise: port 9465 of the loopback interface.
+pub const DEFAULT_ADDRESS: SocketAddr =
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9465));
+
+/// The most bytes that a request's header may take: the least that hyper can be told.
+const HEADER_BYTES: usize = 8 << 10;
+/// How long open connections may take to finish when the server shuts down.
+const DRAIN: Duration = Duration::from_secs(1);
+const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
+/// The wait after a failed accept: such failures (no file descriptor left) last a while.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Serves an [`Exporter`]'s page over HTTP/1.
+///
+/// `/metrics` is the page, `/healthz` answers `ok`; other paths get 404, methods other than GET
+/// and HEAD 405. There is no authentication and no TLS: listen on loopback (the default) or behind
+/// something that has both.
+///
+/// ```
+/// use slab_metrics::{Collector, Exporter, MetricsServer};
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+///
+/// let server = MetricsServer::builder(Exporter::new(Collector::new()))
+///     .address(([127, 0, 0, 1], 0).into())
+///     .bind()
+///     .await?;
+/// println!("http://{}/metrics", server.local_addr());
+///
+/// let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+/// let serving = tokio::spawn(server.serve(async { drop(stopped.await) }));
+/// drop(stop);
+/// serving.await?;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct MetricsServer {
+    listener: TcpListener,
+    local_addr: SocketAddr,
+    exporter: Exporter,
+    limits: Limits,
+    pub(super) stats: Arc<ServerStats>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) connections: usize,
+    pub(super) header_read_timeout: Duration,
+    pub(super) connection_lifetime: Duration,
+}
+
+/// The configuration of a [`MetricsServer`].
+#[derive(Debug)]
+#[must_use]
+pub struct MetricsServerBuilder {
+    exporter: Exporter,
+    address: SocketAddr,
+    pub(super) limits: Limits,
+}
+
+impl MetricsServerBuilder {
+    /// Where to listen; port 0 takes any free port. Default: [`DEFAULT_ADDRESS`].
+    pub fn address(mut self, address: SocketAddr) -> Self {
+        self.address = address;
+        self
+    }
+
+    /// The most connections at once; one more is answered with 503, closed and counted. 0 is
+    /// taken as 1. Default: 16.
+    pub fn max_connections(mut self, connections: usize) -> Self {
+        self.limits.connections = connections.max(1);
+        self
+    }
+
+    /// How long a client may take to send a request's header, and how long a connection may stay
+    /// idle before the next. Default: 10 s; Prometheus opens a new connection when it scrapes less
+    /// often.
+    pub fn header_read_timeout(mut self, timeout: Duration) -> Self {
+        self.limits.header_read_timeout = timeout;
+        self
+    }
+
+    /// Starts to listen. Connections wait in the kernel's backlog until
+    /// [`serve`](MetricsServer::serve) runs.
+    ///
+    /// # Errors
+    /// The system's: [`io::ErrorKind::AddrInUse`] if something listens there already;
+    /// [`io::ErrorKind::AlreadyExists`] if the exporter's collector has a server already, whose
+    /// series would be the same.
+    pub async fn bind(self) -> io::Result<MetricsServer> {
+        let listener = TcpListener::bind(self.address).await?;
+        let local_addr = listener.local_addr()?;
+        let stats = Arc::<ServerStats>::default();
+        self.exporter
+            .collector()
+            .register(SourceKind::Server, "", Arc::clone(&stats) as _)
+            .map_err(|error| io::Error::new(io::ErrorKind::AlreadyExists, error))?;
+        Ok(MetricsServer {
+            listener,
+            local_addr,
+            exporter: self.exporter,
+            limits: self.limits,
+            stats,
+        })
+    }
+}
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        self.exporter.collector().unregister(SourceKind::Server, "");
+    }
+}
+
+impl MetricsServer {
+    /// Starts the configuration of a server of this exporter's page.
+    pub fn builder(exporter: Exporter) -> MetricsServerBuilder {
+        MetricsServerBuilder {
+            exporter,
+            address: DEFAULT_ADDRESS,
+            limits: Limits {
+                connections: 16,
+                header_read_timeout: Duration::from_secs(10),
+                connection_lifetime: Duration::from_secs(60),
+            },
+        }
+    }
+
+    /// The address that it listens on, with the port that the system chose if 0 was asked for.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Serves until `shutdown` is ready, then lets the answers under way finish for a second.
+    ///
+    /// Dropping the future ends everything at once: it leaves no task behind.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) {
+        let mut shutdown = pin!(shutdown);
+        let mut upkeep = interval(UPKEEP_PERIOD);
+        upkeep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (stop, stopped) = watch::channel(());
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = &mut shutdown => break,
+                Some(_) = connections.join_next() => {}
+                _ = upkeep.tick() => self.exporter.upkeep(),
+                accepted = self.listener.accept() => match accepted {
+                    // Those that have ended but not been joined yet do not count.
+                    Ok((stream, _)) if self.reap(&mut connections) < self.limits.connections => {
+                        connections.spawn(self.connection(stream, stopped.clone()));
+                    }
+                    Ok((stream, _)) => {
+                        self.stats.refused();
+                        refuse(stream);
+                    }
+                    Err(error) => {
+                        self.stats.accept_failed();
+                        tracing::warn!(%error, "metrics server: accept failed");
+                        sleep(ACCEPT_RETRY).await;
+                    }
+                }
+            }
+        }
+        drop(stop);
+        let drained = async { while connections.join_next().await.is_some() {} };
+        if timeout(DRAIN, drained).await.is_err() {
+            tracing::debug!("metrics server: connections cut at shutdown");
+        }
+    }
+
+    /// Joins what has ended; returns how many connections are open.
+    fn reap(&self, connections: &mut JoinSet<()>) -> usize {
+        while connections.try_join_next().is_some() {}
+        connections.len()
+    }
+
+    fn connection(
+        &self,
+        stream: TcpStream,
+        stop: watch::Receiver<()>,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let open = Open::new(Arc::clone(&self.stats));
+        let exporter = self.exporter.clone();
+        let limits = self.limits;
+        async move {
+            let end = converse(stream, stop, &exporter, &open.stats, limits).await;
+            tracing::debug!(?end, "metrics server: connection ended");
+            open.end(end);
+        }
+    }
+}
+
+/// Counts a connection as open until it ends, even if its task is dropped.
+struct Open {
+    stats: Arc<ServerStats>,
+    end: End,
+}
+
+impl Open {
+    fn new(stats: Arc<ServerStats>) -> Self {
+        stats.opened();
+        Self {
+            stats,
+            end: End::Closed,
+        }
+    }
+
+    fn end(mut self, end: End) {
+        self.end = end;
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.stats.ended(self.end);
+    }
+}
+
+/// One connection from its first byte to its end.
+async fn converse(
+    stream: TcpStream,
+    mut stop: watch::Receiver<()>,
+    exporter: &Exporter,
+    stats: &ServerStats,
+    limits: Limits,
+) -> End {
+    let service = service_fn(async |request: hyper::Request<hyper::body::Incoming>| {
+        let response = respond(exporter, request.method(), request.uri().path());
+        stats.answered(response.status());
+        Ok::<_, Infallible>(response)
+    });
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.header_read_timeout)
+            .max_buf_size(HEADER_BYTES)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    let result = tokio::select! {
+        result = &mut connection => Some(result),
+        // Either way: finish the answer under way, take no further request.
+        _ = stop.changed() => None,
+        () = sleep(limits.connection_lifetime) => None,
+    };
+    let result = match result {
+        Some(result) => result,
+        None => {
+            connection.as_mut().graceful_shutdown();
+            match timeout(limits.header_read_timeout, connection).await {
+                Ok(result) => result,
+                Err(_) => return End::Lifetime,
+            }
+        }
+    };
+    match result {
+        Ok(()) => End::Closed,
+        Err(error) if error.is_parse() => End::Malformed,
+        Err(error) if error.is_timeout() => End::Timeout,
+        Err(_) => End::Error,
+    }
+}
+
+/// Says why, if that can be said without waiting, and closes.
+fn refuse(stream: TcpStream) {
+    const ANSWER: &[u8] =
+        b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let Ok(mut stream) = stream.into_std() else {
+        return;
+    };
+    let _ = stream.write(ANSWER);
+    // Closing with a request unread would make the kernel discard the answer.
+    let _ = stream.read(&mut [0; 1024]);
+}

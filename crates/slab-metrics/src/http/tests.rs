@@ -1,0 +1,370 @@
+//! The server against clients that write bytes themselves. No test asserts how long something
+//! took; a server that waits for ever makes a test hang, not fail by a few milliseconds.
+
+use super::stats::{End, ServerStats};
+use super::{MetricsServer, MetricsServerBuilder};
+use crate::{Collector, Exporter};
+use slab_core::{SizeClasses, SlabPool};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A server in a task, on a port of its own.
+struct Running {
+    address: SocketAddr,
+    stats: Arc<ServerStats>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    async fn start(configure: impl FnOnce(&mut MetricsServerBuilder)) -> Self {
+        Self::start_with(Exporter::new(Collector::new()), configure).await
+    }
+
+    async fn start_with(
+        exporter: Exporter,
+        configure: impl FnOnce(&mut MetricsServerBuilder),
+    ) -> Self {
+        let mut builder = MetricsServer::builder(exporter).address(([127, 0, 0, 1], 0).into());
+        configure(&mut builder);
+        let server = builder.bind().await.unwrap();
+        let address = server.local_addr();
+        let stats = Arc::clone(&server.stats);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(server.serve(async { drop(stopped.await) }));
+        Self {
+            address,
+            stats,
+            stop,
+            task,
+        }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Sends bytes as they are and reads until the server closes.
+    async fn exchange(&self, request: &[u8]) -> String {
+        let mut client = self.connect().await;
+        client.write_all(request).await.unwrap();
+        read_to_end(&mut client).await
+    }
+
+    async fn get(&self, path: &str) -> String {
+        self.exchange(request("GET", path).as_bytes()).await
+    }
+
+    async fn until_ended(&self, end: End, count: u64) {
+        while self.stats.count(end) < count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(self.stats.count(end), count, "{end:?}");
+    }
+
+    async fn until_open(&self, count: u64) {
+        while self.stats.open() != count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        self.task.await.unwrap();
+        assert_eq!(self.stats.open(), 0);
+    }
+}
+
+fn request(method: &str, path: &str) -> String {
+    format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+}
+
+/// What arrived, also when the connection was reset after it.
+async fn read_to_end(client: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    if let Err(error) = client.read_to_end(&mut answer).await {
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+/// One answer on a connection that stays open.
+async fn read_answer(client: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    loop {
+        let mut byte = [0];
+        assert_eq!(client.read(&mut byte).await.unwrap(), 1, "closed too early");
+        answer.push(byte[0]);
+        if answer.ends_with(b"\r\n\r\n") {
+            break;
+        }
+    }
+    let head = String::from_utf8(answer).unwrap();
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "))
+        .unwrap()
+        .parse()
+        .unwrap();
+    let mut body = vec![0; length];
+    client.read_exact(&mut body).await.unwrap();
+    head + core::str::from_utf8(&body).unwrap()
+}
+
+#[tokio::test]
+async fn a_scrape_carries_the_pool_and_its_format() {
+    let pool = SlabPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    let server = Running::start_with(Exporter::new(collector), |_| ()).await;
+    let chunk = pool.try_alloc(1500).unwrap();
+
+    let answer = server.get("/metrics").await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert!(
+        head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"),
+        "{head}"
+    );
+    let size_class = chunk.capacity();
+    let in_use =
+        format!("slab_pool_chunks{{pool=\"rx\",size_class=\"{size_class}\",state=\"in_use\"}} 1\n");
+    assert!(body.contains(&in_use), "{body}");
+    drop(chunk);
+    // Current at the scrape, not at an earlier one.
+    let answer = server.get("/metrics?x=1").await;
+    assert!(answer.contains(&in_use.replace("} 1\n", "} 0\n")));
+    // The first scrape was counted by the second.
+    assert!(answer.contains("slab_metrics_requests_total{status=\"200\"} 1\n"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn other_paths_and_methods_are_refused() {
+    let server = Running::start(|_| ()).await;
+    let healthy = server.get("/healthz").await;
+    assert!(healthy.starts_with("HTTP/1.1 200 ") && healthy.ends_with("\r\n\r\nok\n"));
+    for path in ["/", "/metrics/", "/metrics/../etc/passwd", "/METRICS", "*"] {
+        let answer = server.get(path).await;
+        let refused = answer.starts_with("HTTP/1.1 404 ") || answer.starts_with("HTTP/1.1 400 ");
+        assert!(refused, "{path}: {answer}");
+    }
+    for method in ["POST", "PUT", "DELETE", "OPTIONS", "BREW"] {
+        let answer = server
+            .exchange(request(method, "/metrics").as_bytes())
+            .await;
+        assert!(answer.starts_with("HTTP/1.1 405 "), "{method}: {answer}");
+        assert!(answer.contains("allow: GET, HEAD\r\n"));
+    }
+    let body = "POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\nabc";
+    let mut client = server.connect().await;
+    client.write_all(body.as_bytes()).await.unwrap();
+    assert!(read_answer(&mut client).await.starts_with("HTTP/1.1 405 "));
+    drop(client);
+    let head = server
+        .exchange(request("HEAD", "/healthz").as_bytes())
+        .await;
+    assert!(head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_http_gets_400_and_is_counted() {
+    let server = Running::start(|_| ()).await;
+    let garbage: [&[u8]; 4] = [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\n\r\n",
+    ];
+    for (count, bytes) in (1..).zip(garbage) {
+        let answer = server.exchange(bytes).await;
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{bytes:?}: {answer}");
+        server.until_ended(End::Malformed, count).await;
+    }
+    assert!(server.get("/healthz").await.starts_with("HTTP/1.1 200 "));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_header_too_large_or_with_too_many_fields_gets_431() {
+    let server = Running::start(|_| ()).await;
+    let long = format!(
+        "GET /metrics HTTP/1.1\r\nx: {}\r\n\r\n",
+        "a".repeat(100_000)
+    );
+    let many = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(200));
+    let path = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(100_000));
+    for (count, bytes) in (1..).zip([long, many, path]) {
+        let mut client = server.connect().await;
+        // The server may close before all is sent.
+        let _ = client.write_all(bytes.as_bytes()).await;
+        let answer = read_to_end(&mut client).await;
+        // A reset may overtake the answer; that it was refused is counted either way.
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 431 "),
+            "{answer}"
+        );
+        server.until_ended(End::Malformed, count).await;
+    }
+    let just_fits = format!(
+        "GET /healthz HTTP/1.1\r\nconnection: close\r\nx: {}\r\n\r\n",
+        "a".repeat(4000)
+    );
+    let answer = server.exchange(just_fits.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn one_connection_too_many_is_refused_and_counted() {
+    let server = Running::start(|builder| builder.limits.connections = 3).await;
+    let mut held = Vec::new();
+    for count in 1..=3 {
+        held.push(server.connect().await);
+        server.until_open(count).await;
+    }
+    for count in 1..=5 {
+        let answer = server.get("/metrics").await;
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        server.until_ended(End::Limit, count).await;
+    }
+    // Those inside are served, and a place given up can be taken.
+    let mut one = held.pop().unwrap();
+    one.write_all(request("GET", "/metrics").as_bytes())
+        .await
+        .unwrap();
+    let answer = read_to_end(&mut one).await;
+    assert!(answer.contains("slab_metrics_ended_connections_total{reason=\"limit\"} 5\n"));
+    assert!(answer.contains("slab_metrics_connections 3\n"));
+    server.until_open(2).await;
+    assert!(server.get("/healthz").await.starts_with("HTTP/1.1 200 "));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_finish_its_header_is_cut() {
+    let server =
+        Running::start(|builder| builder.limits.header_read_timeout = Duration::from_millis(50))
+            .await;
+    // Nothing at all; a part of a header; a whole request and then nothing.
+    let mut silent = server.connect().await;
+    let mut partial = server.connect().await;
+    partial.write_all(b"GET /metrics HT").await.unwrap();
+    let mut idle = server.connect().await;
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .unwrap();
+    assert!(read_answer(&mut idle).await.ends_with("ok\n"));
+    for client in [&mut silent, &mut partial, &mut idle] {
+        let rest = read_to_end(client).await;
+        assert!(!rest.starts_with("HTTP/1.1 200 "), "{rest}");
+    }
+    server.until_open(0).await;
+    assert!(server.stats.count(End::Timeout) >= 2);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_answers_is_cut() {
+    // Answers of some 300 KB, so that a few fill the kernel's buffers.
+    let collector = Collector::new();
+    let sizes: Vec<usize> = (1..=slab_core::MAX_CLASSES).map(|n| n * 64).collect();
+    for name in 0..10 {
+        let pool = SlabPool::builder()
+            .name(name.to_string())
+            .size_classes(SizeClasses::explicit(&sizes).unwrap())
+            .build()
+            .unwrap();
+        collector.register_pool(&pool).unwrap();
+    }
+    let server = Running::start_with(Exporter::new(collector), |builder| {
+        builder.limits.connection_lifetime = Duration::from_secs(2);
+        builder.limits.header_read_timeout = Duration::from_millis(100);
+    })
+    .await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut client = socket.connect(server.address).await.unwrap();
+    let requests = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100);
+    client.write_all(requests.as_bytes()).await.unwrap();
+    server.until_ended(End::Lifetime, 1).await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn requests_share_a_connection_until_the_client_is_done() {
+    let server = Running::start(|_| ()).await;
+    let mut client = server.connect().await;
+    for _ in 0..3 {
+        client
+            .write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
+        let answer = read_answer(&mut client).await;
+        assert!(answer.contains("slab_metrics_connections 1\n"));
+    }
+    drop(client);
+    server.until_ended(End::Closed, 1).await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn shutdown_closes_idle_connections_and_the_port() {
+    let server = Running::start(|_| ()).await;
+    let mut idle = server.connect().await;
+    server.until_open(1).await;
+    let address = server.address;
+    server.stop().await;
+    assert_eq!(read_to_end(&mut idle).await, "");
+    let again = TcpStream::connect(address).await;
+    assert_eq!(again.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn dropping_the_future_leaves_nothing_behind() {
+    let server = Running::start(|_| ()).await;
+    let mut client = server.connect().await;
+    server.until_open(1).await;
+    server.task.abort();
+    assert!(server.task.await.unwrap_err().is_cancelled());
+    assert_eq!(read_to_end(&mut client).await, "");
+    while server.stats.open() != 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_an_error_that_leaves_nothing_half_started() {
+    let first = Running::start(|_| ()).await;
+    let exporter = Exporter::new(Collector::new());
+    let bind = |address| {
+        MetricsServer::builder(exporter.clone())
+            .address(address)
+            .bind()
+    };
+    let error = bind(first.address).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    assert!(!exporter.scrape().contains("slab_metrics_"));
+
+    let server = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+    assert!(exporter.scrape().contains("slab_metrics_connections 0\n"));
+    let error = bind(([127, 0, 0, 1], 0).into()).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+    drop(server);
+    assert!(!exporter.scrape().contains("slab_metrics_"));
+    first.stop().await;
+}
+
+#[test]
+fn the_default_address_is_loopback() {
+    assert!(super::DEFAULT_ADDRESS.ip().is_loopback());
+    let builder = MetricsServer::builder(Exporter::new(Collector::new()));
+    assert!(format!("{builder:?}").contains("127.0.0.1:9465"));
+}

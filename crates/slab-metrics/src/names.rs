@@ -1,0 +1,105 @@
+//! Every metric family that this crate exports: name, type and help text.
+//!
+//! Names are written out as Prometheus shows them, so that no option of a recorder has to complete
+//! them. What to do when one moves stands in the crate's README, and `tests/table.rs` keeps the two
+//! equal.
+
+/// The type of a metric family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Counter,
+    Gauge,
+}
+
+/// One metric family.
+#[derive(Debug)]
+pub(crate) struct Family {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) help: &'static str,
+}
+
+macro_rules! families {
+    ($($id:ident = $kind:ident $name:literal, $help:literal;)*) => {
+        $(pub(crate) const $id: Family = Family {
+            name: $name,
+            kind: Kind::$kind,
+            help: $help,
+        };)*
+    };
+}
+
+families! {
+    POOL_INFO = Gauge "slab_pool_info",
+        "Always 1; carries the version of packet-slab.";
+    POOL_CAPACITY_BYTES = Gauge "slab_pool_capacity_bytes",
+        "The cap: bytes that the pool's chunks can take at most.";
+    POOL_COMMITTED_BYTES = Gauge "slab_pool_committed_bytes",
+        "Bytes of the slabs that serve the size class.";
+    POOL_UNASSIGNED_BYTES = Gauge "slab_pool_unassigned_bytes",
+        "Bytes of committed slabs that serve no size class now.";
+    POOL_IN_USE_BYTES = Gauge "slab_pool_in_use_bytes",
+        "Bytes of the chunks held by callers, counted as whole chunks.";
+    POOL_CHUNKS = Gauge "slab_pool_chunks",
+        "Chunks of the committed slabs by where they are; the states add up to all of them.";
+    POOL_IN_USE_CHUNKS_PEAK = Gauge "slab_pool_in_use_chunks_peak",
+        "High-water mark of the chunks held by callers.";
+    POOL_ALLOCS_TOTAL = Counter "slab_pool_allocs_total",
+        "Chunks handed out, by the tier that served them.";
+    POOL_FREES_TOTAL = Counter "slab_pool_frees_total",
+        "Chunks returned, on the allocating thread (local) or another (remote).";
+    POOL_EXHAUSTED_TOTAL = Counter "slab_pool_exhausted_total",
+        "Allocations that found the pool at its cap, by what became of them.";
+    POOL_SLAB_COMMITS_TOTAL = Counter "slab_pool_slab_commits_total",
+        "Slabs that came to serve the size class.";
+    POOL_SLAB_REBALANCES_TOTAL = Counter "slab_pool_slab_rebalances_total",
+        "Slabs that came to serve the size class from another one.";
+    POOL_SLAB_TRIMS_TOTAL = Counter "slab_pool_slab_trims_total",
+        "Slabs of the size class whose memory went back to the system.";
+    POOL_TOO_LARGE_TOTAL = Counter "slab_pool_too_large_total",
+        "Requests above the largest size class.";
+    POOL_COMMIT_FAILURES_TOTAL = Counter "slab_pool_commit_failures_total",
+        "Slabs that the operating system would not back with memory.";
+    POOL_THREAD_CACHES = Gauge "slab_pool_thread_caches",
+        "Threads that have magazines in the pool.";
+
+    HTTP_CONNECTIONS = Gauge "slab_metrics_connections",
+        "Open connections to the metrics server, this scrape's included.";
+    HTTP_ENDED_CONNECTIONS_TOTAL = Counter "slab_metrics_ended_connections_total",
+        "Connections to the metrics server that ended, by why.";
+    HTTP_REQUESTS_TOTAL = Counter "slab_metrics_requests_total",
+        "Complete requests to the metrics server, by the status of the answer.";
+    HTTP_ACCEPT_ERRORS_TOTAL = Counter "slab_metrics_accept_errors_total",
+        "Failures to accept a connection to the metrics server.";
+}
+
+#[cfg(feature = "net")]
+families! {
+    NET_RECEIVED_DATAGRAMS_TOTAL = Counter "slab_net_received_datagrams_total",
+        "Datagrams read from the kernel, those dropped afterwards included.";
+    NET_RECEIVED_BYTES_TOTAL = Counter "slab_net_received_bytes_total",
+        "Payload bytes of the datagrams read from the kernel.";
+    NET_RECEIVE_CALLS_TOTAL = Counter "slab_net_receive_calls_total",
+        "Calls to the kernel that returned at least one datagram.";
+    NET_SENT_DATAGRAMS_TOTAL = Counter "slab_net_sent_datagrams_total",
+        "Datagrams that the kernel took for sending.";
+    NET_SENT_BYTES_TOTAL = Counter "slab_net_sent_bytes_total",
+        "Payload bytes of the datagrams that the kernel took for sending.";
+    NET_SEND_CALLS_TOTAL = Counter "slab_net_send_calls_total",
+        "Calls to the kernel that took at least one datagram for sending.";
+    NET_DROPPED_DATAGRAMS_TOTAL = Counter "slab_net_dropped_datagrams_total",
+        "Datagrams read from the kernel and dropped by the receiver, by reason.";
+
+    NET_QUEUE_DATAGRAMS = Gauge "slab_net_queue_datagrams",
+        "Datagrams that wait in the queue.";
+    NET_QUEUE_BATCHES = Gauge "slab_net_queue_batches",
+        "Batches that wait in the queue.";
+    NET_QUEUE_CAPACITY_BATCHES = Gauge "slab_net_queue_capacity_batches",
+        "Batches that the queue holds at most.";
+    NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL = Counter "slab_net_queue_enqueued_datagrams_total",
+        "Datagrams that entered the queue.";
+    NET_QUEUE_DELIVERED_DATAGRAMS_TOTAL = Counter "slab_net_queue_delivered_datagrams_total",
+        "Datagrams that consumers took out of the queue.";
+    NET_QUEUE_DROPPED_DATAGRAMS_TOTAL = Counter "slab_net_queue_dropped_datagrams_total",
+        "Datagrams dropped at the queue, by reason.";
+}

@@ -1,0 +1,116 @@
+//! Statistics of slab-net's sockets and queues as series.
+
+use crate::names::*;
+use crate::series::{Registrar, Series, Source, float};
+use metrics::{Counter, Gauge, SharedString};
+use slab_net::pipeline::QueueMonitor;
+use slab_net::udp::SocketMonitor;
+use std::sync::{Arc, Weak};
+
+pub(crate) struct SocketSource {
+    pub(crate) name: String,
+    pub(crate) monitor: SocketMonitor,
+}
+
+impl Source for SocketSource {
+    fn register(self: Arc<Self>, to: &mut Registrar<'_>) -> Box<dyn Series> {
+        let name: SharedString = self.name.clone().into();
+        let socket = [("socket", name.clone())];
+        let dropped = |reason: &'static str| [("socket", name.clone()), ("reason", reason.into())];
+        Box::new(SocketSeries {
+            received_datagrams: to.counter(&NET_RECEIVED_DATAGRAMS_TOTAL, &socket),
+            received_bytes: to.counter(&NET_RECEIVED_BYTES_TOTAL, &socket),
+            receive_calls: to.counter(&NET_RECEIVE_CALLS_TOTAL, &socket),
+            sent_datagrams: to.counter(&NET_SENT_DATAGRAMS_TOTAL, &socket),
+            sent_bytes: to.counter(&NET_SENT_BYTES_TOTAL, &socket),
+            send_calls: to.counter(&NET_SEND_CALLS_TOTAL, &socket),
+            dropped_no_memory: to.counter(&NET_DROPPED_DATAGRAMS_TOTAL, &dropped("no_memory")),
+            dropped_truncated: to.counter(&NET_DROPPED_DATAGRAMS_TOTAL, &dropped("truncated")),
+            source: Arc::downgrade(&self),
+        })
+    }
+}
+
+struct SocketSeries {
+    source: Weak<SocketSource>,
+    received_datagrams: Counter,
+    received_bytes: Counter,
+    receive_calls: Counter,
+    sent_datagrams: Counter,
+    sent_bytes: Counter,
+    send_calls: Counter,
+    dropped_no_memory: Counter,
+    dropped_truncated: Counter,
+}
+
+impl Series for SocketSeries {
+    fn update(&self) -> bool {
+        let Some(source) = self.source.upgrade() else {
+            return false;
+        };
+        let stats = source.monitor.stats();
+        self.received_datagrams.absolute(stats.received_datagrams);
+        self.received_bytes.absolute(stats.received_bytes);
+        self.receive_calls.absolute(stats.receive_calls);
+        self.sent_datagrams.absolute(stats.sent_datagrams);
+        self.sent_bytes.absolute(stats.sent_bytes);
+        self.send_calls.absolute(stats.send_calls);
+        self.dropped_no_memory.absolute(stats.dropped_no_memory);
+        self.dropped_truncated.absolute(stats.dropped_truncated);
+        true
+    }
+}
+
+pub(crate) struct QueueSource {
+    pub(crate) name: String,
+    pub(crate) monitor: QueueMonitor,
+}
+
+impl Source for QueueSource {
+    fn register(self: Arc<Self>, to: &mut Registrar<'_>) -> Box<dyn Series> {
+        let name: SharedString = self.name.clone().into();
+        let queue = [("queue", name.clone())];
+        let dropped = |reason: &'static str| [("queue", name.clone()), ("reason", reason.into())];
+        Box::new(QueueSeries {
+            datagrams: to.gauge(&NET_QUEUE_DATAGRAMS, &queue),
+            batches: to.gauge(&NET_QUEUE_BATCHES, &queue),
+            capacity_batches: to.gauge(&NET_QUEUE_CAPACITY_BATCHES, &queue),
+            enqueued: to.counter(&NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL, &queue),
+            delivered: to.counter(&NET_QUEUE_DELIVERED_DATAGRAMS_TOTAL, &queue),
+            dropped_full: to.counter(&NET_QUEUE_DROPPED_DATAGRAMS_TOTAL, &dropped("queue_full")),
+            dropped_policy: to.counter(&NET_QUEUE_DROPPED_DATAGRAMS_TOTAL, &dropped("policy")),
+            dropped_closed: to.counter(&NET_QUEUE_DROPPED_DATAGRAMS_TOTAL, &dropped("closed")),
+            source: Arc::downgrade(&self),
+        })
+    }
+}
+
+struct QueueSeries {
+    source: Weak<QueueSource>,
+    datagrams: Gauge,
+    batches: Gauge,
+    capacity_batches: Gauge,
+    enqueued: Counter,
+    delivered: Counter,
+    dropped_full: Counter,
+    dropped_policy: Counter,
+    dropped_closed: Counter,
+}
+
+impl Series for QueueSeries {
+    fn update(&self) -> bool {
+        let Some(source) = self.source.upgrade() else {
+            return false;
+        };
+        let stats = source.monitor.stats();
+        self.datagrams.set(float(stats.datagrams));
+        self.batches.set(float(stats.batches));
+        self.capacity_batches.set(float(stats.capacity_batches));
+        self.enqueued.absolute(stats.enqueued);
+        self.delivered.absolute(stats.delivered);
+        self.dropped_full.absolute(stats.dropped_queue_full);
+        self.dropped_policy.absolute(stats.dropped_policy);
+        self.dropped_closed.absolute(stats.dropped_closed);
+        true
+    }
+}

@@ -1,0 +1,145 @@
+//! A pool's statistics as series.
+
+use crate::names::*;
+use crate::series::{Registrar, Series, Source, float};
+use metrics::{Counter, Gauge, SharedString};
+use slab_core::{ClassStats, SlabPool};
+use std::sync::{Arc, Weak};
+
+pub(crate) struct PoolSource {
+    pub(crate) pool: SlabPool,
+}
+
+impl Source for PoolSource {
+    fn register(self: Arc<Self>, to: &mut Registrar<'_>) -> Box<dyn Series> {
+        let name: SharedString = self.pool.name().to_owned().into();
+        let pool = [("pool", name.clone())];
+        let info = [
+            ("pool", name.clone()),
+            ("version", env!("CARGO_PKG_VERSION").into()),
+        ];
+        Box::new(PoolSeries {
+            info: to.gauge(&POOL_INFO, &info),
+            capacity: to.gauge(&POOL_CAPACITY_BYTES, &pool),
+            unassigned: to.gauge(&POOL_UNASSIGNED_BYTES, &pool),
+            thread_caches: to.gauge(&POOL_THREAD_CACHES, &pool),
+            too_large: to.counter(&POOL_TOO_LARGE_TOTAL, &pool),
+            commit_failures: to.counter(&POOL_COMMIT_FAILURES_TOTAL, &pool),
+            classes: self
+                .pool
+                .size_classes()
+                .sizes()
+                .iter()
+                .map(|&bytes| ClassSeries::register(to, &name, bytes))
+                .collect(),
+            source: Arc::downgrade(&self),
+        })
+    }
+}
+
+struct PoolSeries {
+    source: Weak<PoolSource>,
+    info: Gauge,
+    capacity: Gauge,
+    unassigned: Gauge,
+    thread_caches: Gauge,
+    too_large: Counter,
+    commit_failures: Counter,
+    classes: Box<[ClassSeries]>,
+}
+
+impl Series for PoolSeries {
+    fn update(&self) -> bool {
+        let Some(source) = self.source.upgrade() else {
+            return false;
+        };
+        let stats = source.pool.stats();
+        let assigned: usize = stats.classes().iter().map(|c| c.committed_bytes).sum();
+        self.info.set(1.0);
+        self.capacity.set(float(stats.max_memory));
+        self.unassigned
+            .set(float(stats.committed_bytes.saturating_sub(assigned)));
+        self.thread_caches.set(float(stats.thread_caches));
+        self.too_large.absolute(stats.too_large);
+        self.commit_failures.absolute(stats.commit_failures);
+        for (series, class) in self.classes.iter().zip(stats.classes()) {
+            series.update(class);
+        }
+        true
+    }
+}
+
+struct ClassSeries {
+    committed_bytes: Gauge,
+    in_use_bytes: Gauge,
+    in_use: Gauge,
+    magazine: Gauge,
+    depot: Gauge,
+    free: Gauge,
+    in_use_peak: Gauge,
+    allocs_magazine: Counter,
+    allocs_depot: Counter,
+    allocs_slab: Counter,
+    frees_local: Counter,
+    frees_remote: Counter,
+    exhausted_rejected: Counter,
+    slab_commits: Counter,
+    slab_rebalances: Counter,
+    slab_trims: Counter,
+}
+
+impl ClassSeries {
+    fn register(to: &mut Registrar<'_>, pool: &SharedString, chunk_bytes: usize) -> Self {
+        let class = [
+            ("pool", pool.clone()),
+            ("size_class", chunk_bytes.to_string().into()),
+        ];
+        let with = |label: &'static str, value: &'static str| {
+            let [pool, size_class] = class.clone();
+            [pool, size_class, (label, value.into())]
+        };
+        Self {
+            committed_bytes: to.gauge(&POOL_COMMITTED_BYTES, &class),
+            in_use_bytes: to.gauge(&POOL_IN_USE_BYTES, &class),
+            in_use: to.gauge(&POOL_CHUNKS, &with("state", "in_use")),
+            magazine: to.gauge(&POOL_CHUNKS, &with("state", "magazine")),
+            depot: to.gauge(&POOL_CHUNKS, &with("state", "depot")),
+            free: to.gauge(&POOL_CHUNKS, &with("state", "free")),
+            in_use_peak: to.gauge(&POOL_IN_USE_CHUNKS_PEAK, &class),
+            allocs_magazine: to.counter(&POOL_ALLOCS_TOTAL, &with("source", "magazine")),
+            allocs_depot: to.counter(&POOL_ALLOCS_TOTAL, &with("source", "depot")),
+            allocs_slab: to.counter(&POOL_ALLOCS_TOTAL, &with("source", "slab")),
+            frees_local: to.counter(&POOL_FREES_TOTAL, &with("path", "local")),
+            frees_remote: to.counter(&POOL_FREES_TOTAL, &with("path", "remote")),
+            exhausted_rejected: to.counter(&POOL_EXHAUSTED_TOTAL, &with("outcome", "rejected")),
+            slab_commits: to.counter(&POOL_SLAB_COMMITS_TOTAL, &class),
+            slab_rebalances: to.counter(&POOL_SLAB_REBALANCES_TOTAL, &class),
+            slab_trims: to.counter(&POOL_SLAB_TRIMS_TOTAL, &class),
+        }
+    }
+
+    fn update(&self, class: &ClassStats) {
+        self.committed_bytes.set(float(class.committed_bytes));
+        self.in_use_bytes.set(float(class.in_use_bytes()));
+        self.in_use.set(float(class.in_use));
+        self.magazine.set(float(class.in_magazines));
+        self.depot.set(float(class.in_depot));
+        self.free.set(float(class.in_slabs));
+        self.in_use_peak.set(float(class.in_use_peak));
+        // The parts of a snapshot are of slightly different moments while threads run, so the
+        // difference may dip below 0 or below an earlier one; `absolute` keeps the maximum.
+        let from_magazine = class
+            .allocs
+            .saturating_sub(class.allocs_from_depot)
+            .saturating_sub(class.allocs_from_slab);
+        self.allocs_magazine.absolute(from_magazine);
+        self.allocs_depot.absolute(class.allocs_from_depot);
+        self.allocs_slab.absolute(class.allocs_from_slab);
+        self.frees_local.absolute(class.frees_local);
+        self.frees_remote.absolute(class.frees_remote);
+        self.exhausted_rejected.absolute(class.exhausted);
+        self.slab_commits.absolute(class.slab_commits);
+        self.slab_rebalances.absolute(class.slab_rebalances);
+        self.slab_trims.absolute(class.slab_trims);
+    }
+}
