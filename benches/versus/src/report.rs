@@ -140,10 +140,21 @@ impl Report {
             (met + usize::from(is_met), all + 1)
         });
         let _ = writeln!(text, "\n{met} of {all} targets met.");
-        for (what, reason) in &self.left_out {
-            let _ = writeln!(text, "- left out: {what}: {reason}");
+        for (reason, rows) in self.left_out_by_reason() {
+            let _ = writeln!(text, "- left out, because {reason}: {}", rows.join(", "));
         }
         text
+    }
+
+    fn left_out_by_reason(&self) -> Vec<(&str, Vec<&str>)> {
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for (what, reason) in &self.left_out {
+            match reasons.iter_mut().find(|(known, _)| known == reason) {
+                Some((_, rows)) => rows.push(what),
+                None => reasons.push((reason, vec![what])),
+            }
+        }
+        reasons
     }
 
     /// The rows have exactly the keys that issue 9 gives; whatever else there is to say (near or
@@ -266,6 +277,20 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("1 of 2 targets met"), "{text}");
+    }
+
+    #[test]
+    fn what_is_left_out_stands_under_its_reason() {
+        let mut report = report();
+        report.leave_out("a/x", "it is too large");
+        report.leave_out("b/y", "it is too old");
+        report.leave_out("c/x", "it is too large");
+        let text = report.markdown();
+        assert!(
+            text.contains("because it is too large: a/x, c/x\n"),
+            "{text}"
+        );
+        assert!(text.contains("because it is too old: b/y\n"), "{text}");
     }
 
     #[test]

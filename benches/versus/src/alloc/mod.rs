@@ -63,7 +63,7 @@ impl Case {
 
     fn peers(&self) -> Vec<&'static str> {
         match self {
-            Self::Local(..) => peers::LOCAL.to_vec(),
+            Self::Local(..) => [&peers::NO_ALLOC[..1], peers::LOCAL].concat(),
             Self::Cross(Crossing::Stream, _) => [peers::NO_ALLOC, peers::SHARED].concat(),
             Self::Cross(Crossing::RemoteFree, _) => peers::SHARED.to_vec(),
             Self::Resident(_) => peers::HEAPS.to_vec(),
@@ -96,7 +96,8 @@ pub(crate) fn run(
     filter: &Filter,
     report: &mut Report,
 ) -> Result<(), String> {
-    if ours != OURS && !peers::LOCAL.contains(&ours) && !peers::SHARED.contains(&ours) {
+    let known = [&[OURS], peers::LOCAL, peers::SHARED, peers::NO_ALLOC].concat();
+    if !known.contains(&ours) {
         return Err(format!("no peer is called {ours}"));
     }
     let cpus = Cpus::choose();
@@ -146,7 +147,11 @@ fn row(
         peer,
         unit: case.unit(),
         found,
-        targets: targets::of(&case.name(), peer),
+        targets: if ours == OURS {
+            targets::of(&case.name(), peer)
+        } else {
+            Vec::new()
+        },
     })
 }
 

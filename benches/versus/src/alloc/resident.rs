@@ -52,7 +52,7 @@ impl Scenario {
     fn size(self, plan: &Plan) -> (usize, usize) {
         match self {
             Self::Migration => (2048, 32_768 / plan.shrink),
-            Self::Footprint if plan.quick => (64, 500_000),
+            Self::Footprint if plan.quick => (64, 1_000_000),
             Self::Footprint => (64, 10_000_000),
             Self::Churn => (2048, 100_000 / plan.shrink),
         }

@@ -88,7 +88,8 @@ pub(crate) const SHARED: &[&str] = &[
     "buffer-pool",
 ];
 
-/// No allocation at all: what the ring of the `cross` cases costs by itself.
+/// No allocation at all, in a handle of 8 bytes and in one of 16: what the loop of a case, or the
+/// ring of the `cross` cases, costs by itself.
 pub(crate) const NO_ALLOC: &[&str] = &["no-alloc", "no-alloc-16"];
 
 /// A peer that cannot be run.
@@ -114,7 +115,7 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => write!(f, "no such peer in this case"),
-            Self::Feature(name) => write!(f, "built without the feature `{name}` of versus"),
+            Self::Feature(name) => write!(f, "versus was built without its feature `{name}`"),
             Self::PrivateHandle => write!(f, "the type of its handle for threads has no name"),
             Self::Length(len) => write!(f, "its blocks have no type of {len} bytes here"),
         }
