@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `pool` | [`PacketPool`]: a slab pool with headroom, tailroom and a policy for its cap |
-//! | `buf`, `room` | [`PacketBuf`]: exclusive, growable; how it finds more space |
+//! | `buf`, `room`, `split` | [`PacketBuf`]: exclusive, growable; how it finds more space; its parts |
 //! | `frozen` | [`Packet`]: frozen, cheap to clone and to slice |
 //! | `convert`, `cmp`, `fmt`, `io`, `serde` | their traits, as `bytes` has them |
 //! | `owner`, `settings` | what keeps the memory alive; how a chunk finds its packet pool |
@@ -20,6 +20,7 @@ mod room;
 #[cfg(feature = "serde")]
 mod serde;
 mod settings;
+mod split;
 
 pub use buf::PacketBuf;
 pub use frozen::Packet;

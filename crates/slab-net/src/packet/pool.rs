@@ -215,7 +215,6 @@ impl PacketPool {
     pub fn packet_stats(&self) -> PacketPoolStats {
         self.settings.stats()
     }
-
 }
 
 /// A packet pool over a slab pool that exists already, without headroom and tailroom.

@@ -107,9 +107,9 @@ impl PacketBuf {
     #[inline]
     #[must_use]
     pub fn headroom(&self) -> usize {
-        match self.owner().region() {
-            Some((start, _)) if self.owner().is_unique() => {
-                self.start().addr().get() - start.addr().get()
+        match self.owner.region() {
+            Some((start, _)) if self.owner.is_unique() => {
+                self.ptr.addr().get() - start.addr().get()
             }
             _ => 0,
         }
@@ -164,7 +164,7 @@ impl PacketBuf {
     /// If the new length is above `u32::MAX`.
     pub fn prepend_header(&mut self, len: usize) -> &mut [u8] {
         self.open_front(len);
-        let start = self.start().as_ptr();
+        let start = self.ptr.as_ptr();
         // SAFETY: the front was opened by `len` bytes, which are ours alone.
         unsafe { ptr::write_bytes(start, 0, len) };
         &mut self.as_mut_slice()[..len]
@@ -175,7 +175,7 @@ impl PacketBuf {
     #[inline]
     unsafe fn write_front(&mut self, from: *const u8, n: usize) {
         // SAFETY: the caller's promise.
-        unsafe { ptr::copy_nonoverlapping(from, self.start().as_ptr(), n) };
+        unsafe { ptr::copy_nonoverlapping(from, self.ptr.as_ptr(), n) };
     }
 
     /// Lengthens the contents by `n` bytes in front, which the caller writes at once.
@@ -195,7 +195,7 @@ impl PacketBuf {
             let len = self.len() + n;
             let cap = (self.capacity() + n).min(u32::MAX as usize);
             // SAFETY: the headroom lies in our chunk.
-            let start = unsafe { self.start().sub(n) };
+            let start = unsafe { self.ptr.sub(n) };
             // SAFETY: no other handle to the chunk is alive. The new bytes are written by the
             // caller before anything can read them.
             unsafe { self.set_range(start, narrow(len), narrow(cap)) };
@@ -207,15 +207,15 @@ impl PacketBuf {
     #[cold]
     fn open_front_slow(&mut self, n: usize) -> Result<(), AllocError> {
         let needed = self.len().saturating_add(n);
-        if let Some((start, capacity)) = self.owner().region()
-            && self.owner().is_unique()
+        if let Some((start, capacity)) = self.owner.region()
+            && self.owner.is_unique()
             && capacity >= needed
             && u32::try_from(capacity).is_ok()
         {
             // SAFETY: `needed` bytes fit into the block, so its first `n` do.
             let body = unsafe { start.add(n) };
             // SAFETY: both ranges lie in the block, which is ours alone.
-            unsafe { ptr::copy(self.start().as_ptr(), body.as_ptr(), self.len()) };
+            unsafe { ptr::copy(self.ptr.as_ptr(), body.as_ptr(), self.len()) };
             // SAFETY: the whole block is ours; the header is written by the caller, the body was.
             unsafe { self.set_range(start, narrow(needed), narrow(capacity)) };
             return Ok(());
@@ -228,7 +228,7 @@ impl PacketBuf {
     /// Moves the contents into `target`, which is empty and large enough, leaving `n` bytes in
     /// front for the caller to write.
     fn move_behind(&mut self, mut target: Self, n: usize) {
-        let (start, cap) = (target.start(), narrow(target.capacity()));
+        let (start, cap) = (target.ptr, narrow(target.capacity()));
         assert!(self.len() + n <= target.capacity(), "no room to move to");
         // SAFETY: the target has at least `n` bytes, written by the caller before they can be read.
         unsafe { target.set_range(start, narrow(n), cap) };
@@ -239,21 +239,21 @@ impl PacketBuf {
     /// Makes room in place, if no other handle to the memory is alive and it is large enough.
     #[cold]
     fn reclaim(&mut self, additional: usize) -> bool {
-        let Some((start, capacity)) = self.owner().region() else {
+        let Some((start, capacity)) = self.owner.region() else {
             return false;
         };
         let Some(needed) = self.len().checked_add(additional) else {
             return false;
         };
-        if capacity < needed || u32::try_from(capacity).is_err() || !self.owner().is_unique() {
+        if capacity < needed || u32::try_from(capacity).is_err() || !self.owner.is_unique() {
             return false;
         }
         let len = self.len();
-        let offset = self.start().addr().get() - start.addr().get();
+        let offset = self.ptr.addr().get() - start.addr().get();
         if capacity - offset >= needed {
             let cap = narrow(capacity - offset);
             // SAFETY: the rest of the block is ours alone; the contents stay where they are.
-            unsafe { self.set_range(self.start(), narrow(len), cap) };
+            unsafe { self.set_range(self.ptr, narrow(len), cap) };
             return true;
         }
         // Moving no more bytes than were consumed in front keeps the cost of this proportional to
@@ -266,7 +266,7 @@ impl PacketBuf {
         // SAFETY: `front` is within the block.
         let target = unsafe { start.add(front) };
         // SAFETY: both ranges lie in the block, which is ours alone.
-        unsafe { ptr::copy(self.start().as_ptr(), target.as_ptr(), len) };
+        unsafe { ptr::copy(self.ptr.as_ptr(), target.as_ptr(), len) };
         // SAFETY: from `target` to its end the block is ours, and the contents were just copied.
         unsafe { self.set_range(target, narrow(len), narrow(capacity - front)) };
         true
@@ -287,11 +287,11 @@ impl PacketBuf {
 
     /// `needed`, or what fills a chunk like the present one if this handle has that one's end.
     fn wanted(&self, pool: &PacketPool, needed: usize) -> usize {
-        let Owner::Pool(chunk) = self.owner() else {
+        let Owner::Pool(chunk) = &self.owner else {
             return needed;
         };
         let end = chunk.as_ptr().addr().get() + chunk.capacity();
-        if chunk.is_unique() || self.start().addr().get() + self.capacity() != end {
+        if chunk.is_unique() || self.ptr.addr().get() + self.capacity() != end {
             return needed;
         }
         let room = pool.headroom() + pool.tailroom();

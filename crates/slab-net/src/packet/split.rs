@@ -1,0 +1,154 @@
+//! How a [`PacketBuf`] is split into handles to disjoint parts of one chunk, and joined again.
+
+use super::buf::{PacketBuf, narrow};
+use super::frozen::Packet;
+
+impl PacketBuf {
+    /// Splits at `at`: `self` keeps `[0, at)`, the result has `[at, capacity)`. Nothing moves.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut hello = PacketBuf::from("hello world");
+    /// let world = hello.split_off(5);
+    /// assert_eq!((&hello[..], &world[..]), (&b"hello"[..], &b" world"[..]));
+    /// ```
+    ///
+    /// # Panics
+    /// If `at` is above the capacity.
+    #[must_use = "use `truncate` if the other half is not needed"]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(
+            at <= self.capacity(),
+            "split_off at {at}, but the capacity is {}",
+            self.capacity()
+        );
+        let at = narrow(at);
+        let other = Self {
+            owner: self.owner.clone(),
+            // SAFETY: within or just behind our range.
+            ptr: unsafe { self.ptr.add(at as usize) },
+            len: self.len.saturating_sub(at),
+            cap: self.cap - at,
+        };
+        self.cap = at;
+        self.len = self.len.min(at);
+        other
+    }
+
+    /// Takes the contents out: `self` keeps the free bytes behind them.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::with_capacity(1024);
+    /// buf.extend_from_slice(b"hello world");
+    /// let hello = buf.split();
+    /// assert!(buf.is_empty());
+    /// assert_eq!(buf.capacity(), 1013);
+    /// assert_eq!(hello, "hello world");
+    /// ```
+    #[inline]
+    #[must_use = "use `clear` if the contents are not needed"]
+    pub fn split(&mut self) -> Self {
+        self.split_to(self.len())
+    }
+
+    /// Splits at `at`: the result has `[0, at)`, `self` keeps `[at, len)` and the free bytes behind
+    /// it. Nothing moves.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut world = PacketBuf::from("hello world");
+    /// let hello = world.split_to(5);
+    /// assert_eq!((&hello[..], &world[..]), (&b"hello"[..], &b" world"[..]));
+    /// ```
+    ///
+    /// # Panics
+    /// If `at` is above the length.
+    #[inline]
+    #[must_use = "use `advance` if the other half is not needed"]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        assert!(
+            at <= self.len(),
+            "split_to at {at}, but the length is {}",
+            self.len()
+        );
+        let other = Self {
+            owner: self.owner.clone(),
+            ptr: self.ptr,
+            len: narrow(at),
+            cap: narrow(at),
+        };
+        // SAFETY: `at` is within the contents.
+        unsafe { self.advance_unchecked(at) };
+        other
+    }
+
+    /// As [`Buf::copy_to_bytes`](bytes::Buf::copy_to_bytes), but the result is a [`Packet`] and shares the memory: an inherent
+    /// method, so that code written for `BytesMut` meets it first.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("hello world");
+    /// assert_eq!(buf.copy_to_bytes(5), "hello");
+    /// assert_eq!(buf, " world");
+    /// ```
+    ///
+    /// # Panics
+    /// If `len` is above the length.
+    #[inline]
+    pub fn copy_to_bytes(&mut self, len: usize) -> Packet {
+        self.split_to(len).freeze()
+    }
+
+    /// Takes back what was split off: in place if the two are neighbours still, by a copy
+    /// otherwise.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut buf = PacketBuf::from("aaabbbcccddd");
+    /// let tail = buf.split_off(6);
+    /// buf.unsplit(tail);
+    /// assert_eq!(buf, "aaabbbcccddd");
+    /// ```
+    ///
+    /// # Panics
+    /// If they are no neighbours and the new length is above `u32::MAX`.
+    pub fn unsplit(&mut self, other: Self) {
+        if self.is_empty() {
+            *self = other;
+        } else if let Err(other) = self.try_unsplit(other) {
+            self.extend_from_slice(&other);
+        }
+    }
+
+    /// Takes back what was split off if the two are neighbours still: `other` begins where the
+    /// contents of `self` end.
+    ///
+    /// ```
+    /// # use slab_net::PacketBuf;
+    /// let mut a = PacketBuf::from("aaabbbccc");
+    /// let mut b = a.split_off(3);
+    /// let c = b.split_off(3);
+    /// let c = a.try_unsplit(c).unwrap_err();
+    /// a.try_unsplit(b).unwrap();
+    /// a.try_unsplit(c).unwrap();
+    /// assert_eq!(a, "aaabbbccc");
+    /// ```
+    ///
+    /// # Errors
+    /// Gives `other` back if they are not.
+    pub fn try_unsplit(&mut self, other: Self) -> Result<(), Self> {
+        if other.capacity() == 0 {
+            return Ok(());
+        }
+        let end = self.ptr.addr().get() + self.len();
+        if !self.owner.is_same(&other.owner) || end != other.ptr.addr().get() {
+            return Err(other);
+        }
+        debug_assert_eq!(self.len, self.cap, "two handles to one byte");
+        // The range becomes ours; with `other` goes only its reference.
+        self.len += other.len;
+        self.cap += other.cap;
+        Ok(())
+    }
+}

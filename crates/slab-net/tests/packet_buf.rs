@@ -1,0 +1,335 @@
+//! `PacketBuf` beyond what random programs show: sizes, places, panics, the pool at its cap.
+
+use bytes::{Buf, BufMut};
+use slab_net::{AllocError, Packet, PacketBuf, PacketPool, SizeClasses};
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// One slab, so that only one of the classes can be served.
+fn one_slab(sizes: &[usize]) -> PacketPool {
+    PacketPool::builder()
+        .size_classes(SizeClasses::explicit(sizes).unwrap())
+        .max_memory(65_536)
+        .build()
+        .unwrap()
+}
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(4 << 20).build().unwrap()
+}
+
+/// Takes everything that the class of `len` still has.
+fn drain(pool: &PacketPool, len: usize) -> Vec<PacketBuf> {
+    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
+}
+
+fn panics<R>(f: impl FnOnce() -> R) -> bool {
+    catch_unwind(AssertUnwindSafe(f)).is_err()
+}
+
+#[test]
+fn handles_are_four_words() {
+    assert_eq!(size_of::<PacketBuf>(), 32);
+    assert_eq!(size_of::<Option<PacketBuf>>(), 32);
+    assert_eq!(size_of::<Packet>(), 32);
+    assert_eq!(size_of::<Option<Packet>>(), 32);
+}
+
+#[test]
+fn handles_cross_threads() {
+    fn check<T: Send + Sync + Unpin + std::panic::UnwindSafe + std::panic::RefUnwindSafe>() {}
+    check::<PacketBuf>();
+    check::<Packet>();
+    check::<PacketPool>();
+}
+
+#[test]
+fn room_is_as_the_pool_says() {
+    let pool = PacketPool::builder()
+        .headroom(64)
+        .tailroom(32)
+        .build()
+        .unwrap();
+    let mut buf = pool.try_alloc(1440).unwrap();
+    assert_eq!((buf.headroom(), buf.capacity()), (64, 1472));
+    assert_eq!(buf.class(), pool.slab().size_classes().class_for(1536));
+    buf.put_bytes(1, 1440);
+    assert_eq!(buf.tailroom(), 32);
+    let at = buf.as_ptr();
+    buf.prepend(&[2; 64]);
+    buf.put_bytes(3, 32);
+    assert_eq!(buf.as_ptr(), at.wrapping_sub(64), "nothing moved");
+    assert_eq!((buf.headroom(), buf.tailroom()), (0, 0));
+    assert_eq!(buf.len(), 1536);
+}
+
+#[test]
+fn growth_keeps_the_headroom() {
+    let pool = PacketPool::builder().headroom(64).build().unwrap();
+    let mut buf = pool.try_alloc(100).unwrap();
+    buf.put_bytes(7, 100);
+    buf.reserve(3000);
+    assert_eq!(buf.headroom(), 64);
+    buf.advance(100);
+    buf.put_bytes(8, 50);
+    let room = buf.tailroom();
+    assert!(buf.try_reclaim(room + 60));
+    assert_eq!(buf.headroom(), 64);
+    assert_eq!(buf, [8; 50][..]);
+}
+
+#[test]
+fn headroom_is_nobodys_while_another_handle_lives() {
+    let mut buf = pool().try_alloc(100).unwrap();
+    buf.extend_from_slice(b"front back");
+    let front = buf.split_to(6);
+    assert_eq!(buf.headroom(), 0);
+    buf.prepend(b"new ");
+    assert_eq!((&front[..], &buf[..]), (&b"front "[..], &b"new back"[..]));
+
+    let mut buf = pool().try_alloc(100).unwrap();
+    buf.extend_from_slice(b"front back");
+    drop(buf.split_to(6).freeze());
+    assert_eq!(buf.headroom(), 6);
+    let at = buf.as_ptr();
+    buf.prepend(b"free: ");
+    assert_eq!(
+        (&buf[..], buf.as_ptr()),
+        (&b"free: back"[..], at.wrapping_sub(6))
+    );
+}
+
+#[test]
+fn prepend_shifts_within_the_chunk_before_it_moves_to_another() {
+    let pool = pool();
+    let mut buf = pool.try_alloc(128).unwrap();
+    buf.extend_from_slice(b"body");
+    buf.prepend(&[1; 100]);
+    assert_eq!(buf.capacity(), 128);
+    assert_eq!(pool.slab().stats().in_use(), 1);
+    assert_eq!((&buf[..100], &buf[100..]), (&[1; 100][..], &b"body"[..]));
+    buf.prepend(&[2; 100]);
+    assert_eq!(pool.slab().stats().in_use(), 1);
+    assert_eq!(buf.len(), 204);
+    assert_eq!((&buf[..100], &buf[200..]), (&[2; 100][..], &b"body"[..]));
+}
+
+#[test]
+fn halves_join_in_place_and_strangers_do_not() {
+    let pool = one_slab(&[64]);
+    let mut buf = pool.try_alloc(64).unwrap();
+    buf.put_bytes(1, 64);
+    let tail = buf.split_off(40);
+    assert_eq!(pool.slab().stats().in_use(), 1);
+    buf.try_unsplit(tail).unwrap();
+    assert_eq!((buf.len(), buf.capacity()), (64, 64));
+
+    // A full chunk and the chunk right behind it are neighbours by address only.
+    let mut all = drain(&pool, 64);
+    let end = buf.as_ptr().wrapping_add(64);
+    let next = all.iter().position(|other| other.as_ptr() == end);
+    let mut next = all.swap_remove(next.expect("chunks of a slab lie side by side"));
+    next.extend_from_slice(b"stranger");
+    let next = buf.try_unsplit(next).unwrap_err();
+    assert_eq!((buf.len(), next), (64, PacketBuf::from("stranger")));
+}
+
+#[test]
+fn halves_do_not_join_over_a_gap() {
+    let mut buf = PacketBuf::from("aaabbbccc");
+    let tail = buf.split_off(6);
+    buf.truncate(5);
+    let tail = buf.try_unsplit(tail).unwrap_err();
+    buf.unsplit(tail);
+    assert_eq!(buf, "aaabbccc");
+}
+
+#[test]
+fn the_reading_end_of_a_receive_buffer_keeps_its_size() {
+    let pool = pool();
+    let mut buf = pool.try_alloc(65_536).unwrap();
+    buf.put_bytes(1, 65_000);
+    let mut held = buf.split();
+    buf.reserve(2000);
+    assert_eq!(buf.capacity(), 65_536);
+    // The front, however small a part it is, does not ask for as much when it grows.
+    let mut small = held.split_to(10);
+    small.reserve(100);
+    assert_eq!(small.capacity(), 128);
+}
+
+#[test]
+fn at_the_cap_fallible_methods_refuse_and_change_nothing() {
+    let pool = one_slab(&[64, 1024]);
+    let mut buf = pool.try_alloc(10).unwrap();
+    buf.extend_from_slice(b"unchanged");
+    let at = buf.as_ptr();
+    let exhausted = AllocError::Exhausted { chunk_bytes: 1024 };
+    assert_eq!(buf.try_reserve(500), Err(exhausted));
+    assert_eq!(buf.try_prepend(&[0; 500]), Err(exhausted));
+    assert_eq!(pool.try_alloc(500).unwrap_err(), exhausted);
+    assert_eq!(pool.try_copy_from_slice(&[0; 500]).unwrap_err(), exhausted);
+    let too_large = AllocError::TooLarge {
+        requested: 2009,
+        largest: 1024,
+    };
+    assert_eq!(buf.try_reserve(2000), Err(too_large));
+    assert_eq!((buf.as_ptr(), &buf[..]), (at, &b"unchanged"[..]));
+    assert_eq!(pool.packet_stats(), Default::default());
+}
+
+#[test]
+fn at_the_cap_infallible_methods_use_the_heap_and_count_it() {
+    let pool = one_slab(&[64, 1024]);
+    let mut buf = pool.try_alloc(10).unwrap();
+    buf.extend_from_slice(b"contents");
+    buf.reserve(500);
+    assert_eq!(buf, "contents");
+    assert_eq!(buf.class(), None);
+    assert_eq!(buf.pool().unwrap().slab().name(), pool.slab().name());
+    let stats = pool.packet_stats();
+    assert_eq!(stats.heap_fallbacks, 1);
+    assert_eq!(stats.heap_bytes, 508);
+    assert_eq!(pool.slab().stats().in_use(), 0, "the chunk was given back");
+
+    // Shared with packets, split and joined, it is freed once.
+    let mut packet = buf.freeze();
+    let rest = packet.split_off(4);
+    let mut buf = PacketBuf::from(rest);
+    assert_eq!(buf.class(), Some(0), "copied, because it was shared");
+    buf.unsplit(PacketBuf::from(packet));
+    assert_eq!(buf, "entscont");
+    assert_eq!(pool.packet_stats().heap_bytes, 0);
+    assert_eq!(pool.packet_stats().heap_fallbacks, 1);
+}
+
+#[test]
+fn a_buffer_on_the_heap_returns_to_its_pool_when_that_has_memory() {
+    let pool = one_slab(&[64, 1024]);
+    let held = drain(&pool, 64);
+    let mut buf = pool.with_capacity(64);
+    buf.put_bytes(5, 64);
+    assert_eq!(buf.class(), None);
+    drop(held);
+    pool.slab().trim();
+    buf.reserve(1);
+    assert_eq!(buf.class(), Some(1));
+    assert_eq!(buf, [5; 64][..]);
+    assert_eq!(pool.packet_stats().heap_bytes, 0);
+}
+
+#[test]
+fn above_the_largest_class_the_heap_grows_by_doubling() {
+    let pool = one_slab(&[64]);
+    let mut buf = pool.with_capacity(0);
+    for _ in 0..100_000 {
+        buf.put_u8(1);
+    }
+    assert_eq!(buf.len(), 100_000);
+    let moves = pool.packet_stats().heap_fallbacks;
+    assert!(
+        (8..=14).contains(&moves),
+        "{moves} blocks on the way to 100 000 bytes"
+    );
+}
+
+#[test]
+fn a_pool_that_is_gone_is_replaced_by_the_default_one() {
+    let mut buf = pool().try_alloc(64).unwrap();
+    buf.extend_from_slice(b"orphan");
+    assert!(buf.pool().is_none());
+    buf.reserve(1000);
+    assert_eq!(buf, "orphan");
+    assert_eq!(
+        buf.pool().unwrap().slab().name(),
+        PacketPool::default_pool().slab().name()
+    );
+}
+
+#[test]
+fn documented_panics() {
+    let buf = || PacketBuf::from("hello");
+    assert!(panics(|| buf().split_to(6)));
+    assert!(panics(|| buf().split_off(65)));
+    assert!(!panics(|| buf().split_off(64)), "up to the capacity it may");
+    assert!(panics(|| buf().copy_to_bytes(6)));
+    assert!(panics(|| buf().advance(6)));
+    assert!(panics(|| buf().extend_from_within(3..7)));
+    #[expect(clippy::reversed_empty_ranges)]
+    let backwards = 3..2;
+    assert!(panics(|| buf().extend_from_within(backwards)));
+    assert!(panics(|| buf().extend_from_within(..=usize::MAX)));
+    assert!(panics(|| buf().get_u64()));
+    // SAFETY: it panics before anything becomes readable.
+    assert!(panics(|| unsafe { buf().advance_mut(60) }));
+    assert!(panics(|| PacketBuf::with_capacity(u32::MAX as usize + 1)));
+    assert!(panics(|| PacketBuf::zeroed(usize::MAX)));
+    assert!(panics(|| buf().resize(usize::MAX, 0)));
+    assert!(panics(|| buf().put_bytes(0, usize::MAX)));
+    assert!(panics(|| buf().prepend_header(usize::MAX).len()));
+    assert!(panics(|| buf().prepend_header(u32::MAX as usize).len()));
+}
+
+/// RUSTSEC-2026-0007: in `bytes` before 1.11.1 the new capacity wrapped around in `reserve` where a
+/// buffer had been split, and later writes went out of bounds.
+#[test]
+fn reserving_next_to_everything_panics_and_leaves_the_buffer_whole() {
+    for offset in [0, 1, 6] {
+        for short in [0, 1, 6, 7, 63, 64, 65, 4096] {
+            for share in [true, false] {
+                let mut buf = PacketBuf::from("hello world");
+                let mut tail = buf.split_off(offset);
+                let front = share.then_some(buf);
+                assert!(panics(|| tail.reserve(usize::MAX - short)));
+                assert!(!tail.try_reclaim(usize::MAX - short));
+                assert!(tail.try_reserve(usize::MAX - short).is_err());
+                assert_eq!(tail, "hello world"[offset..]);
+                assert!(tail.capacity() <= 64);
+                tail.put_bytes(b'!', 100);
+                assert_eq!(
+                    front.as_deref().unwrap_or_default().len(),
+                    front.map_or(0, |_| offset)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_not_written_is_not_read() {
+    let pool = one_slab(&[64]);
+    let mut held = drain(&pool, 64);
+    for buf in &mut held {
+        buf.put_bytes(0xaa, 64);
+    }
+    drop(held);
+    for mut buf in drain(&pool, 64) {
+        assert!(buf.is_empty());
+        buf.resize(64, 0);
+        assert_eq!(buf, [0; 64][..]);
+        buf.clear();
+        assert!(buf.prepend_header(10).iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn buffers_alive_never_overlap() {
+    let pool = one_slab(&[64, 256]);
+    let bufs = drain(&pool, 64);
+    assert_eq!(bufs.len(), 1024);
+    let starts: HashSet<_> = bufs.iter().map(|buf| buf.as_ptr() as usize).collect();
+    assert_eq!(starts.len(), 1024);
+    assert!(starts.iter().all(|at| at % 64 == 0));
+}
+
+#[test]
+fn a_clone_is_a_copy_of_the_contents() {
+    let pool = pool();
+    let mut buf = pool.try_alloc(100).unwrap();
+    buf.extend_from_slice(b"one");
+    let copy = buf.clone();
+    buf[0] = b'O';
+    assert_eq!((&buf[..], &copy[..]), (&b"One"[..], &b"one"[..]));
+    assert_eq!(pool.slab().stats().in_use(), 2);
+    assert_eq!(PacketBuf::new().clone().capacity(), 0);
+}
