@@ -5,7 +5,7 @@ use crate::pool::PoolSource;
 use crate::series::Source;
 use slab_core::SlabPool;
 #[cfg(feature = "net")]
-use slab_net::{pipeline::QueueMonitor, udp::SocketMonitor};
+use slab_net::{PacketPool, pipeline::QueueMonitor, udp::SocketMonitor};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -70,6 +70,17 @@ impl Collector {
     pub fn register_pool(&self, pool: &SlabPool) -> Result<(), RegisterError> {
         let source = PoolSource { pool: pool.clone() };
         self.register(SourceKind::Pool, pool.name(), Arc::new(source))
+    }
+
+    /// Adds a packet pool, under the name of its slab pool: that one's series and those of the
+    /// packets. The slab pool need not be registered as well, and cannot be.
+    ///
+    /// # Errors
+    /// Another pool has this name, or the collector is full.
+    #[cfg(feature = "net")]
+    pub fn register_packet_pool(&self, pool: &PacketPool) -> Result<(), RegisterError> {
+        let source = crate::net::PacketPoolSource::new(pool.clone());
+        self.register(SourceKind::Pool, pool.slab().name(), Arc::new(source))
     }
 
     /// Adds a UDP socket. `name` is the label `socket`; it should come from a small fixed set, as

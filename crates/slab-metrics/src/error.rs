@@ -6,7 +6,7 @@ use core::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SourceKind {
-    /// A [`SlabPool`](slab_core::SlabPool).
+    /// A [`SlabPool`](slab_core::SlabPool), or a packet pool over one.
     Pool,
     /// A UDP socket of slab-net.
     Socket,

@@ -43,7 +43,7 @@ families! {
     POOL_CHUNKS = Gauge "slab_pool_chunks",
         "Chunks of the committed slabs by where they are; the states add up to all of them.";
     POOL_IN_USE_CHUNKS_PEAK = Gauge "slab_pool_in_use_chunks_peak",
-        "High-water mark of the chunks held by callers.";
+        "High-water mark of the chunks held by callers, taken at depot exchanges and scrapes.";
     POOL_ALLOCS_TOTAL = Counter "slab_pool_allocs_total",
         "Chunks handed out, by the tier that served them.";
     POOL_FREES_TOTAL = Counter "slab_pool_frees_total",
@@ -75,6 +75,15 @@ families! {
 
 #[cfg(feature = "net")]
 families! {
+    NET_HEAP_FALLBACKS_TOTAL = Counter "slab_net_heap_fallbacks_total",
+        "Packet buffers that came from the heap because the pool could not serve them.";
+    NET_HEAP_BYTES = Gauge "slab_net_heap_bytes",
+        "Bytes of packet buffers on the heap, outside the pool's cap.";
+    NET_COMPACTED_PACKETS_TOTAL = Counter "slab_net_compacted_packets_total",
+        "Packets copied out of a larger chunk by compact.";
+    NET_COMPACT_REFUSED_PACKETS_TOTAL = Counter "slab_net_compact_refused_packets_total",
+        "Packets that compact left in a larger chunk for want of memory.";
+
     NET_RECEIVED_DATAGRAMS_TOTAL = Counter "slab_net_received_datagrams_total",
         "Datagrams read from the kernel, those dropped afterwards included.";
     NET_RECEIVED_BYTES_TOTAL = Counter "slab_net_received_bytes_total",
@@ -92,8 +101,6 @@ families! {
 
     NET_QUEUE_DATAGRAMS = Gauge "slab_net_queue_datagrams",
         "Datagrams that wait in the queue.";
-    NET_QUEUE_BATCHES = Gauge "slab_net_queue_batches",
-        "Batches that wait in the queue.";
     NET_QUEUE_CAPACITY_BATCHES = Gauge "slab_net_queue_capacity_batches",
         "Batches that the queue holds at most.";
     NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL = Counter "slab_net_queue_enqueued_datagrams_total",

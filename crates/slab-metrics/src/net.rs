@@ -1,11 +1,65 @@
-//! Statistics of slab-net's sockets and queues as series.
+//! Statistics of slab-net's packet pools, sockets and queues as series.
 
 use crate::names::*;
+use crate::pool::PoolSource;
 use crate::series::{Registrar, Series, Source, float};
 use metrics::{Counter, Gauge, SharedString};
+use slab_net::PacketPool;
 use slab_net::pipeline::QueueMonitor;
 use slab_net::udp::SocketMonitor;
 use std::sync::{Arc, Weak};
+
+/// A packet pool: its slab pool's series, and what the packets add.
+pub(crate) struct PacketPoolSource {
+    slab: Arc<PoolSource>,
+    pool: PacketPool,
+}
+
+impl PacketPoolSource {
+    pub(crate) fn new(pool: PacketPool) -> Self {
+        let slab = Arc::new(PoolSource {
+            pool: pool.slab().clone(),
+        });
+        Self { slab, pool }
+    }
+}
+
+impl Source for PacketPoolSource {
+    fn register(self: Arc<Self>, to: &mut Registrar<'_>) -> Box<dyn Series> {
+        let pool = [("pool", self.pool.slab().name().to_owned().into())];
+        Box::new(PacketPoolSeries {
+            slab: Arc::clone(&self.slab).register(to),
+            heap_fallbacks: to.counter(&NET_HEAP_FALLBACKS_TOTAL, &pool),
+            heap_bytes: to.gauge(&NET_HEAP_BYTES, &pool),
+            compacted: to.counter(&NET_COMPACTED_PACKETS_TOTAL, &pool),
+            compact_refused: to.counter(&NET_COMPACT_REFUSED_PACKETS_TOTAL, &pool),
+            source: Arc::downgrade(&self),
+        })
+    }
+}
+
+struct PacketPoolSeries {
+    source: Weak<PacketPoolSource>,
+    slab: Box<dyn Series>,
+    heap_fallbacks: Counter,
+    heap_bytes: Gauge,
+    compacted: Counter,
+    compact_refused: Counter,
+}
+
+impl Series for PacketPoolSeries {
+    fn update(&self) -> bool {
+        let Some(source) = self.source.upgrade() else {
+            return false;
+        };
+        let stats = source.pool.packet_stats();
+        self.heap_fallbacks.absolute(stats.heap_fallbacks);
+        self.heap_bytes.set(float(stats.heap_bytes));
+        self.compacted.absolute(stats.compacted);
+        self.compact_refused.absolute(stats.compact_refused);
+        self.slab.update()
+    }
+}
 
 pub(crate) struct SocketSource {
     pub(crate) name: String,
@@ -73,7 +127,6 @@ impl Source for QueueSource {
         let dropped = |reason: &'static str| [("queue", name.clone()), ("reason", reason.into())];
         Box::new(QueueSeries {
             datagrams: to.gauge(&NET_QUEUE_DATAGRAMS, &queue),
-            batches: to.gauge(&NET_QUEUE_BATCHES, &queue),
             capacity_batches: to.gauge(&NET_QUEUE_CAPACITY_BATCHES, &queue),
             enqueued: to.counter(&NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL, &queue),
             delivered: to.counter(&NET_QUEUE_DELIVERED_DATAGRAMS_TOTAL, &queue),
@@ -88,7 +141,6 @@ impl Source for QueueSource {
 struct QueueSeries {
     source: Weak<QueueSource>,
     datagrams: Gauge,
-    batches: Gauge,
     capacity_batches: Gauge,
     enqueued: Counter,
     delivered: Counter,
@@ -104,7 +156,6 @@ impl Series for QueueSeries {
         };
         let stats = source.monitor.stats();
         self.datagrams.set(float(stats.datagrams));
-        self.batches.set(float(stats.batches));
         self.capacity_batches.set(float(stats.capacity_batches));
         self.enqueued.absolute(stats.enqueued);
         self.delivered.absolute(stats.delivered);

@@ -1,0 +1,42 @@
+//! The program's own metrics on the same page, once it asks for that. One test: the global
+//! recorder of a process is set once.
+
+mod common;
+
+use common::Page;
+use slab_core::SlabPool;
+use slab_metrics::{Collector, Exporter, GlobalRecorderTaken, SourceKind};
+
+#[test]
+fn a_global_recorder_is_installed_only_on_demand() {
+    let pool = SlabPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    let exporter = Exporter::new(collector);
+    metrics::counter!("app_total").increment(7);
+    let page = Page::parse(&exporter.scrape());
+    assert!(!page.families.contains_key("app_total"));
+
+    exporter.install_global_recorder().unwrap();
+    metrics::counter!("app_total", "kind" => "x").increment(1);
+    let page = Page::parse(&exporter.scrape());
+    assert_eq!(page.value("app_total", &[("kind", "x")]), 1.0);
+    assert_eq!(page.value("slab_pool_info", &info()), 1.0);
+    metrics::histogram!("app_seconds").record(0.5);
+    assert!(exporter.scrape().contains("app_seconds_count 1\n"));
+
+    // What the program counted survives when our own recorder is replaced.
+    exporter.collector().unregister(SourceKind::Pool, "rx");
+    let text = exporter.scrape();
+    assert!(text.contains("app_total{kind=\"x\"} 1\n"), "{text}");
+    assert!(!text.contains("slab_pool_info"));
+
+    assert_eq!(exporter.install_global_recorder(), Err(GlobalRecorderTaken));
+    let other = Exporter::new(Collector::new());
+    assert_eq!(other.install_global_recorder(), Err(GlobalRecorderTaken));
+    assert!(!other.scrape().contains("app_total"));
+}
+
+fn info() -> [(&'static str, &'static str); 2] {
+    [("pool", "rx"), ("version", env!("CARGO_PKG_VERSION"))]
+}

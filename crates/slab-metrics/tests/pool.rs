@@ -1,0 +1,276 @@
+//! A pool's page against the pool.
+
+mod common;
+
+use common::Page;
+use slab_core::{AllocError, SizeClasses, SlabPool};
+use slab_metrics::{Collector, Exporter, RegisterError, Sampler, SourceKind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn pool(name: &str) -> SlabPool {
+    SlabPool::builder()
+        .name(name)
+        .size_classes(SizeClasses::explicit(&[256, 1536, 2048]).unwrap())
+        .max_memory(2 << 20)
+        .build()
+        .unwrap()
+}
+
+fn exporter(pools: &[&SlabPool]) -> Exporter {
+    let collector = Collector::new();
+    for pool in pools {
+        collector.register_pool(pool).unwrap();
+    }
+    Exporter::new(collector)
+}
+
+fn page(exporter: &Exporter) -> Page {
+    Page::parse(&exporter.scrape())
+}
+
+/// The states add up to the committed chunks, class by class, and the bytes to the cap.
+fn assert_adds_up(page: &Page, pool: &SlabPool) {
+    let stats = pool.stats();
+    let name = pool.name();
+    for class in stats.classes() {
+        let size_class = class.chunk_bytes.to_string();
+        let labels = [("pool", name), ("size_class", &*size_class)];
+        let chunks = page.sum("slab_pool_chunks", &labels);
+        let committed = page.value("slab_pool_committed_bytes", &labels);
+        let chunks_per_slab = stats.slab_bytes / class.chunk_bytes;
+        let slabs = committed / stats.slab_bytes as f64;
+        assert_eq!(
+            chunks,
+            slabs * chunks_per_slab as f64,
+            "{name} {size_class}"
+        );
+        let in_use = page.sum(
+            "slab_pool_chunks",
+            &[labels[0], labels[1], ("state", "in_use")],
+        );
+        let bytes = page.value("slab_pool_in_use_bytes", &labels);
+        assert_eq!(bytes, in_use * class.chunk_bytes as f64);
+        assert!(in_use <= page.value("slab_pool_in_use_chunks_peak", &labels));
+    }
+    let pool_labels = [("pool", name)];
+    let committed = page.sum("slab_pool_committed_bytes", &pool_labels)
+        + page.value("slab_pool_unassigned_bytes", &pool_labels);
+    let capacity = page.value("slab_pool_capacity_bytes", &pool_labels);
+    assert_eq!(capacity, pool.max_memory() as f64);
+    assert!(committed <= capacity, "{committed} of {capacity}");
+}
+
+#[test]
+fn every_series_is_there_at_0_before_anything_happened() {
+    let rx = pool("rx");
+    let page = page(&exporter(&[&rx]));
+    for (name, family) in &page.families {
+        for sample in &family.samples {
+            let expected = match name.as_str() {
+                "slab_pool_info" => 1.0,
+                "slab_pool_capacity_bytes" => rx.max_memory() as f64,
+                _ => 0.0,
+            };
+            assert_eq!(sample.value, expected, "{name}{:?}", sample.labels);
+        }
+    }
+    let series = |name: &str| page.families[name].samples.len();
+    assert_eq!(series("slab_pool_chunks"), 3 * 4);
+    assert_eq!(series("slab_pool_allocs_total"), 3 * 3);
+    assert_eq!(series("slab_pool_frees_total"), 3 * 2);
+    assert_eq!(series("slab_pool_exhausted_total"), 3);
+}
+
+#[test]
+fn the_page_says_what_the_callers_did() {
+    let rx = pool("rx");
+    let exporter = exporter(&[&rx]);
+    let class = [("pool", "rx"), ("size_class", "1536")];
+    let held: Vec<_> = (0..100).map(|_| rx.try_alloc(1500).unwrap()).collect();
+    let now = page(&exporter);
+    assert_adds_up(&now, &rx);
+    let in_use = [class[0], class[1], ("state", "in_use")];
+    assert_eq!(now.value("slab_pool_chunks", &in_use), 100.0);
+    assert_eq!(now.sum("slab_pool_allocs_total", &class), 100.0);
+    assert_eq!(now.sum("slab_pool_frees_total", &class), 0.0);
+    assert!(now.value("slab_pool_slab_commits_total", &class) >= 1.0);
+
+    let (here, there) = held
+        .into_iter()
+        .enumerate()
+        .partition::<Vec<_>, _>(|(i, _)| *i < 30);
+    drop(here);
+    std::thread::spawn(move || drop(there)).join().unwrap();
+    let now = page(&exporter);
+    assert_adds_up(&now, &rx);
+    assert_eq!(now.value("slab_pool_chunks", &in_use), 0.0);
+    assert_eq!(now.value("slab_pool_in_use_chunks_peak", &class), 100.0);
+    let frees = |path| {
+        now.value(
+            "slab_pool_frees_total",
+            &[class[0], class[1], ("path", path)],
+        )
+    };
+    assert_eq!((frees("local"), frees("remote")), (30.0, 70.0));
+
+    assert!(matches!(
+        rx.try_alloc(4096),
+        Err(AllocError::TooLarge { .. })
+    ));
+    let all: Vec<_> = std::iter::from_fn(|| rx.try_alloc(2048).ok()).collect();
+    let now = page(&exporter);
+    assert_adds_up(&now, &rx);
+    assert_eq!(
+        now.value("slab_pool_too_large_total", &[("pool", "rx")]),
+        1.0
+    );
+    let rejected = [
+        ("pool", "rx"),
+        ("size_class", "2048"),
+        ("outcome", "rejected"),
+    ];
+    assert_eq!(now.value("slab_pool_exhausted_total", &rejected), 1.0);
+    drop(all);
+    rx.trim();
+    let now = page(&exporter);
+    assert_adds_up(&now, &rx);
+    let class = [("pool", "rx"), ("size_class", "2048")];
+    assert!(now.value("slab_pool_slab_trims_total", &class) >= 1.0);
+    assert_eq!(now.sum("slab_pool_committed_bytes", &[("pool", "rx")]), 0.0);
+}
+
+#[test]
+fn states_add_up_and_counters_never_fall_while_threads_run() {
+    let rx = pool("rx");
+    let exporter = exporter(&[&rx]);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for len in [100, 1500, 2000] {
+            let (rx, done) = (&rx, &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    let chunks: Vec<_> = (0..80).filter_map(|_| rx.try_alloc(len).ok()).collect();
+                    scope.spawn(move || drop(chunks)).join().unwrap();
+                }
+            });
+        }
+        let mut before = page(&exporter);
+        for _ in 0..100 {
+            let now = page(&exporter);
+            assert_adds_up(&now, &rx);
+            for (name, family) in &now.families {
+                if family.kind != "counter" {
+                    continue;
+                }
+                for sample in &family.samples {
+                    let labels: Vec<_> = sample
+                        .labels
+                        .iter()
+                        .map(|(k, v)| (k.as_str(), v.as_str()))
+                        .collect();
+                    let earlier = before.value(name, &labels);
+                    assert!(sample.value >= earlier, "{name}{labels:?} fell");
+                }
+            }
+            before = now;
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let now = page(&exporter);
+    let class = [("pool", "rx")];
+    let in_use = [("pool", "rx"), ("state", "in_use")];
+    assert_eq!(now.sum("slab_pool_chunks", &in_use), 0.0);
+    assert!(now.sum("slab_pool_frees_total", &class) > 0.0);
+}
+
+#[test]
+fn an_unregistered_pool_is_given_back_and_its_series_end() {
+    let (rx, tx) = (pool("rx"), pool("tx"));
+    let exporter = exporter(&[&rx, &tx]);
+    drop(rx.try_alloc(100).unwrap());
+    drop(tx.try_alloc(100).unwrap());
+    let before = page(&exporter);
+    assert_eq!(before.sum("slab_pool_allocs_total", &[("pool", "rx")]), 1.0);
+
+    assert!(exporter.collector().unregister(SourceKind::Pool, "rx"));
+    assert!(!exporter.collector().unregister(SourceKind::Pool, "rx"));
+    assert!(format!("{rx:?}").contains("handles: 1 }"), "{rx:?}");
+    let after = page(&exporter);
+    for family in after.families.values() {
+        assert!(family.samples.iter().all(|s| s.labels["pool"] == "tx"));
+    }
+    // The other pool's totals go on.
+    assert_eq!(after.sum("slab_pool_allocs_total", &[("pool", "tx")]), 1.0);
+
+    // The name is free again, and the new pool starts at 0.
+    drop(rx);
+    exporter.collector().register_pool(&pool("rx")).unwrap();
+    let again = page(&exporter);
+    assert_eq!(again.sum("slab_pool_allocs_total", &[("pool", "rx")]), 0.0);
+}
+
+#[test]
+fn names_tell_series_apart_and_sources_are_limited() {
+    let collector = Collector::new();
+    collector.register_pool(&pool("rx")).unwrap();
+    let twice = collector.register_pool(&pool("rx"));
+    assert_eq!(
+        twice,
+        Err(RegisterError::DuplicateName {
+            kind: SourceKind::Pool,
+            name: "rx".into()
+        })
+    );
+    let tiny = |name: usize| {
+        SlabPool::builder()
+            .name(name.to_string())
+            .size_classes(SizeClasses::explicit(&[64]).unwrap())
+            .max_memory(64 << 10)
+            .build()
+            .unwrap()
+    };
+    for name in 1..slab_metrics::MAX_SOURCES {
+        collector.register_pool(&tiny(name)).unwrap();
+    }
+    let full = collector.register_pool(&tiny(slab_metrics::MAX_SOURCES));
+    assert_eq!(full, Err(RegisterError::TooManySources));
+    assert!(collector.unregister(SourceKind::Pool, "7"));
+    collector.register_pool(&tiny(7)).unwrap();
+}
+
+#[test]
+fn a_name_with_quotes_and_newlines_stays_one_label() {
+    let name = "a\"b\\c\nd{e=\"f\"} 1";
+    let odd = pool(name);
+    let page = page(&exporter(&[&odd]));
+    assert_adds_up(&page, &odd);
+}
+
+#[test]
+fn a_sampler_feeds_any_recorder_and_zeroes_what_is_gone() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let given: &dyn metrics::Recorder = &recorder;
+    let rx = pool("rx");
+    let collector = Collector::new();
+    let mut sampler = Sampler::new(collector.clone(), given);
+    sampler.sample();
+    assert_eq!(handle.render(), "");
+
+    collector.register_pool(&rx).unwrap();
+    let chunk = rx.try_alloc(100).unwrap();
+    sampler.sample();
+    let page = Page::parse(&handle.render());
+    assert_adds_up(&page, &rx);
+    drop(chunk);
+
+    collector.unregister(SourceKind::Pool, "rx");
+    sampler.sample();
+    let page = Page::parse(&handle.render());
+    for (name, family) in &page.families {
+        if family.kind == "gauge" {
+            assert!(family.samples.iter().all(|s| s.value == 0.0), "{name}");
+        }
+    }
+    assert_eq!(page.sum("slab_pool_allocs_total", &[("pool", "rx")]), 1.0);
+}
