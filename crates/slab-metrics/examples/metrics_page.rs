@@ -1,0 +1,70 @@
+//! A pool under a little load, on a page: something to point a Prometheus at.
+//!
+//!     cargo run -p slab-metrics --example metrics_page -- 127.0.0.1:9465
+//!
+//! It sends itself datagrams of 1200 bytes, some hundred a second, until Ctrl-C.
+
+#![allow(clippy::print_stdout)]
+
+use slab_metrics::{Collector, DEFAULT_ADDRESS, Exporter, MetricsServer};
+use slab_net::PacketPool;
+use slab_net::pipeline::{Overflow, queue};
+use slab_net::udp::{Transmit, UdpReceiver};
+use std::collections::VecDeque;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let address: SocketAddr = match std::env::args().nth(1) {
+        Some(argument) => argument.parse()?,
+        None => DEFAULT_ADDRESS,
+    };
+    let pool = PacketPool::builder().name("rx").build()?;
+    let mut receiver = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    let (to_consumer, batches) = queue(64.try_into()?, Overflow::DropNewest);
+
+    let collector = Collector::new();
+    collector.register_packet_pool(&pool)?;
+    collector.register_socket("0", receiver.monitor())?;
+    collector.register_queue("handoff", batches.monitor())?;
+    let server = MetricsServer::builder(Exporter::new(collector))
+        .address(address)
+        .bind()
+        .await?;
+    println!("http://{}/metrics", server.local_addr());
+
+    let (sender, destination) = (receiver.sender(), receiver.local_addr());
+    tokio::spawn(async move {
+        let payload = [0; 12_000];
+        loop {
+            let ten = Transmit::new(&payload, destination).segment_size(1200);
+            if sender.send(&ten).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    tokio::spawn(async move {
+        while let Ok(batch) = receiver.recv_batch().await {
+            if to_consumer.send(batch).await.is_err() {
+                return;
+            }
+        }
+    });
+    // The consumer keeps the last hundred packets.
+    tokio::spawn(async move {
+        let mut kept = VecDeque::new();
+        while let Some(batch) = batches.recv().await {
+            for packet in batch.into_packets() {
+                if kept.len() == 100 {
+                    kept.pop_front();
+                }
+                kept.push_back(packet);
+            }
+        }
+    });
+    server.serve(std::future::pending()).await;
+    Ok(())
+}
