@@ -53,6 +53,12 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
+    /// Not made from a reference: chunks keep this pointer, and the last of them frees the pool
+    /// through it.
+    pub(crate) fn as_ptr(&self) -> NonNull<Inner> {
+        self.inner
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         // SAFETY: `Inner` lives at least until `close`, which the drop of this handle calls.
         unsafe { self.inner.as_ref() }

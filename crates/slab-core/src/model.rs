@@ -266,7 +266,7 @@ fn pool() -> (Arc<Handle>, ManuallyDrop<Arc<Handle>>) {
 fn model_pool_closes_while_the_last_chunk_is_freed_through_a_magazine() {
     model(Some(BOUND), || {
         let (handle, _way) = pool();
-        let inner = NonNull::from(handle.inner());
+        let inner = handle.as_ptr();
         let cache = handle.inner().register().unwrap();
         let (unit, _) = handle.inner().alloc_with(Some(&cache), 0).unwrap();
         let inner = Sendable(inner);
@@ -285,7 +285,7 @@ fn model_pool_closes_while_the_last_chunk_is_freed_through_a_magazine() {
 fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
     model(Some(BOUND), || {
         let (handle, _way) = pool();
-        let inner = NonNull::from(handle.inner());
+        let inner = handle.as_ptr();
         let units: Vec<u32> = (0..2)
             .map(|_| handle.inner().alloc_with(None, 0).unwrap().0)
             .collect();
@@ -313,7 +313,7 @@ fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
 fn model_sweep_races_with_allocation_and_free() {
     model(Some(2), || {
         let (handle, _way) = pool();
-        let inner = Sendable(NonNull::from(handle.inner()));
+        let inner = Sendable(handle.as_ptr());
         let cache = handle.inner().register().unwrap();
         let (unit, origin) = handle.inner().alloc_with(Some(&cache), 0).unwrap();
         let worker = thread::spawn(move || {

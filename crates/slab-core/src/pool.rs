@@ -49,7 +49,7 @@ impl SlabPool {
 
     pub(crate) fn from_handle(handle: Arc<Handle>) -> Self {
         Self {
-            inner: NonNull::from(handle.inner()),
+            inner: handle.as_ptr(),
             handle,
         }
     }

@@ -147,7 +147,7 @@ fn zeroed_and_copied_bytes_show_nothing_of_the_former_owner() {
 
 #[test]
 fn a_producer_and_a_consumer_on_two_threads_balance_exactly() {
-    const PACKETS: u64 = if cfg!(miri) { 500 } else { 200_000 };
+    const PACKETS: u64 = if cfg!(miri) { 30 } else { 200_000 };
     let pool = pool(1 << 20, &[2048]);
     let (send, receive) = mpsc::sync_channel::<Chunk>(64);
     let consumer = thread::spawn(move || {
@@ -200,7 +200,7 @@ fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
 #[test]
 fn threads_that_come_and_go_reuse_a_cache() {
     let pool = pool(256 << 10, &[256]);
-    let threads = if cfg!(miri) { 20 } else { 2000 };
+    let threads = if cfg!(miri) { 3 } else { 2000 };
     for _ in 0..threads {
         let chunk = pool.try_alloc(256).unwrap();
         thread::spawn(move || drop(chunk)).join().unwrap();
@@ -243,7 +243,9 @@ fn frees_from_destructors_of_thread_locals_arrive() {
 
 #[test]
 fn many_pools_on_one_thread_do_not_mix() {
-    let pools: Vec<SlabPool> = (0..20).map(|_| pool(64 << 10, &[1024])).collect();
+    let pools: Vec<SlabPool> = (0..if cfg!(miri) { 9 } else { 20 })
+        .map(|_| pool(64 << 10, &[1024]))
+        .collect();
     for round in 0..3 {
         for pool in &pools {
             let chunk = pool.try_alloc(1).unwrap();
@@ -278,7 +280,7 @@ fn chunks_outlive_their_pool() {
 
 #[test]
 fn the_last_handle_and_the_last_chunk_may_go_at_once() {
-    let rounds = if cfg!(miri) { 30 } else { 2000 };
+    let rounds = if cfg!(miri) { 3 } else { 2000 };
     for _ in 0..rounds {
         let pool = pool(64 << 10, &[1024]);
         let chunk = pool.try_alloc(1).unwrap();
@@ -328,7 +330,7 @@ fn clones_are_paid_for_at_once_and_what_is_not_taken_goes_back() {
 #[test]
 fn statistics_stay_within_what_can_be_while_threads_run() {
     let pool = pool(1 << 20, &[64, 2048]);
-    let rounds = if cfg!(miri) { 50 } else { 100_000 };
+    let rounds = if cfg!(miri) { 30 } else { 100_000 };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..3)
             .map(|seed| {
