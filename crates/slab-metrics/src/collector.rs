@@ -163,6 +163,15 @@ impl Collector {
         true
     }
 
+    /// The sources of one kind with their names, to be read without holding the lock.
+    pub(crate) fn of_kind(&self, kind: SourceKind) -> Vec<(String, Arc<dyn Source>)> {
+        let sources = self.lock();
+        let of_kind = sources.entries.iter().filter(|entry| entry.kind == kind);
+        of_kind
+            .map(|entry| (entry.name.clone(), Arc::clone(&entry.source)))
+            .collect()
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Sources> {
         // Every change is one push or one remove: a panic elsewhere leaves nothing half-done.
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)

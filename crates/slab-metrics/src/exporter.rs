@@ -6,6 +6,7 @@ use crate::sampler::Sampler;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 /// Renders the statistics of a [`Collector`] as a Prometheus page, read at the moment of the call.
 ///
@@ -18,6 +19,7 @@ pub struct Exporter {
 
 struct Shared {
     collector: Collector,
+    started: Instant,
     page: Mutex<Page>,
     /// What the program's own `counter!`, `gauge!` and `histogram!` go to, if it wants them here.
     global: OnceLock<PrometheusHandle>,
@@ -49,6 +51,7 @@ impl Exporter {
         Self {
             shared: Arc::new(Shared {
                 collector,
+                started: Instant::now(),
                 page,
                 global: OnceLock::new(),
             }),
@@ -70,6 +73,12 @@ impl Exporter {
             text.push_str(&global.render());
         }
         text
+    }
+
+    /// Reads all statistics and renders them as the JSON that the live page shows.
+    pub(crate) fn stats_json(&self) -> String {
+        let uptime_ms = self.shared.started.elapsed().as_millis();
+        crate::json::stats(&self.shared.collector, uptime_ms as u64)
     }
 
     fn sample(&self) -> PrometheusHandle {

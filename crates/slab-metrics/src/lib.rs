@@ -11,6 +11,7 @@
 //! | `sampler` | [`Sampler`]: a collector's statistics into any recorder of the `metrics` facade |
 //! | `collector` | [`Collector`]: what is read at a scrape |
 //! | `pool`, `net` | one kind of source each, and its series |
+//! | `json` | the same statistics as `/stats.json` |
 //! | `series`, `names` | from a source to handles in a recorder; names, types, help texts |
 //!
 //! Every metric, with what to do when it moves, is in the crate's README.
@@ -34,6 +35,7 @@ mod collector;
 mod error;
 mod exporter;
 mod http;
+mod json;
 mod names;
 #[cfg(feature = "net")]
 mod net;

@@ -1,5 +1,6 @@
 //! Statistics of slab-net's packet pools, sockets and queues as series.
 
+use crate::json::Json;
 use crate::names::*;
 use crate::pool::PoolSource;
 use crate::series::{Registrar, Series, Source, float};
@@ -35,6 +36,15 @@ impl Source for PacketPoolSource {
             compact_refused: to.counter(&NET_COMPACT_REFUSED_PACKETS_TOTAL, &pool),
             source: Arc::downgrade(&self),
         })
+    }
+
+    fn write_json(&self, json: &mut Json) {
+        self.slab.write_json(json);
+        let stats = self.pool.packet_stats();
+        json.number("heap_fallbacks", stats.heap_fallbacks);
+        json.number("heap_bytes", stats.heap_bytes);
+        json.number("compacted", stats.compacted);
+        json.number("compact_refused", stats.compact_refused);
     }
 }
 
@@ -82,6 +92,18 @@ impl Source for SocketSource {
             dropped_truncated: to.counter(&NET_DROPPED_DATAGRAMS_TOTAL, &dropped("truncated")),
             source: Arc::downgrade(&self),
         })
+    }
+
+    fn write_json(&self, json: &mut Json) {
+        let stats = self.monitor.stats();
+        json.number("received_datagrams", stats.received_datagrams);
+        json.number("received_bytes", stats.received_bytes);
+        json.number("receive_calls", stats.receive_calls);
+        json.number("sent_datagrams", stats.sent_datagrams);
+        json.number("sent_bytes", stats.sent_bytes);
+        json.number("send_calls", stats.send_calls);
+        json.number("dropped_no_memory", stats.dropped_no_memory);
+        json.number("dropped_truncated", stats.dropped_truncated);
     }
 }
 
@@ -135,6 +157,17 @@ impl Source for QueueSource {
             dropped_closed: to.counter(&NET_QUEUE_DROPPED_DATAGRAMS_TOTAL, &dropped("closed")),
             source: Arc::downgrade(&self),
         })
+    }
+
+    fn write_json(&self, json: &mut Json) {
+        let stats = self.monitor.stats();
+        json.number("datagrams", stats.datagrams);
+        json.number("capacity_batches", stats.capacity_batches);
+        json.number("enqueued", stats.enqueued);
+        json.number("delivered", stats.delivered);
+        json.number("dropped_queue_full", stats.dropped_queue_full);
+        json.number("dropped_policy", stats.dropped_policy);
+        json.number("dropped_closed", stats.dropped_closed);
     }
 }
 

@@ -1,5 +1,6 @@
 //! A pool's statistics as series.
 
+use crate::json::Json;
 use crate::names::*;
 use crate::series::{Registrar, Series, Source, float};
 use metrics::{Counter, Gauge, SharedString};
@@ -34,6 +35,33 @@ impl Source for PoolSource {
                 .collect(),
             source: Arc::downgrade(&self),
         })
+    }
+
+    fn write_json(&self, json: &mut Json) {
+        let stats = self.pool.stats();
+        json.number("capacity_bytes", stats.max_memory);
+        json.number("committed_bytes", stats.committed_bytes);
+        json.number("thread_caches", stats.thread_caches);
+        json.number("too_large", stats.too_large);
+        json.number("commit_failures", stats.commit_failures);
+        json.key("classes");
+        json.array(|json| {
+            for class in stats.classes() {
+                json.object(|json| {
+                    json.number("chunk_bytes", class.chunk_bytes);
+                    json.number("committed_bytes", class.committed_bytes);
+                    json.number("in_use", class.in_use);
+                    json.number("magazine", class.in_magazines);
+                    json.number("depot", class.in_depot);
+                    json.number("free", class.in_slabs);
+                    json.number("in_use_peak", class.in_use_peak);
+                    json.number("allocs", class.allocs);
+                    json.number("frees", class.frees());
+                    json.number("frees_remote", class.frees_remote);
+                    json.number("exhausted", class.exhausted);
+                });
+            }
+        });
     }
 }
 

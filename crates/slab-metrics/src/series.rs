@@ -1,5 +1,6 @@
 //! From a source of statistics to its handles in a recorder.
 
+use crate::json::Json;
 use crate::names::{Family, Kind};
 use metrics::{Counter, Gauge, Key, Label, Level, Metadata, Recorder, SharedString};
 
@@ -10,6 +11,9 @@ static METADATA: Metadata<'static> =
 pub(crate) trait Source: Send + Sync {
     /// Registers every label combination, at 0, and returns what keeps them current.
     fn register(self: std::sync::Arc<Self>, registrar: &mut Registrar<'_>) -> Box<dyn Series>;
+
+    /// Writes the statistics as members of an object that has a `name` already.
+    fn write_json(&self, json: &mut Json);
 }
 
 /// The handles of one source in one recorder. It does not keep the source alive.

@@ -1,5 +1,6 @@
 //! What the server did so far, as series on its own page.
 
+use crate::json::Json;
 use crate::names::*;
 use crate::series::{Registrar, Series, Source, float};
 use hyper::StatusCode;
@@ -100,6 +101,9 @@ impl Source for ServerStats {
             source: Arc::downgrade(&self),
         })
     }
+
+    /// Not in the JSON: it is about the program's memory and traffic.
+    fn write_json(&self, _json: &mut Json) {}
 }
 
 struct ServerSeries {

@@ -150,11 +150,25 @@ async fn other_paths_and_methods_are_refused() {
     let server = Running::start(|_| ()).await;
     let healthy = server.get("/healthz").await;
     assert!(healthy.starts_with("HTTP/1.1 200 ") && healthy.ends_with("\r\n\r\nok\n"));
-    for path in ["/", "/metrics/", "/metrics/../etc/passwd", "/METRICS", "*"] {
+    for path in [
+        "/x",
+        "//",
+        "/metrics/",
+        "/metrics/../etc/passwd",
+        "/METRICS",
+        "*",
+    ] {
         let answer = server.get(path).await;
         let refused = answer.starts_with("HTTP/1.1 404 ") || answer.starts_with("HTTP/1.1 400 ");
         assert!(refused, "{path}: {answer}");
     }
+    let page = server.get("/").await;
+    assert!(page.starts_with("HTTP/1.1 200 ") && page.contains("content-type: text/html"));
+    assert!(page.contains("content-security-policy: default-src 'none'"));
+    let json = server.get("/stats.json").await;
+    assert!(json.contains("content-type: application/json"));
+    let (_, body) = json.split_once("\r\n\r\n").unwrap();
+    serde_json::from_str::<serde_json::Value>(body).unwrap();
     for method in ["POST", "PUT", "DELETE", "OPTIONS", "BREW"] {
         let answer = server
             .exchange(request(method, "/metrics").as_bytes())
@@ -360,6 +374,15 @@ async fn a_port_in_use_is_an_error_that_leaves_nothing_half_started() {
     drop(server);
     assert!(!exporter.scrape().contains("slab_metrics_"));
     first.stop().await;
+}
+
+#[test]
+fn the_page_asks_for_nothing_from_elsewhere() {
+    let page = include_str!("../../page/index.html");
+    for outside in ["http:", "https:", "src=", "@import", "url("] {
+        // The one link there is keeps browsers from asking for an icon.
+        assert!(!page.contains(outside), "{outside}");
+    }
 }
 
 #[test]

@@ -1,0 +1,140 @@
+//! `/stats.json`: the same statistics as the page for Prometheus, for people and small scripts.
+
+use crate::collector::Collector;
+use crate::error::SourceKind;
+use std::fmt::Write;
+
+/// The statistics of everything registered, as one JSON object:
+///
+/// ```json
+/// {"version":"0.1.0","uptime_ms":1234,"pools":[..],"sockets":[..],"queues":[..]}
+/// ```
+///
+/// `uptime_ms` is the time of reading, from a clock that only goes forward: rates are differences
+/// over it.
+pub(crate) fn stats(collector: &Collector, uptime_ms: u64) -> String {
+    let mut json = Json::default();
+    json.object(|json| {
+        json.text("version", env!("CARGO_PKG_VERSION"));
+        json.number("uptime_ms", uptime_ms);
+        for (key, kind) in [
+            ("pools", SourceKind::Pool),
+            ("sockets", SourceKind::Socket),
+            ("queues", SourceKind::Queue),
+        ] {
+            json.key(key);
+            json.array(|json| {
+                for (name, source) in collector.of_kind(kind) {
+                    json.object(|json| {
+                        json.text("name", &name);
+                        source.write_json(json);
+                    });
+                }
+            });
+        }
+    });
+    json.text
+}
+
+/// Writes JSON; a comma goes before whatever is not the first in its brackets.
+#[derive(Debug, Default)]
+pub(crate) struct Json {
+    text: String,
+}
+
+impl Json {
+    fn comma(&mut self) {
+        if !self.text.is_empty() && !self.text.ends_with(['{', '[', ':']) {
+            self.text.push(',');
+        }
+    }
+
+    pub(crate) fn object(&mut self, members: impl FnOnce(&mut Self)) {
+        self.comma();
+        self.text.push('{');
+        members(self);
+        self.text.push('}');
+    }
+
+    pub(crate) fn array(&mut self, elements: impl FnOnce(&mut Self)) {
+        self.comma();
+        self.text.push('[');
+        elements(self);
+        self.text.push(']');
+    }
+
+    pub(crate) fn key(&mut self, key: &str) {
+        self.comma();
+        self.string(key);
+        self.text.push(':');
+    }
+
+    pub(crate) fn text(&mut self, key: &str, value: &str) {
+        self.key(key);
+        self.string(value);
+    }
+
+    pub(crate) fn number(&mut self, key: &str, value: impl TryInto<u64>) {
+        self.key(key);
+        let value = value.try_into().unwrap_or(u64::MAX);
+        // Writing to a string does not fail.
+        let _ = write!(self.text, "{value}");
+    }
+
+    fn string(&mut self, value: &str) {
+        self.text.push('"');
+        for c in value.chars() {
+            match c {
+                '"' | '\\' => self.text.extend(['\\', c]),
+                c if c < ' ' => {
+                    let _ = write!(self.text, "\\u{:04x}", u32::from(c));
+                }
+                c => self.text.push(c),
+            }
+        }
+        self.text.push('"');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slab_core::{SizeClasses, SlabPool};
+
+    #[test]
+    fn a_pool_is_there_whatever_its_name() {
+        let name = "a\"b\\c\nd\u{1}é{[:,";
+        let pool = SlabPool::builder()
+            .name(name)
+            .size_classes(SizeClasses::explicit(&[256, 1536]).unwrap())
+            .max_memory(1 << 20)
+            .build()
+            .unwrap();
+        let _held = pool.try_alloc(1500).unwrap();
+        let collector = Collector::new();
+        assert_eq!(
+            stats(&collector, 5),
+            concat!(
+                "{\"version\":\"",
+                env!("CARGO_PKG_VERSION"),
+                "\",\"uptime_ms\":5,\"pools\":[],\"sockets\":[],\"queues\":[]}"
+            )
+        );
+        collector.register_pool(&pool).unwrap();
+        let text = stats(&collector, 5);
+        let json: serde_json::Value = serde_json::from_str(&text).expect(&text);
+        let read = &json["pools"][0];
+        assert_eq!(read["name"], name);
+        assert_eq!(read["capacity_bytes"], 1 << 20);
+        assert_eq!(read["classes"][0]["in_use"], 0);
+        let class = &read["classes"][1];
+        assert_eq!(class["chunk_bytes"], 1536);
+        assert_eq!(class["in_use"], 1);
+        assert_eq!(class["allocs"], 1);
+        let sum: u64 = ["in_use", "magazine", "depot", "free"]
+            .iter()
+            .map(|state| class[state].as_u64().unwrap())
+            .sum();
+        assert_eq!(sum, pool.stats().classes()[1].committed_chunks);
+    }
+}
