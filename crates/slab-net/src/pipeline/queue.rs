@@ -197,17 +197,13 @@ impl QueueSender {
             batch: Some(batch),
         };
         loop {
-            if waiting.try_push() {
-                return Ok(());
+            if let Some(end) = waiting.attempt() {
+                return end;
             }
             let mut room = pin!(self.shared.room.notified());
             room.as_mut().enable();
-            if self.shared.receivers.load(Ordering::SeqCst) == 0 {
-                // `waiting` counts its batch.
-                return Err(QueueClosed);
-            }
-            if waiting.try_push() {
-                return Ok(());
+            if let Some(end) = waiting.attempt() {
+                return end;
             }
             room.await;
         }
@@ -227,11 +223,15 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    fn try_push(&mut self) -> bool {
-        if let Some(batch) = self.batch.take() {
-            self.batch = self.shared.try_push(batch).err();
+    /// Ends the waiting, if there is room or nobody to make any.
+    fn attempt(&mut self) -> Option<Result<(), QueueClosed>> {
+        if self.shared.receivers.load(Ordering::SeqCst) == 0 {
+            // The batch is counted when `self` is dropped.
+            return Some(Err(QueueClosed));
         }
-        self.batch.is_none()
+        let batch = self.batch.take()?;
+        self.batch = self.shared.try_push(batch).err();
+        self.batch.is_none().then_some(Ok(()))
     }
 }
 

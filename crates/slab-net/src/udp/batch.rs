@@ -101,7 +101,7 @@ impl PacketBatch {
         self.meta.interface
     }
 
-    /// When the kernel received the first of them, where the system tells.
+    /// When the kernel received them, where the system tells; see [`Datagram::timestamp`].
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
         self.meta.timestamp()

@@ -20,7 +20,8 @@ pub struct Datagram<P = Packet> {
     pub ecn: Option<Ecn>,
     /// The index of the interface it came in by, where the system tells.
     pub interface: Option<u32>,
-    /// When the kernel received it, where the system tells.
+    /// When the kernel received it, where the system tells: for now on Linux only, over IPv4 and
+    /// without coalescing (quinn-udp has no room for it beside the rest).
     pub timestamp: Option<SystemTime>,
 }
 

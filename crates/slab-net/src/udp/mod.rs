@@ -33,7 +33,7 @@
 //! | `receiver`, `slots` | the receive path, and the buffers that the kernel writes to |
 //! | `batch`, `datagram` | what the receive path yields |
 //! | `sender` | the send path |
-//! | `socket`, `gro` | the socket that both sides share, and how it is set up |
+//! | `socket`, `options` | the socket that both sides share, and how it is set up |
 //! | `stats`, `episode` | counters; log events for drops, once an episode |
 //! | `error` | what can go wrong |
 
@@ -41,7 +41,7 @@ mod batch;
 mod datagram;
 mod episode;
 mod error;
-mod gro;
+mod options;
 mod receiver;
 mod sender;
 mod slots;

@@ -1,7 +1,7 @@
 //! The socket that a receiver and its senders share.
 
 use super::error::BindError;
-use super::gro;
+use super::options;
 use super::stats::SocketCounters;
 use quinn_udp::{UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Type};
@@ -39,18 +39,18 @@ impl Socket {
             .map_err(|source| BindError::Socket { address, source })
     }
 
-    fn open(address: SocketAddr, options: SocketOptions) -> io::Result<Self> {
+    fn open(address: SocketAddr, setup: SocketOptions) -> io::Result<Self> {
         let domain = Domain::for_address(address);
         let socket = socket2::Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
         socket.set_nonblocking(true)?;
         #[cfg(unix)]
-        if options.reuse_port {
+        if setup.reuse_port {
             socket.set_reuse_port(true)?;
         }
-        if let Some(bytes) = options.receive_buffer_bytes {
+        if let Some(bytes) = setup.receive_buffer_bytes {
             socket.set_recv_buffer_size(bytes)?;
         }
-        if let Some(bytes) = options.send_buffer_bytes {
+        if let Some(bytes) = setup.send_buffer_bytes {
             socket.set_send_buffer_size(bytes)?;
         }
         // Windows cannot tell the local address of an unbound socket, which quinn-udp asks for.
@@ -58,10 +58,16 @@ impl Socket {
             socket.bind(&address.into())?;
         }
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        if !options.coalesce {
+        if !setup.coalesce {
             // Before the socket is bound: what it receives while GRO is on stays coalesced in its
             // queue, and would be cut when it is read.
-            gro::disable(&socket)?;
+            options::disable_gro(&socket)?;
+        }
+        if setup.coalesce || address.is_ipv6() {
+            // quinn-udp 0.6.3 has 88 bytes for what the kernel says about a datagram. The time of
+            // arrival (32 bytes) comes first; with it, the destination (32, or 40 for IPv6) and the
+            // segment size (24), the ECN codepoint (24) finds no room and is lost unseen.
+            options::disable_timestamps(&socket)?;
         }
         if !cfg!(windows) {
             socket.bind(&address.into())?;

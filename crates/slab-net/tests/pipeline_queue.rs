@@ -1,0 +1,298 @@
+//! The queue between real sockets and consumers: overflow, the two ends, several consumers.
+
+use slab_net::PacketPool;
+use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, queue};
+use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Only how long a broken test takes to fail.
+const HANG: Duration = Duration::from_secs(20);
+
+/// A socket that sends to itself, to make batches of any number of datagrams.
+struct Source {
+    pool: PacketPool,
+    socket: UdpReceiver,
+}
+
+impl Source {
+    fn new() -> Self {
+        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        // One batch for each datagram: what a queue holds is then in our hands on every system.
+        let socket = UdpReceiver::builder(&pool)
+            .coalescing(Coalescing::Off { max_datagram: 100 })
+            .bind(ANY)
+            .unwrap();
+        Self { pool, socket }
+    }
+
+    async fn batch(&mut self, n: u64) -> PacketBatch {
+        let to = self.socket.local_addr();
+        let bytes = n.to_le_bytes();
+        let sender = self.socket.sender();
+        sender.send(&Transmit::new(&bytes, to)).await.unwrap();
+        self.socket.recv_batch().await.unwrap()
+    }
+
+    /// Chunks in use beside those that the socket reads into.
+    fn in_use(&mut self) -> u64 {
+        // A socket that has nothing more to read holds no buffer.
+        assert!(self.socket.try_recv_batch().unwrap().is_none());
+        self.pool.slab().stats().in_use()
+    }
+}
+
+fn number(batch: &PacketBatch) -> u64 {
+    u64::from_le_bytes(batch.contents().try_into().unwrap())
+}
+
+fn make(capacity: usize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
+    queue(capacity.try_into().unwrap(), overflow)
+}
+
+fn drain(receiver: &QueueReceiver) -> Vec<u64> {
+    std::iter::from_fn(|| receiver.try_recv())
+        .map(|batch| number(&batch))
+        .collect()
+}
+
+#[tokio::test]
+async fn drop_newest_keeps_what_is_queued() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(4, Overflow::DropNewest);
+    for n in 0..10 {
+        sender.send(source.batch(n).await).await.unwrap();
+    }
+    let stats = sender.monitor().stats();
+    assert_eq!((stats.datagrams, stats.capacity_batches), (4, 4));
+    assert_eq!((stats.enqueued, stats.dropped_queue_full), (4, 6));
+    assert_eq!(source.in_use(), 4, "what is dropped is free at once");
+    assert_eq!(drain(&receiver), [0, 1, 2, 3]);
+    let stats = sender.monitor().stats();
+    assert_eq!((stats.delivered, stats.datagrams), (4, 0));
+    assert_eq!(stats.delivered + stats.dropped(), 10);
+    assert_eq!(source.in_use(), 0);
+}
+
+#[tokio::test]
+async fn drop_oldest_keeps_what_is_recent() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(4, Overflow::DropOldest);
+    for n in 0..10 {
+        sender.send(source.batch(n).await).await.unwrap();
+    }
+    let stats = sender.monitor().stats();
+    assert_eq!((stats.datagrams, stats.enqueued), (4, 10));
+    assert_eq!((stats.dropped_policy, stats.dropped_queue_full), (6, 0));
+    assert_eq!(source.in_use(), 4);
+    assert_eq!(drain(&receiver), [6, 7, 8, 9]);
+    let stats = sender.monitor().stats();
+    assert_eq!(stats.delivered + stats.dropped(), 10);
+}
+
+#[tokio::test]
+async fn wait_waits_for_room_and_drops_nothing() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(2, Overflow::Wait);
+    sender.send(source.batch(0).await).await.unwrap();
+    sender.send(source.batch(1).await).await.unwrap();
+    let third = source.batch(2).await;
+    let mut waiting = Box::pin(sender.send(third));
+    assert!(
+        poll_once(waiting.as_mut()).await.is_none(),
+        "the queue is full"
+    );
+    assert_eq!(number(&receiver.recv().await.unwrap()), 0);
+    assert_eq!(poll_once(waiting.as_mut()).await, Some(Ok(())));
+    drop(waiting);
+    assert_eq!(drain(&receiver), [1, 2]);
+
+    // A send that is given up while it waits is counted.
+    sender.send(source.batch(3).await).await.unwrap();
+    sender.send(source.batch(4).await).await.unwrap();
+    let fifth = source.batch(5).await;
+    let mut waiting = Box::pin(sender.send(fifth));
+    assert!(poll_once(waiting.as_mut()).await.is_none());
+    drop(waiting);
+    let stats = sender.monitor().stats();
+    assert_eq!((stats.dropped_closed, stats.dropped()), (1, 1));
+    assert_eq!((stats.delivered, stats.datagrams), (3, 2));
+    assert_eq!(source.in_use(), 2);
+}
+
+#[tokio::test]
+async fn consumers_drain_the_queue_after_the_last_sender() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(8, Overflow::DropNewest);
+    let other = sender.clone();
+    sender.send(source.batch(1).await).await.unwrap();
+    drop(sender);
+    other.send(source.batch(2).await).await.unwrap();
+    // A second consumer waits already when the end comes.
+    let (one, two) = (receiver.clone(), receiver);
+    assert_eq!(one.recv().await.map(|batch| number(&batch)), Some(1));
+    assert_eq!(one.recv().await.map(|batch| number(&batch)), Some(2));
+    let mut waiting = Box::pin(two.recv());
+    assert!(poll_once(waiting.as_mut()).await.is_none());
+    drop(other);
+    assert!(matches!(poll_once(waiting.as_mut()).await, Some(None)));
+    assert!(one.recv().await.is_none());
+    assert!(one.recv().await.is_none(), "and it stays so");
+    assert_eq!(one.recv_many(&mut Vec::new(), 4).await, 0);
+}
+
+#[tokio::test]
+async fn the_last_consumer_takes_the_memory_with_it() {
+    for overflow in [Overflow::Wait, Overflow::DropNewest, Overflow::DropOldest] {
+        let mut source = Source::new();
+        let (sender, receiver) = make(2, overflow);
+        let second = receiver.clone();
+        sender.send(source.batch(0).await).await.unwrap();
+        sender.send(source.batch(1).await).await.unwrap();
+        drop(receiver);
+        assert_eq!(
+            sender.monitor().stats().datagrams,
+            2,
+            "one is left to deliver to"
+        );
+        let mut sent = 2;
+        if overflow == Overflow::Wait {
+            let batch = source.batch(2).await;
+            let mut waiting = Box::pin(sender.send(batch));
+            assert!(poll_once(waiting.as_mut()).await.is_none());
+            drop(second);
+            assert!(matches!(poll_once(waiting.as_mut()).await, Some(Err(_))));
+            sent += 1;
+        } else {
+            drop(second);
+        }
+        assert!(sender.send(source.batch(3).await).await.is_err());
+        sent += 1;
+        let stats = sender.monitor().stats();
+        assert_eq!((stats.datagrams, stats.delivered), (0, 0));
+        assert_eq!(stats.dropped_closed, sent);
+        assert_eq!(source.in_use(), 0);
+    }
+}
+
+/// A lost wake-up would leave a consumer or a producer waiting for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_producers_and_consumers_lose_no_batch_and_no_wake_up() {
+    const PRODUCERS: u64 = 3;
+    const EACH: u64 = 2000;
+    for (capacity, overflow) in [
+        (1, Overflow::Wait),
+        (3, Overflow::Wait),
+        (2, Overflow::DropNewest),
+        (2, Overflow::DropOldest),
+    ] {
+        let (sender, receiver) = make(capacity, overflow);
+        let monitor = receiver.monitor();
+        let producers: Vec<_> = (0..PRODUCERS)
+            .map(|producer| {
+                let sender = sender.clone();
+                tokio::spawn(async move {
+                    let mut source = Source::new();
+                    for n in 0..EACH {
+                        let batch = source.batch(producer * EACH + n).await;
+                        sender.send(batch).await.unwrap();
+                    }
+                    source.pool
+                })
+            })
+            .collect();
+        drop(sender);
+        let consumers: Vec<_> = (0..4)
+            .map(|consumer| {
+                let receiver = receiver.clone();
+                tokio::spawn(async move {
+                    let mut numbers = Vec::new();
+                    let mut many = Vec::new();
+                    loop {
+                        match consumer {
+                            // Gives up again and again while it waits.
+                            0 => tokio::select! {
+                                biased;
+                                batch = receiver.recv() => match batch {
+                                    Some(batch) => numbers.push(number(&batch)),
+                                    None => break,
+                                },
+                                () = tokio::task::yield_now() => {}
+                            },
+                            1 => {
+                                if receiver.recv_many(&mut many, 3).await == 0 {
+                                    break;
+                                }
+                                numbers.extend(many.drain(..).map(|batch| number(&batch)));
+                            }
+                            _ => match receiver.recv().await {
+                                Some(batch) => numbers.push(number(&batch)),
+                                None => break,
+                            },
+                        }
+                    }
+                    numbers
+                })
+            })
+            .collect();
+        let all = async {
+            let mut pools = Vec::new();
+            for producer in producers {
+                pools.push(producer.await.unwrap());
+            }
+            let mut numbers = Vec::new();
+            for consumer in consumers {
+                numbers.extend(consumer.await.unwrap());
+            }
+            (pools, numbers)
+        };
+        let (pools, mut numbers) = tokio::time::timeout(HANG, all)
+            .await
+            .unwrap_or_else(|_| panic!("hangs: {overflow:?} {:?}", monitor.stats()));
+        let got = numbers.len() as u64;
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len() as u64, got, "no batch came twice");
+        let stats = monitor.stats();
+        assert_eq!(stats.delivered, got);
+        assert_eq!(stats.delivered + stats.dropped(), PRODUCERS * EACH);
+        assert_eq!(stats.datagrams, 0);
+        if overflow == Overflow::Wait {
+            assert_eq!(got, PRODUCERS * EACH);
+        }
+        for pool in pools {
+            assert_eq!(pool.slab().stats().in_use(), 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_consumer_that_panics_does_not_stop_the_others() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(8, Overflow::DropNewest);
+    let unlucky = receiver.clone();
+    sender.send(source.batch(1).await).await.unwrap();
+    let panicked = tokio::spawn(async move {
+        let _batch = unlucky.recv().await;
+        std::panic::resume_unwind(Box::new("on purpose"));
+    });
+    assert!(panicked.await.unwrap_err().is_panic());
+    sender.send(source.batch(2).await).await.unwrap();
+    assert_eq!(number(&receiver.recv().await.unwrap()), 2);
+    let stats = receiver.monitor().stats();
+    assert_eq!((stats.delivered, stats.dropped()), (2, 0));
+    assert_eq!(source.in_use(), 0);
+}
+
+fn tokio_test_pin<F: Future>(future: F) -> std::pin::Pin<Box<F>> {
+    Box::pin(future)
+}
+
+async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
+}

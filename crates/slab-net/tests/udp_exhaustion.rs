@@ -1,0 +1,108 @@
+//! A pool at its cap: what cannot be kept is counted, and the receiver recovers.
+
+use slab_net::PacketPool;
+use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
+use std::net::{Ipv4Addr, SocketAddr};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+fn small_pool() -> PacketPool {
+    PacketPool::builder().max_memory(1 << 20).build().unwrap()
+}
+
+/// Takes all memory of the pool, down to its smallest class.
+fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
+    let mut chunks = Vec::new();
+    for &size in pool.slab().size_classes().sizes().iter().rev() {
+        while let Ok(chunk) = pool.slab().try_alloc(size) {
+            chunks.push(chunk);
+        }
+    }
+    chunks
+}
+
+#[tokio::test]
+async fn what_finds_no_memory_is_counted_and_then_it_goes_on() {
+    for coalescing in [Coalescing::On, Coalescing::Off { max_datagram: 1500 }] {
+        let pool = small_pool();
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .bind(ANY)
+            .unwrap();
+        let (sender, monitor) = (receiver.sender(), receiver.monitor());
+        let to = receiver.local_addr();
+        let five = Transmit::new(&[5; 5000], to).segment_size(1000);
+        for round in 1..=3 {
+            // With nothing to read the receiver holds no buffer, so that none is left.
+            assert!(receiver.try_recv_batch().unwrap().is_none());
+            let held = exhaust(&pool);
+            sender.send(&five).await.unwrap();
+            sender.send(&Transmit::new(b"", to)).await.unwrap();
+            sender.send(&Transmit::new(b"one", to)).await.unwrap();
+            // It drops them and waits, without an error and without spinning.
+            while monitor.stats().dropped_no_memory < round * 7 {
+                tokio::select! {
+                    biased;
+                    batch = receiver.recv_batch() => panic!("no memory for {batch:?}"),
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+            assert!(receiver.try_recv_batch().unwrap().is_none());
+            drop(held);
+            sender.send(&Transmit::new(b"after", to)).await.unwrap();
+            let batch = receiver.recv_batch().await.unwrap();
+            assert_eq!(batch.contents(), b"after");
+            let stats = monitor.stats();
+            assert_eq!(stats.received_datagrams, round * 8);
+            assert_eq!(stats.dropped_no_memory, round * 7);
+            assert_eq!(stats.dropped(), round * 7);
+            assert_eq!(stats.received_bytes, round * 5008);
+        }
+        drop(receiver);
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_flood_into_a_full_pool_stays_at_the_cap_and_adds_up() {
+    let pool = small_pool();
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let to = receiver.local_addr();
+    let full = vec![3; 64_800];
+    let transmit = Transmit::new(&full, to).segment_size(1200);
+    // Nobody frees what is kept: after some 16 super-buffers the pool is at its cap.
+    let mut kept: Vec<PacketBatch> = Vec::new();
+    for _ in 0..40 {
+        sender.send(&transmit).await.unwrap();
+        let before = monitor.stats().received_datagrams;
+        while monitor.stats().received_datagrams < before + 54 {
+            tokio::select! {
+                biased;
+                batch = receiver.recv_batch() => kept.push(batch.unwrap()),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    }
+    while let Some(batch) = receiver.try_recv_batch().unwrap() {
+        kept.push(batch);
+    }
+    let delivered: u64 = kept.iter().map(|batch| batch.datagrams() as u64).sum();
+    let stats = monitor.stats();
+    assert_eq!(stats.received_datagrams, 40 * 54);
+    assert!(stats.dropped_no_memory > 0);
+    assert_eq!(
+        delivered + stats.dropped_no_memory,
+        stats.received_datagrams
+    );
+    assert!(pool.slab().stats().committed_bytes <= pool.slab().max_memory());
+    assert!(
+        kept.iter()
+            .all(|batch| batch.contents().iter().all(|&b| b == 3))
+    );
+    kept.clear();
+    sender.send(&transmit).await.unwrap();
+    assert_eq!(receiver.recv_batch().await.unwrap().datagrams(), 54);
+    drop(receiver);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}

@@ -1,0 +1,385 @@
+//! Receiving from real sockets: every length, both coalescing modes, cancelled futures, content.
+
+use slab_net::PacketPool;
+use slab_net::udp::{BindError, Coalescing, Transmit, UdpReceiver, UdpSender};
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+fn pool(mebibytes: usize) -> PacketPool {
+    PacketPool::builder()
+        .max_memory(mebibytes << 20)
+        .build()
+        .unwrap()
+}
+
+fn both_modes() -> [Coalescing; 2] {
+    [
+        Coalescing::On,
+        Coalescing::Off {
+            max_datagram: 65507,
+        },
+    ]
+}
+
+/// Bytes that depend on their place and on the datagram, so that a mix-up cannot pass unseen.
+fn payload(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect()
+}
+
+async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
+    let mut payloads = Vec::new();
+    while payloads.len() < count {
+        let batch = receiver.recv_batch().await.unwrap();
+        payloads.extend(batch.iter().map(|datagram| datagram.packet.to_vec()));
+    }
+    payloads
+}
+
+#[tokio::test]
+async fn every_length_arrives_whole_in_both_modes() {
+    for coalescing in both_modes() {
+        let pool = pool(16);
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .bind(ANY)
+            .unwrap();
+        let sender = UdpSender::bind(ANY).unwrap();
+        for len in [
+            0, 1, 2, 63, 64, 65, 1200, 1472, 1500, 9000, 32768, 32769, 65506, 65507,
+        ] {
+            let sent = payload(len as u64, len);
+            let transmit = Transmit::new(&sent, receiver.local_addr());
+            assert_eq!(sender.send(&transmit).await.unwrap(), 1);
+            let batch = receiver.recv_batch().await.unwrap();
+            assert_eq!(batch.datagrams(), 1);
+            assert_eq!(batch.contents(), sent, "{len} {coalescing:?}");
+            assert_eq!(batch.source(), sender.local_addr());
+            assert!(batch.ecn().is_none());
+            // At most twice the payload, but for rounding up to the pool's classes.
+            let class = pool.slab().size_classes().class_for(len).unwrap();
+            let fitting = pool.slab().size_classes().sizes()[class];
+            assert!(batch.pinned_bytes() <= fitting.max(2 * len), "{batch:?}");
+            let datagram = batch.into_datagrams().next().unwrap();
+            assert_eq!(&datagram.packet[..], sent);
+            if cfg!(target_os = "linux") {
+                assert_eq!(datagram.destination, Some(Ipv4Addr::LOCALHOST.into()));
+                assert_eq!(datagram.timestamp.is_some(), coalescing != Coalescing::On);
+                assert!(datagram.interface.is_some());
+            }
+        }
+        assert_eq!(receiver.monitor().stats().received_datagrams, 14);
+        assert_eq!(receiver.monitor().stats().dropped(), 0);
+        drop(receiver);
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}
+
+/// The GRO trap: what a kernel coalesces must either fit, or not be coalesced.
+#[tokio::test]
+async fn segments_are_sliced_right_whether_or_not_the_kernel_coalesces() {
+    for (coalescing, max_per_batch) in [
+        (Coalescing::On, 64),
+        (Coalescing::Off { max_datagram: 2047 }, 1),
+    ] {
+        let pool = pool(16);
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .bind(ANY)
+            .unwrap();
+        let sender = UdpSender::bind(ANY).unwrap();
+        // Ten of 1200 bytes; with a shorter last one; 54 that fill the buffer; a lone one.
+        for (total, segment) in [(12_000, 1200), (11_001, 1200), (64_800, 1200), (900, 900)] {
+            let sent = payload(total as u64, total);
+            let transmit = Transmit::new(&sent, receiver.local_addr()).segment_size(segment);
+            let expected = total.div_ceil(segment);
+            assert_eq!(sender.send(&transmit).await.unwrap(), expected);
+            let mut got = Vec::new();
+            let mut largest = 0;
+            while got.len() < expected {
+                let batch = receiver.recv_batch().await.unwrap();
+                largest = largest.max(batch.datagrams());
+                for datagram in &batch {
+                    assert_eq!(datagram.source, sender.local_addr());
+                    got.push(datagram.packet.to_vec());
+                }
+            }
+            let want: Vec<Vec<u8>> = sent.chunks(segment).map(<[u8]>::to_vec).collect();
+            assert_eq!(got, want, "{coalescing:?} {total}/{segment}");
+            assert!(largest <= max_per_batch);
+            if cfg!(target_os = "linux") && coalescing == Coalescing::On {
+                assert_eq!(largest, expected, "loopback hands a GSO send over whole");
+            }
+        }
+        let stats = receiver.monitor().stats();
+        assert_eq!(stats.received_datagrams, 10 + 10 + 54 + 1);
+        assert_eq!(stats.received_bytes, 12_000 + 11_001 + 64_800 + 900);
+        assert_eq!(stats.dropped(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_cut_datagram_is_counted_and_never_delivered() {
+    let pool = pool(16);
+    let mut receiver = UdpReceiver::builder(&pool)
+        .coalescing(Coalescing::Off { max_datagram: 1000 })
+        .bind(ANY)
+        .unwrap();
+    let sender = receiver.sender();
+    for len in [999, 1001, 1000, 4000, 65507, 0, 1023, 1024, 1025, 7] {
+        let sent = payload(len as u64, len);
+        let transmit = Transmit::new(&sent, receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    let got = receive(&mut receiver, 4).await;
+    let lens: Vec<usize> = got.iter().map(Vec::len).collect();
+    assert_eq!(lens, [999, 1000, 0, 7]);
+    for got in got {
+        assert_eq!(got, payload(got.len() as u64, got.len()));
+    }
+    let stats = receiver.monitor().stats();
+    assert_eq!(stats.received_datagrams, 10);
+    assert_eq!(stats.dropped_truncated, 6);
+    assert_eq!(stats.dropped(), 6);
+    drop(receiver);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn cancelled_receives_lose_nothing() {
+    const COUNT: u64 = 2000;
+    for coalescing in both_modes() {
+        let pool = pool(16);
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .bind(ANY)
+            .unwrap();
+        let sender = receiver.sender();
+        let to = receiver.local_addr();
+        let mut next = 0;
+        let mut cancelled = 0;
+        let mut in_flight = 0;
+        let mut many = Vec::new();
+        for round in 0.. {
+            if next == COUNT && in_flight == 0 {
+                break;
+            }
+            while next < COUNT && in_flight < 40 {
+                let sent = payload(next, 8 + next as usize % 100);
+                sender.send(&Transmit::new(&sent, to)).await.unwrap();
+                next += 1;
+                in_flight += 1;
+            }
+            // Which branch wins is chosen at random; the futures that lose are dropped.
+            tokio::select! {
+                batch = receiver.recv_batch() => many.push(batch.unwrap()),
+                () = std::future::ready(()) => cancelled += 1,
+            }
+            tokio::select! {
+                count = receiver.recv_batches(&mut many), if round % 3 == 0 => {
+                    assert!(count.unwrap() > 0);
+                }
+                () = tokio::task::yield_now() => cancelled += 1,
+            }
+            for batch in many.drain(..) {
+                for datagram in &batch {
+                    let expected = next - in_flight;
+                    assert_eq!(
+                        datagram.packet,
+                        payload(expected, 8 + expected as usize % 100)
+                    );
+                    in_flight -= 1;
+                }
+            }
+        }
+        assert!(cancelled > 10, "the test has to cancel to test cancelling");
+        assert_eq!(receiver.monitor().stats().received_datagrams, COUNT);
+    }
+}
+
+#[tokio::test]
+async fn twenty_thousand_random_datagrams_are_neither_corrupted_nor_aliased() {
+    const COUNT: u64 = 20_000;
+    const WINDOW: u64 = 24;
+    for coalescing in both_modes() {
+        let pool = pool(64);
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .receive_buffer_bytes(4 << 20)
+            .bind(ANY)
+            .unwrap();
+        let sender = UdpSender::bind(ANY).unwrap();
+        let to = receiver.local_addr();
+        // Mostly small, some huge; a run of equal lengths now and then, which can coalesce.
+        let len_of = |seed: u64| {
+            let r = payload(seed ^ 0xABCD, 4);
+            let r = u32::from_le_bytes(r.try_into().unwrap()) as usize;
+            match seed % 16 {
+                0 if seed % 160 == 0 => r % 65_500,
+                8..16 => 500,
+                _ => r % 3000,
+            }
+        };
+        let make = |seed: u64| {
+            let mut bytes = seed.to_le_bytes().to_vec();
+            bytes.extend(payload(seed, len_of(seed)));
+            bytes
+        };
+        // Some packets are kept for long, to see that their memory is not given to others.
+        let mut kept = HashMap::new();
+        let mut seen = vec![false; COUNT as usize];
+        let (mut next, mut in_flight) = (0, 0);
+        while next < COUNT || in_flight > 0 {
+            while next < COUNT && in_flight < WINDOW {
+                if next % 16 == 8 && next + 8 <= COUNT {
+                    let run: Vec<u8> = (next..next + 8).flat_map(make).collect();
+                    let transmit = Transmit::new(&run, to).segment_size(508);
+                    assert_eq!(sender.send(&transmit).await.unwrap(), 8);
+                    next += 8;
+                    in_flight += 8;
+                } else {
+                    let sent = make(next);
+                    sender.send(&Transmit::new(&sent, to)).await.unwrap();
+                    next += 1;
+                    in_flight += 1;
+                }
+            }
+            for packet in receiver.recv_batch().await.unwrap().into_packets() {
+                let seed = u64::from_le_bytes(packet[..8].try_into().unwrap());
+                assert_eq!(packet[..], make(seed)[..]);
+                assert!(!std::mem::replace(&mut seen[seed as usize], true));
+                in_flight -= 1;
+                if seed % 50 == 0 {
+                    kept.insert(seed, pool.compact(packet));
+                }
+            }
+        }
+        assert!(seen.iter().all(|&seen| seen));
+        assert_eq!(kept.len() as u64, COUNT / 50);
+        for (seed, packet) in kept {
+            assert_eq!(packet[..], make(seed)[..]);
+        }
+        assert_eq!(receiver.monitor().stats().dropped(), 0);
+        drop(receiver);
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}
+
+#[tokio::test]
+async fn an_idle_receiver_holds_no_pool_memory() {
+    let pool = pool(16);
+    let mut receiver = UdpReceiver::builder(&pool)
+        .receive_buffer_bytes(1 << 20)
+        .bind(ANY)
+        .unwrap();
+    let sender = receiver.sender();
+    // A burst makes it take several buffers at once.
+    let burst = vec![1; 64_800];
+    for _ in 0..4 {
+        let transmit = Transmit::new(&burst, receiver.local_addr()).segment_size(1200);
+        sender.send(&transmit).await.unwrap();
+    }
+    let mut left = 4 * 54;
+    while left > 0 {
+        left -= receiver.recv_batch().await.unwrap().datagrams();
+    }
+    tokio::select! {
+        biased;
+        _ = receiver.recv_batch() => panic!("nothing was sent"),
+        () = tokio::task::yield_now() => {}
+    }
+    assert_eq!(pool.slab().stats().in_use(), 0);
+    assert!(receiver.try_recv_batch().unwrap().is_none());
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn bad_configurations_are_refused() {
+    let pool = pool(16);
+    for max_datagram in [0, 65528, usize::MAX] {
+        let refused = UdpReceiver::builder(&pool)
+            .coalescing(Coalescing::Off { max_datagram })
+            .bind(ANY);
+        assert!(matches!(refused, Err(BindError::MaxDatagram { bytes }) if bytes == max_datagram));
+    }
+    let small = PacketPool::builder()
+        .size_classes(slab_net::SizeClasses::explicit(&[2048]).unwrap())
+        .max_memory(1 << 20)
+        .build()
+        .unwrap();
+    assert!(matches!(
+        UdpReceiver::bind(ANY, &small),
+        Err(BindError::NoBufferClass {
+            needed: 65536,
+            largest: 2048
+        })
+    ));
+    let fits = Coalescing::Off { max_datagram: 2047 };
+    assert!(
+        UdpReceiver::builder(&small)
+            .coalescing(fits)
+            .bind(ANY)
+            .is_ok()
+    );
+
+    let first = UdpReceiver::bind(ANY, &pool).unwrap();
+    let error = UdpReceiver::bind(first.local_addr(), &pool).unwrap_err();
+    assert!(matches!(&error, BindError::Socket { address, .. } if *address == first.local_addr()));
+    assert!(error.to_string().contains(&first.local_addr().to_string()));
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn shards_share_an_address_and_lose_nothing() {
+    let pool = pool(16);
+    let shard = |address| {
+        UdpReceiver::builder(&pool)
+            .reuse_port(true)
+            .bind(address)
+            .unwrap()
+    };
+    let mut first = shard(ANY);
+    let mut second = shard(first.local_addr());
+    let mut sent = 0;
+    // The kernel chooses by the sender's address; of 32 senders some come to each.
+    for _ in 0..32 {
+        let sender = UdpSender::bind(ANY).unwrap();
+        sent += sender
+            .send(&Transmit::new(&[1; 40], first.local_addr()).segment_size(10))
+            .await
+            .unwrap();
+    }
+    let mut got = [0, 0];
+    while got[0] + got[1] < sent {
+        tokio::select! {
+            batch = first.recv_batch() => got[0] += batch.unwrap().datagrams(),
+            batch = second.recv_batch() => got[1] += batch.unwrap().datagrams(),
+        }
+    }
+    assert!(got[0] > 0 && got[1] > 0, "{got:?}");
+    assert_eq!(got[0] + got[1], 128);
+}
+
+#[tokio::test]
+async fn ipv6_works_as_well() {
+    let pool = pool(16);
+    let Ok(mut receiver) = UdpReceiver::bind("[::1]:0".parse().unwrap(), &pool) else {
+        // A machine without IPv6 has nothing to test here.
+        return;
+    };
+    let sender = receiver.sender();
+    let sent = payload(6, 3000);
+    let transmit = Transmit::new(&sent, receiver.local_addr()).segment_size(1000);
+    assert_eq!(sender.send(&transmit).await.unwrap(), 3);
+    let got = receive(&mut receiver, 3).await;
+    assert_eq!(got.concat(), sent);
+}
