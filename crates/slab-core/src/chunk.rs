@@ -13,8 +13,7 @@ use core::ptr::NonNull;
 /// is stored and loaded as it was: fields of different widths cost a failed store forwarding
 /// (about 15 cycles) whenever a handle is copied soon after it was made.
 ///
-/// Bits 0..32 the unit, 32..48 the cache of the allocating thread (0 for none; it tells remote
-/// frees from local ones), 48..56 the class. Bit 63 is always set: the word is never zero, so
+/// Bits 0..32 are the unit, 32..40 the class. Bit 63 is always set: the word is never zero, so
 /// `Option<Chunk>`, and an enum of a chunk and something of at most eight bytes, need no further
 /// space to tell their variants apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,8 +25,8 @@ const ALIVE: NonZeroU64 = NonZeroU64::new(1 << 63).unwrap();
 
 impl Name {
     #[inline(always)]
-    fn new(class: u8, unit: u32, origin: u16) -> Self {
-        let bits = u64::from(unit) | u64::from(origin) << 32 | u64::from(class) << 48;
+    fn new(class: u8, unit: u32) -> Self {
+        let bits = u64::from(unit) | u64::from(class) << 32;
         Self(ALIVE | bits)
     }
 
@@ -37,13 +36,8 @@ impl Name {
     }
 
     #[inline(always)]
-    fn origin(self) -> u16 {
-        (self.0.get() >> 32) as u16
-    }
-
-    #[inline(always)]
     fn class(self) -> u8 {
-        (self.0.get() >> 48) as u8
+        (self.0.get() >> 32) as u8
     }
 }
 
@@ -67,10 +61,10 @@ impl Chunk {
     /// # Safety
     /// `unit` is a chunk of this class and pool that nobody else has, and the pool is alive.
     #[inline(always)]
-    pub(crate) unsafe fn new(pool: NonNull<Inner>, class: u8, unit: u32, origin: u16) -> Self {
+    pub(crate) unsafe fn new(pool: NonNull<Inner>, class: u8, unit: u32) -> Self {
         Self {
             pool,
-            name: Name::new(class, unit, origin),
+            name: Name::new(class, unit),
         }
     }
 
@@ -159,15 +153,13 @@ impl Chunk {
     /// The free fast path: a push onto this thread's magazine.
     #[inline(always)]
     fn free(&self) {
-        let name = self.name;
-        let (class, unit, origin) = (name.class(), name.unit(), name.origin());
-        let freed = local::with_current(self.inner().id, |cache| {
-            let remote = cache.id != origin;
-            cache.magazine(class).try_push(unit, remote).then_some(())
+        let (class, unit) = (self.name.class(), self.name.unit());
+        let freed = local::with_current(self.pool.as_ptr(), |cache| {
+            cache.magazine(class).try_push(unit).then_some(())
         });
         if freed.is_none() {
             // SAFETY: this is the chunk's drop: it is given up here and not used again.
-            unsafe { Inner::free_slow(self.pool, class, unit, origin) };
+            unsafe { Inner::free_slow(self.pool, class, unit) };
         }
     }
 

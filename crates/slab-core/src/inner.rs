@@ -26,7 +26,7 @@ use crate::class::{BATCH_MAX, CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::error::{AllocError, ConfigError};
 use crate::guard::CLOSED;
-use crate::local::{self, PoolId};
+use crate::local;
 use crate::magazine::{Source, Tally, ThreadCache};
 use crate::reclaim::{Reclaimed, SlabLayer};
 use crate::slab::{Carved, ClassSlabs, Slabs};
@@ -76,8 +76,7 @@ impl Drop for Handle {
 #[derive(Debug)]
 struct Uncached {
     from_slab: AtomicU64,
-    frees_local: AtomicU64,
-    frees_remote: AtomicU64,
+    frees: AtomicU64,
     exhausted: AtomicU64,
     /// An episode of exhaustion was reported and has not ended yet.
     in_exhaustion: AtomicBool,
@@ -101,7 +100,6 @@ pub(crate) struct Registered {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Inner {
-    pub(crate) id: PoolId,
     base: NonNull<u8>,
     slab_unit_mask: u32,
     pub(crate) classes: ClassTable,
@@ -118,12 +116,20 @@ pub(crate) struct Inner {
     live: AtomicI64,
     home: OnceLock<Weak<Handle>>,
     pub(crate) name: Box<str>,
+    /// Unique in the process, for ever.
+    pub(crate) id: u64,
 }
 
 // SAFETY: the only field that is not both by itself is `base`, an address inside `arena`.
 unsafe impl Send for Inner {}
 // SAFETY: as above; all shared state is atomic or under a mutex.
 unsafe impl Sync for Inner {}
+
+fn next_id() -> u64 {
+    // Plain std: loom models have no global state.
+    static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
+}
 
 impl Inner {
     /// Builds a pool; returns the one handle whose drop closes it.
@@ -143,7 +149,7 @@ impl Inner {
         let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let slabs = Slabs::new(&arena).map_err(reserve_error)?;
         let inner = Box::new(Self {
-            id: PoolId::next(),
+            id: next_id(),
             base: arena.base(),
             slab_unit_mask: arena.slab_units() - 1,
             classes,
@@ -151,8 +157,7 @@ impl Inner {
             depot,
             uncached: core::array::from_fn(|_| Uncached {
                 from_slab: AtomicU64::new(0),
-                frees_local: AtomicU64::new(0),
-                frees_remote: AtomicU64::new(0),
+                frees: AtomicU64::new(0),
                 exhausted: AtomicU64::new(0),
                 in_exhaustion: AtomicBool::new(false),
                 in_use_peak: AtomicU64::new(0),
@@ -201,7 +206,7 @@ impl Inner {
     }
 
     fn attach(&self) -> Option<Arc<ThreadCache>> {
-        local::attach(self.id, self.home.get()?, || self.register())
+        local::attach(self, self.home.get()?, || self.register())
     }
 
     pub(crate) fn register(&self) -> Option<Arc<ThreadCache>> {
@@ -216,7 +221,7 @@ impl Inner {
         if registry.len() == MAX_THREAD_CACHES {
             return None;
         }
-        let id = registry.len() as u16 + 1;
+        let id = registry.len();
         let cache = Arc::new(ThreadCache::new(id, &self.classes));
         registry.push(Registered {
             cache: Arc::clone(&cache),
@@ -229,7 +234,7 @@ impl Inner {
     pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
         let mut registry = self.registry.lock();
         self.flush(&registry, cache);
-        registry[usize::from(cache.id) - 1].attached = false;
+        registry[cache.id].attached = false;
     }
 
     /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
@@ -257,9 +262,8 @@ impl Inner {
         }
     }
 
-    /// Allocation when the magazine had nothing or could not be entered: returns the chunk's unit
-    /// and the id of the cache that counted it.
-    pub(crate) fn alloc_slow(&self, class: u8) -> Result<(u32, u16), AllocError> {
+    /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
+    pub(crate) fn alloc_slow(&self, class: u8) -> Result<u32, AllocError> {
         self.alloc_with(self.attach().as_deref(), class)
     }
 
@@ -267,17 +271,17 @@ impl Inner {
         &self,
         cache: Option<&ThreadCache>,
         class: u8,
-    ) -> Result<(u32, u16), AllocError> {
+    ) -> Result<u32, AllocError> {
         if let Some(cache) = cache
             && let Some(unit) = self.alloc_from_depot(cache, class)
         {
             self.end_exhaustion(class);
-            return Ok((unit, cache.id));
+            return Ok(unit);
         }
         match self.alloc_single(class) {
             Some(unit) => {
                 self.end_exhaustion(class);
-                Ok((unit, 0))
+                Ok(unit)
             }
             None => self.alloc_from_slab(cache, class),
         }
@@ -311,11 +315,7 @@ impl Inner {
     }
 
     /// Fresh chunks: one for the caller, the rest for the magazine.
-    fn alloc_from_slab(
-        &self,
-        cache: Option<&ThreadCache>,
-        class: u8,
-    ) -> Result<(u32, u16), AllocError> {
+    fn alloc_from_slab(&self, cache: Option<&ThreadCache>, class: u8) -> Result<u32, AllocError> {
         let mut units = [0; BATCH_MAX];
         // Without a magazine there is no place for more than the one that is wanted.
         let want = if cache.is_some() {
@@ -329,7 +329,7 @@ impl Inner {
             Err(AllocError::Exhausted { .. }) => match self.alloc_by_reclaim(class, units) {
                 Ok(Reclaimed::Single(unit)) => {
                     self.end_exhaustion(class);
-                    return Ok((unit, 0));
+                    return Ok(unit);
                 }
                 Ok(Reclaimed::Fresh(carved)) => Ok(carved),
                 Err(error) => Err(error),
@@ -362,7 +362,7 @@ impl Inner {
     }
 
     /// Counts an allocation of the last of `fresh` and stores the others.
-    fn deliver(&self, cache: Option<&ThreadCache>, class: u8, fresh: &[u32]) -> (u32, u16) {
+    fn deliver(&self, cache: Option<&ThreadCache>, class: u8, fresh: &[u32]) -> u32 {
         if let Some(cache) = cache
             && let magazine = cache.magazine(class)
             && magazine.guard.enter_slow()
@@ -375,7 +375,7 @@ impl Inner {
             debug_assert_eq!(stored, fresh.len());
             self.depot.put(class, &fresh[stored..]);
             if let Some(unit) = unit {
-                return (unit, cache.id);
+                return unit;
             }
         }
         let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
@@ -383,7 +383,7 @@ impl Inner {
         self.uncached[usize::from(class)]
             .from_slab
             .fetch_add(1, Ordering::Relaxed);
-        (unit, 0)
+        unit
     }
 
     #[cold]
@@ -424,12 +424,12 @@ impl Inner {
     /// holds a handle or another chunk: this call may end the pool.
     #[cold]
     #[inline(never)]
-    pub(crate) unsafe fn free_slow(this: NonNull<Self>, class: u8, unit: u32, origin: u16) {
+    pub(crate) unsafe fn free_slow(this: NonNull<Self>, class: u8, unit: u32) {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
         let cache = pool.attach();
         // SAFETY: the caller's promise.
-        unsafe { Self::free_with(this, cache.as_deref(), class, unit, origin) };
+        unsafe { Self::free_with(this, cache.as_deref(), class, unit) };
     }
 
     /// # Safety
@@ -439,26 +439,24 @@ impl Inner {
         cache: Option<&ThreadCache>,
         class: u8,
         unit: u32,
-        origin: u16,
     ) {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
-        let remote = cache.map_or(0, |cache| cache.id) != origin;
         if let Some(cache) = cache
-            && pool.free_cached(cache, class, unit, remote)
+            && pool.free_cached(cache, class, unit)
         {
             return;
         }
         // SAFETY: the caller's promise.
-        unsafe { Self::free_uncached(this, class, unit, remote) };
+        unsafe { Self::free_uncached(this, class, unit) };
     }
 
-    fn free_cached(&self, cache: &ThreadCache, class: u8, unit: u32, remote: bool) -> bool {
+    fn free_cached(&self, cache: &ThreadCache, class: u8, unit: u32) -> bool {
         let magazine = cache.magazine(class);
         if !magazine.guard.enter_slow() {
             return false;
         }
-        let mut pushed = magazine.push(unit, remote);
+        let mut pushed = magazine.push(unit);
         if !pushed {
             let mut units = [0; BATCH_MAX];
             let batch = &mut units[..self.depot.batch_len(class)];
@@ -466,7 +464,7 @@ impl Inner {
             let taken = magazine.take_bottom(batch);
             debug_assert_eq!(taken, batch.len());
             self.depot.push_batch(class, batch);
-            pushed = magazine.push(unit, remote);
+            pushed = magazine.push(unit);
         }
         magazine.guard.leave();
         pushed
@@ -474,7 +472,7 @@ impl Inner {
 
     /// # Safety
     /// As [`free_slow`](Self::free_slow).
-    unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32, remote: bool) {
+    unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32) {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
         let counted = pool.depot.with_open(class, |open| {
@@ -483,13 +481,9 @@ impl Inner {
             if pool.closed.load(Ordering::Relaxed) {
                 return false;
             }
-            let counters = &pool.uncached[usize::from(class)];
-            let counter = if remote {
-                &counters.frees_remote
-            } else {
-                &counters.frees_local
-            };
-            counter.fetch_add(1, Ordering::Relaxed);
+            pool.uncached[usize::from(class)]
+                .frees
+                .fetch_add(1, Ordering::Relaxed);
             pool.depot.put_in(class, open, unit);
             true
         });
@@ -555,11 +549,9 @@ impl Inner {
     pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
         let uncached = &self.uncached[usize::from(class)];
         let mut tally = Tally {
-            frees_local: uncached.frees_local.load(Ordering::Relaxed),
-            frees_remote: uncached.frees_remote.load(Ordering::Relaxed),
-            from_depot: 0,
+            frees: uncached.frees.load(Ordering::Relaxed),
             from_slab: uncached.from_slab.load(Ordering::Relaxed),
-            cached: 0,
+            ..Tally::default()
         };
         for entry in registry {
             entry.cache.magazine(class).add_to(&mut tally);
@@ -617,11 +609,11 @@ impl Inner {
                     .in_use_peak
                     .fetch_max(in_use, Ordering::Relaxed)
                     .max(in_use),
-                allocs: tally.frees() + in_use,
+                allocs: tally.frees + in_use,
                 allocs_from_depot: tally.from_depot,
                 allocs_from_slab: tally.from_slab,
-                frees_local: tally.frees_local,
-                frees_remote: tally.frees_remote,
+                frees: tally.frees,
+                frees_remote: tally.frees_remote.min(tally.frees),
                 slab_commits: owned.commits,
                 slab_rebalances: owned.rebalances,
                 slab_trims: owned.trims,

@@ -5,56 +5,32 @@
 //! `OWNED` holds all caches of the thread and has the destructor; it is touched when a thread
 //! first meets a pool, when two of its pools collide in `CURRENT`, and at thread exit.
 //!
-//! Pools are named by an id that is never used again, so an entry that outlives its pool never
-//! matches another one.
+//! In `CURRENT` a pool is named by its address. Another pool may lie there later, and the entry
+//! then matches it: harmless, because a pool that closes raises the gates of all its magazines for
+//! ever, so the stale cache refuses, and the slow path, where pools are named by an id that is
+//! never used again, puts the right cache in its place.
 
-use crate::inner::Handle;
+use crate::inner::{Handle, Inner};
 use crate::magazine::ThreadCache;
 use core::cell::{Cell, RefCell};
 use core::ptr::null;
 use std::sync::{Arc, Weak};
 
-/// Pools that a thread can use in turn without meeting the slow path, if their ids differ modulo
-/// this number; a power of two.
+/// Pools that a thread can use in turn without meeting the slow path, if their addresses
+/// fall into different entries; a power of two.
 const ENTRIES: usize = 8;
 
-/// A pool's name for the threads that use it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PoolId {
-    /// Unique in the process for ever; 0 is never a pool's.
-    unique: u64,
-    /// Its place in `CURRENT`.
-    entry: usize,
-}
-
-impl PoolId {
-    pub(crate) fn next() -> Self {
-        // Plain std: loom models have no global state.
-        static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(1);
-        let unique = NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
-        Self {
-            unique,
-            entry: unique as usize % ENTRIES,
-        }
-    }
-
-    #[inline(always)]
-    fn entry(self, table: &[Entry; ENTRIES]) -> &Entry {
-        debug_assert!(self.entry < ENTRIES);
-        // SAFETY: `next` took it modulo the table's length.
-        unsafe { table.get_unchecked(self.entry) }
-    }
-}
-
-const NO_POOL: u64 = 0;
+/// Bits of a pool's address below this tell nothing: pools are larger.
+const ADDRESS_SHIFT: u32 = 10;
 
 struct Entry {
-    pool: Cell<u64>,
+    pool: Cell<*const Inner>,
     cache: Cell<*const ThreadCache>,
 }
 
 struct Owned {
-    pool: PoolId,
+    pool: *const Inner,
+    id: u64,
     home: Weak<Handle>,
     cache: Arc<ThreadCache>,
 }
@@ -64,24 +40,29 @@ struct OwnedList(RefCell<Vec<Owned>>);
 
 thread_local! {
     static CURRENT: [Entry; ENTRIES] = const {
-        [const { Entry { pool: Cell::new(NO_POOL), cache: Cell::new(null()) } }; ENTRIES]
+        [const { Entry { pool: Cell::new(null()), cache: Cell::new(null()) } }; ENTRIES]
     };
     static OWNED: OwnedList = const { OwnedList(RefCell::new(Vec::new())) };
+}
+
+#[inline(always)]
+fn entry(table: &[Entry; ENTRIES], pool: *const Inner) -> &Entry {
+    &table[(pool.addr() >> ADDRESS_SHIFT) % ENTRIES]
 }
 
 /// Runs `f` on this thread's cache in the pool, if the fast table has it.
 #[inline(always)]
 pub(crate) fn with_current<R>(
-    pool: PoolId,
+    pool: *const Inner,
     f: impl FnOnce(&ThreadCache) -> Option<R>,
 ) -> Option<R> {
     CURRENT.with(|table| {
-        let entry = pool.entry(table);
-        if entry.pool.get() != pool.unique {
+        let entry = entry(table, pool);
+        if entry.pool.get() != pool {
             return None;
         }
-        // SAFETY: an entry with a pool's id points to a cache whose `Arc` lies in `OWNED`; before
-        // that `Arc` goes, the entry is cleared, on this same thread.
+        // SAFETY: an entry with a pool's address points to a cache whose `Arc` lies in `OWNED`;
+        // before that `Arc` goes, the entry is cleared, on this same thread.
         let cache = unsafe { &*entry.cache.get() };
         f(cache)
     })
@@ -90,20 +71,21 @@ pub(crate) fn with_current<R>(
 /// This thread's cache in the pool, made by `register` if there is none yet. `None` while the
 /// thread's thread-locals are being destroyed, or if `register` gives none.
 pub(crate) fn attach(
-    pool: PoolId,
+    pool: &Inner,
     home: &Weak<Handle>,
     register: impl FnOnce() -> Option<Arc<ThreadCache>>,
 ) -> Option<Arc<ThreadCache>> {
     OWNED
         .try_with(|owned| {
             let mut list = owned.0.try_borrow_mut().ok()?;
-            let cache = match list.iter().find(|known| known.pool.unique == pool.unique) {
+            let cache = match list.iter().find(|known| known.id == pool.id) {
                 Some(known) => Arc::clone(&known.cache),
                 None => {
                     forget_closed_pools(&mut list);
                     let cache = register()?;
                     list.push(Owned {
                         pool,
+                        id: pool.id,
                         home: Weak::clone(home),
                         cache: Arc::clone(&cache),
                     });
@@ -111,8 +93,8 @@ pub(crate) fn attach(
                 }
             };
             CURRENT.with(|table| {
-                let entry = pool.entry(table);
-                entry.pool.set(pool.unique);
+                let entry = entry(table, pool);
+                entry.pool.set(pool);
                 entry.cache.set(Arc::as_ptr(&cache));
             });
             Some(cache)
@@ -132,11 +114,11 @@ fn forget_closed_pools(list: &mut Vec<Owned>) {
     });
 }
 
-fn clear_entry(pool: PoolId) {
+fn clear_entry(pool: *const Inner) {
     CURRENT.with(|table| {
-        let entry = pool.entry(table);
-        if entry.pool.get() == pool.unique {
-            entry.pool.set(NO_POOL);
+        let entry = entry(table, pool);
+        if entry.pool.get() == pool {
+            entry.pool.set(null());
             entry.cache.set(null());
         }
     });

@@ -15,14 +15,35 @@ use crate::guard::Guard;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const SLOTS: usize = 2 * BATCH_MAX;
+const _: () = assert!(SLOTS <= u8::MAX as usize, "a length has eight bits");
 
 /// Adds without a read-modify-write: there is one writer.
-#[inline(always)]
 fn bump(counter: &AtomicU64, by: u64) {
-    counter.store(
-        counter.load(Ordering::Relaxed).wrapping_add(by),
-        Ordering::Relaxed,
-    );
+    let sum = counter.load(Ordering::Relaxed).wrapping_add(by);
+    counter.store(sum, Ordering::Relaxed);
+}
+
+/// The length and the number of frees in one word, so that counting costs no store of its own:
+/// bits 0..8 the length, 8..64 the frees (at a thousand million a second, enough for two years).
+#[derive(Clone, Copy)]
+struct State(u64);
+
+impl State {
+    const ONE_FREE: u64 = 1 << 8;
+
+    #[inline(always)]
+    fn len(self) -> u32 {
+        u32::from(self.0 as u8)
+    }
+
+    fn frees(self) -> u64 {
+        self.0 / Self::ONE_FREE
+    }
+
+    fn with_len(self, len: u32) -> Self {
+        debug_assert!(len as usize <= SLOTS);
+        Self(self.0 - u64::from(self.len()) + u64::from(len))
+    }
 }
 
 /// One class's stock and its counters; the words of the fast path share its first cache line.
@@ -33,10 +54,11 @@ fn bump(counter: &AtomicU64, by: u64) {
 #[repr(C, align(64))]
 pub(crate) struct Magazine {
     pub(crate) guard: Guard,
-    len: AtomicU32,
+    state: AtomicU64,
     capacity: u32,
-    /// On the allocating thread, on another.
-    frees: [AtomicU64; 2],
+    /// Chunks that came in by refill, and that went to the depot.
+    refilled: AtomicU64,
+    flushed: AtomicU64,
     from_depot: AtomicU64,
     from_slab: AtomicU64,
     slots: [AtomicU32; SLOTS],
@@ -45,17 +67,11 @@ pub(crate) struct Magazine {
 /// The counters of a magazine, or the sum of several.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
-    pub(crate) frees_local: u64,
+    pub(crate) frees: u64,
     pub(crate) frees_remote: u64,
     pub(crate) from_depot: u64,
     pub(crate) from_slab: u64,
     pub(crate) cached: u64,
-}
-
-impl Tally {
-    pub(crate) fn frees(&self) -> u64 {
-        self.frees_local + self.frees_remote
-    }
 }
 
 /// Where a refill came from, for the statistics.
@@ -70,9 +86,10 @@ impl Magazine {
         debug_assert!(capacity as usize <= SLOTS);
         Self {
             guard: Guard::new(),
-            len: AtomicU32::new(0),
+            state: AtomicU64::new(0),
             capacity,
-            frees: [AtomicU64::new(0), AtomicU64::new(0)],
+            refilled: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
             from_depot: AtomicU64::new(0),
             from_slab: AtomicU64::new(0),
             slots: core::array::from_fn(|_| AtomicU32::new(0)),
@@ -86,9 +103,19 @@ impl Magazine {
         unsafe { self.slots.get_unchecked(index as usize) }
     }
 
+    #[inline(always)]
+    fn state(&self) -> State {
+        State(self.state.load(Ordering::Relaxed))
+    }
+
+    fn set_len(&self, len: u32) {
+        let state = self.state().with_len(len);
+        self.state.store(state.0, Ordering::Relaxed);
+    }
+
     /// Chunks inside; only a hint for whoever is not the owner.
     pub(crate) fn len(&self) -> u32 {
-        self.len.load(Ordering::Relaxed)
+        self.state().len()
     }
 
     /// The allocation fast path: takes a chunk, unless the magazine is empty or shut.
@@ -104,11 +131,11 @@ impl Magazine {
 
     /// The free fast path: returns a chunk; `false` if the magazine is full or shut.
     #[inline(always)]
-    pub(crate) fn try_push(&self, unit: u32, remote: bool) -> bool {
+    pub(crate) fn try_push(&self, unit: u32) -> bool {
         if !self.guard.enter() {
             return false;
         }
-        let pushed = self.push(unit, remote);
+        let pushed = self.push(unit);
         self.guard.leave();
         pushed
     }
@@ -116,33 +143,35 @@ impl Magazine {
     /// Takes a chunk. Inside the guard only.
     #[inline(always)]
     pub(crate) fn pop(&self) -> Option<u32> {
-        let len = self.len.load(Ordering::Relaxed).checked_sub(1)?;
-        let unit = self.slot(len).load(Ordering::Relaxed);
-        self.len.store(len, Ordering::Relaxed);
+        let state = self.state();
+        let top = state.len().checked_sub(1)?;
+        let unit = self.slot(top).load(Ordering::Relaxed);
+        self.state.store(state.0 - 1, Ordering::Relaxed);
         Some(unit)
     }
 
     /// Returns a chunk; `false` if the magazine is full. Inside the guard only.
     #[inline(always)]
-    pub(crate) fn push(&self, unit: u32, remote: bool) -> bool {
-        let len = self.len.load(Ordering::Relaxed);
-        if len >= self.capacity {
+    pub(crate) fn push(&self, unit: u32) -> bool {
+        let state = self.state();
+        if state.len() >= self.capacity {
             return false;
         }
-        self.slot(len).store(unit, Ordering::Relaxed);
-        self.len.store(len + 1, Ordering::Relaxed);
-        bump(&self.frees[usize::from(remote)], 1);
+        self.slot(state.len()).store(unit, Ordering::Relaxed);
+        self.state
+            .store(state.0 + State::ONE_FREE + 1, Ordering::Relaxed);
         true
     }
 
     /// Puts chunks on top that were not freed here, as many as fit; says how many did.
     pub(crate) fn refill(&self, units: &[u32]) -> usize {
-        let len = self.len.load(Ordering::Relaxed);
+        let len = self.len();
         let fit = units.len().min((self.capacity - len) as usize);
         for (index, &unit) in (len..).zip(&units[..fit]) {
             self.slot(index).store(unit, Ordering::Relaxed);
         }
-        self.len.store(len + fit as u32, Ordering::Relaxed);
+        self.set_len(len + fit as u32);
+        bump(&self.refilled, fit as u64);
         fit
     }
 
@@ -157,7 +186,7 @@ impl Magazine {
     /// Takes chunks out from the bottom, where the longest unused ones lie, as many as `out`
     /// holds; says how many. The warm top stays.
     pub(crate) fn take_bottom(&self, out: &mut [u32]) -> usize {
-        let len = self.len.load(Ordering::Relaxed);
+        let len = self.len();
         let taken = out.len().min(len as usize);
         for (index, unit) in (0..).zip(&mut out[..taken]) {
             *unit = self.slot(index).load(Ordering::Relaxed);
@@ -167,17 +196,22 @@ impl Magazine {
             self.slot(index - taken as u32)
                 .store(unit, Ordering::Relaxed);
         }
-        self.len.store(len - taken as u32, Ordering::Relaxed);
+        self.set_len(len - taken as u32);
+        bump(&self.flushed, taken as u64);
         taken
     }
 
     /// Adds this magazine's counters to `tally`.
     pub(crate) fn add_to(&self, tally: &mut Tally) {
-        tally.frees_local += self.frees[0].load(Ordering::Relaxed);
-        tally.frees_remote += self.frees[1].load(Ordering::Relaxed);
+        let state = self.state();
+        tally.frees += state.frees();
+        // What went out beyond what came in was freed here without having been allocated here.
+        let surplus = (self.flushed.load(Ordering::Relaxed) + u64::from(state.len()))
+            .saturating_sub(self.refilled.load(Ordering::Relaxed));
+        tally.frees_remote += surplus;
         tally.from_depot += self.from_depot.load(Ordering::Relaxed);
         tally.from_slab += self.from_slab.load(Ordering::Relaxed);
-        tally.cached += u64::from(self.len());
+        tally.cached += u64::from(state.len());
     }
 }
 
@@ -186,13 +220,14 @@ impl Magazine {
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct ThreadCache {
-    /// Above 0, unique in the pool among attached caches; 0 stands for "no cache".
-    pub(crate) id: u16,
+    /// First, so that a magazine's address is the cache's plus a shifted class.
     magazines: [Magazine; MAX_CLASSES],
+    /// Its place in the pool's registry.
+    pub(crate) id: usize,
 }
 
 impl ThreadCache {
-    pub(crate) fn new(id: u16, classes: &ClassTable) -> Self {
+    pub(crate) fn new(id: usize, classes: &ClassTable) -> Self {
         Self {
             id,
             magazines: core::array::from_fn(|class| {
@@ -220,7 +255,7 @@ mod tests {
     use crate::class::SizeClasses;
 
     fn cache() -> ThreadCache {
-        ThreadCache::new(1, &ClassTable::new(SizeClasses::network(), 64 << 20))
+        ThreadCache::new(0, &ClassTable::new(SizeClasses::network(), 64 << 20))
     }
 
     #[test]
@@ -229,7 +264,7 @@ mod tests {
         assert!(core::mem::offset_of!(Magazine, slots) <= 64);
         assert_eq!(size_of::<Magazine>(), 512, "a class's offset is a shift");
         assert_eq!(align_of::<ThreadCache>(), 128);
-        assert_eq!(core::mem::offset_of!(ThreadCache, magazines) % 64, 0);
+        assert_eq!(core::mem::offset_of!(ThreadCache, magazines), 0);
     }
 
     #[test]
@@ -237,9 +272,9 @@ mod tests {
         let cache = cache();
         let magazine = cache.magazine(0);
         for unit in 0..magazine.capacity {
-            assert!(magazine.push(unit, false));
+            assert!(magazine.push(unit));
         }
-        assert!(!magazine.push(99, false), "full");
+        assert!(!magazine.push(99), "full");
         let mut out = [0; 10];
         assert_eq!(magazine.take_bottom(&mut out), 10);
         assert_eq!(out, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
@@ -260,6 +295,6 @@ mod tests {
         assert_eq!(magazine.refill(&units), 0);
         let mut tally = Tally::default();
         magazine.add_to(&mut tally);
-        assert_eq!((tally.cached, tally.frees()), (SLOTS as u64, 0));
+        assert_eq!((tally.cached, tally.frees), (SLOTS as u64, 0));
     }
 }

@@ -162,8 +162,8 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
 #[test]
 fn model_guard_owner_against_taker() {
     model(None, || {
-        let cache = Arc::new(ThreadCache::new(1, &classes()));
-        assert!(cache.magazine(0).try_push(0, false));
+        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        assert!(cache.magazine(0).try_push(0));
         let taker = {
             let cache = cache.clone();
             thread::spawn(move || {
@@ -179,7 +179,7 @@ fn model_guard_owner_against_taker() {
         };
         let mut units = Vec::new();
         let magazine = cache.magazine(0);
-        if !magazine.try_push(1, false) {
+        if !magazine.try_push(1) {
             units.push(1);
         }
         units.extend(magazine.try_pop());
@@ -268,12 +268,12 @@ fn model_pool_closes_while_the_last_chunk_is_freed_through_a_magazine() {
         let (handle, _way) = pool();
         let inner = handle.as_ptr();
         let cache = handle.inner().register().unwrap();
-        let (unit, _) = handle.inner().alloc_with(Some(&cache), 0).unwrap();
+        let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
         let inner = Sendable(inner);
         let free = thread::spawn(move || {
             let inner = inner;
             // SAFETY: gives up the chunk allocated above.
-            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit, 1) };
+            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit) };
         });
         drop(handle);
         free.join().unwrap();
@@ -287,7 +287,7 @@ fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
         let (handle, _way) = pool();
         let inner = handle.as_ptr();
         let units: Vec<u32> = (0..2)
-            .map(|_| handle.inner().alloc_with(None, 0).unwrap().0)
+            .map(|_| handle.inner().alloc_with(None, 0).unwrap())
             .collect();
         let frees: Vec<_> = units
             .into_iter()
@@ -296,7 +296,7 @@ fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
                 thread::spawn(move || {
                     let inner = inner;
                     // SAFETY: gives up a chunk allocated above.
-                    unsafe { Inner::free_with(inner.0, None, 0, unit, 0) };
+                    unsafe { Inner::free_with(inner.0, None, 0, unit) };
                 })
             })
             .collect();
@@ -315,21 +315,21 @@ fn model_sweep_races_with_allocation_and_free() {
         let (handle, _way) = pool();
         let inner = Sendable(handle.as_ptr());
         let cache = handle.inner().register().unwrap();
-        let (unit, origin) = handle.inner().alloc_with(Some(&cache), 0).unwrap();
+        let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
         let worker = thread::spawn(move || {
             let inner = inner;
             // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
             let pool = unsafe { inner.0.as_ref() };
             // SAFETY: gives up the chunk allocated above.
-            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit, origin) };
-            let (unit, origin) = pool.alloc_with(Some(&cache), 0).unwrap();
+            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit) };
+            let unit = pool.alloc_with(Some(&cache), 0).unwrap();
             // SAFETY: gives up the chunk just allocated.
-            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit, origin) };
+            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit) };
         });
         handle.inner().trim(0);
         worker.join().unwrap();
         let mut units: Vec<u32> = (0..8)
-            .map(|_| handle.inner().alloc_with(None, 0).unwrap().0)
+            .map(|_| handle.inner().alloc_with(None, 0).unwrap())
             .collect();
         assert!(handle.inner().alloc_with(None, 0).is_err());
         units.sort_unstable();

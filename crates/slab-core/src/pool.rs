@@ -74,13 +74,11 @@ impl SlabPool {
         let Some(class) = inner.classes.class_for(len) else {
             return Err(inner.too_large(len));
         };
-        let cached = local::with_current(inner.id, |cache| {
-            let unit = cache.magazine(class).try_pop()?;
-            Some((unit, cache.id))
-        });
+        let cached =
+            local::with_current(self.inner.as_ptr(), |cache| cache.magazine(class).try_pop());
         match cached {
             // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-            Some((unit, origin)) => Ok(unsafe { Chunk::new(self.inner, class, unit, origin) }),
+            Some(unit) => Ok(unsafe { Chunk::new(self.inner, class, unit) }),
             None => self.alloc_slow(class),
         }
     }
@@ -88,9 +86,9 @@ impl SlabPool {
     #[cold]
     #[inline(never)]
     fn alloc_slow(&self, class: u8) -> Result<Chunk, AllocError> {
-        let (unit, origin) = self.inner().alloc_slow(class)?;
+        let unit = self.inner().alloc_slow(class)?;
         // SAFETY: as in `try_alloc`.
-        Ok(unsafe { Chunk::new(self.inner, class, unit, origin) })
+        Ok(unsafe { Chunk::new(self.inner, class, unit) })
     }
 
     /// The name given to the builder.

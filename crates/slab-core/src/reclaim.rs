@@ -127,7 +127,7 @@ impl Inner {
     fn total_frees(&self) -> u64 {
         let registry = self.registry.lock();
         (0..self.classes.count() as u8)
-            .map(|class| self.tally(&registry, class).frees())
+            .map(|class| self.tally(&registry, class).frees)
             .sum()
     }
 }

@@ -33,9 +33,12 @@ pub struct ClassStats {
     pub allocs_from_depot: u64,
     /// Allocations that had to take fresh chunks from a slab.
     pub allocs_from_slab: u64,
-    /// Frees on the thread that had allocated the chunk.
-    pub frees_local: u64,
-    /// Frees on another thread.
+    /// Frees since the pool was built.
+    pub frees: u64,
+    /// Of these, at least this many were on a thread that had not allocated the chunk: what each
+    /// thread freed beyond what it allocated. Exact where chunks flow one way; where threads also
+    /// exchange chunks in both directions it is a lower bound, because counting each would cost
+    /// every free.
     pub frees_remote: u64,
     /// Slabs that came to serve this class.
     pub slab_commits: u64,
@@ -48,16 +51,13 @@ pub struct ClassStats {
 }
 
 impl ClassStats {
-    /// Frees on any thread.
-    #[must_use]
-    pub fn frees(&self) -> u64 {
-        self.frees_local + self.frees_remote
-    }
-
     /// Allocations that a thread's magazine served at once.
     #[must_use]
     pub fn allocs_from_magazine(&self) -> u64 {
-        self.allocs - self.allocs_from_depot - self.allocs_from_slab
+        // The parts of a snapshot are of slightly different moments while threads run.
+        self.allocs
+            .saturating_sub(self.allocs_from_depot)
+            .saturating_sub(self.allocs_from_slab)
     }
 
     /// Bytes held by callers, counted as whole chunks.

@@ -176,7 +176,7 @@ fn a_producer_and_a_consumer_on_two_threads_balance_exactly() {
     assert_balanced(&stats);
     let class = &stats.classes()[0];
     assert_eq!((class.in_use, class.allocs), (0, PACKETS));
-    assert_eq!((class.frees_remote, class.frees_local), (PACKETS, 0));
+    assert_eq!((class.frees, class.frees_remote), (PACKETS, PACKETS));
     assert!(class.allocs_from_depot > 0, "batches came back: {class:?}");
 }
 
@@ -192,8 +192,10 @@ fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
     });
     pool.flush_thread_cache();
     let stats = pool.stats();
-    assert_eq!(stats.classes()[0].in_depot, all as u64);
-    assert_eq!(stats.classes()[0].in_magazines, 0);
+    let class = &stats.classes()[0];
+    // Filling up ends in a reclaim, which may sweep the depot into the slabs.
+    assert_eq!(class.in_depot + class.in_slabs, class.committed_chunks);
+    assert_eq!(class.in_magazines, 0);
     assert_eq!(fill(&pool, 256).len(), all);
 }
 

@@ -1,8 +1,9 @@
 //! A pool under a little load, on a page: something to point a Prometheus at.
 //!
-//!     cargo run -p slab-metrics --example metrics_page -- 127.0.0.1:9465
+//!     cargo run -p slab-metrics --example metrics_page -- 127.0.0.1:9465 [KEPT]
 //!
-//! It sends itself datagrams of 1200 bytes, some hundred a second, until Ctrl-C.
+//! It sends itself datagrams of 1200 bytes, some hundred a second, until Ctrl-C. Its consumer keeps
+//! the last KEPT packets, 100 unless told otherwise; with 10000 the pool is soon at its cap.
 
 #![allow(clippy::print_stdout)]
 
@@ -17,11 +18,19 @@ use std::time::Duration;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let address: SocketAddr = match std::env::args().nth(1) {
+    let mut arguments = std::env::args().skip(1);
+    let address: SocketAddr = match arguments.next() {
         Some(argument) => argument.parse()?,
         None => DEFAULT_ADDRESS,
     };
-    let pool = PacketPool::builder().name("rx").build()?;
+    let to_keep: usize = match arguments.next() {
+        Some(argument) => argument.parse()?,
+        None => 100,
+    };
+    let pool = PacketPool::builder()
+        .name("rx")
+        .max_memory(4 << 20)
+        .build()?;
     let mut receiver = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
     let (to_consumer, batches) = queue(64.try_into()?, Overflow::DropNewest);
 
@@ -53,15 +62,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     });
-    // The consumer keeps the last hundred packets.
     tokio::spawn(async move {
         let mut kept = VecDeque::new();
         while let Some(batch) = batches.recv().await {
             for packet in batch.into_packets() {
-                if kept.len() == 100 {
+                kept.push_back(packet);
+                if kept.len() > to_keep {
                     kept.pop_front();
                 }
-                kept.push_back(packet);
             }
         }
     });

@@ -56,7 +56,7 @@ impl Source for PoolSource {
                     json.number("free", class.in_slabs);
                     json.number("in_use_peak", class.in_use_peak);
                     json.number("allocs", class.allocs);
-                    json.number("frees", class.frees());
+                    json.number("frees", class.frees);
                     json.number("frees_remote", class.frees_remote);
                     json.number("exhausted", class.exhausted);
                 });
@@ -154,16 +154,11 @@ impl ClassSeries {
         self.depot.set(float(class.in_depot));
         self.free.set(float(class.in_slabs));
         self.in_use_peak.set(float(class.in_use_peak));
-        // The parts of a snapshot are of slightly different moments while threads run, so the
-        // difference may dip below 0 or below an earlier one; `absolute` keeps the maximum.
-        let from_magazine = class
-            .allocs
-            .saturating_sub(class.allocs_from_depot)
-            .saturating_sub(class.allocs_from_slab);
-        self.allocs_magazine.absolute(from_magazine);
+        // Derived figures may dip while threads run; `absolute` keeps the maximum.
+        self.allocs_magazine.absolute(class.allocs_from_magazine());
         self.allocs_depot.absolute(class.allocs_from_depot);
         self.allocs_slab.absolute(class.allocs_from_slab);
-        self.frees_local.absolute(class.frees_local);
+        self.frees_local.absolute(class.frees - class.frees_remote);
         self.frees_remote.absolute(class.frees_remote);
         self.exhausted_rejected.absolute(class.exhausted);
         self.slab_commits.absolute(class.slab_commits);
