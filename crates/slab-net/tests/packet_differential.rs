@@ -349,7 +349,10 @@ impl Machine {
                 b.extend_from_slice(&v);
                 b.extend_from_slice(&body);
             }),
-            op => return self.shape(op),
+            op => {
+                self.shape(op);
+                None
+            }
         };
     }
 
@@ -614,11 +617,11 @@ fn quiet() {
 
 fn run(headroom: usize, tailroom: usize) {
     quiet();
-    let mut config = Config::default();
-    config.failure_persistence = None;
-    if cfg!(miri) {
-        config.cases = 8;
-    }
+    let config = Config {
+        failure_persistence: None,
+        cases: if cfg!(miri) { 8 } else { 80 },
+        ..Config::default()
+    };
     let programs = prop::collection::vec(op(), 1..120);
     TestRunner::new(config)
         .run(&programs, |program| {

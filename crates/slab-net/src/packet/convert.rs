@@ -106,6 +106,9 @@ impl From<String> for Packet {
 impl From<Bytes> for Packet {
     /// Wraps it; copies nothing, makes one small heap allocation.
     fn from(bytes: Bytes) -> Self {
+        if bytes.is_empty() {
+            return Self::new();
+        }
         Self::from_foreign(bytes)
     }
 }
@@ -113,7 +116,7 @@ impl From<Bytes> for Packet {
 impl From<BytesMut> for Packet {
     /// Freezes and wraps it; copies nothing.
     fn from(bytes: BytesMut) -> Self {
-        Self::from_foreign(bytes.freeze())
+        Self::from(bytes.freeze())
     }
 }
 

@@ -96,9 +96,6 @@ impl Packet {
     }
 
     pub(super) fn from_foreign(bytes: Bytes) -> Self {
-        if bytes.is_empty() {
-            return Self::new();
-        }
         let len = bytes.len();
         // The bytes of a slice are never at address zero.
         let ptr = NonNull::new(bytes.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());

@@ -1,0 +1,171 @@
+//! Whatever `BytesMut` and `Bytes` have, `PacketBuf` and `Packet` have: the compiler takes one text
+//! for both. A new release of `bytes` fails the test of the list's age.
+
+use std::path::Path;
+
+/// Compiled once for each pair of types: every method with the signature that `bytes` gives it, and
+/// every trait.
+macro_rules! surface {
+    ($module:ident, $mutable:ty, $frozen:ty) => {
+        mod $module {
+            #![allow(unused)]
+
+            use std::borrow::{Borrow, BorrowMut};
+            use std::fmt::{Debug, LowerHex, UpperHex, Write};
+            use std::hash::Hash;
+            use std::mem::MaybeUninit;
+            use std::ops::{Deref, DerefMut, RangeFull};
+
+            type BytesMut = $mutable;
+            type Bytes = $frozen;
+
+            fn methods_of_the_mutable_one() {
+                let _: fn() -> BytesMut = BytesMut::new;
+                let _: fn(usize) -> BytesMut = BytesMut::with_capacity;
+                let _: fn(usize) -> BytesMut = BytesMut::zeroed;
+                let _: fn(&BytesMut) -> usize = BytesMut::len;
+                let _: fn(&BytesMut) -> bool = BytesMut::is_empty;
+                let _: fn(&BytesMut) -> usize = BytesMut::capacity;
+                let _: fn(BytesMut) -> Bytes = BytesMut::freeze;
+                let _: fn(&mut BytesMut, usize) -> BytesMut = BytesMut::split_off;
+                let _: fn(&mut BytesMut) -> BytesMut = BytesMut::split;
+                let _: fn(&mut BytesMut, usize) -> BytesMut = BytesMut::split_to;
+                let _: fn(&mut BytesMut, usize) = BytesMut::truncate;
+                let _: fn(&mut BytesMut) = BytesMut::clear;
+                let _: fn(&mut BytesMut, usize, u8) = BytesMut::resize;
+                let _: unsafe fn(&mut BytesMut, usize) = BytesMut::set_len;
+                let _: fn(&mut BytesMut, usize) = BytesMut::reserve;
+                let _: fn(&mut BytesMut, usize) -> bool = BytesMut::try_reclaim;
+                let _: fn(&mut BytesMut, &[u8]) = BytesMut::extend_from_slice;
+                let _: fn(&mut BytesMut, RangeFull) = BytesMut::extend_from_within;
+                let _: fn(&mut BytesMut, BytesMut) = BytesMut::unsplit;
+                let _: fn(&mut BytesMut, BytesMut) -> Result<(), BytesMut> = BytesMut::try_unsplit;
+                let _: for<'a> fn(&'a mut BytesMut) -> &'a mut [MaybeUninit<u8>] =
+                    BytesMut::spare_capacity_mut;
+            }
+
+            fn methods_of_the_frozen_one() {
+                const EMPTY: Bytes = Bytes::new();
+                const STATIC: Bytes = Bytes::from_static(b"static");
+                const fn const_len(bytes: &Bytes) -> (usize, bool) {
+                    (bytes.len(), bytes.is_empty())
+                }
+                let _: fn([u8; 4]) -> Bytes = Bytes::from_owner;
+                let _: fn(&Bytes) -> usize = Bytes::len;
+                let _: fn(&Bytes) -> bool = Bytes::is_empty;
+                let _: fn(&Bytes) -> bool = Bytes::is_unique;
+                let _: fn(&[u8]) -> Bytes = Bytes::copy_from_slice;
+                let _: fn(&Bytes, RangeFull) -> Bytes = Bytes::slice;
+                let _: fn(&Bytes, &[u8]) -> Bytes = Bytes::slice_ref;
+                let _: fn(&mut Bytes, usize) -> Bytes = Bytes::split_off;
+                let _: fn(&mut Bytes, usize) -> Bytes = Bytes::split_to;
+                let _: fn(&mut Bytes, usize) = Bytes::truncate;
+                let _: fn(&mut Bytes) = Bytes::clear;
+                let _: fn(Bytes) -> Result<BytesMut, Bytes> = Bytes::try_into_mut;
+            }
+
+            fn shared_traits<T>()
+            where
+                T: Clone + Default + Debug + LowerHex + UpperHex + Eq + Ord + Hash,
+                T: Send + Sync + Unpin + 'static,
+                T: bytes::Buf + Deref<Target = [u8]> + AsRef<[u8]> + Borrow<[u8]>,
+                T: IntoIterator<Item = u8, IntoIter = bytes::buf::IntoIter<T>>,
+                for<'a> &'a T: IntoIterator<Item = &'a u8, IntoIter = std::slice::Iter<'a, u8>>,
+                T: FromIterator<u8> + Into<Vec<u8>>,
+                T: PartialOrd<[u8]> + PartialOrd<str> + PartialOrd<Vec<u8>> + PartialOrd<String>,
+                for<'a> T: PartialOrd<&'a [u8]> + PartialOrd<&'a str> + PartialOrd<&'a String>,
+                [u8]: PartialOrd<T>,
+                str: PartialOrd<T>,
+                Vec<u8>: PartialOrd<T>,
+                String: PartialOrd<T>,
+                for<'a> &'a [u8]: PartialOrd<T>,
+                for<'a> &'a str: PartialOrd<T>,
+            {
+            }
+
+            fn traits() {
+                fn mutable<T>()
+                where
+                    T: bytes::BufMut + Write + DerefMut + AsMut<[u8]> + BorrowMut<[u8]>,
+                    T: Extend<u8> + for<'a> Extend<&'a u8> + Extend<Bytes>,
+                    T: for<'a> From<&'a [u8]> + for<'a> From<&'a str> + From<Bytes>,
+                    T: for<'a> FromIterator<&'a u8> + PartialEq<Bytes>,
+                {
+                }
+                fn frozen<T>()
+                where
+                    T: From<&'static [u8]> + From<&'static str> + From<Vec<u8>> + From<String>,
+                    T: From<Box<[u8]>> + From<BytesMut> + PartialEq<BytesMut>,
+                {
+                }
+                shared_traits::<BytesMut>();
+                shared_traits::<Bytes>();
+                mutable::<BytesMut>();
+                frozen::<Bytes>();
+            }
+        }
+    };
+}
+
+surface!(theirs, bytes::BytesMut, bytes::Bytes);
+surface!(ours, slab_net::PacketBuf, slab_net::Packet);
+
+/// The release of `bytes` whose public methods and traits `surface!` lists.
+const LISTED: &str = "1.12.";
+
+/// A release with new methods shows itself here, where somebody updates the lock file.
+#[test]
+fn the_list_is_of_the_release_that_is_locked() {
+    let lock = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .map(|folder| folder.join("Cargo.lock"))
+        .find(|file| file.exists())
+        .expect("cargo wrote a lock file for this build");
+    let lock = std::fs::read_to_string(lock).unwrap();
+    let version = lock
+        .split("name = \"bytes\"\nversion = \"")
+        .nth(1)
+        .and_then(|rest| rest.split('"').next())
+        .expect("bytes is a dependency");
+    assert!(
+        version.starts_with(LISTED),
+        "bytes {version} is locked, but `surface!` lists {LISTED}x: \
+         add what its changelog calls new to `surface!` and to the packets, then raise LISTED"
+    );
+}
+
+/// Beyond that, ours meet theirs.
+#[test]
+fn packets_compare_and_convert_with_bytes() {
+    use bytes::{Bytes, BytesMut};
+    use slab_net::{Packet, PacketBuf};
+
+    let (buf, packet) = (PacketBuf::from("abc"), Packet::from("abc"));
+    let (theirs_mut, theirs) = (BytesMut::from("abc"), Bytes::from("abc"));
+    macro_rules! equal_both_ways {
+        ($($a:ident, $b:ident);*) => {$(
+            assert_eq!($a, $b);
+            assert_eq!($b, $a);
+        )*};
+    }
+    equal_both_ways! {
+        buf, packet; buf, theirs; buf, theirs_mut; packet, theirs; packet, theirs_mut
+    }
+    let later = Bytes::from("abd");
+    for less in [buf < later, later > buf, packet < later, later > packet] {
+        assert!(less);
+    }
+    assert!(packet != later && buf != later && packet < "abd" && "abb" < packet);
+
+    assert_eq!(Bytes::from(buf.clone()), "abc");
+    assert_eq!(Bytes::from(packet.clone()), "abc");
+    assert_eq!(Packet::from(theirs.clone()), "abc");
+    assert_eq!(Packet::from(theirs_mut), "abc");
+    assert_eq!(
+        (Vec::from(buf.clone()), Vec::from(packet)),
+        (b"abc".to_vec(), b"abc".to_vec())
+    );
+    let mut buf = buf;
+    buf.extend([theirs]);
+    assert_eq!(buf, "abcabc");
+}

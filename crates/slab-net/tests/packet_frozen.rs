@@ -1,0 +1,340 @@
+//! `Packet` beyond what random programs show: who keeps what alive, what is copied, threads.
+
+use bytes::{Buf, Bytes};
+use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Once, mpsc};
+
+fn pool() -> PacketPool {
+    static ONCE: Once = Once::new();
+    let small = || PacketPool::builder().max_memory(1 << 20);
+    ONCE.call_once(|| drop(small().name("process").install_default().unwrap()));
+    small().build().unwrap()
+}
+
+fn packet(pool: &PacketPool, data: &[u8]) -> Packet {
+    pool.try_copy_from_slice(data).unwrap()
+}
+
+fn panics<R>(f: impl FnOnce() -> R) -> bool {
+    catch_unwind(AssertUnwindSafe(f)).is_err()
+}
+
+#[test]
+fn the_chunk_goes_back_with_the_last_of_its_packets() {
+    let pool = pool();
+    let mut whole = packet(&pool, b"hello world");
+    let clone = whole.clone();
+    let slice = whole.slice(2..5);
+    let front = whole.split_to(5);
+    for packet in [whole, front, clone] {
+        drop(packet);
+        assert_eq!(pool.slab().stats().in_use(), 1);
+    }
+    assert_eq!(slice, "llo");
+    drop(slice);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[test]
+fn an_empty_slice_keeps_nothing_alive() {
+    let pool = pool();
+    let mut packet = packet(&pool, b"hello");
+    let empties = [
+        packet.slice(2..2),
+        packet.slice_ref(&[]),
+        packet.split_to(0),
+        packet.split_off(5),
+    ];
+    assert!(packet.is_unique());
+    drop(packet);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+    assert!(empties.iter().all(Packet::is_empty));
+}
+
+#[test]
+fn splitting_all_off_moves_the_reference_instead_of_counting_one() {
+    let pool = pool();
+    let mut packet = packet(&pool, b"hello");
+    let all = packet.split_off(0);
+    assert!(all.is_unique() && packet.is_empty());
+    let mut packet = all;
+    let all = packet.split_to(5);
+    assert!(all.is_unique() && packet.is_empty());
+}
+
+#[test]
+fn uniqueness_is_of_the_whole_chunk() {
+    let pool = pool();
+    let mut buf = pool.try_alloc(100).unwrap();
+    buf.extend_from_slice(b"hello world");
+    let front = buf.split_to(6).freeze();
+    assert!(!front.is_unique(), "a buffer shares the chunk");
+    let front = front.try_into_mut().unwrap_err();
+    drop(buf);
+    let at = front.as_ptr();
+    let mut front = front.try_into_mut().unwrap();
+    assert_eq!((front.as_ptr(), front.capacity()), (at, 128));
+    front.extend_from_slice(b"there");
+    assert_eq!(front, "hello there");
+    // A clone undoes it; without it the buffer comes back with its headroom.
+    let mut packet = front.freeze();
+    packet.advance(6);
+    let clone = packet.clone();
+    let packet = packet.try_into_mut().unwrap_err();
+    drop(clone);
+    let mut buf = packet.try_into_mut().unwrap();
+    assert_eq!(buf.headroom(), 6);
+    buf.prepend(b"over ");
+    assert_eq!(buf, "over there");
+}
+
+#[test]
+fn static_and_foreign_bytes_are_never_unique() {
+    assert!(!Packet::from_static(b"static").is_unique());
+    assert!(!Packet::from_owner([1, 2, 3]).is_unique());
+    assert!(!Packet::from(Bytes::from(vec![1, 2, 3])).is_unique());
+    assert!(!Packet::new().is_unique());
+    let (of_vec, pool) = (Packet::from(vec![1, 2, 3]), pool());
+    assert!(of_vec.is_unique());
+    let at = of_vec.as_ptr();
+    let mut buf = of_vec.try_into_mut().unwrap();
+    assert_eq!(buf.as_ptr(), at);
+    buf.extend_from_slice(&[4; 100]);
+    assert_eq!(
+        buf.class(),
+        Some(1),
+        "a vector's buffer grows into the process-wide pool"
+    );
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[test]
+fn an_owner_is_dropped_once_with_its_last_packet() {
+    static DROPS: AtomicUsize = AtomicUsize::new(0);
+    struct Owner(Vec<u8>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            DROPS.fetch_add(1, SeqCst);
+        }
+    }
+    let packet = Packet::from_owner(Owner(b"owned bytes".to_vec()));
+    let part = packet.slice(6..);
+    let bytes = Bytes::from(packet.clone());
+    drop(packet);
+    drop(part);
+    assert_eq!((DROPS.load(SeqCst), &bytes[..]), (0, &b"owned bytes"[..]));
+    drop(bytes);
+    assert_eq!(DROPS.load(SeqCst), 1);
+    let empty = Packet::from_owner(Owner(Vec::new()));
+    assert_eq!(DROPS.load(SeqCst), 1);
+    drop(empty);
+    assert_eq!(DROPS.load(SeqCst), 2);
+}
+
+#[test]
+fn bytes_and_packets_become_each_other_without_a_copy() {
+    let pool = pool();
+    let packet = packet(&pool, b"hello world");
+    let at = packet.as_ptr();
+    let bytes = Bytes::from(packet);
+    assert_eq!(bytes.as_ptr(), at);
+    let part = bytes.slice(6..);
+    drop(bytes);
+    assert_eq!(pool.slab().stats().in_use(), 1);
+    // Back again, and out again: the very `Bytes`.
+    let back = Packet::from(part).slice(1..);
+    assert_eq!(
+        (back.as_ptr(), &back[..]),
+        (at.wrapping_add(7), &b"orld"[..])
+    );
+    let bytes = Bytes::from(back);
+    assert_eq!(
+        (bytes.as_ptr(), &bytes[..]),
+        (at.wrapping_add(7), &b"orld"[..])
+    );
+    drop(bytes);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[test]
+fn by_the_trait_copy_to_bytes_shares_memory_too() {
+    fn generic(mut buf: impl Buf) -> Bytes {
+        buf.copy_to_bytes(5)
+    }
+    let pool = pool();
+    let packet = packet(&pool, b"hello world");
+    let at = packet.as_ptr();
+    assert_eq!(generic(packet).as_ptr(), at);
+    let mut buf = pool.try_alloc(11).unwrap();
+    buf.extend_from_slice(b"hello world");
+    let at = buf.as_ptr();
+    assert_eq!(generic(buf).as_ptr(), at);
+}
+
+#[test]
+fn compact_copies_what_pins_too_much_and_only_that() {
+    let pool = pool();
+    let big = packet(&pool, &[7; 60_000]);
+    let small = big.slice(100..1300);
+    drop(big);
+    assert_eq!(small.pinned_bytes(), 65_536 - 1200);
+    let small = pool.compact(small);
+    assert_eq!((small.len(), small.pinned_bytes()), (1200, 80));
+    assert_eq!(small, vec![7; 1200]);
+    let at = small.as_ptr();
+    let small = pool.compact(small);
+    assert_eq!(small.as_ptr(), at, "1200 of 1280 bytes are well used");
+    // Half of a chunk is within the default ratio of 2.
+    let half = packet(&pool, &[1; 2048]).slice(..1024);
+    let at = half.as_ptr();
+    assert_eq!(pool.compact(half).as_ptr(), at);
+    let less = packet(&pool, &[1; 2048]).slice(..1023);
+    assert_eq!(pool.compact(less).pinned_bytes(), 1);
+    // Nothing smaller to be had, or nothing known to be gained.
+    let tiny = packet(&pool, b"x");
+    assert_eq!(pool.compact(tiny).pinned_bytes(), 63);
+    let fixed = Packet::from_static(b"static");
+    assert_eq!(pool.compact(fixed).as_ptr(), b"static".as_ptr());
+    let none = packet(&pool, b"x").slice(..1);
+    let mut none = none;
+    none.clear();
+    assert_eq!(pool.compact(none).pinned_bytes(), 0);
+    let stats = pool.packet_stats();
+    assert_eq!((stats.compacted, stats.compact_refused), (2, 0));
+}
+
+#[test]
+fn compact_by_another_ratio() {
+    let pool = PacketPool::builder().max_memory(1 << 20).compact_ratio(50);
+    let pool = pool.build().unwrap();
+    let packet = packet(&pool, &[1; 60_000]).slice(..1400);
+    assert_eq!(packet.clone().compact().as_ptr(), packet.as_ptr());
+    let packet = packet.slice(..1300);
+    assert_eq!(packet.compact().pinned_bytes(), 236);
+}
+
+#[test]
+fn compact_keeps_the_packet_where_the_pool_has_nothing_to_give() {
+    let pool = PacketPool::builder()
+        .size_classes(SizeClasses::explicit(&[64, 4096]).unwrap())
+        .max_memory(65_536)
+        .build()
+        .unwrap();
+    let packet = packet(&pool, &[1; 4096]).slice(..10);
+    let at = packet.as_ptr();
+    let packet = pool.compact(packet);
+    assert_eq!(packet.as_ptr(), at);
+    let stats = pool.packet_stats();
+    assert_eq!((stats.compacted, stats.compact_refused), (0, 1));
+    assert_eq!((stats.heap_fallbacks, stats.heap_bytes), (0, 0));
+}
+
+#[test]
+fn documented_panics() {
+    let packet = || Packet::from_static(b"hello");
+    assert!(panics(|| packet().split_to(6)));
+    assert!(panics(|| packet().split_off(6)));
+    assert!(panics(|| packet().copy_to_bytes(6)));
+    assert!(panics(|| packet().advance(6)));
+    assert!(panics(|| packet().slice(2..7)));
+    assert!(panics(|| packet().slice(..=usize::MAX)));
+    #[expect(clippy::reversed_empty_ranges)]
+    let backwards = 3..2;
+    assert!(panics(|| packet().slice(backwards)));
+    let text = b"hello there";
+    let front = Packet::from_static(&text[..5]);
+    assert!(panics(|| front.slice_ref(&text[3..7])));
+    let back = Packet::from_static(&text[6..]);
+    assert!(panics(|| back.slice_ref(&text[3..7])));
+}
+
+#[test]
+#[expect(
+    clippy::mutable_key_type,
+    reason = "a packet's count and its pool's counters change, its bytes do not"
+)]
+fn a_map_finds_packets_by_slice() {
+    let pool = pool();
+    let map: HashMap<Packet, u32> = [(packet(&pool, b"one"), 1), (packet(&pool, b"two"), 2)].into();
+    assert_eq!(
+        (map.get(&b"one"[..]), map.get(&b"six"[..])),
+        (Some(&1), None)
+    );
+    let hash = |value: &dyn Fn(&mut DefaultHasher)| {
+        let mut hasher = DefaultHasher::new();
+        value(&mut hasher);
+        hasher.finish()
+    };
+    let buf = PacketBuf::from("hash");
+    let expected = hash(&|h| Bytes::from_static(b"hash").hash(h));
+    assert_eq!(hash(&|h| buf.hash(h)), expected);
+    assert_eq!(hash(&|h| buf.clone().freeze().hash(h)), expected);
+}
+
+#[test]
+fn packets_print_as_bytes_do() {
+    let all: Vec<u8> = (0..=255).collect();
+    let (ours, theirs) = (Packet::from(all.clone()), Bytes::from(all));
+    assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    assert_eq!(format!("{ours:x}"), format!("{theirs:x}"));
+    assert_eq!(format!("{ours:X}"), format!("{theirs:X}"));
+    let ours = PacketBuf::from(ours);
+    assert_eq!(
+        format!("{ours:?} {ours:x} {ours:X}"),
+        format!("{theirs:?} {theirs:x} {theirs:X}")
+    );
+}
+
+/// Many threads clone, slice, check, drop and turn packets back into buffers, while chunks are
+/// used again at once; any mix-up of references shows as wrong contents or a chunk in use.
+#[test]
+fn packets_shared_by_threads_stay_what_they_are() {
+    let rounds: u32 = if cfg!(miri) { 20 } else { 20_000 };
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let written = Arc::new(AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..3)
+            .map(|_| mpsc::sync_channel::<(u32, Packet)>(64))
+            .unzip();
+        for receiver in receivers {
+            let written = Arc::clone(&written);
+            scope.spawn(move || {
+                for (round, packet) in receiver {
+                    let byte = round as u8;
+                    assert!(packet.iter().all(|&b| b == byte), "round {round}");
+                    let part = packet.slice(1..packet.len() / 2);
+                    drop(packet);
+                    if let Ok(mut buf) = part.try_into_mut() {
+                        buf.fill(!byte);
+                        buf.extend_from_slice(&[!byte; 9]);
+                        assert!(buf.iter().all(|&b| b == !byte));
+                        written.fetch_add(1, SeqCst);
+                    }
+                }
+            });
+        }
+        for round in 0..rounds {
+            let mut buf = pool.with_capacity(100);
+            buf.resize(40 + round as usize % 50, round as u8);
+            let packet = buf.freeze();
+            for sender in &senders {
+                sender.send((round, packet.clone())).unwrap();
+            }
+            assert!(packet.iter().all(|&b| b == round as u8));
+        }
+        drop(senders);
+    });
+    assert_eq!(pool.slab().stats().in_use(), 0);
+    assert_eq!(pool.packet_stats().heap_bytes, 0);
+    assert!(written.load(SeqCst) > 0, "no thread ever was the last one");
+}
