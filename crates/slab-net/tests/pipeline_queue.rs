@@ -285,10 +285,6 @@ async fn a_consumer_that_panics_does_not_stop_the_others() {
     assert_eq!(source.in_use(), 0);
 }
 
-fn tokio_test_pin<F: Future>(future: F) -> std::pin::Pin<Box<F>> {
-    Box::pin(future)
-}
-
 async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         std::task::Poll::Ready(output) => std::task::Poll::Ready(Some(output)),
