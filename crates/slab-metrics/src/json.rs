@@ -56,11 +56,12 @@ impl Json {
         self.text.push('}');
     }
 
-    pub(crate) fn array(&mut self, elements: impl FnOnce(&mut Self)) {
+    pub(crate) fn array<R>(&mut self, elements: impl FnOnce(&mut Self) -> R) -> R {
         self.comma();
         self.text.push('[');
-        elements(self);
+        let result = elements(self);
         self.text.push(']');
+        result
     }
 
     pub(crate) fn key(&mut self, key: &str) {

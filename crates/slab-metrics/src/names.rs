@@ -47,7 +47,7 @@ families! {
     POOL_ALLOCS_TOTAL = Counter "slab_pool_allocs_total",
         "Chunks handed out, by the tier that served them.";
     POOL_FREES_TOTAL = Counter "slab_pool_frees_total",
-        "Chunks returned, on the allocating thread (local) or another (remote).";
+        "Chunks returned; remote are those of other threads as far as that is sure, local all others.";
     POOL_EXHAUSTED_TOTAL = Counter "slab_pool_exhausted_total",
         "Allocations that found the pool at its cap, by what became of them.";
     POOL_SLAB_COMMITS_TOTAL = Counter "slab_pool_slab_commits_total",

@@ -18,9 +18,7 @@ pub(crate) struct PacketPoolSource {
 
 impl PacketPoolSource {
     pub(crate) fn new(pool: PacketPool) -> Self {
-        let slab = Arc::new(PoolSource {
-            pool: pool.slab().clone(),
-        });
+        let slab = Arc::new(PoolSource::new(pool.slab().clone()));
         Self { slab, pool }
     }
 }

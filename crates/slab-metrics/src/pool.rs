@@ -4,11 +4,64 @@ use crate::json::Json;
 use crate::names::*;
 use crate::series::{Registrar, Series, Source, float};
 use metrics::{Counter, Gauge, SharedString};
-use slab_core::{ClassStats, SlabPool};
-use std::sync::{Arc, Weak};
+use slab_core::{ClassStats, PoolStats, SlabPool};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub(crate) struct PoolSource {
     pub(crate) pool: SlabPool,
+    /// One entry a size class. With the source and not with a recorder's handles, so that every
+    /// recorder, also one that is made later, sees the same totals.
+    totals: Mutex<Box<[Totals]>>,
+}
+
+impl PoolSource {
+    pub(crate) fn new(pool: SlabPool) -> Self {
+        let classes = pool.size_classes().sizes().len();
+        Self {
+            pool,
+            totals: Mutex::new(vec![Totals::default(); classes].into()),
+        }
+    }
+
+    /// Reads the pool; `each` gets every class with its totals.
+    fn read(&self, mut each: impl FnMut(usize, &ClassStats, &Totals)) -> PoolStats {
+        // Read under the lock: what two scrapes read then reaches the totals in that order. A
+        // panic in between leaves totals that are at worst old.
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let stats = self.pool.stats();
+        for (index, (total, class)) in totals.iter_mut().zip(stats.classes()).enumerate() {
+            total.advance(class);
+            each(index, class, total);
+        }
+        stats
+    }
+}
+
+/// Totals of one class that slab-core derives from others, and that may therefore fall in its
+/// snapshots. A counter on a page must not: Prometheus would take that for a restart, and count
+/// everything before it a second time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    allocs_magazine: u64,
+    frees_local: u64,
+    frees_remote: u64,
+}
+
+impl Totals {
+    /// Brings each total up to the snapshot and none down. What was freed is split anew, by as
+    /// much as was freed since: local and remote stay what was freed, exactly.
+    fn advance(&mut self, class: &ClassStats) {
+        self.allocs_magazine = self.allocs_magazine.max(class.allocs_from_magazine());
+        let frees = class.frees.max(self.frees_local + self.frees_remote);
+        // A thread's frees beyond its allocations become fewer when it allocates.
+        let at_most = frees - self.frees_local;
+        self.frees_remote = self.frees_remote.max(class.frees_remote.min(at_most));
+        self.frees_local = frees - self.frees_remote;
+    }
+
+    fn allocs(&self, class: &ClassStats) -> u64 {
+        self.allocs_magazine + class.allocs_from_depot + class.allocs_from_slab
+    }
 }
 
 impl Source for PoolSource {
@@ -38,15 +91,9 @@ impl Source for PoolSource {
     }
 
     fn write_json(&self, json: &mut Json) {
-        let stats = self.pool.stats();
-        json.number("capacity_bytes", stats.max_memory);
-        json.number("committed_bytes", stats.committed_bytes);
-        json.number("thread_caches", stats.thread_caches);
-        json.number("too_large", stats.too_large);
-        json.number("commit_failures", stats.commit_failures);
         json.key("classes");
-        json.array(|json| {
-            for class in stats.classes() {
+        let stats = json.array(|json| {
+            self.read(|_, class, totals| {
                 json.object(|json| {
                     json.number("chunk_bytes", class.chunk_bytes);
                     json.number("committed_bytes", class.committed_bytes);
@@ -55,13 +102,19 @@ impl Source for PoolSource {
                     json.number("depot", class.in_depot);
                     json.number("free", class.in_slabs);
                     json.number("in_use_peak", class.in_use_peak);
-                    json.number("allocs", class.allocs);
-                    json.number("frees", class.frees);
-                    json.number("frees_remote", class.frees_remote);
+                    json.number("allocs", totals.allocs(class));
+                    json.number("frees", totals.frees_local + totals.frees_remote);
+                    json.number("frees_remote", totals.frees_remote);
                     json.number("exhausted", class.exhausted);
                 });
-            }
+            })
         });
+        // The classes' figures and these are of one snapshot.
+        json.number("capacity_bytes", stats.max_memory);
+        json.number("committed_bytes", stats.committed_bytes);
+        json.number("thread_caches", stats.thread_caches);
+        json.number("too_large", stats.too_large);
+        json.number("commit_failures", stats.commit_failures);
     }
 }
 
@@ -81,7 +134,7 @@ impl Series for PoolSeries {
         let Some(source) = self.source.upgrade() else {
             return false;
         };
-        let stats = source.pool.stats();
+        let stats = source.read(|index, class, totals| self.classes[index].update(class, totals));
         let assigned: usize = stats.classes().iter().map(|c| c.committed_bytes).sum();
         self.info.set(1.0);
         self.capacity.set(float(stats.max_memory));
@@ -90,9 +143,6 @@ impl Series for PoolSeries {
         self.thread_caches.set(float(stats.thread_caches));
         self.too_large.absolute(stats.too_large);
         self.commit_failures.absolute(stats.commit_failures);
-        for (series, class) in self.classes.iter().zip(stats.classes()) {
-            series.update(class);
-        }
         true
     }
 }
@@ -146,7 +196,7 @@ impl ClassSeries {
         }
     }
 
-    fn update(&self, class: &ClassStats) {
+    fn update(&self, class: &ClassStats, totals: &Totals) {
         self.committed_bytes.set(float(class.committed_bytes));
         self.in_use_bytes.set(float(class.in_use_bytes()));
         self.in_use.set(float(class.in_use));
@@ -154,15 +204,53 @@ impl ClassSeries {
         self.depot.set(float(class.in_depot));
         self.free.set(float(class.in_slabs));
         self.in_use_peak.set(float(class.in_use_peak));
-        // Derived figures may dip while threads run; `absolute` keeps the maximum.
-        self.allocs_magazine.absolute(class.allocs_from_magazine());
+        self.allocs_magazine.absolute(totals.allocs_magazine);
         self.allocs_depot.absolute(class.allocs_from_depot);
         self.allocs_slab.absolute(class.allocs_from_slab);
-        self.frees_local.absolute(class.frees - class.frees_remote);
-        self.frees_remote.absolute(class.frees_remote);
+        self.frees_local.absolute(totals.frees_local);
+        self.frees_remote.absolute(totals.frees_remote);
         self.exhausted_rejected.absolute(class.exhausted);
         self.slab_commits.absolute(class.slab_commits);
         self.slab_rebalances.absolute(class.slab_rebalances);
         self.slab_trims.absolute(class.slab_trims);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_never_fall_and_add_up_to_what_was_freed() {
+        // (freed, of these remote) in successive snapshots; the second falls where threads that
+        // had freed for others allocate.
+        let snapshots = [
+            (0, 0),
+            (10, 10),
+            (10, 0),
+            (12, 2),
+            (40, 25),
+            (40, 41),
+            (39, 0),
+            (60, 60),
+        ];
+        let mut totals = Totals::default();
+        for (frees, frees_remote) in snapshots {
+            let mut class = ClassStats::default();
+            class.frees = frees;
+            class.frees_remote = frees_remote;
+            class.allocs = frees;
+            let before = totals;
+            totals.advance(&class);
+            assert!(totals.frees_local >= before.frees_local, "{totals:?}");
+            assert!(totals.frees_remote >= before.frees_remote, "{totals:?}");
+            assert!(
+                totals.allocs_magazine >= before.allocs_magazine,
+                "{totals:?}"
+            );
+            let freed = before.frees_local + before.frees_remote;
+            assert_eq!(totals.frees_local + totals.frees_remote, frees.max(freed));
+        }
+        assert!(totals.frees_remote > 10, "{totals:?}");
     }
 }

@@ -184,6 +184,144 @@ fn states_add_up_and_counters_never_fall_while_threads_run() {
 }
 
 #[test]
+fn what_lies_with_idle_threads_is_counted_chunk_by_chunk() {
+    const THREADS: usize = 6;
+    let rx = pool("rx");
+    let exporter = exporter(&[&rx]);
+    let here = std::sync::Barrier::new(THREADS + 1);
+    let state = |page: &Page, state| {
+        page.value(
+            "slab_pool_chunks",
+            &[("pool", "rx"), ("size_class", "1536"), ("state", state)],
+        )
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let held: Vec<_> = (0..3).map(|_| rx.try_alloc(1500).unwrap()).collect();
+                here.wait();
+                here.wait();
+                drop(held);
+                here.wait();
+                here.wait();
+            });
+        }
+        here.wait();
+        // All are idle with three chunks held.
+        let first = page(&exporter);
+        assert_adds_up(&first, &rx);
+        assert_eq!(state(&first, "in_use"), 3.0 * THREADS as f64);
+        here.wait();
+        here.wait();
+        // And now with these in their magazines, beside what was there before.
+        let second = page(&exporter);
+        assert_adds_up(&second, &rx);
+        assert_eq!(state(&second, "in_use"), 0.0);
+        let moved = state(&second, "magazine") - state(&first, "magazine");
+        assert_eq!(moved, 3.0 * THREADS as f64);
+        let threads = second.value("slab_pool_thread_caches", &[("pool", "rx")]);
+        assert_eq!(threads, THREADS as f64);
+        here.wait();
+    });
+    // Gone with their threads, to where any thread finds them.
+    let last = page(&exporter);
+    assert_adds_up(&last, &rx);
+    assert_eq!(state(&last, "magazine"), 0.0);
+    assert_eq!(
+        last.value("slab_pool_thread_caches", &[("pool", "rx")]),
+        0.0
+    );
+}
+
+#[test]
+fn remote_frees_stay_counted_when_that_thread_allocates_and_recorders_change() {
+    let rx = pool("rx");
+    let exporter = exporter(&[&rx, &pool("gone")]);
+    let held: Vec<_> = (0..50).map(|_| rx.try_alloc(1500).unwrap()).collect();
+    let frees = |page: &Page, path| {
+        page.sum(
+            "slab_pool_frees_total",
+            &[("pool", "rx"), ("size_class", "1536"), ("path", path)],
+        )
+    };
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                drop(held);
+                let before = page(&exporter);
+                assert_eq!(
+                    (frees(&before, "local"), frees(&before, "remote")),
+                    (0.0, 50.0)
+                );
+                // slab-core's bound falls to 0 with these.
+                let _held: Vec<_> = (0..50).map(|_| rx.try_alloc(1500).unwrap()).collect();
+                assert_eq!(rx.stats().classes()[1].frees_remote, 0);
+                let after = page(&exporter);
+                assert_eq!(
+                    (frees(&after, "local"), frees(&after, "remote")),
+                    (0.0, 50.0)
+                );
+                // Ends the recorder; the next one continues the totals.
+                exporter.collector().unregister(SourceKind::Pool, "gone");
+                let after = page(&exporter);
+                assert_eq!(
+                    (frees(&after, "local"), frees(&after, "remote")),
+                    (0.0, 50.0)
+                );
+            })
+            .join()
+            .unwrap();
+    });
+    let now = page(&exporter);
+    assert_eq!((frees(&now, "local"), frees(&now, "remote")), (50.0, 50.0));
+}
+
+#[test]
+fn pools_come_and_go_while_pages_are_read_side_by_side() {
+    let rx = pool("rx");
+    let exporter = exporter(&[&rx]);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut before = 0.0;
+                    while !done.load(Ordering::Relaxed) {
+                        let now = page(&exporter);
+                        assert_adds_up(&now, &rx);
+                        let allocs = now.sum("slab_pool_allocs_total", &[("pool", "rx")]);
+                        assert!(allocs >= before, "{allocs} after {before}");
+                        before = allocs;
+                        // Whole series of a pool, or none.
+                        let guests = |name: &str| {
+                            let samples = &now.families[name].samples;
+                            samples
+                                .iter()
+                                .filter(|s| s.labels["pool"] == "guest")
+                                .count()
+                        };
+                        assert_eq!(guests("slab_pool_chunks"), 12 * guests("slab_pool_info"));
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..50 {
+            let guest = pool("guest");
+            exporter.collector().register_pool(&guest).unwrap();
+            let _ = exporter.scrape();
+            drop(guest.try_alloc(100).unwrap());
+            drop(rx.try_alloc(100).unwrap());
+            assert!(exporter.collector().unregister(SourceKind::Pool, "guest"));
+        }
+        done.store(true, Ordering::Relaxed);
+        readers.into_iter().for_each(|r| r.join().unwrap());
+    });
+    let now = page(&exporter);
+    assert_eq!(now.sum("slab_pool_allocs_total", &[("pool", "rx")]), 50.0);
+    assert!(now.families["slab_pool_info"].samples.len() == 1);
+}
+
+#[test]
 fn an_unregistered_pool_is_given_back_and_its_series_end() {
     let (rx, tx) = (pool("rx"), pool("tx"));
     let exporter = exporter(&[&rx, &tx]);
