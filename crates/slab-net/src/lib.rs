@@ -4,8 +4,8 @@ mod packet;
 pub mod pipeline;
 pub mod udp;
 
-pub use udp::Datagram;
 pub use packet::{
-    Packet, PacketBuf, PacketPool, PacketPoolBuilder, PacketPoolError, PacketPoolStats,
+    Packet, PacketBuf, PacketChain, PacketPool, PacketPoolBuilder, PacketPoolError, PacketPoolStats,
 };
 pub use slab_core::{AllocError, ConfigError, SizeClasses};
+pub use udp::Datagram;

@@ -5,10 +5,12 @@
 //! | `pool` | [`PacketPool`]: a slab pool with headroom, tailroom and a policy for its cap |
 //! | `buf`, `room`, `split` | [`PacketBuf`]: exclusive, growable; how it finds more space; its parts |
 //! | `frozen` | [`Packet`]: frozen, cheap to clone and to slice |
+//! | `chain` | [`PacketChain`]: packets one behind the other, for vectored writes |
 //! | `convert`, `cmp`, `fmt`, `io`, `serde` | their traits, as `bytes` has them |
 //! | `owner`, `settings` | what keeps the memory alive; how a chunk finds its packet pool |
 
 mod buf;
+mod chain;
 mod cmp;
 mod convert;
 mod fmt;
@@ -23,6 +25,7 @@ mod settings;
 mod split;
 
 pub use buf::PacketBuf;
+pub use chain::PacketChain;
 pub use frozen::Packet;
 pub use pool::{PacketPool, PacketPoolBuilder, PacketPoolError, PacketPoolStats};
 

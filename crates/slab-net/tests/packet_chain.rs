@@ -1,0 +1,223 @@
+//! `PacketChain`: against the joined bytes, at its limit, and through real vectored writes.
+
+use bytes::{Buf, Bytes};
+use proptest::prelude::*;
+use slab_net::{AllocError, Packet, PacketChain, PacketPool, SizeClasses};
+use std::io::{IoSlice, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(1 << 20).build().unwrap()
+}
+
+fn chain(pool: &PacketPool, parts: &[&[u8]]) -> PacketChain {
+    let mut chain = PacketChain::new();
+    for part in parts {
+        let packet = pool.try_copy_from_slice(part).unwrap();
+        chain.push_back(packet).unwrap();
+    }
+    chain
+}
+
+fn panics<R>(f: impl FnOnce() -> R) -> bool {
+    catch_unwind(AssertUnwindSafe(f)).is_err()
+}
+
+#[test]
+fn a_full_chain_gives_the_packet_back_and_stays_as_it_is() {
+    let mut chain = PacketChain::with_limit(3);
+    for _ in 0..3 {
+        chain.push_back(Packet::from_static(b"abc")).unwrap();
+    }
+    let more = Packet::from_static(b"more");
+    assert_eq!(chain.push_back(more.clone()), Err(more.clone()));
+    assert_eq!(chain.push_front(more.clone()), Err(more.clone()));
+    assert_eq!((chain.packets(), chain.len(), chain.limit()), (3, 9, 3));
+    chain.push_back(Packet::new()).unwrap();
+    assert_eq!(chain.packets(), 3, "nothing takes no place");
+    // Reading makes room again.
+    chain.advance(4);
+    chain.push_front(more).unwrap();
+    assert_eq!(chain.copy_to_bytes(9), "morebcabc");
+    assert!(chain.is_empty() && !chain.has_remaining());
+    assert_eq!(PacketChain::new().limit(), PacketChain::DEFAULT_LIMIT);
+}
+
+#[test]
+fn many_packets_share_one_chunk() {
+    let pool = pool();
+    let whole = pool.try_copy_from_slice(&[0; 60_000]).unwrap();
+    let mut chain = PacketChain::with_limit(usize::MAX);
+    for _ in 0..1000 {
+        chain.push_back(whole.clone()).unwrap();
+    }
+    assert_eq!(chain.len(), 60_000_000);
+    assert_eq!(pool.slab().stats().in_use(), 1);
+}
+
+#[test]
+fn chunks_go_back_to_the_pool_as_they_are_read() {
+    let pool = pool();
+    let mut chain = chain(&pool, &[b"one", b"two", b"three"]);
+    assert_eq!(pool.slab().stats().in_use(), 3);
+    chain.advance(2);
+    assert_eq!(pool.slab().stats().in_use(), 3);
+    chain.advance(1);
+    assert_eq!(pool.slab().stats().in_use(), 2);
+    assert_eq!(chain.pop_front().unwrap(), "two");
+    assert_eq!((pool.slab().stats().in_use(), chain.len()), (1, 5));
+    chain.clear();
+    assert_eq!((pool.slab().stats().in_use(), chain.len()), (0, 0));
+    assert_eq!(chain.pop_front(), None);
+}
+
+#[test]
+fn slices_are_those_of_the_packets_and_no_more_than_asked_for() {
+    let pool = pool();
+    let chain = chain(&pool, &[b"one", b"two", b"three"]);
+    let mut slices = [IoSlice::new(&[]); 2];
+    assert_eq!(chain.chunks_vectored(&mut slices), 2);
+    assert_eq!((&slices[0][..], &slices[1][..]), (&b"one"[..], &b"two"[..]));
+    let mut slices = [IoSlice::new(b"old"); 5];
+    assert_eq!(chain.chunks_vectored(&mut slices), 3);
+    for (slice, packet) in slices.iter().zip(&chain) {
+        assert_eq!(
+            (slice.as_ptr(), slice.len()),
+            (packet.as_ptr(), packet.len())
+        );
+    }
+    assert_eq!(chain.chunks_vectored(&mut []), 0);
+    assert_eq!(PacketChain::new().chunks_vectored(&mut slices), 0);
+}
+
+#[test]
+fn copy_to_bytes_shares_what_lies_in_one_packet() {
+    let pool = pool();
+    let mut chain = chain(&pool, &[b"header", b"body"]);
+    let at = chain.chunk().as_ptr();
+    let head = chain.copy_to_bytes(4);
+    assert_eq!((&head[..], head.as_ptr()), (&b"head"[..], at));
+    assert_eq!(chain.copy_to_bytes(0), "");
+    assert_eq!(chain.copy_to_bytes(5), "erbod");
+    assert_eq!(chain.copy_to_bytes(1), "y");
+    drop((head, chain));
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[test]
+fn joining_copies_only_where_there_are_several() {
+    let pool = pool();
+    let several = chain(&pool, &[b"header", b"body"]);
+    let joined = several.try_to_packet(&pool).unwrap();
+    assert_eq!(joined, "headerbody");
+    let one = PacketChain::from(joined.clone());
+    assert_eq!(one.try_to_packet(&pool).unwrap().as_ptr(), joined.as_ptr());
+    assert!(PacketChain::from(Packet::new()).is_empty());
+    assert!(PacketChain::new().try_to_packet(&pool).unwrap().is_empty());
+
+    let classes = SizeClasses::explicit(&[64]).unwrap();
+    let small = PacketPool::builder()
+        .size_classes(classes)
+        .max_memory(65_536);
+    let small = small.build().unwrap();
+    let long = chain(&pool, &[&[1; 40], &[2; 40]]);
+    let refused = long.try_to_packet(&small).unwrap_err();
+    assert!(matches!(refused, AllocError::TooLarge { .. }));
+    assert_eq!(long.len(), 80);
+}
+
+#[test]
+fn reading_past_the_end_panics() {
+    let pool = pool();
+    let chain = || chain(&pool, &[b"ab", b"cd"]);
+    assert!(panics(|| chain().advance(5)));
+    assert!(panics(|| chain().copy_to_bytes(5)));
+    assert!(panics(|| chain().get_u64()));
+    assert_eq!(chain().get_u32(), u32::from_be_bytes(*b"abcd"));
+    assert!(panics(|| PacketChain::new().get_u8()));
+}
+
+#[test]
+fn a_chain_goes_out_by_vectored_writes() {
+    let pool = pool();
+    let parts: Vec<Vec<u8>> = (0..200u8)
+        .map(|n| vec![n; 1 + usize::from(n) * 13])
+        .collect();
+    let expected = parts.concat();
+    let mut chain = PacketChain::new();
+    for part in &parts {
+        chain.push_back(pool.copy_from_slice(part)).unwrap();
+    }
+    let (mut from, mut to) = std::io::pipe().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        from.read_to_end(&mut all).unwrap();
+        all
+    });
+    let mut calls = 0;
+    while chain.has_remaining() {
+        let mut slices = [IoSlice::new(&[]); 64];
+        let filled = chain.chunks_vectored(&mut slices);
+        let sent = to.write_vectored(&slices[..filled]).unwrap();
+        chain.advance(sent);
+        calls += 1;
+    }
+    drop(to);
+    assert_eq!(reader.join().unwrap(), expected);
+    assert!(
+        calls < parts.len(),
+        "{calls} calls for {} packets",
+        parts.len()
+    );
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 8 } else { 100 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Whatever is read in whatever steps is what the joined bytes are.
+    #[test]
+    fn a_chain_reads_as_its_bytes_joined(
+        parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..12),
+        steps in prop::collection::vec((0..5u8, 0..30usize), 0..20),
+    ) {
+        let pool = pool();
+        let mut chain = PacketChain::new();
+        for part in &parts {
+            chain.push_back(pool.copy_from_slice(part)).unwrap();
+        }
+        let mut joined = Bytes::from(parts.concat());
+        for (step, n) in steps {
+            let n = n.min(joined.len());
+            match step {
+                0 => {
+                    chain.advance(n);
+                    joined.advance(n);
+                }
+                1 => prop_assert_eq!(chain.copy_to_bytes(n), joined.copy_to_bytes(n)),
+                2 => {
+                    let first = chain.pop_front().unwrap_or_default();
+                    prop_assert_eq!(&first[..], &joined.split_to(first.len())[..]);
+                }
+                3 => {
+                    let header = Bytes::from(vec![n as u8; n]);
+                    chain.push_front(header.clone().into()).unwrap();
+                    joined = [header, joined].concat().into();
+                }
+                _ if n >= 2 => prop_assert_eq!(chain.get_u16_le(), joined.get_u16_le()),
+                _ => {}
+            }
+            prop_assert_eq!(chain.len(), joined.len());
+            prop_assert_eq!(chain.chunk().is_empty(), joined.is_empty());
+            let all: Vec<u8> = chain.iter().flat_map(|packet| packet.to_vec()).collect();
+            prop_assert_eq!(&all, &joined);
+            prop_assert_eq!(chain.try_to_packet(&pool).unwrap(), &joined);
+        }
+        drop(chain);
+        prop_assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}
