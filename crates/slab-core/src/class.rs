@@ -13,6 +13,8 @@ pub const MAX_CLASSES: usize = if cfg!(loom) { 2 } else { 24 };
 pub const CHUNK_ALIGN: usize = 64;
 /// The largest size class in bytes.
 pub const MAX_CHUNK_BYTES: usize = 16 << 20;
+/// The largest alignment in bytes that a size class can promise: the arena starts on a page.
+pub const MAX_CHUNK_ALIGN: usize = 4096;
 
 /// Requests of up to this many bytes find their class by one load.
 const TABLE_BYTES: usize = 64 << 10;
@@ -159,6 +161,86 @@ impl SizeClasses {
         self.sizes[self.sizes.len() - 1]
     }
 
+    /// The same classes with every size rounded up to a multiple of `align` bytes, so that every
+    /// chunk is aligned to it; classes that become equal are one. Direct I/O wants 512 or 4096.
+    ///
+    /// To align some classes only, give their sizes as multiples in [`explicit`](Self::explicit).
+    ///
+    /// ```
+    /// # use slab_core::SizeClasses;
+    /// let classes = SizeClasses::explicit(&[1536, 9216])?.aligned_to(4096)?;
+    /// assert_eq!(classes.sizes(), &[4096, 12288]);
+    /// assert_eq!(classes.align(1), 4096);
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `align` is not a power of two or above [`MAX_CHUNK_ALIGN`].
+    pub fn aligned_to(&self, align: usize) -> Result<Self, ConfigError> {
+        if !align.is_power_of_two() || align > MAX_CHUNK_ALIGN {
+            return Err(ConfigError::BadAlignment { align });
+        }
+        let mut sizes = ArrayVec::<usize, MAX_CLASSES>::new();
+        for &bytes in &self.sizes {
+            let bytes = bytes.next_multiple_of(align);
+            if sizes.last() != Some(&bytes) {
+                sizes.push(bytes);
+            }
+        }
+        Self::explicit(&sizes)
+    }
+
+    /// What every chunk of a class is aligned to, in bytes: the largest power of two that divides
+    /// its size, at most [`MAX_CHUNK_ALIGN`]. So 1536 promises 512, and 4096 promises 4096.
+    ///
+    /// # Panics
+    /// If there is no such class.
+    #[must_use]
+    pub fn align(&self, class: usize) -> usize {
+        // A slab starts on a multiple of its size, a power of two of at least 64 KiB, in an arena
+        // that starts on a page; its chunks lie one behind the other.
+        (1 << self.sizes[class].trailing_zeros()).min(MAX_CHUNK_ALIGN)
+    }
+
+    /// The index of the class whose chunks have exactly `len` bytes; `None` if none has.
+    ///
+    /// ```
+    /// # use slab_core::SizeClasses;
+    /// let classes = SizeClasses::network();
+    /// assert_eq!(classes.exact(1536), Some(6));
+    /// assert_eq!(classes.exact(1500), None);
+    /// assert_eq!(classes.round_up(1500), Some(1536));
+    /// ```
+    #[must_use]
+    pub fn exact(&self, len: usize) -> Option<usize> {
+        self.sizes.binary_search(&len).ok()
+    }
+
+    /// The usable bytes of the chunk that a request of `len` bytes gets; `None` if no class holds
+    /// them.
+    #[must_use]
+    pub fn round_up(&self, len: usize) -> Option<usize> {
+        self.class_for(len).map(|class| self.sizes[class])
+    }
+
+    /// The index of the smallest class that holds `len` bytes and whose chunks are aligned to
+    /// `align` bytes; `None` if none does. Asking a pool for that class's size gives such a chunk.
+    ///
+    /// ```
+    /// # use slab_core::{SizeClasses, SlabPool};
+    /// let pool = SlabPool::builder().build()?;
+    /// let classes = pool.size_classes();
+    /// let class = classes.class_for_aligned(1500, 1024).expect("2048 is a class");
+    /// let chunk = pool.try_alloc(classes.sizes()[class])?;
+    /// assert!(chunk.as_ptr().addr().get().is_multiple_of(1024));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn class_for_aligned(&self, len: usize, align: usize) -> Option<usize> {
+        let first = self.class_for(len)?;
+        (first..self.sizes.len()).find(|&class| self.align(class) >= align)
+    }
+
     /// The index of the smallest class that holds `len` bytes; `None` if none does.
     #[must_use]
     pub fn class_for(&self, len: usize) -> Option<usize> {
@@ -186,6 +268,16 @@ pub(crate) struct Geometry {
     pub(crate) count_shift: u32,
 }
 
+/// The size of a slab in bytes, a power of two, when the largest class has `largest` bytes.
+pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
+    let bytes = (largest * MIN_CHUNKS_PER_SLAB).next_power_of_two();
+    if bytes < MIN_SLAB_BYTES {
+        MIN_SLAB_BYTES
+    } else {
+        bytes
+    }
+}
+
 /// The classes of one pool, ready for the fast path.
 #[derive(Debug)]
 #[repr(C)]
@@ -200,9 +292,7 @@ pub(crate) struct ClassTable {
 
 impl ClassTable {
     pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Self {
-        let slab_bytes = (classes.largest() * MIN_CHUNKS_PER_SLAB)
-            .next_power_of_two()
-            .max(MIN_SLAB_BYTES);
+        let slab_bytes = slab_bytes_for(classes.largest());
         let mut lookup = [u8::MAX; TABLE_LEN];
         for (granule, class) in lookup.iter_mut().enumerate() {
             if let Some(index) = classes.class_for(granule * CHUNK_ALIGN) {
@@ -369,6 +459,56 @@ mod tests {
             }
             for len in [usize::MAX, usize::MAX - 62, isize::MAX as usize + 1] {
                 assert_eq!(table.class_for(len), None);
+            }
+        }
+    }
+
+    #[test]
+    fn requests_exact_rounded_and_aligned() {
+        let classes = SizeClasses::explicit(&[192, 1536, 2048, 4096, 12288, 131_072]).unwrap();
+        assert_eq!(classes.exact(1536), Some(1));
+        assert_eq!(classes.exact(1535), None);
+        assert_eq!(classes.round_up(193), Some(1536));
+        assert_eq!(classes.round_up(131_073), None);
+        let aligns: Vec<usize> = (0..6).map(|class| classes.align(class)).collect();
+        assert_eq!(aligns, [64, 512, 2048, 4096, 4096, 4096]);
+        for (len, align, class) in [
+            (1, 1, Some(0)),
+            (1, 64, Some(0)),
+            (1, 128, Some(1)),
+            (100, 1024, Some(2)),
+            (5000, 4096, Some(4)),
+            (1, 8192, None),
+            (131_073, 1, None),
+        ] {
+            assert_eq!(classes.class_for_aligned(len, align), class, "{len} {align}");
+        }
+        assert_eq!(
+            SizeClasses::network().aligned_to(4096).unwrap().sizes(),
+            &[4096usize, 12288, 16384, 32768, 65536]
+        );
+        for align in [0, 3, 8192] {
+            assert_eq!(
+                classes.aligned_to(align),
+                Err(ConfigError::BadAlignment { align })
+            );
+        }
+    }
+
+    #[test]
+    fn every_chunk_has_the_alignment_that_its_class_promises() {
+        let classes = SizeClasses::explicit(&[64, 192, 512, 1536, 12288, 20480]).unwrap();
+        let pool = crate::SlabPool::builder()
+            .size_classes(classes.clone())
+            .max_memory(2 << 20)
+            .build()
+            .unwrap();
+        for (class, &bytes) in classes.sizes().iter().enumerate() {
+            let chunks: Vec<_> = (0..20).map_while(|_| pool.try_alloc(bytes).ok()).collect();
+            assert!(chunks.len() > 2, "more than a slab of {bytes}");
+            for chunk in &chunks {
+                let at = chunk.as_ptr().addr().get();
+                assert!(at.is_multiple_of(classes.align(class)), "{bytes} at {at:x}");
             }
         }
     }

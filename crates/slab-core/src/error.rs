@@ -37,6 +37,12 @@ pub enum ConfigError {
         /// The class's size in bytes.
         bytes: usize,
     },
+    /// An alignment that is not a power of two, or is above
+    /// [`MAX_CHUNK_ALIGN`](crate::MAX_CHUNK_ALIGN).
+    BadAlignment {
+        /// The alignment in bytes.
+        align: usize,
+    },
     /// A growth factor for geometric classes that is not a finite number above 1.
     BadFactor,
     /// The smallest geometric class is larger than the largest.
@@ -94,6 +100,11 @@ impl fmt::Display for ConfigError {
                 "size classes must ascend, but {next} bytes stands after {previous}"
             ),
             Self::DuplicateClass { bytes } => write!(f, "size class of {bytes} bytes stands twice"),
+            Self::BadAlignment { align } => write!(
+                f,
+                "an alignment of {align} bytes is not a power of two up to {}",
+                crate::MAX_CHUNK_ALIGN
+            ),
             Self::BadFactor => write!(f, "the growth factor must be a finite number above 1"),
             Self::EmptyRange { min, max } => write!(
                 f,

@@ -42,7 +42,7 @@ mod sync;
 mod sys;
 
 pub use chunk::Chunk;
-pub use class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
+pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 pub use error::{AllocError, ConfigError};
 pub use pool::{SlabPool, SlabPoolBuilder};
 pub use shared::{Clones, SharedChunk};
