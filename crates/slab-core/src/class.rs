@@ -294,10 +294,11 @@ impl ClassTable {
     pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Self {
         let slab_bytes = slab_bytes_for(classes.largest());
         let mut lookup = [u8::MAX; TABLE_LEN];
-        for (granule, class) in lookup.iter_mut().enumerate() {
-            if let Some(index) = classes.class_for(granule * CHUNK_ALIGN) {
-                *class = index as u8;
-            }
+        let mut from = 0;
+        for (index, &bytes) in classes.sizes().iter().enumerate() {
+            let to = (bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
+            lookup[from..to].fill(index as u8);
+            from = to;
         }
         let empty = Geometry {
             bytes: 0,

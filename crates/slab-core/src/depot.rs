@@ -70,10 +70,11 @@ impl Stack {
         }
     }
 
-    fn push(&self, blocks: &[Batch], block: u32) {
+    fn push(&self, blocks: &Table<Batch>, block: u32) {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
-            blocks[block as usize]
+            blocks
+                .at(block as usize)
                 .next
                 .store(head as u32, Ordering::Relaxed);
             let new = next_tag(head) | u64::from(block);
@@ -88,7 +89,7 @@ impl Stack {
         }
     }
 
-    fn pop(&self, blocks: &[Batch]) -> Option<u32> {
+    fn pop(&self, blocks: &Table<Batch>) -> Option<u32> {
         // Acquire: pairs with the push that published this top.
         let mut head = self.head.load(Ordering::Acquire);
         loop {
@@ -98,7 +99,7 @@ impl Stack {
             }
             // May be stale if the block was popped meanwhile; then the tag has moved on and the
             // exchange fails. Reading it is harmless: blocks are type-stable.
-            let next = blocks[block as usize].next.load(Ordering::Relaxed);
+            let next = blocks.at(block as usize).next.load(Ordering::Relaxed);
             let new = next_tag(head) | u64::from(next);
             match self
                 .head
@@ -194,7 +195,7 @@ impl Depot {
     pub(crate) fn push_batch(&self, class: u8, units: &[u32]) {
         debug_assert_eq!(units.len(), self.batch_len(class));
         let block = self.empty_block();
-        let batch = &self.blocks[block as usize];
+        let batch = self.blocks.at(block as usize);
         for (slot, &unit) in batch.units.iter().zip(units) {
             slot.store(unit, Ordering::Relaxed);
         }
@@ -213,7 +214,7 @@ impl Depot {
         let Some(block) = stack.pop(&self.blocks) else {
             return 0;
         };
-        let batch = &self.blocks[block as usize];
+        let batch = self.blocks.at(block as usize);
         let len = batch.read(out);
         stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
         self.empty.push(&self.blocks, block);
@@ -231,7 +232,7 @@ impl Depot {
         let stack = &self.full[usize::from(class)];
         let mut block = stack.take_all();
         while block != NIL {
-            let batch = &self.blocks[block as usize];
+            let batch = self.blocks.at(block as usize);
             let mut units = [0; BATCH_MAX];
             let len = batch.read(&mut units);
             let next = batch.next.load(Ordering::Relaxed);

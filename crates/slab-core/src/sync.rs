@@ -114,6 +114,31 @@ mod imp {
         }
     }
 
+    // Not by way of the slice: a reference to all of it is free for the processor, but costs
+    // Miri a step per atomic in the table, each time.
+    impl<T> Table<T> {
+        pub(crate) fn len(&self) -> usize {
+            self.len
+        }
+
+        #[inline(always)]
+        pub(crate) fn at(&self, index: usize) -> &T {
+            assert!(index < self.len, "index {index} of a table of {}", self.len);
+            // SAFETY: just checked.
+            unsafe { self.get_unchecked(index) }
+        }
+
+        /// # Safety
+        /// `index < self.len()`.
+        #[inline(always)]
+        pub(crate) unsafe fn get_unchecked(&self, index: usize) -> &T {
+            // SAFETY: `index` is within the region by the caller's promise.
+            let at = unsafe { self.region.base().cast::<T>().add(index) };
+            // SAFETY: as for `deref`: committed, zeroed, aligned, and shared references only.
+            unsafe { at.as_ref() }
+        }
+    }
+
     impl<T> DerefMut for Table<T> {
         fn deref_mut(&mut self) -> &mut [T] {
             // SAFETY: as for `deref`, and `self` is borrowed mutably.
@@ -175,6 +200,10 @@ mod imp {
     impl<T: Zeroable> LoomTable<T> {
         pub(crate) fn new(len: usize) -> Result<Self, i32> {
             Ok(Self((0..len).map(|_| T::default()).collect()))
+        }
+
+        pub(crate) fn at(&self, index: usize) -> &T {
+            &self.0[index]
         }
     }
 
