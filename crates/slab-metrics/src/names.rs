@@ -40,6 +40,8 @@ families! {
         "Bytes of committed slabs that serve no size class now.";
     POOL_IN_USE_BYTES = Gauge "slab_pool_in_use_bytes",
         "Bytes of the chunks held by callers, counted as whole chunks.";
+    POOL_CACHED_BYTES = Gauge "slab_pool_cached_bytes",
+        "Bytes of free chunks that wait in threads' magazines or in the depot, by place.";
     POOL_CHUNKS = Gauge "slab_pool_chunks",
         "Chunks of the committed slabs by where they are; the states add up to all of them.";
     POOL_IN_USE_CHUNKS_PEAK = Gauge "slab_pool_in_use_chunks_peak",

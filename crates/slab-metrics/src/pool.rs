@@ -150,6 +150,8 @@ impl Series for PoolSeries {
 struct ClassSeries {
     committed_bytes: Gauge,
     in_use_bytes: Gauge,
+    magazine_bytes: Gauge,
+    depot_bytes: Gauge,
     in_use: Gauge,
     magazine: Gauge,
     depot: Gauge,
@@ -179,6 +181,8 @@ impl ClassSeries {
         Self {
             committed_bytes: to.gauge(&POOL_COMMITTED_BYTES, &class),
             in_use_bytes: to.gauge(&POOL_IN_USE_BYTES, &class),
+            magazine_bytes: to.gauge(&POOL_CACHED_BYTES, &with("place", "magazine")),
+            depot_bytes: to.gauge(&POOL_CACHED_BYTES, &with("place", "depot")),
             in_use: to.gauge(&POOL_CHUNKS, &with("state", "in_use")),
             magazine: to.gauge(&POOL_CHUNKS, &with("state", "magazine")),
             depot: to.gauge(&POOL_CHUNKS, &with("state", "depot")),
@@ -199,6 +203,9 @@ impl ClassSeries {
     fn update(&self, class: &ClassStats, totals: &Totals) {
         self.committed_bytes.set(float(class.committed_bytes));
         self.in_use_bytes.set(float(class.in_use_bytes()));
+        let bytes = |chunks: u64| float(chunks * class.chunk_bytes as u64);
+        self.magazine_bytes.set(bytes(class.in_magazines));
+        self.depot_bytes.set(bytes(class.in_depot));
         self.in_use.set(float(class.in_use));
         self.magazine.set(float(class.in_magazines));
         self.depot.set(float(class.in_depot));

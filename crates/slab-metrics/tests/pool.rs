@@ -51,6 +51,13 @@ fn assert_adds_up(page: &Page, pool: &SlabPool) {
         let bytes = page.value("slab_pool_in_use_bytes", &labels);
         assert_eq!(bytes, in_use * class.chunk_bytes as f64);
         assert!(in_use <= page.value("slab_pool_in_use_chunks_peak", &labels));
+        for place in ["magazine", "depot"] {
+            let of = |name, label| page.value(name, &[labels[0], labels[1], (label, place)]);
+            let cached = of("slab_pool_chunks", "state") * class.chunk_bytes as f64;
+            assert_eq!(of("slab_pool_cached_bytes", "place"), cached);
+        }
+        let cached = page.sum("slab_pool_cached_bytes", &labels);
+        assert!(bytes + cached <= committed, "{name} {size_class}");
     }
     let pool_labels = [("pool", name)];
     let committed = page.sum("slab_pool_committed_bytes", &pool_labels)

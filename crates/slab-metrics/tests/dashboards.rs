@@ -1,0 +1,107 @@
+//! The dashboard and the rules ask for nothing that is not exported, and no alert is without a
+//! test. That a real Prometheus understands them is `tests/prometheus.rs`' part.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+const README: &str = include_str!("../README.md");
+const DASHBOARD: &str = include_str!("../dashboards/grafana.json");
+const RULES: &str = include_str!("../dashboards/rules.yml");
+const RULES_TEST: &str = include_str!("../dashboards/rules_test.yml");
+
+/// Every exported metric: `tests/table.rs` keeps the README's table equal to the page.
+fn exported() -> BTreeSet<&'static str> {
+    let rows = README.lines().filter(|line| line.starts_with("| `slab_"));
+    let names: BTreeSet<_> = rows.map(|line| line.split('`').nth(1).unwrap()).collect();
+    assert!(names.len() > 30, "{names:?}");
+    names
+}
+
+/// What begins like a metric of ours, or like a rule's (`level:metric:operation`).
+fn metrics_in(text: &str) -> BTreeSet<&str> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    text.split(|c| !is_name(c))
+        .filter(|word| word.starts_with("slab_") || word.contains(":slab_"))
+        .collect()
+}
+
+fn strings<'a>(value: &'a serde_json::Value, key: &str, found: &mut Vec<&'a str>) {
+    match value {
+        serde_json::Value::Object(members) => {
+            for (name, member) in members {
+                match member.as_str() {
+                    Some(text) if name == key => found.push(text),
+                    _ => strings(member, key, found),
+                }
+            }
+        }
+        serde_json::Value::Array(all) => all.iter().for_each(|v| strings(v, key, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_dashboard_asks_for_what_is_exported_and_shows_it_all() {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let mut queries = Vec::new();
+    strings(&dashboard, "expr", &mut queries);
+    assert!(queries.len() > 30, "{queries:?}");
+    let asked: BTreeSet<_> = queries.iter().flat_map(|query| metrics_in(query)).collect();
+    let exported = exported();
+    let unknown: Vec<_> = asked.difference(&exported).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+    let mut missing: BTreeSet<_> = exported.difference(&asked).copied().collect();
+    // In bytes there, from the other metrics of the same states; and only in the rules.
+    assert!(missing.remove("slab_pool_chunks"));
+    assert!(missing.remove("slab_net_queue_capacity_batches"));
+    assert!(missing.is_empty(), "not on the dashboard: {missing:?}");
+
+    let mut ids = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        assert!(ids.insert(panel["id"].as_u64().unwrap()));
+        let title = panel["title"].as_str().unwrap();
+        let described = panel["type"] == "row" || panel["description"].as_str().unwrap() != "";
+        assert!(described, "{title}");
+        let place = |key: &str| panel["gridPos"][key].as_u64().unwrap();
+        assert!(place("x") + place("w") <= 24, "{title}");
+    }
+}
+
+#[test]
+fn the_rules_ask_for_what_is_exported() {
+    // Annotations name metrics as well, so that the whole file counts.
+    let mut known = exported();
+    known.extend(RULES.lines().filter_map(|line| {
+        let (_, name) = line.split_once("- record: ")?;
+        Some(name)
+    }));
+    let unknown: Vec<_> = metrics_in(RULES).difference(&known).copied().collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+    let unknown: Vec<_> = metrics_in(RULES_TEST).difference(&known).copied().collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
+
+#[test]
+fn every_alert_says_what_to_do_and_is_seen_firing_and_clearing() {
+    // Alert -> has it been seen firing, and quiet after that?
+    let mut seen: BTreeMap<&str, (bool, bool)> = BTreeMap::new();
+    for alert in RULES.split("- alert: ").skip(1) {
+        let (name, body) = alert.split_once('\n').unwrap();
+        for part in ["severity: ", "summary: ", "runbook: "] {
+            assert_eq!(body.matches(part).count(), 1, "{name}: {part}");
+        }
+        assert!(seen.insert(name, (false, false)).is_none(), "{name} twice");
+    }
+    assert!(seen.len() > 10);
+    for case in RULES_TEST.split("- alertname: ").skip(1) {
+        let (name, body) = case.split_once('\n').unwrap();
+        let (fired, cleared) = seen.get_mut(name).expect(name);
+        let (_, expected) = body.split_once("exp_alerts:").unwrap();
+        match expected.starts_with(" []") {
+            true => *cleared |= *fired,
+            false => *fired = true,
+        }
+    }
+    for (name, state) in seen {
+        assert_eq!(state, (true, true), "{name}: (fires, clears) in rules_test");
+    }
+}
