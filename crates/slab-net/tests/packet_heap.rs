@@ -1,0 +1,134 @@
+//! What packets take from the heap: nothing in the steady state, and what each conversion says.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use slab_net::{Packet, PacketBuf, PacketChain, PacketPool};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting the allocations of each thread.
+struct Counting;
+
+// SAFETY: all is left to `System`; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// How many allocations `f` makes on this thread.
+fn allocations<R>(f: impl FnOnce() -> R) -> (u64, R) {
+    let before = ALLOCATIONS.get();
+    let result = f();
+    (ALLOCATIONS.get() - before, result)
+}
+
+fn pool() -> PacketPool {
+    let pool = PacketPool::builder().max_memory(8 << 20).headroom(32);
+    pool.build().unwrap()
+}
+
+#[test]
+fn the_count_counts() {
+    assert_eq!(allocations(|| Box::new(1)).0, 1);
+    assert_eq!(allocations(|| BytesMut::with_capacity(64)).0, 1);
+}
+
+/// One packet's life, with about everything that a server does to it.
+fn round(pool: &PacketPool, chain: &mut PacketChain, n: usize) {
+    let mut buf = pool.try_alloc(1200).unwrap();
+    buf.put_u32(n as u32);
+    buf.put_bytes(1, 1000);
+    buf.prepend(b"header");
+    buf.reserve(3000);
+    buf.extend_from_slice(&[2; 500]);
+    let mut head = buf.split_to(10);
+    head.try_reserve(100).unwrap();
+    head.unsplit(buf.split_to(5));
+    let tail = buf.split_off(buf.len() - 5);
+    buf.unsplit(tail);
+
+    let mut packet = buf.freeze();
+    let clone = packet.clone();
+    let slice = packet.slice(3..20);
+    let front = packet.split_to(100);
+    let other = slice.slice_ref(&slice[2..4]);
+    drop((clone, slice, other));
+    let mut again = PacketBuf::from(front);
+    again.put_u64(7);
+    let again = pool.compact(again.freeze().slice(..4));
+
+    chain.push_back(packet).unwrap();
+    chain.push_front(again).unwrap();
+    chain.push_front(head.freeze()).unwrap();
+    chain.advance(50);
+    while chain.has_remaining() {
+        let n = chain.chunk().len();
+        chain.advance(n);
+    }
+}
+
+#[test]
+fn the_steady_state_takes_nothing_from_the_heap() {
+    let pool = pool();
+    let mut chain = PacketChain::new();
+    round(&pool, &mut chain, 0);
+    let (count, ()) = allocations(|| {
+        for n in 0..2000 {
+            round(&pool, &mut chain, n);
+        }
+    });
+    assert_eq!(count, 0);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+    assert_eq!(pool.packet_stats().heap_fallbacks, 0);
+}
+
+#[test]
+fn without_a_pool_argument_the_same() {
+    let rounds = || {
+        for n in 0..500 {
+            let mut buf = PacketBuf::with_capacity(100 + n);
+            buf.put_slice(&[3; 300]);
+            let packet = Packet::copy_from_slice(&buf);
+            let buf = PacketBuf::from(packet);
+            drop((buf.clone(), PacketBuf::zeroed(64), PacketBuf::new()));
+        }
+    };
+    rounds();
+    assert_eq!(allocations(rounds).0, 0);
+}
+
+/// The prices that the documentation names.
+#[test]
+fn conversions_cost_what_they_say() {
+    let pool = pool();
+    let packet = || pool.try_copy_from_slice(b"some bytes").unwrap();
+    drop(packet());
+
+    let (count, bytes) = allocations(|| Bytes::from(packet()));
+    assert_eq!(count, 1, "what Bytes::from_owner takes");
+    let shared = allocations(|| (bytes.clone(), bytes.slice(2..), bytes.slice(..4)));
+    assert_eq!(shared.0, 0, "paid once for all that is cut from it");
+    let (count, back) = allocations(|| Packet::from(bytes));
+    assert_eq!(count, 1);
+    assert_eq!(allocations(|| Bytes::from(back)).0, 0, "it was one before");
+
+    let vec = vec![1; 100];
+    assert_eq!(allocations(|| Packet::from(vec)).0, 1);
+    assert_eq!(allocations(|| Packet::from_owner([1; 100])).0, 2);
+    assert_eq!(allocations(|| Packet::from_static(b"static")).0, 0);
+    assert_eq!(allocations(|| Bytes::from(Packet::new())).0, 0);
+}
