@@ -228,7 +228,12 @@ impl Depot {
     }
 
     /// Takes every chunk of the class that is in the depot now, and gives it to `sink`.
+    ///
+    /// The open batch first: what was put there before is then either in it, or has gone to the
+    /// stack as part of a whole batch. The other way round, such a batch would be missed.
     pub(crate) fn take_all(&self, class: u8, mut sink: impl FnMut(&[u32])) {
+        let open = self.with_open(class, core::mem::take);
+        sink(&open);
         let stack = &self.full[usize::from(class)];
         let mut block = stack.take_all();
         while block != NIL {
@@ -241,8 +246,6 @@ impl Depot {
             sink(&units[..len]);
             block = next;
         }
-        let open = self.with_open(class, core::mem::take);
-        sink(&open);
     }
 
     /// Runs `f` on the class's open batch. `f` takes no lock and waits for nothing.

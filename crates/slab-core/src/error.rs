@@ -153,6 +153,13 @@ pub enum AllocError {
         /// The system's error number.
         errno: i32,
     },
+    /// As many tasks wait in the pool already as may; only from [`SlabPool::alloc`].
+    ///
+    /// [`SlabPool::alloc`]: crate::SlabPool::alloc
+    TooManyWaiters {
+        /// The most tasks that may wait.
+        limit: usize,
+    },
 }
 
 impl fmt::Display for AllocError {
@@ -170,6 +177,9 @@ impl fmt::Display for AllocError {
                 f,
                 "the operating system refused memory for a slab (os error {errno})"
             ),
+            Self::TooManyWaiters { limit } => {
+                write!(f, "{limit} tasks wait for the pool's memory already")
+            }
         }
     }
 }

@@ -23,6 +23,8 @@ pub(crate) const TAKEN: u32 = 1;
 const FENCED: u32 = 2;
 /// The pool's last handle is gone; for ever.
 pub(crate) const CLOSED: u32 = 4;
+/// Somebody waits for memory (see `wait`): what is freed is not to be hoarded.
+pub(crate) const PRESSURE: u32 = 8;
 
 #[derive(Debug)]
 #[repr(C)]

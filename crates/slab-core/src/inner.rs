@@ -25,7 +25,7 @@ use crate::arena::Arena;
 use crate::class::{BATCH_MAX, CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::error::{AllocError, ConfigError};
-use crate::guard::CLOSED;
+use crate::guard::{CLOSED, PRESSURE};
 use crate::local;
 use crate::magazine::{Source, Tally, ThreadCache};
 use crate::reclaim::{Reclaimed, SlabLayer};
@@ -36,6 +36,7 @@ use crate::sync::{
 };
 use arrayvec::ArrayVec;
 use core::ptr::NonNull;
+use core::task::Waker;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Threads of one pool that have magazines at the same time, at most; further ones work without.
@@ -78,9 +79,20 @@ struct Uncached {
     from_slab: AtomicU64,
     frees: AtomicU64,
     exhausted: AtomicU64,
+    waits: AtomicU64,
+    waiters_refused: AtomicU64,
     /// An episode of exhaustion was reported and has not ended yet.
     in_exhaustion: AtomicBool,
     in_use_peak: AtomicU64,
+}
+
+/// Where a chunk goes that no magazine takes.
+enum Place {
+    Depot,
+    /// Under pressure.
+    Slab,
+    /// The pool is closed.
+    Nowhere,
 }
 
 /// Chunks of a class that are not in its slabs.
@@ -111,7 +123,10 @@ pub(crate) struct Inner {
     too_large: AtomicU64,
     pub(crate) slabs: Mutex<SlabLayer>,
     pub(crate) registry: Mutex<Vec<Registered>>,
-    closed: AtomicBool,
+    pub(crate) closed: AtomicBool,
+    /// Somebody waits for memory: what becomes free goes to its slab at once (see `wait`). Changes
+    /// under the mutexes of both the slab layer and the registry; true before the depot is emptied.
+    pub(crate) under_pressure: AtomicBool,
     /// Chunks in callers' hands, once the pool is closed.
     live: AtomicI64,
     home: OnceLock<Weak<Handle>>,
@@ -159,6 +174,8 @@ impl Inner {
                 from_slab: AtomicU64::new(0),
                 frees: AtomicU64::new(0),
                 exhausted: AtomicU64::new(0),
+                waits: AtomicU64::new(0),
+                waiters_refused: AtomicU64::new(0),
                 in_exhaustion: AtomicBool::new(false),
                 in_use_peak: AtomicU64::new(0),
             }),
@@ -167,6 +184,7 @@ impl Inner {
             arena,
             registry: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
+            under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
             home: OnceLock::new(),
             name,
@@ -205,7 +223,7 @@ impl Inner {
         unsafe { self.counts.get_unchecked(at as usize) }
     }
 
-    fn attach(&self) -> Option<Arc<ThreadCache>> {
+    pub(crate) fn attach(&self) -> Option<Arc<ThreadCache>> {
         local::attach(self, self.home.get()?, || self.register())
     }
 
@@ -223,6 +241,11 @@ impl Inner {
         }
         let id = registry.len();
         let cache = Arc::new(ThreadCache::new(id, &self.classes));
+        if self.under_pressure.load(Ordering::Relaxed) {
+            for class in 0..self.classes.count() as u8 {
+                cache.magazine(class).guard.raise(PRESSURE);
+            }
+        }
         registry.push(Registered {
             cache: Arc::clone(&cache),
             attached: true,
@@ -264,9 +287,19 @@ impl Inner {
 
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
     pub(crate) fn alloc_slow(&self, class: u8) -> Result<u32, AllocError> {
-        self.alloc_with(self.attach().as_deref(), class)
+        let result = self.alloc_with(self.attach().as_deref(), class);
+        result.inspect_err(|error| {
+            if matches!(error, AllocError::Exhausted { .. }) {
+                self.uncached[usize::from(class)]
+                    .exhausted
+                    .fetch_add(1, Ordering::Relaxed);
+                self.begin_exhaustion(class);
+            }
+        })
     }
 
+    /// As [`alloc_slow`](Self::alloc_slow), but being at the cap is not counted as a refusal: the
+    /// caller may wait.
     pub(crate) fn alloc_with(
         &self,
         cache: Option<&ThreadCache>,
@@ -309,8 +342,11 @@ impl Inner {
     /// From the open batch, for which no magazine is needed.
     pub(crate) fn alloc_single(&self, class: u8) -> Option<u32> {
         self.depot.with_open(class, |open| {
-            let unit = self.depot.take_in(class, open)?;
-            Some(unit)
+            // What is left in the stack is about to be swept; a batch moved here would be missed.
+            if self.under_pressure.load(Ordering::Relaxed) {
+                return None;
+            }
+            self.depot.take_in(class, open)
         })
     }
 
@@ -318,7 +354,7 @@ impl Inner {
     fn alloc_from_slab(&self, cache: Option<&ThreadCache>, class: u8) -> Result<u32, AllocError> {
         let mut units = [0; BATCH_MAX];
         // Without a magazine there is no place for more than the one that is wanted.
-        let want = if cache.is_some() {
+        let want = if cache.is_some() && !self.under_pressure.load(Ordering::Relaxed) {
             self.depot.batch_len(class)
         } else {
             1
@@ -373,28 +409,61 @@ impl Inner {
             magazine.guard.leave();
             // The magazine was empty a moment ago and only this thread fills it.
             debug_assert_eq!(stored, fresh.len());
-            self.depot.put(class, &fresh[stored..]);
+            self.put_free(class, &fresh[stored..]);
             if let Some(unit) = unit {
                 return unit;
             }
         }
         let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
-        self.depot.put(class, rest);
+        self.put_free(class, rest);
         self.uncached[usize::from(class)]
             .from_slab
             .fetch_add(1, Ordering::Relaxed);
         unit
     }
 
-    #[cold]
-    pub(crate) fn exhausted(&self, class: u8) -> AllocError {
+    /// Free chunks into the depot, or under pressure to whoever waits.
+    fn put_free(&self, class: u8, units: &[u32]) {
+        let stored = self.depot.with_open(class, |open| {
+            if self.under_pressure.load(Ordering::Relaxed) {
+                return false;
+            }
+            for &unit in units {
+                self.depot.put_in(class, open, unit);
+            }
+            true
+        });
+        if !stored && let Some(woken) = self.store_and_serve(class, units, 0) {
+            woken.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    fn begin_exhaustion(&self, class: u8) {
         let counters = &self.uncached[usize::from(class)];
-        counters.exhausted.fetch_add(1, Ordering::Relaxed);
-        let chunk_bytes = self.classes.geometry(class).bytes;
         if !counters.in_exhaustion.swap(true, Ordering::Relaxed) {
+            let chunk_bytes = self.classes.geometry(class).bytes;
             tracing::warn!(pool = %self.name, chunk_bytes, max_memory = self.max_memory(), "pool exhausted");
         }
-        AllocError::Exhausted { chunk_bytes }
+    }
+
+    pub(crate) fn count_frees(&self, class: u8, frees: u64) {
+        self.uncached[usize::from(class)]
+            .frees
+            .fetch_add(frees, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_wait(&self, class: u8) {
+        self.uncached[usize::from(class)]
+            .waits
+            .fetch_add(1, Ordering::Relaxed);
+        self.begin_exhaustion(class);
+    }
+
+    pub(crate) fn too_many_waiters(&self, class: u8, limit: usize) -> AllocError {
+        self.uncached[usize::from(class)]
+            .waiters_refused
+            .fetch_add(1, Ordering::Relaxed);
+        AllocError::TooManyWaiters { limit }
     }
 
     /// One event an episode, not one a refusal.
@@ -475,19 +544,31 @@ impl Inner {
     unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32) {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
-        let counted = pool.depot.with_open(class, |open| {
+        let place = pool.depot.with_open(class, |open| {
             // Under the lock: `close` sets the flag before it takes the lock and adds up, so a
-            // free is counted here or there, never in both places.
+            // free is counted here or there, never in both places. The same goes for what is
+            // swept when pressure begins.
             if pool.closed.load(Ordering::Relaxed) {
-                return false;
+                return Place::Nowhere;
             }
-            pool.uncached[usize::from(class)]
-                .frees
-                .fetch_add(1, Ordering::Relaxed);
+            if pool.under_pressure.load(Ordering::Relaxed) {
+                return Place::Slab;
+            }
+            pool.count_frees(class, 1);
             pool.depot.put_in(class, open, unit);
-            true
+            Place::Depot
         });
-        if !counted && pool.live.fetch_sub(1, Ordering::AcqRel) == 1 {
+        match place {
+            Place::Depot => return,
+            Place::Slab => {
+                if let Some(woken) = pool.store_and_serve(class, &[unit], 1) {
+                    woken.into_iter().for_each(Waker::wake);
+                    return;
+                }
+            }
+            Place::Nowhere => {}
+        }
+        if pool.live.fetch_sub(1, Ordering::AcqRel) == 1 {
             // SAFETY: the last chunk of a closed pool was just given up; `close` has counted.
             unsafe { Self::unmap(this) };
         }
@@ -587,7 +668,8 @@ impl Inner {
 
     pub(crate) fn stats(&self) -> PoolStats {
         let mut classes = ArrayVec::new();
-        let slabs = &self.slabs.lock().slabs;
+        let layer = self.slabs.lock();
+        let slabs = &layer.slabs;
         let registry = self.registry.lock();
         for class in 0..self.classes.count() as u8 {
             let geometry = self.classes.geometry(class);
@@ -618,6 +700,9 @@ impl Inner {
                 slab_rebalances: owned.rebalances,
                 slab_trims: owned.trims,
                 exhausted: uncached.exhausted.load(Ordering::Relaxed),
+                waits: uncached.waits.load(Ordering::Relaxed),
+                waiting: layer.waiters.waiting(class) as u64,
+                waiters_refused: uncached.waiters_refused.load(Ordering::Relaxed),
             });
         }
         PoolStats {

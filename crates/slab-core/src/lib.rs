@@ -13,6 +13,7 @@
 //! | `pool`, `chunk`, `shared` | what users hold, and the two fast paths |
 //! | `inner` | the slow paths that connect the layers, the end of a pool |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
+//! | `wait` | waiting for memory under the cap |
 //! | `reclaim` | rebalance and trim: free memory on its way to where it is needed |
 //! | `depot` | batches of free chunks, lock-free |
 //! | `slab` | which part of the arena serves which size |
@@ -40,6 +41,7 @@ mod slab;
 mod stats;
 mod sync;
 mod sys;
+mod wait;
 
 pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
@@ -47,3 +49,4 @@ pub use error::{AllocError, ConfigError};
 pub use pool::{SlabPool, SlabPoolBuilder};
 pub use shared::{Clones, SharedChunk};
 pub use stats::{ClassStats, PoolStats};
+pub use wait::Alloc;

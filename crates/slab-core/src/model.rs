@@ -11,10 +11,12 @@ use crate::inner::{Handle, Inner};
 use crate::magazine::ThreadCache;
 use crate::shared::count;
 use crate::sync::{AtomicU32, Ordering};
+use crate::wait::Answer;
 use core::mem::ManuallyDrop;
 use loom::thread;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::task::{Wake, Waker};
 
 /// Preemptions that a model of three threads, or of a whole pool, explores; two bugs in three
 /// need no more (Musuvathi and Qadeer, "Iterative context bounding", 2007). Models of two threads
@@ -335,6 +337,95 @@ fn model_sweep_races_with_allocation_and_free() {
         units.sort_unstable();
         units.dedup();
         assert_eq!(units.len(), 8, "each chunk once");
+    });
+}
+
+/// Sets a flag; whoever waits for it in vain never ends, which loom reports.
+#[derive(Default)]
+struct Flag(loom::sync::atomic::AtomicBool);
+
+impl Flag {
+    fn wait(&self) {
+        while !self.0.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// The pool is full. One thread waits for a chunk while two others free one each, through a magazine
+/// and without: the waiter gets one and the other can be had.
+#[test]
+fn model_wait_is_served_by_whoever_frees() {
+    model(Some(2), || {
+        let (handle, _way) = pool();
+        let pool = handle.inner();
+        let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
+        let frees: Vec<_> = [(Some(pool.register().unwrap()), units[0]), (None, units[7])]
+            .into_iter()
+            .map(|(cache, unit)| {
+                let inner = Sendable(handle.as_ptr());
+                thread::spawn(move || {
+                    let inner = inner;
+                    // SAFETY: gives up a chunk allocated above.
+                    unsafe { Inner::free_with(inner.0, cache.as_deref(), 0, unit) };
+                })
+            })
+            .collect();
+        let flag = Arc::new(Flag::default());
+        let waker = Waker::from(flag.clone());
+        let first = match pool.alloc_or_wait(None, 0, &waker) {
+            Answer::Now(result) => result.unwrap(),
+            Answer::Later(ticket) => {
+                flag.wait();
+                let grant = pool.redeem(0, ticket, &waker);
+                grant.expect("woken for a reason").unwrap()
+            }
+        };
+        for free in frees {
+            free.join().unwrap();
+        }
+        let second = pool.alloc_with(None, 0).unwrap();
+        assert_ne!(first, second);
+        assert!(pool.alloc_with(None, 0).is_err());
+    });
+}
+
+/// Two wait, one chunk is freed, and the first waiter gives up meanwhile: the second gets it.
+#[test]
+fn model_wait_that_is_given_up_passes_on() {
+    model(Some(2), || {
+        let (handle, _way) = pool();
+        let pool = handle.inner();
+        let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
+        let flag = Arc::new(Flag::default());
+        let waker = Waker::from(flag.clone());
+        let Answer::Later(first) = pool.alloc_or_wait(None, 0, Waker::noop()) else {
+            panic!("the pool is full");
+        };
+        let Answer::Later(second) = pool.alloc_or_wait(None, 0, &waker) else {
+            panic!("the pool is full");
+        };
+        let free = |unit| {
+            let inner = Sendable(handle.as_ptr());
+            move || {
+                let inner = inner;
+                // SAFETY: gives up a chunk allocated above.
+                unsafe { Inner::free_with(inner.0, None, 0, unit) };
+            }
+        };
+        let freeing = thread::spawn(free(units[0]));
+        if let Some(granted) = pool.cancel(0, first) {
+            free(granted)();
+        }
+        flag.wait();
+        assert_eq!(pool.redeem(0, second, &waker), Some(Ok(units[0])));
+        freeing.join().unwrap();
     });
 }
 

@@ -6,6 +6,7 @@ use crate::error::{AllocError, ConfigError};
 use crate::inner::{Handle, Inner};
 use crate::local;
 use crate::stats::PoolStats;
+use crate::wait::Alloc;
 use core::fmt;
 use core::ptr::NonNull;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ impl SlabPool {
     }
 
     #[inline(always)]
-    fn inner(&self) -> &Inner {
+    pub(crate) fn inner(&self) -> &Inner {
         // SAFETY: `handle` keeps it alive.
         unsafe { self.inner.as_ref() }
     }
@@ -70,17 +71,56 @@ impl SlabPool {
     // Always: a call would return the result through memory and cost more than what it does.
     #[inline(always)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
-        let inner = self.inner();
-        let Some(class) = inner.classes.class_for(len) else {
-            return Err(inner.too_large(len));
-        };
-        let cached =
-            local::with_current(self.inner.as_ptr(), |cache| cache.magazine(class).try_pop());
-        match cached {
-            // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-            Some(unit) => Ok(unsafe { Chunk::new(self.inner, class, unit) }),
+        let class = self.class_for(len)?;
+        match self.try_alloc_cached(class) {
+            Some(chunk) => Ok(chunk),
             None => self.alloc_slow(class),
         }
+    }
+
+    /// As [`try_alloc`](Self::try_alloc), but waits while the pool is at its cap. Needs no
+    /// particular runtime.
+    ///
+    /// Those who wait for the same size class are served in the order in which they came, and
+    /// before any later `try_alloc`. Cancel-safe: dropping the future loses neither its chunk nor
+    /// anybody's turn. While somebody waits, frees bypass the threads' magazines.
+    ///
+    /// # Errors
+    /// [`AllocError::TooLarge`] at once, [`AllocError::TooManyWaiters`] behind 65 536 others,
+    /// [`AllocError::Commit`] as `try_alloc`.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// # use slab_core::{SizeClasses, SlabPool};
+    /// let classes = SizeClasses::explicit(&[65536])?;
+    /// let pool = SlabPool::builder().size_classes(classes).max_memory(256 << 10).build()?;
+    /// let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+    /// let (chunk, ()) = tokio::join!(pool.alloc(65536), async { drop(all.pop()) });
+    /// assert_eq!(chunk?.capacity(), 65536);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    #[inline]
+    pub fn alloc(&self, len: usize) -> Alloc<'_> {
+        Alloc::new(self, len)
+    }
+
+    #[inline(always)]
+    pub(crate) fn class_for(&self, len: usize) -> Result<u8, AllocError> {
+        let inner = self.inner();
+        inner
+            .classes
+            .class_for(len)
+            .ok_or_else(|| inner.too_large(len))
+    }
+
+    /// The allocation fast path: a pop from this thread's magazine.
+    #[inline(always)]
+    pub(crate) fn try_alloc_cached(&self, class: u8) -> Option<Chunk> {
+        let unit =
+            local::with_current(self.inner.as_ptr(), |cache| cache.magazine(class).try_pop())?;
+        // SAFETY: the unit was just taken out of the pool's free chunks of this class.
+        Some(unsafe { Chunk::new(self.inner, class, unit) })
     }
 
     #[cold]
@@ -134,6 +174,10 @@ impl SlabPool {
     /// more than `bytes` committed.
     pub fn trim_to(&self, bytes: usize) -> usize {
         self.inner().trim(bytes)
+    }
+
+    pub(crate) fn inner_ptr(&self) -> NonNull<Inner> {
+        self.inner
     }
 
     pub(crate) fn is(&self, inner: NonNull<Inner>) -> bool {

@@ -23,7 +23,8 @@ use crate::error::AllocError;
 use crate::guard::TAKEN;
 use crate::inner::{Inner, Registered};
 use crate::slab::{Carved, Slabs};
-use crate::sync::{MutexGuard, heavy_barrier};
+use crate::sync::{MutexGuard, Ordering, heavy_barrier};
+use crate::wait::Waiters;
 use core::ops::Range;
 
 /// The slab table and what reclaimers remember, under one mutex.
@@ -32,6 +33,7 @@ pub(crate) struct SlabLayer {
     pub(crate) slabs: Slabs,
     /// The pool's frees when the last sweep began.
     frees_at_sweep: u64,
+    pub(crate) waiters: Waiters,
 }
 
 impl SlabLayer {
@@ -39,6 +41,7 @@ impl SlabLayer {
         Self {
             slabs,
             frees_at_sweep: 0,
+            waiters: Waiters::new(),
         }
     }
 }
@@ -61,14 +64,17 @@ impl Inner {
                 break;
             }
         }
-        if self.total_frees() != layer.frees_at_sweep {
+        // Under pressure there is nothing left to collect.
+        if !self.under_pressure.load(Ordering::Relaxed)
+            && self.total_frees() != layer.frees_at_sweep
+        {
             self.sweep(&mut layer);
         }
         match layer.slabs.carve(&self.arena, &self.classes, class, out) {
             Ok(carved) => Ok(Reclaimed::Fresh(carved)),
-            Err(AllocError::Exhausted { .. }) => match self.alloc_single(class) {
+            Err(exhausted @ AllocError::Exhausted { .. }) => match self.alloc_single(class) {
                 Some(unit) => Ok(Reclaimed::Single(unit)),
-                None => Err(self.exhausted(class)),
+                None => Err(exhausted),
             },
             Err(error) => Err(error),
         }
@@ -92,7 +98,7 @@ impl Inner {
     }
 
     /// Brings every free chunk back to its slab.
-    fn sweep(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
+    pub(crate) fn sweep(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
         // Read first: a free that comes later makes the next sweep worth while.
         layer.frees_at_sweep = self.total_frees();
         {

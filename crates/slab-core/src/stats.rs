@@ -48,6 +48,12 @@ pub struct ClassStats {
     pub slab_trims: u64,
     /// Allocations refused because the pool was at its cap.
     pub exhausted: u64,
+    /// Allocations that waited because the pool was at its cap.
+    pub waits: u64,
+    /// Of these, how many wait now.
+    pub waiting: u64,
+    /// Allocations refused because too many waited already.
+    pub waiters_refused: u64,
 }
 
 impl ClassStats {

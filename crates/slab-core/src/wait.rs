@@ -1,0 +1,307 @@
+//! Waiting for memory under the cap, without a runtime: [`Alloc`].
+//!
+//! While nobody waits, none of this costs anything. The first waiter puts the pool *under
+//! pressure*: it raises a gate on every magazine and sweeps, so that each free chunk lies in its
+//! slab. From then on, and under the mutex of the slab layer, each free goes into its slab at once
+//! and is followed by [`serve`](Inner::serve), which carves for whoever has waited longest and can
+//! be served. So these hold whenever the mutex is free:
+//!
+//! - `under pressure <=> somebody waits`, and then all free chunks are stored in the slab layer
+//! - nobody waits for a class of which there is a free chunk, or could be
+//!
+//! A wake-up is therefore never lost: memory that becomes free and a waiter that comes are ordered
+//! by the mutex. None is duplicated: a chunk is carved for one waiter, by name, and lies there
+//! until the waiter takes it; a waiter that is dropped instead frees it, which serves the next.
+//!
+//! Those who wait for the same class are served in the order in which they came, and `try_alloc`
+//! cannot overtake them. Between classes, memory goes to whoever waits longest of those that it
+//! fits: a freed small chunk serves a small request even if a large one came before, and a slab
+//! that becomes whole serves whoever came first.
+
+use crate::chunk::Chunk;
+use crate::class::MAX_CLASSES;
+use crate::error::AllocError;
+use crate::guard::PRESSURE;
+use crate::inner::Inner;
+use crate::magazine::ThreadCache;
+use crate::pool::SlabPool;
+use crate::reclaim::SlabLayer;
+use crate::sync::{MutexGuard, Ordering};
+use core::fmt;
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll, Waker};
+use std::collections::BTreeMap;
+
+/// Tasks that wait in one pool at the same time, at most; further ones are refused.
+const MAX_WAITERS: usize = if cfg!(loom) { 4 } else { 1 << 16 };
+
+/// A place in the queue: the order in which waiters came.
+pub(crate) type Ticket = u64;
+
+/// Who waits, and what waits for them to come and take it. A part of the slab layer.
+#[derive(Debug)]
+pub(crate) struct Waiters {
+    next: Ticket,
+    waiting: [BTreeMap<Ticket, Waker>; MAX_CLASSES],
+    granted: BTreeMap<Ticket, Result<u32, AllocError>>,
+}
+
+impl Waiters {
+    pub(crate) fn new() -> Self {
+        Self {
+            next: 0,
+            waiting: core::array::from_fn(|_| BTreeMap::new()),
+            granted: BTreeMap::new(),
+        }
+    }
+
+    /// Waiters of a class that have nothing yet.
+    pub(crate) fn waiting(&self, class: u8) -> usize {
+        self.waiting[usize::from(class)].len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.iter().all(BTreeMap::is_empty)
+    }
+
+    fn len(&self) -> usize {
+        self.granted.len() + self.waiting.iter().map(BTreeMap::len).sum::<usize>()
+    }
+
+    /// The class of the longest waiting, apart from classes that `failed`.
+    fn longest(&self, failed: &[bool; MAX_CLASSES]) -> Option<u8> {
+        (0..)
+            .zip(&self.waiting)
+            .filter(|&(class, _)| !failed[usize::from(class)])
+            .filter_map(|(class, queue)| Some((queue.first_key_value()?.0, class)))
+            .min()
+            .map(|(_, class)| class)
+    }
+}
+
+/// What a request gets that found no chunk in its thread's magazine.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Now(Result<u32, AllocError>),
+    Later(Ticket),
+}
+
+impl Inner {
+    pub(crate) fn alloc_or_wait(
+        &self,
+        cache: Option<&ThreadCache>,
+        class: u8,
+        waker: &Waker,
+    ) -> Answer {
+        match self.alloc_with(cache, class) {
+            Err(AllocError::Exhausted { .. }) => {}
+            done => return Answer::Now(done),
+        }
+        // Foreign code, so not under the mutex.
+        let waker = waker.clone();
+        let mut layer = self.slabs.lock();
+        if layer.waiters.len() == MAX_WAITERS {
+            drop(layer);
+            return Answer::Now(Err(self.too_many_waiters(class, MAX_WAITERS)));
+        }
+        if layer.waiters.is_empty() {
+            self.begin_pressure(&mut layer);
+        }
+        let carved = self.carve_one(&mut layer, class);
+        if !matches!(carved, Err(AllocError::Exhausted { .. })) {
+            self.end_pressure_if_idle(&layer);
+            return Answer::Now(carved);
+        }
+        let ticket = layer.waiters.next;
+        layer.waiters.next += 1;
+        layer.waiters.waiting[usize::from(class)].insert(ticket, waker);
+        drop(layer);
+        self.count_wait(class);
+        Answer::Later(ticket)
+    }
+
+    fn carve_one(&self, layer: &mut SlabLayer, class: u8) -> Result<u32, AllocError> {
+        let mut unit = [0];
+        let slabs = &mut layer.slabs;
+        slabs.carve(&self.arena, &self.classes, class, &mut unit)?;
+        Ok(unit[0])
+    }
+
+    /// From here on no magazine and no open batch takes a chunk, and none holds one.
+    fn begin_pressure(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
+        self.under_pressure.store(true, Ordering::Relaxed);
+        for entry in self.registry.lock().iter() {
+            for class in 0..self.classes.count() as u8 {
+                entry.cache.magazine(class).guard.raise(PRESSURE);
+            }
+        }
+        // Has the barrier that makes the gates effective, and takes what lies behind them.
+        self.sweep(layer);
+    }
+
+    fn end_pressure_if_idle(&self, layer: &SlabLayer) {
+        if !layer.waiters.is_empty() || !self.under_pressure.load(Ordering::Relaxed) {
+            return;
+        }
+        // Under the registry's lock, as in `register`: a new cache sees the one or the other.
+        let registry = self.registry.lock();
+        self.under_pressure.store(false, Ordering::Relaxed);
+        for entry in registry.iter() {
+            for class in 0..self.classes.count() as u8 {
+                entry.cache.magazine(class).guard.lower(PRESSURE);
+            }
+        }
+    }
+
+    /// Puts free chunks into their slabs and serves whoever waits for what that makes possible;
+    /// returns whom to wake.
+    ///
+    /// `None`, and nothing done, if the pool is closed. Who gives up a chunk by this call must not
+    /// touch the pool afterwards: whoever is woken may drop it.
+    pub(crate) fn store_and_serve(
+        &self,
+        class: u8,
+        units: &[u32],
+        frees: u64,
+    ) -> Option<Vec<Waker>> {
+        let mut layer = self.slabs.lock();
+        // `close` sets it under this mutex.
+        if self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.count_frees(class, frees);
+        layer.slabs.store(&self.arena, class, units);
+        let woken = self.serve(&mut layer);
+        self.end_pressure_if_idle(&layer);
+        Some(woken)
+    }
+
+    /// Grants chunks to waiters, the longest waiting first, until nobody can be served.
+    fn serve(&self, layer: &mut SlabLayer) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        let mut failed = [false; MAX_CLASSES];
+        while let Some(class) = layer.waiters.longest(&failed) {
+            let grant = self.carve_one(layer, class);
+            if matches!(grant, Err(AllocError::Exhausted { .. })) {
+                failed[usize::from(class)] = true;
+            } else if let Some((ticket, waker)) =
+                layer.waiters.waiting[usize::from(class)].pop_first()
+            {
+                layer.waiters.granted.insert(ticket, grant);
+                woken.push(waker);
+            }
+        }
+        woken
+    }
+
+    /// What has become of a ticket; `None` if it waits on, from now on with this waker.
+    pub(crate) fn redeem(
+        &self,
+        class: u8,
+        ticket: Ticket,
+        waker: &Waker,
+    ) -> Option<Result<u32, AllocError>> {
+        // Wakers are cloned and dropped outside of the mutex: they are foreign code.
+        let mut waker = waker.clone();
+        let mut layer = self.slabs.lock();
+        let grant = layer.waiters.granted.remove(&ticket);
+        if let Some(known) = layer.waiters.waiting[usize::from(class)].get_mut(&ticket) {
+            core::mem::swap(known, &mut waker);
+        }
+        drop(layer);
+        grant
+    }
+
+    /// Gives a ticket back; a chunk that was granted already is the caller's to free.
+    pub(crate) fn cancel(&self, class: u8, ticket: Ticket) -> Option<u32> {
+        let mut layer = self.slabs.lock();
+        let waker = layer.waiters.waiting[usize::from(class)].remove(&ticket);
+        let grant = layer.waiters.granted.remove(&ticket);
+        self.end_pressure_if_idle(&layer);
+        drop(layer);
+        drop(waker);
+        grant?.ok()
+    }
+}
+
+/// Waits until there is a chunk: the future that [`SlabPool::alloc`] returns.
+///
+/// Can be dropped at any moment; a chunk that was already set aside for it goes to the next.
+#[must_use = "futures do nothing unless polled"]
+pub struct Alloc<'a> {
+    pool: &'a SlabPool,
+    len: usize,
+    /// The class, and the place in its queue.
+    waits: Option<(u8, Ticket)>,
+}
+
+impl<'a> Alloc<'a> {
+    pub(crate) fn new(pool: &'a SlabPool, len: usize) -> Self {
+        Self {
+            pool,
+            len,
+            waits: None,
+        }
+    }
+
+    #[cold]
+    fn poll_slow(&mut self, class: u8, cx: &Context<'_>) -> Poll<Result<Chunk, AllocError>> {
+        let inner = self.pool.inner();
+        let grant = match self.waits {
+            Some((_, ticket)) => inner.redeem(class, ticket, cx.waker()),
+            None => match inner.alloc_or_wait(inner.attach().as_deref(), class, cx.waker()) {
+                Answer::Now(result) => Some(result),
+                Answer::Later(ticket) => {
+                    self.waits = Some((class, ticket));
+                    None
+                }
+            },
+        };
+        let Some(unit) = grant else {
+            return Poll::Pending;
+        };
+        self.waits = None;
+        // SAFETY: the unit was taken out of the pool's free chunks for this future.
+        Poll::Ready(unit.map(|unit| unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) }))
+    }
+}
+
+impl Future for Alloc<'_> {
+    type Output = Result<Chunk, AllocError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some((class, _)) = self.waits {
+            return self.poll_slow(class, cx);
+        }
+        match self.pool.class_for(self.len) {
+            Err(too_large) => Poll::Ready(Err(too_large)),
+            Ok(class) => match self.pool.try_alloc_cached(class) {
+                Some(chunk) => Poll::Ready(Ok(chunk)),
+                None => self.poll_slow(class, cx),
+            },
+        }
+    }
+}
+
+impl Drop for Alloc<'_> {
+    fn drop(&mut self) {
+        if let Some((class, ticket)) = self.waits.take()
+            && let Some(unit) = self.pool.inner().cancel(class, ticket)
+        {
+            // SAFETY: the unit was set aside for this future, which has not handed it out.
+            drop(unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) });
+        }
+    }
+}
+
+impl fmt::Debug for Alloc<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Alloc")
+            .field("pool", &self.pool.name())
+            .field("len", &self.len)
+            .field("waiting", &self.waits.is_some())
+            .finish()
+    }
+}

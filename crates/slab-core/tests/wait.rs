@@ -1,0 +1,261 @@
+//! Waiting for memory under the cap.
+
+use slab_core::{Alloc, AllocError, Chunk, SizeClasses, SlabPool};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+fn pool(sizes: &[usize]) -> SlabPool {
+    SlabPool::builder()
+        .size_classes(SizeClasses::explicit(sizes).unwrap())
+        .max_memory(256 << 10)
+        .build()
+        .unwrap()
+}
+
+fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
+}
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Count {
+    fn get(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A future and how often it was woken.
+struct Waiter<'a> {
+    future: Pin<Box<Alloc<'a>>>,
+    woken: Arc<Count>,
+}
+
+impl<'a> Waiter<'a> {
+    fn new(pool: &'a SlabPool, len: usize) -> Self {
+        let mut waiter = Self {
+            future: Box::pin(pool.alloc(len)),
+            woken: Arc::default(),
+        };
+        assert!(waiter.poll().is_none(), "the pool is full");
+        waiter
+    }
+
+    fn poll(&mut self) -> Option<Result<Chunk, AllocError>> {
+        let waker = Waker::from(self.woken.clone());
+        match self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_there_needs_no_wait() {
+    let pool = pool(&[1024]);
+    let chunk = block_on(pool.alloc(1000)).unwrap();
+    assert_eq!(chunk.capacity(), 1024);
+    assert_eq!(pool.stats().classes()[0].waits, 0);
+}
+
+#[test]
+fn what_can_never_be_met_is_an_error_at_once() {
+    let pool = pool(&[1024]);
+    let all = fill(&pool, 1024);
+    let error = block_on(pool.alloc(1025)).unwrap_err();
+    assert!(matches!(
+        error,
+        AllocError::TooLarge {
+            requested: 1025,
+            ..
+        }
+    ));
+    drop(all);
+}
+
+#[test]
+fn waiters_are_served_in_order_and_before_anybody_else() {
+    let pool = pool(&[1024]);
+    let mut all = fill(&pool, 1024);
+    let mut waiters: Vec<_> = (0..3).map(|_| Waiter::new(&pool, 1024)).collect();
+    for served in 0..3 {
+        drop(all.pop());
+        // It belongs to the one who waited, even before he takes it.
+        assert!(matches!(
+            pool.try_alloc(1024),
+            Err(AllocError::Exhausted { .. })
+        ));
+        let woken: Vec<usize> = waiters.iter().map(|waiter| waiter.woken.get()).collect();
+        assert_eq!(woken.iter().sum::<usize>(), served + 1);
+        assert_eq!(woken[served], 1);
+        all.push(waiters[served].poll().unwrap().unwrap());
+    }
+    let stats = pool.stats();
+    assert_eq!(
+        (stats.classes()[0].waits, stats.classes()[0].waiting),
+        (3, 0)
+    );
+    drop(all);
+    assert_eq!(pool.stats().in_use(), 0);
+}
+
+#[test]
+fn the_fast_path_comes_back_when_nobody_waits() {
+    let pool = pool(&[1024]);
+    let mut all = fill(&pool, 1024);
+    let mut waiter = Waiter::new(&pool, 1024);
+    drop(all.pop());
+    assert!(waiter.poll().is_some());
+    drop(all);
+    assert!(pool.stats().classes()[0].in_magazines > 0);
+}
+
+#[test]
+fn a_waiter_that_gives_up_takes_nothing_with_it() {
+    let pool = pool(&[1024]);
+    let mut all = fill(&pool, 1024);
+    let early = Waiter::new(&pool, 1024);
+    let granted = Waiter::new(&pool, 1024);
+    let mut last = Waiter::new(&pool, 1024);
+    drop(early);
+    drop(all.pop());
+    assert_eq!((granted.woken.get(), last.woken.get()), (1, 0));
+    // It was woken, but is dropped before it looks: the next gets the chunk.
+    drop(granted);
+    assert_eq!(last.woken.get(), 1);
+    assert!(last.poll().unwrap().is_ok());
+    drop(last);
+    let count = all.len();
+    drop(all);
+    assert_eq!(pool.stats().in_use(), 0);
+    assert_eq!(fill(&pool, 1024).len(), count + 1);
+}
+
+#[test]
+fn the_last_waker_given_is_the_one_that_is_called() {
+    let pool = pool(&[1024]);
+    let mut all = fill(&pool, 1024);
+    let mut waiter = Waiter::new(&pool, 1024);
+    let first = std::mem::take(&mut waiter.woken);
+    assert!(waiter.poll().is_none());
+    drop(all.pop());
+    assert_eq!((first.get(), waiter.woken.get()), (0, 1));
+}
+
+#[test]
+fn small_chunks_freed_in_any_order_serve_a_large_request() {
+    let pool = pool(&[256, 16384]);
+    let mut small = fill(&pool, 256);
+    let mut waiter = Waiter::new(&pool, 16384);
+    // Every second one first: no slab is whole before the rest goes.
+    let mut keep = false;
+    small.retain(|_| {
+        keep = !keep;
+        keep
+    });
+    assert!(waiter.poll().is_none());
+    thread::scope(|scope| {
+        scope.spawn(|| drop(small));
+    });
+    assert_eq!(waiter.woken.get(), 1);
+    assert!(waiter.poll().unwrap().is_ok());
+}
+
+#[test]
+fn magazines_of_idle_threads_do_not_keep_anyone_waiting() {
+    let pool = pool(&[1024]);
+    let mut all = fill(&pool, 1024);
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let (freed, seen) = std::sync::mpsc::channel();
+    let chunk = all.pop();
+    let idle = thread::spawn(move || {
+        drop(chunk);
+        freed.send(()).unwrap();
+        wait.recv().unwrap_err();
+    });
+    seen.recv().unwrap();
+    assert!(block_on(pool.alloc(1024)).is_ok());
+    drop(done);
+    idle.join().unwrap();
+}
+
+#[test]
+fn there_is_a_limit_to_how_many_wait() {
+    let pool = pool(&[1024]);
+    let all = fill(&pool, 1024);
+    let limit = 1 << 16;
+    let mut waiters: Vec<_> = (0..limit).map(|_| pool.alloc(1024)).collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    for waiter in &mut waiters {
+        assert!(Pin::new(waiter).poll(&mut cx).is_pending());
+    }
+    let refused = block_on(pool.alloc(1024)).unwrap_err();
+    assert_eq!(refused, AllocError::TooManyWaiters { limit });
+    let stats = pool.stats();
+    assert_eq!(stats.classes()[0].waiting, limit as u64);
+    assert_eq!(stats.classes()[0].waiters_refused, 1);
+    drop(waiters);
+    drop(all);
+    assert!(pool.stats().classes()[0].in_magazines > 0, "no pressure");
+}
+
+#[test]
+fn many_threads_share_few_chunks_by_waiting() {
+    const ROUNDS: u64 = if cfg!(miri) { 20 } else { 5_000 };
+    let pool = pool(&[16384]);
+    let chunks = fill(&pool, 16384).len() as u64;
+    let (held, most) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for number in 0..8u64 {
+            let (pool, held, most) = (&pool, &held, &most);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    // Each holds up to three at a time; together they want more than there are.
+                    // Waiting while holding could deadlock, so they wait for the first only.
+                    let first = block_on(pool.alloc(16384)).unwrap();
+                    let mut more = Vec::new();
+                    for _ in 0..(number + round) % 3 {
+                        more.extend(pool.try_alloc(16384).ok());
+                    }
+                    let now = held.fetch_add(1 + more.len() as u64, Ordering::SeqCst);
+                    most.fetch_max(now + 1 + more.len() as u64, Ordering::SeqCst);
+                    held.fetch_sub(1 + more.len() as u64, Ordering::SeqCst);
+                    drop((more, first));
+                }
+            });
+        }
+    });
+    assert!(most.load(Ordering::SeqCst) <= chunks);
+    let stats = pool.stats();
+    assert_eq!((stats.in_use(), stats.classes()[0].waiting), (0, 0));
+    assert_eq!(fill(&pool, 16384).len() as u64, chunks);
+}
