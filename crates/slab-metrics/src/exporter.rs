@@ -75,6 +75,12 @@ impl Exporter {
         text
     }
 
+    /// Reads all statistics and renders them in the OpenMetrics format 1.0.
+    #[must_use]
+    pub fn scrape_openmetrics(&self) -> String {
+        crate::openmetrics::from_text(&self.scrape())
+    }
+
     /// Reads all statistics and renders them as the JSON that the live page shows.
     pub(crate) fn stats_json(&self) -> String {
         let uptime_ms = self.shared.started.elapsed().as_millis();

@@ -12,6 +12,7 @@
 //! | `collector` | [`Collector`]: what is read at a scrape |
 //! | `pool`, `net` | one kind of source each, and its series |
 //! | `json` | the same statistics as `/stats.json` |
+//! | `openmetrics` | the page in that format |
 //! | `series`, `names` | from a source to handles in a recorder; names, types, help texts |
 //!
 //! Every metric, with what to do when it moves, is in the crate's README.
@@ -39,6 +40,7 @@ mod json;
 mod names;
 #[cfg(feature = "net")]
 mod net;
+mod openmetrics;
 mod pool;
 mod sampler;
 mod series;

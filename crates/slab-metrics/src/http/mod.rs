@@ -8,6 +8,7 @@
 //! | a connection's life | one minute, so that one that does not read its answer ends as well |
 //! | a request's body | not read |
 
+mod negotiate;
 mod respond;
 mod server;
 mod stats;

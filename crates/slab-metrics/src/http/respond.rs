@@ -1,17 +1,23 @@
 //! From a request's head to an answer.
 
+use super::negotiate::{accepts_gzip, wants_openmetrics};
 use crate::exporter::Exporter;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue,
-    X_CONTENT_TYPE_OPTIONS,
+    ALLOW, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue,
+    VARY, X_CONTENT_TYPE_OPTIONS,
 };
-use hyper::{Method, Response, StatusCode};
+use hyper::{HeaderMap, Method, Response, StatusCode};
+use std::io::Write;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const PROMETHEUS: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const OPENMETRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const NO_SNIFF: HeaderValue = HeaderValue::from_static("nosniff");
@@ -25,8 +31,14 @@ const POLICY: HeaderValue = HeaderValue::from_static(
      style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 );
 
-/// Answers by method and path alone; hyper leaves the body out where the method is HEAD.
-pub(super) fn respond(exporter: &Exporter, method: &Method, path: &str) -> Response<Full<Bytes>> {
+/// Answers by method, path and what the client accepts; hyper leaves the body out where the method
+/// is HEAD.
+pub(super) fn respond(
+    exporter: &Exporter,
+    method: &Method,
+    path: &str,
+    headers: &HeaderMap,
+) -> Response<Full<Bytes>> {
     if !matches!(path, "/" | "/metrics" | "/healthz" | "/stats.json") {
         return text(
             StatusCode::NOT_FOUND,
@@ -40,16 +52,40 @@ pub(super) fn respond(exporter: &Exporter, method: &Method, path: &str) -> Respo
             .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
     }
+    let gzip = accepts_gzip(headers);
     match path {
-        "/metrics" => answer(StatusCode::OK, PROMETHEUS, exporter.scrape().into()),
-        "/stats.json" => answer(StatusCode::OK, JSON, exporter.stats_json().into()),
+        "/metrics" if wants_openmetrics(headers) => {
+            packed(OPENMETRICS, exporter.scrape_openmetrics().into(), gzip)
+        }
+        "/metrics" => packed(PROMETHEUS, exporter.scrape().into(), gzip),
+        "/stats.json" => packed(JSON, exporter.stats_json().into(), gzip),
         "/healthz" => text(StatusCode::OK, "ok\n"),
         _ => {
-            let mut page = answer(StatusCode::OK, HTML, Bytes::from_static(PAGE.as_bytes()));
+            let mut page = packed(HTML, Bytes::from_static(PAGE.as_bytes()), gzip);
             page.headers_mut().insert(CONTENT_SECURITY_POLICY, POLICY);
             page
         }
     }
+}
+
+/// The answer to a client that may take it compressed.
+fn packed(kind: HeaderValue, body: Bytes, gzip: bool) -> Response<Full<Bytes>> {
+    let body = if gzip { compress(&body) } else { body };
+    let mut response = answer(StatusCode::OK, kind, body);
+    let headers = response.headers_mut();
+    headers.insert(VARY, HeaderValue::from_static("accept, accept-encoding"));
+    if gzip {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    response
+}
+
+fn compress(body: &[u8]) -> Bytes {
+    // The fastest level: these pages repeat themselves, and shrink to a tenth or less anyway.
+    let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::fast());
+    // Writing to a vector does not fail.
+    let _ = encoder.write_all(body);
+    encoder.finish().unwrap_or_default().into()
 }
 
 fn text(status: StatusCode, body: &'static str) -> Response<Full<Bytes>> {

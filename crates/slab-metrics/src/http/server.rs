@@ -32,8 +32,14 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves an [`Exporter`]'s page over HTTP/1.
 ///
-/// `/metrics` is the page, `/healthz` answers `ok`; other paths get 404, methods other than GET
-/// and HEAD 405. There is no authentication and no TLS: listen on loopback (the default) or behind
+/// | path | what |
+/// |---|---|
+/// | `/metrics` | for Prometheus: its text format, or OpenMetrics for those who accept it |
+/// | `/` | a live page for people, which asks for `/stats.json` each second and nothing else |
+/// | `/healthz` | `ok` |
+///
+/// Compressed for those who accept gzip. Other paths get 404, methods other than GET and HEAD 405.
+/// There is no authentication and no TLS: listen on loopback (the default) or behind
 /// something that has both.
 ///
 /// ```
@@ -246,7 +252,12 @@ async fn converse(
     limits: Limits,
 ) -> End {
     let service = service_fn(async |request: hyper::Request<hyper::body::Incoming>| {
-        let response = respond(exporter, request.method(), request.uri().path());
+        let response = respond(
+            exporter,
+            request.method(),
+            request.uri().path(),
+            request.headers(),
+        );
         stats.answered(response.status());
         Ok::<_, Infallible>(response)
     });

@@ -146,6 +146,46 @@ async fn a_scrape_carries_the_pool_and_its_format() {
 }
 
 #[tokio::test]
+async fn a_client_gets_the_format_that_it_asks_for() {
+    let pool = SlabPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    let server = Running::start_with(Exporter::new(collector), |_| ()).await;
+    let ask = async |accept: &str| {
+        let mut client = server.connect().await;
+        let request =
+            format!("GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{accept}\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        let end = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+        let body = answer.split_off(end);
+        (String::from_utf8(answer).unwrap(), body)
+    };
+    let (head, body) = ask("accept: application/openmetrics-text;version=1.0.0").await;
+    assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"));
+    assert!(head.contains("vary: accept, accept-encoding\r\n"));
+    assert!(body.ends_with(b"\n# EOF\n"));
+    assert!(!head.contains("content-encoding"));
+
+    let (head, plain) = ask("accept: text/plain").await;
+    assert!(head.contains("content-type: text/plain; version=0.0.4"));
+    let (head, packed) = ask("accept-encoding: deflate, gzip").await;
+    assert!(head.contains("content-encoding: gzip\r\n"));
+    assert!(head.contains("content-type: text/plain; version=0.0.4"));
+    assert!(packed.len() * 5 < plain.len(), "{}", packed.len());
+    let mut unpacked = String::new();
+    io::Read::read_to_string(&mut flate2::read::GzDecoder::new(&*packed), &mut unpacked).unwrap();
+    assert!(unpacked.contains("slab_metrics_requests_total{status=\"200\"} 2\n"));
+    let samples = |page: &str| page.lines().count();
+    assert_eq!(
+        samples(&unpacked),
+        samples(core::str::from_utf8(&plain).unwrap())
+    );
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn other_paths_and_methods_are_refused() {
     let server = Running::start(|_| ()).await;
     let healthy = server.get("/healthz").await;

@@ -1,0 +1,115 @@
+//! What a client says that it understands: `Accept` and `Accept-Encoding`.
+
+use hyper::HeaderMap;
+use hyper::header::{ACCEPT, ACCEPT_ENCODING, AsHeaderName};
+
+/// Does the client prefer OpenMetrics 1.0 to Prometheus' text format, or like both as well?
+pub(super) fn wants_openmetrics(headers: &HeaderMap) -> bool {
+    let openmetrics = quality(headers, ACCEPT, |media, version| {
+        media.eq_ignore_ascii_case("application/openmetrics-text")
+            && version.is_none_or(|v| v.trim_matches('"') == "1.0.0")
+    });
+    let text = quality(headers, ACCEPT, |media, _| {
+        ["text/plain", "text/*"]
+            .iter()
+            .any(|m| media.eq_ignore_ascii_case(m))
+    });
+    openmetrics > 0 && openmetrics >= text
+}
+
+pub(super) fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let gzip = quality(headers, ACCEPT_ENCODING, |coding, _| {
+        coding.eq_ignore_ascii_case("gzip") || coding.eq_ignore_ascii_case("x-gzip")
+    });
+    gzip > 0
+}
+
+/// The highest quality, in thousandths, that a list gives to anything that `is_it` accepts by name
+/// and version; 0 if it lists no such thing or what it says cannot be read.
+fn quality(
+    headers: &HeaderMap,
+    header: impl AsHeaderName,
+    is_it: impl Fn(&str, Option<&str>) -> bool,
+) -> u32 {
+    let lists = headers.get_all(header).into_iter();
+    lists
+        .filter_map(|list| list.to_str().ok())
+        .flat_map(|list| list.split(','))
+        .filter_map(|entry| {
+            let mut parts = entry.split(';').map(str::trim);
+            let name = parts.next()?;
+            let version = parts.clone().find_map(|p| p.strip_prefix("version="));
+            if !is_it(name, version) {
+                return None;
+            }
+            match parts.find_map(|p| p.strip_prefix("q=").or(p.strip_prefix("Q="))) {
+                Some(q) => {
+                    let q: f32 = q.parse().ok().filter(|q| (0.0..=1.0).contains(q))?;
+                    Some((q * 1000.0) as u32)
+                }
+                None => Some(1000),
+            }
+        })
+        .max()
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: hyper::header::HeaderName, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(name, value.parse().unwrap())])
+    }
+
+    #[test]
+    fn openmetrics_goes_to_those_who_ask_for_it() {
+        let asks = |accept| wants_openmetrics(&headers(ACCEPT, accept));
+        // Prometheus 2.42 and 3.0.
+        assert!(asks(
+            "application/openmetrics-text;version=1.0.0,application/openmetrics-text;\
+             version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+        ));
+        assert!(asks(
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
+             application/openmetrics-text;version=0.0.1;q=0.4,\
+             text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,\
+             text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+        ));
+        assert!(asks("Application/OpenMetrics-Text"));
+        assert!(asks(
+            "application/openmetrics-text; version=\"1.0.0\"; charset=utf-8"
+        ));
+        for other in [
+            "",
+            "*/*",
+            "text/plain",
+            "text/html,application/xhtml+xml,*/*;q=0.8",
+            "application/openmetrics-text;q=0",
+            "application/openmetrics-text;q=0.1,text/plain;q=0.2",
+            "application/openmetrics-text;version=0.0.1",
+            "application/openmetrics-text;q=much",
+            ",;,;q=1,q=1",
+        ] {
+            assert!(!asks(other), "{other}");
+        }
+        assert!(!wants_openmetrics(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn gzip_goes_to_those_who_take_it() {
+        let takes = |accept| accepts_gzip(&headers(ACCEPT_ENCODING, accept));
+        assert!(takes("gzip") && takes("deflate, GZIP;q=0.5, br"));
+        for other in [
+            "",
+            "identity",
+            "br",
+            "gzip;q=0",
+            "gzip;q=0.000",
+            "*;q=0",
+            "gzip;q=2",
+        ] {
+            assert!(!takes(other), "{other}");
+        }
+    }
+}

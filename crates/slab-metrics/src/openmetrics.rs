@@ -1,0 +1,103 @@
+//! The page in the OpenMetrics format, from Prometheus' text format.
+//!
+//! `metrics-exporter-prometheus` writes the latter only. The two differ in little: a counter's
+//! family is named without `_total`, help texts escape quotes, there are no empty lines, and a last
+//! line says that the page is whole.
+
+/// The same metrics in OpenMetrics 1.0.
+pub(crate) fn from_text(text: &str) -> String {
+    let mut page = String::with_capacity(text.len() + 16);
+    // The family whose samples need `_total` appended to their name.
+    let mut bare_counter = None;
+    // Help stands before the type, and needs it for its name.
+    let mut help = None;
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ');
+        } else if let Some((name, kind)) = line
+            .strip_prefix("# TYPE ")
+            .and_then(|rest| rest.split_once(' '))
+        {
+            let family = match kind {
+                "counter" => name.strip_suffix("_total").unwrap_or(name),
+                _ => name,
+            };
+            bare_counter = (kind == "counter" && family == name).then_some(name);
+            let kind = if kind == "untyped" { "unknown" } else { kind };
+            page.extend(["# TYPE ", family, " ", kind, "\n"]);
+            if let Some((_, text)) = help.take().filter(|&(of, _)| of == name) {
+                page.extend(["# HELP ", family, " "]);
+                text.split_inclusive('"').for_each(|part| {
+                    match part.strip_suffix('"') {
+                        Some(before) => page.extend([before, "\\\""]),
+                        None => page.push_str(part),
+                    };
+                });
+                page.push('\n');
+            }
+        } else if !line.is_empty() && !line.starts_with('#') {
+            match bare_counter.and_then(|name| Some((name, line.strip_prefix(name)?))) {
+                Some((name, rest)) => page.extend([name, "_total", rest, "\n"]),
+                None => page.extend([line, "\n"]),
+            }
+        }
+    }
+    page.push_str("# EOF\n");
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::from_text;
+    use crate::{Collector, Exporter};
+    use slab_core::SlabPool;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_kind_is_written_as_openmetrics_wants_it() {
+        let text = concat!(
+            "# HELP a_total How \"many\" \\\\ a.\n",
+            "# TYPE a_total counter\n",
+            "a_total{pool=\"x y\"} 1\n\n",
+            "# TYPE b counter\n",
+            "b 2\nb{k=\"b \"} 3\n\n",
+            "# HELP c What\\nc is.\n# TYPE c gauge\nc 4\n\n",
+            "# TYPE d untyped\nd 5\n\n",
+            "# TYPE e summary\ne{quantile=\"0.5\"} 6\ne_sum 7\ne_count 8\n\n",
+        );
+        let expected = concat!(
+            "# TYPE a counter\n",
+            "# HELP a How \\\"many\\\" \\\\ a.\n",
+            "a_total{pool=\"x y\"} 1\n",
+            "# TYPE b counter\n",
+            "b_total 2\nb_total{k=\"b \"} 3\n",
+            "# TYPE c gauge\n# HELP c What\\nc is.\nc 4\n",
+            "# TYPE d unknown\nd 5\n",
+            "# TYPE e summary\ne{quantile=\"0.5\"} 6\ne_sum 7\ne_count 8\n",
+            "# EOF\n",
+        );
+        assert_eq!(from_text(text), expected);
+        assert_eq!(from_text(""), "# EOF\n");
+    }
+
+    #[test]
+    fn the_page_has_the_same_samples_in_families_that_do_not_clash() {
+        let pool = SlabPool::builder().name("a\"b\\c\nd").build().unwrap();
+        let collector = Collector::new();
+        collector.register_pool(&pool).unwrap();
+        let text = Exporter::new(collector).scrape();
+        let page = from_text(&text);
+        let samples = |page: &str| -> Vec<String> {
+            let lines = page
+                .lines()
+                .filter(|l| !l.is_empty() && !l.starts_with('#'));
+            lines.map(str::to_owned).collect()
+        };
+        assert_eq!(samples(&text), samples(&page));
+        assert!(page.contains("# TYPE slab_pool_allocs counter\n"));
+        let mut families = BTreeSet::new();
+        for line in page.lines().filter(|line| line.starts_with("# TYPE ")) {
+            assert!(families.insert(line.split(' ').nth(2)), "{line}: twice");
+        }
+    }
+}
