@@ -1,0 +1,240 @@
+//! The mode `pool`: this is the code to copy from.
+//!
+//! Shards receive into the memory of one pool, whose cap nothing passes; consumers on other threads
+//! own the packets and give them back by dropping them. Nothing here allocates per packet.
+
+use crate::options::Options;
+use crate::server::{
+    ECHO_EVERY, Kept, LAST_READS, RECEIVE_BUFFER_BYTES, Retainer, Server, Threads, pause, told_to,
+};
+use crate::totals::{self, Consumed, Drops, Totals, add};
+use packet_slab::slab_metrics::{Collector, RegisterError};
+use packet_slab::slab_net::pipeline::{Overflow, QueueMonitor, QueueReceiver, QueueSender, queue};
+use packet_slab::slab_net::udp::{BindError, Coalescing, PacketBatch, UdpReceiver, UdpSender};
+use packet_slab::slab_net::{Packet, PacketPool};
+use std::collections::VecDeque;
+use std::error::Error;
+use std::mem;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// The most batches that one read of a receiver brings.
+const BATCHES_PER_READ: usize = 32;
+
+pub(crate) struct PoolServer {
+    address: SocketAddr,
+    pool: PacketPool,
+    /// One a shard. They keep the sockets open until the last report.
+    sockets: Vec<UdpSender>,
+    queue: QueueMonitor,
+    consumed: Vec<Arc<Consumed>>,
+    consumers: JoinSet<VecDeque<Packet>>,
+    receivers: JoinSet<()>,
+    threads: Threads,
+}
+
+impl PoolServer {
+    /// Starts to receive.
+    pub(crate) fn start(options: &Options) -> Result<Self, Box<dyn Error>> {
+        let pool = PacketPool::builder()
+            .name("rx")
+            .max_memory(options.max_memory)
+            .build()?;
+        let threads = Threads::start(options)?;
+        let shards = {
+            // Sockets belong to the runtime that drives them.
+            let _runtime = threads.receive.enter();
+            bind_shards(options, &pool)?
+        };
+        let address = shards[0].local_addr();
+        let sockets: Vec<_> = shards.iter().map(UdpReceiver::sender).collect();
+
+        // When the queue is full, what arrives is dropped and counted: a receiver that waited for
+        // consumers would leave the dropping to the kernel.
+        let (to_consumers, batches) =
+            queue(options.queued_batches().try_into()?, Overflow::DropNewest);
+        let queue = batches.monitor();
+
+        let mut consumed = Vec::new();
+        let mut consumers = JoinSet::new();
+        for number in 0..usize::from(options.consumers) {
+            let counters = Arc::<Consumed>::default();
+            consumed.push(Arc::clone(&counters));
+            let consumer = Consumer {
+                batches: batches.clone(),
+                echo: sockets[number % sockets.len()].clone(),
+                pool: pool.clone(),
+                retainer: Retainer::new(options),
+                pause: options.slow_consumer,
+                counters,
+                stop: threads.stop.subscribe(),
+            };
+            consumers.spawn_on(consumer.run(), threads.consume.handle());
+        }
+        let mut receivers = JoinSet::new();
+        for shard in shards {
+            let task = receive(shard, to_consumers.clone(), threads.stop.subscribe());
+            receivers.spawn_on(task, threads.receive.handle());
+        }
+        Ok(Self {
+            address,
+            pool,
+            sockets,
+            queue,
+            consumed,
+            consumers,
+            receivers,
+            threads,
+        })
+    }
+}
+
+/// One socket a shard, all at one address.
+fn bind_shards(options: &Options, pool: &PacketPool) -> Result<Vec<UdpReceiver>, BindError> {
+    let several = options.shards > 1;
+    let mut address = options.listen;
+    if several {
+        // With SO_REUSEPORT we would share the address with a stranger, so try without it first.
+        let alone = UdpSocket::bind(address).and_then(|socket| socket.local_addr());
+        address = alone.map_err(|source| BindError::Socket { address, source })?;
+    }
+    let coalescing = match options.max_datagram {
+        None => Coalescing::On,
+        Some(max_datagram) => Coalescing::Off { max_datagram },
+    };
+    let bind = |_| {
+        UdpReceiver::builder(pool)
+            .coalescing(coalescing)
+            .reuse_port(several)
+            .receive_buffer_bytes(RECEIVE_BUFFER_BYTES)
+            .bind(address)
+    };
+    (0..options.shards).map(bind).collect()
+}
+
+/// One shard: from its socket into the queue.
+async fn receive(
+    mut socket: UdpReceiver,
+    to_consumers: QueueSender,
+    mut stop: watch::Receiver<bool>,
+) {
+    let mut batches = Vec::with_capacity(BATCHES_PER_READ);
+    loop {
+        tokio::select! {
+            biased;
+            () = told_to(&mut stop) => break,
+            read = socket.recv_batches(&mut batches) => if read.is_err() {
+                // The system is out of something. It does not help to ask again at once.
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        hand_over(&mut batches, &to_consumers).await;
+    }
+    for _ in 0..LAST_READS {
+        tokio::select! {
+            biased;
+            Ok(_) = socket.recv_batches(&mut batches) => {}
+            () = std::future::ready(()) => break,
+        }
+        hand_over(&mut batches, &to_consumers).await;
+    }
+}
+
+async fn hand_over(batches: &mut Vec<PacketBatch>, to_consumers: &QueueSender) {
+    for batch in batches.drain(..) {
+        // Fails when all consumers are gone; the queue has counted the batch as dropped then.
+        let _ = to_consumers.send(batch).await;
+    }
+}
+
+struct Consumer {
+    batches: QueueReceiver,
+    echo: UdpSender,
+    pool: PacketPool,
+    retainer: Retainer<Packet>,
+    pause: Option<Duration>,
+    counters: Arc<Consumed>,
+    stop: watch::Receiver<bool>,
+}
+
+impl Consumer {
+    /// Until the receivers are gone and the queue is empty; returns the packets it kept.
+    async fn run(mut self) -> VecDeque<Packet> {
+        let mut number = 0;
+        while let Some(batch) = self.batches.recv().await {
+            number += 1;
+            if number % ECHO_EVERY == 0 {
+                self.reply(&batch).await;
+            }
+            self.consume(batch);
+            pause(self.pause, &mut self.stop).await;
+        }
+        self.retainer.into_packets()
+    }
+
+    async fn reply(&self, batch: &PacketBatch) {
+        // The socket counts what was sent.
+        if let Err(error) = self.echo.send(&batch.reply()).await {
+            let failed = batch.datagrams() - error.sent();
+            add(&self.counters.echo_failed, failed as u64);
+        }
+    }
+
+    fn consume(&mut self, batch: PacketBatch) {
+        let packets = batch.into_packets();
+        add(&self.counters.delivered, packets.len() as u64);
+        for packet in packets {
+            // A packet that is kept would pin the 64 KiB that it came in: `compact` copies it to a
+            // chunk of its own size.
+            let pool = &self.pool;
+            self.retainer.offer(packet, |packet| pool.compact(packet));
+        }
+    }
+}
+
+impl Server for PoolServer {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn totals(&self) -> Totals {
+        let mut totals = totals::sum(&[], &self.consumed);
+        let queue = self.queue.stats();
+        let mut drops = Drops {
+            queue_full: queue.dropped(),
+            ..Drops::default()
+        };
+        for socket in &self.sockets {
+            let socket = socket.monitor().stats();
+            totals.received += socket.received_datagrams;
+            totals.received_bytes += socket.received_bytes;
+            totals.echoed += socket.sent_datagrams;
+            drops.no_memory += socket.dropped_no_memory;
+            drops.truncated += socket.dropped_truncated;
+        }
+        Totals { drops, ..totals }
+    }
+
+    fn pool(&self) -> Option<&PacketPool> {
+        Some(&self.pool)
+    }
+
+    fn register(&self, collector: &Collector) -> Result<(), RegisterError> {
+        collector.register_packet_pool(&self.pool)?;
+        for (number, socket) in self.sockets.iter().enumerate() {
+            collector.register_socket(number.to_string(), socket.monitor())?;
+        }
+        collector.register_queue("handoff", self.queue.clone())
+    }
+
+    fn stop(&mut self) -> Kept {
+        self.threads.stop.send_replace(true);
+        let receivers = mem::take(&mut self.receivers);
+        self.threads.receive.block_on(receivers.join_all());
+        // The last sender of the queue went with them: once it is empty, consumers return.
+        Kept::collect(&self.threads.consume, mem::take(&mut self.consumers))
+    }
+}

@@ -1,0 +1,306 @@
+//! One run of one mode, from the first socket to the summary.
+
+use crate::allocations;
+use crate::bytesmut_batch::BytesMutBatchServer;
+use crate::bytesmut_packet::BytesMutPacketServer;
+use crate::load::{Load, Sent};
+use crate::options::{Metrics, Mode, Options, Rate};
+use crate::pool::PoolServer;
+use crate::process;
+use crate::report::{self, Peaks, Ticker, say};
+use crate::server::{Kept, Server};
+use crate::totals::Totals;
+use packet_slab::slab_metrics::{Collector, Exporter, MetricsServer};
+use std::error::Error;
+use std::future::{Future, pending};
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::{interval_at, sleep};
+
+/// What is left out of the steady state at the beginning.
+const WARM_UP: Duration = Duration::from_secs(1);
+const LINE_EVERY: Duration = Duration::from_secs(1);
+
+/// Everything that the summary says.
+pub(crate) struct Outcome {
+    pub(crate) totals: Totals,
+    pub(crate) kernel_drops: Option<u64>,
+    pub(crate) load: Option<Sent>,
+    pub(crate) steady: Steady,
+    pub(crate) resident: Resident,
+    pub(crate) kept: KeptPackets,
+    pub(crate) pool: Option<PoolFigures>,
+}
+
+/// The time after the warm-up and before the end.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Steady {
+    pub(crate) time: Duration,
+    pub(crate) packets: u64,
+    pub(crate) allocations: u64,
+}
+
+impl Steady {
+    /// `None` if there was no packet to divide by.
+    pub(crate) fn allocations_per_packet(&self) -> Option<f64> {
+        (self.packets > 0).then(|| self.allocations as f64 / self.packets as f64)
+    }
+}
+
+/// Resident memory of the process in bytes, where the system tells.
+pub(crate) struct Resident {
+    pub(crate) before: Option<u64>,
+    pub(crate) most: Option<u64>,
+    /// When all has stopped but the packets that consumers keep.
+    pub(crate) with_kept: Option<u64>,
+}
+
+pub(crate) struct KeptPackets {
+    pub(crate) packets: usize,
+    pub(crate) payload_bytes: u64,
+}
+
+/// The pool's memory in bytes.
+pub(crate) struct PoolFigures {
+    pub(crate) cap: u64,
+    pub(crate) committed: u64,
+    pub(crate) most_in_use: u64,
+    pub(crate) in_use_with_kept: u64,
+    /// Committed but free, when only the packets that consumers keep were in use.
+    pub(crate) caches: u64,
+    /// Chunks in use when those had been dropped too.
+    pub(crate) chunks_left: u64,
+}
+
+impl Outcome {
+    pub(crate) fn summary_line(&self) -> String {
+        let totals = &self.totals;
+        format!(
+            "summary received={} delivered={} dropped={} echoed={} heap_allocs_per_packet={} pool_in_use={}",
+            totals.received,
+            totals.delivered,
+            totals.drops.sum(),
+            totals.echoed,
+            report::thousandth(self.steady.allocations_per_packet()),
+            self.pool.as_ref().map_or(0, |pool| pool.chunks_left),
+        )
+    }
+
+    /// What this program promises of every run.
+    ///
+    /// # Errors
+    /// The promise that was broken.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let totals = &self.totals;
+        if totals.received != totals.delivered + totals.drops.sum() {
+            return Err("received is not delivered + dropped".into());
+        }
+        let Some(pool) = &self.pool else {
+            return Ok(());
+        };
+        if pool.committed > pool.cap {
+            return Err("the pool passed its cap".into());
+        }
+        match pool.chunks_left {
+            0 => Ok(()),
+            left => Err(format!("{left} chunks did not come back to the pool")),
+        }
+    }
+}
+
+/// Runs until the time is up or Ctrl-C.
+///
+/// # Errors
+/// What kept it from starting.
+pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+    // For the metrics page, the report and signals: none of it in the server's threads.
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let interrupted = {
+        let _runtime = runtime.enter();
+        interruption()?
+    };
+    // All that can fail comes before the first packet.
+    let collector = Collector::new();
+    let page = bind_page(options, &runtime, &collector)?;
+    let load = match options.no_load {
+        true => None,
+        false => Some(Load::bind(options)?),
+    };
+    let mut server = start(options)?;
+    server.register(&collector)?;
+    announce(options, &*server, page.as_ref());
+
+    if let Some(page) = page {
+        runtime.spawn(page.serve(pending()));
+    }
+    let before = process::resident_bytes();
+    let load = load.map(|load| load.start(server.address())).transpose()?;
+    let (steady, peaks) = runtime.block_on(watch(options, &*server, interrupted));
+
+    // The load first, so that what it sent can be accounted for.
+    let load = load.map(|load| load.stop());
+    let kept = server.stop();
+    Ok(settle(&*server, kept, load, steady, before, peaks))
+}
+
+fn start(options: &Options) -> Result<Box<dyn Server>, Box<dyn Error>> {
+    Ok(match options.mode {
+        Mode::Pool => Box::new(PoolServer::start(options)?),
+        Mode::BytesmutBatch => Box::new(BytesMutBatchServer::start(options)?),
+        Mode::BytesmutPacket => Box::new(BytesMutPacketServer::start(options)?),
+        Mode::All => unreachable!("runs each of the others in a child process"),
+    })
+}
+
+fn bind_page(
+    options: &Options,
+    runtime: &Runtime,
+    collector: &Collector,
+) -> Result<Option<MetricsServer>, String> {
+    let Metrics::At(address) = options.metrics else {
+        return Ok(None);
+    };
+    let page = MetricsServer::builder(Exporter::new(collector.clone())).address(address);
+    let page = runtime.block_on(page.bind()).map_err(|error| {
+        format!("cannot serve metrics at {address}: {error}; choose another by --metrics ADDR, or --metrics off")
+    })?;
+    Ok(Some(page))
+}
+
+fn announce(options: &Options, server: &dyn Server, page: Option<&MetricsServer>) {
+    say(format_args!(
+        "mode {}: receiving at {} ({} shards), {} consumers",
+        options.mode.name(),
+        server.address(),
+        options.shards,
+        options.consumers,
+    ));
+    if !options.no_load {
+        let rate = match options.rate {
+            Rate::PerSecond(rate) => report::thousands(rate.into()),
+            Rate::Max => "as many as it can".into(),
+        };
+        say(format_args!(
+            "load: {rate} datagrams/s of {} bytes",
+            options.payload
+        ));
+    }
+    if let Some(page) = page {
+        let address = page.local_addr();
+        say(format_args!(
+            "metrics: http://{address}/metrics, live page: http://{address}/"
+        ));
+    }
+    match options.run_time() {
+        Some(time) => say(format_args!(
+            "ends after {}, or by Ctrl-C",
+            report::seconds(time)
+        )),
+        None => say("ends by Ctrl-C"),
+    }
+}
+
+/// Ready at the first Ctrl-C, or what a service manager sends. The second ends the process at
+/// once, as the system's default is.
+fn interruption() -> std::io::Result<impl Future<Output = ()>> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        Ok(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        })
+    }
+    #[cfg(not(unix))]
+    Ok(async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            pending().await
+        }
+    })
+}
+
+/// Prints a line a second until the end, and measures the steady state.
+async fn watch(
+    options: &Options,
+    server: &dyn Server,
+    interrupted: impl Future<Output = ()>,
+) -> (Steady, Peaks) {
+    let run_time = options.run_time();
+    let end = async {
+        match run_time {
+            Some(time) => sleep(time).await,
+            None => pending().await,
+        }
+    };
+    let warm_up = run_time.map_or(WARM_UP, |time| WARM_UP.min(time / 4));
+    tokio::pin!(end, interrupted);
+    let warm = sleep(warm_up);
+    tokio::pin!(warm);
+    let mut from = None;
+    let mut ticker = Ticker::start();
+    let mut lines = interval_at(tokio::time::Instant::now() + LINE_EVERY, LINE_EVERY);
+    loop {
+        tokio::select! {
+            () = &mut warm, if from.is_none() => {
+                from = Some((Instant::now(), server.totals().received, allocations::so_far()));
+            }
+            _ = lines.tick() => say(ticker.line(server)),
+            () = &mut end => break,
+            () = &mut interrupted => break,
+        }
+    }
+    let steady = from.map(|(start, received, allocated)| Steady {
+        time: start.elapsed(),
+        packets: server.totals().received - received,
+        allocations: allocations::so_far() - allocated,
+    });
+    // For the peaks, not to be printed.
+    ticker.line(server);
+    (steady.unwrap_or_default(), ticker.peaks)
+}
+
+/// Everything has stopped: what is left to be measured.
+fn settle(
+    server: &dyn Server,
+    kept: Kept,
+    load: Option<Sent>,
+    steady: Steady,
+    before: Option<u64>,
+    peaks: Peaks,
+) -> Outcome {
+    let with_kept = process::resident_bytes();
+    let packets = KeptPackets {
+        packets: kept.packets,
+        payload_bytes: kept.payload_bytes,
+    };
+    let held = server.pool().map(|pool| pool.slab().stats());
+    drop(kept);
+    let pool = held.zip(server.pool()).map(|(held, pool)| {
+        let (committed, in_use) = (held.committed_bytes as u64, held.in_use_bytes());
+        PoolFigures {
+            cap: held.max_memory as u64,
+            committed: committed.max(peaks.pool_committed),
+            most_in_use: peaks.pool_in_use.max(in_use),
+            in_use_with_kept: in_use,
+            caches: committed.saturating_sub(in_use),
+            chunks_left: pool.slab().stats().in_use(),
+        }
+    });
+    Outcome {
+        totals: server.totals(),
+        kernel_drops: process::kernel_drops(server.address()),
+        load,
+        steady,
+        resident: Resident {
+            before,
+            most: peaks.resident.max(with_kept),
+            with_kept,
+        },
+        kept: packets,
+        pool,
+    }
+}

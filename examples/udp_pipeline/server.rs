@@ -1,0 +1,159 @@
+//! What the servers of all modes have in common: how one is driven, its threads, how it is told to
+//! stop, and the packets that a consumer keeps.
+
+use crate::allocations;
+use crate::options::Options;
+use crate::totals::Totals;
+use packet_slab::slab_metrics::{Collector, RegisterError};
+use packet_slab::slab_net::PacketPool;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// One batch of this many goes back to its sender.
+pub(crate) const ECHO_EVERY: u64 = 16;
+/// What the kernel is asked to queue for a shard; it may grant less.
+pub(crate) const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+/// How often a shard reads on, after it was told to stop, for what the kernel had queued by then.
+pub(crate) const LAST_READS: usize = 64;
+/// Most packets that are kept by all consumers together.
+const MOST_RETAINED: usize = 10_000;
+
+/// A server that receives, whatever it keeps packets in.
+pub(crate) trait Server {
+    /// Where it receives.
+    fn address(&self) -> SocketAddr;
+
+    /// What happened so far.
+    fn totals(&self) -> Totals;
+
+    /// The pool, of the mode that has one.
+    fn pool(&self) -> Option<&PacketPool> {
+        None
+    }
+
+    /// Puts the server's statistics on the metrics page.
+    fn register(&self, _: &Collector) -> Result<(), RegisterError> {
+        Ok(())
+    }
+
+    /// Stops receiving and waits until the consumers have emptied the queue. Returns the packets
+    /// that they keep.
+    fn stop(&mut self) -> Kept;
+}
+
+/// The threads of a server: some that only receive and others that only consume, so that each
+/// packet changes threads.
+pub(crate) struct Threads {
+    pub(crate) receive: Runtime,
+    pub(crate) consume: Runtime,
+    /// Tells both to come to an end.
+    pub(crate) stop: watch::Sender<bool>,
+}
+
+impl Threads {
+    pub(crate) fn start(options: &Options) -> std::io::Result<Self> {
+        Ok(Self {
+            receive: workers("receive", options.shards)?,
+            consume: workers("consume", options.consumers)?,
+            stop: watch::Sender::new(false),
+        })
+    }
+}
+
+fn workers(name: &str, count: u16) -> std::io::Result<Runtime> {
+    Builder::new_multi_thread()
+        .worker_threads(count.into())
+        .thread_name(name)
+        .enable_all()
+        .on_thread_start(allocations::count_this_thread)
+        .build()
+}
+
+/// Ready once the server is told to stop.
+pub(crate) async fn told_to(stop: &mut watch::Receiver<bool>) {
+    // An error means that the server is gone, which is the same to its tasks.
+    let _ = stop.wait_for(|&stop| stop).await;
+}
+
+/// A consumer that is too slow, for the demonstration; it hurries once the server is to stop.
+pub(crate) async fn pause(pause: Option<Duration>, stop: &mut watch::Receiver<bool>) {
+    let Some(pause) = pause else { return };
+    if *stop.borrow() {
+        return;
+    }
+    tokio::select! {
+        () = told_to(stop) => {}
+        () = tokio::time::sleep(pause) => {}
+    }
+}
+
+/// Keeps every Nth packet, and of those the newest.
+pub(crate) struct Retainer<P> {
+    every: Option<u32>,
+    seen: u32,
+    most: usize,
+    packets: VecDeque<P>,
+}
+
+impl<P> Retainer<P> {
+    /// One consumer's part of what is to be kept.
+    pub(crate) fn new(options: &Options) -> Self {
+        let most = (MOST_RETAINED / usize::from(options.consumers)).max(1);
+        let room = if options.retain.is_some() { most } else { 0 };
+        Self {
+            every: options.retain,
+            seen: 0,
+            most,
+            packets: VecDeque::with_capacity(room),
+        }
+    }
+
+    /// Keeps the packet, in the form that `keep` gives it, or drops it.
+    #[inline]
+    pub(crate) fn offer(&mut self, packet: P, keep: impl FnOnce(P) -> P) {
+        let Some(every) = self.every else { return };
+        self.seen += 1;
+        if self.seen < every {
+            return;
+        }
+        self.seen = 0;
+        // First out, then in: the oldest gives its memory to the newest.
+        if self.packets.len() == self.most {
+            self.packets.pop_front();
+        }
+        self.packets.push_back(keep(packet));
+    }
+
+    pub(crate) fn into_packets(self) -> VecDeque<P> {
+        self.packets
+    }
+}
+
+/// The packets that consumers keep when the server has stopped.
+pub(crate) struct Kept {
+    pub(crate) packets: usize,
+    /// The sum of their lengths.
+    pub(crate) payload_bytes: u64,
+    /// Keeps them alive.
+    _memory: Box<dyn Send>,
+}
+
+impl Kept {
+    /// Collects what the consumers return, once all of them have.
+    pub(crate) fn collect<P: AsRef<[u8]> + Send + 'static>(
+        runtime: &Runtime,
+        consumers: JoinSet<VecDeque<P>>,
+    ) -> Self {
+        let packets = runtime.block_on(consumers.join_all());
+        let lengths = packets.iter().flatten().map(|p| p.as_ref().len() as u64);
+        Self {
+            packets: packets.iter().map(VecDeque::len).sum(),
+            payload_bytes: lengths.sum(),
+            _memory: Box::new(packets),
+        }
+    }
+}
