@@ -52,6 +52,8 @@ families! {
         "Chunks returned; remote are those of other threads as far as that is sure, local all others.";
     POOL_EXHAUSTED_TOTAL = Counter "slab_pool_exhausted_total",
         "Allocations that found the pool at its cap, by what became of them.";
+    POOL_WAITERS = Gauge "slab_pool_waiters",
+        "Tasks that wait for a chunk of the size class now.";
     POOL_SLAB_COMMITS_TOTAL = Counter "slab_pool_slab_commits_total",
         "Slabs that came to serve the size class.";
     POOL_SLAB_REBALANCES_TOTAL = Counter "slab_pool_slab_rebalances_total",

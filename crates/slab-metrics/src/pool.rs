@@ -106,6 +106,9 @@ impl Source for PoolSource {
                     json.number("frees", totals.frees_local + totals.frees_remote);
                     json.number("frees_remote", totals.frees_remote);
                     json.number("exhausted", class.exhausted);
+                    json.number("waits", class.waits);
+                    json.number("waiting", class.waiting);
+                    json.number("waiters_refused", class.waiters_refused);
                 });
             })
         });
@@ -163,6 +166,9 @@ struct ClassSeries {
     frees_local: Counter,
     frees_remote: Counter,
     exhausted_rejected: Counter,
+    exhausted_waited: Counter,
+    exhausted_too_many_waiters: Counter,
+    waiters: Gauge,
     slab_commits: Counter,
     slab_rebalances: Counter,
     slab_trims: Counter,
@@ -194,6 +200,10 @@ impl ClassSeries {
             frees_local: to.counter(&POOL_FREES_TOTAL, &with("path", "local")),
             frees_remote: to.counter(&POOL_FREES_TOTAL, &with("path", "remote")),
             exhausted_rejected: to.counter(&POOL_EXHAUSTED_TOTAL, &with("outcome", "rejected")),
+            exhausted_waited: to.counter(&POOL_EXHAUSTED_TOTAL, &with("outcome", "waited")),
+            exhausted_too_many_waiters: to
+                .counter(&POOL_EXHAUSTED_TOTAL, &with("outcome", "too_many_waiters")),
+            waiters: to.gauge(&POOL_WAITERS, &class),
             slab_commits: to.counter(&POOL_SLAB_COMMITS_TOTAL, &class),
             slab_rebalances: to.counter(&POOL_SLAB_REBALANCES_TOTAL, &class),
             slab_trims: to.counter(&POOL_SLAB_TRIMS_TOTAL, &class),
@@ -217,6 +227,10 @@ impl ClassSeries {
         self.frees_local.absolute(totals.frees_local);
         self.frees_remote.absolute(totals.frees_remote);
         self.exhausted_rejected.absolute(class.exhausted);
+        self.exhausted_waited.absolute(class.waits);
+        self.exhausted_too_many_waiters
+            .absolute(class.waiters_refused);
+        self.waiters.set(float(class.waiting));
         self.slab_commits.absolute(class.slab_commits);
         self.slab_rebalances.absolute(class.slab_rebalances);
         self.slab_trims.absolute(class.slab_trims);

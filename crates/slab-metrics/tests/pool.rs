@@ -85,7 +85,7 @@ fn every_series_is_there_at_0_before_anything_happened() {
     assert_eq!(series("slab_pool_chunks"), 3 * 4);
     assert_eq!(series("slab_pool_allocs_total"), 3 * 3);
     assert_eq!(series("slab_pool_frees_total"), 3 * 2);
-    assert_eq!(series("slab_pool_exhausted_total"), 3);
+    assert_eq!(series("slab_pool_exhausted_total"), 3 * 3);
 }
 
 #[test]
@@ -188,6 +188,38 @@ fn states_add_up_and_counters_never_fall_while_threads_run() {
     let in_use = [("pool", "rx"), ("state", "in_use")];
     assert_eq!(now.sum("slab_pool_chunks", &in_use), 0.0);
     assert!(now.sum("slab_pool_frees_total", &class) > 0.0);
+}
+
+#[test]
+fn who_waits_is_on_the_page_and_is_not_counted_as_rejected() {
+    use std::task::{Context, Poll, Waker};
+    let rx = pool("rx");
+    let exporter = exporter(&[&rx]);
+    let mut held: Vec<_> = std::iter::from_fn(|| rx.try_alloc(2048).ok()).collect();
+    let mut waiting = std::pin::pin!(rx.alloc(2048));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(waiting.as_mut().poll(&mut context).is_pending());
+    let class = [("pool", "rx"), ("size_class", "2048")];
+    let exhausted = |page: &Page, outcome| {
+        let labels = [class[0], class[1], ("outcome", outcome)];
+        page.value("slab_pool_exhausted_total", &labels)
+    };
+    let now = page(&exporter);
+    assert_adds_up(&now, &rx);
+    assert_eq!(now.value("slab_pool_waiters", &class), 1.0);
+    assert_eq!(exhausted(&now, "waited"), 1.0);
+    // The one that ended the loop above.
+    assert_eq!(exhausted(&now, "rejected"), 1.0);
+    held.pop();
+    assert!(matches!(
+        waiting.as_mut().poll(&mut context),
+        Poll::Ready(Ok(_))
+    ));
+    let now = page(&exporter);
+    assert_adds_up(&now, &rx);
+    assert_eq!(now.value("slab_pool_waiters", &class), 0.0);
+    assert_eq!(exhausted(&now, "waited"), 1.0);
+    assert_eq!(exhausted(&now, "too_many_waiters"), 0.0);
 }
 
 #[test]
