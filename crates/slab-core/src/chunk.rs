@@ -74,6 +74,12 @@ impl Chunk {
         unsafe { self.pool.as_ref() }
     }
 
+    /// Not made from a reference: through it, the last chunk frees the pool.
+    #[inline(always)]
+    pub(crate) fn pool_ptr(&self) -> NonNull<Inner> {
+        self.pool
+    }
+
     #[inline(always)]
     pub(crate) fn unit(&self) -> u32 {
         self.name.unit()

@@ -482,7 +482,11 @@ mod tests {
             (1, 8192, None),
             (131_073, 1, None),
         ] {
-            assert_eq!(classes.class_for_aligned(len, align), class, "{len} {align}");
+            assert_eq!(
+                classes.class_for_aligned(len, align),
+                class,
+                "{len} {align}"
+            );
         }
         assert_eq!(
             SizeClasses::network().aligned_to(4096).unwrap().sizes(),

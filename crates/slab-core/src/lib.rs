@@ -10,6 +10,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `typed` | slabs of values of one type |
 //! | `pool`, `chunk`, `shared` | what users hold, and the two fast paths |
 //! | `inner` | the slow paths that connect the layers, the end of a pool |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
@@ -41,6 +42,7 @@ mod slab;
 mod stats;
 mod sync;
 mod sys;
+mod typed;
 mod wait;
 
 pub use chunk::Chunk;
@@ -49,4 +51,5 @@ pub use error::{AllocError, ConfigError};
 pub use pool::{SlabPool, SlabPoolBuilder};
 pub use shared::{Clones, SharedChunk};
 pub use stats::{ClassStats, PoolStats};
+pub use typed::{GlobalBox, GlobalTag, InsertError, Slab, SlabBox, SlabBuilder, StaticSlab};
 pub use wait::Alloc;

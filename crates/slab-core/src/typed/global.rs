@@ -1,0 +1,189 @@
+//! Slabs in a `static`, and [`GlobalBox`], whose type says which slab it is of.
+
+use super::slab_box::lies_in;
+use super::{Slab, SlabBox};
+use crate::error::ConfigError;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ops::{Deref, DerefMut};
+use core::ptr::NonNull;
+use std::sync::OnceLock;
+
+/// A typed slab for a `static`: opened when it is first used, never closed.
+///
+/// ```
+/// use slab_core::StaticSlab;
+///
+/// static SESSIONS: StaticSlab<[u64; 4]> = StaticSlab::new("sessions", 10_000);
+///
+/// let session = SESSIONS.get()?.try_insert([0; 4])?;
+/// assert_eq!(SESSIONS.get()?.stats().in_use(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct StaticSlab<T, Tag = ()> {
+    slab: OnceLock<Slab<T, Tag>>,
+    name: &'static str,
+    max_objects: usize,
+}
+
+impl<T, Tag> StaticSlab<T, Tag> {
+    /// The slab's name, and how many values it holds at least.
+    #[must_use]
+    pub const fn new(name: &'static str, max_objects: usize) -> Self {
+        Self {
+            slab: OnceLock::new(),
+            name,
+            max_objects,
+        }
+    }
+
+    /// The slab, which the first call opens.
+    ///
+    /// # Errors
+    /// As [`SlabBuilder::build`](super::SlabBuilder::build). A later call tries again.
+    #[inline]
+    pub fn get(&self) -> Result<&Slab<T, Tag>, ConfigError> {
+        match self.slab.get() {
+            Some(slab) => Ok(slab),
+            None => self.open(),
+        }
+    }
+
+    #[cold]
+    fn open(&self) -> Result<&Slab<T, Tag>, ConfigError> {
+        let slab = Slab::builder()
+            .name(self.name)
+            .max_objects(self.max_objects)
+            .build()?;
+        // Where two threads open it at once, one's goes again; nothing was taken from it.
+        Ok(self.slab.get_or_init(|| slab))
+    }
+}
+
+impl<T, Tag> fmt::Debug for StaticSlab<T, Tag> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StaticSlab")
+            .field("name", &self.name)
+            .field("max_objects", &self.max_objects)
+            .field("slab", &self.slab.get())
+            .finish()
+    }
+}
+
+/// A tag that has one slab of `T` in the whole process, so that a handle need not say which.
+///
+/// ```
+/// use slab_core::{GlobalTag, Slab, StaticSlab};
+///
+/// struct Rx;
+/// impl GlobalTag<[u8; 64]> for Rx {
+///     fn slab() -> &'static StaticSlab<[u8; 64], Rx> {
+///         static SLAB: StaticSlab<[u8; 64], Rx> = StaticSlab::new("rx", 1000);
+///         &SLAB
+///     }
+/// }
+///
+/// let packet = Slab::<[u8; 64], Rx>::global()?.try_insert([0; 64])?;
+/// let packet = packet.into_global().expect("of the global slab");
+/// assert_eq!(size_of_val(&packet), 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait GlobalTag<T: 'static>: Sized + 'static {
+    /// The slab, always the same.
+    fn slab() -> &'static StaticSlab<T, Self>;
+}
+
+impl<T: 'static, Tag: GlobalTag<T>> Slab<T, Tag> {
+    /// The slab that the tag has in this process; the first call opens it.
+    ///
+    /// # Errors
+    /// As [`StaticSlab::get`].
+    #[inline]
+    pub fn global() -> Result<&'static Self, ConfigError> {
+        Tag::slab().get()
+    }
+}
+
+impl<T: 'static, Tag: GlobalTag<T>> SlabBox<T, Tag> {
+    /// A handle of half the size, which finds the slab by its type.
+    ///
+    /// # Errors
+    /// Gives the box back if it is not of the tag's global slab.
+    #[inline]
+    pub fn into_global(self) -> Result<GlobalBox<T, Tag>, Self> {
+        match Tag::slab().slab.get() {
+            Some(slab) if slab.pool.as_inner() == self.pool_ptr() => Ok(GlobalBox {
+                value: Self::into_raw(self),
+                owner: core::marker::PhantomData,
+            }),
+            _ => Err(self),
+        }
+    }
+}
+
+/// A [`SlabBox`] of a [`GlobalTag`]'s slab: 8 bytes. Handle size is time where handles cross
+/// cores, and memory where there are ten million.
+///
+/// Dropping one panics if the tag breaks its word and names another slab than before.
+pub struct GlobalBox<T: 'static, Tag: GlobalTag<T>> {
+    value: NonNull<T>,
+    /// `Send` and `Sync` are what they are for the box.
+    owner: core::marker::PhantomData<SlabBox<T, Tag>>,
+}
+
+// SAFETY: as for `SlabBox`; the slab is found by the type and is `Sync`.
+unsafe impl<T: Send + 'static, Tag: GlobalTag<T>> Send for GlobalBox<T, Tag> {}
+// SAFETY: as above.
+unsafe impl<T: Sync + 'static, Tag: GlobalTag<T>> Sync for GlobalBox<T, Tag> {}
+/// Moving the box does not move the value.
+impl<T: 'static, Tag: GlobalTag<T>> Unpin for GlobalBox<T, Tag> {}
+
+impl<T: 'static, Tag: GlobalTag<T>> GlobalBox<T, Tag> {
+    /// The handle that carries its slab with it, and has all the methods.
+    #[inline]
+    #[must_use]
+    pub fn into_slab_box(this: Self) -> SlabBox<T, Tag> {
+        let this = ManuallyDrop::new(this);
+        let slab = Tag::slab().slab.get().expect(WORD);
+        // The value is alive, so its arena is mapped; only the slab it is of can have it inside.
+        assert!(lies_in(this.value, slab.pool.inner()), "{WORD}");
+        // SAFETY: the value lies in a chunk of this slab and was this handle's.
+        unsafe { SlabBox::from_parts(this.value, slab.pool.as_inner()) }
+    }
+}
+
+const WORD: &str = "a GlobalTag names the same slab always";
+
+impl<T: 'static, Tag: GlobalTag<T>> Deref for GlobalBox<T, Tag> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: the box owns a valid value there.
+        unsafe { self.value.as_ref() }
+    }
+}
+
+impl<T: 'static, Tag: GlobalTag<T>> DerefMut for GlobalBox<T, Tag> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the box owns a valid value there, and is borrowed mutably.
+        unsafe { self.value.as_mut() }
+    }
+}
+
+impl<T: 'static, Tag: GlobalTag<T>> Drop for GlobalBox<T, Tag> {
+    #[inline]
+    fn drop(&mut self) {
+        drop(Self::into_slab_box(Self {
+            value: self.value,
+            owner: self.owner,
+        }));
+    }
+}
+
+impl<T: fmt::Debug + 'static, Tag: GlobalTag<T>> fmt::Debug for GlobalBox<T, Tag> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

@@ -1,0 +1,395 @@
+//! Typed slabs: pools of objects of one type.
+//!
+//! A [`Slab`] has an arena of its own, because writing a value leaves its padding uninitialised
+//! as far as the language is concerned, and a byte pool promises initialised bytes. Within it, a
+//! value is a chunk of the one class there is, so all of the pool's machinery serves it unchanged:
+//! magazines, depot, free on any thread, trim, statistics.
+//!
+//! | file | what |
+//! |---|---|
+//! | here | [`Slab`] and its builder |
+//! | `slab_box` | [`SlabBox`], which owns a value: 16 bytes |
+//! | `global` | slabs in a `static`, and [`GlobalBox`], which finds its slab by its type: 8 bytes |
+
+mod global;
+mod slab_box;
+
+pub use global::{GlobalBox, GlobalTag, StaticSlab};
+pub use slab_box::SlabBox;
+
+use crate::chunk::Chunk;
+use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, SizeClasses, slab_bytes_for};
+use crate::error::{AllocError, ConfigError};
+use crate::inner::Inner;
+use crate::pool::{SlabPool, SlabPoolBuilder};
+use crate::stats::PoolStats;
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
+
+/// The only class of a typed slab.
+const CLASS: u8 = 0;
+
+/// What one `T` takes of the arena, in bytes. A type without size takes a chunk too: that is how
+/// the number of its values is bounded.
+const fn chunk_bytes<T>() -> usize {
+    let align = if align_of::<T>() > CHUNK_ALIGN {
+        align_of::<T>()
+    } else {
+        CHUNK_ALIGN
+    };
+    let size = if size_of::<T>() == 0 {
+        1
+    } else {
+        size_of::<T>()
+    };
+    size.next_multiple_of(align)
+}
+
+/// The unit of the chunk that begins at `at`, if `at` lies in the pool's arena.
+#[inline(always)]
+fn unit_at(pool: &Inner, at: NonNull<u8>) -> Option<u32> {
+    // Below the base this wraps around, to far above the arena's size.
+    let offset = at.addr().get().wrapping_sub(pool.arena.base().addr().get());
+    (offset < pool.arena.bytes()).then_some((offset / CHUNK_ALIGN) as u32)
+}
+
+/// The chunk that a value lies in.
+///
+/// # Safety
+/// `at` is the start of a chunk of this pool, which is a typed slab's, and the chunk is given up
+/// by whoever had it.
+#[inline(always)]
+unsafe fn chunk_at(pool: NonNull<Inner>, at: NonNull<u8>) -> Chunk {
+    // SAFETY: a pool is not unmapped while one of its chunks lives.
+    let inner = unsafe { pool.as_ref() };
+    let unit = unit_at(inner, at);
+    debug_assert!(unit.is_some(), "a value outside of its slab");
+    // SAFETY: the caller's promise.
+    let unit = unsafe { unit.unwrap_unchecked() };
+    // SAFETY: the caller's promise; it is of the only class.
+    unsafe { Chunk::new(pool, CLASS, unit) }
+}
+
+/// A bounded pool of values of one type, shared by any number of threads.
+///
+/// `Tag` is a marker type of the user's choice, never a value: `Slab<Packet, Rx>` and
+/// `Slab<Packet, Events>` are different types, and so are their [`SlabBox`]es, which therefore
+/// cannot be mixed up. No two slabs ever share memory.
+///
+/// A value takes its size rounded up to a multiple of [`CHUNK_ALIGN`] bytes. Cloning gives another
+/// handle to the same slab; values outlive the last handle.
+///
+/// ```
+/// use slab_core::Slab;
+///
+/// struct Rx;
+/// let rx = Slab::<[u64; 8], Rx>::builder().name("rx").max_objects(1000).build()?;
+/// let mut packet = rx.try_insert([0; 8])?;
+/// packet[3] = 7;
+/// // A value can be dropped on any thread.
+/// std::thread::spawn(move || assert_eq!(packet[3], 7)).join().unwrap();
+/// assert_eq!(rx.stats().in_use(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A handle of one tag is no handle of another:
+///
+/// ```compile_fail,E0308
+/// use slab_core::{Slab, SlabBox};
+///
+/// struct Rx;
+/// struct Events;
+/// fn handle_event(event: SlabBox<u64, Events>) {}
+/// let rx = Slab::<u64, Rx>::builder().build().unwrap();
+/// handle_event(rx.try_insert(1).unwrap());
+/// ```
+pub struct Slab<T, Tag = ()> {
+    pool: SlabPool,
+    /// Holds no `T` itself: `Send` and `Sync` whatever `T` is.
+    of: PhantomData<fn() -> (T, Tag)>,
+}
+
+impl<T, Tag> Slab<T, Tag> {
+    /// Starts the configuration of a slab.
+    pub fn builder() -> SlabBuilder<T, Tag> {
+        SlabBuilder::default()
+    }
+
+    #[inline(always)]
+    fn alloc(&self) -> Result<Chunk, AllocError> {
+        self.pool.try_alloc(const { chunk_bytes::<T>() })
+    }
+
+    /// Moves a value into the slab.
+    ///
+    /// # Errors
+    /// Gives the value back, with what [`SlabPool::try_alloc`] says about the reason.
+    #[inline]
+    pub fn try_insert(&self, value: T) -> Result<SlabBox<T, Tag>, InsertError<T>> {
+        match self.alloc() {
+            Ok(chunk) => Ok(SlabBox::fill(chunk, || value)),
+            Err(cause) => Err(InsertError { value, cause }),
+        }
+    }
+
+    /// Makes a value in the slab: `make` runs only if there is memory, and the compiler can build
+    /// its result where it will stay. If `make` panics, nothing is kept.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// let frames = Slab::<[u8; 65536]>::builder().build()?;
+    /// let frame = frames.try_insert_with(|| [0; 65536])?;
+    /// assert_eq!(frame.len(), 65536);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SlabPool::try_alloc`].
+    #[inline]
+    pub fn try_insert_with(&self, make: impl FnOnce() -> T) -> Result<SlabBox<T, Tag>, AllocError> {
+        Ok(SlabBox::fill(self.alloc()?, make))
+    }
+
+    /// Memory for a value that is to be built in place, field by field if need be, and never
+    /// moved.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// let frames = Slab::<[u32; 1024]>::builder().build()?;
+    /// let mut frame = frames.try_uninit()?;
+    /// for i in 0..1024 {
+    ///     // SAFETY: within the array.
+    ///     unsafe { frame.as_mut_ptr().cast::<u32>().add(i).write(i as u32) };
+    /// }
+    /// // SAFETY: every element was just written.
+    /// let frame = unsafe { frame.assume_init() };
+    /// assert_eq!(frame[1023], 1023);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SlabPool::try_alloc`].
+    #[inline]
+    pub fn try_uninit(&self) -> Result<SlabBox<MaybeUninit<T>, Tag>, AllocError> {
+        Ok(SlabBox::uninit(self.alloc()?))
+    }
+
+    /// Memory for one `T` as a bare pointer, uninitialised and aligned, for callers that keep
+    /// track of it themselves (foreign code). Give it back with [`free_raw`](Self::free_raw) or
+    /// turn it into a [`SlabBox`] with [`from_raw`](Self::from_raw). It stays valid when all
+    /// handles to the slab are gone.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// let slab = Slab::<String>::builder().build()?;
+    /// let at = slab.alloc_raw()?;
+    /// // SAFETY: valid for one `String`.
+    /// unsafe { at.write("raw".into()) };
+    /// // SAFETY: of this slab, initialised, and not used again as a pointer.
+    /// let text = unsafe { slab.from_raw(at) };
+    /// assert_eq!(*text, "raw");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SlabPool::try_alloc`].
+    #[inline]
+    pub fn alloc_raw(&self) -> Result<NonNull<T>, AllocError> {
+        Ok(SlabBox::into_raw(self.try_uninit()?).cast())
+    }
+
+    /// Gives memory back without running any destructor.
+    ///
+    /// # Safety
+    /// `at` came from [`alloc_raw`](Self::alloc_raw) of this slab or from [`SlabBox::into_raw`] of
+    /// one of its boxes, and is not used afterwards.
+    #[inline]
+    pub unsafe fn free_raw(&self, at: NonNull<T>) {
+        // SAFETY: the caller's promise; a chunk of this pool.
+        drop(unsafe { chunk_at(self.pool.as_inner(), at.cast()) });
+    }
+
+    /// Takes ownership of the value at `at`.
+    ///
+    /// # Safety
+    /// As for [`free_raw`](Self::free_raw), and a valid `T` lies there.
+    #[inline]
+    pub unsafe fn from_raw(&self, at: NonNull<T>) -> SlabBox<T, Tag> {
+        // SAFETY: the caller's promise.
+        unsafe { SlabBox::from_parts(at, self.pool.as_inner()) }
+    }
+
+    /// The name given to the builder.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.pool.name()
+    }
+
+    /// How many values fit: what was asked for, rounded up to whole slabs.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        let inner = self.pool.inner();
+        inner.arena.slabs() * inner.classes.geometry(CLASS).chunks_per_slab as usize
+    }
+
+    /// Where every chunk is, and what happened so far; one class, one chunk a value.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.pool.stats()
+    }
+
+    /// As [`SlabPool::flush_thread_cache`].
+    pub fn flush_thread_cache(&self) {
+        self.pool.flush_thread_cache();
+    }
+
+    /// As [`SlabPool::trim`]; returns how many bytes were given back.
+    pub fn trim(&self) -> usize {
+        self.pool.trim()
+    }
+
+    /// As [`SlabPool::trim_to`]; returns how many bytes were given back.
+    pub fn trim_to(&self, bytes: usize) -> usize {
+        self.pool.trim_to(bytes)
+    }
+}
+
+impl<T, Tag> Clone for Slab<T, Tag> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T, Tag> fmt::Debug for Slab<T, Tag> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slab")
+            .field("name", &self.name())
+            .field("of", &core::any::type_name::<T>())
+            .field("tag", &core::any::type_name::<Tag>())
+            .field("capacity", &self.capacity())
+            .finish()
+    }
+}
+
+/// The configuration of a [`Slab`].
+#[must_use]
+pub struct SlabBuilder<T, Tag = ()> {
+    pool: SlabPoolBuilder,
+    max_objects: usize,
+    of: PhantomData<fn() -> (T, Tag)>,
+}
+
+impl<T, Tag> Default for SlabBuilder<T, Tag> {
+    fn default() -> Self {
+        Self {
+            pool: SlabPool::builder(),
+            max_objects: (64 << 20) / chunk_bytes::<T>(),
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T, Tag> SlabBuilder<T, Tag> {
+    /// What the slab is called in metrics and log events. Default: `default`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.pool = self.pool.name(name);
+        self
+    }
+
+    /// How many values the slab holds at least; rounded up to whole slabs. Default: 64 MiB of
+    /// them.
+    pub fn max_objects(mut self, objects: usize) -> Self {
+        self.max_objects = objects;
+        self
+    }
+
+    /// Reserves the address range. No memory is used yet.
+    ///
+    /// # Errors
+    /// [`ConfigError::BadAlignment`] if `T` is aligned to more than [`MAX_CHUNK_ALIGN`] bytes,
+    /// [`ConfigError::ClassTooLarge`] if it is larger than
+    /// [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES), [`ConfigError::CapBelowOneSlab`] for no
+    /// objects at all; [`ConfigError::CapTooLarge`] and [`ConfigError::Reserve`] as for any pool.
+    pub fn build(self) -> Result<Slab<T, Tag>, ConfigError> {
+        if align_of::<T>() > MAX_CHUNK_ALIGN {
+            return Err(ConfigError::BadAlignment {
+                align: align_of::<T>(),
+            });
+        }
+        let bytes = chunk_bytes::<T>();
+        let classes = SizeClasses::explicit(&[bytes])?;
+        let slab_bytes = slab_bytes_for(bytes);
+        let slabs = self.max_objects.div_ceil(slab_bytes / bytes);
+        let pool = self
+            .pool
+            .size_classes(classes)
+            .max_memory(slabs.saturating_mul(slab_bytes))
+            .build()?;
+        Ok(Slab {
+            pool,
+            of: PhantomData,
+        })
+    }
+}
+
+impl<T, Tag> Clone for SlabBuilder<T, Tag> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            max_objects: self.max_objects,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T, Tag> fmt::Debug for SlabBuilder<T, Tag> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlabBuilder")
+            .field("pool", &self.pool)
+            .field("max_objects", &self.max_objects)
+            .finish()
+    }
+}
+
+/// There was no memory for a value; gives the value back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InsertError<T> {
+    /// The value that found no place.
+    pub value: T,
+    /// Why.
+    pub cause: AllocError,
+}
+
+/// Says nothing about the value, so that it asks nothing of its type.
+impl<T> fmt::Debug for InsertError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InsertError")
+            .field("cause", &self.cause)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for InsertError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "value not inserted: {}", self.cause)
+    }
+}
+
+impl<T> core::error::Error for InsertError<T> {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}
+
+/// The reason alone; the value is dropped.
+impl<T> From<InsertError<T>> for AllocError {
+    fn from(error: InsertError<T>) -> Self {
+        error.cause
+    }
+}

@@ -1,0 +1,347 @@
+//! Typed slabs: what a value's owner may rely on.
+#![cfg(not(loom))]
+
+use slab_core::{
+    AllocError, ConfigError, GlobalBox, GlobalTag, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, Slab, SlabBox,
+    StaticSlab,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts its drops.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn slab<T>(max_objects: usize) -> Slab<T> {
+    Slab::builder().max_objects(max_objects).build().unwrap()
+}
+
+#[test]
+fn handles_are_small() {
+    struct Rx;
+    impl GlobalTag<u64> for Rx {
+        fn slab() -> &'static StaticSlab<u64, Rx> {
+            static SLAB: StaticSlab<u64, Rx> = StaticSlab::new("rx", 1);
+            &SLAB
+        }
+    }
+    assert_eq!(size_of::<Option<SlabBox<[u8; 4096]>>>(), 16);
+    assert_eq!(size_of::<Option<GlobalBox<u64, Rx>>>(), 8);
+}
+
+#[test]
+fn a_value_is_dropped_once_whichever_way_it_leaves() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let slab = slab::<Counted>(100);
+    let insert = || slab.try_insert(Counted(Arc::clone(&drops))).unwrap();
+    let count = |expected: usize| {
+        assert_eq!(drops.load(Ordering::Relaxed), expected);
+        slab.stats().in_use()
+    };
+    drop(insert());
+    assert_eq!(count(1), 0);
+    let inner = SlabBox::into_inner(insert());
+    assert_eq!(count(1), 0, "out of the slab, but alive");
+    drop(inner);
+    assert_eq!(count(2), 0);
+    let raw = SlabBox::into_raw(insert());
+    assert_eq!(count(2), 1);
+    // SAFETY: of this slab, and given up by `into_raw`.
+    drop(unsafe { slab.from_raw(raw) });
+    assert_eq!(count(3), 0);
+    let raw = SlabBox::into_raw(insert());
+    // SAFETY: as above; the memory only.
+    unsafe { slab.free_raw(raw) };
+    assert_eq!(count(3), 0);
+    SlabBox::leak(insert());
+    assert_eq!(count(3), 1);
+    drop(SlabBox::into_pin(insert()));
+    assert_eq!(count(4), 1);
+    let uninit = slab.try_uninit().unwrap();
+    assert_eq!(count(4), 2);
+    drop(uninit);
+    assert_eq!(count(4), 1);
+}
+
+#[test]
+fn a_panic_leaks_no_memory() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("in the destructor");
+        }
+    }
+    let slab = slab::<Bomb>(10);
+    let made = catch_unwind(AssertUnwindSafe(|| {
+        slab.try_insert_with(|| panic!("in the constructor"))
+    }));
+    assert!(made.is_err());
+    assert_eq!(slab.stats().in_use(), 0);
+    let bomb = slab.try_insert(Bomb).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(bomb))).is_err());
+    assert_eq!(slab.stats().in_use(), 0);
+}
+
+#[test]
+fn a_full_slab_gives_the_value_back() {
+    let slab = slab::<String>(1);
+    let held: Vec<_> = (0..slab.capacity())
+        .map(|i| slab.try_insert(i.to_string()).unwrap())
+        .collect();
+    let error = slab.try_insert("one too many".to_owned()).unwrap_err();
+    assert_eq!(error.cause, AllocError::Exhausted { chunk_bytes: 64 });
+    assert_eq!(error.value, "one too many");
+    let made = slab.try_insert_with(|| unreachable!("there is no memory for it"));
+    assert_eq!(made.unwrap_err(), error.cause);
+    // Nobody else's memory was given away meanwhile.
+    assert!(
+        held.iter()
+            .zip(0..)
+            .all(|(text, i): (_, usize)| **text == i.to_string())
+    );
+    drop(held);
+    assert!(slab.try_insert(error.value).is_ok());
+}
+
+#[test]
+fn capacity_is_what_was_asked_for_in_whole_slabs() {
+    for objects in [1, 1023, 1024, 1025, 100_000] {
+        let capacity = slab::<[u8; 64]>(objects).capacity();
+        assert!(
+            (objects..objects + 1024).contains(&capacity),
+            "{objects} {capacity}"
+        );
+        assert_eq!(capacity % 1024, 0);
+    }
+    let error = Slab::<u8>::builder().max_objects(0).build().unwrap_err();
+    assert!(
+        matches!(error, ConfigError::CapBelowOneSlab { .. }),
+        "{error}"
+    );
+    let error = Slab::<u8>::builder()
+        .max_objects(usize::MAX)
+        .build()
+        .unwrap_err();
+    assert!(matches!(error, ConfigError::CapTooLarge { .. }), "{error}");
+}
+
+#[test]
+fn any_type_is_aligned_or_refused() {
+    fn check<T>(value: impl Fn() -> T) {
+        let slab = slab::<T>(20);
+        let held: Vec<_> = (0..20)
+            .map(|_| slab.try_insert_with(&value).unwrap())
+            .collect();
+        let mut at: Vec<usize> = held
+            .iter()
+            .map(|held| {
+                let at: *const T = &**held;
+                assert!(at.is_aligned());
+                at.addr()
+            })
+            .collect();
+        at.sort_unstable();
+        assert!(
+            at.windows(2)
+                .all(|pair| pair[1] - pair[0] >= size_of::<T>().max(1))
+        );
+    }
+    #[repr(align(1024))]
+    struct Over(#[expect(dead_code, reason = "stands for contents")] u8);
+    #[repr(align(4096))]
+    struct Page;
+    #[repr(align(8192))]
+    struct TooMuch;
+    check(|| ());
+    check(|| 0_u8);
+    check(|| [0_u16; 777]);
+    check(|| Over(1));
+    check(|| Page);
+    assert_eq!(
+        Slab::<TooMuch>::builder().build().unwrap_err(),
+        ConfigError::BadAlignment {
+            align: 2 * MAX_CHUNK_ALIGN
+        }
+    );
+    assert_eq!(
+        Slab::<[u8; MAX_CHUNK_BYTES + 1]>::builder()
+            .build()
+            .unwrap_err(),
+        ConfigError::ClassTooLarge {
+            bytes: MAX_CHUNK_BYTES + 64
+        }
+    );
+    let largest = Slab::<[u8; MAX_CHUNK_BYTES]>::builder()
+        .max_objects(4)
+        .build()
+        .unwrap();
+    let mut value = largest.try_uninit().unwrap();
+    // SAFETY: the last byte of the value.
+    let last = unsafe { value.as_mut_ptr().cast::<u8>().add(MAX_CHUNK_BYTES - 1) };
+    // SAFETY: within the value.
+    unsafe { last.write(1) };
+}
+
+#[test]
+fn values_outlive_their_slab_and_cross_threads() {
+    let slab = slab::<(usize, String)>(2000);
+    let count = if cfg!(miri) { 20 } else { 1000 };
+    let held: Vec<_> = (0..count)
+        .map(|i| slab.try_insert((i, format!("value {i}"))).unwrap())
+        .collect();
+    let leaked = SlabBox::leak(slab.try_insert((7, String::new())).unwrap());
+    let raw = slab.alloc_raw().unwrap();
+    drop(slab);
+    std::thread::spawn(move || {
+        for (i, value) in held.into_iter().enumerate() {
+            assert_eq!(value.0, i);
+            assert_eq!(value.1, format!("value {i}"));
+        }
+    })
+    .join()
+    .unwrap();
+    leaked.0 += 1;
+    assert_eq!(leaked.0, 8);
+    // SAFETY: valid for one value for as long as it is not freed.
+    unsafe { raw.write((1, String::new())) };
+    // SAFETY: just written.
+    let value = unsafe { raw.as_ref() };
+    assert_eq!(value.0, 1);
+}
+
+#[test]
+fn a_destructor_may_use_the_slab() {
+    struct List {
+        slab: Slab<List>,
+        next: Option<SlabBox<List>>,
+        spawn: bool,
+    }
+    impl Drop for List {
+        fn drop(&mut self) {
+            if self.spawn {
+                let child = List {
+                    slab: self.slab.clone(),
+                    next: self.next.take(),
+                    spawn: false,
+                };
+                drop(
+                    self.slab
+                        .try_insert(child)
+                        .unwrap_or_else(|error| panic!("{error}")),
+                );
+            }
+        }
+    }
+    let slab = slab::<List>(500);
+    let mut head = None;
+    for _ in 0..50 {
+        let next = List {
+            slab: slab.clone(),
+            next: head.take(),
+            spawn: true,
+        };
+        head = Some(
+            slab.try_insert(next)
+                .unwrap_or_else(|error| panic!("{error}")),
+        );
+    }
+    drop(head);
+    assert_eq!(slab.stats().in_use(), 0);
+    assert_eq!(slab.stats().classes()[0].allocs, 100);
+}
+
+#[test]
+fn a_slab_of_what_is_not_send_is_still_send_but_its_boxes_are_not() {
+    fn is_send<T: Send + Sync>(_: &T) {}
+    let slab = slab::<Rc<u32>>(10);
+    is_send(&slab);
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(**slab.try_insert(Rc::new(3)).unwrap(), 3));
+    });
+}
+
+#[test]
+fn a_static_slab_opens_once_and_a_global_handle_finds_it() {
+    struct Tx;
+    impl GlobalTag<[u64; 8]> for Tx {
+        fn slab() -> &'static StaticSlab<[u64; 8], Tx> {
+            static SLAB: StaticSlab<[u64; 8], Tx> = StaticSlab::new("tx", 5000);
+            &SLAB
+        }
+    }
+    type Tagged = Slab<[u64; 8], Tx>;
+    let first = std::thread::scope(|scope| {
+        let openers: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| std::ptr::from_ref(Tagged::global().unwrap()).addr()))
+            .collect();
+        let mut at: Vec<_> = openers
+            .into_iter()
+            .map(|opener| opener.join().unwrap())
+            .collect();
+        at.dedup();
+        assert_eq!(at.len(), 1, "one slab for all");
+        at[0]
+    });
+    let global = Tagged::global().unwrap();
+    assert_eq!(std::ptr::from_ref(global).addr(), first);
+    assert_eq!(global.name(), "tx");
+    let mut held: Vec<GlobalBox<[u64; 8], Tx>> = (0..100)
+        .map(|i| global.try_insert([i; 8]).unwrap().into_global().unwrap())
+        .collect();
+    held[3][0] = 99;
+    assert_eq!(global.stats().in_use(), 100);
+    std::thread::spawn(move || {
+        for (i, value) in (0..).zip(&held) {
+            assert_eq!(value[7], i);
+        }
+        let back = GlobalBox::into_slab_box(held.remove(3));
+        assert_eq!(SlabBox::into_inner(back), [99, 3, 3, 3, 3, 3, 3, 3]);
+    })
+    .join()
+    .unwrap();
+    assert_eq!(global.stats().in_use(), 0);
+    // Another slab of the same type and tag is not the global one.
+    let other = Tagged::builder().max_objects(1).build().unwrap();
+    let stranger = other.try_insert([0; 8]).unwrap().into_global().unwrap_err();
+    drop(stranger);
+    assert_eq!(other.stats().in_use(), 0);
+    assert_eq!(other.stats().classes()[0].frees, 1);
+}
+
+#[test]
+fn a_tag_that_breaks_its_word_is_caught() {
+    struct Fickle;
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    static SLABS: [StaticSlab<u64, Fickle>; 2] =
+        [StaticSlab::new("one", 1), StaticSlab::new("two", 1)];
+    impl GlobalTag<u64> for Fickle {
+        fn slab() -> &'static StaticSlab<u64, Fickle> {
+            &SLABS[CALLS.load(Ordering::Relaxed)]
+        }
+    }
+    let value = Slab::<u64, Fickle>::global()
+        .unwrap()
+        .try_insert(5)
+        .unwrap()
+        .into_global()
+        .unwrap();
+    CALLS.store(1, Ordering::Relaxed);
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(value))).is_err());
+    let value = Slab::<u64, Fickle>::global()
+        .unwrap()
+        .try_insert(6)
+        .unwrap();
+    assert_eq!(*value, 6);
+    assert_eq!(
+        SLABS[0].get().unwrap().stats().in_use(),
+        1,
+        "leaked, not given to the wrong slab"
+    );
+}
