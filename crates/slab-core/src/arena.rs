@@ -6,6 +6,7 @@
 
 use crate::class::CHUNK_ALIGN;
 use crate::error::ConfigError;
+use crate::sync::{AtomicU32, Ordering, Table};
 use crate::sys::Region;
 use core::ptr::NonNull;
 
@@ -17,6 +18,9 @@ pub(crate) struct Arena {
     region: Region,
     slab_bytes: usize,
     slabs: usize,
+    /// Per slab the class that it serves, plus one; for who meets a chunk by its address and has no
+    /// lock. Right for as long as a chunk of the slab is in use.
+    serves: Table<AtomicU32>,
 }
 
 impl Arena {
@@ -43,6 +47,7 @@ impl Arena {
             region,
             slab_bytes,
             slabs,
+            serves: Table::new(slabs).map_err(|errno| ConfigError::Reserve { bytes, errno })?,
         })
     }
 
@@ -66,6 +71,20 @@ impl Arena {
     /// The units of one slab.
     pub(crate) fn slab_units(&self) -> u32 {
         (self.slab_bytes / CHUNK_ALIGN) as u32
+    }
+
+    /// From now on the slab serves this class.
+    pub(crate) fn set_class(&self, slab: usize, class: u8) {
+        // Relaxed: a chunk of the slab reaches others by ways that order this before it.
+        self.serves
+            .at(slab)
+            .store(u32::from(class) + 1, Ordering::Relaxed);
+    }
+
+    /// The class that the slab serves, or served last; `None` if none ever.
+    pub(crate) fn class_of(&self, slab: usize) -> Option<u8> {
+        let class = self.serves.at(slab).load(Ordering::Relaxed);
+        class.checked_sub(1).map(|class| class as u8)
     }
 
     /// Backs a slab that was never backed; it reads as zeros.

@@ -185,3 +185,16 @@ impl fmt::Display for AllocError {
 }
 
 impl core::error::Error for AllocError {}
+
+/// A pointer that is not the start of a chunk of the pool that was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NotAChunk(pub(crate) ());
+
+impl fmt::Display for NotAChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the pointer is not the start of a chunk of this pool")
+    }
+}
+
+impl core::error::Error for NotAChunk {}

@@ -212,6 +212,21 @@ impl Inner {
         unsafe { self.base.add(unit as usize * CHUNK_ALIGN) }
     }
 
+    /// Class and unit of the chunk that starts at `at`, if one does.
+    pub(crate) fn find_chunk(&self, at: NonNull<u8>) -> Option<(u8, u32)> {
+        let offset = at.addr().get().wrapping_sub(self.base.addr().get());
+        if offset >= self.arena.bytes() {
+            return None;
+        }
+        let slab_bytes = self.arena.slab_bytes();
+        let class = self.arena.class_of(offset / slab_bytes)?;
+        let geometry = self.classes.geometry(class);
+        let in_slab = offset % slab_bytes;
+        let is_start = in_slab.is_multiple_of(geometry.bytes)
+            && in_slab / geometry.bytes < geometry.chunks_per_slab as usize;
+        is_start.then_some((class, (offset / CHUNK_ALIGN) as u32))
+    }
+
     /// The word that counts the references to a chunk beyond the first.
     #[inline(always)]
     pub(crate) fn count(&self, class: u8, unit: u32) -> &AtomicU32 {

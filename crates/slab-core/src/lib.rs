@@ -10,8 +10,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `typed` | slabs of values of one type |
-//! | `pool`, `chunk`, `shared` | what users hold, and the two fast paths |
+//! | `pool`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
 //! | `inner` | the slow paths that connect the layers, the end of a pool |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
 //! | `wait` | waiting for memory under the cap |
@@ -25,6 +24,7 @@
 compile_error!("slab-core reserves address space generously and needs a 64-bit target");
 
 mod arena;
+mod batch;
 mod chunk;
 mod class;
 mod depot;
@@ -36,6 +36,7 @@ mod magazine;
 #[cfg(all(test, loom))]
 mod model;
 mod pool;
+mod raw;
 mod reclaim;
 mod shared;
 mod slab;
@@ -45,9 +46,10 @@ mod sys;
 mod typed;
 mod wait;
 
+pub use batch::{ChunkBatch, IntoChunks};
 pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
-pub use error::{AllocError, ConfigError};
+pub use error::{AllocError, ConfigError, NotAChunk};
 pub use pool::{SlabPool, SlabPoolBuilder};
 pub use shared::{Clones, SharedChunk};
 pub use stats::{ClassStats, PoolStats};

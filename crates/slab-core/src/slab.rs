@@ -162,6 +162,7 @@ impl Slabs {
         let new_slab = self.classes[usize::from(class)].current == NONE;
         if new_slab {
             let slab = self.take_slab(arena, geometry.bytes)?;
+            arena.set_class(slab, class);
             let before = self.table[slab].before;
             self.table[slab] = Slab {
                 class,

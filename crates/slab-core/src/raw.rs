@@ -1,0 +1,72 @@
+//! Chunks as bare pointers, for memory that passes through foreign code.
+//!
+//! A pointer says which chunk it is: its distance from the arena's base names the slab, the slab
+//! its class, and the class where chunks start.
+
+use crate::chunk::Chunk;
+use crate::error::{AllocError, NotAChunk};
+use crate::pool::SlabPool;
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+
+impl Chunk {
+    /// Gives up the handle and keeps the chunk: its address, for
+    /// [`from_raw`](SlabPool::from_raw) or [`free_raw`](SlabPool::free_raw) to take back.
+    ///
+    /// Needs the pool's handle at that time. A chunk that is not taken back is leaked, and with it
+    /// the pool's arena stays mapped.
+    #[must_use = "the chunk is leaked unless it is taken back"]
+    pub fn into_raw(self) -> NonNull<u8> {
+        ManuallyDrop::new(self).as_ptr()
+    }
+}
+
+impl SlabPool {
+    /// Takes a chunk of at least `len` bytes as [`try_alloc`](Self::try_alloc) does, as a bare
+    /// pointer. All bytes of its size class are initialised and valid for reads and writes until
+    /// the pointer is given back.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let at = pool.alloc_raw(1500)?;
+    /// // SAFETY: `at` was just allocated from this pool and is not used again.
+    /// unsafe { pool.free_raw(at) }?;
+    /// assert_eq!(pool.stats().in_use(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`try_alloc`](Self::try_alloc).
+    pub fn alloc_raw(&self, len: usize) -> Result<NonNull<u8>, AllocError> {
+        self.try_alloc(len).map(Chunk::into_raw)
+    }
+
+    /// Frees a chunk by its pointer, on any thread.
+    ///
+    /// # Errors
+    /// [`NotAChunk`] if the pointer is not the start of a chunk of this pool; nothing is freed.
+    ///
+    /// # Safety
+    /// As [`from_raw`](Self::from_raw).
+    pub unsafe fn free_raw(&self, at: NonNull<u8>) -> Result<(), NotAChunk> {
+        // SAFETY: the caller's promise.
+        unsafe { self.from_raw(at) }.map(drop)
+    }
+
+    /// The handle of a chunk whose pointer came from [`alloc_raw`](Self::alloc_raw) or
+    /// [`Chunk::into_raw`].
+    ///
+    /// # Errors
+    /// [`NotAChunk`] if the pointer is not the start of a chunk of this pool. Not every pointer
+    /// that came from elsewhere can be told apart.
+    ///
+    /// # Safety
+    /// If the pointer is the start of a chunk of this pool, it came from there, and was not taken
+    /// back since.
+    pub unsafe fn from_raw(&self, at: NonNull<u8>) -> Result<Chunk, NotAChunk> {
+        let (class, unit) = self.inner().find_chunk(at).ok_or(NotAChunk(()))?;
+        // SAFETY: a chunk of this pool and class; that nobody else has it is the caller's promise.
+        Ok(unsafe { Chunk::new(self.inner_ptr(), class, unit) })
+    }
+}

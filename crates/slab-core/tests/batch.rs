@@ -1,0 +1,133 @@
+//! Chunks in numbers, and chunks as pointers.
+
+use slab_core::{AllocError, Chunk, ChunkBatch, SizeClasses, SlabPool};
+use std::collections::HashSet;
+use std::ptr::NonNull;
+use std::thread;
+
+fn pool() -> SlabPool {
+    SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[192, 1024]).unwrap())
+        .max_memory(256 << 10)
+        .build()
+        .unwrap()
+}
+
+fn filled(pool: &SlabPool, len: usize, count: usize) -> ChunkBatch {
+    let mut batch = pool.chunk_batch(len).unwrap();
+    assert_eq!(batch.fill(count).unwrap(), batch.len());
+    batch
+}
+
+#[test]
+fn a_batch_holds_different_chunks_of_the_size_asked() {
+    let pool = pool();
+    let mut seen = HashSet::new();
+    let mut batches = Vec::new();
+    for count in [0, 1, 32, 64] {
+        let batch = filled(&pool, 1000, count);
+        assert_eq!(batch.len(), count);
+        seen.extend(batch.as_ptrs());
+        batches.push(batch);
+    }
+    assert_eq!(seen.len(), 97);
+    assert_eq!(pool.stats().classes()[1].in_use, 97);
+    thread::spawn(move || drop(batches)).join().unwrap();
+    assert_eq!(pool.stats().in_use(), 0);
+}
+
+#[test]
+fn more_than_fit_is_cut_and_what_is_left_is_given() {
+    let pool = pool();
+    let mut small = filled(&pool, 1, 1000);
+    assert_eq!(small.len(), ChunkBatch::MAX);
+    assert_eq!(small.fill(3), Ok(ChunkBatch::MAX), "takes nothing away");
+    let mut all: Vec<ChunkBatch> = Vec::new();
+    let error = loop {
+        let mut batch = pool.chunk_batch(1024).unwrap();
+        match batch.fill(60) {
+            Ok(_) => all.push(batch),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, AllocError::Exhausted { chunk_bytes: 1024 });
+    let total: usize = all.iter().map(ChunkBatch::len).sum();
+    assert_eq!(total as u64, pool.stats().classes()[1].committed_chunks);
+    assert_ne!(all.last().unwrap().len(), 60, "the last got the rest");
+    let too_large = pool.chunk_batch(1025).unwrap_err();
+    assert!(matches!(too_large, AllocError::TooLarge { .. }));
+}
+
+#[test]
+fn chunks_leave_and_enter_a_batch_one_by_one() {
+    let (pool, other) = (pool(), self::pool());
+    let mut batch = filled(&pool, 1024, 3);
+    let mut one = batch.pop().unwrap();
+    assert_eq!(one.copy_from_slice(b"mine").unwrap(), b"mine");
+    batch.push(one).unwrap();
+    assert!(batch.push(pool.try_alloc(100).unwrap()).is_err(), "class");
+    assert!(batch.push(other.try_alloc(1024).unwrap()).is_err(), "pool");
+    while batch.len() < ChunkBatch::MAX {
+        batch.push(pool.try_alloc(1024).unwrap()).unwrap();
+    }
+    assert!(batch.push(pool.try_alloc(1024).unwrap()).is_err(), "full");
+    let chunks: Vec<Chunk> = batch.into_iter().collect();
+    assert_eq!(chunks.len(), ChunkBatch::MAX);
+    drop(chunks);
+    assert_eq!((pool.stats().in_use(), other.stats().in_use()), (0, 0));
+}
+
+#[test]
+fn a_batch_outlives_its_pool() {
+    let pool = pool();
+    let mut batch = filled(&pool, 1024, 5);
+    drop(pool);
+    let mut chunk = batch.pop().unwrap();
+    assert!(chunk.zeroed().iter().all(|&byte| byte == 0));
+    drop(batch);
+    drop(chunk);
+}
+
+#[test]
+fn a_pointer_finds_its_chunk_again() {
+    let pool = pool();
+    let (small, large) = (pool.alloc_raw(1).unwrap(), pool.alloc_raw(1024).unwrap());
+    // SAFETY: just allocated from this pool, and taken back once.
+    let small = unsafe { pool.from_raw(small) }.unwrap();
+    // SAFETY: as above.
+    let large = unsafe { pool.from_raw(large) }.unwrap();
+    assert_eq!((small.capacity(), large.capacity()), (192, 1024));
+    assert_eq!(pool.stats().in_use(), 2);
+    let at = large.into_raw();
+    // SAFETY: as above.
+    unsafe { pool.free_raw(at) }.unwrap();
+    assert_eq!(pool.stats().in_use(), 1);
+    drop(small);
+    assert_eq!(pool.stats().in_use(), 0);
+}
+
+#[test]
+fn pointers_that_are_no_chunks_are_refused() {
+    let (pool, other) = (pool(), self::pool());
+    let chunk = pool.try_alloc(192).unwrap();
+    let at = chunk.as_ptr();
+    let mut byte = 0u8;
+    let wrong = [
+        NonNull::from(&mut byte),
+        at.map_addr(|addr| addr.checked_add(64).unwrap()),
+        at.map_addr(|addr| addr.checked_add(1).unwrap()),
+        // A slab that serves no class so far.
+        at.map_addr(|addr| addr.checked_add(128 << 10).unwrap()),
+        // The rest of the slab behind its last chunk.
+        at.map_addr(|addr| addr.checked_add((64 << 10) - 64).unwrap()),
+        at.map_addr(|addr| addr.checked_add(usize::MAX / 2).unwrap()),
+    ];
+    for at in wrong {
+        // SAFETY: none of these starts a chunk.
+        let error = unsafe { pool.free_raw(at) }.unwrap_err();
+        assert!(error.to_string().contains("not the start of a chunk"));
+    }
+    // SAFETY: a chunk, but not of this pool.
+    assert!(unsafe { other.free_raw(at) }.is_err());
+    assert_eq!(pool.stats().in_use(), 1);
+}
