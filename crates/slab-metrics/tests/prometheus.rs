@@ -1,0 +1,383 @@
+//! A real Prometheus scrapes a server under load, and is asked everything that the README, the
+//! dashboard and the rules promise. Needs Debian's package `prometheus`; `ci/prometheus` runs it:
+//!
+//!     cargo test -p slab-metrics --test prometheus -- --ignored
+
+#![cfg(feature = "net")]
+
+use serde_json::Value;
+use slab_core::SlabPool;
+use slab_metrics::{Collector, Exporter, MetricsServer};
+use slab_net::PacketPool;
+use slab_net::pipeline::{Overflow, queue};
+use slab_net::udp::{Transmit, UdpReceiver};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const README: &str = include_str!("../README.md");
+const DASHBOARD: &str = include_str!("../dashboards/grafana.json");
+const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/dashboards/rules.yml");
+
+/// What a label can be: quotes, a backslash, a line's end, braces, what PromQL means something by.
+const HOSTILE: &str = "a\"b\\c\nd{e=\"f\"} 1 # é $x";
+
+/// How long anything may take to arrive before the test gives up; nothing is asserted about it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A Prometheus with a directory of its own; both go with it.
+struct Prometheus {
+    process: Child,
+    address: SocketAddr,
+    directory: PathBuf,
+}
+
+impl Prometheus {
+    fn start(target: SocketAddr) -> Self {
+        let directory = std::env::temp_dir().join(format!("slab-metrics-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let config = directory.join("prometheus.yml");
+        let yaml = format!(
+            "global:\n  scrape_interval: 500ms\n  scrape_timeout: 500ms\n  \
+             evaluation_interval: 500ms\nrule_files: [{RULES:?}]\nscrape_configs:\n  \
+             - job_name: packet-slab\n    static_configs:\n      - targets: [\"{target}\"]\n"
+        );
+        std::fs::write(&config, yaml).unwrap();
+        // Prometheus does not say which port it was given for 0, so one that was free just now.
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let log = std::fs::File::create(directory.join("log")).unwrap();
+        let process = Command::new("prometheus")
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                directory.join("data").display()
+            ))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("Debian's package prometheus is not installed: see ci/prometheus");
+        let mut this = Self {
+            process,
+            address,
+            directory,
+        };
+        let start = Instant::now();
+        while TcpStream::connect(address).is_err() || !this.get("/-/ready").contains("Ready") {
+            let ended = this.process.try_wait().unwrap().is_some();
+            if ended || start.elapsed() > PATIENCE {
+                panic!("Prometheus did not start:\n{}", this.log());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        this
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        // 1.0, so that the answer is not in pieces.
+        write!(stream, "GET {path} HTTP/1.0\r\nhost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        body.to_owned()
+    }
+
+    /// The `data` of an answer of the API; panics with what it says if that is an error.
+    fn api(&self, path: &str) -> Value {
+        let text = self.get(&format!("/api/v1/{path}"));
+        let mut answer: Value =
+            serde_json::from_str(&text).unwrap_or_else(|_| panic!("{path}: {text}"));
+        assert_eq!(answer["status"], "success", "{path}: {answer}");
+        answer["data"].take()
+    }
+
+    fn query(&self, promql: &str) -> Vec<Value> {
+        let mut path = String::from("query?query=");
+        for byte in promql.bytes() {
+            if byte.is_ascii_alphanumeric() {
+                path.push(byte.into());
+            } else {
+                path.push_str(&format!("%{byte:02x}"));
+            }
+        }
+        match self.api(&path)["result"].take() {
+            Value::Array(samples) => samples,
+            other => panic!("{promql}: {other}"),
+        }
+    }
+
+    /// The one value of an expression.
+    fn value(&self, promql: &str) -> f64 {
+        let samples = self.query(promql);
+        assert_eq!(samples.len(), 1, "{promql}: {samples:?}");
+        samples[0]["value"][1].as_str().unwrap().parse().unwrap()
+    }
+
+    /// Asks until there is an answer.
+    fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(answer) = ask() {
+                return answer;
+            }
+            if start.elapsed() > PATIENCE {
+                panic!(
+                    "not within {PATIENCE:?}: {what}\n{}\n{}",
+                    self.api("targets"),
+                    self.log()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Name and type of every metric, from the README: `table.rs` keeps that equal to the page.
+fn documented() -> BTreeMap<&'static str, &'static str> {
+    let rows = README.lines().filter(|line| line.starts_with("| `slab_"));
+    let parts = rows.map(|line| {
+        let mut cells = line.split('|').map(|cell| cell.trim().trim_matches('`'));
+        (cells.nth(1).unwrap(), cells.next().unwrap())
+    });
+    parts.collect()
+}
+
+fn dashboard_queries() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let mut queries = Vec::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let query = target["expr"].as_str().unwrap();
+            let filled = [
+                ("$job", "packet-slab"),
+                ("$instance", ".*"),
+                ("$pool", ".*"),
+                ("$__rate_interval", "10s"),
+            ]
+            .into_iter()
+            .fold(query.to_owned(), |q, (from, to)| q.replace(from, to));
+            assert!(!filled.contains('$'), "a variable is not filled: {filled}");
+            queries.push(filled);
+        }
+    }
+    queries
+}
+
+/// What was sent, by whoever sent it.
+#[derive(Default)]
+struct Sent {
+    datagrams: AtomicU64,
+    bytes: AtomicU64,
+}
+
+#[test]
+#[ignore = "needs a Prometheus: ci/prometheus"]
+fn a_real_prometheus_gets_what_was_promised() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _entered = runtime.enter();
+    let rx = PacketPool::builder().name("rx").build().unwrap();
+    let hostile = SlabPool::builder().name(HOSTILE).build().unwrap();
+    // At its cap, all the time.
+    let full = SlabPool::builder()
+        .name("full")
+        .max_memory(1 << 20)
+        .build()
+        .unwrap();
+    let _held: Vec<_> = std::iter::from_fn(|| full.try_alloc(2048).ok()).collect();
+
+    let mut receiver = UdpReceiver::bind("127.0.0.1:0".parse().unwrap(), &rx).unwrap();
+    let (to_consumer, batches) = queue(64.try_into().unwrap(), Overflow::DropNewest);
+    let collector = Collector::new();
+    collector.register_packet_pool(&rx).unwrap();
+    collector.register_pool(&hostile).unwrap();
+    collector.register_pool(&full).unwrap();
+    collector.register_socket("0", receiver.monitor()).unwrap();
+    collector
+        .register_queue("handoff", batches.monitor())
+        .unwrap();
+    let server = MetricsServer::builder(Exporter::new(collector))
+        .address(([127, 0, 0, 1], 0).into())
+        .bind();
+    let server = runtime.block_on(server).unwrap();
+    let target = server.local_addr();
+    runtime.spawn(server.serve(std::future::pending()));
+
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let sent = std::sync::Arc::new(Sent::default());
+    let load = runtime.spawn({
+        let sent = std::sync::Arc::clone(&sent);
+        let (sender, to) = (receiver.sender(), receiver.local_addr());
+        let payload = [7; 10_000];
+        async move {
+            for round in 0.. {
+                if STOP.load(Ordering::Relaxed) {
+                    return;
+                }
+                // Some whole, some with a rest: 3 to 8 datagrams of up to 1200 bytes.
+                let bytes = &payload[..3000 + round % 7 * 1000];
+                let transmit = Transmit::new(bytes, to).segment_size(1200);
+                sender.send(&transmit).await.unwrap();
+                let datagrams = bytes.len().div_ceil(1200) as u64;
+                sent.datagrams.fetch_add(datagrams, Ordering::Relaxed);
+                sent.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                assert!(full.try_alloc(2048).is_err());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    });
+    runtime.spawn(async move {
+        while let Ok(batch) = receiver.recv_batch().await {
+            to_consumer.send(batch).await.unwrap();
+        }
+    });
+    runtime.spawn(async move {
+        while let Some(batch) = batches.recv().await {
+            drop(batch.into_packets());
+        }
+    });
+
+    let prometheus = Prometheus::start(target);
+    // Enough scrapes that there are rates.
+    prometheus.until("8 scrapes", || {
+        let scrapes = prometheus.query("count_over_time(up{job=\"packet-slab\"}[1m])");
+        let count = scrapes.first()?["value"][1].as_str()?.parse::<u64>();
+        (count.unwrap() >= 8).then_some(())
+    });
+    assert_eq!(prometheus.value("up"), 1.0);
+
+    // Every metric of the README's table is there, with its type.
+    let types = prometheus.api("metadata");
+    let documented = documented();
+    assert!(documented.len() > 30);
+    for (name, kind) in documented {
+        assert!(!prometheus.query(name).is_empty(), "{name}: no data");
+        // As OpenMetrics, a counter's family is without its suffix.
+        let family = name.strip_suffix("_total").unwrap_or(name);
+        let entry = match &types[name] {
+            Value::Null => &types[family],
+            entry => entry,
+        };
+        assert_eq!(entry[0]["type"], kind, "{name}: {types}");
+        assert_ne!(entry[0]["help"], "", "{name}");
+    }
+
+    // Every query of the dashboard has data.
+    let queries = dashboard_queries();
+    assert!(queries.len() > 30);
+    for query in queries {
+        assert!(!prometheus.query(&query).is_empty(), "no data: {query}");
+    }
+
+    // Every rule was evaluated without an error, and has data or, if an alert, asks for what has.
+    let rules = prometheus.until("rules evaluated", || {
+        let groups = prometheus.api("rules")["groups"].take();
+        let rules: Vec<Value> = groups
+            .as_array()?
+            .iter()
+            .flat_map(|group| group["rules"].as_array().unwrap().clone())
+            .collect();
+        let all = rules.iter().all(|rule| rule["health"] != "unknown");
+        (all && !rules.is_empty()).then_some(rules)
+    });
+    let (mut records, mut alerts) = (0, 0);
+    for rule in &rules {
+        assert_eq!(rule["health"], "ok", "{rule}");
+        let name = rule["name"].as_str().unwrap();
+        match rule["type"].as_str().unwrap() {
+            "recording" => {
+                records += 1;
+                assert!(!prometheus.query(name).is_empty(), "{name}: no data");
+            }
+            _ => alerts += 1,
+        }
+    }
+    assert!(records > 5 && alerts > 10, "{records} {alerts}");
+
+    // The pool at its cap is about to be reported, and it alone.
+    let raised = prometheus.until("an alert", || {
+        let alerts = prometheus.api("alerts")["alerts"].take();
+        let alerts = alerts.as_array()?.clone();
+        let named = |name: &str| alerts.iter().any(|a| a["labels"]["alertname"] == name);
+        (named("SlabPoolExhausted") && named("SlabPoolNearCap")).then_some(alerts)
+    });
+    for alert in raised {
+        assert_eq!(alert["labels"]["pool"], "full", "{alert}");
+        assert_ne!(alert["annotations"]["runbook"], Value::Null, "{alert}");
+    }
+
+    let pools = prometheus.api("label/pool/values");
+    assert!(
+        pools.as_array().unwrap().contains(&HOSTILE.into()),
+        "{pools}"
+    );
+
+    // When all is quiet, what arrived is what was sent, to the datagram and the byte.
+    STOP.store(true, Ordering::Relaxed);
+    runtime.block_on(load).unwrap();
+    let (datagrams, bytes) = (
+        sent.datagrams.load(Ordering::Relaxed) as f64,
+        sent.bytes.load(Ordering::Relaxed) as f64,
+    );
+    assert!(datagrams > 100.0);
+    prometheus.until("all that was sent", || {
+        let delivered = prometheus.value("slab_net_queue_delivered_datagrams_total");
+        (delivered >= datagrams).then_some(())
+    });
+    for (query, expected) in [
+        ("slab_net_sent_datagrams_total", datagrams),
+        ("slab_net_sent_bytes_total", bytes),
+        ("slab_net_received_datagrams_total", datagrams),
+        ("slab_net_received_bytes_total", bytes),
+        ("slab_net_queue_enqueued_datagrams_total", datagrams),
+        ("slab_net_queue_delivered_datagrams_total", datagrams),
+        ("slab_net_queue_datagrams", 0.0),
+        ("sum(slab_net_dropped_datagrams_total)", 0.0),
+        ("sum(slab_net_queue_dropped_datagrams_total)", 0.0),
+    ] {
+        assert_eq!(prometheus.value(query), expected, "{query}");
+    }
+}
+
+/// The text format, which Prometheus does not ask for while it is offered OpenMetrics.
+#[test]
+#[ignore = "needs promtool: ci/prometheus"]
+fn promtool_has_nothing_to_complain_about() {
+    let pool = SlabPool::builder().name(HOSTILE).build().unwrap();
+    let rx = PacketPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    collector.register_packet_pool(&rx).unwrap();
+    let page = Exporter::new(collector).scrape();
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool is not installed: see ci/prometheus");
+    let mut input = promtool.stdin.take().unwrap();
+    input.write_all(page.as_bytes()).unwrap();
+    drop(input);
+    let output = promtool.wait_with_output().unwrap();
+    let said = String::from_utf8([output.stderr, output.stdout].concat()).unwrap();
+    assert!(output.status.success() && said.is_empty(), "{said}");
+}
