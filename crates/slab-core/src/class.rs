@@ -7,8 +7,15 @@
 use crate::error::ConfigError;
 use arrayvec::ArrayVec;
 
-/// The most size classes that one pool can have.
-pub const MAX_CLASSES: usize = if cfg!(loom) { 2 } else { 24 };
+/// The most size classes that one pool can have: 24.
+// Fewer where a checker has to look at each class's magazine, whether used or not.
+pub const MAX_CLASSES: usize = if cfg!(loom) {
+    2
+} else if cfg!(miri) {
+    16
+} else {
+    24
+};
 /// Every chunk starts on a multiple of this many bytes: one cache line.
 pub const CHUNK_ALIGN: usize = 64;
 /// The largest size class in bytes.
@@ -28,8 +35,14 @@ const BATCH_BYTES: usize = 256 << 10;
 /// a batch block in the depot 256.
 ///
 /// Models have tiny batches (as they have tiny slabs and few classes), so that every path is taken
-/// within a few steps.
-pub(crate) const BATCH_MAX: usize = if cfg!(loom) { 2 } else { 56 };
+/// within a few steps; for Miri a batch costs time in proportion to its length.
+pub(crate) const BATCH_MAX: usize = if cfg!(loom) {
+    2
+} else if cfg!(miri) {
+    8
+} else {
+    56
+};
 
 /// The chunk sizes of a pool in bytes, strictly ascending.
 ///
@@ -520,7 +533,12 @@ mod tests {
 
     #[test]
     fn chunks_fit_their_slab_and_counts_are_distinct() {
-        for classes in [SizeClasses::network(), SizeClasses::general()] {
+        let lists = if cfg!(miri) {
+            vec![SizeClasses::explicit(&[192, 1536, 9216, 20480]).unwrap()]
+        } else {
+            vec![SizeClasses::network(), SizeClasses::general()]
+        };
+        for classes in lists {
             let table = ClassTable::new(classes.clone(), 64 << 20);
             let slab_units = table.slab_bytes() / CHUNK_ALIGN;
             for class in 0..table.count() as u8 {

@@ -5,11 +5,11 @@ use std::sync::Barrier;
 use std::thread;
 
 /// Miri interprets; it gets the same program in small.
-const CAP: usize = if cfg!(miri) { 512 << 10 } else { 16 << 20 };
+const CAP: usize = if cfg!(miri) { 256 << 10 } else { 16 << 20 };
 
 fn pool() -> SlabPool {
     let sizes: &[usize] = if cfg!(miri) {
-        &[1024, 16384]
+        &[2048, 16384]
     } else {
         &[64, 2048, 65536]
     };
@@ -135,7 +135,7 @@ fn a_chunk_in_an_idle_threads_magazine_is_found_at_the_cap() {
 fn reclaim_races_with_threads_that_allocate_and_free() {
     let pool = pool();
     let (small, large) = sizes(&pool);
-    let rounds = if cfg!(miri) { 20 } else { 300 };
+    let rounds = if cfg!(miri) { 10 } else { 300 };
     thread::scope(|scope| {
         for worker in 0..3usize {
             let pool = &pool;
@@ -182,7 +182,7 @@ fn a_full_pool_that_refuses_again_and_again_does_not_sweep_each_time() {
         keep = !keep;
         keep
     });
-    for _ in 0..1000 {
+    for _ in 0..if cfg!(miri) { 10 } else { 1000 } {
         assert!(pool.try_alloc(large).is_err());
     }
     // The free ones are still there for their own class.
