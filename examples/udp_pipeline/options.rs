@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Receives UDP into pooled memory, hands owned packets to consumers on other threads, echoes a
 /// part of them and serves its statistics. By default it brings its own load.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "udp_pipeline", version)]
+#[command(name = "udp_pipeline", version, args_override_self = true)]
 pub(crate) struct Options {
     /// How packets are kept; `all` runs the three in turn, each in a process of its own, compares
     /// them, and ends with the pool's summary
