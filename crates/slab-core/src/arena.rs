@@ -87,12 +87,26 @@ impl Arena {
         class.checked_sub(1).map(|class| class as u8)
     }
 
-    /// Backs a slab that was never backed; it reads as zeros.
+    /// Makes slabs usable that never were; they read as zeros.
     ///
     /// # Errors
     /// The system's error number.
-    pub(crate) fn commit(&self, slab: usize) -> Result<(), i32> {
-        self.region.commit(slab * self.slab_bytes, self.slab_bytes)
+    pub(crate) fn commit(&self, slab: usize, count: usize) -> Result<(), i32> {
+        let bytes = count * self.slab_bytes;
+        self.region.commit(slab * self.slab_bytes, bytes)
+    }
+
+    /// Backs the whole arena, which is committed, with memory now; locks it there if asked.
+    ///
+    /// # Errors
+    /// The system's error number.
+    pub(crate) fn populate(&self, lock: bool) -> Result<(), i32> {
+        self.region.populate(lock)
+    }
+
+    /// Asks for huge pages. It is no error not to get them.
+    pub(crate) fn advise_huge_pages(&self) {
+        self.region.advise_huge_pages();
     }
 
     /// Gives back the memory behind a part of the arena, which reads as zeros afterwards.

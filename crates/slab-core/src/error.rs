@@ -66,6 +66,13 @@ pub enum ConfigError {
         /// The largest cap in bytes.
         limit: usize,
     },
+    /// The operating system would not back the pool with memory, or not lock it, at the start.
+    Back {
+        /// How many bytes were asked for.
+        bytes: usize,
+        /// The system's error number.
+        errno: i32,
+    },
     /// The operating system would not reserve the address range.
     Reserve {
         /// How many bytes were asked for.
@@ -121,6 +128,10 @@ impl fmt::Display for ConfigError {
             Self::CapTooLarge { max_memory, limit } => write!(
                 f,
                 "a cap of {max_memory} bytes is above the largest possible, {limit} bytes"
+            ),
+            Self::Back { bytes, errno } => write!(
+                f,
+                "the operating system refused to back {bytes} bytes with memory (os error {errno})"
             ),
             Self::Reserve { bytes, errno } => write!(
                 f,

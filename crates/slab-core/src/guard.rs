@@ -25,6 +25,8 @@ const FENCED: u32 = 2;
 pub(crate) const CLOSED: u32 = 4;
 /// Somebody waits for memory (see `wait`): what is freed is not to be hoarded.
 pub(crate) const PRESSURE: u32 = 8;
+/// The pool has something to do with each chunk that is freed; for ever.
+pub(crate) const SCRUB: u32 = 16;
 
 #[derive(Debug)]
 #[repr(C)]
@@ -60,7 +62,7 @@ impl Guard {
     pub(crate) fn enter_slow(&self) -> bool {
         self.busy.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if self.gate.load(Ordering::Acquire) & !FENCED == 0 {
+        if self.gate.load(Ordering::Acquire) & !(FENCED | SCRUB) == 0 {
             return true;
         }
         self.leave();

@@ -22,10 +22,11 @@
 //! callers' hands. Whoever brings that to zero, the closer or the last free, unmaps the arena.
 
 use crate::arena::Arena;
+use crate::builder::{Backing, SlabPoolBuilder};
 use crate::class::{BATCH_MAX, CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::error::{AllocError, ConfigError};
-use crate::guard::{CLOSED, PRESSURE};
+use crate::guard::{CLOSED, PRESSURE, SCRUB};
 use crate::local;
 use crate::magazine::{Source, Tally, ThreadCache};
 use crate::reclaim::{Reclaimed, SlabLayer};
@@ -131,6 +132,8 @@ pub(crate) struct Inner {
     live: AtomicI64,
     home: OnceLock<Weak<Handle>>,
     pub(crate) name: Box<str>,
+    max_thread_caches: usize,
+    pub(crate) zero_on_free: bool,
     /// Unique in the process, for ever.
     pub(crate) id: u64,
 }
@@ -149,11 +152,13 @@ fn next_id() -> u64 {
 impl Inner {
     /// Builds a pool; returns the one handle whose drop closes it.
     pub(crate) fn open(
-        name: Box<str>,
         classes: ClassTable,
-        max_memory: usize,
+        options: &SlabPoolBuilder,
     ) -> Result<Arc<Handle>, ConfigError> {
-        let arena = Arena::reserve(max_memory, classes.slab_bytes())?;
+        let arena = Arena::reserve(options.max_memory, classes.slab_bytes())?;
+        if options.huge_pages {
+            arena.advise_huge_pages();
+        }
         let reserve_error = |errno| ConfigError::Reserve {
             bytes: arena.bytes(),
             errno,
@@ -162,7 +167,16 @@ impl Inner {
         // One more mover a class: an open batch that becomes whole is moved under its lock.
         let movers = MAX_THREAD_CACHES + MAX_CLASSES;
         let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
-        let slabs = Slabs::new(&arena).map_err(reserve_error)?;
+        let mut slabs = Slabs::new(&arena, options.growth).map_err(reserve_error)?;
+        if options.backing != Backing::OnDemand {
+            let lock = options.backing == Backing::Locked;
+            slabs
+                .back_all(&arena, lock)
+                .map_err(|errno| ConfigError::Back {
+                    bytes: arena.bytes(),
+                    errno,
+                })?;
+        }
         let inner = Box::new(Self {
             id: next_id(),
             base: arena.base(),
@@ -187,7 +201,13 @@ impl Inner {
             under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
             home: OnceLock::new(),
-            name,
+            max_thread_caches: if options.thread_caches {
+                MAX_THREAD_CACHES
+            } else {
+                0
+            },
+            zero_on_free: options.zero_on_free,
+            name: options.name.as_str().into(),
         });
         let inner = NonNull::from(Box::leak(inner));
         let handle = Arc::new(Handle { inner });
@@ -239,6 +259,9 @@ impl Inner {
     }
 
     pub(crate) fn attach(&self) -> Option<Arc<ThreadCache>> {
+        if self.max_thread_caches == 0 {
+            return None;
+        }
         local::attach(self, self.home.get()?, || self.register())
     }
 
@@ -251,15 +274,20 @@ impl Inner {
             free.attached = true;
             return Some(Arc::clone(&free.cache));
         }
-        if registry.len() == MAX_THREAD_CACHES {
+        if registry.len() == self.max_thread_caches {
             return None;
         }
         let id = registry.len();
         let cache = Arc::new(ThreadCache::new(id, &self.classes));
+        let mut gates = 0;
         if self.under_pressure.load(Ordering::Relaxed) {
-            for class in 0..self.classes.count() as u8 {
-                cache.magazine(class).guard.raise(PRESSURE);
-            }
+            gates |= PRESSURE;
+        }
+        if self.zero_on_free {
+            gates |= SCRUB;
+        }
+        for class in 0..self.classes.count() as u8 {
+            cache.magazine(class).guard.raise(gates);
         }
         registry.push(Registered {
             cache: Arc::clone(&cache),
@@ -511,6 +539,11 @@ impl Inner {
     pub(crate) unsafe fn free_slow(this: NonNull<Self>, class: u8, unit: u32) {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
+        if pool.zero_on_free {
+            let (at, bytes) = (pool.chunk_ptr(unit), pool.classes.geometry(class).bytes);
+            // SAFETY: the caller's chunk, which nobody else has and which is `bytes` long.
+            unsafe { at.write_bytes(0, bytes) };
+        }
         let cache = pool.attach();
         // SAFETY: the caller's promise.
         unsafe { Self::free_with(this, cache.as_deref(), class, unit) };

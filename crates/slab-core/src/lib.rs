@@ -10,7 +10,8 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `pool`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
+//! | `typed` | slabs of values of one type |
+//! | `pool`, `builder`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
 //! | `inner` | the slow paths that connect the layers, the end of a pool |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
 //! | `wait` | waiting for memory under the cap |
@@ -25,6 +26,7 @@ compile_error!("slab-core reserves address space generously and needs a 64-bit t
 
 mod arena;
 mod batch;
+mod builder;
 mod chunk;
 mod class;
 mod depot;
@@ -50,7 +52,8 @@ pub use batch::{ChunkBatch, IntoChunks};
 pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 pub use error::{AllocError, ConfigError, NotAChunk};
-pub use pool::{SlabPool, SlabPoolBuilder};
+pub use builder::{Backing, Growth, SlabPoolBuilder};
+pub use pool::SlabPool;
 pub use shared::{Clones, SharedChunk};
 pub use stats::{ClassStats, PoolStats};
 pub use typed::{GlobalBox, GlobalTag, InsertError, Slab, SlabBox, SlabBuilder, StaticSlab};

@@ -5,6 +5,7 @@
 //! Thread-locals are left out: loom's threads share one system thread, so a model hands each of
 //! its threads a cache by name and enters one level below `local`.
 
+use crate::builder::SlabPoolBuilder;
 use crate::class::{BATCH_MAX, ClassTable, SizeClasses};
 use crate::depot::Depot;
 use crate::inner::{Handle, Inner};
@@ -256,7 +257,8 @@ fn model_count_clone_and_bulk_release() {
 
 /// A pool of two slabs of four chunks, and a way to it that does not count.
 fn pool() -> (Arc<Handle>, ManuallyDrop<Arc<Handle>>) {
-    let handle = Inner::open("model".into(), classes(), 8 << 10).unwrap();
+    let options = SlabPoolBuilder::default().name("model").max_memory(8 << 10);
+    let handle = Inner::open(classes(), &options).unwrap();
     // SAFETY: never dropped, and only used where the model keeps the pool alive.
     let uncounted = ManuallyDrop::new(unsafe { core::ptr::read(&handle) });
     (handle, uncounted)

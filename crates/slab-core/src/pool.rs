@@ -1,8 +1,9 @@
 //! [`SlabPool`] and its builder, and the allocation fast path.
 
+use crate::builder::SlabPoolBuilder;
 use crate::chunk::Chunk;
-use crate::class::{ClassTable, SizeClasses};
-use crate::error::{AllocError, ConfigError};
+use crate::class::SizeClasses;
+use crate::error::AllocError;
 use crate::inner::{Handle, Inner};
 use crate::local;
 use crate::stats::PoolStats;
@@ -111,6 +112,29 @@ impl SlabPool {
         Alloc::new(self, len)
     }
 
+    /// As [`try_alloc`](Self::try_alloc), and all bytes of the chunk's
+    /// [`capacity`](Chunk::capacity) are zero.
+    ///
+    /// # Errors
+    /// As `try_alloc`.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # let pool = SlabPool::builder().build()?;
+    /// let chunk = pool.try_alloc_zeroed(1500)?;
+    /// // SAFETY: the chunk's bytes are initialised and ours alone while `chunk` lives.
+    /// let bytes = unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), chunk.capacity()) };
+    /// assert!(bytes.iter().all(|&byte| byte == 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn try_alloc_zeroed(&self, len: usize) -> Result<Chunk, AllocError> {
+        let mut chunk = self.try_alloc(len)?;
+        if !self.inner().zero_on_free {
+            chunk.zeroed();
+        }
+        Ok(chunk)
+    }
+
     #[inline(always)]
     pub(crate) fn class_for(&self, len: usize) -> Result<u8, AllocError> {
         let inner = self.inner();
@@ -199,57 +223,5 @@ impl fmt::Debug for SlabPool {
             .field("size_classes", &self.size_classes().sizes())
             .field("handles", &Arc::strong_count(&self.handle))
             .finish()
-    }
-}
-
-/// The configuration of a [`SlabPool`].
-#[derive(Debug, Clone)]
-#[must_use]
-pub struct SlabPoolBuilder {
-    name: String,
-    size_classes: SizeClasses,
-    max_memory: usize,
-}
-
-impl Default for SlabPoolBuilder {
-    fn default() -> Self {
-        Self {
-            name: "default".into(),
-            size_classes: SizeClasses::network(),
-            max_memory: 64 << 20,
-        }
-    }
-}
-
-impl SlabPoolBuilder {
-    /// What the pool is called in metrics and log events. Default: `default`.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    /// The chunk sizes. Default: [`SizeClasses::network`].
-    pub fn size_classes(mut self, classes: SizeClasses) -> Self {
-        self.size_classes = classes;
-        self
-    }
-
-    /// The cap in bytes, of which whole slabs are used: chunks never take more memory than this.
-    /// Bookkeeping comes on top: some 12 KiB a thread, and up to a tenth of the memory that chunks
-    /// of 64 bytes take, less for larger ones. Default: 64 MiB.
-    pub fn max_memory(mut self, bytes: usize) -> Self {
-        self.max_memory = bytes;
-        self
-    }
-
-    /// Reserves the address range. No memory is used yet.
-    ///
-    /// # Errors
-    /// A cap that does not hold one slab or cannot be addressed, or a system that will not
-    /// reserve it.
-    pub fn build(self) -> Result<SlabPool, ConfigError> {
-        let classes = ClassTable::new(self.size_classes, self.max_memory);
-        let handle = Inner::open(self.name.into_boxed_str(), classes, self.max_memory)?;
-        Ok(SlabPool::from_handle(handle))
     }
 }

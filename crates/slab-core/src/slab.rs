@@ -17,6 +17,7 @@
 //! - a slab has `free` bits set, `free < carved` unless it is being carved and empty
 
 use crate::arena::Arena;
+use crate::builder::Growth;
 use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::error::AllocError;
 use crate::sync::Table;
@@ -74,6 +75,7 @@ pub(crate) struct Slabs {
     /// A bit per unit of the arena: a stored chunk begins there.
     bits: Table<u64>,
     pub(crate) commit_failures: u64,
+    growth: Growth,
 }
 
 impl ClassSlabs {
@@ -94,7 +96,7 @@ pub(crate) struct Carved {
 impl Slabs {
     /// # Errors
     /// The system's error number, if it would not give memory for the map of free chunks.
-    pub(crate) fn new(arena: &Arena) -> Result<Self, i32> {
+    pub(crate) fn new(arena: &Arena, growth: Growth) -> Result<Self, i32> {
         let units = arena.slabs() * arena.slab_units() as usize;
         Ok(Self {
             bits: Table::new(units.div_ceil(WORD_BITS as usize))?,
@@ -121,7 +123,20 @@ impl Slabs {
                 trims: 0,
             }; MAX_CLASSES],
             commit_failures: 0,
+            growth,
         })
+    }
+
+    /// Backs all slabs at once.
+    ///
+    /// # Errors
+    /// The system's error number.
+    pub(crate) fn back_all(&mut self, arena: &Arena, lock: bool) -> Result<(), i32> {
+        arena.commit(0, self.table.len())?;
+        arena.populate(lock)?;
+        self.backed = self.table.len();
+        self.unused.extend((0..self.table.len() as u32).rev());
+        Ok(())
     }
 
     pub(crate) fn class(&self, class: u8) -> &ClassSlabs {
@@ -203,11 +218,21 @@ impl Slabs {
         if slab == self.table.len() {
             return Err(AllocError::Exhausted { chunk_bytes });
         }
-        if let Err(errno) = arena.commit(slab) {
+        let left = self.table.len() - self.backed;
+        let mut count = self.growth.slabs(self.backed).clamp(1, left);
+        if count > 1 && arena.commit(slab, count).is_err() {
+            count = 1;
+        }
+        // The first of them has been committed already if `count` is still above 1.
+        if count == 1
+            && let Err(errno) = arena.commit(slab, 1)
+        {
             self.commit_failures += 1;
             return Err(AllocError::Commit { errno });
         }
-        self.backed += 1;
+        self.backed += count;
+        self.unused
+            .extend((slab as u32 + 1..(slab + count) as u32).rev());
         Ok(slab)
     }
 
@@ -308,8 +333,10 @@ impl Slabs {
             // nobody can get it while the caller has the mutex that guards `self`.
             unsafe { arena.release(index * arena.slab_bytes(), arena.slab_bytes()) };
             let slab = &mut self.table[index];
-            self.classes[usize::from(slab.before)].trims += 1;
-            slab.before = UNUSED;
+            if slab.before != UNUSED {
+                self.classes[usize::from(slab.before)].trims += 1;
+                slab.before = UNUSED;
+            }
             self.empty += 1;
             bytes += arena.slab_bytes();
         }
@@ -362,7 +389,7 @@ mod tests {
     #[test]
     fn carving_yields_each_chunk_once_and_ends_at_the_cap() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena).unwrap();
+        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         let mut spans = Vec::new();
         let mut out = [0; 62];
         for round in 0.. {
@@ -398,7 +425,7 @@ mod tests {
     #[test]
     fn whole_slabs_leave_their_class_and_others_stay() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena).unwrap();
+        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         let mut units = carve_all(&mut slabs, &arena, &classes, 0);
         // One chunk of the second slab is in use.
         let held = units
@@ -426,7 +453,7 @@ mod tests {
     #[test]
     fn trim_stops_at_its_target_and_trimmed_slabs_come_back() {
         let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena).unwrap();
+        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 0);
         slabs.store(&arena, 0, &units);
         assert_eq!(slabs.trim_unused(&arena, 64 << 10), 192 << 10);

@@ -61,6 +61,14 @@ impl Region {
         unsafe { core::ptr::write_bytes(at, 0, bytes) };
     }
 
+    /// Nothing to do, and nothing to lock with.
+    pub(crate) fn populate(&self, _lock: bool) -> Result<(), i32> {
+        Ok(())
+    }
+
+    /// Nothing to ask for.
+    pub(crate) fn advise_huge_pages(&self) {}
+
     fn part(&self, offset: usize, bytes: usize) -> *mut u8 {
         let size = self.layout.size();
         assert!(offset <= size && bytes <= size - offset);

@@ -3,8 +3,11 @@
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut};
 use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munmap,
 };
+
+/// The smallest page there is: touching more often than needed does no harm.
+const PAGE: usize = 4096;
 
 /// An anonymous mapping, unmapped on drop.
 #[derive(Debug)]
@@ -74,6 +77,30 @@ impl Region {
             // SAFETY: the part is committed, and by this function's contract nobody uses it.
             unsafe { core::ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
         }
+    }
+
+    /// Backs all of it, which is committed, with memory; locks it there if asked.
+    pub(crate) fn populate(&self, lock: bool) -> Result<(), i32> {
+        if lock {
+            // SAFETY: locking the pages of our own mapping changes nothing about their contents.
+            return unsafe { mlock(self.base.as_ptr().cast(), self.bytes) }
+                .map_err(rustix::io::Errno::raw_os_error);
+        }
+        for offset in (0..self.bytes).step_by(PAGE) {
+            let at = self.part(offset, 1).cast::<u8>();
+            // SAFETY: a byte of the committed mapping, which nobody else knows yet. Volatile, so
+            // that the write of the zero that is there already takes place.
+            unsafe { at.write_volatile(0) };
+        }
+        Ok(())
+    }
+
+    /// Asks for huge pages.
+    pub(crate) fn advise_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        // SAFETY: an advice about our own mapping; it changes nothing about its contents. The only
+        // error is a kernel without huge pages, and then there are none.
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxHugepage) };
     }
 
     fn part(&self, offset: usize, bytes: usize) -> *mut c_void {

@@ -1,0 +1,148 @@
+//! [`SlabPoolBuilder`]: how a pool is set up.
+
+use crate::class::{ClassTable, SizeClasses};
+use crate::error::ConfigError;
+use crate::inner::Inner;
+use crate::pool::SlabPool;
+
+/// How many slabs a pool commits at a time, while it grows towards its cap.
+///
+/// Committing reserves; pages are backed when they are first touched. More at a time means fewer
+/// system calls and lock-steps while a pool fills, and a larger figure for what is committed.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub enum Growth {
+    /// One slab.
+    #[default]
+    Slab,
+    /// As many as there are already.
+    Double,
+    /// What the function says, given how many slabs there are; at least one is taken.
+    Custom(fn(committed_slabs: usize) -> usize),
+}
+
+impl Growth {
+    pub(crate) fn slabs(self, committed: usize) -> usize {
+        match self {
+            Self::Slab => 1,
+            Self::Double => committed,
+            Self::Custom(f) => f(committed),
+        }
+    }
+}
+
+/// When the pool's memory is backed by the system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Backing {
+    /// Page by page, when a chunk is first written.
+    #[default]
+    OnDemand,
+    /// All of it when the pool is built: the pool never grows, and no first write meets a page fault.
+    Prefault,
+    /// As [`Prefault`](Self::Prefault), and locked into memory (`mlock`), which the system may limit.
+    Locked,
+}
+
+/// The configuration of a [`SlabPool`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct SlabPoolBuilder {
+    pub(crate) name: String,
+    pub(crate) size_classes: SizeClasses,
+    pub(crate) max_memory: usize,
+    pub(crate) thread_caches: bool,
+    pub(crate) zero_on_free: bool,
+    pub(crate) growth: Growth,
+    pub(crate) backing: Backing,
+    pub(crate) huge_pages: bool,
+}
+
+impl Default for SlabPoolBuilder {
+    fn default() -> Self {
+        Self {
+            name: "default".into(),
+            size_classes: SizeClasses::network(),
+            max_memory: 64 << 20,
+            thread_caches: true,
+            zero_on_free: false,
+            growth: Growth::Slab,
+            backing: Backing::OnDemand,
+            huge_pages: false,
+        }
+    }
+}
+
+impl SlabPoolBuilder {
+    /// What the pool is called in metrics and log events. Default: `default`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The chunk sizes. Default: [`SizeClasses::network`].
+    pub fn size_classes(mut self, classes: SizeClasses) -> Self {
+        self.size_classes = classes;
+        self
+    }
+
+    /// The cap in bytes, of which whole slabs are used: chunks never take more memory than this.
+    /// Bookkeeping comes on top: some 12 KiB a thread, and up to a tenth of the memory that chunks
+    /// of 64 bytes take, less for larger ones. Default: 64 MiB.
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.max_memory = bytes;
+        self
+    }
+
+    /// Whether threads keep magazines. Default: they do.
+    ///
+    /// Without, every allocation and free takes a lock of its size class for a moment (some ten
+    /// times the time, more where threads meet). What that buys: no free chunk ever lies with a
+    /// thread, and the pool uses no thread-locals. Right for many threads that allocate seldom, and
+    /// as a baseline to measure the magazines against.
+    pub fn thread_caches(mut self, caches: bool) -> Self {
+        self.thread_caches = caches;
+        self
+    }
+
+    /// Overwrites each chunk with zeros when it is freed, so that no secret outlives its owner and
+    /// [`try_alloc_zeroed`](SlabPool::try_alloc_zeroed) has nothing left to do. Default: no.
+    ///
+    /// Memory fresh from the system is zero already and not written. Costs the fast path, and the
+    /// time to write the chunk.
+    pub fn zero_on_free(mut self, zero: bool) -> Self {
+        self.zero_on_free = zero;
+        self
+    }
+
+    /// How many slabs to commit at a time. Default: [`Growth::Slab`].
+    pub fn growth(mut self, growth: Growth) -> Self {
+        self.growth = growth;
+        self
+    }
+
+    /// When memory is backed by the system. Default: [`Backing::OnDemand`].
+    pub fn backing(mut self, backing: Backing) -> Self {
+        self.backing = backing;
+        self
+    }
+
+    /// Asks the system to back the pool with huge pages where it can (transparent huge pages on
+    /// Linux). An advice: nothing fails without. Memory then goes back to the system in larger
+    /// pieces only. Default: no.
+    pub fn huge_pages(mut self, advise: bool) -> Self {
+        self.huge_pages = advise;
+        self
+    }
+
+    /// Reserves the address range. No memory is used yet, unless [`backing`](Self::backing) asks for
+    /// it.
+    ///
+    /// # Errors
+    /// A cap that does not hold one slab or cannot be addressed, or a system that will not
+    /// reserve, or back, the memory.
+    pub fn build(self) -> Result<SlabPool, ConfigError> {
+        let classes = ClassTable::new(self.size_classes.clone(), self.max_memory);
+        Inner::open(classes, &self).map(SlabPool::from_handle)
+    }
+}

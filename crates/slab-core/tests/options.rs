@@ -1,0 +1,143 @@
+//! What the builder offers beyond name, classes and cap.
+
+use slab_core::{
+    AllocError, Backing, Chunk, ConfigError, Growth, SizeClasses, SlabPool, SlabPoolBuilder,
+};
+use std::thread;
+
+fn builder() -> SlabPoolBuilder {
+    SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
+        .max_memory(512 << 10)
+}
+
+fn bytes(chunk: &Chunk) -> &[u8] {
+    // SAFETY: a chunk's bytes are initialised, and nobody writes them while this borrow lives.
+    unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), chunk.capacity()) }
+}
+
+fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
+}
+
+#[test]
+fn without_thread_caches_no_chunk_lies_with_a_thread() {
+    let pool = builder().thread_caches(false).build().unwrap();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..1000 {
+                    let held: Vec<Chunk> = (0..7).map(|_| pool.try_alloc(1024).unwrap()).collect();
+                    drop(held);
+                }
+            });
+        }
+    });
+    let stats = pool.stats();
+    assert_eq!((stats.thread_caches, stats.in_use()), (0, 0));
+    let class = &stats.classes()[0];
+    assert_eq!((class.in_magazines, class.frees), (0, 28_000));
+    // No chunk was taken from a slab before it was needed.
+    assert!(class.in_depot <= 28, "{class:?}");
+    assert!(fill(&pool, 16384).len() > 20);
+}
+
+#[test]
+fn what_is_freed_is_zero_before_anyone_else_sees_it() {
+    for caches in [true, false] {
+        let pool = builder()
+            .zero_on_free(true)
+            .thread_caches(caches)
+            .build()
+            .unwrap();
+        let mut addresses = Vec::new();
+        for _ in 0..3 {
+            let mut chunk = pool.try_alloc(1024).unwrap();
+            chunk.copy_from_slice(&[0x5E; 1024]).unwrap();
+            addresses.push(chunk.as_ptr());
+        }
+        let mut shared = pool.try_alloc(1024).unwrap();
+        shared.copy_from_slice(&[0x5E; 1024]).unwrap();
+        let shared = shared.into_shared();
+        drop((shared.clone(), shared));
+        let mut batch = pool.chunk_batch(1024).unwrap();
+        batch.fill(8).unwrap();
+        let mut chunk = batch.pop().unwrap();
+        chunk.copy_from_slice(&[0x5E; 1024]).unwrap();
+        batch.push(chunk).unwrap();
+        batch.clear();
+        let all = fill(&pool, 1024);
+        assert!(all.iter().all(|chunk| bytes(chunk).iter().all(|&b| b == 0)));
+        assert!(all.iter().any(|chunk| addresses.contains(&chunk.as_ptr())));
+    }
+}
+
+#[test]
+fn without_it_memory_comes_as_it_was_and_zeroed_on_request() {
+    let pool = builder().build().unwrap();
+    let mut chunk = pool.try_alloc(1024).unwrap();
+    chunk.copy_from_slice(&[7; 1024]).unwrap();
+    drop(chunk);
+    assert_eq!(
+        bytes(&pool.try_alloc(1024).unwrap())[5],
+        7,
+        "the same chunk"
+    );
+    let zeroed = pool.try_alloc_zeroed(1000).unwrap();
+    assert!(bytes(&zeroed).iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn growth_says_how_many_slabs_are_committed_at_a_time() {
+    let steps = |growth| {
+        let pool = builder().growth(growth).build().unwrap();
+        let slab = pool.stats().slab_bytes;
+        let mut held = Vec::new();
+        let mut seen = Vec::new();
+        while let Ok(chunk) = pool.try_alloc(16384) {
+            held.push(chunk);
+            let committed = pool.stats().committed_bytes / slab;
+            if seen.last() != Some(&committed) {
+                seen.push(committed);
+            }
+        }
+        assert_eq!(held.len(), (512 << 10) / 16384, "the cap is the same");
+        seen
+    };
+    assert_eq!(steps(Growth::Slab), [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(steps(Growth::Double), [1, 2, 4, 8]);
+    assert_eq!(steps(Growth::Custom(|_| 3)), [3, 6, 8]);
+    assert_eq!(steps(Growth::Custom(|_| 0)), [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(steps(Growth::Custom(|_| usize::MAX)), [8]);
+}
+
+#[test]
+fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
+    let pool = builder().backing(Backing::Prefault).build().unwrap();
+    let stats = pool.stats();
+    assert_eq!(stats.committed_bytes, stats.max_memory);
+    assert_eq!(fill(&pool, 16384).len(), (512 << 10) / 16384);
+    // What is asked for is done all the same, slabs that never served included.
+    assert_eq!(pool.trim(), 512 << 10);
+    assert_eq!(fill(&pool, 16384).len(), (512 << 10) / 16384);
+}
+
+#[test]
+fn memory_is_locked_or_the_system_says_why_not() {
+    match builder().backing(Backing::Locked).build() {
+        Ok(pool) => assert_eq!(pool.stats().committed_bytes, 512 << 10),
+        Err(error) => {
+            assert!(matches!(error, ConfigError::Back { bytes, .. } if bytes == 512 << 10));
+        }
+    }
+}
+
+#[test]
+fn huge_pages_are_an_advice() {
+    let pool = builder().huge_pages(true).build().unwrap();
+    assert!(pool.try_alloc(1).is_ok());
+    assert!(matches!(
+        pool.try_alloc(20_000),
+        Err(AllocError::TooLarge { .. })
+    ));
+}
