@@ -67,12 +67,12 @@ pub(super) fn narrow(n: usize) -> u32 {
 
 impl PacketBuf {
     /// An empty buffer over a whole chunk, `headroom` bytes into it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn from_chunk(chunk: Chunk, headroom: u32) -> Self {
         let (start, capacity) = (chunk.as_ptr(), narrow(chunk.capacity()));
         debug_assert!(headroom <= capacity);
         Self {
-            owner: Owner::Pool(chunk.into_shared()),
+            owner: Owner::chunk(chunk.into_shared()),
             // SAFETY: a pool's headroom is smaller than any chunk it takes.
             ptr: unsafe { start.add(headroom as usize) },
             len: 0,
@@ -398,10 +398,12 @@ impl PacketBuf {
     /// least `n`.
     #[inline]
     pub(super) unsafe fn append_unchecked(&mut self, from: *const u8, n: usize) {
+        // Before the copy, because the compiler must read it again after bytes were written.
+        let len = self.len + narrow(n);
         let to = self.spare_capacity_mut().as_mut_ptr().cast::<u8>();
         // SAFETY: the caller's promise.
         unsafe { core::ptr::copy_nonoverlapping(from, to, n) };
-        self.len += narrow(n);
+        self.len = len;
     }
 
     /// # Safety

@@ -132,7 +132,7 @@ impl From<Packet> for Bytes {
     /// assert_eq!(bytes, "hello");
     /// ```
     fn from(packet: Packet) -> Self {
-        match packet.owner().foreign() {
+        match packet.owner().as_foreign() {
             _ if packet.is_empty() => Self::new(),
             Some(bytes) => bytes.slice_ref(&packet),
             None => Self::from_owner(packet),

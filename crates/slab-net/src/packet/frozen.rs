@@ -1,7 +1,7 @@
 //! [`Packet`]: what it is, how it is sliced and split.
 
 use super::buf::{PacketBuf, narrow};
-use super::owner::{Block, Owner};
+use super::owner::Owner;
 use super::pool::PacketPool;
 use super::resolve;
 use bytes::Bytes;
@@ -10,7 +10,6 @@ use core::ops::RangeBounds;
 use core::ptr::{self, NonNull};
 use core::slice;
 use slab_core::SharedChunk;
-use std::sync::Arc;
 
 /// Frozen packet memory, cheap to clone and to slice: [`bytes::Bytes`] over a [`PacketPool`].
 ///
@@ -99,9 +98,8 @@ impl Packet {
         let len = bytes.len();
         // The bytes of a slice are never at address zero.
         let ptr = NonNull::new(bytes.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());
-        let owner = Owner::Other(Some(Arc::new(Block::Foreign(bytes))));
         // SAFETY: `Bytes` keeps its bytes alive where they are, and never changes them.
-        unsafe { Self::from_parts(owner, ptr, len) }
+        unsafe { Self::from_parts(Owner::foreign(bytes), ptr, len) }
     }
 
     /// A packet that is a copy of `data`, from the
@@ -136,7 +134,7 @@ impl Packet {
             "a packet beyond the end of its chunk"
         );
         // SAFETY: the caller's promise.
-        unsafe { Self::from_parts(Owner::Pool(owner), ptr, len) }
+        unsafe { Self::from_parts(Owner::chunk(owner), ptr, len) }
     }
 
     /// # Safety
@@ -237,7 +235,7 @@ impl Packet {
     #[inline]
     #[must_use]
     pub fn pinned_bytes(&self) -> usize {
-        let foreign = || self.owner.foreign().map(Bytes::len);
+        let foreign = || self.owner.as_foreign().map(Bytes::len);
         let region = self.owner.region().map(|(_, capacity)| capacity);
         region.or_else(foreign).unwrap_or(self.len) - self.len
     }

@@ -2,6 +2,7 @@
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;
+use super::room::capacity_overflow;
 use super::settings::{self, Settings};
 use core::fmt;
 use slab_core::{AllocError, ConfigError, SizeClasses, SlabPool, SlabPoolBuilder};
@@ -101,7 +102,9 @@ impl PacketPool {
     /// # Errors
     /// As [`SlabPool::try_alloc`]: the pool is at its cap, `len` with headroom and tailroom is
     /// above the largest size class, or the system would not back a slab.
-    #[inline]
+    // Always: a call would return the buffer through memory, in parts that are read as wholes at
+    // once, and that costs more than what it does.
+    #[inline(always)]
     pub fn try_alloc(&self, len: usize) -> Result<PacketBuf, AllocError> {
         let room = self.headroom as usize + self.tailroom as usize;
         let chunk = self.slab.try_alloc(len.saturating_add(room))?;
@@ -118,19 +121,21 @@ impl PacketPool {
     pub fn with_capacity(&self, capacity: usize) -> PacketBuf {
         match self.try_alloc(capacity) {
             Ok(buf) => buf,
-            Err(_) => self.heap_fallback(capacity),
+            Err(_) => match self.heap_fallback(capacity) {
+                Some(buf) => buf,
+                None => capacity_overflow(),
+            },
         }
     }
 
+    /// A buffer on the heap; `None` if no buffer can be as large.
     #[cold]
-    pub(super) fn heap_fallback(&self, capacity: usize) -> PacketBuf {
+    pub(super) fn heap_fallback(&self, capacity: usize) -> Option<PacketBuf> {
         let room = self.headroom as usize + self.tailroom as usize;
         let total = capacity.saturating_add(room);
-        assert!(
-            u32::try_from(total).is_ok(),
-            "capacity overflow: a packet buffer has at most u32::MAX bytes, {total} needed"
-        );
-        PacketBuf::from_heap(total, self.headroom, Arc::clone(&self.settings))
+        u32::try_from(total).ok()?;
+        let settings = Arc::clone(&self.settings);
+        Some(PacketBuf::from_heap(total, self.headroom, settings))
     }
 
     /// A packet that is a copy of `data`.

@@ -1,9 +1,8 @@
 //! How a [`PacketBuf`] finds more space: in its own chunk where it can, in another where it must.
 
 use super::buf::{PacketBuf, narrow};
-use super::owner::Owner;
 use super::pool::PacketPool;
-use core::ptr;
+use core::{mem, ptr};
 use slab_core::AllocError;
 
 impl PacketBuf {
@@ -31,25 +30,38 @@ impl PacketBuf {
     #[inline]
     pub fn reserve(&mut self, additional: usize) {
         if additional > self.tailroom() {
-            self.reserve_slow(additional);
+            // By value, there and back: its address would keep the buffer out of registers where
+            // it never grows.
+            let (grown, has_room) = mem::take(self).grown(additional);
+            mem::forget(mem::replace(self, grown));
+            if !has_room {
+                capacity_overflow();
+            }
         }
     }
 
+    /// Itself with room for `additional` more bytes, or as it is and `false` if no buffer can be as
+    /// large.
     #[cold]
-    fn reserve_slow(&mut self, additional: usize) {
+    #[inline(never)]
+    fn grown(mut self, additional: usize) -> (Self, bool) {
         if self.reclaim(additional) {
-            return;
+            return (self, true);
         }
-        let needed = self.len().checked_add(additional);
-        let needed = needed.expect("capacity overflow: the new length exceeds usize::MAX");
+        let Some(needed) = self.len().checked_add(additional) else {
+            return (self, false);
+        };
         let pool = self.growth_pool();
         if self.move_to(&pool, needed).is_err() {
             // Doubling, so that appending byte by byte copies each byte a bounded number of times.
             let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
-            let mut moved = pool.heap_fallback(needed.max(doubled));
+            let Some(mut moved) = pool.heap_fallback(needed.max(doubled)) else {
+                return (self, false);
+            };
             moved.extend_from_slice(self.as_slice());
-            *self = moved;
+            self = moved;
         }
+        (self, true)
     }
 
     /// As [`reserve`](Self::reserve), but takes memory from the pool only.
@@ -183,8 +195,10 @@ impl PacketBuf {
     fn open_front(&mut self, n: usize) {
         if self.try_open_front(n).is_err() {
             let needed = self.len().checked_add(n);
-            let needed = needed.expect("capacity overflow: the new length exceeds usize::MAX");
-            let moved = self.growth_pool().heap_fallback(needed);
+            let moved = needed.and_then(|needed| self.growth_pool().heap_fallback(needed));
+            let Some(moved) = moved else {
+                capacity_overflow();
+            };
             self.move_behind(moved, n);
         }
     }
@@ -287,7 +301,7 @@ impl PacketBuf {
 
     /// `needed`, or what fills a chunk like the present one if this handle has that one's end.
     fn wanted(&self, pool: &PacketPool, needed: usize) -> usize {
-        let Owner::Pool(chunk) = &self.owner else {
+        let Some(chunk) = self.owner.as_chunk() else {
             return needed;
         };
         let end = chunk.as_ptr().addr().get() + chunk.capacity();
@@ -303,4 +317,9 @@ impl PacketBuf {
         let own = self.pool();
         own.unwrap_or_else(|| PacketPool::default_pool().clone())
     }
+}
+
+#[cold]
+pub(super) fn capacity_overflow() -> ! {
+    panic!("capacity overflow: a packet buffer has at most u32::MAX bytes")
 }
