@@ -60,14 +60,12 @@ fn a_value_is_dropped_once_whichever_way_it_leaves() {
     // SAFETY: as above; the memory only.
     unsafe { slab.free_raw(raw) };
     assert_eq!(count(3), 0);
-    SlabBox::leak(insert());
-    assert_eq!(count(3), 1);
     drop(SlabBox::into_pin(insert()));
-    assert_eq!(count(4), 1);
+    assert_eq!(count(4), 0);
     let uninit = slab.try_uninit().unwrap();
-    assert_eq!(count(4), 2);
-    drop(uninit);
     assert_eq!(count(4), 1);
+    drop(uninit);
+    assert_eq!(count(4), 0);
 }
 
 #[test]
@@ -112,7 +110,8 @@ fn a_full_slab_gives_the_value_back() {
 
 #[test]
 fn capacity_is_what_was_asked_for_in_whole_slabs() {
-    for objects in [1, 1023, 1024, 1025, 100_000] {
+    let some = [1, 1023, 1024, 1025, 100_000];
+    for &objects in &some[..if cfg!(miri) { 4 } else { 5 }] {
         let capacity = slab::<[u8; 64]>(objects).capacity();
         assert!(
             (objects..objects + 1024).contains(&capacity),
@@ -133,6 +132,7 @@ fn capacity_is_what_was_asked_for_in_whole_slabs() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "values of 16 MiB")]
 fn any_type_is_aligned_or_refused() {
     fn check<T>(value: impl Fn() -> T) {
         let slab = slab::<T>(20);
@@ -196,8 +196,6 @@ fn values_outlive_their_slab_and_cross_threads() {
     let held: Vec<_> = (0..count)
         .map(|i| slab.try_insert((i, format!("value {i}"))).unwrap())
         .collect();
-    let leaked = SlabBox::leak(slab.try_insert((7, String::new())).unwrap());
-    let raw = slab.alloc_raw().unwrap();
     drop(slab);
     std::thread::spawn(move || {
         for (i, value) in held.into_iter().enumerate() {
@@ -207,13 +205,21 @@ fn values_outlive_their_slab_and_cross_threads() {
     })
     .join()
     .unwrap();
-    leaked.0 += 1;
-    assert_eq!(leaked.0, 8);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks, as it should")]
+fn what_is_leaked_keeps_its_memory() {
+    let slab = slab::<Counted>(100);
+    let drops = Arc::new(AtomicUsize::new(0));
+    let leaked = SlabBox::leak(slab.try_insert(Counted(Arc::clone(&drops))).unwrap());
+    let raw = slab.alloc_raw().unwrap();
+    assert_eq!(slab.stats().in_use(), 2);
+    drop(slab);
+    leaked.0.fetch_add(5, Ordering::Relaxed);
     // SAFETY: valid for one value for as long as it is not freed.
-    unsafe { raw.write((1, String::new())) };
-    // SAFETY: just written.
-    let value = unsafe { raw.as_ref() };
-    assert_eq!(value.0, 1);
+    unsafe { raw.write(Counted(Arc::clone(&drops))) };
+    assert_eq!(drops.load(Ordering::Relaxed), 5);
 }
 
 #[test]
