@@ -56,12 +56,6 @@ impl SlabPool {
         }
     }
 
-    /// Not made from a reference: through it, the last chunk frees the pool.
-    #[inline(always)]
-    pub(crate) fn as_inner(&self) -> NonNull<Inner> {
-        self.inner
-    }
-
     #[inline(always)]
     pub(crate) fn inner(&self) -> &Inner {
         // SAFETY: `handle` keeps it alive.

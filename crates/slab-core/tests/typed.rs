@@ -2,8 +2,8 @@
 #![cfg(not(loom))]
 
 use slab_core::{
-    AllocError, ConfigError, GlobalBox, GlobalTag, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, Slab, SlabBox,
-    StaticSlab,
+    AllocError, ConfigError, GlobalBox, GlobalTag, Growth, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, Slab,
+    SlabBox, StaticSlab,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -54,11 +54,11 @@ fn a_value_is_dropped_once_whichever_way_it_leaves() {
     let raw = SlabBox::into_raw(insert());
     assert_eq!(count(2), 1);
     // SAFETY: of this slab, and given up by `into_raw`.
-    drop(unsafe { slab.from_raw(raw) });
+    drop(unsafe { slab.from_raw(raw) }.unwrap());
     assert_eq!(count(3), 0);
     let raw = SlabBox::into_raw(insert());
     // SAFETY: as above; the memory only.
-    unsafe { slab.free_raw(raw) };
+    unsafe { slab.free_raw(raw) }.unwrap();
     assert_eq!(count(3), 0);
     drop(SlabBox::into_pin(insert()));
     assert_eq!(count(4), 0);
@@ -66,6 +66,21 @@ fn a_value_is_dropped_once_whichever_way_it_leaves() {
     assert_eq!(count(4), 1);
     drop(uninit);
     assert_eq!(count(4), 0);
+}
+
+#[test]
+fn a_pointer_of_another_slab_is_refused() {
+    let (mine, other) = (slab::<[u64; 12]>(10), slab::<[u64; 12]>(10));
+    let raw = mine.alloc_raw().unwrap();
+    // SAFETY: of another slab, so nothing is promised.
+    assert!(unsafe { other.free_raw(raw) }.is_err());
+    let inside = raw.cast::<u64>().map_addr(|at| at.checked_add(64).unwrap());
+    // SAFETY: not where a value begins, so nothing is promised.
+    assert!(unsafe { mine.free_raw(inside.cast()) }.is_err());
+    assert_eq!(mine.stats().in_use(), 1);
+    // SAFETY: of this slab, and not used again.
+    unsafe { mine.free_raw(raw) }.unwrap();
+    assert_eq!(mine.stats().in_use(), 0);
 }
 
 #[test]
@@ -88,21 +103,36 @@ fn a_panic_leaks_no_memory() {
 }
 
 #[test]
+fn the_builder_hands_growth_on() {
+    let slab = Slab::<[u8; 64]>::builder()
+        .max_objects(8 << 10)
+        .growth(Growth::Custom(|_| 4))
+        .build()
+        .unwrap();
+    let _one = slab.try_insert([0; 64]).unwrap();
+    assert_eq!(slab.stats().committed_bytes, 4 * slab.stats().slab_bytes);
+}
+
+#[test]
 fn a_full_slab_gives_the_value_back() {
-    let slab = slab::<String>(1);
+    // Large ones, so that a slab is soon full.
+    type Large = (String, [u64; 2000]);
+    let slab = slab::<Large>(1);
+    let large = |name: &str| (name.to_owned(), [7; 2000]);
     let held: Vec<_> = (0..slab.capacity())
-        .map(|i| slab.try_insert(i.to_string()).unwrap())
+        .map(|i| slab.try_insert(large(&i.to_string())).unwrap())
         .collect();
-    let error = slab.try_insert("one too many".to_owned()).unwrap_err();
-    assert_eq!(error.cause, AllocError::Exhausted { chunk_bytes: 64 });
-    assert_eq!(error.value, "one too many");
+    let error = slab.try_insert(large("one too many")).unwrap_err();
+    let chunk_bytes = size_of::<Large>().next_multiple_of(64);
+    assert_eq!(error.cause, AllocError::Exhausted { chunk_bytes });
+    assert_eq!(error.value.0, "one too many");
     let made = slab.try_insert_with(|| unreachable!("there is no memory for it"));
     assert_eq!(made.unwrap_err(), error.cause);
     // Nobody else's memory was given away meanwhile.
     assert!(
         held.iter()
             .zip(0..)
-            .all(|(text, i): (_, usize)| **text == i.to_string())
+            .all(|(held, i): (_, usize)| held.0 == i.to_string())
     );
     drop(held);
     assert!(slab.try_insert(error.value).is_ok());

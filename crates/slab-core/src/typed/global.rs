@@ -112,7 +112,7 @@ impl<T: 'static, Tag: GlobalTag<T>> SlabBox<T, Tag> {
     #[inline]
     pub fn into_global(self) -> Result<GlobalBox<T, Tag>, Self> {
         match Tag::slab().slab.get() {
-            Some(slab) if slab.pool.as_inner() == self.pool_ptr() => Ok(GlobalBox {
+            Some(slab) if slab.pool.inner_ptr() == self.pool_ptr() => Ok(GlobalBox {
                 value: Self::into_raw(self),
                 owner: core::marker::PhantomData,
             }),
@@ -148,7 +148,7 @@ impl<T: 'static, Tag: GlobalTag<T>> GlobalBox<T, Tag> {
         // The value is alive, so its arena is mapped; only the slab it is of can have it inside.
         assert!(lies_in(this.value, slab.pool.inner()), "{WORD}");
         // SAFETY: the value lies in a chunk of this slab and was this handle's.
-        unsafe { SlabBox::from_parts(this.value, slab.pool.as_inner()) }
+        unsafe { SlabBox::from_parts(this.value, slab.pool.inner_ptr()) }
     }
 }
 

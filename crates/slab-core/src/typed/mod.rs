@@ -17,11 +17,11 @@ mod slab_box;
 pub use global::{GlobalBox, GlobalTag, StaticSlab};
 pub use slab_box::SlabBox;
 
+use crate::builder::{Backing, Growth, SlabPoolBuilder};
 use crate::chunk::Chunk;
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, SizeClasses, slab_bytes_for};
-use crate::error::{AllocError, ConfigError};
+use crate::error::{AllocError, ConfigError, NotAChunk};
 use crate::inner::Inner;
-use crate::builder::SlabPoolBuilder;
 use crate::pool::SlabPool;
 use crate::stats::PoolStats;
 use core::fmt;
@@ -189,7 +189,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// // SAFETY: valid for one `String`.
     /// unsafe { at.write("raw".into()) };
     /// // SAFETY: of this slab, initialised, and not used again as a pointer.
-    /// let text = unsafe { slab.from_raw(at) };
+    /// let text = unsafe { slab.from_raw(at) }?;
     /// assert_eq!(*text, "raw");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -203,23 +203,31 @@ impl<T, Tag> Slab<T, Tag> {
 
     /// Gives memory back without running any destructor.
     ///
+    /// # Errors
+    /// [`NotAChunk`] if `at` is not a place for a value of this slab; nothing is freed.
+    ///
     /// # Safety
-    /// `at` came from [`alloc_raw`](Self::alloc_raw) of this slab or from [`SlabBox::into_raw`] of
-    /// one of its boxes, and is not used afterwards.
+    /// If it is one, it came from [`alloc_raw`](Self::alloc_raw) or [`SlabBox::into_raw`], and is
+    /// not used afterwards.
     #[inline]
-    pub unsafe fn free_raw(&self, at: NonNull<T>) {
-        // SAFETY: the caller's promise; a chunk of this pool.
-        drop(unsafe { chunk_at(self.pool.as_inner(), at.cast()) });
+    pub unsafe fn free_raw(&self, at: NonNull<T>) -> Result<(), NotAChunk> {
+        // SAFETY: the caller's promise.
+        unsafe { self.pool.free_raw(at.cast()) }
     }
 
     /// Takes ownership of the value at `at`.
     ///
+    /// # Errors
+    /// As [`free_raw`](Self::free_raw).
+    ///
     /// # Safety
-    /// As for [`free_raw`](Self::free_raw), and a valid `T` lies there.
+    /// As for `free_raw`, and a valid `T` lies there.
     #[inline]
-    pub unsafe fn from_raw(&self, at: NonNull<T>) -> SlabBox<T, Tag> {
+    pub unsafe fn from_raw(&self, at: NonNull<T>) -> Result<SlabBox<T, Tag>, NotAChunk> {
         // SAFETY: the caller's promise.
-        unsafe { SlabBox::from_parts(at, self.pool.as_inner()) }
+        let chunk = unsafe { self.pool.from_raw(at.cast()) }?;
+        // SAFETY: a valid value lies in the chunk.
+        Ok(unsafe { SlabBox::<MaybeUninit<T>, Tag>::uninit(chunk).assume_init() })
     }
 
     /// The name given to the builder.
@@ -309,13 +317,26 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         self
     }
 
-    /// Reserves the address range. No memory is used yet.
+    /// How many slabs to commit at a time. Default: [`Growth::Slab`].
+    pub fn growth(mut self, growth: Growth) -> Self {
+        self.pool = self.pool.growth(growth);
+        self
+    }
+
+    /// When memory is backed by the system. Default: [`Backing::OnDemand`].
+    pub fn backing(mut self, backing: Backing) -> Self {
+        self.pool = self.pool.backing(backing);
+        self
+    }
+
+    /// Reserves the address range. No memory is used yet, unless [`backing`](Self::backing) asks
+    /// for it.
     ///
     /// # Errors
     /// [`ConfigError::BadAlignment`] if `T` is aligned to more than [`MAX_CHUNK_ALIGN`] bytes,
     /// [`ConfigError::ClassTooLarge`] if it is larger than
     /// [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES), [`ConfigError::CapBelowOneSlab`] for no
-    /// objects at all; [`ConfigError::CapTooLarge`] and [`ConfigError::Reserve`] as for any pool.
+    /// objects at all; further as [`SlabPoolBuilder::build`].
     pub fn build(self) -> Result<Slab<T, Tag>, ConfigError> {
         if align_of::<T>() > MAX_CHUNK_ALIGN {
             return Err(ConfigError::BadAlignment {
