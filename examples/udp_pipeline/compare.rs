@@ -70,7 +70,7 @@ fn run_child(mode: Mode) -> Result<(std::process::ExitStatus, Vec<String>), Box<
 
 fn table(rows: &[Figures]) {
     say(
-        "mode              packets/s  resident growth  payload held  growth/payload  less the pool's caches  heap allocs/packet",
+        "mode              packets/s  resident growth  payload held  growth/payload  less the pool's caches  heap allocs/packet  CPU ns/packet",
     );
     for row in rows {
         let ratio = |growth: Option<u64>| match growth {
@@ -84,7 +84,7 @@ fn table(rows: &[Figures]) {
             .zip(row.caches)
             .map(|(growth, caches)| growth.saturating_sub(caches));
         say(format_args!(
-            "{:<16} {:>10}  {:>15}  {:>12}  {:>14}  {:>22}  {:>18}",
+            "{:<16} {:>10}  {:>15}  {:>12}  {:>14}  {:>22}  {:>18}  {:>13}",
             row.mode,
             report::thousands(row.packets_per_second as u64),
             report::mib_or_unknown(row.resident_growth),
@@ -92,6 +92,8 @@ fn table(rows: &[Figures]) {
             ratio(row.resident_growth),
             ratio(less_caches),
             report::thousandth(row.heap_allocs_per_packet),
+            row.cpu_nanos_per_packet
+                .map_or("n/a".into(), report::thousands),
         ));
     }
 }

@@ -36,6 +36,12 @@ use std::error::Error;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // What the library says on its slow paths: drops that begin and end, a pool at its cap.
+    tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .init();
     match start() {
         Ok(status) => status,
         Err(error) => {

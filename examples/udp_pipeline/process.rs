@@ -1,7 +1,8 @@
-//! What the operating system says about this process: resident memory, and what the kernel
-//! dropped before anybody could read it. Linux only; `None` elsewhere.
+//! What the operating system says about this process: resident memory, CPU time by thread, and what
+//! the kernel dropped before anybody could read it. Linux only; `None` elsewhere.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 /// Resident memory in bytes.
 pub(crate) fn resident_bytes() -> Option<u64> {
@@ -22,6 +23,21 @@ fn page_bytes() -> Option<u64> {
         let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
         Some(kib << 10)
     })
+}
+
+/// CPU time that all threads of these names have taken so far.
+pub(crate) fn cpu_time(names: &[&str]) -> Option<Duration> {
+    let threads = std::fs::read_dir("/proc/self/task").ok()?;
+    let nanos = threads.filter_map(|thread| {
+        let thread = thread.ok()?.path();
+        let name = std::fs::read_to_string(thread.join("comm")).ok()?;
+        if !names.contains(&name.trim()) {
+            return None;
+        }
+        let stat = std::fs::read_to_string(thread.join("schedstat")).ok()?;
+        stat.split(' ').next()?.parse::<u64>().ok()
+    });
+    Some(Duration::from_nanos(nanos.sum()))
 }
 
 /// What the kernel dropped because the receive buffer of a socket at this address was full, since

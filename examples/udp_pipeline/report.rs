@@ -154,6 +154,11 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
         thousands(outcome.steady.packets),
         outcome.steady.time.as_secs_f64(),
     ));
+    if let Some(nanos) = outcome.steady.cpu_nanos_per_packet() {
+        say(format_args!(
+            "CPU: {nanos:.0} ns a packet in that time, on the same threads, the kernel's part included"
+        ));
+    }
     say(format_args!(
         "resident: {} before the first packet, {} at most, {} with {} packets kept ({} of payload)",
         mib_or_unknown(resident.before),
@@ -186,6 +191,7 @@ pub(crate) struct Figures {
     /// Free memory that the pool keeps at hand.
     pub(crate) caches: Option<u64>,
     pub(crate) heap_allocs_per_packet: Option<f64>,
+    pub(crate) cpu_nanos_per_packet: Option<u64>,
 }
 
 const NONE: &str = "n/a";
@@ -202,6 +208,7 @@ impl Figures {
             payload_held: outcome.kept.payload_bytes,
             caches: outcome.pool.as_ref().map(|pool| pool.caches),
             heap_allocs_per_packet: steady.allocations_per_packet(),
+            cpu_nanos_per_packet: steady.cpu_nanos_per_packet().map(|nanos| nanos as u64),
         }
     }
 
@@ -216,6 +223,7 @@ impl Figures {
             payload_held: value("payload_held_bytes")?.parse().ok()?,
             caches: value("pool_cache_bytes")?.parse().ok(),
             heap_allocs_per_packet: value("heap_allocs_per_packet")?.parse().ok(),
+            cpu_nanos_per_packet: value("cpu_ns_per_packet")?.parse().ok(),
         })
     }
 }
@@ -225,13 +233,14 @@ impl fmt::Display for Figures {
         let or_none = |value: Option<u64>| value.map_or(NONE.into(), |value| value.to_string());
         write!(
             f,
-            "figures mode={} packets_per_second={:.0} resident_growth_bytes={} payload_held_bytes={} pool_cache_bytes={} heap_allocs_per_packet={}",
+            "figures mode={} packets_per_second={:.0} resident_growth_bytes={} payload_held_bytes={} pool_cache_bytes={} heap_allocs_per_packet={} cpu_ns_per_packet={}",
             self.mode,
             self.packets_per_second,
             or_none(self.resident_growth),
             self.payload_held,
             or_none(self.caches),
             thousandth(self.heap_allocs_per_packet),
+            or_none(self.cpu_nanos_per_packet),
         )
     }
 }

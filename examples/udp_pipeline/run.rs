@@ -8,7 +8,7 @@ use crate::options::{Metrics, Mode, Options, Rate};
 use crate::pool::PoolServer;
 use crate::process;
 use crate::report::{self, Peaks, Ticker, say};
-use crate::server::{Kept, Server};
+use crate::server::{Kept, Server, THREAD_NAMES};
 use crate::totals::Totals;
 use packet_slab::slab_metrics::{Collector, Exporter, MetricsServer};
 use std::error::Error;
@@ -38,12 +38,20 @@ pub(crate) struct Steady {
     pub(crate) time: Duration,
     pub(crate) packets: u64,
     pub(crate) allocations: u64,
+    /// Of the threads that receive and consume, where the system tells.
+    pub(crate) cpu: Option<Duration>,
 }
 
 impl Steady {
     /// `None` if there was no packet to divide by.
     pub(crate) fn allocations_per_packet(&self) -> Option<f64> {
         (self.packets > 0).then(|| self.allocations as f64 / self.packets as f64)
+    }
+
+    /// Likewise.
+    pub(crate) fn cpu_nanos_per_packet(&self) -> Option<f64> {
+        let cpu = self.cpu.filter(|_| self.packets > 0)?;
+        Some(cpu.as_nanos() as f64 / self.packets as f64)
     }
 }
 
@@ -200,8 +208,7 @@ fn announce(options: &Options, server: &dyn Server, page: Option<&MetricsServer>
     }
 }
 
-/// Ready at the first Ctrl-C, or what a service manager sends. The second ends the process at
-/// once, as the system's default is.
+/// Ready at Ctrl-C, or what a service manager sends.
 fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
@@ -221,6 +228,34 @@ fn interruption() -> std::io::Result<impl Future<Output = ()>> {
             pending().await
         }
     })
+}
+
+/// One end of the steady state.
+struct Mark {
+    at: Instant,
+    packets: u64,
+    allocations: u64,
+    cpu: Option<Duration>,
+}
+
+impl Mark {
+    fn now(server: &dyn Server) -> Self {
+        Self {
+            at: Instant::now(),
+            packets: server.totals().received,
+            allocations: allocations::so_far(),
+            cpu: process::cpu_time(&THREAD_NAMES),
+        }
+    }
+
+    fn until(&self, end: Self) -> Steady {
+        Steady {
+            time: end.at - self.at,
+            packets: end.packets - self.packets,
+            allocations: end.allocations - self.allocations,
+            cpu: end.cpu.zip(self.cpu).map(|(end, start)| end - start),
+        }
+    }
 }
 
 /// Prints a line a second until the end, and measures the steady state.
@@ -246,18 +281,14 @@ async fn watch(
     loop {
         tokio::select! {
             () = &mut warm, if from.is_none() => {
-                from = Some((Instant::now(), server.totals().received, allocations::so_far()));
+                from = Some(Mark::now(server));
             }
             _ = lines.tick() => say(ticker.line(server)),
             () = &mut end => break,
             () = &mut interrupted => break,
         }
     }
-    let steady = from.map(|(start, received, allocated)| Steady {
-        time: start.elapsed(),
-        packets: server.totals().received - received,
-        allocations: allocations::so_far() - allocated,
-    });
+    let steady = from.map(|from| from.until(Mark::now(server)));
     // For the peaks, not to be printed.
     ticker.line(server);
     (steady.unwrap_or_default(), ticker.peaks)

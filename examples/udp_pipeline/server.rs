@@ -45,6 +45,11 @@ pub(crate) trait Server {
     fn stop(&mut self) -> Kept;
 }
 
+/// The names of a server's threads.
+const RECEIVE: &str = "receive";
+const CONSUME: &str = "consume";
+pub(crate) const THREAD_NAMES: [&str; 2] = [RECEIVE, CONSUME];
+
 /// The threads of a server: some that only receive and others that only consume, so that each
 /// packet changes threads.
 pub(crate) struct Threads {
@@ -57,8 +62,8 @@ pub(crate) struct Threads {
 impl Threads {
     pub(crate) fn start(options: &Options) -> std::io::Result<Self> {
         Ok(Self {
-            receive: workers("receive", options.shards)?,
-            consume: workers("consume", options.consumers)?,
+            receive: workers(RECEIVE, options.shards)?,
+            consume: workers(CONSUME, options.consumers)?,
             stop: watch::Sender::new(false),
         })
     }
