@@ -56,6 +56,7 @@ pub struct SlabPoolBuilder {
     pub(crate) growth: Growth,
     pub(crate) backing: Backing,
     pub(crate) huge_pages: bool,
+    pub(crate) max_oversize_memory: usize,
 }
 
 impl Default for SlabPoolBuilder {
@@ -69,6 +70,7 @@ impl Default for SlabPoolBuilder {
             growth: Growth::Slab,
             backing: Backing::OnDemand,
             huge_pages: false,
+            max_oversize_memory: 0,
         }
     }
 }
@@ -132,6 +134,14 @@ impl SlabPoolBuilder {
     /// pieces only. Default: no.
     pub fn huge_pages(mut self, advise: bool) -> Self {
         self.huge_pages = advise;
+        self
+    }
+
+    /// What requests above the largest size class may take of the heap at a time, in bytes; on top
+    /// of [`max_memory`](Self::max_memory). See [`try_alloc_any`](SlabPool::try_alloc_any). Default:
+    /// none, they are refused.
+    pub fn max_oversize_memory(mut self, bytes: usize) -> Self {
+        self.max_oversize_memory = bytes;
         self
     }
 

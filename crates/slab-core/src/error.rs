@@ -159,6 +159,14 @@ pub enum AllocError {
         /// The largest size class in bytes.
         largest: usize,
     },
+    /// The request is larger than the largest size class, and what such requests may take of the
+    /// heap is used up; only from [`SlabPool::try_alloc_any`](crate::SlabPool::try_alloc_any).
+    OversizeExhausted {
+        /// The bytes that were asked for.
+        requested: usize,
+        /// What all of them together may take, in bytes.
+        limit: usize,
+    },
     /// The operating system would not back a slab with memory.
     Commit {
         /// The system's error number.
@@ -183,6 +191,10 @@ impl fmt::Display for AllocError {
             Self::TooLarge { requested, largest } => write!(
                 f,
                 "{requested} bytes asked for, but the largest size class has {largest} bytes"
+            ),
+            Self::OversizeExhausted { requested, limit } => write!(
+                f,
+                "{requested} bytes asked for, but of the {limit} bytes for requests above the largest size class too few are left"
             ),
             Self::Commit { errno } => write!(
                 f,

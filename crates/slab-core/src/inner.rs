@@ -29,6 +29,7 @@ use crate::error::{AllocError, ConfigError};
 use crate::guard::{CLOSED, PRESSURE, SCRUB};
 use crate::local;
 use crate::magazine::{Source, Tally, ThreadCache};
+use crate::oversize::Oversize;
 use crate::reclaim::{Reclaimed, SlabLayer};
 use crate::slab::{Carved, ClassSlabs, Slabs};
 use crate::stats::{ClassStats, PoolStats};
@@ -133,6 +134,7 @@ pub(crate) struct Inner {
     home: OnceLock<Weak<Handle>>,
     pub(crate) name: Box<str>,
     max_thread_caches: usize,
+    pub(crate) oversize: Arc<Oversize>,
     pub(crate) zero_on_free: bool,
     /// Unique in the process, for ever.
     pub(crate) id: u64,
@@ -207,6 +209,7 @@ impl Inner {
                 0
             },
             zero_on_free: options.zero_on_free,
+            oversize: Oversize::new(options.max_oversize_memory),
             name: options.name.as_str().into(),
         });
         let inner = NonNull::from(Box::leak(inner));
@@ -759,6 +762,9 @@ impl Inner {
             slab_bytes: self.arena.slab_bytes(),
             thread_caches: registry.iter().filter(|entry| entry.attached).count(),
             too_large: self.too_large.load(Ordering::Relaxed),
+            oversize_bytes: self.oversize.bytes(),
+            oversize_allocs: self.oversize.allocs(),
+            oversize_refused: self.oversize.refused(),
             commit_failures: slabs.commit_failures,
             classes,
         }

@@ -14,6 +14,7 @@
 //! | `pool`, `builder`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
 //! | `inner` | the slow paths that connect the layers, the end of a pool |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
+//! | `oversize` | what no class is large enough for |
 //! | `wait` | waiting for memory under the cap |
 //! | `reclaim` | rebalance and trim: free memory on its way to where it is needed |
 //! | `depot` | batches of free chunks, lock-free |
@@ -37,6 +38,7 @@ mod local;
 mod magazine;
 #[cfg(all(test, loom))]
 mod model;
+mod oversize;
 mod pool;
 mod raw;
 mod reclaim;
@@ -53,6 +55,7 @@ pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 pub use error::{AllocError, ConfigError, NotAChunk};
 pub use builder::{Backing, Growth, SlabPoolBuilder};
+pub use oversize::{AnyChunk, HeapChunk};
 pub use pool::SlabPool;
 pub use shared::{Clones, SharedChunk};
 pub use stats::{ClassStats, PoolStats};

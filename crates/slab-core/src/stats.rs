@@ -88,6 +88,12 @@ pub struct PoolStats {
     pub thread_caches: usize,
     /// Requests above the largest size class.
     pub too_large: u64,
+    /// Bytes on the heap now, for requests above the largest size class.
+    pub oversize_bytes: usize,
+    /// Such requests that were served.
+    pub oversize_allocs: u64,
+    /// Such requests that were refused.
+    pub oversize_refused: u64,
     /// Slabs that the operating system would not back.
     pub commit_failures: u64,
     pub(crate) classes: ArrayVec<ClassStats, MAX_CLASSES>,

@@ -1,7 +1,8 @@
 //! What the builder offers beyond name, classes and cap.
 
 use slab_core::{
-    AllocError, Backing, Chunk, ConfigError, Growth, SizeClasses, SlabPool, SlabPoolBuilder,
+    AllocError, AnyChunk, Backing, Chunk, ConfigError, Growth, SizeClasses, SlabPool,
+    SlabPoolBuilder,
 };
 use std::thread;
 
@@ -140,4 +141,41 @@ fn huge_pages_are_an_advice() {
         pool.try_alloc(20_000),
         Err(AllocError::TooLarge { .. })
     ));
+}
+
+#[test]
+fn what_no_class_holds_comes_from_the_heap_up_to_a_cap_of_its_own() {
+    let refusing = builder().build().unwrap();
+    assert!(matches!(
+        refusing.try_alloc_any(20_000),
+        Err(AllocError::TooLarge { .. })
+    ));
+    let pool = builder().max_oversize_memory(100_000).build().unwrap();
+    let mut first = pool.try_alloc_any(60_000).unwrap();
+    assert!(matches!(first, AnyChunk::Heap(_)));
+    first.zeroed().fill(1);
+    let second = pool.try_alloc_any(40_000).unwrap();
+    let refused = pool.try_alloc_any(16_385).unwrap_err();
+    assert_eq!(
+        refused,
+        AllocError::OversizeExhausted {
+            requested: 16_385,
+            limit: 100_000
+        }
+    );
+    assert!(pool.try_alloc_any(usize::MAX).is_err());
+    assert!(matches!(pool.try_alloc_any(16_384), Ok(AnyChunk::Pool(_))));
+    let stats = pool.stats();
+    assert_eq!(
+        (
+            stats.oversize_bytes,
+            stats.oversize_allocs,
+            stats.oversize_refused
+        ),
+        (100_000, 2, 2)
+    );
+    drop(second);
+    assert_eq!(pool.stats().oversize_bytes, 60_000);
+    drop(pool);
+    assert!(first.zeroed().iter().all(|&byte| byte == 0), "outlives it");
 }

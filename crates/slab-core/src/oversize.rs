@@ -1,0 +1,189 @@
+//! Requests above the largest size class, served by the heap under a cap of their own.
+
+use crate::chunk::Chunk;
+use crate::class::CHUNK_ALIGN;
+use crate::error::AllocError;
+use crate::pool::SlabPool;
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::sync::Arc;
+
+/// What a pool has on the heap. Outlives it, if its heap blocks do.
+#[derive(Debug)]
+pub(crate) struct Oversize {
+    max_bytes: usize,
+    bytes: AtomicUsize,
+    allocs: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Oversize {
+    pub(crate) fn new(max_bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            max_bytes,
+            bytes: AtomicUsize::new(0),
+            allocs: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.max_bytes
+    }
+
+    /// Bytes on the heap now.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn allocs(&self) -> u64 {
+        self.allocs.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Sets bytes aside, unless that would pass the cap.
+    fn reserve(&self, bytes: usize) -> bool {
+        self.bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+                now.checked_add(bytes).filter(|&sum| sum <= self.max_bytes)
+            })
+            .is_ok()
+    }
+}
+
+/// A block of the heap, where no size class was large enough; freed on drop.
+pub struct HeapChunk {
+    at: NonNull<u8>,
+    layout: Layout,
+    home: Arc<Oversize>,
+}
+
+// SAFETY: exclusive ownership of a piece of memory.
+unsafe impl Send for HeapChunk {}
+// SAFETY: a shared one offers its address and size, nothing that writes.
+unsafe impl Sync for HeapChunk {}
+
+impl HeapChunk {
+    fn new(home: &Arc<Oversize>, len: usize) -> Result<Self, AllocError> {
+        let refused = |error| {
+            home.refused.fetch_add(1, Ordering::Relaxed);
+            error
+        };
+        let over_cap = AllocError::OversizeExhausted {
+            requested: len,
+            limit: home.max_bytes,
+        };
+        let layout = Layout::from_size_align(len, CHUNK_ALIGN).map_err(|_| refused(over_cap))?;
+        if !home.reserve(len) {
+            return Err(refused(over_cap));
+        }
+        // SAFETY: longer than the largest size class, so not empty.
+        let at = unsafe { alloc_zeroed(layout) };
+        let Some(at) = NonNull::new(at) else {
+            home.bytes.fetch_sub(len, Ordering::Relaxed);
+            // As the system would say it.
+            const ENOMEM: i32 = 12;
+            return Err(refused(AllocError::Commit { errno: ENOMEM }));
+        };
+        home.allocs.fetch_add(1, Ordering::Relaxed);
+        Ok(Self {
+            at,
+            layout,
+            home: Arc::clone(home),
+        })
+    }
+}
+
+impl Drop for HeapChunk {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout, freed once.
+        unsafe { dealloc(self.at.as_ptr(), self.layout) };
+        self.home
+            .bytes
+            .fetch_sub(self.layout.size(), Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for HeapChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeapChunk")
+            .field("capacity", &self.layout.size())
+            .field("at", &self.at)
+            .finish()
+    }
+}
+
+/// A chunk of the pool, or where none is large enough, of the heap.
+#[derive(Debug)]
+pub enum AnyChunk {
+    /// A chunk of a size class.
+    Pool(Chunk),
+    /// Longer than the largest size class.
+    Heap(HeapChunk),
+}
+
+impl AnyChunk {
+    /// The first byte, aligned to [`CHUNK_ALIGN`]; valid as [`Chunk::as_ptr`] says.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        match self {
+            Self::Pool(chunk) => chunk.as_ptr(),
+            Self::Heap(chunk) => chunk.at,
+        }
+    }
+
+    /// The usable size in bytes: that of the size class, or what was asked for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        match self {
+            Self::Pool(chunk) => chunk.capacity(),
+            Self::Heap(chunk) => chunk.layout.size(),
+        }
+    }
+
+    /// Fills it with zeros and gives access to all of it.
+    pub fn zeroed(&mut self) -> &mut [u8] {
+        let (at, capacity) = (self.as_ptr().as_ptr(), self.capacity());
+        // SAFETY: these bytes are ours alone while `self` is borrowed.
+        unsafe { core::ptr::write_bytes(at, 0, capacity) };
+        // SAFETY: as above, and just initialised.
+        unsafe { core::slice::from_raw_parts_mut(at, capacity) }
+    }
+}
+
+impl From<Chunk> for AnyChunk {
+    fn from(chunk: Chunk) -> Self {
+        Self::Pool(chunk)
+    }
+}
+
+impl SlabPool {
+    /// As [`try_alloc`](Self::try_alloc), and requests above the largest size class are served by
+    /// the heap, up to [`max_oversize_memory`](crate::SlabPoolBuilder::max_oversize_memory) bytes
+    /// at a time. The statistics count them.
+    ///
+    /// ```
+    /// # use slab_core::{AnyChunk, SlabPool};
+    /// let pool = SlabPool::builder().max_oversize_memory(1 << 20).build()?;
+    /// assert!(matches!(pool.try_alloc_any(1500)?, AnyChunk::Pool(_)));
+    /// let large = pool.try_alloc_any(200_000)?;
+    /// assert_eq!(large.capacity(), 200_000);
+    /// assert_eq!(pool.stats().oversize_bytes, 200_000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As `try_alloc`; [`AllocError::OversizeExhausted`] where the heap's share is used up.
+    pub fn try_alloc_any(&self, len: usize) -> Result<AnyChunk, AllocError> {
+        let oversize = &self.inner().oversize;
+        if len > self.size_classes().largest() && oversize.max_bytes() > 0 {
+            return HeapChunk::new(oversize, len).map(AnyChunk::Heap);
+        }
+        self.try_alloc(len).map(AnyChunk::Pool)
+    }
+}
