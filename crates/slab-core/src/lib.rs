@@ -10,7 +10,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `typed` | slabs of values of one type |
+//! | `typed`, `allocator` | values of one type, and collections, in slabs of their own |
 //! | `pool`, `builder`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
 //! | `inner` | the slow paths that connect the layers, the end of a pool |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
@@ -25,6 +25,8 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("slab-core reserves address space generously and needs a 64-bit target");
 
+#[cfg(feature = "allocator-api2")]
+mod allocator;
 mod arena;
 mod batch;
 mod builder;
@@ -50,6 +52,8 @@ mod sys;
 mod typed;
 mod wait;
 
+#[cfg(feature = "allocator-api2")]
+pub use allocator::SlabAllocator;
 pub use batch::{ChunkBatch, IntoChunks};
 pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};

@@ -57,15 +57,19 @@ fn a_value_is_dropped_once_whichever_way_it_leaves() {
     drop(unsafe { slab.from_raw(raw) }.unwrap());
     assert_eq!(count(3), 0);
     let raw = SlabBox::into_raw(insert());
+    // SAFETY: the value is moved out, once.
+    let moved = unsafe { raw.read() };
     // SAFETY: as above; the memory only.
     unsafe { slab.free_raw(raw) }.unwrap();
     assert_eq!(count(3), 0);
+    drop(moved);
+    assert_eq!(count(4), 0);
     drop(SlabBox::into_pin(insert()));
-    assert_eq!(count(4), 0);
+    assert_eq!(count(5), 0);
     let uninit = slab.try_uninit().unwrap();
-    assert_eq!(count(4), 1);
+    assert_eq!(count(5), 1);
     drop(uninit);
-    assert_eq!(count(4), 0);
+    assert_eq!(count(5), 0);
 }
 
 #[test]

@@ -1,0 +1,246 @@
+//! [`SlabAllocator`]: collections that live in a pool, by the `allocator-api2` interface.
+
+use crate::builder::SlabPoolBuilder;
+use crate::chunk::Chunk;
+use crate::error::ConfigError;
+use crate::pool::SlabPool;
+use crate::stats::PoolStats;
+use allocator_api2::alloc::{AllocError, Allocator};
+use core::alloc::Layout;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
+
+/// A pool behind the `Allocator` interface of `allocator-api2`, so that its `Vec` and `Box`,
+/// `hashbrown`'s maps and others can live in it. Behind the feature `allocator-api2`.
+///
+/// It owns a pool that serves nothing else: what a collection stores may have padding, which is
+/// uninitialised as far as the language is concerned, and a byte pool promises initialised bytes.
+///
+/// A block is one chunk. Growing and shrinking within its size class moves nothing. What does not
+/// fit the largest class, or wants an alignment that no class [has](crate::SizeClasses::align),
+/// or meets the cap, is an error: use `try_reserve` and the like, because the methods that cannot
+/// fail end the process, as they do on a heap without memory.
+///
+/// ```
+/// use allocator_api2::vec::Vec;
+/// use slab_core::{SlabAllocator, SlabPool};
+///
+/// let alloc = SlabAllocator::open(SlabPool::builder().name("lines"))?;
+/// let mut line = Vec::new_in(alloc.clone());
+/// line.extend_from_slice(b"in the pool");
+/// assert_eq!(alloc.stats().in_use(), 1);
+///
+/// // More than the largest class.
+/// assert!(line.try_reserve(1 << 20).is_err());
+/// # Ok::<(), slab_core::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct SlabAllocator {
+    pool: SlabPool,
+}
+
+impl SlabAllocator {
+    /// Opens a pool for this allocator alone.
+    ///
+    /// # Errors
+    /// As [`SlabPoolBuilder::build`].
+    pub fn open(pool: SlabPoolBuilder) -> Result<Self, ConfigError> {
+        Ok(Self {
+            pool: pool.build()?,
+        })
+    }
+
+    /// Where every chunk is, and what happened so far; one chunk a block.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.pool.stats()
+    }
+
+    /// As [`SlabPool::flush_thread_cache`].
+    pub fn flush_thread_cache(&self) {
+        self.pool.flush_thread_cache();
+    }
+
+    /// As [`SlabPool::trim_to`]; returns how many bytes were given back.
+    pub fn trim_to(&self, bytes: usize) -> usize {
+        self.pool.trim_to(bytes)
+    }
+
+    /// What to ask the pool for, so that it answers with a chunk that fits the layout.
+    #[inline]
+    fn request(&self, layout: Layout) -> Result<usize, AllocError> {
+        if layout.align() <= crate::CHUNK_ALIGN {
+            return Ok(layout.size());
+        }
+        let classes = self.pool.size_classes();
+        let class = classes
+            .class_for_aligned(layout.size(), layout.align())
+            .ok_or(AllocError)?;
+        Ok(classes.sizes()[class])
+    }
+
+    /// The chunk of a block; the block still owns it.
+    ///
+    /// # Safety
+    /// `at` is a block of this allocator, not of size zero, and alive.
+    #[inline]
+    unsafe fn chunk(&self, at: NonNull<u8>) -> ManuallyDrop<Chunk> {
+        // SAFETY: the caller's promise: the chunk was given up for its pointer.
+        let chunk = unsafe { self.pool.from_raw(at) };
+        // Which the caller has promised not to happen.
+        ManuallyDrop::new(chunk.expect("a block of this allocator"))
+    }
+
+    /// Moves a block's first `keep` bytes to `to`, and frees it.
+    ///
+    /// # Safety
+    /// As for [`chunk`](Self::chunk); `keep` is not above the size of either block; the block at
+    /// `at` is not used any more.
+    unsafe fn move_to(&self, at: NonNull<u8>, to: NonNull<[u8]>, keep: usize) {
+        // SAFETY: two blocks of at least `keep` bytes, and never the same, since both are alive.
+        unsafe { at.copy_to_nonoverlapping(to.cast(), keep) };
+        // SAFETY: the caller's promise.
+        let chunk = unsafe { self.chunk(at) };
+        drop(ManuallyDrop::into_inner(chunk));
+    }
+
+    /// The block in place of `at` for a larger layout; its further bytes hold anything.
+    ///
+    /// # Safety
+    /// As for [`Allocator::grow`].
+    unsafe fn grown(
+        &self,
+        at: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        if old.size() == 0 {
+            return self.allocate(new);
+        }
+        // SAFETY: a block, by the caller's promise; not of size zero.
+        let chunk = unsafe { self.chunk(at) };
+        if new.size() <= chunk.capacity() && is_aligned(at, new) {
+            return Ok(NonNull::slice_from_raw_parts(at, chunk.capacity()));
+        }
+        let to = self.allocate(new)?;
+        // SAFETY: the old block has `old.size()` bytes and the new one more; the old one is given
+        // up by the caller.
+        unsafe { self.move_to(at, to, old.size()) };
+        Ok(to)
+    }
+}
+
+/// A block of size zero: no chunk, and an address that is aligned and not null.
+fn nothing(layout: Layout) -> NonNull<[u8]> {
+    let at = core::ptr::without_provenance_mut(layout.align());
+    let at = NonNull::new(at).expect("an alignment is not zero");
+    NonNull::slice_from_raw_parts(at, 0)
+}
+
+fn is_aligned(at: NonNull<u8>, layout: Layout) -> bool {
+    at.addr().get().is_multiple_of(layout.align())
+}
+
+/// The block of a chunk that was just allocated: all of it.
+fn block(chunk: Chunk) -> NonNull<[u8]> {
+    let bytes = chunk.capacity();
+    NonNull::slice_from_raw_parts(chunk.into_raw(), bytes)
+}
+
+// SAFETY: a block is a chunk of the pool, which nobody else has until it is deallocated, and
+// which a chunk in use keeps mapped. Clones are handles to the same pool. `request` honours size
+// and alignment, and `deallocate` finds the class by the address, so any layout that fits will do.
+unsafe impl Allocator for SlabAllocator {
+    #[inline]
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if layout.size() == 0 {
+            return Ok(nothing(layout));
+        }
+        let chunk = self.pool.try_alloc(self.request(layout)?);
+        chunk.map(block).map_err(|_| AllocError)
+    }
+
+    fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if layout.size() == 0 {
+            return Ok(nothing(layout));
+        }
+        let chunk = self.pool.try_alloc_zeroed(self.request(layout)?);
+        chunk.map(block).map_err(|_| AllocError)
+    }
+
+    #[inline]
+    unsafe fn deallocate(&self, at: NonNull<u8>, layout: Layout) {
+        if layout.size() != 0 {
+            // SAFETY: the caller's promise.
+            let chunk = unsafe { self.chunk(at) };
+            drop(ManuallyDrop::into_inner(chunk));
+        }
+    }
+
+    unsafe fn grow(
+        &self,
+        at: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.grown(at, old, new) }
+    }
+
+    unsafe fn grow_zeroed(
+        &self,
+        at: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller's promise.
+        let grown = unsafe { self.grown(at, old, new) }?;
+        // SAFETY: `old.size()` is within the block, which is at least `new.size()` bytes long.
+        let rest = unsafe { grown.cast::<u8>().add(old.size()) };
+        // SAFETY: from there to the block's end; the caller owns it.
+        unsafe { rest.write_bytes(0, grown.len() - old.size()) };
+        Ok(grown)
+    }
+
+    unsafe fn shrink(
+        &self,
+        at: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        if new.size() == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { self.deallocate(at, old) };
+            return Ok(nothing(new));
+        }
+        // SAFETY: a block, by the caller's promise; not of size zero, because `new` is smaller.
+        let chunk = unsafe { self.chunk(at) };
+        let classes = self.pool.size_classes();
+        let class = classes.class_for_aligned(new.size(), new.align());
+        let in_place =
+            is_aligned(at, new).then(|| NonNull::slice_from_raw_parts(at, chunk.capacity()));
+        if let Some(block) = in_place
+            && class == Some(chunk.class())
+        {
+            return Ok(block);
+        }
+        // A smaller chunk would do. At the cap there may be none: then the large one stays.
+        match (self.allocate(new), in_place) {
+            (Ok(to), _) => {
+                // SAFETY: both blocks have at least `new.size()` bytes; the old one is given up by
+                // the caller.
+                unsafe { self.move_to(at, to, new.size()) };
+                Ok(to)
+            }
+            (Err(_), Some(block)) => Ok(block),
+            (Err(error), None) => Err(error),
+        }
+    }
+}
+
+impl fmt::Debug for SlabAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SlabAllocator").field(&self.pool).finish()
+    }
+}
