@@ -4,6 +4,7 @@ use crate::chunk::Chunk;
 use crate::error::AllocError;
 use crate::local;
 use crate::pool::SlabPool;
+use crate::sys::asan;
 use arrayvec::ArrayVec;
 use core::fmt;
 use core::iter::FusedIterator;
@@ -72,7 +73,15 @@ impl ChunkBatch {
                 self.fill_slow(count)?;
             }
         }
+        if cfg!(slab_asan) {
+            let bytes = self.chunk_bytes();
+            self.as_ptrs().for_each(|at| asan::unpoison(at, bytes));
+        }
         Ok(self.units.len())
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        self.pool.inner().classes.geometry(self.class).bytes
     }
 
     /// The magazine had fewer: one by one, each refill another batch of the depot or of a slab.
@@ -96,6 +105,10 @@ impl ChunkBatch {
     /// Frees all chunks in one step, on any thread.
     #[inline]
     pub fn clear(&mut self) {
+        if cfg!(slab_asan) {
+            let bytes = self.chunk_bytes();
+            self.as_ptrs().for_each(|at| asan::poison_freed(at, bytes));
+        }
         let freed = local::with_current(self.pool.inner_ptr().as_ptr(), |cache| {
             cache
                 .magazine(self.class)

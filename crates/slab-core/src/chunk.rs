@@ -4,6 +4,7 @@ use crate::inner::Inner;
 use crate::local;
 use crate::pool::SlabPool;
 use crate::shared::SharedChunk;
+use crate::sys::asan;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::num::NonZeroU64;
@@ -62,10 +63,14 @@ impl Chunk {
     /// `unit` is a chunk of this class and pool that nobody else has, and the pool is alive.
     #[inline(always)]
     pub(crate) unsafe fn new(pool: NonNull<Inner>, class: u8, unit: u32) -> Self {
-        Self {
+        let chunk = Self {
             pool,
             name: Name::new(class, unit),
+        };
+        if cfg!(slab_asan) {
+            asan::unpoison(chunk.as_ptr(), chunk.capacity());
         }
+        chunk
     }
 
     #[inline(always)]
@@ -160,6 +165,9 @@ impl Chunk {
     #[inline(always)]
     fn free(&self) {
         let (class, unit) = (self.name.class(), self.name.unit());
+        if cfg!(slab_asan) {
+            asan::poison_freed(self.as_ptr(), self.capacity());
+        }
         let freed = local::with_current(self.pool.as_ptr(), |cache| {
             cache.magazine(class).try_push(unit).then_some(())
         });

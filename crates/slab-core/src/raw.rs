@@ -6,6 +6,7 @@
 use crate::chunk::Chunk;
 use crate::error::{AllocError, NotAChunk};
 use crate::pool::SlabPool;
+use crate::sys::asan;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
@@ -66,6 +67,9 @@ impl SlabPool {
     /// back since.
     pub unsafe fn from_raw(&self, at: NonNull<u8>) -> Result<Chunk, NotAChunk> {
         let (class, unit) = self.inner().find_chunk(at).ok_or(NotAChunk(()))?;
+        if cfg!(slab_asan) {
+            asan::assert_not_poisoned(at);
+        }
         // SAFETY: a chunk of this pool and class; that nobody else has it is the caller's promise.
         Ok(unsafe { Chunk::new(self.inner_ptr(), class, unit) })
     }

@@ -7,7 +7,7 @@
 
 use crate::chunk::Chunk;
 use crate::pool::SlabPool;
-use crate::sync::{AtomicU32, Ordering, fence};
+use crate::sync::{AtomicU32, Ordering, acquire_fence};
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
@@ -53,7 +53,7 @@ pub(crate) mod count {
             return false;
         }
         // The others went between the load and the subtraction.
-        fence(Ordering::Acquire);
+        acquire_fence(extra);
         extra.store(0, Ordering::Relaxed);
         true
     }

@@ -21,6 +21,7 @@ use crate::builder::Growth;
 use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::error::AllocError;
 use crate::sync::Table;
+use crate::sys::asan;
 use core::ops::Range;
 
 /// Memory goes back to the system in pages; where they are larger, less of it does.
@@ -177,6 +178,9 @@ impl Slabs {
         let new_slab = self.classes[usize::from(class)].current == NONE;
         if new_slab {
             let slab = self.take_slab(arena, geometry.bytes)?;
+            // SAFETY: a slab of the arena lies in it.
+            let at = unsafe { arena.base().add(slab * arena.slab_bytes()) };
+            asan::poison(at, arena.slab_bytes());
             arena.set_class(slab, class);
             let before = self.table[slab].before;
             self.table[slab] = Slab {

@@ -4,6 +4,8 @@
 //! `unix` maps anonymous memory. `heap` takes the whole range from the global allocator at once,
 //! zeroed; it serves Miri, loom and systems without `mmap`.
 
+pub(crate) mod asan;
+
 #[cfg(all(unix, not(miri), not(loom)))]
 mod unix;
 #[cfg(all(unix, not(miri), not(loom)))]

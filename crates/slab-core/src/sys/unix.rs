@@ -112,6 +112,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        super::asan::unpoison(self.base, self.bytes);
         // SAFETY: exactly the range that `map` mapped; the owner is gone, so are all users.
         // An error is impossible for a whole mapping of our own, and drop could not report it.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
