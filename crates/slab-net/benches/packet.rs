@@ -5,7 +5,7 @@
 #![allow(clippy::print_stdout, missing_docs)]
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use slab_net::{Packet, PacketPool};
+use slab_net::PacketPool;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -55,17 +55,6 @@ fn row(plan: &Plan, name: &str, items: u32, mut ours: impl FnMut(), mut theirs: 
     );
 }
 
-#[inline(never)]
-fn alloc_freeze_drop(pool: &PacketPool) {
-    let buf = pool.try_alloc(2048).unwrap();
-    drop(black_box(buf.freeze()));
-}
-
-#[inline(never)]
-fn clone_and_drop(packet: &Packet) {
-    drop(black_box(packet.clone()));
-}
-
 fn main() {
     // `cargo bench` says so; whoever else runs this wants to know that it runs.
     let plan = if std::env::args().any(|argument| argument == "--bench") {
@@ -90,7 +79,7 @@ fn main() {
         plan,
         "alloc 2 KiB, freeze, drop",
         1,
-        || alloc_freeze_drop(pool),
+        || drop(black_box(pool.try_alloc(2048).unwrap().freeze())),
         || drop(black_box(BytesMut::with_capacity(2048).freeze())),
     );
     row(
@@ -136,7 +125,7 @@ fn main() {
         plan,
         "clone, drop",
         1,
-        || clone_and_drop(&ours),
+        || drop(black_box(ours.clone())),
         || drop(black_box(theirs.clone())),
     );
     row(
