@@ -34,14 +34,11 @@ mod totals;
 use options::{Mode, Options};
 use std::error::Error;
 use std::process::ExitCode;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 fn main() -> ExitCode {
-    // What the library says on its slow paths: drops that begin and end, a pool at its cap.
-    tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
-        .with_writer(std::io::stderr)
-        .without_time()
-        .init();
+    show_events();
     match start() {
         Ok(status) => status,
         Err(error) => {
@@ -49,6 +46,21 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Shows what the library says on its slow paths, such as drops that begin and end.
+fn show_events() {
+    // With a slow consumer the pool comes back to its cap dozens of times a second, and slab_core
+    // says so each time. That it does is on the line of each second anyway.
+    let shown = Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_target("slab_core", LevelFilter::ERROR);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .without_time();
+    tracing_subscriber::registry()
+        .with(lines.with_filter(shown))
+        .init();
 }
 
 fn start() -> Result<ExitCode, Box<dyn Error>> {
