@@ -47,10 +47,11 @@ async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
 
 #[tokio::test]
 async fn every_length_arrives_whole_in_both_modes() {
-    for coalescing in both_modes() {
+    for (coalescing, timestamps) in both_modes().into_iter().zip([false, true]) {
         let pool = pool(16);
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
+            .timestamps(timestamps)
             .bind(ANY)
             .unwrap();
         let sender = UdpSender::bind(ANY).unwrap();
@@ -73,7 +74,7 @@ async fn every_length_arrives_whole_in_both_modes() {
             assert_eq!(&datagram.packet[..], sent);
             if cfg!(target_os = "linux") {
                 assert_eq!(datagram.destination, Some(Ipv4Addr::LOCALHOST.into()));
-                assert_eq!(datagram.timestamp.is_some(), coalescing != Coalescing::On);
+                assert_eq!(datagram.timestamp.is_some(), timestamps);
                 assert!(datagram.interface.is_some());
             }
         }
@@ -206,9 +207,86 @@ async fn cancelled_receives_lose_nothing() {
     }
 }
 
+/// A stream that is dropped and polled by turns gives what `recv_batch` would.
 #[tokio::test]
-async fn twenty_thousand_random_datagrams_are_neither_corrupted_nor_aliased() {
-    const COUNT: u64 = 20_000;
+async fn as_a_stream_it_yields_every_batch_and_survives_being_cancelled() {
+    use futures_util::StreamExt;
+
+    let pool = pool(16);
+    let mut receiver = UdpReceiver::builder(&pool)
+        .coalescing(Coalescing::Off { max_datagram: 100 })
+        .bind(ANY)
+        .unwrap();
+    let sender = receiver.sender();
+    let to = receiver.local_addr();
+    let mut got = 0_u64;
+    for round in 0..50 {
+        for n in 0..20_u64 {
+            let sent = (round * 20 + n).to_le_bytes();
+            sender.send(&Transmit::new(&sent, to)).await.unwrap();
+        }
+        while got < (round + 1) * 20 {
+            // Which is polled first is chosen at random; the one that loses is dropped.
+            tokio::select! {
+                () = tokio::task::yield_now() => {}
+                batch = receiver.next() => {
+                    let batch = batch.expect("never ends").unwrap();
+                    assert_eq!(batch.contents(), got.to_le_bytes());
+                    got += 1;
+                }
+            }
+        }
+    }
+}
+
+/// A socket that always has something to read lets other tasks run.
+#[tokio::test]
+async fn a_busy_receiver_shares_its_thread() {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    let pool = pool(16);
+    let mut receiver = UdpReceiver::builder(&pool)
+        .coalescing(Coalescing::Off { max_datagram: 100 })
+        .bind(ANY)
+        .unwrap();
+    let sender = receiver.sender();
+    let to = receiver.local_addr();
+    // Tokio has to hear of the socket before `try_send` may try.
+    sender.send(&Transmit::new(b"hello", to)).await.unwrap();
+    receiver.recv_batch().await.unwrap();
+    let turns = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&turns);
+    let other = async move {
+        loop {
+            counted.set(counted.get() + 1);
+            tokio::task::yield_now().await;
+        }
+    };
+    let local = tokio::task::LocalSet::new();
+    local.spawn_local(other);
+    let all = local.run_until(async move {
+        tokio::task::yield_now().await;
+        let mut received = 0;
+        let before = turns.get();
+        while received < 20_000 {
+            // Sent without waiting, so that nothing but receiving can give the thread away; and
+            // as segments, so that the budget is not spent on sending.
+            let sixty = Transmit::new(&[1; 60], to).segment_size(1);
+            assert_eq!(sender.try_send(&sixty).unwrap(), 60);
+            for _ in 0..60 {
+                received += receiver.recv_batch().await.unwrap().datagrams();
+            }
+        }
+        turns.get() - before
+    });
+    let turns = tokio::time::timeout(std::time::Duration::from_secs(20), all).await;
+    assert!(turns.expect("hangs") > 0);
+}
+
+#[tokio::test]
+async fn random_datagrams_are_neither_corrupted_nor_aliased() {
+    const COUNT: u64 = 8_000;
     const WINDOW: u64 = 24;
     for coalescing in both_modes() {
         let pool = pool(64);
@@ -224,7 +302,7 @@ async fn twenty_thousand_random_datagrams_are_neither_corrupted_nor_aliased() {
             let r = payload(seed ^ 0xABCD, 4);
             let r = u32::from_le_bytes(r.try_into().unwrap()) as usize;
             match seed % 16 {
-                0 if seed % 160 == 0 => r % 65_500,
+                0 if seed.is_multiple_of(160) => r % 65_500,
                 8..16 => 500,
                 _ => r % 3000,
             }
@@ -258,7 +336,7 @@ async fn twenty_thousand_random_datagrams_are_neither_corrupted_nor_aliased() {
                 assert_eq!(packet[..], make(seed)[..]);
                 assert!(!std::mem::replace(&mut seen[seed as usize], true));
                 in_flight -= 1;
-                if seed % 50 == 0 {
+                if seed.is_multiple_of(50) {
                     kept.insert(seed, pool.compact(packet));
                 }
             }

@@ -1,7 +1,7 @@
 //! [`PacketBatch`]: the unit that travels from the socket to whoever consumes it.
 
 use super::datagram::{Datagram, Metadata};
-use super::sender::Transmit;
+use super::transmit::Transmit;
 use crate::packet::Packet;
 use core::fmt;
 use core::ptr::NonNull;
@@ -107,6 +107,13 @@ impl PacketBatch {
         self.meta.timestamp()
     }
 
+    /// Was the one datagram of the batch longer than the receiver's buffers? See
+    /// [`Datagram::truncated`].
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.meta.truncated
+    }
+
     /// The datagrams, borrowed: touches no reference count.
     #[inline]
     #[must_use]
@@ -151,7 +158,7 @@ impl PacketBatch {
         let transmit =
             Transmit::new(self.contents(), self.source()).segment_size(self.segment_size());
         match self.destination() {
-            Some(ip) if !ip.is_multicast() => transmit.source_ip(ip),
+            Some(ip) if self.meta.is_to_us_alone => transmit.source_ip(ip),
             _ => transmit,
         }
     }
@@ -299,13 +306,8 @@ mod tests {
     fn batch(pool: &SlabPool, payload: &[u8], stride: usize) -> PacketBatch {
         let mut chunk = pool.try_alloc(payload.len()).unwrap();
         chunk.copy_from_slice(payload).unwrap();
-        let meta = Metadata {
-            source: (Ipv4Addr::LOCALHOST, 7).into(),
-            destination: None,
-            ecn: None,
-            interface: Some(1),
-            since_epoch: None,
-        };
+        let mut meta = Metadata::new((Ipv4Addr::LOCALHOST, 7).into());
+        meta.interface = Some(1);
         // SAFETY: the payload was just written, and nobody else has the chunk.
         unsafe { PacketBatch::new(chunk.into_shared(), payload.len(), stride, meta) }
     }

@@ -1,7 +1,6 @@
 //! [`Datagram`]: one packet and what the kernel said about it.
 
 use crate::packet::Packet;
-use quinn_udp::EcnCodepoint;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
@@ -20,9 +19,13 @@ pub struct Datagram<P = Packet> {
     pub ecn: Option<Ecn>,
     /// The index of the interface it came in by, where the system tells.
     pub interface: Option<u32>,
-    /// When the kernel received it, where the system tells: for now on Linux only, over IPv4 and
-    /// without coalescing (quinn-udp has no room for it beside the rest).
+    /// When the kernel received it, if
+    /// [`timestamps`](crate::udp::UdpReceiverBuilder::timestamps) were asked for and the system
+    /// tells (Linux).
     pub timestamp: Option<SystemTime>,
+    /// Was it longer than the receiver's buffers? The payload is its beginning then. Only with
+    /// [`deliver_truncated`](crate::udp::UdpReceiverBuilder::deliver_truncated).
+    pub truncated: bool,
 }
 
 /// An ECN codepoint (RFC 3168) other than "not ECN-capable".
@@ -36,22 +39,23 @@ pub enum Ecn {
     Ce,
 }
 
-impl From<EcnCodepoint> for Ecn {
-    fn from(codepoint: EcnCodepoint) -> Self {
-        match codepoint {
-            EcnCodepoint::Ect0 => Self::Ect0,
-            EcnCodepoint::Ect1 => Self::Ect1,
-            EcnCodepoint::Ce => Self::Ce,
+impl Ecn {
+    /// From the type of service or traffic class, of which these are the two lowest bits.
+    pub(super) fn from_bits(bits: u8) -> Option<Self> {
+        match bits & 0b11 {
+            0b01 => Some(Self::Ect1),
+            0b10 => Some(Self::Ect0),
+            0b11 => Some(Self::Ce),
+            _ => None,
         }
     }
-}
 
-impl From<Ecn> for EcnCodepoint {
-    fn from(ecn: Ecn) -> Self {
-        match ecn {
-            Ecn::Ect0 => Self::Ect0,
-            Ecn::Ect1 => Self::Ect1,
-            Ecn::Ce => Self::Ce,
+    #[cfg(target_os = "linux")]
+    pub(super) fn bits(self) -> i32 {
+        match self {
+            Self::Ect1 => 0b01,
+            Self::Ect0 => 0b10,
+            Self::Ce => 0b11,
         }
     }
 }
@@ -61,12 +65,28 @@ impl From<Ecn> for EcnCodepoint {
 pub(super) struct Metadata {
     pub(super) source: SocketAddr,
     pub(super) destination: Option<IpAddr>,
+    /// Is the destination an address of this host, rather than of a group or a whole network? Then
+    /// an answer can come from it.
+    pub(super) is_to_us_alone: bool,
     pub(super) ecn: Option<Ecn>,
     pub(super) interface: Option<u32>,
     pub(super) since_epoch: Option<Duration>,
+    pub(super) truncated: bool,
 }
 
 impl Metadata {
+    pub(super) fn new(source: SocketAddr) -> Self {
+        Self {
+            source,
+            destination: None,
+            is_to_us_alone: false,
+            ecn: None,
+            interface: None,
+            since_epoch: None,
+            truncated: false,
+        }
+    }
+
     pub(super) fn timestamp(&self) -> Option<SystemTime> {
         SystemTime::UNIX_EPOCH.checked_add(self.since_epoch?)
     }
@@ -80,18 +100,7 @@ impl Metadata {
             ecn: self.ecn,
             interface: self.interface,
             timestamp: self.timestamp(),
-        }
-    }
-}
-
-impl From<&quinn_udp::RecvMeta> for Metadata {
-    fn from(meta: &quinn_udp::RecvMeta) -> Self {
-        Self {
-            source: meta.addr,
-            destination: meta.dst_ip,
-            ecn: meta.ecn.map(Ecn::from),
-            interface: meta.interface_index,
-            since_epoch: meta.timestamp,
+            truncated: self.truncated,
         }
     }
 }

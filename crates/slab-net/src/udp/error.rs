@@ -1,5 +1,6 @@
 //! What can go wrong with a socket.
 
+use super::sys;
 use core::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -41,7 +42,7 @@ impl fmt::Display for BindError {
             Self::MaxDatagram { bytes } => write!(
                 f,
                 "no datagram has a maximum length of {bytes} bytes (1 to {})",
-                super::receiver::MAX_DATAGRAM
+                super::builder::MAX_DATAGRAM
             ),
         }
     }
@@ -75,13 +76,26 @@ pub enum SendErrorKind {
     /// The system is out of memory for outgoing datagrams just now (ENOBUFS).
     NoBuffers,
     /// The destination answered an earlier datagram of a connected socket with "port unreachable"
-    /// (ECONNREFUSED). Nothing of this transmit is wrong.
+    /// (ECONNREFUSED). Nothing of this transmit is wrong, sending it again may work.
     Refused,
+    /// A datagram in more pieces than one call to the kernel takes.
+    TooManyParts {
+        /// How many pieces are allowed.
+        most: usize,
+    },
     /// Anything else.
     Io(io::Error),
 }
 
 impl SendError {
+    /// No datagram is to blame.
+    pub(super) fn of_runtime(error: io::Error) -> Self {
+        Self {
+            sent: 0,
+            kind: SendErrorKind::Io(error),
+        }
+    }
+
     /// How many datagrams of the transmit were sent before the one that failed.
     #[must_use]
     pub fn sent(&self) -> usize {
@@ -97,25 +111,13 @@ impl SendError {
 
 impl SendErrorKind {
     pub(super) fn from_io(error: io::Error, bytes: usize) -> Self {
-        if quinn_udp::is_msg_size_err(&error) {
-            return Self::TooLarge { bytes };
-        }
         match error.kind() {
+            _ if sys::is_too_large(&error) => Self::TooLarge { bytes },
+            _ if sys::is_no_buffers(&error) => Self::NoBuffers,
             io::ErrorKind::ConnectionRefused => Self::Refused,
-            _ if is_no_buffers(&error) => Self::NoBuffers,
             _ => Self::Io(error),
         }
     }
-}
-
-#[cfg(target_os = "linux")]
-fn is_no_buffers(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::ENOBUFS)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn is_no_buffers(_: &io::Error) -> bool {
-    false
 }
 
 impl fmt::Display for SendError {
@@ -126,6 +128,9 @@ impl fmt::Display for SendError {
             }
             SendErrorKind::NoBuffers => write!(f, "the system has no buffer for a datagram"),
             SendErrorKind::Refused => write!(f, "the destination refused an earlier datagram"),
+            SendErrorKind::TooManyParts { most } => {
+                write!(f, "a datagram is in more than {most} parts")
+            }
             SendErrorKind::Io(error) => write!(f, "cannot send: {error}"),
         }?;
         write!(f, " ({} sent before)", self.sent)
@@ -138,5 +143,22 @@ impl std::error::Error for SendError {
             SendErrorKind::Io(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_says_has_a_kind() {
+        let of = |code| SendErrorKind::from_io(io::Error::from_raw_os_error(code), 7);
+        assert!(matches!(
+            of(libc::EMSGSIZE),
+            SendErrorKind::TooLarge { bytes: 7 }
+        ));
+        assert!(matches!(of(libc::ENOBUFS), SendErrorKind::NoBuffers));
+        assert!(matches!(of(libc::ECONNREFUSED), SendErrorKind::Refused));
+        assert!(matches!(of(libc::EPERM), SendErrorKind::Io(_)));
     }
 }

@@ -28,30 +28,44 @@
 //! # }
 //! ```
 //!
+//! A receiver is a `Stream` as well, and a sender has a [`UdpSink`]. What is not an option here can
+//! be set on a socket of one's own, see [`from_std`](UdpReceiverBuilder::from_std).
+//!
 //! | module | what |
 //! |---|---|
-//! | `receiver`, `slots` | the receive path, and the buffers that the kernel writes to |
+//! | `builder`, `socket` | how a receiver is set up; the socket that both sides share |
+//! | `shard` | several sockets at one address |
+//! | `receiver`, `reader`, `slots` | the receive path: who waits, one call to the kernel, the buffers it writes to |
 //! | `batch`, `datagram` | what the receive path yields |
-//! | `sender` | the send path |
-//! | `socket`, `options` | the socket that both sides share, and how it is set up |
+//! | `sender`, `transmit`, `sink` | the send path: calls, what is sent and how it is cut, a `Sink` |
+//! | `sys` | system calls and socket options |
 //! | `stats`, `episode` | counters; log events for drops, once an episode |
 //! | `error` | what can go wrong |
 
 mod batch;
+mod builder;
 mod datagram;
 mod episode;
 mod error;
-mod options;
+mod reader;
 mod receiver;
 mod sender;
+mod shard;
+mod sink;
 mod slots;
 mod socket;
 mod stats;
+mod sys;
+mod transmit;
 
 pub use batch::{IntoDatagrams, IntoPackets, Iter, PacketBatch};
+pub use builder::{Coalescing, UdpReceiverBuilder};
 pub use datagram::{Datagram, Ecn};
 pub(crate) use episode::DropEpisode;
 pub use error::{BindError, SendError, SendErrorKind};
-pub use receiver::{Coalescing, UdpReceiver, UdpReceiverBuilder};
-pub use sender::{Transmit, UdpSender};
+pub use receiver::UdpReceiver;
+pub use sender::UdpSender;
+pub use shard::Shard;
+pub use sink::{Outgoing, UdpSink};
 pub use stats::{SocketMonitor, SocketStats};
+pub use transmit::Transmit;

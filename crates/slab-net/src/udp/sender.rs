@@ -1,73 +1,17 @@
-//! [`UdpSender`]: from memory to the socket, many datagrams a call where the system can (GSO).
+//! [`UdpSender`]: from memory to the socket, many datagrams a call where the system can.
 
-use super::datagram::Ecn;
 use super::error::{BindError, SendError, SendErrorKind};
-use super::socket::{Socket, SocketOptions};
+use super::sink::UdpSink;
+use super::socket::{Bound, Socket, SocketOptions};
 use super::stats::SocketMonitor;
-use quinn_udp::UdpSockRef;
+use super::sys;
+use super::transmit::{Call, Plan, Progress, Transmit};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::io::Interest;
-
-/// The most bytes in one call with GSO: what fits into an IPv4 packet.
-const MAX_GSO_BYTES: usize = 65507;
-
-/// What to send and where to: one datagram, or many to one destination that lie one behind the
-/// other in memory.
-#[derive(Debug, Clone, Copy)]
-pub struct Transmit<'a> {
-    contents: &'a [u8],
-    /// Not zero, and less than the length of the contents.
-    segment_size: Option<usize>,
-    destination: SocketAddr,
-    source_ip: Option<IpAddr>,
-    ecn: Option<Ecn>,
-}
-
-impl<'a> Transmit<'a> {
-    /// One datagram; no contents make an empty one.
-    #[must_use]
-    pub fn new(contents: &'a [u8], destination: SocketAddr) -> Self {
-        Self {
-            contents,
-            segment_size: None,
-            destination,
-            source_ip: None,
-            ecn: None,
-        }
-    }
-
-    /// Makes the contents many datagrams of `bytes` each but for the last, which may be shorter.
-    /// With zero, or no less than the length of the contents, it is one datagram.
-    #[must_use]
-    pub fn segment_size(mut self, bytes: usize) -> Self {
-        self.segment_size = Some(bytes).filter(|&b| b > 0 && b < self.contents.len());
-        self
-    }
-
-    /// The local address to send from, for a socket that is bound to all.
-    #[must_use]
-    pub fn source_ip(mut self, ip: IpAddr) -> Self {
-        self.source_ip = Some(ip);
-        self
-    }
-
-    /// The ECN codepoint to mark the datagrams with.
-    #[must_use]
-    pub fn ecn(mut self, ecn: Ecn) -> Self {
-        self.ecn = Some(ecn);
-        self
-    }
-
-    /// How many datagrams it is.
-    #[must_use]
-    pub fn datagrams(&self) -> usize {
-        self.segment_size
-            .map_or(1, |size| self.contents.len().div_ceil(size))
-    }
-}
 
 /// Sends datagrams. Clones share one socket and its counters.
 #[derive(Debug, Clone)]
@@ -84,7 +28,8 @@ impl UdpSender {
     /// # Panics
     /// Outside of a tokio runtime with I/O enabled.
     pub fn bind(address: SocketAddr) -> Result<Self, BindError> {
-        Socket::bind(address, SocketOptions::default()).map(Self::new)
+        let bound = Bound::open(address, SocketOptions::default())?;
+        bound.register().map(Self::new)
     }
 
     pub(super) fn new(socket: Arc<Socket>) -> Self {
@@ -103,6 +48,12 @@ impl UdpSender {
         SocketMonitor::new(Arc::clone(&self.socket.counters))
     }
 
+    /// A [`Sink`](futures_sink::Sink) of packets by this socket.
+    #[must_use]
+    pub fn sink(&self) -> UdpSink {
+        UdpSink::new(self.clone())
+    }
+
     /// Sends all datagrams of a transmit, in as few calls to the kernel as it takes, and returns
     /// how many those datagrams were. Waits while the socket's send buffer is full.
     ///
@@ -112,16 +63,7 @@ impl UdpSender {
     /// What the system said to one of the datagrams; those before it are sent, see
     /// [`SendError::sent`].
     pub async fn send(&self, transmit: &Transmit<'_>) -> Result<usize, SendError> {
-        let mut progress = Progress::default();
-        while let Some(call) = progress.next_call(transmit, self.max_segments()) {
-            let result = self
-                .socket
-                .io
-                .async_io(Interest::WRITABLE, || self.call_kernel(transmit, &call))
-                .await;
-            self.settle(&mut progress, &call, result)?;
-        }
-        Ok(progress.sent)
+        self.send_all(slice::from_ref(transmit)).await
     }
 
     /// As [`send`](Self::send), but does not wait: returns how many datagrams were sent before the
@@ -130,171 +72,157 @@ impl UdpSender {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn try_send(&self, transmit: &Transmit<'_>) -> Result<usize, SendError> {
+        self.try_send_all(slice::from_ref(transmit))
+    }
+
+    /// Sends all datagrams of many transmits in their order, in as few calls to the kernel as it
+    /// takes, and returns how many those datagrams were. Waits while the socket's send buffer is
+    /// full.
+    ///
+    /// Destinations and lengths may differ: on Linux one call takes up to 32 of them (sendmmsg).
+    /// Datagrams in a row that have one destination and one length leave as one with GSO, wherever
+    /// in memory they lie.
+    ///
+    /// If the future is dropped, the datagrams up to some boundary are sent.
+    ///
+    /// # Errors
+    /// What the system said to one of the datagrams; those before it are sent, see
+    /// [`SendError::sent`]; those behind it are not.
+    ///
+    /// ```
+    /// use slab_net::PacketPool;
+    /// use slab_net::udp::{Transmit, UdpReceiver};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut one = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let mut other = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let transmits = [
+    ///     Transmit::new(b"to one", one.local_addr()),
+    ///     Transmit::new(b"to another", other.local_addr()),
+    /// ];
+    /// assert_eq!(one.sender().send_all(&transmits).await?, 2);
+    /// assert_eq!(one.recv_batch().await?.contents(), b"to one");
+    /// assert_eq!(other.recv_batch().await?.contents(), b"to another");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn send_all(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut progress = Progress::default();
-        while let Some(call) = progress.next_call(transmit, self.max_segments()) {
+        loop {
             let result = self
                 .socket
                 .io
-                .try_io(Interest::WRITABLE, || self.call_kernel(transmit, &call));
-            match result {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                result => self.settle(&mut progress, &call, result)?,
+                .async_io(Interest::WRITABLE, || self.step(transmits, &mut progress))
+                .await;
+            if let Some(end) = Self::ended(result, &progress) {
+                return end;
             }
         }
-        Ok(progress.sent)
     }
 
-    fn max_segments(&self) -> usize {
-        self.socket.state.max_gso_segments()
-    }
-
-    fn call_kernel(&self, transmit: &Transmit<'_>, call: &Call) -> io::Result<()> {
-        let transmit = quinn_udp::Transmit {
-            destination: transmit.destination,
-            ecn: transmit.ecn.map(Into::into),
-            contents: &transmit.contents[call.start..call.end],
-            segment_size: transmit.segment_size.filter(|_| call.datagrams > 1),
-            src_ip: transmit.source_ip,
-        };
-        self.socket
-            .state
-            .try_send(UdpSockRef::from(&self.socket.io), &transmit)
-    }
-
-    /// Counts what was sent, and decides how it goes on after an error.
-    fn settle(
-        &self,
-        progress: &mut Progress,
-        call: &Call,
-        result: io::Result<()>,
-    ) -> Result<(), SendError> {
-        match result {
-            Ok(()) => {
-                let counters = &self.socket.counters.send;
-                let bytes = (call.end - call.start) as u64;
-                counters
-                    .datagrams
-                    .fetch_add(call.datagrams as u64, Ordering::Relaxed);
-                counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-                counters.calls.fetch_add(1, Ordering::Relaxed);
-                progress.done(call);
-                Ok(())
+    /// As [`send_all`](Self::send_all), but does not wait: returns how many datagrams were sent
+    /// before the socket's send buffer was full, all of them or fewer.
+    ///
+    /// # Errors
+    /// As [`send_all`](Self::send_all).
+    pub fn try_send_all(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
+        let mut progress = Progress::default();
+        loop {
+            let result = self
+                .socket
+                .io
+                .try_io(Interest::WRITABLE, || self.step(transmits, &mut progress));
+            if let Some(end) = Self::ended(result, &progress) {
+                return end;
             }
-            Err(error) if call.datagrams > 1 && is_about_the_message(&error) => {
-                // Segments that do not fit the path, or a device without GSO. One datagram at a
-                // time finds out which. After EINVAL and EIO quinn-udp does not offer GSO for this
-                // socket again.
-                if !self.socket.gso_refused.swap(true, Ordering::Relaxed) {
-                    tracing::info!(%error, "segmentation offload refused, sending one by one");
+        }
+    }
+
+    /// Completes once the socket's send buffer may have room.
+    pub(super) async fn writable(self) -> io::Result<()> {
+        self.socket.io.writable().await
+    }
+
+    fn ended(result: io::Result<Step>, progress: &Progress) -> Option<Result<usize, SendError>> {
+        let kind = match result {
+            Ok(Step::More) => return None,
+            Ok(Step::Done) => return Some(Ok(progress.sent)),
+            Ok(Step::Failed(kind)) => kind,
+            // Only who does not wait gets to see this.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Some(Ok(progress.sent));
+            }
+            // Not of a datagram: the runtime is gone.
+            Err(error) => SendErrorKind::Io(error),
+        };
+        let sent = progress.sent;
+        Some(Err(SendError { sent, kind }))
+    }
+
+    /// One call to the kernel, counted. The only error is that it would block.
+    fn step(&self, transmits: &[Transmit<'_>], progress: &mut Progress) -> io::Result<Step> {
+        let backend = &self.socket.backend;
+        let plan = match Plan::new(transmits, progress, backend.max_segments()) {
+            Ok(plan) => plan,
+            Err(kind) => return Ok(Step::Failed(kind)),
+        };
+        let Some(first) = plan.calls.first() else {
+            return Ok(Step::Done);
+        };
+        match backend.send(&self.socket.io, &plan.messages(transmits)) {
+            Ok(taken) => {
+                self.count(&plan.calls[..taken]);
+                for call in &plan.calls[..taken] {
+                    progress.done(call);
                 }
-                progress.one_by_one = true;
-                Ok(())
+                if let Some(error) = progress.suspect.take() {
+                    // What failed as segments of one message went as a datagram of its own.
+                    self.give_up_segmentation(&error);
+                }
+                Ok(match progress.is_at_the_end(transmits) {
+                    true => Step::Done,
+                    false => Step::More,
+                })
             }
-            Err(error) => Err(SendError {
-                sent: progress.sent,
-                kind: SendErrorKind::from_io(error, call.end - call.start),
-            }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+            Err(error) if first.datagrams > 1 && sys::may_be_about_segmentation(&error) => {
+                // Perhaps these datagrams do not fit the path, perhaps a device knows no GSO. One
+                // datagram at a time finds out which.
+                progress.one_by_one = true;
+                progress.suspect = Some(error).filter(|error| !sys::is_too_large(error));
+                Ok(Step::More)
+            }
+            Err(error) => Ok(Step::Failed(SendErrorKind::from_io(error, first.bytes))),
         }
     }
-}
 
-/// Did the system refuse this message rather than the socket as a whole?
-fn is_about_the_message(error: &io::Error) -> bool {
-    quinn_udp::is_msg_size_err(error)
-        || error.kind() == io::ErrorKind::InvalidInput
-        || is_device_error(error)
-}
-
-#[cfg(target_os = "linux")]
-fn is_device_error(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EIO)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn is_device_error(_: &io::Error) -> bool {
-    false
-}
-
-/// Part of a transmit that goes to the kernel in one call.
-#[derive(Debug, PartialEq, Eq)]
-struct Call {
-    start: usize,
-    end: usize,
-    datagrams: usize,
-}
-
-/// How far a transmit is.
-#[derive(Debug, Default)]
-struct Progress {
-    at: usize,
-    sent: usize,
-    one_by_one: bool,
-}
-
-impl Progress {
-    fn next_call(&self, transmit: &Transmit<'_>, max_segments: usize) -> Option<Call> {
-        let len = transmit.contents.len();
-        let size = transmit.segment_size.unwrap_or(len);
-        // An empty datagram is sent once, too.
-        if self.sent == transmit.datagrams() {
-            return None;
+    #[cold]
+    fn give_up_segmentation(&self, error: &io::Error) {
+        self.socket.backend.give_up_segmentation();
+        if !self.socket.gso_refused.swap(true, Ordering::Relaxed) {
+            tracing::info!(%error, "segmentation offload refused, sending without");
         }
-        let most = match self.one_by_one {
-            true => 1,
-            false => max_segments.min(MAX_GSO_BYTES / size.max(1)).max(1),
+    }
+
+    fn count(&self, calls: &[Call]) {
+        let counters = &self.socket.counters.send;
+        let add = |counter: &std::sync::atomic::AtomicU64, n: usize| {
+            counter.fetch_add(n as u64, Ordering::Relaxed);
         };
-        let end = self.at.saturating_add(size.saturating_mul(most)).min(len);
-        Some(Call {
-            start: self.at,
-            end,
-            datagrams: (end - self.at).div_ceil(size.max(1)).max(1),
-        })
-    }
-
-    fn done(&mut self, call: &Call) {
-        self.at = call.end;
-        self.sent += call.datagrams;
+        add(
+            &counters.datagrams,
+            calls.iter().map(|call| call.datagrams).sum(),
+        );
+        add(&counters.bytes, calls.iter().map(|call| call.bytes).sum());
+        add(&counters.calls, 1);
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::Ipv4Addr;
-
-    /// The lengths of the calls that a transmit becomes.
-    fn calls(len: usize, segment: usize, max_segments: usize, one_by_one: bool) -> Vec<usize> {
-        let contents = vec![0; len];
-        let transmit =
-            Transmit::new(&contents, (Ipv4Addr::LOCALHOST, 1).into()).segment_size(segment);
-        let mut progress = Progress {
-            one_by_one,
-            ..Progress::default()
-        };
-        let mut lens = Vec::new();
-        while let Some(call) = progress.next_call(&transmit, max_segments) {
-            lens.push(call.end - call.start);
-            progress.done(&call);
-        }
-        assert_eq!(lens.iter().sum::<usize>(), len);
-        assert_eq!(progress.sent, transmit.datagrams());
-        lens
-    }
-
-    #[test]
-    fn a_transmit_is_cut_at_segments_and_limits() {
-        assert_eq!(calls(0, 0, 64, false), [0]);
-        assert_eq!(calls(0, 10, 64, false), [0]);
-        assert_eq!(calls(10, 0, 64, false), [10]);
-        assert_eq!(calls(10, 10, 64, false), [10]);
-        assert_eq!(calls(10, 4, 64, false), [10]);
-        assert_eq!(calls(10, 4, 2, false), [8, 2]);
-        assert_eq!(calls(10, 4, 1, false), [4, 4, 2]);
-        assert_eq!(calls(10, 4, 64, true), [4, 4, 2]);
-        // 54 * 1200 = 64800 fits into a packet, 55 do not.
-        assert_eq!(calls(60 * 1200, 1200, 64, false), [64800, 7200]);
-        assert_eq!(calls(70, 1, 64, false), [64, 6]);
-        // Too long for any datagram: the system is to say so.
-        assert_eq!(calls(70_000, 0, 64, false), [70_000]);
-    }
+/// What one call to the kernel led to.
+enum Step {
+    More,
+    Done,
+    Failed(SendErrorKind),
 }

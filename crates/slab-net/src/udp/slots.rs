@@ -4,7 +4,7 @@ use slab_core::{AllocError, Chunk, SlabPool};
 use std::io::IoSliceMut;
 
 /// The most buffers in one call to the kernel.
-pub(super) const MAX_SLOTS: usize = quinn_udp::BATCH_SIZE;
+pub(super) const MAX_SLOTS: usize = super::sys::MAX_BATCH;
 
 /// Chunks for the next call to the kernel. They stay here while no call needs them, never in a
 /// future that may be dropped.

@@ -1,84 +1,129 @@
 //! The socket that a receiver and its senders share.
 
 use super::error::BindError;
-use super::options;
 use super::stats::SocketCounters;
-use quinn_udp::{UdpSockRef, UdpSocketState};
+use super::sys::{Backend, Features};
 use socket2::{Domain, Protocol, Type};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// How a socket is set up before it is bound.
+/// How a socket is set up.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SocketOptions {
-    pub(super) coalesce: bool,
+    pub(super) features: Features,
     pub(super) reuse_port: bool,
     pub(super) receive_buffer_bytes: Option<usize>,
     pub(super) send_buffer_bytes: Option<usize>,
+    pub(super) peer: Option<SocketAddr>,
+}
+
+/// A socket that no runtime knows of yet.
+#[derive(Debug)]
+pub(super) struct Bound {
+    socket: socket2::Socket,
+    backend: Backend,
+    pub(super) address: SocketAddr,
+}
+
+impl Bound {
+    pub(super) fn open(address: SocketAddr, options: SocketOptions) -> Result<Self, BindError> {
+        let socket = Self::new_socket(address, options);
+        let bound = socket.and_then(|socket| Self::set_up(socket, Some(address), options));
+        bound.map_err(|source| BindError::Socket { address, source })
+    }
+
+    /// Takes over a socket that somebody else has bound.
+    pub(super) fn adopt(
+        socket: std::net::UdpSocket,
+        options: SocketOptions,
+    ) -> Result<Self, BindError> {
+        let address = socket
+            .local_addr()
+            .unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
+        Self::set_up(socket.into(), None, options)
+            .map_err(|source| BindError::Socket { address, source })
+    }
+
+    fn new_socket(address: SocketAddr, options: SocketOptions) -> io::Result<socket2::Socket> {
+        let domain = Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
+        #[cfg(unix)]
+        if options.reuse_port {
+            socket.set_reuse_port(true)?;
+        }
+        #[cfg(not(unix))]
+        if options.reuse_port {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(socket)
+    }
+
+    fn set_up(
+        socket: socket2::Socket,
+        bind_to: Option<SocketAddr>,
+        options: SocketOptions,
+    ) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        if let Some(bytes) = options.receive_buffer_bytes {
+            socket.set_recv_buffer_size(bytes)?;
+        }
+        if let Some(bytes) = options.send_buffer_bytes {
+            socket.set_send_buffer_size(bytes)?;
+        }
+        // Options come before the address, so that no datagram arrives without them. Only quinn-udp
+        // wants a bound socket, as Windows cannot tell the address of any other.
+        let bind = |socket: &socket2::Socket| bind_to.map_or(Ok(()), |to| socket.bind(&to.into()));
+        let backend = if cfg!(target_os = "linux") {
+            let backend = Backend::configure(&socket, options.features)?;
+            bind(&socket)?;
+            backend
+        } else {
+            bind(&socket)?;
+            Backend::configure(&socket, options.features)?
+        };
+        if let Some(peer) = options.peer {
+            socket.connect(&peer.into())?;
+        }
+        let address = socket.local_addr()?.as_socket();
+        Ok(Self {
+            // No other family has a datagram socket of UDP.
+            address: address.ok_or(io::ErrorKind::InvalidInput)?,
+            socket,
+            backend,
+        })
+    }
+
+    /// Hands the socket to the runtime that this is called in.
+    pub(super) fn register(self) -> Result<Arc<Socket>, BindError> {
+        let address = self.address;
+        let io = tokio::net::UdpSocket::from_std(self.socket.into())
+            .map_err(|source| BindError::Socket { address, source })?;
+        let counters = Arc::<SocketCounters>::default();
+        counters.kernel.attach(&io);
+        Ok(Arc::new(Socket {
+            io,
+            backend: self.backend,
+            address,
+            counters,
+            gso_refused: AtomicBool::new(false),
+        }))
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) io: tokio::net::UdpSocket,
-    pub(super) state: UdpSocketState,
+    pub(super) backend: Backend,
     pub(super) address: SocketAddr,
     pub(super) counters: Arc<SocketCounters>,
     /// Was it said already that the system refuses GSO?
     pub(super) gso_refused: AtomicBool,
 }
 
-impl Socket {
-    pub(super) fn bind(
-        address: SocketAddr,
-        options: SocketOptions,
-    ) -> Result<Arc<Self>, BindError> {
-        Self::open(address, options)
-            .map(Arc::new)
-            .map_err(|source| BindError::Socket { address, source })
-    }
-
-    fn open(address: SocketAddr, setup: SocketOptions) -> io::Result<Self> {
-        let domain = Domain::for_address(address);
-        let socket = socket2::Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
-        socket.set_nonblocking(true)?;
-        #[cfg(unix)]
-        if setup.reuse_port {
-            socket.set_reuse_port(true)?;
-        }
-        if let Some(bytes) = setup.receive_buffer_bytes {
-            socket.set_recv_buffer_size(bytes)?;
-        }
-        if let Some(bytes) = setup.send_buffer_bytes {
-            socket.set_send_buffer_size(bytes)?;
-        }
-        // Windows cannot tell the local address of an unbound socket, which quinn-udp asks for.
-        if cfg!(windows) {
-            socket.bind(&address.into())?;
-        }
-        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        if !setup.coalesce {
-            // Before the socket is bound: what it receives while GRO is on stays coalesced in its
-            // queue, and would be cut when it is read.
-            options::disable_gro(&socket)?;
-        }
-        if setup.coalesce || address.is_ipv6() {
-            // quinn-udp 0.6.3 has 88 bytes for what the kernel says about a datagram. The time of
-            // arrival (32 bytes) comes first; with it, the destination (32, or 40 for IPv6) and the
-            // segment size (24), the ECN codepoint (24) finds no room and is lost unseen.
-            options::disable_timestamps(&socket)?;
-        }
-        if !cfg!(windows) {
-            socket.bind(&address.into())?;
-        }
-        let io = tokio::net::UdpSocket::from_std(socket.into())?;
-        Ok(Self {
-            address: io.local_addr()?,
-            io,
-            state,
-            counters: Arc::default(),
-            gso_refused: AtomicBool::new(false),
-        })
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.counters.kernel.detach();
     }
 }

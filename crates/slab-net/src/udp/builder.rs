@@ -1,0 +1,227 @@
+//! [`UdpReceiverBuilder`]: how a receiver is set up.
+
+use super::error::BindError;
+use super::reader::Reader;
+use super::receiver::UdpReceiver;
+use super::slots::MAX_SLOTS;
+use super::socket::{Bound, SocketOptions};
+use super::sys;
+use crate::packet::PacketPool;
+use std::net::SocketAddr;
+
+/// The longest payload of a datagram in bytes: a UDP length of 65535 less the header. Over IPv4 it
+/// is 65507.
+pub(super) const MAX_DATAGRAM: usize = 65527;
+/// A buffer that holds whatever the kernel coalesces, and one byte more at least.
+const SUPER_BUFFER: usize = 64 << 10;
+/// The most super-buffers in one call; more gained nothing (measured), and pin 64 KiB each.
+const MAX_SUPER_SLOTS: usize = 8;
+
+/// Whether the kernel may put several datagrams of one sender into one buffer (GRO).
+///
+/// It is one or the other by name, because half of it loses data: a kernel that coalesces into
+/// buffers that are too short for it cuts, and says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Coalescing {
+    /// GRO on, with buffers of 64 KiB, the most that the kernel coalesces. What fills less than
+    /// half a buffer is copied to a chunk of its own size.
+    #[default]
+    On,
+    /// GRO off: a buffer for each datagram.
+    Off {
+        /// The longest datagram to be delivered whole, in bytes. Longer ones are counted as
+        /// truncated and, unless [asked for](UdpReceiverBuilder::deliver_truncated), dropped.
+        max_datagram: usize,
+    },
+}
+
+/// How to set up a [`UdpReceiver`]; from [`UdpReceiver::builder`].
+///
+/// ```
+/// use slab_net::PacketPool;
+/// use slab_net::udp::{Coalescing, UdpReceiver};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// let receiver = UdpReceiver::builder(&pool)
+///     .coalescing(Coalescing::Off { max_datagram: 1500 })
+///     .receive_buffer_bytes(1 << 20)
+///     .timestamps(true)
+///     .bind("127.0.0.1:0".parse()?)?;
+/// assert_ne!(receiver.local_addr().port(), 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct UdpReceiverBuilder {
+    pool: PacketPool,
+    coalescing: Coalescing,
+    deliver_truncated: bool,
+    options: SocketOptions,
+}
+
+impl UdpReceiverBuilder {
+    pub(super) fn new(pool: &PacketPool) -> Self {
+        Self {
+            pool: pool.clone(),
+            coalescing: Coalescing::default(),
+            deliver_truncated: false,
+            options: SocketOptions::default(),
+        }
+    }
+
+    /// Whether the kernel may coalesce datagrams. Default: [`Coalescing::On`].
+    pub fn coalescing(mut self, coalescing: Coalescing) -> Self {
+        self.coalescing = coalescing;
+        self
+    }
+
+    /// Delivers the beginning of a datagram that is longer than the receiver's buffers, marked as
+    /// [truncated](super::Datagram::truncated). Default: no, it is dropped. It is counted in both
+    /// cases.
+    ///
+    /// Only with [`Coalescing::Off`]: nothing is longer than the buffers of [`Coalescing::On`].
+    pub fn deliver_truncated(mut self, deliver: bool) -> Self {
+        self.deliver_truncated = deliver;
+        self
+    }
+
+    /// Asks the kernel for the time of arrival of each datagram, or of those that it coalesced.
+    /// Costs some time for each. Default: no. Linux only; ignored elsewhere.
+    pub fn timestamps(mut self, timestamps: bool) -> Self {
+        self.options.features.timestamps = timestamps;
+        self
+    }
+
+    /// Lets several sockets share the address (`SO_REUSEPORT`, Unix only); the kernel spreads the
+    /// senders over them. Default: no.
+    pub fn reuse_port(mut self, reuse: bool) -> Self {
+        self.options.reuse_port = reuse;
+        self
+    }
+
+    /// How much the kernel queues for the socket, in bytes of its own bookkeeping (`SO_RCVBUF`).
+    /// The system may have a lower limit. Default: the system's.
+    pub fn receive_buffer_bytes(mut self, bytes: usize) -> Self {
+        self.options.receive_buffer_bytes = Some(bytes);
+        self
+    }
+
+    /// How much the kernel queues for sending, in bytes (`SO_SNDBUF`). Default: the system's.
+    pub fn send_buffer_bytes(mut self, bytes: usize) -> Self {
+        self.options.send_buffer_bytes = Some(bytes);
+        self
+    }
+
+    /// Receives from this peer only. The system then reports when the peer's host refuses a
+    /// datagram (ICMP "port unreachable"): whoever sends or reads next gets that error once, and
+    /// goes on. A receiver that waits is not woken for it. Default: no peer.
+    pub fn connect(mut self, peer: SocketAddr) -> Self {
+        self.options.peer = Some(peer);
+        self
+    }
+
+    /// Opens and binds the socket.
+    ///
+    /// # Errors
+    /// The pool has no size class for the receive buffers, the maximum datagram length makes no
+    /// sense, or the system refuses.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O enabled.
+    pub fn bind(self, address: SocketAddr) -> Result<UdpReceiver, BindError> {
+        self.open(address)?.start()
+    }
+
+    /// Takes a socket that is bound already: for what this builder has no option for, such as
+    /// multicast groups, TTL, type of service, IPv6 without IPv4.
+    ///
+    /// The builder's options are applied, and what it does not know is left as it is.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::UdpReceiver;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
+    /// socket.set_ttl(3)?;
+    /// let receiver = UdpReceiver::builder(&pool).from_std(socket)?;
+    /// # assert_ne!(receiver.local_addr().port(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O enabled.
+    pub fn from_std(mut self, socket: std::net::UdpSocket) -> Result<UdpReceiver, BindError> {
+        let reader = self.reader()?;
+        let bound = Bound::adopt(socket, self.options)?;
+        Unstarted {
+            bound,
+            reader,
+            coalescing: self.coalescing,
+        }
+        .start()
+    }
+
+    /// Binds the socket, without a runtime.
+    pub(super) fn open(mut self, address: SocketAddr) -> Result<Unstarted, BindError> {
+        let reader = self.reader()?;
+        Ok(Unstarted {
+            bound: Bound::open(address, self.options)?,
+            reader,
+            coalescing: self.coalescing,
+        })
+    }
+
+    fn reader(&mut self) -> Result<Reader, BindError> {
+        let (buffer_bytes, max_slots) = match self.coalescing {
+            Coalescing::On => (SUPER_BUFFER, MAX_SUPER_SLOTS),
+            Coalescing::Off { max_datagram } => {
+                if !(1..=MAX_DATAGRAM).contains(&max_datagram) {
+                    return Err(BindError::MaxDatagram {
+                        bytes: max_datagram,
+                    });
+                }
+                (max_datagram + sys::SPARE_BYTES, MAX_SLOTS)
+            }
+        };
+        let largest = self.pool.slab().size_classes().largest();
+        if largest < buffer_bytes {
+            return Err(BindError::NoBufferClass {
+                needed: buffer_bytes,
+                largest,
+            });
+        }
+        self.options.features.coalesce = self.coalescing == Coalescing::On;
+        let pool = self.pool.slab().clone();
+        let reader = Reader::new(pool, buffer_bytes, max_slots, self.deliver_truncated);
+        Ok(reader)
+    }
+}
+
+/// A receiver whose socket is bound, but which no runtime drives yet.
+#[derive(Debug)]
+pub(super) struct Unstarted {
+    bound: Bound,
+    reader: Reader,
+    coalescing: Coalescing,
+}
+
+impl Unstarted {
+    pub(super) fn address(&self) -> SocketAddr {
+        self.bound.address
+    }
+
+    pub(super) fn start(self) -> Result<UdpReceiver, BindError> {
+        let socket = self.bound.register()?;
+        Ok(UdpReceiver::new(socket, self.reader, self.coalescing))
+    }
+}

@@ -1,0 +1,207 @@
+//! [`Reader`]: one call to the kernel, and what is made of its answer.
+
+use super::batch::{PacketBatch, segments};
+use super::datagram::Metadata;
+use super::episode::DropEpisode;
+use super::slots::Slots;
+use super::socket::Socket;
+use super::stats::{ReceiveCounters, bump};
+use super::sys::Received;
+use slab_core::{AllocError, Chunk, SlabPool};
+use std::collections::VecDeque;
+use std::io;
+use std::net::Ipv4Addr;
+
+/// Calls to the kernel in a row that only count, while the pool is exhausted.
+const DRAIN_CALLS: usize = 4;
+
+/// Buffers in a call at least. One more than there is to read shows that there is no more, and
+/// saves the call that would find out.
+const MIN_SLOTS: usize = 2;
+
+/// All of a receiver but the socket: buffers, and batches that nobody has asked for yet.
+#[derive(Debug)]
+pub(super) struct Reader {
+    pool: SlabPool,
+    slots: Slots,
+    max_slots: usize,
+    /// Buffers to offer in the next call.
+    want: usize,
+    deliver_truncated: bool,
+    received: Box<[Received]>,
+    /// Read and not asked for yet; never more than one call's worth.
+    pub(super) ready: VecDeque<PacketBatch>,
+    no_memory: DropEpisode,
+    truncated: DropEpisode,
+    kernel: DropEpisode,
+}
+
+impl Reader {
+    pub(super) fn new(
+        pool: SlabPool,
+        buffer_bytes: usize,
+        max_slots: usize,
+        deliver_truncated: bool,
+    ) -> Self {
+        let nothing = Received {
+            len: 0,
+            stride: 0,
+            kernel_drops: None,
+            meta: Metadata::new((Ipv4Addr::UNSPECIFIED, 0).into()),
+        };
+        Self {
+            pool,
+            slots: Slots::new(buffer_bytes),
+            max_slots,
+            want: MIN_SLOTS,
+            deliver_truncated,
+            received: vec![nothing; max_slots].into_boxed_slice(),
+            ready: VecDeque::with_capacity(max_slots),
+            no_memory: DropEpisode::new("no_memory"),
+            truncated: DropEpisode::new("truncated"),
+            kernel: DropEpisode::new("kernel"),
+        }
+    }
+
+    /// One call to the kernel, or a few while the pool is exhausted. What it read is in `ready`
+    /// afterwards, whatever it returns.
+    ///
+    /// `WouldBlock` comes out if, and only if, nothing was queued any more when the kernel looked:
+    /// tokio clears the socket's readiness then, and no buffer is held while waiting.
+    pub(super) fn read(&mut self, socket: &Socket) -> io::Result<()> {
+        let offered = match self.slots.fill(&self.pool, self.want) {
+            Ok(offered) => offered,
+            Err(error) => return self.read_and_drop(socket, error),
+        };
+        let read = {
+            let mut buffers = self.slots.buffers();
+            let buffers = &mut buffers[..offered];
+            socket
+                .backend
+                .receive(&socket.io, buffers, &mut self.received)
+        };
+        let read = match read {
+            Ok(read) => read,
+            Err(error) => {
+                self.rest();
+                return Err(error);
+            }
+        };
+        self.take_over(read, socket);
+        if read == offered {
+            self.want = (offered * 2).min(self.max_slots);
+            return Ok(());
+        }
+        self.want = (read + 1).max(MIN_SLOTS);
+        if cfg!(target_os = "linux") {
+            // A recvmmsg that fills fewer buffers has found the queue empty.
+            self.rest();
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(())
+    }
+
+    /// Gives the buffers back: a thousand idle sockets cost no pool memory.
+    fn rest(&mut self) {
+        self.slots.clear();
+        self.want = self.want.min(MIN_SLOTS);
+    }
+
+    /// Makes batches of what the kernel wrote to the first `read` buffers.
+    fn take_over(&mut self, read: usize, socket: &Socket) {
+        let counters = &socket.counters.receive;
+        let (mut datagrams, mut bytes) = (0, 0);
+        for slot in 0..read {
+            let received = self.received[slot];
+            let count = segments(received.len, received.stride) as u64;
+            datagrams += count;
+            bytes += received.len as u64;
+            if received.meta.truncated && !self.keeps_cut(counters, count) {
+                continue;
+            }
+            if let Some(batch) = self.batch(slot, &received) {
+                self.ready.push_back(batch);
+            }
+        }
+        self.slots.close_gaps();
+        self.count(read, datagrams, bytes, socket);
+        self.no_memory.all_well();
+    }
+
+    /// Counts what one call read.
+    fn count(&self, read: usize, datagrams: u64, bytes: u64, socket: &Socket) {
+        let counters = &socket.counters.receive;
+        bump(&counters.datagrams, datagrams);
+        bump(&counters.bytes, bytes);
+        bump(&counters.calls, 1);
+        self.truncated.all_well();
+        let last = read.checked_sub(1).map(|last| self.received[last]);
+        let Some(counted) = last.and_then(|last| last.kernel_drops) else {
+            return;
+        };
+        match socket.counters.kernel.observe(counted) {
+            0 => self.kernel.all_well(),
+            news => self.kernel.dropped(news),
+        }
+    }
+
+    /// A cut datagram: counts it, and says whether it is delivered.
+    #[cold]
+    fn keeps_cut(&self, counters: &ReceiveCounters, count: u64) -> bool {
+        bump(&counters.truncated, count);
+        if self.deliver_truncated {
+            bump(&counters.truncated_delivered, count);
+        } else {
+            self.truncated.dropped(count);
+        }
+        self.deliver_truncated
+    }
+
+    /// The batch in a slot: its chunk, or a copy if the payload fills less than half of it and a
+    /// smaller chunk is to be had. So a lone small datagram does not keep 64 KiB, and the buffer
+    /// stays for the next call.
+    fn batch(&mut self, slot: usize, received: &Received) -> Option<PacketBatch> {
+        let (len, capacity) = (received.len, self.slots.capacity(slot));
+        let copy = (len <= capacity / 2)
+            .then(|| smaller_copy(&self.pool, self.slots.bytes(slot, len), capacity))
+            .flatten();
+        let chunk = match copy {
+            Some(copy) => copy,
+            None => self.slots.take(slot)?,
+        };
+        // SAFETY: the payload was written, by the kernel or the copy, and as nobody else has the
+        // chunk or its reference, nobody writes from here on.
+        Some(unsafe { PacketBatch::new(chunk.into_shared(), len, received.stride, received.meta) })
+    }
+
+    /// The pool is exhausted: takes datagrams off the socket's queue, to count and drop them.
+    #[cold]
+    #[inline(never)]
+    fn read_and_drop(&mut self, socket: &Socket, error: AllocError) -> io::Result<()> {
+        tracing::trace!(%error, "no buffer");
+        let counters = &socket.counters.receive;
+        for _ in 0..DRAIN_CALLS {
+            let read = socket.backend.discard(&socket.io, &mut self.received)?;
+            let (mut datagrams, mut bytes) = (0, 0);
+            for received in &self.received[..read] {
+                datagrams += segments(received.len, received.stride) as u64;
+                bytes += received.len as u64;
+            }
+            self.count(read, datagrams, bytes, socket);
+            bump(&counters.no_memory, datagrams);
+            self.no_memory.dropped(datagrams);
+        }
+        Ok(())
+    }
+}
+
+fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chunk> {
+    let classes = slab.size_classes();
+    let class = classes.class_for(payload.len())?;
+    if classes.sizes()[class] >= capacity {
+        return None;
+    }
+    let mut chunk = slab.try_alloc(payload.len()).ok()?;
+    chunk.copy_from_slice(payload)?;
+    Some(chunk)
+}

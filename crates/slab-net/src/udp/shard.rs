@@ -1,0 +1,132 @@
+//! [`Shard`]: one of several sockets at one address, each with a task of its own.
+
+use super::builder::{UdpReceiverBuilder, Unstarted};
+use super::error::BindError;
+use super::receiver::UdpReceiver;
+use super::sys;
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::thread::{self, JoinHandle};
+
+impl UdpReceiverBuilder {
+    /// Binds `count` sockets to one address (`SO_REUSEPORT`, Unix only). The kernel chooses one by
+    /// a hash of a datagram's source and destination, so that one peer's datagrams stay in order.
+    ///
+    /// Needs no runtime: each shard is [started](Shard::start) in the one that is to drive it, all
+    /// in one or each in its own. Until then datagrams queue in the kernel.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind). All sockets are closed again then.
+    pub fn bind_shards(
+        self,
+        address: SocketAddr,
+        count: NonZeroUsize,
+    ) -> Result<Vec<Shard>, BindError> {
+        let builder = self.reuse_port(true);
+        let mut shards = Vec::with_capacity(count.get());
+        // With port 0 the system chooses it for the first.
+        let mut address = address;
+        for index in 0..count.get() {
+            let receiver = builder.clone().open(address)?;
+            address = receiver.address();
+            shards.push(Shard { index, receiver });
+        }
+        Ok(shards)
+    }
+}
+
+/// A bound receiver that no runtime drives yet, one of several at one address; from
+/// [`UdpReceiverBuilder::bind_shards`].
+///
+/// ```
+/// use slab_net::PacketPool;
+/// use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// let shards = UdpReceiver::builder(&pool).bind_shards("127.0.0.1:0".parse()?, 2.try_into()?)?;
+/// let address = shards[0].local_addr();
+///
+/// // A thread and a runtime for each; it may be pinned to a CPU.
+/// let mut threads = Vec::new();
+/// for shard in shards {
+///     threads.push(shard.spawn_thread(None, |mut receiver| async move {
+///         receiver.recv_batch().await.map(|batch| batch.datagrams())
+///     })?);
+/// }
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+/// # runtime.block_on(async {
+/// #     while threads.iter().any(|thread| !thread.is_finished()) {
+/// #         let sender = UdpSender::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+/// #         sender.send(&Transmit::new(b"x", address)).await.unwrap();
+/// #     }
+/// # });
+/// for thread in threads {
+///     assert!(thread.join().unwrap()?? > 0);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Shard {
+    index: usize,
+    receiver: Unstarted,
+}
+
+impl Shard {
+    /// Which one it is, from 0.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The address that all shards are bound to.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.receiver.address()
+    }
+
+    /// Hands the socket to the runtime that this is called in.
+    ///
+    /// # Errors
+    /// The runtime cannot take it.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O enabled.
+    pub fn start(self) -> Result<UdpReceiver, BindError> {
+        self.receiver.start()
+    }
+
+    /// Starts a thread with a runtime of its own, and runs in it what `task` makes of the receiver.
+    /// On Linux the thread can be restricted to one CPU, by its number.
+    ///
+    /// # Errors
+    /// The system starts no thread. What else fails (no such CPU, no runtime) is the thread's
+    /// result.
+    pub fn spawn_thread<F, T>(
+        self,
+        cpu: Option<usize>,
+        task: F,
+    ) -> io::Result<JoinHandle<io::Result<T::Output>>>
+    where
+        F: FnOnce(UdpReceiver) -> T + Send + 'static,
+        T: Future<Output: Send + 'static>,
+    {
+        let run = move || {
+            if let Some(cpu) = cpu {
+                sys::pin_thread(cpu)?;
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            runtime.block_on(async {
+                let receiver = self.receiver.start().map_err(io::Error::other)?;
+                Ok(task(receiver).await)
+            })
+        };
+        thread::Builder::new()
+            .name(format!("udp-shard-{}", self.index))
+            .spawn(run)
+    }
+}

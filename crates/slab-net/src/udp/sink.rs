@@ -1,0 +1,205 @@
+//! [`UdpSink`]: a `Sink` of owned packets.
+
+use super::datagram::Ecn;
+use super::error::SendError;
+use super::sender::UdpSender;
+use super::transmit::Transmit;
+use crate::packet::Packet;
+use arrayvec::ArrayVec;
+use core::fmt;
+use futures_sink::Sink;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+/// Packets that a sink holds at most.
+const CAPACITY: usize = 64;
+
+/// A datagram to be sent: its payload, owned, perhaps with a header in front, and where to.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Outgoing {
+    /// In front of the payload, from memory of its own; empty if there is none.
+    pub header: Packet,
+    /// The payload.
+    pub payload: Packet,
+    /// Where to.
+    pub destination: SocketAddr,
+    /// The local address to send from, for a socket that is bound to all.
+    pub source_ip: Option<IpAddr>,
+    /// The ECN codepoint to mark the datagram with.
+    pub ecn: Option<Ecn>,
+}
+
+impl Outgoing {
+    /// A datagram without a header.
+    #[must_use]
+    pub fn new(payload: Packet, destination: SocketAddr) -> Self {
+        Self {
+            header: Packet::new(),
+            payload,
+            destination,
+            source_ip: None,
+            ecn: None,
+        }
+    }
+
+    /// Puts a header in front of the payload; the kernel gathers the two.
+    #[must_use]
+    pub fn header(mut self, header: Packet) -> Self {
+        self.header = header;
+        self
+    }
+
+    fn transmit<'a>(&self, parts: &'a [IoSlice<'a>; 2]) -> Transmit<'a> {
+        let parts = match self.header.is_empty() {
+            true => &parts[1..],
+            false => &parts[..],
+        };
+        let mut transmit = Transmit::gather(parts, self.destination);
+        if let Some(ip) = self.source_ip {
+            transmit = transmit.source_ip(ip);
+        }
+        if let Some(ecn) = self.ecn {
+            transmit = transmit.ecn(ecn);
+        }
+        transmit
+    }
+}
+
+/// A [`Sink`] that gathers packets and sends them, many a call, when it is flushed or holds 64.
+///
+/// From [`UdpSender::sink`]. Packets of one length to one destination, one after the other, leave
+/// with GSO. A packet that the system refuses is dropped and reported by the flush that met it,
+/// which ends there; the next one goes on behind it.
+///
+/// Dropping the sink drops what was not flushed.
+///
+/// ```
+/// use futures_util::SinkExt;
+/// use slab_net::PacketPool;
+/// use slab_net::udp::{Outgoing, UdpReceiver};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+/// let mut sink = socket.sender().sink();
+/// for text in ["one", "two", "six"] {
+///     let payload = pool.try_copy_from_slice(text.as_bytes())?;
+///     sink.feed(Outgoing::new(payload, socket.local_addr())).await?;
+/// }
+/// sink.flush().await?;
+/// let mut got = Vec::new();
+/// while got.len() < 9 {
+///     got.extend_from_slice(socket.recv_batch().await?.contents());
+/// }
+/// assert_eq!(got, b"onetwosix");
+/// # Ok(())
+/// # }
+/// ```
+pub struct UdpSink {
+    sender: UdpSender,
+    queued: VecDeque<Outgoing>,
+    /// While the send buffer is full. Allocated for each wait: the place to wait at that tokio has
+    /// in the socket is for one task only, and senders are shared.
+    waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
+}
+
+impl UdpSink {
+    pub(super) fn new(sender: UdpSender) -> Self {
+        Self {
+            sender,
+            queued: VecDeque::with_capacity(CAPACITY),
+            waiting: None,
+        }
+    }
+
+    /// How many packets wait to be flushed.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.queued.len()
+    }
+
+    /// Sends what is queued until the send buffer is full or a packet is refused.
+    fn send_queued(&mut self) -> Result<(), SendError> {
+        // Two steps, as a transmit borrows its parts.
+        let mut parts: ArrayVec<[IoSlice<'_>; 2], CAPACITY> = ArrayVec::new();
+        parts.extend(
+            self.queued
+                .iter()
+                .map(|item| [IoSlice::new(&item.header), IoSlice::new(&item.payload)]),
+        );
+        let mut transmits: ArrayVec<Transmit<'_>, CAPACITY> = ArrayVec::new();
+        transmits.extend(
+            self.queued
+                .iter()
+                .zip(&parts)
+                .map(|(item, parts)| item.transmit(parts)),
+        );
+        let result = self.sender.try_send_all(&transmits);
+        drop(transmits);
+        drop(parts);
+        // Each item is one datagram.
+        let gone = match &result {
+            Ok(sent) => *sent,
+            Err(error) => error.sent() + 1,
+        };
+        self.queued.drain(..gone.min(self.queued.len()));
+        result.map(drop)
+    }
+
+    fn poll_send_queued(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        while !self.queued.is_empty() {
+            if let Some(waiting) = &mut self.waiting {
+                let room = ready!(waiting.as_mut().poll(cx));
+                self.waiting = None;
+                room.map_err(SendError::of_runtime)?;
+            }
+            self.send_queued()?;
+            if !self.queued.is_empty() {
+                self.waiting = Some(Box::pin(self.sender.clone().writable()));
+            }
+        }
+        self.waiting = None;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Sink<Outgoing> for UdpSink {
+    type Error = SendError;
+
+    fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        match self.queued.len() < CAPACITY {
+            true => Poll::Ready(Ok(())),
+            false => self.poll_send_queued(cx),
+        }
+    }
+
+    /// # Panics
+    /// If [`poll_ready`](Sink::poll_ready) was not waited for, and the sink is full.
+    fn start_send(mut self: Pin<&mut Self>, item: Outgoing) -> Result<(), SendError> {
+        assert!(self.queued.len() < CAPACITY, "poll_ready comes first");
+        self.queued.push_back(item);
+        Ok(())
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        self.poll_send_queued(cx)
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        self.poll_flush(cx)
+    }
+}
+
+impl fmt::Debug for UdpSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UdpSink")
+            .field("sender", &self.sender)
+            .field("queued", &self.queued.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,469 @@
+//! Linux: recvmmsg with all that the kernel has to say, sendmmsg with GSO, and socket options.
+
+use super::address::{Address, MAX_LEN, mapped};
+use super::cmsg::{self, Reader, Writer, first};
+use super::{Features, MAX_BATCH, Message, Received};
+use crate::udp::datagram::{Ecn, Metadata};
+use libc::{c_int, c_void, mmsghdr, socklen_t};
+use std::io::{self, IoSliceMut};
+use std::mem::{MaybeUninit, size_of, zeroed};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes that a buffer needs beyond the longest datagram, to tell a longer one: MSG_TRUNC does.
+pub(in crate::udp) const SPARE_BYTES: usize = 0;
+
+/// The most segments of one message with GSO (UDP_MAX_SEGMENTS before Linux 6.9).
+const MAX_SEGMENTS: usize = 64;
+
+/// Room for all that may come with a buffer: destination, ECN of either family, segment size, time
+/// of arrival, drops.
+const RECEIVE_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
+    + cmsg::space(size_of::<libc::in_pktinfo>())
+    + 2 * cmsg::space(size_of::<c_int>())
+    + cmsg::space(size_of::<c_int>())
+    + cmsg::space(size_of::<libc::timespec>())
+    + cmsg::space(size_of::<u32>());
+
+/// Room for what goes with a message: source, ECN, segment size.
+const SEND_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
+    + cmsg::space(size_of::<c_int>())
+    + cmsg::space(size_of::<u16>());
+
+/// What we know of a socket beside its descriptor.
+#[derive(Debug)]
+pub(in crate::udp) struct Backend {
+    is_v6: bool,
+    /// 1 without GSO.
+    max_segments: AtomicUsize,
+}
+
+impl Backend {
+    /// Sets the socket's options. Nothing that is not asked for is switched on even for a moment:
+    /// what arrives while GRO is on stays coalesced in the socket's queue.
+    pub(in crate::udp) fn configure(
+        socket: &socket2::Socket,
+        features: Features,
+    ) -> io::Result<Self> {
+        let fd = socket.as_raw_fd();
+        let is_v6 = i32::from(socket.local_addr()?.family()) == libc::AF_INET6;
+        let on: c_int = 1;
+        // Datagrams are not fragmented, whatever the kernel believes of the path: who sends learns
+        // the limit by EMSGSIZE. On an IPv6 socket the IPv4 options are for mapped addresses.
+        optional(set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, on))?;
+        let probe = libc::IP_PMTUDISC_PROBE;
+        optional(set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe))?;
+        if is_v6 {
+            let probe = libc::IPV6_PMTUDISC_PROBE;
+            optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe))?;
+            optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
+            optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, on))?;
+            set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, on)?;
+        } else {
+            set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, on)?;
+        }
+        optional(set(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, on))?;
+        // These are switched off, too, if whoever made the socket switched them on.
+        let coalesce = c_int::from(features.coalesce);
+        optional(set(fd, libc::SOL_UDP, libc::UDP_GRO, coalesce))?;
+        let timestamps = c_int::from(features.timestamps);
+        set(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, timestamps)?;
+        let mut size: c_int = 0;
+        let has_gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT, &mut size).is_ok();
+        Ok(Self {
+            is_v6,
+            max_segments: AtomicUsize::new(if has_gso { MAX_SEGMENTS } else { 1 }),
+        })
+    }
+
+    /// How many datagrams one message may be; 1 without GSO.
+    pub(in crate::udp) fn max_segments(&self) -> usize {
+        self.max_segments.load(Ordering::Relaxed)
+    }
+
+    /// GSO does not work on this socket after all.
+    pub(in crate::udp) fn give_up_segmentation(&self) {
+        self.max_segments.store(1, Ordering::Relaxed);
+    }
+
+    /// Fills buffers, at most [`MAX_BATCH`], and returns how many.
+    ///
+    /// Fewer than there are means that nothing more is queued, or that the kernel has an error to
+    /// report, which the next call will.
+    pub(in crate::udp) fn receive(
+        &self,
+        socket: &impl AsRawFd,
+        buffers: &mut [IoSliceMut<'_>],
+        received: &mut [Received],
+    ) -> io::Result<usize> {
+        Self::read(socket, buffers, received, libc::MSG_DONTWAIT)
+    }
+
+    /// Takes what is queued off the queue and copies nothing of it. Lengths are those of what there
+    /// was.
+    pub(in crate::udp) fn discard(
+        &self,
+        socket: &impl AsRawFd,
+        received: &mut [Received],
+    ) -> io::Result<usize> {
+        let mut nowhere: [_; MAX_BATCH] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        Self::read(socket, &mut nowhere, received, flags)
+    }
+
+    fn read(
+        socket: &impl AsRawFd,
+        buffers: &mut [IoSliceMut<'_>],
+        received: &mut [Received],
+        flags: c_int,
+    ) -> io::Result<usize> {
+        let mut slots = [const { MaybeUninit::<ReceiveSlot>::uninit() }; MAX_BATCH];
+        let mut headers = [const { MaybeUninit::<mmsghdr>::uninit() }; MAX_BATCH];
+        let count = buffers.len().min(MAX_BATCH).min(received.len());
+        for ((buffer, slot), header) in buffers.iter_mut().zip(&mut slots).zip(&mut headers) {
+            let slot = slot.write(ReceiveSlot::EMPTY);
+            let header = &mut header.write(empty_header()).msg_hdr;
+            header.msg_name = slot.name.0.as_mut_ptr().cast();
+            header.msg_namelen = MAX_LEN as socklen_t;
+            // `IoSliceMut` is an `iovec` by its documentation.
+            header.msg_iov = ptr::from_mut(buffer).cast();
+            header.msg_iovlen = 1;
+            header.msg_control = slot.control.0.as_mut_ptr().cast();
+            header.msg_controllen = RECEIVE_CONTROL as _;
+        }
+        let fd = socket.as_raw_fd();
+        let at = headers.as_mut_ptr().cast::<mmsghdr>();
+        let read = retried(|| {
+            // SAFETY: the first `count` headers were written above, and point to names, buffers and
+            // control messages that are exclusively borrowed until after the call.
+            unsafe { libc::recvmmsg(fd, at, count as _, flags as _, ptr::null_mut()) }
+        })?;
+        for ((slot, header), out) in slots.iter().zip(&headers).zip(&mut *received).take(read) {
+            // SAFETY: written above, for at least as many as the kernel filled.
+            let slot = unsafe { slot.assume_init_ref() };
+            // SAFETY: as above.
+            let header = unsafe { header.assume_init_ref() };
+            *out = slot.decode(header);
+        }
+        Ok(read)
+    }
+
+    /// Sends the messages, at most [`MAX_BATCH`], and returns how many the kernel took.
+    ///
+    /// # Errors
+    /// What the kernel said to the first; of the others it says so when they come first.
+    pub(in crate::udp) fn send(
+        &self,
+        socket: &impl AsRawFd,
+        messages: &[Message<'_>],
+    ) -> io::Result<usize> {
+        let mut slots = [const { MaybeUninit::<SendSlot>::uninit() }; MAX_BATCH];
+        let mut headers = [const { MaybeUninit::<mmsghdr>::uninit() }; MAX_BATCH];
+        let count = messages.len().min(MAX_BATCH);
+        for ((message, slot), header) in messages.iter().zip(&mut slots).zip(&mut headers) {
+            let (name, name_len) = Address::encode(message.destination, self.is_v6);
+            let control = SendControl::EMPTY;
+            let slot = slot.write(SendSlot { name, control });
+            let control_len = self.write_control(message, &mut slot.control.0);
+            let header = &mut header.write(empty_header()).msg_hdr;
+            header.msg_name = slot.name.0.as_mut_ptr().cast();
+            header.msg_namelen = name_len;
+            // `IoSlice` is an `iovec` by its documentation. The kernel does not write to it.
+            header.msg_iov = message.parts.as_ptr().cast_mut().cast();
+            header.msg_iovlen = message.parts.len() as _;
+            if control_len > 0 {
+                header.msg_control = slot.control.0.as_mut_ptr().cast();
+                header.msg_controllen = control_len as _;
+            }
+        }
+        let fd = socket.as_raw_fd();
+        let at = headers.as_mut_ptr().cast::<mmsghdr>();
+        retried(|| {
+            // SAFETY: the first `count` headers were written above; names, control messages and
+            // payloads are borrowed until after the call, which only reads them.
+            unsafe { libc::sendmmsg(fd, at, count as _, libc::MSG_DONTWAIT as _) }
+        })
+    }
+
+    fn write_control(&self, message: &Message<'_>, buffer: &mut [u8]) -> usize {
+        let mut control = Writer::new(buffer);
+        if let Some(ecn) = message.ecn {
+            let bits = ecn.bits().to_ne_bytes();
+            match message.destination.ip().to_canonical() {
+                IpAddr::V4(_) => control.push(libc::IPPROTO_IP, libc::IP_TOS, &bits),
+                IpAddr::V6(_) => control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &bits),
+            }
+        }
+        if let Some(bytes) = message.segment_size {
+            control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
+        }
+        match message.source_ip {
+            None => {}
+            // `in_pktinfo`: interface, source, destination; `in6_pktinfo`: source, interface.
+            Some(IpAddr::V4(ip)) if !self.is_v6 => {
+                let mut info = [0; 12];
+                info[4..8].copy_from_slice(&ip.octets());
+                control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+            Some(ip) => {
+                let mut info = [0; 20];
+                info[..16].copy_from_slice(&mapped(ip).octets());
+                control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+        }
+        control.used()
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct ReceiveControl([u8; RECEIVE_CONTROL]);
+
+/// Where the kernel writes what it has to say about one buffer.
+struct ReceiveSlot {
+    name: Address,
+    control: ReceiveControl,
+}
+
+impl ReceiveSlot {
+    const EMPTY: Self = Self {
+        name: Address::EMPTY,
+        control: ReceiveControl([0; RECEIVE_CONTROL]),
+    };
+
+    fn decode(&self, header: &mmsghdr) -> Received {
+        let len = header.msg_len as usize;
+        let header = &header.msg_hdr;
+        // Every datagram has a sender of our own socket's family; were it not so, it would be the
+        // unspecified address.
+        let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let source = self.name.decode(header.msg_namelen as usize);
+        let mut out = Received {
+            len,
+            stride: len,
+            kernel_drops: None,
+            meta: Metadata::new(source.unwrap_or(nobody)),
+        };
+        out.meta.truncated = header.msg_flags & libc::MSG_TRUNC != 0;
+        // A word or an `u32`, as libc has it.
+        #[allow(clippy::unnecessary_cast)]
+        let control = (header.msg_controllen as usize).min(RECEIVE_CONTROL);
+        for (level, kind, data) in Reader::new(&self.control.0[..control]) {
+            // A message that is too short for what it claims to be is passed over.
+            let _ = out.take_over(level, kind, data);
+        }
+        out
+    }
+}
+
+impl Received {
+    fn take_over(&mut self, level: c_int, kind: c_int, data: &[u8]) -> Option<()> {
+        let meta = &mut self.meta;
+        match (level, kind) {
+            // One byte, unlike its IPv6 counterpart.
+            (libc::IPPROTO_IP, libc::IP_TOS) => meta.ecn = Ecn::from_bits(data.first()?.to_owned()),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                meta.ecn = Ecn::from_bits(c_int::from_ne_bytes(first(data)?) as u8);
+            }
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                let info: [u8; 12] = first(data)?;
+                let ours = Ipv4Addr::from(first::<4>(&info[4..])?);
+                let to = Ipv4Addr::from(first::<4>(&info[8..])?);
+                meta.interface = interface(first(&info)?);
+                meta.destination = Some(to.into());
+                meta.is_to_us_alone = to == ours;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                let info: [u8; 20] = first(data)?;
+                let to = Ipv6Addr::from(first::<16>(&info)?);
+                meta.interface = interface(first(&info[16..])?);
+                meta.destination = Some(to.into());
+                meta.is_to_us_alone = !to.to_canonical().is_multicast();
+            }
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                self.stride = usize::try_from(c_int::from_ne_bytes(first(data)?)).ok()?;
+            }
+            (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => {
+                let (seconds, rest) = data.split_first_chunk()?;
+                let seconds = libc::time_t::from_ne_bytes(*seconds);
+                let nanos = libc::c_long::from_ne_bytes(first(rest)?);
+                meta.since_epoch = Some(Duration::new(
+                    u64::try_from(seconds).ok()?,
+                    u32::try_from(nanos).ok()?,
+                ));
+            }
+            (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                self.kernel_drops = Some(u32::from_ne_bytes(first(data)?));
+            }
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+fn interface(index: [u8; 4]) -> Option<u32> {
+    Some(u32::from_ne_bytes(index)).filter(|&index| index != 0)
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct SendControl([u8; SEND_CONTROL]);
+
+impl SendControl {
+    const EMPTY: Self = Self([0; SEND_CONTROL]);
+}
+
+/// What the kernel reads beside one payload.
+struct SendSlot {
+    name: Address,
+    control: SendControl,
+}
+
+fn empty_header() -> mmsghdr {
+    // SAFETY: a `mmsghdr` is integers and pointers, for which zeros are values.
+    unsafe { zeroed() }
+}
+
+/// Calls again after a signal.
+fn retried(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
+    loop {
+        if let Ok(count) = usize::try_from(call()) {
+            return Ok(count);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Asks the kernel what it has dropped: SO_RXQ_OVFL says it with the next datagram only.
+///
+/// Keeps no socket open. The lock is held for the call only, and makes a socket that is about to be
+/// closed wait for it, or else the descriptor might be another file's already.
+#[derive(Debug, Default)]
+pub(in crate::udp) struct Probe(Mutex<Option<RawFd>>);
+
+impl Probe {
+    pub(in crate::udp) fn attach(&self, socket: &impl AsRawFd) {
+        *self.fd() = Some(socket.as_raw_fd());
+    }
+
+    /// To be called before the socket is closed.
+    pub(in crate::udp) fn detach(&self) {
+        *self.fd() = None;
+    }
+
+    /// How many datagrams there were, modulo 2^32, if the socket is open and the kernel knows.
+    pub(in crate::udp) fn ask(&self) -> Option<u32> {
+        const DROPS: usize = libc::SK_MEMINFO_DROPS as usize;
+        let fd = self.fd();
+        let mut info = [0_u32; DROPS + 1];
+        get((*fd)?, libc::SOL_SOCKET, SO_MEMINFO, &mut info).ok()?;
+        Some(info[DROPS])
+    }
+
+    fn fd(&self) -> MutexGuard<'_, Option<RawFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Not in every libc's headers.
+const SO_MEMINFO: c_int = 55;
+
+/// Makes the kernel drop, and count, all that arrives from now on. What is queued stays.
+pub(in crate::udp) fn refuse_arrivals(socket: &impl AsRawFd) -> io::Result<()> {
+    // A filter of one instruction: keep no byte.
+    let mut keep_nothing = libc::sock_filter {
+        code: (libc::BPF_RET | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let program = libc::sock_fprog {
+        len: 1,
+        filter: &raw mut keep_nothing,
+    };
+    set(
+        socket.as_raw_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_ATTACH_FILTER,
+        program,
+    )
+}
+
+/// Restricts the calling thread to one CPU.
+pub(in crate::udp) fn pin_thread(cpu: usize) -> io::Result<()> {
+    let mut set = [0_u64; 16];
+    let Some(word) = set.get_mut(cpu / 64) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    *word = 1 << (cpu % 64);
+    // SAFETY: the set is as long as is said, and a thread id of 0 means the caller.
+    let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), set.as_ptr().cast()) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Without this option a kernel is too old for what it gives; the rest works.
+fn optional(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP)
+            ) =>
+        {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
+fn set<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: T) -> io::Result<()> {
+    let len = size_of::<T>() as socklen_t;
+    // SAFETY: the kernel reads `len` bytes of a value that is borrowed, and reports a descriptor
+    // or an option that it does not know.
+    let result = unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), len) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn get<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: &mut T) -> io::Result<()> {
+    let mut len = size_of::<T>() as socklen_t;
+    let at = ptr::from_mut(value).cast::<c_void>();
+    // SAFETY: the kernel writes at most `len` bytes, as many as the value has, and `T` is integers
+    // in every call in this file.
+    let result = unsafe { libc::getsockopt(fd, level, option, at, &raw mut len) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The system has no memory for outgoing datagrams just now.
+pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// The message is longer than the path takes.
+pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EMSGSIZE)
+}
+
+/// May it be GSO that the system does not like about a message? A device without checksum
+/// offloading says EIO, a path with a small MTU or a kernel without GSO says EINVAL.
+pub(in crate::udp) fn may_be_about_segmentation(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMSGSIZE | libc::EINVAL | libc::EIO)
+    )
+}

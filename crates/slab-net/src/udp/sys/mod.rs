@@ -1,0 +1,65 @@
+//! What the operating system does for a socket, behind one interface.
+//!
+//! | module | what |
+//! |---|---|
+//! | `linux` | recvmmsg, sendmmsg, socket options: all system calls of this crate, and its `unsafe` for them |
+//! | `cmsg`, `address` | what stands beside the payload, read and written as plain bytes |
+//! | `portable` | the same over quinn-udp, for every other system |
+//!
+//! Linux has calls of its own because quinn-udp's recvmmsg tells neither a cut datagram (MSG_TRUNC)
+//! nor what the kernel dropped (SO_RXQ_OVFL), has no room for a timestamp beside the rest, and
+//! switches GRO on before it can be asked not to.
+
+#[cfg(target_os = "linux")]
+mod address;
+#[cfg(target_os = "linux")]
+mod cmsg;
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(any(test, not(target_os = "linux")))]
+mod portable;
+
+#[cfg(target_os = "linux")]
+pub(super) use linux::*;
+#[cfg(not(target_os = "linux"))]
+pub(super) use portable::*;
+
+use super::datagram::{Ecn, Metadata};
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+
+/// The most buffers in one call to receive, and messages in one call to send.
+pub(super) const MAX_BATCH: usize = 32;
+
+/// What a socket is to do beyond sending and receiving.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Features {
+    /// GRO.
+    pub(super) coalesce: bool,
+    /// The time of arrival with each buffer.
+    pub(super) timestamps: bool,
+}
+
+/// What one call said about one buffer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Received {
+    /// Bytes written to the buffer.
+    pub(super) len: usize,
+    /// The length of each datagram but the last.
+    pub(super) stride: usize,
+    /// All that the kernel has dropped of this socket's so far (it wraps), as far as it says so.
+    pub(super) kernel_drops: Option<u32>,
+    pub(super) meta: Metadata,
+}
+
+/// One message to the kernel: a datagram, or several with GSO.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Message<'a> {
+    /// The payload, in pieces.
+    pub(super) parts: &'a [IoSlice<'a>],
+    pub(super) destination: SocketAddr,
+    pub(super) source_ip: Option<IpAddr>,
+    pub(super) ecn: Option<Ecn>,
+    /// To be cut to datagrams of this length.
+    pub(super) segment_size: Option<u16>,
+}

@@ -1,0 +1,242 @@
+//! Other systems than Linux, by quinn-udp: no sendmmsg, no drops of the kernel, and a cut datagram
+//! is told by the byte that it fills beyond the longest one.
+
+use super::{Features, MAX_BATCH, Message, Received};
+use crate::udp::datagram::{Ecn, Metadata};
+use quinn_udp::{EcnCodepoint, RecvMeta, UdpSockRef, UdpSocketState};
+use std::borrow::Cow;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes that a buffer needs beyond the longest datagram, to tell a longer one.
+#[cfg_attr(target_os = "linux", expect(dead_code, reason = "Linux has MSG_TRUNC"))]
+pub(in crate::udp) const SPARE_BYTES: usize = 1;
+
+/// What we know of a socket beside its descriptor.
+#[derive(Debug)]
+pub(in crate::udp) struct Backend {
+    state: UdpSocketState,
+    without_segmentation: AtomicBool,
+}
+
+#[cfg_attr(target_os = "linux", expect(dead_code, reason = "tested only"))]
+impl Backend {
+    /// Sets the socket's options. Coalescing and timestamps are the system's choice: quinn-udp has
+    /// neither outside of Linux.
+    pub(in crate::udp) fn configure(socket: &socket2::Socket, _: Features) -> io::Result<Self> {
+        Ok(Self {
+            state: UdpSocketState::new(UdpSockRef::from(socket))?,
+            without_segmentation: AtomicBool::new(false),
+        })
+    }
+
+    /// How many datagrams one message may be; 1 without GSO.
+    pub(in crate::udp) fn max_segments(&self) -> usize {
+        match self.without_segmentation.load(Ordering::Relaxed) {
+            true => 1,
+            false => self.state.max_gso_segments(),
+        }
+    }
+
+    /// GSO does not work on this socket after all.
+    pub(in crate::udp) fn give_up_segmentation(&self) {
+        self.without_segmentation.store(true, Ordering::Relaxed);
+    }
+
+    /// Fills buffers, at most [`MAX_BATCH`], and returns how many.
+    pub(in crate::udp) fn receive<'s, S>(
+        &self,
+        socket: &'s S,
+        buffers: &mut [IoSliceMut<'_>],
+        received: &mut [Received],
+    ) -> io::Result<usize>
+    where
+        UdpSockRef<'s>: From<&'s S>,
+    {
+        let mut metas = [RecvMeta::default(); MAX_BATCH];
+        let count = buffers.len().min(MAX_BATCH).min(received.len());
+        let socket = UdpSockRef::from(socket);
+        let read = self
+            .state
+            .recv(socket, &mut buffers[..count], &mut metas[..count])?;
+        for ((buffer, meta), out) in buffers.iter().zip(&metas).zip(received).take(read) {
+            *out = decode(meta, buffer.len());
+        }
+        Ok(read)
+    }
+
+    /// Takes one buffer's worth off the queue.
+    pub(in crate::udp) fn discard<'s, S>(
+        &self,
+        socket: &'s S,
+        received: &mut [Received],
+    ) -> io::Result<usize>
+    where
+        UdpSockRef<'s>: From<&'s S>,
+    {
+        // On the stack, where it costs nothing to who never gets here, and where there is no memory
+        // to be missing.
+        let mut scratch = [0; 64 << 10];
+        self.receive(socket, &mut [IoSliceMut::new(&mut scratch)], received)
+    }
+
+    /// Sends the first message, and returns that it was one.
+    pub(in crate::udp) fn send<'s, S>(
+        &self,
+        socket: &'s S,
+        messages: &[Message<'_>],
+    ) -> io::Result<usize>
+    where
+        UdpSockRef<'s>: From<&'s S>,
+    {
+        let Some(message) = messages.first() else {
+            return Ok(0);
+        };
+        let contents = contiguous(message.parts);
+        let transmit = quinn_udp::Transmit {
+            destination: message.destination,
+            ecn: message.ecn.map(codepoint),
+            contents: &contents,
+            segment_size: message.segment_size.map(usize::from),
+            src_ip: message.source_ip,
+        };
+        self.state.try_send(UdpSockRef::from(socket), &transmit)?;
+        Ok(1)
+    }
+}
+
+fn decode(meta: &RecvMeta, buffer_bytes: usize) -> Received {
+    let mut out = Received {
+        len: meta.len,
+        stride: meta.stride,
+        kernel_drops: None,
+        meta: Metadata::new(meta.addr),
+    };
+    out.meta.destination = meta.dst_ip;
+    out.meta.is_to_us_alone = meta.dst_ip.is_some_and(|ip| !ip.is_multicast());
+    out.meta.ecn = meta.ecn.and_then(|ecn| Ecn::from_bits(ecn as u8));
+    out.meta.interface = meta.interface_index;
+    out.meta.since_epoch = meta.timestamp;
+    out.meta.truncated = meta.len >= buffer_bytes;
+    out
+}
+
+/// One slice of the parts: quinn-udp takes no more. Copies unless it is one already.
+fn contiguous<'a>(parts: &'a [IoSlice<'a>]) -> Cow<'a, [u8]> {
+    match parts {
+        [] => Cow::Borrowed(&[]),
+        [part] => Cow::Borrowed(part),
+        parts => Cow::Owned(parts.iter().flat_map(|part| part.iter().copied()).collect()),
+    }
+}
+
+fn codepoint(ecn: Ecn) -> EcnCodepoint {
+    match ecn {
+        Ecn::Ect0 => EcnCodepoint::Ect0,
+        Ecn::Ect1 => EcnCodepoint::Ect1,
+        Ecn::Ce => EcnCodepoint::Ce,
+    }
+}
+
+/// The message is longer than the path takes.
+#[cfg_attr(target_os = "linux", expect(dead_code, reason = "Linux has its own"))]
+pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
+    quinn_udp::is_msg_size_err(error)
+}
+
+/// The system has no memory for outgoing datagrams just now.
+#[cfg(not(target_os = "linux"))]
+pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
+    // WSAENOBUFS; ENOBUFS of the BSDs, macOS among them.
+    let code = if cfg!(windows) { 10055 } else { 55 };
+    error.raw_os_error() == Some(code)
+}
+
+/// May it be GSO that the system does not like about a message?
+#[cfg(not(target_os = "linux"))]
+pub(in crate::udp) fn may_be_about_segmentation(error: &io::Error) -> bool {
+    is_too_large(error) || error.kind() == io::ErrorKind::InvalidInput
+}
+
+/// No system but Linux can be told to.
+#[cfg(not(target_os = "linux"))]
+pub(in crate::udp) fn refuse_arrivals<S>(_: &S) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// No system but Linux is asked to.
+#[cfg(not(target_os = "linux"))]
+pub(in crate::udp) fn pin_thread(_: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// The kernel does not tell what it has dropped.
+#[cfg(not(target_os = "linux"))]
+#[derive(Debug, Default)]
+pub(in crate::udp) struct Probe;
+
+#[cfg(not(target_os = "linux"))]
+impl Probe {
+    pub(in crate::udp) fn detach(&self) {}
+
+    pub(in crate::udp) fn ask(&self) -> Option<u32> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Socket, Type};
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    #[test]
+    fn a_datagram_of_two_parts_arrives_with_its_metadata() {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+        let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        socket.bind(&here.into()).unwrap();
+        let here = socket.local_addr().unwrap().as_socket().unwrap();
+        let backend = Backend::configure(&socket, Features::default()).unwrap();
+        let message = |parts| Message {
+            parts,
+            destination: here,
+            source_ip: None,
+            ecn: Some(Ecn::Ect1),
+            segment_size: None,
+        };
+        let parts = [IoSlice::new(b"one"), IoSlice::new(b"two")];
+        assert_eq!(backend.send(&socket, &[message(&parts)]).unwrap(), 1);
+        assert_eq!(backend.send(&socket, &[message(&parts[..1])]).unwrap(), 1);
+        assert_eq!(backend.send(&socket, &[message(&[])]).unwrap(), 1);
+        assert_eq!(backend.send(&socket, &[]).unwrap(), 0);
+
+        // The first datagram fills its buffer, and counts as cut.
+        let (mut first, mut second, mut third) = ([0; 6], [0; 6], [0; 6]);
+        let mut buffers = [&mut first, &mut second, &mut third].map(|b| IoSliceMut::new(b));
+        let nobody = Metadata::new((Ipv4Addr::UNSPECIFIED, 0).into());
+        let empty = Received {
+            len: 0,
+            stride: 0,
+            kernel_drops: None,
+            meta: nobody,
+        };
+        let mut received = [empty; 3];
+        let mut read = 0;
+        while read < 3 {
+            let (buffers, received) = (&mut buffers[read..], &mut received[read..]);
+            read += backend.receive(&socket, buffers, received).unwrap();
+        }
+        let facts = received.map(|r| (r.len, r.meta.source, r.meta.ecn, r.meta.truncated));
+        let ecn = Some(Ecn::Ect1);
+        assert_eq!(
+            facts,
+            [
+                (6, here, ecn, true),
+                (3, here, ecn, false),
+                (0, here, ecn, false)
+            ]
+        );
+        assert_eq!(received[0].meta.destination, Some(here.ip()));
+        assert_eq!((&first, &second[..3]), (b"onetwo", &b"one"[..]));
+    }
+}

@@ -1,0 +1,456 @@
+//! [`Transmit`]: what is to be sent and where to; and how it is cut to messages for the kernel.
+
+use super::datagram::Ecn;
+use super::error::SendErrorKind;
+use super::sys::{MAX_BATCH, Message};
+use arrayvec::ArrayVec;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+
+/// The most bytes in one message with GSO: what fits into an IPv4 packet.
+const MAX_GSO_BYTES: usize = 65507;
+
+/// The most pieces of payload in one call to the kernel.
+pub(super) const MAX_PARTS: usize = 128;
+
+/// What to send and where to: one datagram, or many to one destination that lie one behind the
+/// other in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Transmit<'a> {
+    contents: Contents<'a>,
+    /// Bytes of the contents.
+    len: usize,
+    /// Not zero, and less than the length of the contents.
+    segment_size: Option<usize>,
+    destination: SocketAddr,
+    source_ip: Option<IpAddr>,
+    ecn: Option<Ecn>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Contents<'a> {
+    Whole(&'a [u8]),
+    Parts(&'a [IoSlice<'a>]),
+}
+
+impl<'a> Transmit<'a> {
+    /// One datagram; no contents make an empty one.
+    #[must_use]
+    pub fn new(contents: &'a [u8], destination: SocketAddr) -> Self {
+        Self::of(Contents::Whole(contents), contents.len(), destination)
+    }
+
+    /// One datagram whose contents are in several places, such as a header and a payload. On Linux
+    /// the kernel gathers them, and nothing is copied before; elsewhere they are copied together.
+    ///
+    /// At most 128 parts.
+    ///
+    /// ```
+    /// use slab_net::PacketPool;
+    /// use slab_net::udp::{Transmit, UdpReceiver};
+    /// use std::io::IoSlice;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let parts = [IoSlice::new(b"header "), IoSlice::new(b"payload")];
+    /// let transmit = Transmit::gather(&parts, socket.local_addr());
+    /// socket.sender().send(&transmit).await?;
+    /// assert_eq!(socket.recv_batch().await?.contents(), b"header payload");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn gather(parts: &'a [IoSlice<'a>], destination: SocketAddr) -> Self {
+        let len = parts.iter().map(|part| part.len()).sum();
+        Self::of(Contents::Parts(parts), len, destination)
+    }
+
+    fn of(contents: Contents<'a>, len: usize, destination: SocketAddr) -> Self {
+        Self {
+            contents,
+            len,
+            segment_size: None,
+            destination,
+            source_ip: None,
+            ecn: None,
+        }
+    }
+
+    /// Makes the contents many datagrams of `bytes` each but for the last, which may be shorter.
+    /// With zero, or no less than the length of the contents, it is one datagram.
+    #[must_use]
+    pub fn segment_size(mut self, bytes: usize) -> Self {
+        self.segment_size = Some(bytes).filter(|&b| b > 0 && b < self.len);
+        self
+    }
+
+    /// The local address to send from, for a socket that is bound to all.
+    #[must_use]
+    pub fn source_ip(mut self, ip: IpAddr) -> Self {
+        self.source_ip = Some(ip);
+        self
+    }
+
+    /// The ECN codepoint to mark the datagrams with.
+    #[must_use]
+    pub fn ecn(mut self, ecn: Ecn) -> Self {
+        self.ecn = Some(ecn);
+        self
+    }
+
+    /// How many datagrams it is.
+    #[must_use]
+    pub fn datagrams(&self) -> usize {
+        self.segment_size.map_or(1, |size| self.len.div_ceil(size))
+    }
+
+    /// Appends the pieces of some bytes of the contents, or nothing if they are too many.
+    fn push_parts<const N: usize>(
+        &self,
+        start: usize,
+        end: usize,
+        out: &mut ArrayVec<IoSlice<'a>, N>,
+    ) -> Result<(), ()> {
+        let before = out.len();
+        let mut at = 0;
+        let parts = match self.contents {
+            Contents::Whole(bytes) => {
+                let piece = IoSlice::new(&bytes[start..end]);
+                return out.try_push(piece).map_err(drop);
+            }
+            Contents::Parts(parts) => parts,
+        };
+        for part in parts {
+            let (from, to) = (start.max(at), end.min(at + part.len()));
+            if from < to {
+                let bytes: &'a [u8] = part;
+                let piece = IoSlice::new(&bytes[from - at..to - at]);
+                if out.try_push(piece).is_err() {
+                    out.truncate(before);
+                    return Err(());
+                }
+            }
+            at += part.len();
+        }
+        Ok(())
+    }
+
+    /// Can `next` be another segment of the same message?
+    fn continues_with(&self, next: &Self) -> bool {
+        next.segment_size.is_none()
+            && next.len > 0
+            && next.len <= self.len
+            && self.destination == next.destination
+            && self.source_ip == next.source_ip
+            && self.ecn == next.ecn
+    }
+}
+
+/// How far a list of transmits is sent.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The first transmit that is not sent to its end.
+    transmit: usize,
+    /// Bytes of it that are.
+    at: usize,
+    /// Datagrams sent so far.
+    pub(super) sent: usize,
+    /// No GSO for the rest.
+    pub(super) one_by_one: bool,
+    /// What the system said to a message with GSO, until it is known whether it meant the GSO.
+    pub(super) suspect: Option<io::Error>,
+}
+
+/// One message to the kernel, planned.
+#[derive(Debug)]
+pub(super) struct Call {
+    /// The transmit that says where to.
+    transmit: usize,
+    /// How many pieces of payload it has.
+    parts: usize,
+    segment_size: Option<u16>,
+    pub(super) datagrams: usize,
+    pub(super) bytes: usize,
+    /// Where the list is when this is sent.
+    next: (usize, usize),
+}
+
+/// What one call to the kernel is to send.
+#[derive(Debug, Default)]
+pub(super) struct Plan<'a> {
+    parts: ArrayVec<IoSlice<'a>, MAX_PARTS>,
+    pub(super) calls: ArrayVec<Call, MAX_BATCH>,
+}
+
+impl<'a> Plan<'a> {
+    /// As much as fits into one call; no calls when all is sent.
+    pub(super) fn new(
+        transmits: &[Transmit<'a>],
+        progress: &Progress,
+        max_segments: usize,
+    ) -> Result<Self, SendErrorKind> {
+        let mut plan = Self::default();
+        let max_segments = match progress.one_by_one {
+            true => 1,
+            false => max_segments,
+        };
+        let (mut index, mut at) = (progress.transmit, progress.at);
+        while index < transmits.len() && !plan.calls.is_full() {
+            let Some(call) = plan.message(transmits, index, at, max_segments) else {
+                break;
+            };
+            (index, at) = call.next;
+            plan.calls.push(call);
+        }
+        match plan.calls.is_empty() && index < transmits.len() {
+            true => Err(SendErrorKind::TooManyParts { most: MAX_PARTS }),
+            false => Ok(plan),
+        }
+    }
+
+    /// The message that begins at this byte of this transmit, if its parts find room.
+    fn message(
+        &mut self,
+        transmits: &[Transmit<'a>],
+        index: usize,
+        at: usize,
+        max_segments: usize,
+    ) -> Option<Call> {
+        let first = &transmits[index];
+        let before = self.parts.len();
+        let size = first.segment_size.unwrap_or(first.len);
+        let most = max_segments.min(MAX_GSO_BYTES / size.max(1)).max(1);
+        let mut end = at.saturating_add(size.saturating_mul(most)).min(first.len);
+        if first.push_parts(at, end, &mut self.parts).is_err() {
+            // In too many pieces for as many segments as that; perhaps not for one.
+            end = at.saturating_add(size).min(first.len);
+            first.push_parts(at, end, &mut self.parts).ok()?;
+        }
+        let mut call = Call {
+            transmit: index,
+            parts: 0,
+            segment_size: None,
+            // An empty datagram is one, too.
+            datagrams: (end - at).div_ceil(size.max(1)).max(1),
+            bytes: end - at,
+            next: (index, end),
+        };
+        if end == first.len {
+            call.next = (index + 1, 0);
+            if first.segment_size.is_none() {
+                self.join(transmits, &mut call, most);
+            }
+        }
+        if call.datagrams > 1 {
+            call.segment_size = u16::try_from(size).ok();
+        }
+        call.parts = self.parts.len() - before;
+        Some(call)
+    }
+
+    /// Makes datagrams of one length to one destination segments of one message.
+    fn join(&mut self, transmits: &[Transmit<'a>], call: &mut Call, most: usize) {
+        let first = &transmits[call.transmit];
+        while let Some(next) = transmits.get(call.next.0) {
+            let fits = call.datagrams < most && call.bytes + next.len <= MAX_GSO_BYTES;
+            if !fits || !first.continues_with(next) {
+                return;
+            }
+            if next.push_parts(0, next.len, &mut self.parts).is_err() {
+                return;
+            }
+            call.next.0 += 1;
+            call.datagrams += 1;
+            call.bytes += next.len;
+            if next.len < first.len {
+                // Only the last segment may be shorter.
+                return;
+            }
+        }
+    }
+
+    /// The plan as the kernel's interface takes it.
+    pub(super) fn messages<'p>(
+        &'p self,
+        transmits: &[Transmit<'a>],
+    ) -> ArrayVec<Message<'p>, MAX_BATCH> {
+        let mut rest = &self.parts[..];
+        let message = |call: &Call| {
+            let (parts, others) = rest.split_at(call.parts);
+            rest = others;
+            let transmit = &transmits[call.transmit];
+            Message {
+                parts,
+                destination: transmit.destination,
+                source_ip: transmit.source_ip,
+                ecn: transmit.ecn,
+                segment_size: call.segment_size,
+            }
+        };
+        self.calls.iter().map(message).collect()
+    }
+}
+
+impl Progress {
+    pub(super) fn is_at_the_end(&self, transmits: &[Transmit<'_>]) -> bool {
+        self.transmit == transmits.len()
+    }
+
+    pub(super) fn done(&mut self, call: &Call) {
+        (self.transmit, self.at) = call.next;
+        self.sent += call.datagrams;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    const TO: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
+
+    /// Plans until all is sent, and says of each message its length and datagrams.
+    fn messages(
+        transmits: &[Transmit<'_>],
+        max_segments: usize,
+        one_by_one: bool,
+    ) -> Vec<(usize, usize)> {
+        let mut progress = Progress {
+            one_by_one,
+            ..Progress::default()
+        };
+        let mut all = Vec::new();
+        let mut bytes = Vec::new();
+        loop {
+            let plan = Plan::new(transmits, &progress, max_segments).unwrap();
+            if plan.calls.is_empty() {
+                break;
+            }
+            for (call, message) in plan.calls.iter().zip(plan.messages(transmits)) {
+                let len: usize = message.parts.iter().map(|part| part.len()).sum();
+                assert_eq!(len, call.bytes);
+                assert_eq!(message.segment_size.is_some(), call.datagrams > 1);
+                bytes.extend(message.parts.iter().flat_map(|part| part.to_vec()));
+                all.push((call.bytes, call.datagrams));
+                progress.done(call);
+            }
+        }
+        let datagrams: usize = transmits.iter().map(Transmit::datagrams).sum();
+        assert_eq!(progress.sent, datagrams);
+        let mut whole: ArrayVec<IoSlice<'_>, 1000> = ArrayVec::new();
+        for transmit in transmits {
+            transmit.push_parts(0, transmit.len, &mut whole).unwrap();
+        }
+        let expected: Vec<u8> = whole.iter().flat_map(|part| part.to_vec()).collect();
+        assert_eq!(bytes, expected);
+        all
+    }
+
+    fn lens(len: usize, segment: usize, max_segments: usize, one_by_one: bool) -> Vec<usize> {
+        let contents: Vec<u8> = (0..len).map(|n| n as u8).collect();
+        let transmit = Transmit::new(&contents, TO).segment_size(segment);
+        let messages = messages(&[transmit], max_segments, one_by_one);
+        messages.into_iter().map(|(bytes, _)| bytes).collect()
+    }
+
+    #[test]
+    fn a_transmit_is_cut_at_segments_and_limits() {
+        assert_eq!(lens(0, 0, 64, false), [0]);
+        assert_eq!(lens(0, 10, 64, false), [0]);
+        assert_eq!(lens(10, 0, 64, false), [10]);
+        assert_eq!(lens(10, 10, 64, false), [10]);
+        assert_eq!(lens(10, 4, 64, false), [10]);
+        assert_eq!(lens(10, 4, 2, false), [8, 2]);
+        assert_eq!(lens(10, 4, 1, false), [4, 4, 2]);
+        assert_eq!(lens(10, 4, 64, true), [4, 4, 2]);
+        // 54 * 1200 = 64800 fits into a packet, 55 do not.
+        assert_eq!(lens(60 * 1200, 1200, 64, false), [64800, 7200]);
+        assert_eq!(lens(70, 1, 64, false), [64, 6]);
+        // Too long for any datagram: the system is to say so.
+        assert_eq!(lens(70_000, 0, 64, false), [70_000]);
+    }
+
+    #[test]
+    fn equal_datagrams_to_one_destination_share_a_message() {
+        let bytes = [7; 100];
+        let of = |len: usize| Transmit::new(&bytes[..len], TO);
+        let elsewhere = Transmit::new(&bytes[..10], (Ipv4Addr::LOCALHOST, 2).into());
+        let same = [of(10), of(10), of(10), of(4), of(4), of(10)];
+        assert_eq!(messages(&same, 64, false), [(34, 4), (4, 1), (10, 1)]);
+        assert_eq!(
+            messages(&same, 2, false),
+            [(20, 2), (14, 2), (4, 1), (10, 1)]
+        );
+        assert_eq!(
+            messages(&same, 64, true),
+            [(10, 1), (10, 1), (10, 1), (4, 1), (4, 1), (10, 1)]
+        );
+        let mixed = [
+            of(10),
+            elsewhere,
+            of(10),
+            of(0),
+            of(0),
+            of(10).ecn(Ecn::Ce),
+            of(10),
+        ];
+        assert_eq!(
+            messages(&mixed, 64, false),
+            [(10, 1); 3]
+                .into_iter()
+                .chain([(0, 1), (0, 1), (10, 1), (10, 1)])
+                .collect::<Vec<_>>()
+        );
+        // What is segmented already stays by itself.
+        let segmented = [of(10), of(100).segment_size(10), of(10)];
+        assert_eq!(
+            messages(&segmented, 64, false),
+            [(10, 1), (100, 10), (10, 1)]
+        );
+        // More than a call takes at once.
+        assert_eq!(messages(&[of(0); 50], 64, false), [(0, 1); 50]);
+        let long = vec![0; 40_000];
+        let long = Transmit::new(&long, TO);
+        assert_eq!(messages(&[long; 3], 64, false), [(40_000, 1); 3]);
+    }
+
+    #[test]
+    fn parts_are_gathered_and_cut_anywhere() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let cuts = [0, 3, 3, 4, 50, 51, 200, 256, 256];
+        let parts: Vec<IoSlice<'_>> = cuts
+            .windows(2)
+            .map(|cut| IoSlice::new(&bytes[cut[0]..cut[1]]))
+            .collect();
+        for segment in [0, 1, 2, 3, 7, 50, 100, 255, 256, 300] {
+            for max_segments in [1, 3, 64] {
+                let transmit = Transmit::gather(&parts, TO).segment_size(segment);
+                messages(&[transmit, transmit], max_segments, false);
+            }
+        }
+        assert_eq!(messages(&[Transmit::gather(&[], TO)], 64, false), [(0, 1)]);
+    }
+
+    #[test]
+    fn more_parts_than_the_kernel_takes_are_refused_only_in_one_datagram() {
+        let one = [IoSlice::new(b"x")];
+        let many = vec![one[0]; MAX_PARTS + 1];
+        let transmit = Transmit::gather(&many, TO);
+        assert!(matches!(
+            Plan::new(&[transmit], &Progress::default(), 64),
+            Err(SendErrorKind::TooManyParts { most: MAX_PARTS })
+        ));
+        // Behind others it is refused when its turn comes.
+        let plan = Plan::new(
+            &[Transmit::new(b"a", TO), transmit],
+            &Progress::default(),
+            64,
+        );
+        assert_eq!(plan.unwrap().calls.len(), 1);
+        let segmented = transmit.segment_size(2);
+        let sizes = messages(&[segmented], 64, false);
+        assert_eq!(sizes.iter().map(|&(_, n)| n).sum::<usize>(), 65);
+    }
+}

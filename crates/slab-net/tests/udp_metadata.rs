@@ -1,0 +1,334 @@
+//! What comes with a datagram beside its payload, and what became of those that do not come.
+
+use slab_net::PacketPool;
+use slab_net::udp::{Coalescing, Ecn, PacketBatch, Transmit, UdpReceiver, UdpSender};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, SystemTime};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(16 << 20).build().unwrap()
+}
+
+fn off(max_datagram: usize) -> Coalescing {
+    Coalescing::Off { max_datagram }
+}
+
+/// Everything at once: what has no room must not push out the rest, as it does in quinn-udp.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn each_datagram_carries_all_that_the_kernel_knows() {
+    for (local, coalescing) in [
+        ("127.0.0.1:0", Coalescing::On),
+        ("127.0.0.1:0", off(1500)),
+        ("[::1]:0", Coalescing::On),
+        ("[::1]:0", off(1500)),
+    ] {
+        let pool = pool();
+        let bound = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .timestamps(true)
+            .bind(local.parse().unwrap());
+        let Ok(mut receiver) = bound else {
+            assert!(local.starts_with('['), "a machine without IPv6");
+            continue;
+        };
+        let sender = UdpSender::bind(local.parse().unwrap()).unwrap();
+        let before = SystemTime::now() - Duration::from_millis(10);
+        for ecn in [None, Some(Ecn::Ect0), Some(Ecn::Ect1), Some(Ecn::Ce)] {
+            let mut transmit = Transmit::new(&[7; 3000], receiver.local_addr()).segment_size(1000);
+            if let Some(ecn) = ecn {
+                transmit = transmit.ecn(ecn);
+            }
+            sender.send(&transmit).await.unwrap();
+            let mut left = 3;
+            while left > 0 {
+                let batch = receiver.recv_batch().await.unwrap();
+                for datagram in &batch {
+                    assert_eq!(datagram.packet, [7; 1000]);
+                    assert_eq!(datagram.source, sender.local_addr());
+                    assert_eq!(datagram.destination, Some(receiver.local_addr().ip()));
+                    assert_eq!(datagram.ecn, ecn);
+                    assert!(datagram.interface.is_some());
+                    assert!(!datagram.truncated);
+                    let arrived = datagram.timestamp.unwrap();
+                    let now = SystemTime::now() + Duration::from_millis(10);
+                    assert!(arrived > before && arrived < now);
+                    left -= 1;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cut_datagram_is_delivered_if_that_is_wanted() {
+    let pool = pool();
+    let mut receiver = UdpReceiver::builder(&pool)
+        .coalescing(off(1000))
+        .deliver_truncated(true)
+        .bind(ANY)
+        .unwrap();
+    let sender = receiver.sender();
+    let payload: Vec<u8> = (0..65507_u32).map(|n| n as u8).collect();
+    let lens = [1000, 1001, 0, 65507, 999];
+    for len in lens {
+        let transmit = Transmit::new(&payload[..len], receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    for len in lens {
+        let batch = receiver.recv_batch().await.unwrap();
+        let whole = len <= 1000;
+        assert_eq!(batch.is_truncated(), !whole);
+        let datagram = batch.into_datagrams().next().unwrap();
+        assert_eq!(datagram.truncated, !whole);
+        if whole {
+            assert_eq!(datagram.packet, payload[..len]);
+        } else {
+            // The fallback's buffer is one byte longer.
+            assert!(matches!(datagram.packet.len(), 1000 | 1001));
+            assert_eq!(datagram.packet, payload[..datagram.packet.len()]);
+        }
+    }
+    let stats = receiver.monitor().stats();
+    assert_eq!(stats.truncated_datagrams, 2);
+    assert_eq!((stats.dropped_truncated, stats.dropped()), (0, 0));
+    assert_eq!(stats.received_datagrams, 5);
+}
+
+/// Takes all that is queued, without waiting.
+fn drain(receiver: &mut UdpReceiver) -> u64 {
+    let next = || receiver.try_recv_batch().unwrap();
+    std::iter::from_fn(next)
+        .map(|batch: PacketBatch| batch.datagrams() as u64)
+        .sum()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn what_the_kernel_drops_is_counted_to_the_last_datagram() {
+    for coalescing in [Coalescing::On, off(1500)] {
+        let pool = pool();
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .receive_buffer_bytes(1 << 14)
+            .bind(ANY)
+            .unwrap();
+        let (sender, monitor) = (UdpSender::bind(ANY).unwrap(), receiver.monitor());
+        let (mut sent, mut got) = (0, 0);
+        for round in 1..=3 {
+            for _ in 0..100 {
+                let transmit = Transmit::new(&[1; 1000], receiver.local_addr());
+                sent += sender.send(&transmit).await.unwrap() as u64;
+            }
+            // Nothing came behind the last drop to tell of it.
+            let dropped = monitor.stats().kernel_dropped_datagrams;
+            assert!(dropped > (round - 1) * 10, "the kernel takes all of it");
+            got += drain(&mut receiver);
+            let stats = monitor.stats();
+            assert_eq!(stats.received_datagrams, got);
+            assert_eq!(stats.kernel_dropped_datagrams + got, sent, "{coalescing:?}");
+            assert_eq!(stats.dropped(), 0);
+        }
+        drop((receiver, sender));
+        let stats = monitor.stats();
+        assert_eq!(stats.kernel_dropped_datagrams + got, sent, "and afterwards");
+    }
+}
+
+/// The count comes with the datagrams too, and nobody has to ask for it.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn drops_of_the_kernel_are_logged() {
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Reasons(Arc<Mutex<Vec<String>>>);
+
+    impl tracing::field::Visit for Reasons {
+        fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
+            if field.name() == "reason" {
+                self.0.lock().unwrap().push(value.to_owned());
+            }
+        }
+        fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn std::fmt::Debug) {}
+    }
+
+    impl tracing::Subscriber for Reasons {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            *metadata.level() == tracing::Level::WARN
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            event.record(&mut self.clone());
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    let reasons = Reasons::default();
+    let _guard = tracing::subscriber::set_default(reasons.clone());
+    let pool = pool();
+    let mut receiver = UdpReceiver::builder(&pool)
+        .receive_buffer_bytes(1 << 14)
+        .bind(ANY)
+        .unwrap();
+    let sender = receiver.sender();
+    for _ in 0..3 {
+        for _ in 0..100 {
+            let transmit = Transmit::new(&[1; 1000], receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        drain(&mut receiver);
+    }
+    assert_eq!(*reasons.0.lock().unwrap(), ["kernel"], "once an episode");
+    drop(receiver);
+    drop(sender);
+    assert_eq!(*reasons.0.lock().unwrap(), ["kernel", "kernel"]);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn stopping_keeps_what_is_queued_and_counts_what_comes_later() {
+    let pool = pool();
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let sender = UdpSender::bind(ANY).unwrap();
+    let five = Transmit::new(b"1122334455", receiver.local_addr()).segment_size(2);
+    sender.send(&five).await.unwrap();
+    receiver.stop().unwrap();
+    sender.send(&five).await.unwrap();
+    sender.send(&five).await.unwrap();
+    assert_eq!(drain(&mut receiver), 5);
+    let stats = receiver.monitor().stats();
+    assert_eq!(stats.received_datagrams, 5);
+    // The filter sees each GSO send once, before it is cut or after.
+    assert!(
+        matches!(stats.kernel_dropped_datagrams, 2 | 10),
+        "{stats:?}"
+    );
+    // Sending goes on.
+    let mut other = UdpReceiver::bind(ANY, &pool).unwrap();
+    let hello = Transmit::new(b"hello", other.local_addr());
+    receiver.sender().send(&hello).await.unwrap();
+    let batch = other.recv_batch().await.unwrap();
+    assert_eq!(batch.source(), receiver.local_addr());
+}
+
+#[tokio::test]
+async fn a_socket_from_outside_is_served_as_one_of_our_own() {
+    let pool = pool();
+    // Joined to a group, which the builder knows nothing of.
+    let group = Ipv4Addr::new(239, 7, 7, 7);
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+    socket
+        .bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())
+        .unwrap();
+    socket
+        .join_multicast_v4(&group, &Ipv4Addr::LOCALHOST)
+        .unwrap();
+    let mut receiver = UdpReceiver::builder(&pool).from_std(socket.into()).unwrap();
+
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+    socket.bind(&ANY.into()).unwrap();
+    socket.set_multicast_if_v4(&Ipv4Addr::LOCALHOST).unwrap();
+    let mut member = UdpReceiver::builder(&pool).from_std(socket.into()).unwrap();
+    let to = SocketAddr::from((group, receiver.local_addr().port()));
+    let transmit = Transmit::new(b"to all", to);
+    member.sender().send(&transmit).await.unwrap();
+    let batch = receiver.recv_batch().await.unwrap();
+    assert_eq!(batch.contents(), b"to all");
+    if cfg!(target_os = "linux") {
+        assert_eq!(batch.destination(), Some(group.into()));
+    }
+    // The answer cannot come from the group's address.
+    receiver.sender().send(&batch.reply()).await.unwrap();
+    let answer = member.recv_batch().await.unwrap();
+    assert_eq!(answer.contents(), b"to all");
+    assert!(!answer.source().ip().is_multicast());
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn one_socket_serves_both_address_families() {
+    let pool = pool();
+    let Ok(mut server) = UdpReceiver::bind("[::]:0".parse().unwrap(), &pool) else {
+        return; // a machine without IPv6
+    };
+    let port = server.local_addr().port();
+    for local in ["127.0.0.1:0", "[::1]:0"] {
+        let local: SocketAddr = local.parse().unwrap();
+        let mut client = UdpReceiver::bind(local, &pool).unwrap();
+        let to = SocketAddr::new(local.ip(), port);
+        let transmit = Transmit::new(&[3; 3000], to)
+            .segment_size(1000)
+            .ecn(Ecn::Ect0);
+        client.sender().send(&transmit).await.unwrap();
+        let mut left = 3;
+        while left > 0 {
+            let batch = server.recv_batch().await.unwrap();
+            assert_eq!(batch.source().ip().to_canonical(), local.ip());
+            assert_eq!(batch.ecn(), Some(Ecn::Ect0));
+            left -= batch.datagrams();
+            server
+                .sender()
+                .send(&batch.reply().ecn(Ecn::Ce))
+                .await
+                .unwrap();
+        }
+        let mut left = 3;
+        while left > 0 {
+            let batch = client.recv_batch().await.unwrap();
+            assert_eq!((batch.source(), batch.ecn()), (to, Some(Ecn::Ce)));
+            left -= batch.datagrams();
+        }
+        // To an IPv4 address in its own form, too.
+        let hello = Transmit::new(b"hello", client.local_addr()).source_ip(local.ip());
+        server.sender().send(&hello).await.unwrap();
+        assert_eq!(client.recv_batch().await.unwrap().source(), to);
+    }
+}
+
+/// A thousand sockets that wait hold nothing, after bursts as well.
+#[tokio::test]
+async fn a_thousand_idle_receivers_hold_no_pool_memory() {
+    const COUNT: usize = 1000;
+    let pool = pool();
+    let mut receivers = Vec::new();
+    while receivers.len() < COUNT {
+        match UdpReceiver::bind(ANY, &pool) {
+            Ok(receiver) => receivers.push(receiver),
+            // As many as the limit of open files permits, and what the runtime needs.
+            Err(_) if receivers.len() > 50 => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    receivers.truncate(receivers.len() - 8);
+    let sender = UdpSender::bind(ANY).unwrap();
+    let burst = vec![1; 30 * 1200];
+    for receiver in &mut receivers {
+        let transmit = Transmit::new(&burst, receiver.local_addr()).segment_size(1200);
+        sender.send(&transmit).await.unwrap();
+        let mut left = 30;
+        while left > 0 {
+            left -= receiver.recv_batch().await.unwrap().datagrams();
+        }
+    }
+    for receiver in &mut receivers {
+        tokio::select! {
+            biased;
+            _ = receiver.recv_batch() => panic!("nothing was sent"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    assert_eq!(
+        pool.slab().stats().in_use(),
+        0,
+        "{} receivers",
+        receivers.len()
+    );
+}
