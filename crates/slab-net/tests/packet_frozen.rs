@@ -211,6 +211,8 @@ fn compact_copies_what_pins_too_much_and_only_that() {
     assert_eq!(pool.compact(none).pinned_bytes(), 0);
     let stats = pool.packet_stats();
     assert_eq!((stats.compacted, stats.compact_refused), (2, 0));
+    assert_eq!(stats.compacted_bytes, (65_536 - 1280) + (2048 - 1024));
+    assert_eq!(stats.compact_refused_bytes, 0);
 }
 
 #[test]
@@ -236,6 +238,7 @@ fn compact_keeps_the_packet_where_the_pool_has_nothing_to_give() {
     assert_eq!(packet.as_ptr(), at);
     let stats = pool.packet_stats();
     assert_eq!((stats.compacted, stats.compact_refused), (0, 1));
+    assert_eq!(stats.compact_refused_bytes, 4096 - 64);
     assert_eq!((stats.heap_fallbacks, stats.heap_bytes), (0, 0));
 }
 

@@ -7,6 +7,7 @@ use super::settings::{self, Settings};
 use core::fmt;
 use slab_core::{AllocError, ConfigError, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Packets that occupy more than this many times their length are worth a copy.
 const COMPACT_RATIO: u32 = 2;
@@ -19,7 +20,8 @@ const COMPACT_RATIO: u32 = 2;
 ///
 /// # When the pool is at its cap
 ///
-/// `try_*` methods return the [`AllocError`] and take memory from nowhere else. Methods that cannot
+/// `try_*` methods return the [`AllocError`] and take memory from nowhere else;
+/// [`alloc`](Self::alloc) waits, in turn, until memory is freed. Methods that cannot
 /// fail ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`] has, such
 /// as [`PacketBuf::reserve`]) fall back to the heap, for this one buffer. So do requests above the
 /// largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), have no limit,
@@ -111,6 +113,57 @@ impl PacketPool {
         Ok(PacketBuf::from_chunk(chunk, self.headroom))
     }
 
+    /// As [`try_alloc`](Self::try_alloc), but waits while the pool is at its cap; first come, first
+    /// served.
+    ///
+    /// Cancel-safe: the future can be dropped at any moment, in `tokio::select!` for example, and
+    /// neither memory nor anybody's turn is lost. Needs no particular runtime.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use slab_net::{PacketPool, SizeClasses};
+    ///
+    /// let classes = SizeClasses::explicit(&[65_536])?;
+    /// let pool = PacketPool::builder().size_classes(classes).max_memory(256 << 10).build()?;
+    /// let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65_536).ok()).collect();
+    /// let (buf, ()) = tokio::join!(pool.alloc(65_536), async { drop(all.pop()) });
+    /// assert_eq!(buf?.capacity(), 65_536);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SlabPool::alloc`]: what can never be served is refused at once, and so is who comes
+    /// behind too many others.
+    pub async fn alloc(&self, len: usize) -> Result<PacketBuf, AllocError> {
+        let room = self.headroom as usize + self.tailroom as usize;
+        let chunk = self.slab.alloc(len.saturating_add(room)).await?;
+        Ok(PacketBuf::from_chunk(chunk, self.headroom))
+    }
+
+    /// As [`alloc`](Self::alloc), but waits no longer than `patience`.
+    ///
+    /// # Errors
+    /// As `alloc`, and [`AllocError::Exhausted`] when the time is up.
+    ///
+    /// # Panics
+    /// If it has to wait outside of a tokio runtime with time enabled.
+    pub async fn alloc_timeout(
+        &self,
+        len: usize,
+        patience: Duration,
+    ) -> Result<PacketBuf, AllocError> {
+        match self.try_alloc(len) {
+            Err(AllocError::Exhausted { .. }) => {}
+            done => return done,
+        }
+        match tokio::time::timeout(patience, self.alloc(len)).await {
+            Ok(done) => done,
+            // The error as the pool puts it, or what came at the last moment.
+            Err(_) => self.try_alloc(len),
+        }
+    }
+
     /// As [`try_alloc`](Self::try_alloc), but falls back to the heap: see
     /// [the pool's policy](Self#when-the-pool-is-at-its-cap).
     ///
@@ -199,7 +252,9 @@ impl PacketPool {
             return packet;
         }
         let copy = self.slab.try_alloc(len);
-        self.settings.count_compaction(copy.is_ok());
+        let gain = |class: usize| occupied - classes.sizes()[class];
+        let gain = classes.class_for(len).map_or(0, gain);
+        self.settings.count_compaction(copy.is_ok(), gain as u64);
         let Ok(chunk) = copy else {
             return packet;
         };
@@ -244,6 +299,10 @@ impl fmt::Debug for PacketPool {
 }
 
 /// What a packet pool counts beside its [slab pool's statistics](SlabPool::stats).
+///
+/// How much the packets alive now pin beyond their length is not among it: keeping that sum would
+/// cost each clone, slice and drop more than they cost. Whoever holds packets for long adds up
+/// [`Packet::pinned_bytes`] of those.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PacketPoolStats {
@@ -253,8 +312,12 @@ pub struct PacketPoolStats {
     pub heap_bytes: u64,
     /// Packets that [`PacketPool::compact`] copied so far.
     pub compacted: u64,
+    /// Pool memory that those packets do not keep in use any more, in bytes, so far.
+    pub compacted_bytes: u64,
     /// Packets that it would have copied, had the pool had the memory.
     pub compact_refused: u64,
+    /// What these went on to pin and the copies would not have, in bytes, so far.
+    pub compact_refused_bytes: u64,
 }
 
 /// The configuration of a [`PacketPool`].

@@ -14,8 +14,15 @@ pub(super) struct Settings {
     pub(super) compact_ratio: u32,
     heap_fallbacks: AtomicU64,
     heap_bytes: AtomicU64,
-    compacted: AtomicU64,
-    compact_refused: AtomicU64,
+    compacted: Copies,
+    compact_refused: Copies,
+}
+
+/// Copies made or not made, and the bytes that they do or would make free.
+#[derive(Debug, Default)]
+struct Copies {
+    count: AtomicU64,
+    bytes: AtomicU64,
 }
 
 impl Settings {
@@ -27,8 +34,8 @@ impl Settings {
             compact_ratio,
             heap_fallbacks: AtomicU64::new(0),
             heap_bytes: AtomicU64::new(0),
-            compacted: AtomicU64::new(0),
-            compact_refused: AtomicU64::new(0),
+            compacted: Copies::default(),
+            compact_refused: Copies::default(),
         }
     }
 
@@ -50,21 +57,24 @@ impl Settings {
         self.heap_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn count_compaction(&self, done: bool) {
-        let counter = if done {
+    pub(super) fn count_compaction(&self, done: bool, bytes: u64) {
+        let copies = if done {
             &self.compacted
         } else {
             &self.compact_refused
         };
-        counter.fetch_add(1, Ordering::Relaxed);
+        copies.count.fetch_add(1, Ordering::Relaxed);
+        copies.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn stats(&self) -> PacketPoolStats {
         PacketPoolStats {
             heap_fallbacks: self.heap_fallbacks.load(Ordering::Relaxed),
             heap_bytes: self.heap_bytes.load(Ordering::Relaxed),
-            compacted: self.compacted.load(Ordering::Relaxed),
-            compact_refused: self.compact_refused.load(Ordering::Relaxed),
+            compacted: self.compacted.count.load(Ordering::Relaxed),
+            compacted_bytes: self.compacted.bytes.load(Ordering::Relaxed),
+            compact_refused: self.compact_refused.count.load(Ordering::Relaxed),
+            compact_refused_bytes: self.compact_refused.bytes.load(Ordering::Relaxed),
         }
     }
 }

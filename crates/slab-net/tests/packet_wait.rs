@@ -1,0 +1,129 @@
+//! Waiting for packet memory at the cap: in order, cancel-safe, with an end if asked for.
+
+use slab_net::{AllocError, Packet, PacketBuf, PacketPool, SizeClasses};
+use std::time::Duration;
+
+/// One slab of chunks of 16 KiB, all taken.
+fn full() -> (PacketPool, Vec<PacketBuf>) {
+    let pool = PacketPool::builder()
+        .size_classes(SizeClasses::explicit(&[16_384]).unwrap())
+        .max_memory(65_536)
+        .headroom(100)
+        .build()
+        .unwrap();
+    let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1000).ok()).collect();
+    assert_eq!(all.len(), 4);
+    (pool, all)
+}
+
+#[tokio::test]
+async fn who_waits_gets_what_another_task_frees() {
+    let (pool, all) = full();
+    let packets: Vec<Packet> = all.into_iter().map(PacketBuf::freeze).collect();
+    let waiter = {
+        let pool = pool.clone();
+        tokio::spawn(async move { pool.alloc(1000).await.unwrap() })
+    };
+    tokio::task::yield_now().await;
+    assert!(!waiter.is_finished());
+    std::thread::spawn(move || drop(packets)).join().unwrap();
+    let buf = waiter.await.unwrap();
+    assert_eq!((buf.headroom(), buf.len()), (100, 0));
+    drop(buf);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn the_first_to_come_is_the_first_served() {
+    let (pool, mut all) = full();
+    let (done, mut order) = tokio::sync::mpsc::unbounded_channel();
+    for n in 0..4 {
+        let (pool, done) = (pool.clone(), done.clone());
+        tokio::spawn(async move {
+            let buf = pool.alloc(1).await.unwrap();
+            done.send((n, buf)).unwrap();
+        });
+        tokio::task::yield_now().await;
+    }
+    let mut kept = Vec::new();
+    for expected in 0..4 {
+        drop(all.pop());
+        let refused = pool.try_alloc(1).unwrap_err();
+        assert!(
+            matches!(refused, AllocError::Exhausted { .. }),
+            "no overtaking"
+        );
+        let (n, buf) = order.recv().await.unwrap();
+        assert_eq!(n, expected);
+        // Kept, so that only what is freed here serves the next.
+        kept.push(buf);
+    }
+}
+
+#[tokio::test]
+async fn a_wait_that_is_given_up_loses_nothing() {
+    let (pool, mut all) = full();
+    for _ in 0..50 {
+        tokio::select! {
+            biased;
+            buf = pool.alloc(1) => panic!("{buf:?} of a full pool"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    // Given up between the grant and the next poll.
+    let mut waits = Box::pin(pool.alloc(1));
+    assert!(poll_once(waits.as_mut()).is_none());
+    drop(all.pop());
+    drop(waits);
+    all.push(pool.try_alloc(1).unwrap());
+    drop(all);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.poll(&mut context) {
+        std::task::Poll::Ready(output) => Some(output),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[tokio::test]
+async fn what_can_never_be_had_is_refused_at_once() {
+    let (pool, _all) = full();
+    let refused = pool.alloc(16_385 - 100).await.unwrap_err();
+    assert!(matches!(refused, AllocError::TooLarge { .. }));
+    let refused = pool.alloc(usize::MAX).await.unwrap_err();
+    assert!(matches!(refused, AllocError::TooLarge { .. }));
+    let refused = pool
+        .alloc_timeout(usize::MAX, Duration::MAX)
+        .await
+        .unwrap_err();
+    assert!(matches!(refused, AllocError::TooLarge { .. }));
+}
+
+#[tokio::test]
+async fn patience_ends() {
+    let (pool, mut all) = full();
+    let soon = Duration::from_millis(5);
+    let refused = pool.alloc_timeout(1000, soon).await.unwrap_err();
+    assert_eq!(
+        refused,
+        AllocError::Exhausted {
+            chunk_bytes: 16_384
+        }
+    );
+    let long = Duration::from_secs(600);
+    let (buf, ()) = tokio::join!(pool.alloc_timeout(1000, long), async { drop(all.pop()) });
+    drop(buf.unwrap());
+    // Without waiting it needs no timer.
+    assert!(pool.alloc_timeout(1000, Duration::ZERO).await.is_ok());
+}
+
+#[test]
+fn waiting_futures_can_be_spawned() {
+    fn check<T: Send>(_: T) {}
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    check(pool.alloc(1));
+    check(pool.alloc_timeout(1, Duration::ZERO));
+}
