@@ -20,11 +20,13 @@
 //! | `depot` | batches of free chunks, lock-free |
 //! | `slab` | which part of the arena serves which size |
 //! | `class`, `arena` | sizes; the address range |
+//! | `advisor` | which sizes would waste least |
 //! | `sync`, `sys` | `std` or `loom`; the operating system |
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("slab-core reserves address space generously and needs a 64-bit target");
 
+mod advisor;
 #[cfg(feature = "allocator-api2")]
 mod allocator;
 mod arena;
@@ -52,6 +54,7 @@ mod sys;
 mod typed;
 mod wait;
 
+pub use advisor::{Advice, SizeHistogram, Waste};
 #[cfg(feature = "allocator-api2")]
 pub use allocator::SlabAllocator;
 pub use batch::{ChunkBatch, IntoChunks};

@@ -1,0 +1,371 @@
+//! Which size classes would waste least: a histogram of requests, and the best list for it.
+//!
+//! Choosing at most `k` class sizes for requests of known sizes is a shortest path: with the
+//! distinct sizes in ascending order, the cheapest way to serve the first `j` of them with `t`
+//! classes, the last of which is size `j`, is the cheapest way to serve the first `i < j` with
+//! `t - 1`, plus a chunk of size `j` for each request between. A class is never better placed
+//! between two requested sizes than on the lower of them, so this is exact. The best `i` never
+//! falls as `j` rises (the cost obeys the quadrangle inequality), so each of the `k` rounds is done
+//! by divide and conquer, in `n log n` steps.
+
+use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
+use crate::error::ConfigError;
+use std::collections::BTreeMap;
+
+/// How often which sizes were asked for.
+///
+/// A plain value: record into it where the requests are made, as many of them as is wanted (each,
+/// or one in a hundred), and [`merge`](Self::merge) those of several threads. A pool that nobody
+/// records for pays nothing.
+///
+/// Sizes are told apart as finely as classes can lie, by [`CHUNK_ALIGN`] bytes, so nothing is lost
+/// for choosing them. Takes memory for each distinct size, at most some 20 MB.
+///
+/// ```
+/// use slab_core::{SizeClasses, SizeHistogram};
+///
+/// let mut seen = SizeHistogram::new();
+/// seen.record(60, 500_000); // acknowledgements
+/// seen.record(1350, 1_000_000); // QUIC packets
+/// seen.record(8950, 40_000); // jumbo frames
+///
+/// let before = seen.waste(&SizeClasses::general());
+/// let advice = seen.advise(3)?;
+/// assert_eq!(advice.classes.sizes(), &[64, 1408, 8960]);
+/// assert!(before.fraction() > 0.35);
+/// assert!(advice.waste.fraction() < 0.04);
+/// # Ok::<(), slab_core::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SizeHistogram {
+    /// Requests by their size rounded up, in units of [`CHUNK_ALIGN`].
+    sizes: BTreeMap<u32, Requests>,
+    too_large: u64,
+}
+
+/// Requests of about one size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Requests {
+    count: u64,
+    /// The sum of what was asked for.
+    bytes: u128,
+}
+
+impl SizeHistogram {
+    /// Nothing recorded.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Records `count` requests for `len` bytes. Those above [`MAX_CHUNK_BYTES`], which no class
+    /// can serve, are only counted.
+    pub fn record(&mut self, len: usize, count: u64) {
+        if len > MAX_CHUNK_BYTES {
+            self.too_large += count;
+        } else if count > 0 {
+            let units = len.max(1).div_ceil(CHUNK_ALIGN) as u32;
+            let requests = self.sizes.entry(units).or_default();
+            requests.count += count;
+            requests.bytes += len as u128 * u128::from(count);
+        }
+    }
+
+    /// Adds what another one has recorded.
+    pub fn merge(&mut self, other: &Self) {
+        for (&units, theirs) in &other.sizes {
+            let requests = self.sizes.entry(units).or_default();
+            requests.count += theirs.count;
+            requests.bytes += theirs.bytes;
+        }
+        self.too_large += other.too_large;
+    }
+
+    /// Requests recorded, without those that are [too large](Self::too_large).
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.sizes.values().map(|requests| requests.count).sum()
+    }
+
+    /// Requests above [`MAX_CHUNK_BYTES`].
+    #[must_use]
+    pub fn too_large(&self) -> u64 {
+        self.too_large
+    }
+
+    /// What these requests waste with a list of classes. Requests above its largest class are left
+    /// out of the bytes and counted.
+    #[must_use]
+    pub fn waste(&self, classes: &SizeClasses) -> Waste {
+        let mut waste = Waste::default();
+        for (&units, requests) in &self.sizes {
+            match classes.round_up(units as usize * CHUNK_ALIGN) {
+                Some(chunk) => {
+                    waste.requested_bytes += requests.bytes;
+                    waste.chunk_bytes += chunk as u128 * u128::from(requests.count);
+                }
+                None => waste.unserved += requests.count,
+            }
+        }
+        waste
+    }
+
+    /// The list of at most `max_classes` classes that serves all recorded requests with the least
+    /// waste; no other list has less.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoClasses`] if nothing was recorded or `max_classes` is zero,
+    /// [`ConfigError::TooManyClasses`] if it is above [`MAX_CLASSES`].
+    pub fn advise(&self, max_classes: usize) -> Result<Advice, ConfigError> {
+        if max_classes > MAX_CLASSES {
+            return Err(ConfigError::TooManyClasses { count: max_classes });
+        }
+        let mut sizes = Vec::with_capacity(self.sizes.len());
+        let mut served = vec![0];
+        for (&units, requests) in &self.sizes {
+            sizes.push(units as usize * CHUNK_ALIGN);
+            served.push(served[served.len() - 1] + u128::from(requests.count));
+        }
+        let classes = best_classes(&sizes, &served, max_classes);
+        let classes = SizeClasses::explicit(&classes)?;
+        Ok(Advice {
+            waste: self.waste(&classes),
+            classes,
+        })
+    }
+}
+
+/// What [`SizeHistogram::advise`] proposes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Advice {
+    /// The list, for [`SlabPoolBuilder::size_classes`](crate::SlabPoolBuilder::size_classes).
+    pub classes: SizeClasses,
+    /// What the recorded requests waste with it; compare with [`SizeHistogram::waste`] of the list
+    /// in use.
+    pub waste: Waste,
+}
+
+/// What recorded requests take with a list of classes. The few bytes that remain at the end of a
+/// slab are not in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waste {
+    /// Bytes asked for.
+    pub requested_bytes: u128,
+    /// Bytes of the chunks that served them.
+    pub chunk_bytes: u128,
+    /// Requests above the largest class, which are in neither sum.
+    pub unserved: u64,
+}
+
+impl Waste {
+    /// Bytes of chunks that nobody had asked for.
+    #[must_use]
+    pub fn bytes(&self) -> u128 {
+        self.chunk_bytes.saturating_sub(self.requested_bytes)
+    }
+
+    /// The part of all chunk bytes that nobody had asked for, from 0 to 1.
+    #[must_use]
+    pub fn fraction(&self) -> f64 {
+        if self.chunk_bytes == 0 {
+            return 0.0;
+        }
+        self.bytes() as f64 / self.chunk_bytes as f64
+    }
+}
+
+/// The cheapest at most `max` of `sizes` to round up to; `requests[j]` is how many requests the
+/// first `j` sizes have. The last size is always chosen.
+fn best_classes(sizes: &[usize], requests: &[u128], max: usize) -> Vec<usize> {
+    // More classes never cost more, so all that may be used are.
+    let rounds = max.min(sizes.len());
+    if rounds == 0 {
+        return Vec::new();
+    }
+    let mut round = Round {
+        sizes,
+        requests,
+        // To serve the first `j` sizes with no class: possible for none of them only.
+        before: vec![u128::MAX; sizes.len() + 1],
+        after: vec![u128::MAX; sizes.len() + 1],
+        from: vec![0; sizes.len() + 1],
+    };
+    round.before[0] = 0;
+    let mut choices = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
+        round.after.fill(u128::MAX);
+        round.solve(1, sizes.len(), 0, sizes.len() - 1);
+        choices.push(round.from.clone());
+        core::mem::swap(&mut round.before, &mut round.after);
+    }
+    let mut classes = Vec::with_capacity(rounds);
+    let mut served = sizes.len();
+    for from in choices.iter().rev() {
+        classes.push(sizes[served - 1]);
+        served = from[served] as usize;
+    }
+    debug_assert_eq!(served, 0);
+    classes.reverse();
+    classes
+}
+
+/// One more class.
+struct Round<'a> {
+    sizes: &'a [usize],
+    requests: &'a [u128],
+    /// Least chunk bytes for the first `j` sizes without the class, and with it.
+    before: Vec<u128>,
+    after: Vec<u128>,
+    /// How many sizes the other classes serve then.
+    from: Vec<u32>,
+}
+
+impl Round<'_> {
+    /// Fills `after[first..=last]`, whose best choices are known to lie in `low..=high`.
+    fn solve(&mut self, first: usize, last: usize, low: usize, high: usize) {
+        let middle = first.midpoint(last);
+        let bytes = self.sizes[middle - 1] as u128;
+        let mut best = low;
+        for from in low..=high.min(middle - 1) {
+            if self.before[from] == u128::MAX {
+                continue;
+            }
+            let cost = self.before[from] + bytes * (self.requests[middle] - self.requests[from]);
+            if cost < self.after[middle] {
+                self.after[middle] = cost;
+                best = from;
+            }
+        }
+        self.from[middle] = best as u32;
+        if first < middle {
+            self.solve(first, middle - 1, low, best);
+        }
+        if middle < last {
+            self.solve(middle + 1, last, best, high);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Every list of at most `max` multiples of [`CHUNK_ALIGN`] that serves all; the least waste.
+    fn brute_force(seen: &SizeHistogram, max: usize) -> u128 {
+        let largest = *seen.sizes.keys().last().unwrap();
+        (0..1_u32 << (largest - 1))
+            .map(|mask| mask | 1 << (largest - 1))
+            .filter(|mask| mask.count_ones() as usize <= max)
+            .map(|mask| {
+                let chosen = (0..largest).filter(|bit| mask >> bit & 1 == 1);
+                let sizes: Vec<_> = chosen.map(|bit| (bit as usize + 1) * CHUNK_ALIGN).collect();
+                let waste = seen.waste(&SizeClasses::explicit(&sizes).unwrap());
+                assert_eq!(waste.unserved, 0);
+                waste.bytes()
+            })
+            .min()
+            .unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 2 } else { 200 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn no_list_wastes_less(
+            requests in proptest::collection::vec((0..=11 * CHUNK_ALIGN, 1..1000_u64), 1..30),
+            max in 1..6_usize,
+        ) {
+            let mut seen = SizeHistogram::new();
+            for (len, count) in requests {
+                seen.record(len, count);
+            }
+            let advice = seen.advise(max).unwrap();
+            prop_assert!(advice.classes.sizes().len() <= max);
+            prop_assert_eq!(advice.waste.unserved, 0);
+            prop_assert_eq!(advice.waste.bytes(), brute_force(&seen, max));
+        }
+    }
+
+    #[test]
+    fn enough_classes_leave_only_the_rounding() {
+        let mut seen = SizeHistogram::new();
+        for len in [100, 1500, 9000] {
+            seen.record(len, 10);
+        }
+        let advice = seen.advise(MAX_CLASSES).unwrap();
+        assert_eq!(advice.classes.sizes(), &[128, 1536, 9024]);
+        assert_eq!(advice.waste.bytes(), 10 * (28 + 36 + 24));
+    }
+
+    #[test]
+    fn one_class_is_the_largest_request() {
+        let mut seen = SizeHistogram::new();
+        seen.record(0, 1);
+        seen.record(MAX_CHUNK_BYTES, 1);
+        seen.record(MAX_CHUNK_BYTES + 1, 7);
+        assert_eq!((seen.requests(), seen.too_large()), (2, 7));
+        let advice = seen.advise(1).unwrap();
+        assert_eq!(advice.classes.sizes(), &[MAX_CHUNK_BYTES]);
+        assert_eq!(advice.waste.bytes(), MAX_CHUNK_BYTES as u128);
+    }
+
+    #[test]
+    fn what_cannot_be_advised_is_an_error() {
+        let mut seen = SizeHistogram::new();
+        assert_eq!(seen.advise(3), Err(ConfigError::NoClasses));
+        seen.record(1, 0);
+        assert_eq!(seen.advise(3), Err(ConfigError::NoClasses));
+        seen.record(1, 1);
+        assert_eq!(seen.advise(0), Err(ConfigError::NoClasses));
+        let count = MAX_CLASSES + 1;
+        assert_eq!(
+            seen.advise(count),
+            Err(ConfigError::TooManyClasses { count })
+        );
+    }
+
+    #[test]
+    fn merging_is_recording_in_one_place() {
+        let (mut one, mut other, mut both) =
+            <(SizeHistogram, SizeHistogram, SizeHistogram)>::default();
+        for i in 0..100 {
+            let (len, count) = (i * 997 % 5000, i as u64 % 7);
+            if i % 2 == 0 { &mut one } else { &mut other }.record(len, count);
+            both.record(len, count);
+        }
+        other.record(usize::MAX, 1);
+        both.record(usize::MAX, 1);
+        one.merge(&other);
+        assert_eq!(one, both);
+    }
+
+    #[test]
+    fn requests_above_the_largest_class_are_named() {
+        let mut seen = SizeHistogram::new();
+        seen.record(64, 3);
+        seen.record(6390, 2);
+        let waste = seen.waste(&SizeClasses::explicit(&[128]).unwrap());
+        assert_eq!((waste.unserved, waste.bytes()), (2, 3 * 64));
+        assert_eq!(waste.fraction(), 0.5);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a million steps")]
+    fn many_sizes_take_a_moment_not_an_hour() {
+        let mut seen = SizeHistogram::new();
+        for units in 1..20_000_usize {
+            seen.record(units * CHUNK_ALIGN, 1 + units as u64 % 13);
+        }
+        let few = seen.advise(4).unwrap();
+        let more = seen.advise(12).unwrap();
+        assert_eq!(more.classes.sizes().len(), 12);
+        assert!(more.waste.bytes() * 2 < few.waste.bytes());
+    }
+}
