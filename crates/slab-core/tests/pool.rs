@@ -186,10 +186,12 @@ fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
     let pool = pool(if cfg!(miri) { 64 } else { 256 } << 10, &[256]);
     let all = fill(&pool, 256).len();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let worker = scope.spawn(|| {
             let chunks = fill(&pool, 256);
             drop(chunks);
         });
+        // The end of the scope alone does not wait for the destructors of thread-locals.
+        worker.join().unwrap();
     });
     pool.flush_thread_cache();
     let stats = pool.stats();
