@@ -225,6 +225,50 @@ fn at_the_cap_infallible_methods_use_the_heap_and_count_it() {
 }
 
 #[test]
+fn the_heap_stands_in_up_to_its_limit() {
+    setup();
+    let pool = PacketPool::builder()
+        .size_classes(SizeClasses::explicit(&[64]).unwrap())
+        .max_memory(65_536)
+        .heap_limit(1000)
+        .build()
+        .unwrap();
+    let mut buf = pool.with_capacity(400);
+    let other = pool.with_capacity(500);
+    assert_eq!(pool.packet_stats().heap_bytes, 900);
+    buf.extend_from_slice(b"kept");
+    // Neither to be doubled nor to be moved into what is left.
+    assert!(panics(|| buf.reserve(600)));
+    assert!(panics(|| pool.with_capacity(101)));
+    assert!(panics(|| buf.prepend_header(700).len()));
+    assert!(panics(|| pool.copy_from_slice(&[0; 101])));
+    assert_eq!((&buf[..], buf.capacity()), (&b"kept"[..], 400));
+    drop(pool.with_capacity(100));
+    assert_eq!(pool.packet_stats().heap_refused, 4);
+    drop(other);
+    // Not doubled, because less is left.
+    buf.reserve(500);
+    assert_eq!((&buf[..], buf.capacity()), (&b"kept"[..], 600));
+    drop(buf);
+    let stats = pool.packet_stats();
+    assert_eq!((stats.heap_bytes, stats.heap_fallbacks), (0, 4));
+    // The pool itself is not concerned.
+    assert_eq!(pool.with_capacity(64).class(), Some(0));
+}
+
+#[test]
+fn without_a_heap_limit_of_more_than_zero_all_stays_in_the_pool() {
+    setup();
+    let pool = PacketPool::builder().max_memory(1 << 20).heap_limit(0);
+    let pool = pool.build().unwrap();
+    let mut buf = pool.with_capacity(10);
+    buf.put_bytes(1, 60_000);
+    assert!(panics(|| buf.put_bytes(1, 60_000)));
+    assert_eq!(buf.len(), 60_000);
+    assert!(buf.class().is_some());
+}
+
+#[test]
 fn a_buffer_on_the_heap_returns_to_its_pool_when_that_has_memory() {
     let pool = one_slab(&[64, 1024]);
     let held = drain(&pool, 64);

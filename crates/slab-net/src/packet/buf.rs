@@ -4,7 +4,7 @@ use super::frozen::Packet;
 use super::owner::{HeapBlock, Owner};
 use super::pool::PacketPool;
 use super::resolve;
-use super::settings::Settings;
+use super::settings::{Refusal, Settings};
 use bytes::BufMut;
 use core::mem::MaybeUninit;
 use core::ops::RangeBounds;
@@ -82,15 +82,19 @@ impl PacketBuf {
 
     /// An empty buffer over `total` bytes of the heap, `headroom` of them in front; both at most
     /// `u32::MAX`.
-    pub(super) fn from_heap(total: usize, headroom: u32, pool: Arc<Settings>) -> Self {
-        let block = HeapBlock::fallback(total, pool);
-        Self {
-            // SAFETY: the block has `total` bytes or more, the headroom included.
+    pub(super) fn from_heap(
+        total: usize,
+        headroom: u32,
+        pool: Arc<Settings>,
+    ) -> Result<Self, Refusal> {
+        let block = HeapBlock::fallback(total, pool)?;
+        Ok(Self {
+            // SAFETY: the block has `total` bytes, the headroom included.
             ptr: unsafe { block.start().add(headroom as usize) },
             owner: Owner::heap(block),
             len: 0,
             cap: narrow(total) - headroom,
-        }
+        })
     }
 
     /// # Safety

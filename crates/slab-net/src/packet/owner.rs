@@ -1,7 +1,7 @@
 //! What keeps a packet's bytes alive: a chunk of a pool, a heap block, somebody else's `Bytes`.
 
 use super::pool::PacketPool;
-use super::settings::{self, Settings};
+use super::settings::{self, Refusal, Settings};
 use bytes::Bytes;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
@@ -185,12 +185,15 @@ impl HeapBlock {
         }
     }
 
-    /// A block of at least `capacity` bytes in place of one that the pool did not have.
-    pub(super) fn fallback(capacity: usize, pool: Arc<Settings>) -> Self {
-        let mut block = Self::from_vec(Vec::with_capacity(capacity));
-        pool.heap_block_made(block.capacity);
+    /// A block of `capacity` bytes in place of one that the pool did not have.
+    pub(super) fn fallback(capacity: usize, pool: Arc<Settings>) -> Result<Self, Refusal> {
+        pool.admit_heap_block(capacity)?;
+        let vec = Vec::with_capacity(capacity);
+        // A boxed slice of that length would be as large, for bytes.
+        debug_assert_eq!(vec.capacity(), capacity);
+        let mut block = Self::from_vec(vec);
         block.fallback_of = Some(pool);
-        block
+        Ok(block)
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {

@@ -2,8 +2,7 @@
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;
-use super::room::capacity_overflow;
-use super::settings::{self, Settings};
+use super::settings::{self, Refusal, Settings};
 use core::fmt;
 use slab_core::{AllocError, ConfigError, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::sync::Arc;
@@ -24,9 +23,10 @@ const COMPACT_RATIO: u32 = 2;
 /// [`alloc`](Self::alloc) waits, in turn, until memory is freed. Methods that cannot
 /// fail ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`] has, such
 /// as [`PacketBuf::reserve`]) fall back to the heap, for this one buffer. So do requests above the
-/// largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), have no limit,
-/// and are reported by a `tracing` warning whenever their number has doubled: code that must stay
-/// within the cap uses the `try_*` methods.
+/// largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), and reported
+/// by a `tracing` warning whenever their number has doubled. They have the limit that the builder
+/// [sets](PacketPoolBuilder::heap_limit), which is none by default; beyond it these methods panic.
+/// Code that must stay within the cap uses the `try_*` methods.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -168,27 +168,35 @@ impl PacketPool {
     /// [the pool's policy](Self#when-the-pool-is-at-its-cap).
     ///
     /// # Panics
-    /// If `capacity` with headroom and tailroom is above `u32::MAX` bytes.
+    /// If `capacity` with headroom and tailroom is above `u32::MAX` bytes, or the pool is at its
+    /// cap and its [heap limit](PacketPoolBuilder::heap_limit) reached.
     #[inline]
     #[must_use]
     pub fn with_capacity(&self, capacity: usize) -> PacketBuf {
         match self.try_alloc(capacity) {
             Ok(buf) => buf,
             Err(_) => match self.heap_fallback(capacity) {
-                Some(buf) => buf,
-                None => capacity_overflow(),
+                Ok(buf) => buf,
+                Err(refusal) => refusal.panic(),
             },
         }
     }
 
-    /// A buffer on the heap; `None` if no buffer can be as large.
+    /// A buffer on the heap.
     #[cold]
-    pub(super) fn heap_fallback(&self, capacity: usize) -> Option<PacketBuf> {
+    pub(super) fn heap_fallback(&self, capacity: usize) -> Result<PacketBuf, Refusal> {
         let room = self.headroom as usize + self.tailroom as usize;
         let total = capacity.saturating_add(room);
-        u32::try_from(total).ok()?;
-        let settings = Arc::clone(&self.settings);
-        Some(PacketBuf::from_heap(total, self.headroom, settings))
+        if u32::try_from(total).is_err() {
+            return Err(Refusal::Overflow);
+        }
+        PacketBuf::from_heap(total, self.headroom, Arc::clone(&self.settings))
+    }
+
+    /// The largest capacity that the heap would serve now.
+    pub(super) fn heap_left(&self) -> usize {
+        let room = self.headroom as usize + self.tailroom as usize;
+        self.settings.heap_left().saturating_sub(room)
     }
 
     /// A packet that is a copy of `data`.
@@ -205,7 +213,7 @@ impl PacketPool {
     /// [the pool's policy](Self#when-the-pool-is-at-its-cap) says.
     ///
     /// # Panics
-    /// If `data` with headroom and tailroom is above `u32::MAX` bytes.
+    /// As [`with_capacity`](Self::with_capacity).
     #[must_use]
     pub fn copy_from_slice(&self, data: &[u8]) -> Packet {
         let mut buf = self.with_capacity(data.len());
@@ -277,13 +285,19 @@ impl PacketPool {
     }
 }
 
-/// A packet pool over a slab pool that exists already, without headroom and tailroom.
+/// A packet pool over a slab pool that exists already, without headroom, tailroom and heap limit.
 ///
 /// Each conversion counts its own fallbacks. A buffer of a slab pool that belongs to several packet
 /// pools grows by the settings of the one made first.
 impl From<SlabPool> for PacketPool {
     fn from(slab: SlabPool) -> Self {
-        Self::from_settings(settings::register(Settings::new(slab, 0, 0, COMPACT_RATIO)))
+        Self::from_settings(settings::register(Settings::new(
+            slab,
+            0,
+            0,
+            COMPACT_RATIO,
+            usize::MAX,
+        )))
     }
 }
 
@@ -310,6 +324,9 @@ pub struct PacketPoolStats {
     pub heap_fallbacks: u64,
     /// Bytes of such buffers alive now.
     pub heap_bytes: u64,
+    /// Such buffers refused, by a panic, because of the
+    /// [heap limit](PacketPoolBuilder::heap_limit), so far.
+    pub heap_refused: u64,
     /// Packets that [`PacketPool::compact`] copied so far.
     pub compacted: u64,
     /// Pool memory that those packets do not keep in use any more, in bytes, so far.
@@ -328,6 +345,7 @@ pub struct PacketPoolBuilder {
     headroom: usize,
     tailroom: usize,
     compact_ratio: u32,
+    heap_limit: usize,
 }
 
 impl Default for PacketPoolBuilder {
@@ -337,6 +355,7 @@ impl Default for PacketPoolBuilder {
             headroom: 0,
             tailroom: 0,
             compact_ratio: COMPACT_RATIO,
+            heap_limit: usize::MAX,
         }
     }
 }
@@ -386,6 +405,14 @@ impl PacketPoolBuilder {
         self
     }
 
+    /// How many bytes the heap may stand in for at the same time, where methods that cannot fail
+    /// find the pool at its cap or ask for more than the largest size class; beyond that they
+    /// panic. 0 keeps packets off the heap altogether. Default: no limit.
+    pub fn heap_limit(mut self, bytes: usize) -> Self {
+        self.heap_limit = bytes;
+        self
+    }
+
     /// Makes the pool.
     ///
     /// # Errors
@@ -399,7 +426,13 @@ impl PacketPoolBuilder {
             (Ok(headroom), Ok(tailroom))
                 if u64::from(headroom) + u64::from(tailroom) < largest as u64 =>
             {
-                Settings::new(slab, headroom, tailroom, self.compact_ratio)
+                Settings::new(
+                    slab,
+                    headroom,
+                    tailroom,
+                    self.compact_ratio,
+                    self.heap_limit,
+                )
             }
             _ => {
                 return Err(PacketPoolError::NoRoom {

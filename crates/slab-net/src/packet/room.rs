@@ -2,6 +2,7 @@
 
 use super::buf::{PacketBuf, narrow};
 use super::pool::PacketPool;
+use super::settings::Refusal;
 use core::{mem, ptr};
 use slab_core::AllocError;
 
@@ -26,42 +27,44 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If the new capacity is above `u32::MAX`.
+    /// If the new capacity is above `u32::MAX`, or the pool is at its cap and its
+    /// [heap limit](super::PacketPoolBuilder::heap_limit) reached. The buffer is then as before.
     #[inline]
     pub fn reserve(&mut self, additional: usize) {
         if additional > self.tailroom() {
             // By value, there and back: its address would keep the buffer out of registers where
             // it never grows.
-            let (grown, has_room) = mem::take(self).grown(additional);
+            let (grown, result) = mem::take(self).grown(additional);
             mem::forget(mem::replace(self, grown));
-            if !has_room {
-                capacity_overflow();
+            if let Err(refusal) = result {
+                refusal.panic();
             }
         }
     }
 
-    /// Itself with room for `additional` more bytes, or as it is and `false` if no buffer can be as
-    /// large.
+    /// Itself with room for `additional` more bytes, or as it is and why not.
     #[cold]
     #[inline(never)]
-    fn grown(mut self, additional: usize) -> (Self, bool) {
+    fn grown(mut self, additional: usize) -> (Self, Result<(), Refusal>) {
         if self.reclaim(additional) {
-            return (self, true);
+            return (self, Ok(()));
         }
         let Some(needed) = self.len().checked_add(additional) else {
-            return (self, false);
+            return (self, Err(Refusal::Overflow));
         };
         let pool = self.growth_pool();
-        if self.move_to(&pool, needed).is_err() {
-            // Doubling, so that appending byte by byte copies each byte a bounded number of times.
-            let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
-            let Some(mut moved) = pool.heap_fallback(needed.max(doubled)) else {
-                return (self, false);
-            };
-            moved.extend_from_slice(self.as_slice());
-            self = moved;
+        if self.move_to(&pool, needed).is_ok() {
+            return (self, Ok(()));
         }
-        (self, true)
+        // Doubling, so that appending byte by byte copies each byte a bounded number of times.
+        let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
+        match pool.heap_fallback(needed.max(doubled.min(pool.heap_left()))) {
+            Ok(mut moved) => {
+                moved.extend_from_slice(self.as_slice());
+                (moved, Ok(()))
+            }
+            Err(refusal) => (self, Err(refusal)),
+        }
     }
 
     /// As [`reserve`](Self::reserve), but takes memory from the pool only.
@@ -195,11 +198,14 @@ impl PacketBuf {
     fn open_front(&mut self, n: usize) {
         if self.try_open_front(n).is_err() {
             let needed = self.len().checked_add(n);
-            let moved = needed.and_then(|needed| self.growth_pool().heap_fallback(needed));
-            let Some(moved) = moved else {
-                capacity_overflow();
+            let moved = match needed {
+                Some(needed) => self.growth_pool().heap_fallback(needed),
+                None => Err(Refusal::Overflow),
             };
-            self.move_behind(moved, n);
+            match moved {
+                Ok(moved) => self.move_behind(moved, n),
+                Err(refusal) => refusal.panic(),
+            }
         }
     }
 
@@ -317,9 +323,4 @@ impl PacketBuf {
         let own = self.pool();
         own.unwrap_or_else(|| PacketPool::default_pool().clone())
     }
-}
-
-#[cold]
-pub(super) fn capacity_overflow() -> ! {
-    panic!("capacity overflow: a packet buffer has at most u32::MAX bytes")
 }

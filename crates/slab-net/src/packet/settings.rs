@@ -12,7 +12,10 @@ pub(super) struct Settings {
     pub(super) headroom: u32,
     pub(super) tailroom: u32,
     pub(super) compact_ratio: u32,
+    /// How many bytes the heap may stand in for at the same time.
+    heap_limit: u64,
     heap_fallbacks: AtomicU64,
+    heap_refused: AtomicU64,
     heap_bytes: AtomicU64,
     compacted: Copies,
     compact_refused: Copies,
@@ -26,22 +29,42 @@ struct Copies {
 }
 
 impl Settings {
-    pub(super) fn new(slab: SlabPool, headroom: u32, tailroom: u32, compact_ratio: u32) -> Self {
+    pub(super) fn new(
+        slab: SlabPool,
+        headroom: u32,
+        tailroom: u32,
+        compact_ratio: u32,
+        heap_limit: usize,
+    ) -> Self {
         Self {
             slab,
             headroom,
             tailroom,
             compact_ratio,
+            heap_limit: heap_limit as u64,
             heap_fallbacks: AtomicU64::new(0),
+            heap_refused: AtomicU64::new(0),
             heap_bytes: AtomicU64::new(0),
             compacted: Copies::default(),
             compact_refused: Copies::default(),
         }
     }
 
-    pub(super) fn heap_block_made(&self, bytes: usize) {
-        self.heap_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        let count = self.heap_fallbacks.fetch_add(1, Ordering::Relaxed) + 1;
+    /// Counts a heap block in, unless that would exceed the limit.
+    pub(super) fn admit_heap_block(&self, bytes: usize) -> Result<(), Refusal> {
+        let more = |now: u64| now.checked_add(bytes as u64);
+        let within = |sum: &u64| *sum <= self.heap_limit;
+        let admit = |now| more(now).filter(within);
+        let relaxed = Ordering::Relaxed;
+        if self
+            .heap_bytes
+            .fetch_update(relaxed, relaxed, admit)
+            .is_err()
+        {
+            self.heap_refused.fetch_add(1, relaxed);
+            return Err(Refusal::HeapLimit);
+        }
+        let count = self.heap_fallbacks.fetch_add(1, relaxed) + 1;
         // Seldom enough to be no flood, often enough to show that it goes on.
         if count.is_power_of_two() {
             tracing::warn!(
@@ -51,6 +74,13 @@ impl Settings {
                 "pool could not serve a packet buffer, the heap did"
             );
         }
+        Ok(())
+    }
+
+    /// Bytes that the limit leaves; others may take them meanwhile.
+    pub(super) fn heap_left(&self) -> usize {
+        let taken = self.heap_bytes.load(Ordering::Relaxed);
+        usize::try_from(self.heap_limit.saturating_sub(taken)).unwrap_or(usize::MAX)
     }
 
     pub(super) fn heap_block_freed(&self, bytes: usize) {
@@ -71,10 +101,32 @@ impl Settings {
         PacketPoolStats {
             heap_fallbacks: self.heap_fallbacks.load(Ordering::Relaxed),
             heap_bytes: self.heap_bytes.load(Ordering::Relaxed),
+            heap_refused: self.heap_refused.load(Ordering::Relaxed),
             compacted: self.compacted.count.load(Ordering::Relaxed),
             compacted_bytes: self.compacted.bytes.load(Ordering::Relaxed),
             compact_refused: self.compact_refused.count.load(Ordering::Relaxed),
             compact_refused_bytes: self.compact_refused.bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Why the heap does not stand in either, where a method has no error to return.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Refusal {
+    /// No buffer can be as large.
+    Overflow,
+    /// The pool's limit of heap bytes is reached.
+    HeapLimit,
+}
+
+impl Refusal {
+    #[cold]
+    pub(super) fn panic(self) -> ! {
+        match self {
+            Self::Overflow => {
+                panic!("capacity overflow: a packet buffer has at most u32::MAX bytes")
+            }
+            Self::HeapLimit => panic!("the packet pool is at its cap, and its heap limit reached"),
         }
     }
 }
