@@ -137,22 +137,22 @@ fn prepend_shifts_within_the_chunk_before_it_moves_to_another() {
 
 #[test]
 fn halves_join_in_place_and_strangers_do_not() {
-    let pool = one_slab(&[64]);
-    let mut buf = pool.try_alloc(64).unwrap();
-    buf.put_bytes(1, 64);
+    let pool = one_slab(&[1024]);
+    let mut buf = pool.try_alloc(1024).unwrap();
+    buf.put_bytes(1, 1024);
     let tail = buf.split_off(40);
     assert_eq!(pool.slab().stats().in_use(), 1);
     buf.try_unsplit(tail).unwrap();
-    assert_eq!((buf.len(), buf.capacity()), (64, 64));
+    assert_eq!((buf.len(), buf.capacity()), (1024, 1024));
 
     // A full chunk and the chunk right behind it are neighbours by address only.
-    let mut all = drain(&pool, 64);
-    let end = buf.as_ptr().wrapping_add(64);
+    let mut all = drain(&pool, 1024);
+    let end = buf.as_ptr().wrapping_add(1024);
     let next = all.iter().position(|other| other.as_ptr() == end);
     let mut next = all.swap_remove(next.expect("chunks of a slab lie side by side"));
     next.extend_from_slice(b"stranger");
     let next = buf.try_unsplit(next).unwrap_err();
-    assert_eq!((buf.len(), next), (64, text("stranger")));
+    assert_eq!((buf.len(), next), (1024, text("stranger")));
 }
 
 #[test]
@@ -270,16 +270,16 @@ fn without_a_heap_limit_of_more_than_zero_all_stays_in_the_pool() {
 
 #[test]
 fn a_buffer_on_the_heap_returns_to_its_pool_when_that_has_memory() {
-    let pool = one_slab(&[64, 1024]);
-    let held = drain(&pool, 64);
-    let mut buf = pool.with_capacity(64);
-    buf.put_bytes(5, 64);
+    let pool = one_slab(&[1024, 4096]);
+    let held = drain(&pool, 1024);
+    let mut buf = pool.with_capacity(1024);
+    buf.put_bytes(5, 1024);
     assert_eq!(buf.class(), None);
     drop(held);
     pool.slab().trim();
     buf.reserve(1);
     assert_eq!(buf.class(), Some(1));
-    assert_eq!(buf, [5; 64][..]);
+    assert_eq!(buf, [5; 1024][..]);
     assert_eq!(pool.packet_stats().heap_bytes, 0);
 }
 
@@ -368,13 +368,13 @@ fn reserving_next_to_everything_panics_and_leaves_the_buffer_whole() {
 
 #[test]
 fn what_was_not_written_is_not_read() {
-    let pool = one_slab(&[64]);
-    let mut held = drain(&pool, 64);
+    let pool = one_slab(&[1024]);
+    let mut held = drain(&pool, 1024);
     for buf in &mut held {
-        buf.put_bytes(0xaa, 64);
+        buf.put_bytes(0xaa, 1024);
     }
     drop(held);
-    for mut buf in drain(&pool, 64) {
+    for mut buf in drain(&pool, 1024) {
         assert!(buf.is_empty());
         buf.resize(64, 0);
         assert_eq!(buf, [0; 64][..]);
@@ -385,12 +385,12 @@ fn what_was_not_written_is_not_read() {
 
 #[test]
 fn buffers_alive_never_overlap() {
-    let pool = one_slab(&[64, 256]);
-    let bufs = drain(&pool, 64);
-    assert_eq!(bufs.len(), 1024);
+    let pool = one_slab(&[1024, 4096]);
+    let bufs = drain(&pool, 1024);
+    assert_eq!(bufs.len(), 64);
     let starts: HashSet<_> = bufs.iter().map(|buf| buf.as_ptr() as usize).collect();
-    assert_eq!(starts.len(), 1024);
-    assert!(starts.iter().all(|at| at % 64 == 0));
+    assert_eq!(starts.len(), 64);
+    assert!(starts.iter().all(|at| at % 1024 == 0));
 }
 
 #[test]
