@@ -47,6 +47,8 @@ fn the_count_counts() {
     assert_eq!(allocations(|| BytesMut::with_capacity(64)).0, 1);
 }
 
+const ROUNDS: usize = if cfg!(miri) { 20 } else { 2000 };
+
 /// One packet's life, with about everything that a server does to it.
 fn round(pool: &PacketPool, chain: &mut PacketChain, n: usize) {
     let mut buf = pool.try_alloc(1200).unwrap();
@@ -87,7 +89,7 @@ fn the_steady_state_takes_nothing_from_the_heap() {
     let mut chain = PacketChain::new();
     round(&pool, &mut chain, 0);
     let (count, ()) = allocations(|| {
-        for n in 0..2000 {
+        for n in 0..ROUNDS {
             round(&pool, &mut chain, n);
         }
     });
@@ -99,7 +101,7 @@ fn the_steady_state_takes_nothing_from_the_heap() {
 #[test]
 fn without_a_pool_argument_the_same() {
     let rounds = || {
-        for n in 0..500 {
+        for n in 0..ROUNDS / 4 {
             let mut buf = PacketBuf::with_capacity(100 + n);
             buf.put_slice(&[3; 300]);
             let packet = Packet::copy_from_slice(&buf);
