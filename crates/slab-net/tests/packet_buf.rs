@@ -188,6 +188,7 @@ fn at_the_cap_fallible_methods_refuse_and_change_nothing() {
     let exhausted = AllocError::Exhausted { chunk_bytes: 1024 };
     assert_eq!(buf.try_reserve(500), Err(exhausted));
     assert_eq!(buf.try_prepend(&[0; 500]), Err(exhausted));
+    assert_eq!(buf.try_extend_from_slice(&[0; 500]), Err(exhausted));
     assert_eq!(pool.try_alloc(500).unwrap_err(), exhausted);
     assert_eq!(pool.try_copy_from_slice(&[0; 500]).unwrap_err(), exhausted);
     let too_large = AllocError::TooLarge {
@@ -197,6 +198,8 @@ fn at_the_cap_fallible_methods_refuse_and_change_nothing() {
     assert_eq!(buf.try_reserve(2000), Err(too_large));
     assert_eq!((buf.as_ptr(), &buf[..]), (at, &b"unchanged"[..]));
     assert_eq!(pool.packet_stats(), Default::default());
+    buf.try_extend_from_slice(b", but room").unwrap();
+    assert_eq!((buf.as_ptr(), &buf[..]), (at, &b"unchanged, but room"[..]));
 }
 
 #[test]

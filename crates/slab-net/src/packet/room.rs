@@ -90,6 +90,21 @@ impl PacketBuf {
         self.move_to(&self.growth_pool(), needed)
     }
 
+    /// As [`extend_from_slice`](Self::extend_from_slice), but takes memory from the pool only.
+    ///
+    /// # Errors
+    /// As [`PacketPool::try_alloc`]; the buffer is then as before.
+    #[inline]
+    pub fn try_extend_from_slice(&mut self, extend: &[u8]) -> Result<(), AllocError> {
+        if extend.len() > self.tailroom() {
+            self.try_reserve(extend.len())?;
+        }
+        // SAFETY: there is room for them behind the contents now. `extend` is borrowed, so it
+        // cannot overlap bytes that are ours to write.
+        unsafe { self.append_unchecked(extend.as_ptr(), extend.len()) };
+        Ok(())
+    }
+
     /// Makes room for at least `additional` more bytes behind the contents if that can be done in
     /// place, and says whether it could.
     ///
