@@ -2,6 +2,7 @@
 
 mod packet;
 pub mod pipeline;
+pub mod rudp;
 pub mod udp;
 
 pub use packet::{

@@ -1,0 +1,124 @@
+//! [`MemoryBudget`]: how much pool memory the sessions of an endpoint may promise and use.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+/// A limit in bytes of pool memory that sessions share. What a session advertises as its window,
+/// and what it holds for sending, is reserved here first; what is not reserved is not promised.
+///
+/// It counts; it allocates nothing. Clones are handles to the same budget.
+///
+/// ```
+/// use slab_net::rudp::MemoryBudget;
+///
+/// let budget = MemoryBudget::new(1 << 20);
+/// assert_eq!((budget.limit(), budget.reserved()), (1 << 20, 0));
+/// ```
+#[derive(Debug, Clone)]
+pub struct MemoryBudget {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    limit: usize,
+    reserved: AtomicUsize,
+}
+
+impl MemoryBudget {
+    /// A budget of this many bytes.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                limit,
+                reserved: AtomicUsize::new(0),
+            }),
+        }
+    }
+
+    /// The limit in bytes.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.inner.limit
+    }
+
+    /// Bytes reserved now, by all sessions; never above the limit.
+    #[must_use]
+    pub fn reserved(&self) -> usize {
+        self.inner.reserved.load(Ordering::Relaxed)
+    }
+
+    /// An account without a reservation.
+    pub(super) fn account(&self) -> Account {
+        Account {
+            budget: self.clone(),
+            bytes: 0,
+        }
+    }
+}
+
+/// One user's reservations; gives all of them back when dropped.
+#[derive(Debug)]
+pub(super) struct Account {
+    budget: MemoryBudget,
+    bytes: usize,
+}
+
+impl Account {
+    /// Reserves `bytes` more, or nothing and says so.
+    pub(super) fn reserve(&mut self, bytes: usize) -> bool {
+        let inner = &*self.budget.inner;
+        let reserved =
+            inner
+                .reserved
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |reserved| {
+                    let sum = reserved.checked_add(bytes)?;
+                    (sum <= inner.limit).then_some(sum)
+                });
+        if reserved.is_ok() {
+            self.bytes += bytes;
+        }
+        reserved.is_ok()
+    }
+
+    /// Gives `bytes` of the reservation back.
+    pub(super) fn release(&mut self, bytes: usize) {
+        debug_assert!(bytes <= self.bytes, "more given back than reserved");
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.budget
+            .inner
+            .reserved
+            .fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.release(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_never_passed_and_comes_back() {
+        let budget = MemoryBudget::new(100);
+        let (mut a, mut b) = (budget.account(), budget.account());
+        assert!(a.reserve(60));
+        assert!(!b.reserve(41));
+        assert!(b.reserve(40));
+        assert!(!b.reserve(usize::MAX), "no overflow");
+        a.release(10);
+        assert_eq!((a.bytes(), b.bytes(), budget.reserved()), (50, 40, 90));
+        drop((a, b));
+        assert_eq!(budget.reserved(), 0);
+    }
+}

@@ -1,0 +1,181 @@
+//! Acknowledgements that are owed to the peer.
+//!
+//! Every segment carries `una`, so that an ACK of its own is owed only for what came out of order,
+//! and one for the latest of what `una` covers, which gives the peer its round-trip time. How long
+//! they wait depends on what happens: not at all where something is missing or arrived twice, or
+//! where little arrives; for company where much arrives; for the answer where the application
+//! answers at once.
+
+use super::super::time::Time;
+use core::time::Duration;
+
+/// Segments in order that are acknowledged together, at most.
+const EVERY: u32 = 16;
+
+#[derive(Debug)]
+pub(super) struct Acks {
+    delay: Duration,
+    /// Out of order: `sn` and `ts`, in the order of arrival.
+    list: Vec<(u32, u32)>,
+    most: usize,
+    /// The latest in order.
+    latest: Option<(u32, u32)>,
+    /// In order, since the last acknowledgement.
+    unacknowledged: u32,
+    due: Option<Time>,
+    last_sent: Option<Time>,
+    last_arrival: Option<Time>,
+    /// Does the application answer what it receives within the delay?
+    answers: bool,
+}
+
+impl Acks {
+    /// At most `most` out-of-order acknowledgements wait.
+    pub(super) fn new(delay: Duration, most: usize) -> Self {
+        Self {
+            delay,
+            list: Vec::new(),
+            most,
+            latest: None,
+            unacknowledged: 0,
+            due: None,
+            last_sent: None,
+            last_arrival: None,
+            answers: false,
+        }
+    }
+
+    /// A segment came that `una` covers now, as the next one.
+    pub(super) fn in_order(&mut self, sn: u32, ts: u32, now: Time) {
+        self.latest = Some((sn, ts));
+        self.unacknowledged += 1;
+        let sparse = self.last_sent.is_none_or(|at| now.since(at) >= self.delay);
+        self.last_arrival = Some(now);
+        if self.unacknowledged >= EVERY || (sparse && !self.answers) {
+            self.due = Some(now);
+        } else if self.due.is_none() {
+            self.due = Some(now + self.delay);
+        }
+    }
+
+    /// A segment came that was here before, and that `una` covers.
+    pub(super) fn duplicate(&mut self, sn: u32, ts: u32, now: Time) {
+        self.latest = Some((sn, ts));
+        self.due = Some(now);
+    }
+
+    /// A segment came ahead of a missing one.
+    pub(super) fn out_of_order(&mut self, sn: u32, ts: u32, now: Time) {
+        if self.list.len() < self.most {
+            self.list.push((sn, ts));
+        }
+        self.due = Some(now);
+    }
+
+    /// Acknowledge at once: something missing has come.
+    pub(super) fn hurry(&mut self, now: Time) {
+        self.due = Some(now);
+    }
+
+    /// Is there anything to acknowledge?
+    pub(super) fn is_pending(&self) -> bool {
+        self.latest.is_some() || !self.list.is_empty()
+    }
+
+    /// When they have to be sent.
+    pub(super) fn due(&self) -> Option<Time> {
+        self.due.filter(|_| self.is_pending())
+    }
+
+    /// The next to be sent; those of the list that `una` covers by now are passed over.
+    pub(super) fn pop(&mut self, una: u32) -> Option<(u32, u32)> {
+        while let Some((sn, ts)) = self.list.pop() {
+            if !super::sn::before(sn, una) {
+                return Some((sn, ts));
+            }
+            // Newer than what came before it in order, and it gives a round-trip time as well.
+            self.latest.get_or_insert((sn, ts));
+        }
+        self.latest.take()
+    }
+
+    /// All were sent: alone, so that nobody answered while they waited, or with data of our own.
+    pub(super) fn sent(&mut self, now: Time, alone: bool) {
+        if alone {
+            self.answers = false;
+        }
+        self.unacknowledged = 0;
+        self.due = None;
+        self.last_sent = Some(now);
+    }
+
+    /// Data is sent for the first time.
+    pub(super) fn data_sent(&mut self, now: Time) {
+        self.answers = self
+            .last_arrival
+            .is_some_and(|at| now.since(at) < self.delay);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn at(ms: u32) -> Time {
+        Time::ZERO + ms * MS
+    }
+
+    fn drain(acks: &mut Acks, una: u32, now: Time) -> Vec<u32> {
+        let sns = std::iter::from_fn(|| acks.pop(una))
+            .map(|(sn, _)| sn)
+            .collect();
+        acks.sent(now, true);
+        sns
+    }
+
+    #[test]
+    fn sparse_ones_go_at_once_and_many_go_together() {
+        let mut acks = Acks::new(2 * MS, 100);
+        acks.in_order(0, 0, at(0));
+        assert_eq!(acks.due(), Some(at(0)));
+        assert_eq!(drain(&mut acks, 1, at(0)), [0]);
+        for sn in 1..EVERY {
+            acks.in_order(sn, 0, at(1));
+            assert_eq!(acks.due(), Some(at(3)));
+        }
+        acks.in_order(EVERY, 0, at(1));
+        assert_eq!(acks.due(), Some(at(1)));
+        assert_eq!(drain(&mut acks, EVERY + 1, at(1)), [EVERY]);
+        assert_eq!(acks.due(), None);
+    }
+
+    #[test]
+    fn a_missing_segment_makes_haste_and_each_one_behind_it_is_named() {
+        let mut acks = Acks::new(2 * MS, 2);
+        drain(&mut acks, 0, at(0));
+        for sn in [5, 6, 7] {
+            acks.out_of_order(sn, 0, at(0));
+        }
+        assert_eq!(acks.due(), Some(at(0)));
+        assert_eq!(drain(&mut acks, 0, at(0)), [6, 5], "bounded");
+        acks.out_of_order(8, 0, at(0));
+        acks.in_order(4, 0, at(0));
+        assert_eq!(drain(&mut acks, 9, at(0)), [4]);
+    }
+
+    #[test]
+    fn an_application_that_answers_carries_them() {
+        let mut acks = Acks::new(2 * MS, 2);
+        acks.in_order(0, 0, at(0));
+        drain(&mut acks, 1, at(0));
+        acks.data_sent(at(1));
+        acks.in_order(1, 0, at(100));
+        assert_eq!(acks.due(), Some(at(102)));
+        // It does not answer this one.
+        drain(&mut acks, 2, at(102));
+        acks.in_order(2, 0, at(200));
+        assert_eq!(acks.due(), Some(at(200)));
+    }
+}

@@ -1,0 +1,302 @@
+//! The pool memory that segments to be sent lie in, with room for their headers.
+//!
+//! Segments are put one behind the other into blocks, header first, so that a run of them is already
+//! what goes to the kernel: segments that fit a datagram together, or with GSO many datagrams of one
+//! size. Headers are written when a segment is sent, in place. A message that comes in a packet of
+//! its own with room for a header in front stays where it is, and is a block by itself.
+
+use super::super::budget::Account;
+use super::super::wire::HEADER_BYTES;
+use crate::packet::{PacketBuf, PacketPool};
+use bytes::BufMut;
+
+/// The largest block: what one call to the kernel takes with GSO.
+const MAX_BLOCK: usize = 65507;
+/// A packet is taken as it is if its chunk is at most this many times as large as what is in it.
+const ADOPT_RATIO: usize = 2;
+
+/// Where a segment lies: its header, and behind it its payload.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) block: u32,
+    pub(super) offset: u32,
+    /// Bytes of payload.
+    pub(super) len: u32,
+}
+
+impl Place {
+    /// Bytes with the header.
+    pub(super) fn size(&self) -> usize {
+        HEADER_BYTES + self.len as usize
+    }
+
+    /// The byte behind it.
+    pub(super) fn end(&self) -> u32 {
+        self.offset + self.size() as u32
+    }
+}
+
+#[derive(Debug)]
+struct Block {
+    /// Without memory if the block is free.
+    buf: PacketBuf,
+    /// Segments that are not yet acknowledged.
+    live: u32,
+    reserved: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Blocks {
+    blocks: Vec<Block>,
+    free: Vec<u32>,
+    /// The block that new segments go to.
+    open: Option<u32>,
+    /// The size of the last block opened.
+    last_bytes: usize,
+    account: Account,
+}
+
+impl Blocks {
+    pub(super) fn new(account: Account) -> Self {
+        Self {
+            blocks: Vec::new(),
+            free: Vec::new(),
+            open: None,
+            last_bytes: 0,
+            account,
+        }
+    }
+
+    /// Bytes of pool memory in use.
+    pub(super) fn reserved(&self) -> usize {
+        self.account.bytes()
+    }
+
+    /// Lays out a segment of `payload`, of which `more` bytes of segments are to follow at once;
+    /// `None` if there is no memory.
+    pub(super) fn push(&mut self, payload: &[u8], more: usize, pool: &PacketPool) -> Option<Place> {
+        let needed = HEADER_BYTES + payload.len();
+        let block = match self.open {
+            Some(open) if self.blocks[open as usize].buf.tailroom() >= needed => open,
+            _ => self.open_block(needed, more, pool)?,
+        };
+        let Block { buf, live, .. } = &mut self.blocks[block as usize];
+        let offset = buf.len() as u32;
+        buf.put_bytes(0, HEADER_BYTES);
+        buf.extend_from_slice(payload);
+        *live += 1;
+        Some(Place {
+            block,
+            offset,
+            len: payload.len() as u32,
+        })
+    }
+
+    /// Lengthens a segment, if it is the last one in the open block, by as much of `payload` as
+    /// there is room for up to `max` bytes. Returns how much that was.
+    pub(super) fn extend(&mut self, place: &mut Place, payload: &[u8], max: usize) -> usize {
+        let Block { buf, .. } = &mut self.blocks[place.block as usize];
+        if self.open != Some(place.block) || buf.len() != place.end() as usize {
+            return 0;
+        }
+        let room = buf.tailroom().min(max.saturating_sub(place.len as usize));
+        let taken = payload.len().min(room);
+        buf.extend_from_slice(&payload[..taken]);
+        place.len += taken as u32;
+        taken
+    }
+
+    /// Takes a packet as a segment, if its memory is worth keeping and has room for the header;
+    /// gives it back otherwise.
+    pub(super) fn adopt(&mut self, mut packet: PacketBuf) -> Result<Place, PacketBuf> {
+        let (len, size) = (packet.len(), HEADER_BYTES + packet.len());
+        let occupied = packet.headroom() + packet.capacity();
+        if packet.class().is_none()
+            || packet.headroom() < HEADER_BYTES
+            || occupied > size.next_multiple_of(64) * ADOPT_RATIO
+            || !self.account.reserve(occupied)
+        {
+            return Err(packet);
+        }
+        packet.prepend_header(HEADER_BYTES);
+        let block = self.add(packet, 1, occupied);
+        Ok(Place {
+            block,
+            offset: 0,
+            len: len as u32,
+        })
+    }
+
+    fn open_block(&mut self, needed: usize, more: usize, pool: &PacketPool) -> Option<u32> {
+        let room = pool.headroom() + pool.tailroom();
+        let largest = pool.slab().size_classes().largest().saturating_sub(room);
+        // While earlier segments are on their way, more are likely to come than were announced.
+        let likely = if self.blocks.len() > self.free.len() {
+            self.last_bytes * 2
+        } else {
+            0
+        };
+        let wanted = (needed + more).max(likely).min(MAX_BLOCK).min(largest);
+        let sizes = [wanted.max(needed), needed];
+        let (buf, reserved) = sizes.iter().find_map(|&bytes| self.allocate(bytes, pool))?;
+        self.last_bytes = buf.capacity();
+        let block = self.add(buf, 0, reserved);
+        self.close();
+        self.open = Some(block);
+        Some(block)
+    }
+
+    fn allocate(&mut self, bytes: usize, pool: &PacketPool) -> Option<(PacketBuf, usize)> {
+        let room = pool.headroom() + pool.tailroom();
+        let classes = pool.slab().size_classes();
+        let reserved = classes.sizes()[classes.class_for(bytes + room)?];
+        if !self.account.reserve(reserved) {
+            return None;
+        }
+        match pool.try_alloc(bytes) {
+            Ok(buf) => Some((buf, reserved)),
+            Err(_) => {
+                self.account.release(reserved);
+                None
+            }
+        }
+    }
+
+    fn add(&mut self, buf: PacketBuf, live: u32, reserved: usize) -> u32 {
+        let block = Block {
+            buf,
+            live,
+            reserved,
+        };
+        match self.free.pop() {
+            Some(index) => {
+                self.blocks[index as usize] = block;
+                index
+            }
+            None => {
+                self.blocks.push(block);
+                (self.blocks.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Puts nothing more into the open block.
+    fn close(&mut self) {
+        if let Some(open) = self.open.take()
+            && self.blocks[open as usize].live == 0
+        {
+            self.give_back(open);
+        }
+    }
+
+    /// A segment is not needed any more.
+    pub(super) fn release(&mut self, place: Place) {
+        let block = &mut self.blocks[place.block as usize];
+        block.live -= 1;
+        if block.live == 0 {
+            if self.open == Some(place.block) {
+                self.open = None;
+            }
+            self.give_back(place.block);
+        }
+    }
+
+    fn give_back(&mut self, index: u32) {
+        let block = &mut self.blocks[index as usize];
+        block.buf = PacketBuf::new();
+        self.account.release(block.reserved);
+        self.free.push(index);
+    }
+
+    /// Gives up all segments.
+    pub(super) fn clear(&mut self) {
+        self.blocks = Vec::new();
+        self.free = Vec::new();
+        self.open = None;
+        self.account.release(self.account.bytes());
+    }
+
+    /// The bytes of a segment, header included.
+    #[inline]
+    pub(super) fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
+        let buf = &mut self.blocks[place.block as usize].buf;
+        &mut buf[place.offset as usize..place.end() as usize]
+    }
+
+    /// The bytes from `start` to `end` of a block.
+    #[inline]
+    pub(super) fn range(&self, block: u32, start: u32, end: u32) -> &[u8] {
+        &self.blocks[block as usize].buf[start as usize..end as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::budget::MemoryBudget;
+    use super::*;
+
+    fn pool(headroom: usize) -> PacketPool {
+        PacketPool::builder()
+            .max_memory(4 << 20)
+            .headroom(headroom)
+            .build()
+            .unwrap()
+    }
+
+    #[test]
+    fn segments_lie_side_by_side_and_their_memory_goes_with_the_last() {
+        let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
+        let mut blocks = Blocks::new(budget.account());
+        let a = blocks.push(b"aaaa", 100, &pool).unwrap();
+        let b = blocks.push(b"bb", 0, &pool).unwrap();
+        assert_eq!((b.block, b.offset), (a.block, a.end()));
+        assert_eq!(&blocks.range(a.block, 24, 28), b"aaaa");
+        assert_eq!(pool.slab().stats().in_use(), 1);
+        blocks.release(a);
+        assert_eq!(pool.slab().stats().in_use(), 1);
+        blocks.release(b);
+        assert_eq!((pool.slab().stats().in_use(), budget.reserved()), (0, 0));
+    }
+
+    #[test]
+    fn the_last_segment_can_be_lengthened_and_no_other() {
+        let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
+        let mut blocks = Blocks::new(budget.account());
+        let mut a = blocks.push(b"aa", 1000, &pool).unwrap();
+        assert_eq!(blocks.extend(&mut a, b"xxxx", 5), 3);
+        assert_eq!(a.len, 5);
+        let mut b = blocks.push(b"b", 0, &pool).unwrap();
+        assert_eq!(blocks.extend(&mut a, b"x", 100), 0);
+        assert_eq!(blocks.extend(&mut b, b"c", 100), 1);
+        assert_eq!(&blocks.bytes_mut(b)[24..], b"bc");
+    }
+
+    #[test]
+    fn a_packet_with_headroom_stays_where_it_is() {
+        let (pool, budget) = (pool(24), MemoryBudget::new(1 << 20));
+        let mut blocks = Blocks::new(budget.account());
+        let mut packet = pool.try_alloc(900).unwrap();
+        packet.resize(900, 1);
+        let at = packet.as_ptr();
+        let place = blocks.adopt(packet).unwrap();
+        assert_eq!(blocks.bytes_mut(place)[24..].as_ptr(), at);
+        blocks.release(place);
+
+        // A small message in a large chunk would pin it.
+        let mut packet = pool.try_alloc(9000).unwrap();
+        packet.resize(10, 1);
+        assert!(blocks.adopt(packet).is_err());
+        assert_eq!((pool.slab().stats().in_use(), budget.reserved()), (0, 0));
+    }
+
+    #[test]
+    fn the_budget_and_the_pool_are_limits() {
+        let (pool, budget) = (pool(0), MemoryBudget::new(3000));
+        let mut blocks = Blocks::new(budget.account());
+        let first = blocks.push(&[0; 1376], 100_000, &pool).unwrap();
+        assert_eq!(budget.reserved(), 1536, "the smaller block was taken");
+        assert_eq!(blocks.push(&[0; 1476], 0, &pool), None);
+        blocks.release(first);
+        assert_eq!((pool.slab().stats().in_use(), budget.reserved()), (0, 0));
+    }
+}

@@ -1,0 +1,361 @@
+//! What a datagram does: checked as a whole against what this end knows, and applied only then.
+
+use super::super::config::DEFAULT_WINDOW;
+use super::super::error::{CloseReason, Rejection};
+use super::super::time::Time;
+use super::super::wire::{Command, Header, segments};
+use super::congestion::CongestionControl;
+use super::receive::{BatchBuffer, Inserted};
+use super::recovery::Verdict;
+use super::send::State;
+use super::sn::{before, diff};
+use super::{MAX_FRAGMENTS, Phase, Session};
+use crate::packet::Packet;
+use bytes::Buf;
+use core::ops::Range;
+use core::time::Duration;
+
+/// Sequence numbers further than this from where the session is were never right: twice the
+/// largest window.
+const FAR: i32 = 65536;
+
+/// What the segments of one datagram say together.
+#[derive(Default)]
+struct Digest {
+    una: Option<(u32, u32)>,
+    /// Number and round-trip time of the latest transmission acknowledged.
+    sample: Option<(u64, Duration)>,
+    acknowledged: u32,
+}
+
+impl Session {
+    /// Takes a datagram of the peer's, whoever sent it.
+    ///
+    /// # Errors
+    /// Why it was refused. Nothing in the session has changed then but the count in
+    /// [`stats`](Self::stats).
+    pub fn handle_datagram(&mut self, now: Time, datagram: Packet) -> Result<(), Rejection> {
+        self.advance(now);
+        self.handle(datagram, &mut BatchBuffer::default())
+    }
+
+    /// Takes datagrams that lie in one buffer, in order, as the kernel coalesces them. The buffer
+    /// is then charged to the session's memory once, and not for each of them.
+    ///
+    /// Returns how many were refused.
+    pub fn handle_batch(&mut self, now: Time, datagrams: impl IntoIterator<Item = Packet>) -> u32 {
+        self.advance(now);
+        let mut batch = BatchBuffer::default();
+        let refused = datagrams
+            .into_iter()
+            .map(|datagram| self.handle(datagram, &mut batch).is_err());
+        refused.map(u32::from).sum()
+    }
+
+    fn handle(&mut self, datagram: Packet, batch: &mut BatchBuffer) -> Result<(), Rejection> {
+        if let Err(rejection) = self.check(&datagram) {
+            self.stats.rejected[rejection as usize] += 1;
+            return Err(rejection);
+        }
+        self.stats.received_datagrams += 1;
+        self.stats.received_bytes += datagram.len() as u64;
+        self.path.received += datagram.len() as u64;
+        self.last_received = self.now;
+        self.keepalive_at = self.now + self.config.keepalive;
+        self.apply(datagram, batch);
+        Ok(())
+    }
+
+    /// Is all of it in order, and possible?
+    fn check(&self, datagram: &[u8]) -> Result<(), Rejection> {
+        for segment in segments(datagram) {
+            let (header, _) = segment?;
+            if header.conv != self.conv {
+                return Err(Rejection::OtherConversation);
+            }
+            let una = diff(header.una, self.send.una());
+            if diff(header.una, self.send.next()) > 0 || una < -FAR {
+                return Err(Rejection::UnaBeyondSent);
+            }
+            match header.cmd {
+                Command::Push => self.check_push(&header)?,
+                Command::Ack => self.check_ack(&header)?,
+                Command::AskWindow | Command::TellWindow => {}
+                Command::Close => {
+                    if header.ts != self.token || header.sn != self.receive.next() {
+                        return Err(Rejection::ForgedClose);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_push(&self, header: &Header) -> Result<(), Rejection> {
+        if header.len as usize > self.config.max_segment() {
+            return Err(Rejection::SegmentTooLong);
+        }
+        let most = MAX_FRAGMENTS.min(self.config.recv_window);
+        if u32::from(header.frg) >= most {
+            return Err(Rejection::TooManyFragments);
+        }
+        if !(-FAR..FAR).contains(&self.receive.offset(header.sn)) {
+            return Err(Rejection::SequenceFarOutside);
+        }
+        Ok(())
+    }
+
+    fn check_ack(&self, header: &Header) -> Result<(), Rejection> {
+        if diff(header.sn, self.send.next()) >= 0 || diff(header.sn, self.send.una()) < -FAR {
+            return Err(Rejection::AckBeyondSent);
+        }
+        if self.send.is_outstanding(header.sn) {
+            let slot = self.send.slot(header.sn);
+            let since_first = header.ts.wrapping_sub(slot.first_ts);
+            if since_first > slot.last_ts.wrapping_sub(slot.first_ts) {
+                return Err(Rejection::TimeNeverSent);
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, mut datagram: Packet, batch: &mut BatchBuffer) {
+        let mut digest = Digest::default();
+        // Where the part of the datagram that is left began.
+        let mut cut = 0;
+        let mut at = 0;
+        while at < datagram.len() + cut {
+            let Some(Ok((header, payload))) = segments(&datagram[at - cut..]).next() else {
+                break;
+            };
+            let payload = payload.start + at..payload.end + at;
+            at = payload.end;
+            let newer = |&(una, _): &(u32, u32)| before(una, header.una);
+            if digest.una.is_none_or(|una| newer(&una)) {
+                digest.una = Some((header.una, header.wnd.into()));
+            }
+            match header.cmd {
+                Command::Ack => self.on_ack(&header, &mut digest),
+                Command::Push => {
+                    let end = datagram.len() + cut;
+                    let segment = take(&mut datagram, &mut cut, payload, end);
+                    self.on_push(&header, segment, batch);
+                }
+                Command::AskWindow => {
+                    self.tell = true;
+                    self.peer.token = header.ts;
+                    self.peer.has_token = true;
+                }
+                Command::TellWindow => {
+                    if header.ts == self.token {
+                        self.peer.is_ours = true;
+                        self.validated();
+                    }
+                }
+                Command::Close => {
+                    self.on_close();
+                    return;
+                }
+            }
+            if self.ended().is_some() {
+                return;
+            }
+        }
+        self.conclude(&digest);
+    }
+
+    /// The peer received at its address what was sent there.
+    fn validated(&mut self) {
+        if !self.path.validated {
+            self.path.validated = true;
+            self.receive.set_grows(true);
+        }
+    }
+
+    fn on_ack(&mut self, header: &Header, digest: &mut Digest) {
+        if !self.send.is_outstanding(header.sn) {
+            return;
+        }
+        let slot = *self.send.slot(header.sn);
+        if slot.state == State::Acked {
+            return;
+        }
+        self.validated();
+        let rtt = Duration::from_micros(self.ts().wrapping_sub(header.ts).into());
+        if header.ts == slot.last_ts {
+            self.recovery.arrived(slot.serial);
+            if digest.sample.is_none_or(|(serial, _)| serial < slot.serial) {
+                digest.sample = Some((slot.serial, rtt));
+            }
+        } else {
+            self.stats.retransmits_spurious += 1;
+            self.recovery.spurious();
+            digest.sample.get_or_insert((0, rtt));
+        }
+        digest.acknowledged += u32::from(self.send.acknowledge(header.sn));
+    }
+
+    fn on_push(&mut self, header: &Header, segment: Packet, batch: &mut BatchBuffer) {
+        self.stats.received_segments += 1;
+        let (sn, ts, now) = (header.sn, header.ts, self.now);
+        if self.phase != Phase::Open {
+            // Nobody will read it; but what was read is acknowledged as often as it comes.
+            if self.receive.offset(sn) < 0 {
+                self.acks.duplicate(sn, ts, now);
+            }
+            return;
+        }
+        let expected = self.receive.next();
+        let inserted = self
+            .receive
+            .insert(sn, header.frg, segment, &self.pool, batch);
+        match inserted {
+            Inserted::InOrder => {
+                self.acks.in_order(sn, ts, now);
+                if self.receive.next() != expected.wrapping_add(1) {
+                    self.acks.hurry(now);
+                }
+            }
+            Inserted::OutOfOrder => self.acks.out_of_order(sn, ts, now),
+            Inserted::Duplicate => {
+                self.stats.duplicates += 1;
+                if before(sn, expected) {
+                    self.acks.duplicate(sn, ts, now);
+                } else {
+                    self.acks.out_of_order(sn, ts, now);
+                }
+            }
+            Inserted::BeyondWindow => {
+                self.stats.dropped_beyond_window += 1;
+                self.consider_telling();
+            }
+            Inserted::NoMemory => self.stats.dropped_no_memory += 1,
+        }
+        if self.receive.is_stuck() && !self.config.stream {
+            self.end(CloseReason::MessageTooLong);
+        }
+    }
+
+    fn on_close(&mut self) {
+        match self.phase {
+            Phase::Open => {
+                self.notify = true;
+                self.end(CloseReason::ClosedByPeer);
+            }
+            Phase::Lingering { .. } => {
+                self.notify = true;
+                let undelivered = !self.send.is_empty();
+                self.end(if undelivered {
+                    CloseReason::ClosedByPeer
+                } else {
+                    CloseReason::Closed
+                });
+            }
+            Phase::Notifying { .. } | Phase::Quiet { .. } => self.end(CloseReason::Closed),
+            // It has not heard our answer.
+            Phase::Over(_) => self.notify = true,
+        }
+    }
+
+    /// What all segments of a datagram said is known: windows, losses, and whether all is sent.
+    fn conclude(&mut self, digest: &Digest) {
+        let mut acknowledged = digest.acknowledged;
+        if let Some((una, window)) = digest.una {
+            while before(self.send.una(), una) {
+                let sn = self.send.una();
+                let slot = *self.send.slot(sn);
+                if slot.transmissions == 1 {
+                    self.recovery.arrived(slot.serial);
+                }
+                acknowledged += u32::from(self.send.acknowledge(sn));
+            }
+            self.on_window(una, window);
+        }
+        if let Some((_, rtt)) = digest.sample {
+            self.recovery.sample(rtt);
+        }
+        if acknowledged > 0 {
+            self.recovery.progress();
+            let limit = self.window_limit();
+            self.control.acknowledged(acknowledged, limit);
+            self.find_losses();
+            self.finish_if_sent();
+        }
+    }
+
+    fn on_window(&mut self, una: u32, window: u32) {
+        let edge = una.wrapping_add(window);
+        // Where datagrams overtake each other the later edge counts; the first one told replaces
+        // what was assumed.
+        if !self.peer.told || before(self.peer.edge, edge) {
+            self.peer.edge = edge;
+        }
+        self.peer.largest_window = if self.peer.told {
+            self.peer.largest_window.max(window)
+        } else {
+            // An empty window says nothing of its size.
+            window.max(if window == 0 { DEFAULT_WINDOW } else { 1 })
+        };
+        self.peer.told = true;
+        if diff(self.peer.edge, self.send.next()) > 0 {
+            self.probe = None;
+        }
+    }
+
+    /// Segments that the windows allow outstanding, whatever the congestion control says.
+    pub(super) fn window_limit(&self) -> u32 {
+        let remote = diff(self.peer.edge, self.send.una()).max(0) as u32;
+        remote.min(self.config.send_window)
+    }
+
+    /// Marks what is lost, and remembers when more will be.
+    pub(super) fn find_losses(&mut self) {
+        self.loss_at = None;
+        while let Some(sn) = self.send.oldest() {
+            let slot = *self.send.slot(sn);
+            match self.recovery.verdict(slot.serial, slot.sent_at, self.now) {
+                Verdict::Unknown => break,
+                Verdict::LostAt(at) => {
+                    self.loss_at = Some(at);
+                    break;
+                }
+                Verdict::Lost => {
+                    self.stats.retransmits_fast += 1;
+                    self.recovery.lost();
+                    if slot.serial > self.reduced_at {
+                        self.reduced_at = self.send.serial();
+                        self.control.lost(self.send.outstanding());
+                    }
+                    if !self.lose(sn) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A segment has to be sent again; `false` if that ends the session.
+    pub(super) fn lose(&mut self, sn: u32) -> bool {
+        if u32::from(self.send.slot(sn).transmissions) >= self.config.dead_link {
+            self.end(CloseReason::DeadLink);
+            return false;
+        }
+        self.send.lose(sn);
+        true
+    }
+}
+
+/// The payload at `range` of a datagram whose first `cut` bytes are gone already. If it is the last
+/// of the datagram, that is used up: no reference is counted.
+fn take(datagram: &mut Packet, cut: &mut usize, range: Range<usize>, end: usize) -> Packet {
+    if range.is_empty() {
+        return Packet::new();
+    }
+    if range.end < end {
+        return datagram.slice(range.start - *cut..range.end - *cut);
+    }
+    let mut last = core::mem::take(datagram);
+    last.advance(range.start - *cut);
+    *cut = end;
+    last
+}

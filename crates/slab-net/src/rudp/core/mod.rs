@@ -1,0 +1,610 @@
+//! [`Session`]: one end of a session, without socket or clock.
+//!
+//! | module | what |
+//! |---|---|
+//! | `input` | what a datagram does: checked as a whole, then applied |
+//! | `output` | what is to be sent, laid out for as few calls to the kernel as it takes |
+//! | `timers` | when it wants to be looked after, and what happens then |
+//! | `receive` | what was received and not yet read, and the memory promised for it |
+//! | `send`, `blocks` | what is to be sent or on its way, and the memory it lies in |
+//! | `recovery`, `congestion` | what is lost, and how much may be on its way |
+//! | `ack` | acknowledgements that are owed |
+//! | `sn` | sequence numbers, and the rings they index |
+
+mod ack;
+mod blocks;
+mod congestion;
+mod input;
+mod output;
+mod receive;
+mod recovery;
+mod send;
+mod sn;
+mod timers;
+
+pub use output::Outgoing;
+
+use super::budget::MemoryBudget;
+use super::config::{DEFAULT_WINDOW, SessionConfig};
+use super::error::{CloseReason, SendError, Unsent};
+use super::stats::RudpStats;
+use super::time::Time;
+use crate::packet::{Packet, PacketPool};
+use ack::Acks;
+use blocks::Blocks;
+use congestion::Control;
+use core::fmt;
+use core::time::Duration;
+use receive::ReceiveQueue;
+use recovery::Recovery;
+use send::SendQueue;
+
+/// A message has at most so many segments, whatever the windows: some implementations take the
+/// number 255 for -1.
+const MAX_FRAGMENTS: u32 = 255;
+
+/// One end of a session: the protocol without socket or clock.
+///
+/// It is told what arrived ([`handle_datagram`](Self::handle_datagram)), what to send
+/// ([`send`](Self::send), [`write`](Self::write)) and the time; it says what goes out
+/// ([`poll_transmit`](Self::poll_transmit)), what arrived in order ([`recv`](Self::recv)) and when
+/// it wants to be called next ([`poll_timeout`](Self::poll_timeout),
+/// [`handle_timeout`](Self::handle_timeout)). The same calls give the same answers.
+///
+/// Segments are packets of a pool. After warm-up it makes no heap allocation: its rings grow to the
+/// windows that the traffic uses, and stay. A session that is dropped gives all its memory back.
+///
+/// # What it adds to KCP on the wire
+///
+/// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
+/// the `ts` of the WASK that it answers: so two ends of this library recognise each other, prove
+/// their addresses and may tell each other of a close (a segment of command 85, never sent to
+/// others).
+///
+/// ```
+/// use slab_net::PacketPool;
+/// use slab_net::rudp::{MemoryBudget, Session, SessionConfig, Side, Time};
+///
+/// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// let budget = MemoryBudget::new(8 << 20);
+/// let config = SessionConfig::fast();
+/// let now = Time::ZERO;
+/// let mut here = Session::open(7, &config, Side::Client, &pool, &budget, 1, now).unwrap();
+/// let mut there = Session::open(7, &config, Side::Server, &pool, &budget, 2, now).unwrap();
+///
+/// here.send(pool.try_copy_from_slice(b"hello")?)?;
+/// let mut scratch = [0; 2048];
+/// while let Some(outgoing) = here.poll_transmit(now, &mut scratch, 1) {
+///     let datagram = pool.try_copy_from_slice(outgoing.contents())?;
+///     there.handle_datagram(now, datagram)?;
+/// }
+/// assert_eq!(there.recv().unwrap(), b"hello"[..]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Session {
+    conv: u32,
+    config: SessionConfig,
+    pool: PacketPool,
+    now: Time,
+    send: SendQueue,
+    receive: ReceiveQueue,
+    recovery: Recovery,
+    control: Control,
+    acks: Acks,
+    peer: Peer,
+    path: Path,
+    /// Added to the time to make a `ts`.
+    ts_offset: u32,
+    /// The `ts` of our WASKs.
+    token: u32,
+    /// A WASK is to be sent.
+    ask: bool,
+    /// A WINS is to be sent.
+    tell: bool,
+    /// A close notice is to be sent.
+    notify: bool,
+    /// The end of the window that the peer was last told.
+    told_edge: u32,
+    /// The last transmission that a reduction of the congestion window answered for.
+    reduced_at: u64,
+    /// When a segment is found lost unless something arrives.
+    loss_at: Option<Time>,
+    probe: Option<(Time, Duration)>,
+    keepalive_at: Time,
+    last_received: Time,
+    phase: Phase,
+    stats: RudpStats,
+}
+
+/// Who opened the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// This end did: whatever arrives comes from an address that it chose.
+    Client,
+    /// The peer did, from an address that may be forged: until it has proved that it receives
+    /// there, at most three times the bytes received are sent to it, and the receive window does
+    /// not grow beyond 32 segments.
+    Server,
+}
+
+#[derive(Debug)]
+struct Peer {
+    /// The first segment beyond its window.
+    edge: u32,
+    /// The largest window it has told.
+    largest_window: u32,
+    told: bool,
+    /// The `ts` of its last WASK: what our WINS and our close notice carry.
+    token: u32,
+    has_token: bool,
+    /// Has it answered a WASK as only this library does?
+    is_ours: bool,
+}
+
+/// How far the peer's address can be trusted.
+#[derive(Debug)]
+struct Path {
+    validated: bool,
+    received: u64,
+    sent: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Closed here; goes on until everything is delivered, or this time.
+    Lingering {
+        until: Time,
+    },
+    /// Everything is delivered; the peer is told, so many times more, next at this time.
+    Notifying {
+        left: u8,
+        at: Time,
+    },
+    /// Over, but for acknowledging what the peer sends again because an acknowledgement was lost.
+    Quiet {
+        until: Time,
+    },
+    Over(CloseReason),
+}
+
+impl Session {
+    /// Opens one end. Both ends use the same `conv`. `random` has to be unpredictable: an attacker
+    /// who knows it can pretend to receive at an address that he does not have.
+    ///
+    /// `None` if the budget has nothing left for the smallest window.
+    ///
+    /// # Panics
+    /// If the configuration is not [valid](SessionConfig::validate), or the pool has no size class
+    /// for a segment.
+    #[must_use]
+    pub fn open(
+        conv: u32,
+        config: &SessionConfig,
+        side: Side,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+        random: u64,
+        now: Time,
+    ) -> Option<Self> {
+        Self::open_at(conv, config, side, pool, budget, random, now, (0, 0))
+    }
+
+    /// As [`open`](Self::open), with other first sequence numbers than KCP's 0: for tests of what
+    /// happens when they wrap.
+    #[doc(hidden)]
+    #[must_use]
+    #[expect(clippy::too_many_arguments, reason = "a test's way in")]
+    pub fn open_at(
+        conv: u32,
+        config: &SessionConfig,
+        side: Side,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+        random: u64,
+        now: Time,
+        (first_sent, first_received): (u32, u32),
+    ) -> Option<Self> {
+        if let Err(error) = config.validate() {
+            panic!("{error}");
+        }
+        let mut receive = ReceiveQueue::new(
+            first_received,
+            (DEFAULT_WINDOW, config.recv_window),
+            slot_bytes(config, pool),
+            budget.account(),
+        )?;
+        receive.set_grows(side == Side::Client);
+        // What is not yet in flight waits here: a window of it.
+        let limit = (config.send_window * 2).max(MAX_FRAGMENTS + 1);
+        Some(Self {
+            conv,
+            config: *config,
+            pool: pool.clone(),
+            now,
+            send: SendQueue::new(first_sent, limit, Blocks::new(budget.account())),
+            told_edge: first_received.wrapping_add(DEFAULT_WINDOW.min(receive.window())),
+            receive,
+            recovery: Recovery::new(config),
+            control: Control::new(config.congestion),
+            acks: Acks::new(config.ack_delay(), config.recv_window as usize),
+            peer: Peer {
+                edge: first_sent.wrapping_add(DEFAULT_WINDOW),
+                largest_window: DEFAULT_WINDOW,
+                told: false,
+                token: 0,
+                has_token: false,
+                is_ours: false,
+            },
+            path: Path {
+                validated: side == Side::Client,
+                received: 0,
+                sent: 0,
+            },
+            ts_offset: random as u32,
+            // Not what others answer with.
+            token: ((random >> 32) as u32).max(1),
+            ask: true,
+            tell: false,
+            notify: false,
+            reduced_at: 0,
+            loss_at: None,
+            probe: None,
+            keepalive_at: now + config.keepalive,
+            last_received: now,
+            phase: Phase::Open,
+            stats: RudpStats::default(),
+        })
+    }
+
+    /// The conversation.
+    #[must_use]
+    pub fn conv(&self) -> u32 {
+        self.conv
+    }
+
+    /// Takes a message for sending. Without a copy if it is no longer than a segment, is the only
+    /// handle to a chunk of its size, and has 24 bytes of headroom for the header.
+    ///
+    /// # Errors
+    /// Gives the message back, with the reason.
+    pub fn send(&mut self, message: Packet) -> Result<(), Unsent> {
+        match self.check_message(message.len()) {
+            Ok(segments) => self.push_message(message, segments),
+            Err(reason) => Err(Unsent {
+                packet: message,
+                reason,
+            }),
+        }
+    }
+
+    /// As [`send`](Self::send), of a copy.
+    ///
+    /// # Errors
+    /// Why it was not taken.
+    pub fn send_slice(&mut self, message: &[u8]) -> Result<(), SendError> {
+        let segments = self.check_message(message.len())?;
+        self.push_copy(message, segments)
+    }
+
+    fn check_message(&self, len: usize) -> Result<u32, SendError> {
+        if let Some(reason) = self.send_closed() {
+            return Err(SendError::Closed(reason));
+        }
+        if len == 0 {
+            return Err(SendError::Empty);
+        }
+        let segments = len.div_ceil(self.config.mss());
+        let max = if self.config.stream {
+            self.send.limit()
+        } else {
+            self.peer.largest_window.min(MAX_FRAGMENTS)
+        };
+        if segments > max as usize {
+            return Err(SendError::TooLong {
+                segments,
+                max: max as usize,
+            });
+        }
+        if segments as u32 > self.send.room() {
+            return Err(SendError::Blocked);
+        }
+        Ok(segments as u32)
+    }
+
+    fn push_message(&mut self, message: Packet, segments: u32) -> Result<(), Unsent> {
+        let message = if segments == 1 {
+            match message.try_into_mut() {
+                Ok(message) => match self.send.blocks.adopt(message) {
+                    Ok(place) => {
+                        self.send.push(place, 0);
+                        return Ok(());
+                    }
+                    Err(message) => message.freeze(),
+                },
+                Err(message) => message,
+            }
+        } else {
+            message
+        };
+        self.push_copy(&message, segments).map_err(|reason| Unsent {
+            packet: message,
+            reason,
+        })
+    }
+
+    fn push_copy(&mut self, message: &[u8], segments: u32) -> Result<(), SendError> {
+        let mut rest = message;
+        for frg in (0..segments).rev() {
+            let (payload, behind) = rest.split_at(rest.len().min(self.config.mss()));
+            rest = behind;
+            let more = framed(rest.len(), self.config.mss());
+            let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
+                self.send.take_back(segments - 1 - frg);
+                return Err(SendError::NoMemory);
+            };
+            let frg = if self.config.stream { 0 } else { frg as u8 };
+            self.send.push(place, frg);
+        }
+        Ok(())
+    }
+
+    /// Takes bytes for sending, without boundaries; returns how many, at least one. For sessions
+    /// [in stream mode](SessionConfig::stream).
+    ///
+    /// # Errors
+    /// Why not even one was taken. An empty slice is taken as it is.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SendError> {
+        if let Some(reason) = self.send_closed() {
+            return Err(SendError::Closed(reason));
+        }
+        let mss = self.config.mss();
+        let mut taken = self.send.extend_last(bytes, mss);
+        while taken < bytes.len() {
+            let rest = &bytes[taken..];
+            if self.send.room() == 0 {
+                break;
+            }
+            let (payload, behind) = rest.split_at(rest.len().min(mss));
+            let more = framed(behind.len(), mss);
+            let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
+                if taken == 0 {
+                    return Err(SendError::NoMemory);
+                }
+                break;
+            };
+            self.send.push(place, 0);
+            taken += payload.len();
+        }
+        if taken == 0 && !bytes.is_empty() {
+            return Err(SendError::Blocked);
+        }
+        Ok(taken)
+    }
+
+    /// The next message, in the order they were sent; `None` if none is here in full. Without a
+    /// copy if it came in one segment; then it is a slice of the buffer it arrived in, which
+    /// [`Packet::compact`] frees if it is to be kept.
+    ///
+    /// A longer one is joined in one buffer, from the heap if it is above the pool's largest size
+    /// class: [`recv_segments`](Self::recv_segments) does without.
+    pub fn recv(&mut self) -> Option<Packet> {
+        let (segments, bytes) = self.receive.front()?;
+        if segments == 1 {
+            return self.pop().map(|(packet, _)| packet);
+        }
+        let mut joined = self.pool.with_capacity(bytes);
+        for _ in 0..segments {
+            if let Some((segment, _)) = self.pop() {
+                joined.extend_from_slice(&segment);
+            }
+        }
+        Some(joined.freeze())
+    }
+
+    /// Appends the segments of the next message to `to`, and returns how many they are; `None` if
+    /// none is here in full.
+    pub fn recv_segments(&mut self, to: &mut Vec<Packet>) -> Option<usize> {
+        let (segments, _) = self.receive.front()?;
+        for _ in 0..segments {
+            to.extend(self.pop().map(|(packet, _)| packet));
+        }
+        Some(segments)
+    }
+
+    /// The next bytes in order, whatever the boundaries: for a peer in stream mode.
+    pub fn read(&mut self) -> Option<Packet> {
+        self.pop().map(|(packet, _)| packet)
+    }
+
+    fn pop(&mut self) -> Option<(Packet, bool)> {
+        let popped = self.receive.pop();
+        self.consider_telling();
+        popped
+    }
+
+    /// Has the peer to be told that there is room again? If half of the window is, or all that it
+    /// may send is here and read as far as it can be.
+    fn consider_telling(&mut self) {
+        let edge = self.edge();
+        let gained = sn::diff(edge, self.told_edge);
+        let left = sn::diff(self.told_edge, self.receive.next());
+        let half = (self.receive.window() / 2).max(1) as i32;
+        if gained >= half || (gained > 0 && left <= 0 && self.receive.complete() == 0) {
+            self.tell = true;
+        }
+    }
+
+    /// The first segment beyond our window.
+    fn edge(&self) -> u32 {
+        self.receive.next().wrapping_add(self.window())
+    }
+
+    /// The window to tell: what is free, of what the wire can say.
+    fn window(&self) -> u32 {
+        self.receive.advertised().min(u16::MAX.into())
+    }
+
+    /// Can a message be [received](Self::recv)?
+    #[must_use]
+    pub fn has_message(&self) -> bool {
+        self.receive.complete() > 0
+    }
+
+    /// Can bytes be [read](Self::read)?
+    #[must_use]
+    pub fn has_bytes(&self) -> bool {
+        self.receive.unread() > 0
+    }
+
+    /// How many more segments would be taken for sending.
+    #[must_use]
+    pub fn send_room(&self) -> usize {
+        self.send.room() as usize
+    }
+
+    /// Is everything acknowledged that was taken for sending?
+    #[must_use]
+    pub fn is_sent(&self) -> bool {
+        self.send.is_empty()
+    }
+
+    /// Takes nothing more for sending, delivers what was taken within the linger time, tells the
+    /// peer if it understands, and ends.
+    pub fn close(&mut self, now: Time) {
+        self.advance(now);
+        if self.phase == Phase::Open {
+            let until = self.now + self.config.linger;
+            self.phase = Phase::Lingering { until };
+            // Nobody will read it.
+            self.receive.clear();
+            self.finish_if_sent();
+        }
+    }
+
+    /// Ends at once; what was not delivered is lost. The peer is not told.
+    pub fn abort(&mut self) {
+        self.end(CloseReason::Aborted);
+    }
+
+    /// Why the session has ended, if it has. What was received in full can still be read after the
+    /// peer has closed, and only then.
+    #[must_use]
+    pub fn ended(&self) -> Option<CloseReason> {
+        match self.phase {
+            Phase::Over(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Will nothing more arrive than what can be read now?
+    #[must_use]
+    pub fn is_read_closed(&self) -> bool {
+        self.phase != Phase::Open
+    }
+
+    /// Why nothing is taken for sending any more.
+    fn send_closed(&self) -> Option<CloseReason> {
+        match self.phase {
+            Phase::Over(reason) => Some(reason),
+            Phase::Open => None,
+            _ => Some(CloseReason::Closed),
+        }
+    }
+
+    /// Has the peer proved that it receives at its address?
+    #[must_use]
+    pub fn is_validated(&self) -> bool {
+        self.path.validated
+    }
+
+    /// Has the peer told its window? Until it has, 32 segments are assumed, which also limits the
+    /// length of a message.
+    #[must_use]
+    pub fn is_peer_window_known(&self) -> bool {
+        self.peer.told
+    }
+
+    /// Is the peer of this library? Known after a round trip.
+    #[must_use]
+    pub fn is_peer_ours(&self) -> bool {
+        self.peer.is_ours
+    }
+
+    /// The smoothed round-trip time, once there is one.
+    #[must_use]
+    pub fn rtt(&self) -> Option<Duration> {
+        self.recovery.srtt()
+    }
+
+    /// Bytes of pool memory that are reserved for it: what it holds, and what its window promises.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.receive.reserved() + self.send.blocks.reserved()
+    }
+
+    /// Bytes of pool memory that it keeps in use, at most.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.receive.charged() + self.send.blocks.reserved()
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn stats(&self) -> RudpStats {
+        RudpStats {
+            copied_segments: self.receive.copied,
+            window_refused: self.receive.refused,
+            ..self.stats
+        }
+    }
+
+    /// The clock never goes back.
+    fn advance(&mut self, now: Time) {
+        self.now = self.now.max(now);
+    }
+
+    /// The `ts` of now.
+    fn ts(&self) -> u32 {
+        (self.now.as_micros() as u32).wrapping_add(self.ts_offset)
+    }
+
+    fn end(&mut self, reason: CloseReason) {
+        if self.ended().is_some() {
+            return;
+        }
+        self.phase = Phase::Over(reason);
+        self.send.clear();
+        if reason != CloseReason::ClosedByPeer {
+            self.receive.clear();
+        }
+    }
+}
+
+/// Bytes that `len` bytes of payload take with their headers.
+fn framed(len: usize, mss: usize) -> usize {
+    len + len.div_ceil(mss) * super::wire::HEADER_BYTES
+}
+
+/// The chunk that the longest segment takes, in bytes.
+fn slot_bytes(config: &SessionConfig, pool: &PacketPool) -> usize {
+    let classes = pool.slab().size_classes();
+    let needed = config.max_segment() + pool.headroom() + pool.tailroom();
+    match classes.class_for(needed) {
+        Some(class) => classes.sizes()[class],
+        None => panic!("no size class of the pool holds a segment of {needed} bytes"),
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("conv", &self.conv)
+            .field("phase", &self.phase)
+            .field("outstanding", &self.send.outstanding())
+            .field("queued", &self.send.queued())
+            .field("unread", &self.receive.unread())
+            .field("rtt", &self.rtt())
+            .finish_non_exhaustive()
+    }
+}

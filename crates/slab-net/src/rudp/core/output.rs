@@ -1,0 +1,344 @@
+//! What is to be sent, laid out for as few calls to the kernel as it takes.
+//!
+//! Segments that lie side by side in memory are sent from where they are: as many as fit make a
+//! datagram, and datagrams of one length one behind the other make what GSO takes in one call. Only
+//! acknowledgements, and segments that lie apart, are written to the caller's scratch memory.
+
+use super::super::time::Time;
+use super::super::wire::{Command, HEADER_BYTES, Header};
+use super::congestion::CongestionControl;
+use super::{Phase, Session};
+use crate::rudp::error::CloseReason;
+
+/// One or more datagrams to be sent to the peer, from
+/// [`poll_transmit`](Session::poll_transmit).
+#[derive(Debug, Clone, Copy)]
+pub struct Outgoing<'a> {
+    contents: &'a [u8],
+    segment_size: usize,
+}
+
+impl<'a> Outgoing<'a> {
+    /// The datagrams, one behind the other.
+    #[must_use]
+    pub fn contents(&self) -> &'a [u8] {
+        self.contents
+    }
+
+    /// The length of each but the last, which may be shorter.
+    #[must_use]
+    pub fn segment_size(&self) -> usize {
+        self.segment_size
+    }
+
+    /// How many they are.
+    #[must_use]
+    pub fn datagrams(&self) -> usize {
+        self.contents.len().div_ceil(self.segment_size)
+    }
+}
+
+/// The datagrams laid out so far.
+struct Layout {
+    /// Bytes of the first datagram, and so of all but the last; known once the first is complete.
+    size: Option<usize>,
+    /// Bytes of the datagram being filled.
+    filling: usize,
+    /// Datagrams, the one being filled included.
+    datagrams: usize,
+    most: usize,
+    mtu: usize,
+    /// Bytes that may be sent in all.
+    allowance: usize,
+    total: usize,
+}
+
+impl Layout {
+    /// Adds a segment of `size` bytes if it fits in.
+    fn add(&mut self, size: usize) -> bool {
+        if self.total + size > self.allowance {
+            return false;
+        }
+        if self.filling + size <= self.size.unwrap_or(self.mtu) {
+            self.filling += size;
+        } else {
+            let first = *self.size.get_or_insert(self.filling);
+            if self.filling < first || size > first || self.datagrams == self.most {
+                return false;
+            }
+            self.datagrams += 1;
+            self.filling = size;
+        }
+        self.total += size;
+        true
+    }
+
+    fn segment_size(&self) -> usize {
+        self.size.unwrap_or(self.filling)
+    }
+}
+
+impl Session {
+    /// The next datagrams to be sent, at most `max_datagrams` of one length (the last may be
+    /// shorter), or `None` if there is nothing to be sent now. To be called until then after each
+    /// of the other calls, or after several.
+    ///
+    /// What it returns counts as sent. `scratch` has to have room for a datagram; with more, small
+    /// messages are gathered there for one call.
+    ///
+    /// # Panics
+    /// If `scratch` is shorter than the [MTU](super::super::SessionConfig::mtu).
+    pub fn poll_transmit<'a>(
+        &'a mut self,
+        now: Time,
+        scratch: &'a mut [u8],
+        max_datagrams: usize,
+    ) -> Option<Outgoing<'a>> {
+        assert!(scratch.len() >= self.config.mtu, "scratch below the MTU");
+        self.advance(now);
+        let control = self.write_control(scratch);
+        let outgoing = if control > 0 {
+            let filled = self.fill_up(scratch, control);
+            Outgoing {
+                contents: &scratch[..filled],
+                segment_size: filled,
+            }
+        } else if self.lies_apart() && scratch.len() >= 2 * self.config.mtu {
+            self.gather(scratch, max_datagrams)?
+        } else {
+            // The borrow has to end with the call, so the datagrams are named first.
+            let (block, start, end, segment_size) = self.run_in_place(max_datagrams)?;
+            self.stats.sent_datagrams += ((end - start) as usize).div_ceil(segment_size) as u64;
+            self.stats.sent_bytes += u64::from(end - start);
+            self.path.sent += u64::from(end - start);
+            return Some(Outgoing {
+                contents: self.send.blocks.range(block, start, end),
+                segment_size,
+            });
+        };
+        self.stats.sent_datagrams += outgoing.datagrams() as u64;
+        self.stats.sent_bytes += outgoing.contents.len() as u64;
+        self.path.sent += outgoing.contents.len() as u64;
+        Some(outgoing)
+    }
+
+    /// Bytes that may be sent before the peer has proved its address.
+    pub(super) fn allowance(&self) -> usize {
+        if self.path.validated {
+            return usize::MAX;
+        }
+        let most = self.path.received.saturating_mul(3);
+        usize::try_from(most.saturating_sub(self.path.sent)).unwrap_or(usize::MAX)
+    }
+
+    /// A header with what every segment carries.
+    fn header(&self, cmd: Command) -> Header {
+        Header {
+            conv: self.conv,
+            cmd,
+            frg: 0,
+            wnd: self.window() as u16,
+            ts: 0,
+            sn: 0,
+            una: self.receive.next(),
+            len: 0,
+        }
+    }
+
+    /// Writes what is to be sent but for payload, as far as it fits in a datagram; returns its
+    /// length.
+    fn write_control(&mut self, to: &mut [u8]) -> usize {
+        let limit = self.config.mtu.min(self.allowance());
+        let mut at = 0;
+        let mut put = |header: Header| {
+            header.encode(&mut to[at..]);
+            at += HEADER_BYTES;
+            at + HEADER_BYTES <= limit
+        };
+        if limit < HEADER_BYTES {
+            return 0;
+        }
+        if let Phase::Over(reason) = self.phase {
+            // An answer to the peer's close notice is the last that is heard of us.
+            if self.notify && matches!(reason, CloseReason::ClosedByPeer | CloseReason::Closed) {
+                self.notify = false;
+                put(self.close_notice());
+            }
+            return at;
+        }
+        let mut room = true;
+        let payload = self.next_segment().is_some();
+        if payload || self.acks.due().is_some_and(|due| due <= self.now) {
+            let header = self.header(Command::Ack);
+            let acks = &mut self.acks;
+            while room {
+                let Some((sn, ts)) = acks.pop(header.una) else {
+                    acks.sent(self.now, !payload);
+                    break;
+                };
+                room = put(Header { sn, ts, ..header });
+                self.stats.sent_acks += 1;
+            }
+        }
+        if self.ask && room {
+            self.ask = false;
+            self.stats.probes += 1;
+            room = put(Header {
+                ts: self.token,
+                ..self.header(Command::AskWindow)
+            });
+        }
+        if self.tell && room {
+            self.tell = false;
+            room = put(Header {
+                ts: self.peer.token,
+                ..self.header(Command::TellWindow)
+            });
+        }
+        if self.notify && room {
+            self.notify = false;
+            put(self.close_notice());
+        }
+        if at > 0 {
+            self.told();
+        }
+        at
+    }
+
+    fn close_notice(&self) -> Header {
+        Header {
+            ts: self.peer.token,
+            sn: self.send.next(),
+            ..self.header(Command::Close)
+        }
+    }
+
+    /// The peer is told the window as it is now.
+    fn told(&mut self) {
+        self.told_edge = self.edge();
+    }
+
+    /// The segment to be sent next: one that was lost, or a new one if the windows allow it.
+    fn next_segment(&self) -> Option<u32> {
+        if self.allowance() < HEADER_BYTES {
+            return None;
+        }
+        self.send.lost_front().or_else(|| self.new_segment(0))
+    }
+
+    /// The segment `ahead` of the next one that was never sent, if it may be sent.
+    fn new_segment(&self, ahead: u32) -> Option<u32> {
+        let window = self.window_limit().min(self.control.window());
+        let allowed = self.send.outstanding() + ahead < window && self.send.queued() > ahead;
+        allowed.then(|| self.send.next().wrapping_add(ahead))
+    }
+
+    /// Do the next two segments lie apart in memory?
+    fn lies_apart(&self) -> bool {
+        let (first, second) = match self.send.lost_front() {
+            Some(first) => (
+                Some(first),
+                self.send.lost_second().or_else(|| self.new_segment(0)),
+            ),
+            None => (self.new_segment(0), self.new_segment(1)),
+        };
+        let (Some(first), Some(second)) = (first, second) else {
+            return false;
+        };
+        let (first, second) = (self.send.slot(first).place, self.send.slot(second).place);
+        first.block != second.block || first.end() != second.offset
+    }
+
+    /// Marks a segment as sent and writes its header.
+    fn stamp(&mut self, sn: u32) {
+        let ts = self.ts();
+        let is_new = self.send.slot(sn).transmissions == 0;
+        self.send.sent(sn, self.now, ts);
+        if is_new {
+            self.acks.data_sent(self.now);
+        }
+        let slot = *self.send.slot(sn);
+        let header = Header {
+            frg: slot.frg,
+            ts,
+            sn,
+            len: slot.place.len,
+            ..self.header(Command::Push)
+        };
+        header.encode(self.send.blocks.bytes_mut(slot.place));
+        self.stats.sent_segments += 1;
+    }
+
+    /// Adds segments to a datagram of which `at` bytes are written, while there is room; returns
+    /// its length.
+    fn fill_up(&mut self, scratch: &mut [u8], mut at: usize) -> usize {
+        let limit = self.config.mtu.min(self.allowance());
+        while let Some(sn) = self.next_segment() {
+            let place = self.send.slot(sn).place;
+            if at + place.size() > limit || matches!(self.phase, Phase::Over(_)) {
+                break;
+            }
+            self.stamp(sn);
+            scratch[at..at + place.size()].copy_from_slice(self.send.blocks.bytes_mut(place));
+            at += place.size();
+        }
+        self.consider_probing();
+        at
+    }
+
+    /// Copies segments one behind the other to `scratch`.
+    fn gather<'a>(&mut self, scratch: &'a mut [u8], most: usize) -> Option<Outgoing<'a>> {
+        let mut layout = self.layout(most);
+        let mut at = 0;
+        while let Some(sn) = self.next_segment() {
+            let place = self.send.slot(sn).place;
+            if at + place.size() > scratch.len() || !layout.add(place.size()) {
+                break;
+            }
+            self.stamp(sn);
+            scratch[at..at + place.size()].copy_from_slice(self.send.blocks.bytes_mut(place));
+            at += place.size();
+        }
+        self.told();
+        (at > 0).then(|| Outgoing {
+            contents: &scratch[..at],
+            segment_size: layout.segment_size(),
+        })
+    }
+
+    /// Segments that lie side by side: their block, where they begin and end in it, and the length
+    /// of the datagrams.
+    fn run_in_place(&mut self, most: usize) -> Option<(u32, u32, u32, usize)> {
+        let mut layout = self.layout(most);
+        let mut run: Option<(u32, u32, u32)> = None;
+        while let Some(sn) = self.next_segment() {
+            let place = self.send.slot(sn).place;
+            let start = match run {
+                None => place.offset,
+                Some((block, start, end)) if block == place.block && end == place.offset => start,
+                Some(_) => break,
+            };
+            if !layout.add(place.size()) {
+                break;
+            }
+            run = Some((place.block, start, place.end()));
+            self.stamp(sn);
+        }
+        self.consider_probing();
+        let (block, start, end) = run?;
+        self.told();
+        Some((block, start, end, layout.segment_size()))
+    }
+
+    fn layout(&self, most: usize) -> Layout {
+        Layout {
+            size: None,
+            filling: 0,
+            datagrams: 1,
+            most: most.max(1),
+            mtu: self.config.mtu,
+            allowance: self.allowance(),
+            total: 0,
+        }
+    }
+}

@@ -1,0 +1,632 @@
+//! What has been received and not yet read, within the memory that was reserved for it.
+//!
+//! Segments lie in a ring from `read`, the first that the application has not read, over `next`,
+//! the first that has not arrived, to `read + window`. Everything in that range is either held or
+//! promised to the peer, with a slot of pool memory for each, as large as the longest segment.
+//!
+//! A received segment is a slice of the buffer it arrived in. Where that buffer is larger than a
+//! slot, because the kernel coalesced many datagrams into it, the segments that share it bring
+//! their slots; what the buffer is larger than those together is taken from a reserve:
+//!
+//! ```text
+//! window * slot  +  sum over buffers of max(0, bytes - segments * slot)  <=  reserved
+//! ```
+//!
+//! Where the reserve is used up, a segment is copied into a chunk of its own size. The slots that
+//! a buffer has are promised anew once all of its segments are read and it is gone; until then
+//! those of the segments already read are `deferred`.
+
+use super::super::budget::Account;
+use super::sn::{Ring, before, diff};
+use crate::packet::{Packet, PacketPool};
+
+/// The reserve for buffers larger than the slots of their segments: a fourth of the window's.
+const RESERVE: usize = 4;
+/// Charged to the segment itself.
+const OWN: u32 = u32::MAX;
+
+#[derive(Debug)]
+struct Held {
+    packet: Packet,
+    frg: u8,
+    /// The buffer that it shares with others, or `OWN`.
+    buffer: u32,
+    /// Bytes charged for it alone.
+    charge: u32,
+}
+
+/// A receive buffer of many segments.
+#[derive(Debug, Clone, Copy)]
+struct Buffer {
+    /// Segments held that lie in it.
+    live: u32,
+    /// Segments that do, or did until they were read.
+    count: u32,
+    bytes: u32,
+}
+
+impl Buffer {
+    /// What it takes from the reserve.
+    fn extra(&self, slot: usize) -> usize {
+        (self.bytes as usize).saturating_sub(self.count as usize * slot)
+    }
+}
+
+/// What became of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Inserted {
+    /// It is new, and the next one: what can be read may have grown.
+    InOrder,
+    /// It is new; one before it is missing.
+    OutOfOrder,
+    /// It was here already.
+    Duplicate,
+    /// It is beyond what the window may ever have promised.
+    BeyondWindow,
+    /// The pool had no chunk to copy it to.
+    NoMemory,
+}
+
+/// The buffer of the batch that is being handled, if it is charged as a whole.
+#[derive(Debug, Default)]
+pub(super) struct BatchBuffer {
+    /// Index of the buffer, its address range so far, and its size.
+    open: Option<(u32, usize, usize)>,
+}
+
+#[derive(Debug)]
+pub(super) struct ReceiveQueue {
+    ring: Ring<Option<Held>>,
+    read: u32,
+    next: u32,
+    window: u32,
+    max_window: u32,
+    /// What buffers take from the reserve.
+    extra: usize,
+    deferred: u32,
+    /// Messages that are here in full, and in order.
+    complete: u32,
+    /// New segments since the window last grew.
+    since_growth: u32,
+    /// May the window grow with the traffic, or only for a message that would not fit otherwise?
+    grows: bool,
+    slot: usize,
+    charged: usize,
+    buffers: Vec<Buffer>,
+    free_buffers: Vec<u32>,
+    account: Account,
+    /// Segments copied out of a larger buffer so far.
+    pub(super) copied: u64,
+    /// Times the window did not grow for want of budget, so far.
+    pub(super) refused: u64,
+}
+
+impl ReceiveQueue {
+    /// A queue with a window of `window` segments that may grow to `max_window`, of at most
+    /// `slot` bytes each; `None` if the budget has not even the smaller.
+    pub(super) fn new(
+        first: u32,
+        (window, max_window): (u32, u32),
+        slot: usize,
+        mut account: Account,
+    ) -> Option<Self> {
+        let window = window.min(max_window);
+        if !account.reserve(reservation(window, slot)) {
+            return None;
+        }
+        Some(Self {
+            ring: Ring::new(window.min(8)),
+            read: first,
+            next: first,
+            window,
+            max_window,
+            extra: 0,
+            deferred: 0,
+            complete: 0,
+            since_growth: 0,
+            grows: true,
+            slot,
+            charged: 0,
+            buffers: Vec::new(),
+            free_buffers: Vec::new(),
+            account,
+            copied: 0,
+            refused: 0,
+        })
+    }
+
+    /// The first sequence number that has not arrived.
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Segments from `next` that the peer may send.
+    pub(super) fn advertised(&self) -> u32 {
+        self.limit() - self.unread()
+    }
+
+    /// Segments from `read` that are held or promised.
+    fn limit(&self) -> u32 {
+        self.window - self.deferred
+    }
+
+    /// Segments that are in order and not read.
+    pub(super) fn unread(&self) -> u32 {
+        self.next.wrapping_sub(self.read)
+    }
+
+    pub(super) fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Messages that can be read.
+    pub(super) fn complete(&self) -> u32 {
+        self.complete
+    }
+
+    /// Bytes of pool memory that it keeps in use, at most.
+    pub(super) fn charged(&self) -> usize {
+        self.charged
+    }
+
+    /// Bytes of pool memory that it has reserved.
+    pub(super) fn reserved(&self) -> usize {
+        self.account.bytes()
+    }
+
+    /// Is a message at the front that will never be complete, because it fills the window?
+    pub(super) fn is_stuck(&self) -> bool {
+        self.complete == 0 && self.unread() == self.window && self.deferred == 0
+    }
+
+    /// Lets the window grow with the traffic, or not.
+    pub(super) fn set_grows(&mut self, grows: bool) {
+        self.grows = grows;
+    }
+
+    /// Where `sn` is in relation to `next`, in segments.
+    pub(super) fn offset(&self, sn: u32) -> i32 {
+        diff(sn, self.next)
+    }
+
+    /// Lets the window grow to twice its size, if that is allowed and there is budget for it.
+    fn grow(&mut self) -> bool {
+        let larger = (self.window * 2).min(self.max_window);
+        if larger == self.window {
+            return false;
+        }
+        let more = reservation(larger, self.slot) - reservation(self.window, self.slot);
+        // Try again after another window, not with each segment.
+        self.since_growth = 0;
+        if !self.account.reserve(more) {
+            self.refused += 1;
+            return false;
+        }
+        self.window = larger;
+        true
+    }
+
+    /// Takes a segment, unless it is here already or beyond the window.
+    pub(super) fn insert(
+        &mut self,
+        sn: u32,
+        frg: u8,
+        packet: Packet,
+        pool: &PacketPool,
+        batch: &mut BatchBuffer,
+    ) -> Inserted {
+        let ahead = diff(sn, self.read);
+        if ahead < 0 || before(sn, self.next) {
+            return Inserted::Duplicate;
+        }
+        if ahead as u32 >= self.limit() {
+            self.undefer(pool);
+            *batch = BatchBuffer::default();
+            if ahead as u32 >= self.limit() {
+                return Inserted::BeyondWindow;
+            }
+        }
+        if ahead as u32 >= self.ring.capacity() {
+            let wanted = (ahead as u32 + 1).next_power_of_two();
+            self.ring.grow(wanted, self.read, self.ring.capacity());
+        }
+        if self.ring.at(sn).is_some() {
+            return Inserted::Duplicate;
+        }
+        let Some(held) = self.charge(frg, packet, pool, batch) else {
+            return Inserted::NoMemory;
+        };
+        *self.ring.at_mut(sn) = Some(held);
+        self.since_growth += 1;
+        self.check();
+        if sn != self.next {
+            return Inserted::OutOfOrder;
+        }
+        self.advance();
+        if (self.grows && self.since_growth >= self.window) || self.is_stuck() {
+            self.grow();
+        }
+        Inserted::InOrder
+    }
+
+    /// Moves `next` over what is here.
+    fn advance(&mut self) {
+        // The ring may be smaller than the window; behind its end nothing is held.
+        let limit = self.ring.capacity().min(self.window);
+        while self.unread() < limit {
+            let Some(held) = self.ring.at(self.next) else {
+                break;
+            };
+            self.complete += u32::from(held.frg == 0);
+            self.next = self.next.wrapping_add(1);
+        }
+    }
+
+    /// Accounts for a segment's memory; `None` if there is none to account for it.
+    fn charge(
+        &mut self,
+        frg: u8,
+        packet: Packet,
+        pool: &PacketPool,
+        batch: &mut BatchBuffer,
+    ) -> Option<Held> {
+        let occupied = if packet.is_empty() {
+            0
+        } else {
+            packet.len() + packet.pinned_bytes()
+        };
+        if occupied <= self.slot {
+            return Some(self.own(frg, packet, occupied));
+        }
+        let at = packet.as_ptr().addr();
+        if let Some((buffer, start, size)) = batch.open
+            && size == occupied
+            && at >= start
+            && at + packet.len() <= start + size
+        {
+            self.join(buffer);
+            return Some(Held {
+                packet,
+                frg,
+                buffer,
+                charge: 0,
+            });
+        }
+        let promised = self.window as usize * self.slot;
+        if promised + self.extra + (occupied - self.slot) <= self.account.bytes() {
+            let buffer = self.add_buffer(occupied as u32);
+            batch.open = Some((buffer, at, occupied));
+            return Some(Held {
+                packet,
+                frg,
+                buffer,
+                charge: 0,
+            });
+        }
+        // No larger than a slot: `slot` is the class of the longest segment in this pool.
+        let copy = pool.try_copy_from_slice(&packet).ok()?;
+        let occupied = copy.len() + copy.pinned_bytes();
+        self.copied += 1;
+        (occupied <= self.slot).then(|| self.own(frg, copy, occupied))
+    }
+
+    fn own(&mut self, frg: u8, packet: Packet, bytes: usize) -> Held {
+        self.charged += bytes;
+        Held {
+            packet,
+            frg,
+            buffer: OWN,
+            charge: bytes as u32,
+        }
+    }
+
+    fn add_buffer(&mut self, bytes: u32) -> u32 {
+        let buffer = Buffer {
+            live: 1,
+            count: 1,
+            bytes,
+        };
+        self.charged += bytes as usize;
+        self.extra += buffer.extra(self.slot);
+        match self.free_buffers.pop() {
+            Some(index) => {
+                self.buffers[index as usize] = buffer;
+                index
+            }
+            None => {
+                self.buffers.push(buffer);
+                (self.buffers.len() - 1) as u32
+            }
+        }
+    }
+
+    /// The next segment in order: its payload, and whether it ends a message.
+    pub(super) fn pop(&mut self) -> Option<(Packet, bool)> {
+        if self.unread() == 0 {
+            return None;
+        }
+        let held = self.ring.at_mut(self.read).take()?;
+        self.read = self.read.wrapping_add(1);
+        self.complete -= u32::from(held.frg == 0);
+        self.charged -= held.charge as usize;
+        if held.buffer != OWN {
+            self.deferred += 1;
+            self.leave(held.buffer);
+        }
+        self.check();
+        Some((held.packet, held.frg == 0))
+    }
+
+    /// One more segment that lies in a buffer.
+    fn join(&mut self, index: u32) {
+        let buffer = &mut self.buffers[index as usize];
+        self.extra -= buffer.extra(self.slot);
+        buffer.live += 1;
+        buffer.count += 1;
+        self.extra += buffer.extra(self.slot);
+    }
+
+    /// A segment leaves the buffer it shared, and with the last one the buffer goes. The segment's
+    /// slot stays with the buffer until then.
+    fn leave(&mut self, index: u32) {
+        let buffer = &mut self.buffers[index as usize];
+        buffer.live -= 1;
+        if buffer.live == 0 {
+            self.charged -= buffer.bytes as usize;
+            self.extra -= buffer.extra(self.slot);
+            self.deferred -= buffer.count;
+            self.free_buffers.push(index);
+        }
+    }
+
+    /// If the window is taken up by a message that cannot be read before the rest of it is here,
+    /// and that rest cannot be promised because of buffers that the message itself keeps: copies
+    /// its segments out of them.
+    #[cold]
+    fn undefer(&mut self, pool: &PacketPool) {
+        if self.complete > 0 || self.deferred == 0 {
+            return;
+        }
+        for n in 0..self.ring.capacity() {
+            let sn = self.read.wrapping_add(n);
+            let Some(held) = self.ring.at_mut(sn) else {
+                continue;
+            };
+            if held.buffer == OWN {
+                continue;
+            }
+            let Ok(copy) = pool.try_copy_from_slice(&held.packet) else {
+                return;
+            };
+            let bytes = copy.len() + copy.pinned_bytes();
+            let buffer = core::mem::replace(&mut held.buffer, OWN);
+            held.packet = copy;
+            held.charge = bytes as u32;
+            self.charged += bytes;
+            self.copied += 1;
+            // The copy has the segment's slot.
+            let shared = &mut self.buffers[buffer as usize];
+            self.extra -= shared.extra(self.slot);
+            shared.count -= 1;
+            self.extra += shared.extra(self.slot);
+            self.leave(buffer);
+        }
+        self.check();
+    }
+
+    /// Segments and bytes of the message at the front, which has to be complete.
+    pub(super) fn front(&self) -> Option<(usize, usize)> {
+        if self.complete == 0 {
+            return None;
+        }
+        let (mut segments, mut bytes, mut sn) = (0, 0, self.read);
+        loop {
+            let held = self.ring.at(sn).as_ref()?;
+            segments += 1;
+            bytes += held.packet.len();
+            if held.frg == 0 {
+                return Some((segments, bytes));
+            }
+            sn = sn.wrapping_add(1);
+        }
+    }
+
+    /// Gives up everything that is held.
+    pub(super) fn clear(&mut self) {
+        self.read = self.next;
+        self.extra = 0;
+        self.deferred = 0;
+        self.complete = 0;
+        self.charged = 0;
+        self.ring = Ring::new(1);
+        self.buffers = Vec::new();
+        self.free_buffers = Vec::new();
+        let bytes = self.account.bytes();
+        self.account.release(bytes);
+        self.window = 0;
+        self.max_window = 0;
+    }
+
+    #[inline]
+    fn check(&self) {
+        let promised = self.window as usize * self.slot + self.extra;
+        debug_assert!(
+            promised <= self.account.bytes() && self.charged <= promised,
+            "more promised than reserved"
+        );
+    }
+}
+
+/// What has to be reserved for a window.
+fn reservation(window: u32, slot: usize) -> usize {
+    let slots = window as usize * slot;
+    slots + slots / RESERVE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::budget::MemoryBudget;
+    use super::*;
+
+    const SLOT: usize = 1536;
+
+    fn pool() -> PacketPool {
+        PacketPool::builder().max_memory(8 << 20).build().unwrap()
+    }
+
+    fn queue(window: u32, max: u32) -> (ReceiveQueue, MemoryBudget) {
+        let budget = MemoryBudget::new(16 << 20);
+        let queue = ReceiveQueue::new(0, (window, max), SLOT, budget.account()).unwrap();
+        (queue, budget)
+    }
+
+    fn put(queue: &mut ReceiveQueue, sn: u32, frg: u8, pool: &PacketPool) -> Inserted {
+        let packet = pool.try_copy_from_slice(&sn.to_le_bytes()).unwrap();
+        queue.insert(sn, frg, packet, pool, &mut BatchBuffer::default())
+    }
+
+    #[test]
+    fn order_is_restored_and_what_is_here_or_beyond_is_refused() {
+        let pool = pool();
+        let (mut queue, budget) = queue(4, 4);
+        assert_eq!(put(&mut queue, 1, 0, &pool), Inserted::OutOfOrder);
+        assert_eq!(put(&mut queue, 1, 0, &pool), Inserted::Duplicate);
+        assert_eq!(put(&mut queue, 4, 0, &pool), Inserted::BeyondWindow);
+        assert_eq!(put(&mut queue, 3, 0, &pool), Inserted::OutOfOrder);
+        assert_eq!(queue.advertised(), 4);
+        assert_eq!(put(&mut queue, 0, 0, &pool), Inserted::InOrder);
+        assert_eq!((queue.next(), queue.advertised()), (2, 2));
+        assert_eq!(put(&mut queue, 2, 0, &pool), Inserted::InOrder);
+        assert_eq!((queue.advertised(), queue.complete()), (0, 4));
+        assert_eq!(put(&mut queue, 0, 0, &pool), Inserted::Duplicate);
+        for sn in 0..4_u32 {
+            let (packet, end) = queue.pop().unwrap();
+            assert_eq!((&packet[..], end), (&sn.to_le_bytes()[..], true));
+        }
+        assert!(queue.pop().is_none());
+        assert_eq!((queue.charged(), queue.advertised()), (0, 4));
+        drop(queue);
+        assert_eq!((budget.reserved(), pool.slab().stats().in_use()), (0, 0));
+    }
+
+    #[test]
+    fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
+        let pool = pool();
+        let (mut queue, _budget) = queue(4, 16);
+        for sn in 0..100 {
+            assert_eq!(put(&mut queue, sn, 0, &pool), Inserted::InOrder);
+            queue.pop();
+        }
+        assert_eq!(queue.window(), 16);
+
+        let tight = MemoryBudget::new(reservation(4, SLOT) + 10);
+        let mut queue = ReceiveQueue::new(0, (4, 16), SLOT, tight.account()).unwrap();
+        for sn in 0..100 {
+            put(&mut queue, sn, 0, &pool);
+            queue.pop();
+        }
+        assert_eq!(queue.window(), 4);
+        assert!(queue.refused > 0);
+        assert!(ReceiveQueue::new(0, (1, 1), SLOT, tight.account()).is_none());
+    }
+
+    #[test]
+    fn a_message_that_fills_the_window_lets_it_grow_or_is_stuck() {
+        let pool = pool();
+        let (mut queue, _budget) = queue(4, 8);
+        for sn in 0..4 {
+            put(&mut queue, sn, 7, &pool);
+        }
+        assert_eq!((queue.window(), queue.is_stuck()), (8, false));
+        for sn in 4..8 {
+            put(&mut queue, sn, 7, &pool);
+        }
+        assert!(queue.is_stuck());
+    }
+
+    #[test]
+    fn a_message_as_long_as_the_window_does_not_wait_for_a_buffer_that_it_keeps_itself() {
+        let pool = pool();
+        let (mut queue, _budget) = queue(256, 256);
+        let mut batch = BatchBuffer::default();
+        for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
+            // The first is a message by itself, the others begin one of 256.
+            let frg = if sn == 0 { 0 } else { 254 };
+            queue.insert(sn as u32, frg, packet, &pool, &mut batch);
+        }
+        queue.pop();
+        for sn in 40..256 {
+            assert_eq!(put(&mut queue, sn, 254, &pool), Inserted::InOrder);
+        }
+        assert_eq!(put(&mut queue, 256, 0, &pool), Inserted::InOrder);
+        assert_eq!((queue.front().unwrap().0, queue.copied), (256, 39));
+    }
+
+    /// A buffer of 40 segments of 1400 bytes, as GRO makes it.
+    fn super_buffer(pool: &PacketPool) -> Vec<Packet> {
+        let mut buf = pool.try_alloc(60_000).unwrap();
+        buf.resize(40 * 1400, 7);
+        let whole = buf.freeze();
+        (0..40)
+            .map(|n| whole.slice(n * 1400..(n + 1) * 1400))
+            .collect()
+    }
+
+    #[test]
+    fn a_shared_buffer_is_charged_once_and_given_back_with_its_last_segment() {
+        let pool = pool();
+        let (mut queue, _budget) = queue(512, 512);
+        let mut batch = BatchBuffer::default();
+        for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
+            queue.insert(sn as u32, 0, packet, &pool, &mut batch);
+        }
+        assert_eq!((queue.charged(), queue.copied), (65_536, 0));
+        assert_eq!(queue.advertised(), 512 - 40);
+        for _ in 0..39 {
+            queue.pop();
+        }
+        assert_eq!(queue.charged(), 65_536);
+        assert_eq!(
+            queue.advertised(),
+            512 - 40,
+            "nothing is promised that is not there"
+        );
+        queue.pop();
+        assert_eq!(queue.advertised(), 512);
+        assert_eq!((queue.charged(), pool.slab().stats().in_use()), (0, 0));
+    }
+
+    #[test]
+    fn one_segment_out_of_each_of_many_buffers_pins_no_more_than_was_reserved() {
+        let pool = pool();
+        let (mut queue, _budget) = queue(512, 512);
+        let class = pool.slab().size_classes().sizes().len() - 1;
+        for sn in 0..512 {
+            let packet = super_buffer(&pool).swap_remove(3);
+            let inserted = queue.insert(sn, 0, packet, &pool, &mut BatchBuffer::default());
+            assert_eq!(inserted, Inserted::InOrder);
+            assert!(queue.charged() <= queue.reserved());
+            let held = pool.slab().stats().classes()[class].in_use;
+            assert!(held <= 3, "{held} buffers held");
+        }
+        assert!(queue.copied >= 509);
+        while queue.pop().is_some() {}
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+
+    #[test]
+    fn where_the_pool_has_no_chunk_to_copy_to_the_segment_is_not_taken() {
+        let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+        let (mut queue, _budget) = queue(8, 8);
+        let packet = super_buffer(&pool).swap_remove(0);
+        let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1400).ok()).collect();
+        let mut batch = BatchBuffer::default();
+        assert_eq!(
+            queue.insert(0, 0, packet, &pool, &mut batch),
+            Inserted::NoMemory
+        );
+        assert_eq!((queue.next(), queue.charged()), (0, 0));
+        drop(held);
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}

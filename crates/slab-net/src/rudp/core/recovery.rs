@@ -1,0 +1,216 @@
+//! Round-trip time, and when a segment is taken for lost.
+//!
+//! The time-out is KCP's, which is that of RFC 6298. Losses are found as RFC 8985 (RACK) does:
+//! every transmission has a number and a time, and once one is known to have arrived, those made
+//! before it are lost if they are too many transmissions or too long a time behind. A retransmission
+//! is a transmission like any other, so that its loss is found the same way, again and again. As
+//! an ACK echoes the time of the very transmission that arrived, there is no doubt which one it was.
+
+use super::super::config::SessionConfig;
+use super::super::time::Time;
+use core::time::Duration;
+
+const INITIAL_RTO: Duration = Duration::from_millis(200);
+const MIN_RTO: Duration = Duration::from_millis(100);
+const MIN_RTO_NODELAY: Duration = Duration::from_millis(30);
+const MAX_RTO: Duration = Duration::from_secs(60);
+/// A round trip shorter than this makes no smaller reordering window.
+const MIN_REORDERING: Duration = Duration::from_millis(1);
+/// The reordering window in quarters of the round-trip time, at most.
+const MAX_REORDERING: u32 = 8;
+/// Losses in a row without a needless retransmission, after which the path is taken to keep order
+/// again (RFC 8985 has 16 recoveries).
+const FORGET_REORDERING: u32 = 16;
+
+#[derive(Debug)]
+pub(super) struct Recovery {
+    interval: Duration,
+    min_rto: Duration,
+    nodelay: bool,
+    fast_resend: u32,
+    /// Smoothed round-trip time; zero before the first sample.
+    srtt: Duration,
+    variance: Duration,
+    latest: Duration,
+    rto: Duration,
+    /// Time-outs since the last progress.
+    backoff: u32,
+    /// The latest transmission known to have arrived.
+    arrived: u64,
+    /// Reordering window in quarters of the round-trip time, and losses since it was last raised.
+    reordering: u32,
+    quiet_losses: u32,
+}
+
+impl Recovery {
+    pub(super) fn new(config: &SessionConfig) -> Self {
+        Self {
+            interval: config.interval,
+            min_rto: if config.nodelay {
+                MIN_RTO_NODELAY
+            } else {
+                MIN_RTO
+            },
+            nodelay: config.nodelay,
+            fast_resend: config.fast_resend,
+            srtt: Duration::ZERO,
+            variance: Duration::ZERO,
+            latest: INITIAL_RTO,
+            rto: INITIAL_RTO,
+            backoff: 0,
+            arrived: 0,
+            reordering: 1,
+            quiet_losses: 0,
+        }
+    }
+
+    /// The smoothed round-trip time, once there is one.
+    pub(super) fn srtt(&self) -> Option<Duration> {
+        (!self.srtt.is_zero()).then_some(self.srtt)
+    }
+
+    /// How long after its transmission a segment is overdue, the backoff included.
+    pub(super) fn timeout(&self) -> Duration {
+        let factor = if self.nodelay { 1.5_f64 } else { 2.0 };
+        // 2^30 is far beyond the maximum already.
+        let backoff = i32::try_from(self.backoff.min(30)).unwrap_or(30);
+        self.rto.mul_f64(factor.powi(backoff)).min(MAX_RTO)
+    }
+
+    /// A transmission is known to have arrived, which was made this long ago.
+    pub(super) fn sample(&mut self, rtt: Duration) {
+        let rtt = rtt.max(Duration::from_micros(1));
+        self.latest = rtt;
+        if self.srtt.is_zero() {
+            self.srtt = rtt;
+            self.variance = rtt / 2;
+        } else {
+            let delta = self.srtt.abs_diff(rtt);
+            self.variance = (3 * self.variance + delta) / 4;
+            self.srtt = (7 * self.srtt + rtt) / 8;
+        }
+        let rto = self.srtt + self.interval.max(4 * self.variance);
+        self.rto = rto.clamp(self.min_rto, MAX_RTO);
+    }
+
+    /// This transmission has arrived.
+    pub(super) fn arrived(&mut self, serial: u64) {
+        self.arrived = self.arrived.max(serial);
+    }
+
+    /// Something was acknowledged that was not before.
+    pub(super) fn progress(&mut self) {
+        self.backoff = 0;
+    }
+
+    /// A time-out went by.
+    pub(super) fn timed_out(&mut self) {
+        self.backoff += 1;
+    }
+
+    /// An earlier transmission than the last one has arrived: sending again was not needed.
+    pub(super) fn spurious(&mut self) {
+        self.reordering = (self.reordering + 1).min(MAX_REORDERING);
+        self.quiet_losses = 0;
+    }
+
+    /// A segment was taken for lost by [`verdict`](Self::verdict).
+    pub(super) fn lost(&mut self) {
+        self.quiet_losses += 1;
+        if self.quiet_losses > FORGET_REORDERING * self.reordering {
+            self.reordering = 1;
+            self.quiet_losses = 0;
+        }
+    }
+
+    /// Is the segment sent as number `serial` at `sent_at`, the oldest in flight, lost?
+    pub(super) fn verdict(&self, serial: u64, sent_at: Time, now: Time) -> Verdict {
+        if serial >= self.arrived {
+            return Verdict::Unknown;
+        }
+        // Counting is only good where order is kept.
+        let counts = self.fast_resend > 0 && self.reordering == 1;
+        if counts && self.arrived - serial > u64::from(self.fast_resend) {
+            return Verdict::Lost;
+        }
+        let rtt = self.latest.max(self.srtt);
+        let window = (rtt * self.reordering / 4).max(MIN_REORDERING);
+        let at = sent_at + rtt + window;
+        if at <= now {
+            Verdict::Lost
+        } else {
+            Verdict::LostAt(at)
+        }
+    }
+}
+
+/// What is known of a segment in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing sent after it has arrived.
+    Unknown,
+    /// It will be taken for lost then, unless it is acknowledged.
+    LostAt(Time),
+    Lost,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_timeout_is_that_of_the_protocol() {
+        let mut recovery = Recovery::new(&SessionConfig::default());
+        assert_eq!(recovery.timeout(), 200 * MS);
+        recovery.sample(50 * MS);
+        // srtt 50, variance 25: 50 + max(100, 100).
+        assert_eq!(recovery.timeout(), 150 * MS);
+        recovery.timed_out();
+        assert_eq!(recovery.timeout(), 300 * MS);
+        for _ in 0..1000 {
+            recovery.timed_out();
+        }
+        assert_eq!(recovery.timeout(), MAX_RTO);
+        recovery.progress();
+        assert_eq!(recovery.timeout(), 150 * MS);
+
+        let mut nodelay = Recovery::new(&SessionConfig::fast());
+        for _ in 0..100 {
+            nodelay.sample(MS / 10);
+        }
+        assert_eq!(nodelay.timeout(), MIN_RTO_NODELAY);
+        nodelay.timed_out();
+        assert_eq!(nodelay.timeout(), MIN_RTO_NODELAY * 3 / 2);
+    }
+
+    #[test]
+    fn losses_are_found_by_count_and_by_time_and_count_ends_where_order_does() {
+        let mut recovery = Recovery::new(&SessionConfig::fast());
+        recovery.sample(40 * MS);
+        let start = Time::ZERO;
+        assert_eq!(
+            recovery.verdict(1, start, start + 40 * MS),
+            Verdict::Unknown
+        );
+        recovery.arrived(3);
+        let at = start + 50 * MS;
+        assert_eq!(
+            recovery.verdict(1, start, start + 40 * MS),
+            Verdict::LostAt(at)
+        );
+        assert_eq!(recovery.verdict(1, start, at), Verdict::Lost);
+        assert_eq!(recovery.verdict(3, start, at), Verdict::Unknown);
+        recovery.arrived(4);
+        assert_eq!(recovery.verdict(1, start, start), Verdict::Lost);
+
+        recovery.spurious();
+        let at = start + 60 * MS;
+        assert_eq!(recovery.verdict(1, start, start), Verdict::LostAt(at));
+        for _ in 0..=2 * FORGET_REORDERING {
+            recovery.lost();
+        }
+        assert_eq!(recovery.verdict(1, start, start), Verdict::Lost);
+    }
+}

@@ -1,0 +1,315 @@
+//! What is to be sent and what is on its way: segments by sequence number.
+//!
+//! ```text
+//! una <= next <= end
+//! una..next   on their way: each in flight, lost, or acknowledged out of order
+//! next..end   not sent yet
+//! ```
+//!
+//! Those in flight are linked in the order they were last sent, so that finding what is overdue
+//! never looks at more than is overdue. Those lost are linked in the order they were found.
+
+use super::super::time::Time;
+use super::blocks::{Blocks, Place};
+use super::sn::{Ring, diff};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum State {
+    /// Not sent yet.
+    #[default]
+    Queued,
+    InFlight,
+    /// To be sent again.
+    Lost,
+    /// The peer has it; one before it is missing.
+    Acked,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Slot {
+    pub(super) place: Place,
+    pub(super) state: State,
+    pub(super) frg: u8,
+    /// How often it was sent.
+    pub(super) transmissions: u16,
+    /// The `ts` of the first and of the last time.
+    pub(super) first_ts: u32,
+    pub(super) last_ts: u32,
+    /// When it was last sent, and as the how manyeth of all transmissions.
+    pub(super) sent_at: Time,
+    pub(super) serial: u64,
+    /// Neighbours in the list it is in.
+    prev: u32,
+    next: u32,
+}
+
+/// A list of slots, linked by sequence number.
+#[derive(Debug, Clone, Copy, Default)]
+struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+impl List {
+    fn push_back(&mut self, slots: &mut Ring<Slot>, sn: u32) {
+        if self.len == 0 {
+            self.head = sn;
+        } else {
+            slots.at_mut(self.tail).next = sn;
+        }
+        slots.at_mut(sn).prev = self.tail;
+        self.tail = sn;
+        self.len += 1;
+    }
+
+    fn remove(&mut self, slots: &mut Ring<Slot>, sn: u32) {
+        let Slot { prev, next, .. } = *slots.at(sn);
+        if sn == self.head {
+            self.head = next;
+        } else {
+            slots.at_mut(prev).next = next;
+        }
+        if sn == self.tail {
+            self.tail = prev;
+        } else {
+            slots.at_mut(next).prev = prev;
+        }
+        self.len -= 1;
+    }
+
+    fn front(&self) -> Option<u32> {
+        (self.len > 0).then_some(self.head)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    slots: Ring<Slot>,
+    pub(super) blocks: Blocks,
+    una: u32,
+    next: u32,
+    end: u32,
+    /// The most segments from `una` to `end`.
+    limit: u32,
+    flight: List,
+    lost: List,
+    serial: u64,
+}
+
+impl SendQueue {
+    pub(super) fn new(first: u32, limit: u32, blocks: Blocks) -> Self {
+        Self {
+            slots: Ring::new(limit.min(8)),
+            blocks,
+            una: first,
+            next: first,
+            end: first,
+            limit,
+            flight: List::default(),
+            lost: List::default(),
+            serial: 0,
+        }
+    }
+
+    /// The first segment that is not acknowledged.
+    pub(super) fn una(&self) -> u32 {
+        self.una
+    }
+
+    /// The first segment that was never sent.
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Segments on their way.
+    pub(super) fn outstanding(&self) -> u32 {
+        self.next.wrapping_sub(self.una)
+    }
+
+    /// Segments never sent.
+    pub(super) fn queued(&self) -> u32 {
+        self.end.wrapping_sub(self.next)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.una == self.end
+    }
+
+    /// How many more segments can be queued.
+    pub(super) fn room(&self) -> u32 {
+        self.limit - self.end.wrapping_sub(self.una)
+    }
+
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Appends a segment. There has to be room.
+    pub(super) fn push(&mut self, place: Place, frg: u8) {
+        debug_assert!(self.room() > 0);
+        let count = self.end.wrapping_sub(self.una);
+        if count == self.slots.capacity() {
+            self.slots.grow(count * 2, self.una, count);
+        }
+        *self.slots.at_mut(self.end) = Slot {
+            place,
+            frg,
+            ..Slot::default()
+        };
+        self.end = self.end.wrapping_add(1);
+    }
+
+    /// Takes the last `count` segments, never sent, out again.
+    pub(super) fn take_back(&mut self, count: u32) {
+        for _ in 0..count {
+            debug_assert!(self.queued() > 0);
+            self.end = self.end.wrapping_sub(1);
+            self.blocks.release(self.slots.at(self.end).place);
+        }
+    }
+
+    /// Lengthens the last segment by as much of `payload` as it takes, if it was never sent.
+    pub(super) fn extend_last(&mut self, payload: &[u8], max: usize) -> usize {
+        if self.queued() == 0 {
+            return 0;
+        }
+        let last = self.slots.at_mut(self.end.wrapping_sub(1));
+        self.blocks.extend(&mut last.place, payload, max)
+    }
+
+    pub(super) fn slot(&self, sn: u32) -> &Slot {
+        self.slots.at(sn)
+    }
+
+    /// Is `sn` a segment that was sent and whose acknowledgement is not known?
+    pub(super) fn is_outstanding(&self, sn: u32) -> bool {
+        diff(sn, self.una) >= 0 && diff(sn, self.next) < 0
+    }
+
+    /// The segment to be sent again next.
+    pub(super) fn lost_front(&self) -> Option<u32> {
+        self.lost.front()
+    }
+
+    /// The one after that.
+    pub(super) fn lost_second(&self) -> Option<u32> {
+        (self.lost.len > 1).then(|| self.slots.at(self.lost.head).next)
+    }
+
+    /// The segment in flight that was sent before all others in flight.
+    pub(super) fn oldest(&self) -> Option<u32> {
+        self.flight.front()
+    }
+
+    /// The number of the last transmission.
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// `sn` is sent now: the front of the lost ones, or else the next never sent.
+    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32) {
+        if self.slots.at(sn).state == State::Lost {
+            self.lost.remove(&mut self.slots, sn);
+        } else {
+            debug_assert_eq!(sn, self.next);
+            self.next = self.next.wrapping_add(1);
+        }
+        self.serial += 1;
+        let slot = self.slots.at_mut(sn);
+        if slot.transmissions == 0 {
+            slot.first_ts = ts;
+        }
+        slot.transmissions = slot.transmissions.saturating_add(1);
+        slot.last_ts = ts;
+        slot.sent_at = now;
+        slot.serial = self.serial;
+        slot.state = State::InFlight;
+        self.flight.push_back(&mut self.slots, sn);
+    }
+
+    /// A segment in flight has to be sent again.
+    pub(super) fn lose(&mut self, sn: u32) {
+        debug_assert_eq!(self.slots.at(sn).state, State::InFlight);
+        self.flight.remove(&mut self.slots, sn);
+        self.slots.at_mut(sn).state = State::Lost;
+        self.lost.push_back(&mut self.slots, sn);
+    }
+
+    /// The peer has an outstanding segment; `true` if that is news.
+    pub(super) fn acknowledge(&mut self, sn: u32) -> bool {
+        debug_assert!(self.is_outstanding(sn));
+        let slot = self.slots.at_mut(sn);
+        let (state, place) = (slot.state, slot.place);
+        slot.state = State::Acked;
+        match state {
+            State::InFlight => self.flight.remove(&mut self.slots, sn),
+            State::Lost => self.lost.remove(&mut self.slots, sn),
+            State::Acked | State::Queued => return false,
+        }
+        self.blocks.release(place);
+        while self.una != self.next && self.slots.at(self.una).state == State::Acked {
+            self.una = self.una.wrapping_add(1);
+        }
+        true
+    }
+
+    /// Gives up everything.
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+        self.slots = Ring::new(1);
+        self.una = self.end;
+        self.next = self.end;
+        self.flight = List::default();
+        self.lost = List::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::budget::MemoryBudget;
+    use super::*;
+    use crate::packet::PacketPool;
+
+    #[test]
+    fn lists_and_order_hold_across_growth_and_wrap() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(1 << 20);
+        let first = u32::MAX - 10;
+        let mut queue = SendQueue::new(first, 64, Blocks::new(budget.account()));
+        let sn = |n: u32| first.wrapping_add(n);
+        for n in 0..64_u8 {
+            let place = queue.blocks.push(&[n], 0, &pool).unwrap();
+            queue.push(place, 0);
+            if n < 32 {
+                queue.sent(sn(n.into()), Time::ZERO, 0);
+            }
+        }
+        assert_eq!(queue.room(), 0);
+        // Every third is lost, every third acknowledged.
+        for n in (0..32).step_by(3) {
+            queue.lose(sn(n));
+        }
+        for n in (1..32).step_by(3) {
+            assert!(queue.acknowledge(sn(n)));
+            assert!(!queue.acknowledge(sn(n)));
+        }
+        assert_eq!((queue.una(), queue.flight.len), (sn(0), 10));
+        assert_eq!(queue.oldest(), Some(sn(2)));
+        let mut again = Vec::new();
+        while let Some(lost) = queue.lost_front() {
+            queue.sent(lost, Time::ZERO, 1);
+            again.push(lost.wrapping_sub(first));
+        }
+        assert_eq!(again, (0..32).step_by(3).collect::<Vec<u32>>());
+        for n in 0..32 {
+            if queue.is_outstanding(sn(n)) {
+                queue.acknowledge(sn(n));
+            }
+        }
+        assert_eq!((queue.una(), queue.outstanding()), (sn(32), 0));
+        queue.take_back(32);
+        assert!(queue.is_empty());
+        assert_eq!((pool.slab().stats().in_use(), budget.reserved()), (0, 0));
+    }
+}

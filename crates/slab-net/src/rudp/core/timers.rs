@@ -1,0 +1,135 @@
+//! When a session wants to be looked after, and what happens then.
+
+use super::super::error::CloseReason;
+use super::super::time::Time;
+use super::super::wire::HEADER_BYTES;
+use super::congestion::CongestionControl;
+use super::{Phase, Session};
+use core::time::Duration;
+
+/// The first and the longest wait between two questions for a window that is closed.
+const PROBE_FIRST: Duration = Duration::from_millis(500);
+const PROBE_LONGEST: Duration = Duration::from_secs(10);
+/// Segments sent again for one time-out. Their acknowledgements tell what else is lost.
+const PROBES_PER_TIMEOUT: usize = 4;
+/// Close notices, if none is answered.
+const NOTICES: u8 = 3;
+
+impl Session {
+    /// When [`handle_timeout`](Self::handle_timeout) has to be called, if nothing happens before.
+    /// It may be called earlier, or later. `None` if never.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let phase = match self.phase {
+            Phase::Over(_) => return None,
+            Phase::Open => None,
+            Phase::Lingering { until } | Phase::Quiet { until } => Some(until),
+            Phase::Notifying { at, .. } => Some(at),
+        };
+        let idle = self.last_received + self.config.idle_timeout;
+        let times = [
+            phase,
+            Some(idle.min(self.keepalive_at)),
+            self.acks.due(),
+            self.overdue_at(),
+            self.loss_at,
+            self.probe.map(|(at, _)| at),
+        ];
+        times.into_iter().flatten().min()
+    }
+
+    /// When the oldest segment in flight is overdue.
+    fn overdue_at(&self) -> Option<Time> {
+        if self.allowance() < HEADER_BYTES {
+            // Nothing could be sent; not before the peer has sent something.
+            return None;
+        }
+        let oldest = self.send.slot(self.send.oldest()?);
+        Some(oldest.sent_at + self.recovery.timeout())
+    }
+
+    /// Does what is due. [`poll_transmit`](Self::poll_transmit) has to follow.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.advance(now);
+        let now = self.now;
+        if self.ended().is_some() {
+            return;
+        }
+        if self.last_received + self.config.idle_timeout <= now {
+            return self.end(CloseReason::TimedOut);
+        }
+        match self.phase {
+            Phase::Lingering { until } if until <= now => {
+                return self.end(CloseReason::LingerExpired);
+            }
+            Phase::Quiet { until } if until <= now => return self.end(CloseReason::Closed),
+            Phase::Notifying { left: 0, at } if at <= now => return self.end(CloseReason::Closed),
+            Phase::Notifying { left, at } if at <= now => self.notify_again(left),
+            _ => {}
+        }
+        if self.keepalive_at <= now {
+            self.ask = true;
+            self.keepalive_at = now + self.config.keepalive;
+        }
+        if let Some((at, wait)) = self.probe
+            && at <= now
+        {
+            self.ask = true;
+            let wait = (wait * 3 / 2).min(PROBE_LONGEST);
+            self.probe = Some((now + wait, wait));
+        }
+        if self.loss_at.is_some_and(|at| at <= now) {
+            self.find_losses();
+        }
+        if self.overdue_at().is_some_and(|at| at <= now) {
+            self.time_out();
+        }
+    }
+
+    fn time_out(&mut self) {
+        let timeout = self.recovery.timeout();
+        for _ in 0..PROBES_PER_TIMEOUT {
+            let Some(sn) = self.send.oldest() else { break };
+            if self.send.slot(sn).sent_at + timeout > self.now {
+                break;
+            }
+            self.stats.retransmits_timeout += 1;
+            if !self.lose(sn) {
+                return;
+            }
+        }
+        self.recovery.timed_out();
+        self.control.timed_out();
+        self.reduced_at = self.send.serial();
+    }
+
+    /// Arms the question for the peer's window if nothing else would bring news of it.
+    pub(super) fn consider_probing(&mut self) {
+        let blocked = self.send.queued() > 0 && self.send.outstanding() == 0;
+        if blocked && self.window_limit() == 0 && self.probe.is_none() {
+            self.probe = Some((self.now + PROBE_FIRST, PROBE_FIRST));
+        }
+    }
+
+    /// Goes on with closing once everything is delivered.
+    pub(super) fn finish_if_sent(&mut self) {
+        if !matches!(self.phase, Phase::Lingering { .. }) || !self.send.is_empty() {
+            return;
+        }
+        if self.peer.is_ours && self.peer.has_token {
+            self.notify_again(NOTICES);
+        } else {
+            // As long as the peer would take to send something again.
+            let until = self.now + self.recovery.timeout() * 3;
+            self.phase = Phase::Quiet { until };
+        }
+    }
+
+    fn notify_again(&mut self, left: u8) {
+        self.notify = true;
+        self.phase = Phase::Notifying {
+            left: left - 1,
+            at: self.now + self.recovery.timeout(),
+        };
+    }
+}

@@ -1,0 +1,87 @@
+//! What a session counts.
+
+use super::error::Rejection;
+use core::ops::AddAssign;
+
+/// What a session, or all of them together, did so far: plain numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RudpStats {
+    /// Datagrams made for sending.
+    pub sent_datagrams: u64,
+    /// Bytes in these datagrams, headers included.
+    pub sent_bytes: u64,
+    /// PUSH segments sent, each transmission counted.
+    pub sent_segments: u64,
+    /// ACK segments sent.
+    pub sent_acks: u64,
+    /// Datagrams taken.
+    pub received_datagrams: u64,
+    /// Bytes in these datagrams, headers included.
+    pub received_bytes: u64,
+    /// PUSH segments in these datagrams.
+    pub received_segments: u64,
+    /// Segments sent again because no acknowledgement came in time.
+    pub retransmits_timeout: u64,
+    /// Segments sent again because later ones were acknowledged.
+    pub retransmits_fast: u64,
+    /// Retransmissions that were not needed, as an acknowledgement of an earlier one showed.
+    pub retransmits_spurious: u64,
+    /// PUSH segments received that were there already.
+    pub duplicates: u64,
+    /// PUSH segments dropped because they were beyond the window.
+    pub dropped_beyond_window: u64,
+    /// PUSH segments dropped, and not acknowledged, because there was no memory to keep them.
+    pub dropped_no_memory: u64,
+    /// PUSH segments copied out of a receive buffer that they would have pinned.
+    pub copied_segments: u64,
+    /// Times that the receive window did not grow for want of memory in the budget.
+    pub window_refused: u64,
+    /// Windows asked for, by WASK.
+    pub probes: u64,
+    /// Datagrams refused, by [`Rejection`], in the order of [`Rejection::ALL`].
+    pub rejected: [u64; Rejection::ALL.len()],
+}
+
+impl RudpStats {
+    /// Datagrams refused for this reason.
+    #[must_use]
+    pub fn rejected_for(&self, reason: Rejection) -> u64 {
+        self.rejected[reason as usize]
+    }
+
+    /// Datagrams refused for any reason.
+    #[must_use]
+    pub fn rejected_datagrams(&self) -> u64 {
+        self.rejected.iter().sum()
+    }
+}
+
+impl AddAssign<&Self> for RudpStats {
+    fn add_assign(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.sent_datagrams, other.sent_datagrams),
+            (&mut self.sent_bytes, other.sent_bytes),
+            (&mut self.sent_segments, other.sent_segments),
+            (&mut self.sent_acks, other.sent_acks),
+            (&mut self.received_datagrams, other.received_datagrams),
+            (&mut self.received_bytes, other.received_bytes),
+            (&mut self.received_segments, other.received_segments),
+            (&mut self.retransmits_timeout, other.retransmits_timeout),
+            (&mut self.retransmits_fast, other.retransmits_fast),
+            (&mut self.retransmits_spurious, other.retransmits_spurious),
+            (&mut self.duplicates, other.duplicates),
+            (&mut self.dropped_beyond_window, other.dropped_beyond_window),
+            (&mut self.dropped_no_memory, other.dropped_no_memory),
+            (&mut self.copied_segments, other.copied_segments),
+            (&mut self.window_refused, other.window_refused),
+            (&mut self.probes, other.probes),
+        ];
+        for (mine, theirs) in pairs {
+            *mine += theirs;
+        }
+        for (mine, theirs) in self.rejected.iter_mut().zip(other.rejected) {
+            *mine += theirs;
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! [`Time`]: the caller's clock, as a number.
+
+use core::time::Duration;
+
+/// A moment, in microseconds since a beginning of the caller's choice. A [`Session`] has no clock:
+/// it is told the time with each call.
+///
+/// A clock that goes backwards is taken to stand still.
+///
+/// ```
+/// use slab_net::rudp::Time;
+/// use std::time::Duration;
+///
+/// let later = Time::ZERO + Duration::from_millis(3);
+/// assert_eq!(later.as_micros(), 3000);
+/// assert_eq!(Time::ZERO.since(later), Duration::ZERO);
+/// ```
+///
+/// [`Session`]: super::Session
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Time(u64);
+
+impl Time {
+    /// The beginning.
+    pub const ZERO: Self = Self(0);
+
+    /// This many microseconds after the beginning.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the beginning.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// How long after `earlier` it is; zero if it is before.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl core::ops::Add<Duration> for Time {
+    type Output = Self;
+
+    /// Saturates at the end of time.
+    fn add(self, duration: Duration) -> Self {
+        let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(micros))
+    }
+}

@@ -1,0 +1,291 @@
+//! The wire format: what a datagram of the KCP protocol holds, parsed and written.
+//!
+//! A datagram is one or more segments, one behind the other. A segment is a header of
+//! [`HEADER_BYTES`], little-endian, and its payload:
+//!
+//! | offset | field | bytes | |
+//! |---|---|---|---|
+//! | 0 | `conv` | 4 | the conversation: the same in every segment of a session |
+//! | 4 | `cmd` | 1 | see [`Command`] |
+//! | 5 | `frg` | 1 | fragments of the message that follow this one; 0 ends a message |
+//! | 6 | `wnd` | 2 | segments that the sender of this one can take, counted from `una` |
+//! | 8 | `ts` | 4 | when it was sent; opaque to the peer, which echoes it in its ACK |
+//! | 12 | `sn` | 4 | sequence number of a PUSH, or of the PUSH that an ACK is for |
+//! | 16 | `una` | 4 | every PUSH before this one has been received |
+//! | 20 | `len` | 4 | bytes of payload |
+
+use core::fmt;
+use core::ops::Range;
+
+/// Bytes of a segment in front of its payload.
+pub const HEADER_BYTES: usize = 24;
+
+/// What a segment is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Command {
+    /// Carries payload.
+    Push = 81,
+    /// Acknowledges one PUSH, with its `sn` and its `ts`.
+    Ack = 82,
+    /// Asks for the window: WASK.
+    AskWindow = 83,
+    /// Tells the window: WINS, the answer to WASK.
+    TellWindow = 84,
+    /// Says that the sender has closed the session. Not of KCP: sent only to a peer that has shown
+    /// to be of this library (see [`Session`](super::Session)).
+    Close = 85,
+}
+
+impl Command {
+    fn from_wire(cmd: u8) -> Option<Self> {
+        match cmd {
+            81 => Some(Self::Push),
+            82 => Some(Self::Ack),
+            83 => Some(Self::AskWindow),
+            84 => Some(Self::TellWindow),
+            85 => Some(Self::Close),
+            _ => None,
+        }
+    }
+}
+
+/// The header of a segment; the fields are those of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// The conversation.
+    pub conv: u32,
+    /// What the segment is for.
+    pub cmd: Command,
+    /// Fragments of the message that follow this one.
+    pub frg: u8,
+    /// Segments that the sender can take, counted from `una`.
+    pub wnd: u16,
+    /// When it was sent, or the echo of that.
+    pub ts: u32,
+    /// Sequence number.
+    pub sn: u32,
+    /// Every PUSH before this one has been received.
+    pub una: u32,
+    /// Bytes of payload.
+    pub len: u32,
+}
+
+impl Header {
+    /// Writes it to the front of `to`.
+    ///
+    /// # Panics
+    /// If `to` is shorter than [`HEADER_BYTES`].
+    #[inline]
+    pub fn encode(&self, to: &mut [u8]) {
+        let to: &mut [u8; HEADER_BYTES] = (&mut to[..HEADER_BYTES])
+            .try_into()
+            .expect("sliced to this length");
+        to[0..4].copy_from_slice(&self.conv.to_le_bytes());
+        to[4] = self.cmd as u8;
+        to[5] = self.frg;
+        to[6..8].copy_from_slice(&self.wnd.to_le_bytes());
+        to[8..12].copy_from_slice(&self.ts.to_le_bytes());
+        to[12..16].copy_from_slice(&self.sn.to_le_bytes());
+        to[16..20].copy_from_slice(&self.una.to_le_bytes());
+        to[20..24].copy_from_slice(&self.len.to_le_bytes());
+    }
+
+    /// Reads one from the front of `from`.
+    ///
+    /// # Errors
+    /// Fewer than [`HEADER_BYTES`], or a command that does not exist.
+    #[inline]
+    pub fn decode(from: &[u8]) -> Result<Self, Malformed> {
+        let from: &[u8; HEADER_BYTES] = from.first_chunk().ok_or(Malformed::TooShort)?;
+        let word =
+            |at: usize| u32::from_le_bytes([from[at], from[at + 1], from[at + 2], from[at + 3]]);
+        Ok(Self {
+            conv: word(0),
+            cmd: Command::from_wire(from[4]).ok_or(Malformed::UnknownCommand)?,
+            frg: from[5],
+            wnd: u16::from_le_bytes([from[6], from[7]]),
+            ts: word(8),
+            sn: word(12),
+            una: word(16),
+            len: word(20),
+        })
+    }
+}
+
+/// Why a datagram is not one of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Malformed {
+    /// It has fewer bytes than a header.
+    TooShort,
+    /// A segment with a command that does not exist.
+    UnknownCommand,
+    /// A segment that claims more payload than the datagram has.
+    LengthBeyondDatagram,
+    /// Bytes behind the last segment that are no header.
+    TrailingBytes,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooShort => "a datagram shorter than a header",
+            Self::UnknownCommand => "a command that does not exist",
+            Self::LengthBeyondDatagram => "a segment that claims more payload than there is",
+            Self::TrailingBytes => "bytes behind the last segment",
+        })
+    }
+}
+
+impl core::error::Error for Malformed {}
+
+/// The segments of a datagram: each header, and where in the datagram its payload lies. Ends with
+/// the first error.
+///
+/// ```
+/// use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, Malformed, segments};
+///
+/// let mut datagram = [0; HEADER_BYTES + 5];
+/// Header { conv: 7, cmd: Command::Push, frg: 0, wnd: 32, ts: 0, sn: 0, una: 0, len: 5 }
+///     .encode(&mut datagram);
+/// datagram[HEADER_BYTES..].copy_from_slice(b"hello");
+///
+/// let (header, payload) = segments(&datagram).next().unwrap()?;
+/// assert_eq!((header.conv, &datagram[payload]), (7, &b"hello"[..]));
+///
+/// let cut = &datagram[..HEADER_BYTES + 4];
+/// assert_eq!(segments(cut).next(), Some(Err(Malformed::LengthBeyondDatagram)));
+/// # Ok::<(), Malformed>(())
+/// ```
+#[inline]
+#[must_use]
+pub fn segments(datagram: &[u8]) -> Segments<'_> {
+    Segments { datagram, at: 0 }
+}
+
+/// See [`segments`].
+#[derive(Debug, Clone)]
+pub struct Segments<'a> {
+    datagram: &'a [u8],
+    at: usize,
+}
+
+impl Iterator for Segments<'_> {
+    type Item = Result<(Header, Range<usize>), Malformed>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = self.datagram.len() - self.at;
+        // A datagram of no bytes is malformed as well, not empty.
+        if rest == 0 && self.at > 0 {
+            return None;
+        }
+        let item = self.read(rest);
+        match &item {
+            Ok((_, payload)) => self.at = payload.end,
+            Err(_) => {
+                // Nothing more: an empty rest behind the first byte.
+                self.datagram = &[0];
+                self.at = 1;
+            }
+        }
+        Some(item)
+    }
+}
+
+impl Segments<'_> {
+    #[inline]
+    fn read(&self, rest: usize) -> Result<(Header, Range<usize>), Malformed> {
+        if rest < HEADER_BYTES && self.at > 0 {
+            return Err(Malformed::TrailingBytes);
+        }
+        let header = Header::decode(&self.datagram[self.at..])?;
+        let len = header.len as usize;
+        if len > rest - HEADER_BYTES {
+            return Err(Malformed::LengthBeyondDatagram);
+        }
+        let start = self.at + HEADER_BYTES;
+        Ok((header, start..start + len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(cmd: Command, len: u32) -> Header {
+        Header {
+            conv: 0x0403_0201,
+            cmd,
+            frg: 5,
+            wnd: 0x0807,
+            ts: 0x0c0b_0a09,
+            sn: 0x100f_0e0d,
+            una: 0x1413_1211,
+            len,
+        }
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_protocol() {
+        let mut bytes = [0; HEADER_BYTES];
+        header(Command::Push, 0x1817_1615).encode(&mut bytes);
+        let expected: [u8; HEADER_BYTES] = [
+            1, 2, 3, 4, 81, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
+        ];
+        assert_eq!(bytes, expected);
+        assert_eq!(
+            Header::decode(&bytes),
+            Ok(header(Command::Push, 0x1817_1615))
+        );
+    }
+
+    #[test]
+    fn only_five_commands_exist() {
+        let mut bytes = [0; HEADER_BYTES];
+        header(Command::Ack, 0).encode(&mut bytes);
+        let known: Vec<u8> = (0..=255)
+            .filter(|&cmd| {
+                bytes[4] = cmd;
+                Header::decode(&bytes).is_ok()
+            })
+            .collect();
+        assert_eq!(known, [81, 82, 83, 84, 85]);
+    }
+
+    #[test]
+    fn a_datagram_cut_or_lengthened_anywhere_is_malformed() {
+        let mut datagram = vec![0; 2 * HEADER_BYTES + 10];
+        header(Command::Push, 10).encode(&mut datagram);
+        header(Command::Ack, 0).encode(&mut datagram[HEADER_BYTES + 10..]);
+        assert_eq!(segments(&datagram).filter(Result::is_ok).count(), 2);
+        for cut in 0..datagram.len() {
+            let mut parsed = segments(&datagram[..cut]);
+            let last = parsed.by_ref().last();
+            // Between two segments is the only place where a cut does no harm.
+            assert_eq!(
+                last.unwrap().is_ok(),
+                cut == HEADER_BYTES + 10,
+                "cut at {cut}"
+            );
+            assert!(parsed.next().is_none());
+        }
+        datagram.push(0);
+        assert_eq!(
+            segments(&datagram).last(),
+            Some(Err(Malformed::TrailingBytes))
+        );
+        assert_eq!(segments(&[]).last(), Some(Err(Malformed::TooShort)));
+    }
+
+    #[test]
+    fn a_length_of_four_gigabytes_is_no_overflow() {
+        let mut bytes = [0; HEADER_BYTES + 1];
+        header(Command::Push, u32::MAX).encode(&mut bytes);
+        assert_eq!(
+            segments(&bytes).next(),
+            Some(Err(Malformed::LengthBeyondDatagram))
+        );
+    }
+}

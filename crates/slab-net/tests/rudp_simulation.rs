@@ -1,0 +1,67 @@
+//! Two sessions over a path that drops, duplicates, reorders, delays, cuts out and corrupts, in
+//! virtual time. `RUDP_SEEDS=10000` runs more; `RUDP_SEED=n` runs one again.
+
+mod rudp_common;
+
+use rudp_common::{World, seeds};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
+
+#[expect(clippy::print_stderr, reason = "which seed to run again")]
+fn for_each_seed(default: u64, run: impl Fn(u64)) {
+    for seed in seeds(default) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
+            eprintln!("failed with RUDP_SEED={seed}");
+            resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn everything_arrives_once_in_order_and_no_buffer_is_lost() {
+    for_each_seed(120, |seed| {
+        let mut world = World::new(seed, false);
+        world.run();
+        world.check_memory();
+        world.finish();
+    });
+}
+
+#[test]
+fn corrupted_datagrams_do_no_harm_to_memory() {
+    for_each_seed(60, |seed| {
+        let mut world = World::new(seed, true);
+        let limit = world.now + Duration::from_secs(30);
+        while world.steps < 1500 && world.step(limit) {}
+        world.check_memory();
+        world.finish();
+    });
+}
+
+#[test]
+fn a_session_dropped_or_aborted_at_any_time_gives_everything_back() {
+    for_each_seed(60, |seed| {
+        let mut world = World::new(seed, false);
+        let limit = world.now + Duration::from_secs(3000);
+        let steps = seed * 7 % 400;
+        while world.steps < steps && world.step(limit) {}
+        if seed % 2 == 0 {
+            world.ends[0].session.abort();
+            assert_eq!(world.ends[0].session.reserved_bytes(), 0);
+            world.look_after(0);
+        }
+        world.finish();
+    });
+}
+
+#[test]
+fn the_same_seed_makes_the_same_trace() {
+    for seed in [3, 77_777] {
+        let run = || {
+            let mut world = World::new(seed, false);
+            world.run();
+            world.finish()
+        };
+        assert_eq!(run(), run());
+    }
+}
