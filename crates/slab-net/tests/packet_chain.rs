@@ -138,10 +138,10 @@ fn reading_past_the_end_panics() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri calls a full pipe a deadlock")]
 fn a_chain_goes_out_by_vectored_writes() {
     let pool = pool();
-    let count = if cfg!(miri) { 20u8 } else { 200 };
-    let parts: Vec<Vec<u8>> = (0..count)
+    let parts: Vec<Vec<u8>> = (0..200u8)
         .map(|n| vec![n; 1 + usize::from(n) * 13])
         .collect();
     let expected = parts.concat();

@@ -2,7 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `pool` | [`PacketPool`]: a slab pool with headroom, tailroom and a policy for its cap |
+//! | `pool`, `builder` | [`PacketPool`]: a slab pool with headroom, tailroom and a policy for its cap |
 //! | `buf`, `room`, `split` | [`PacketBuf`]: exclusive, growable; how it finds more space; its parts |
 //! | `frozen` | [`Packet`]: frozen, cheap to clone and to slice |
 //! | `chain` | [`PacketChain`]: packets one behind the other, for vectored writes |
@@ -10,6 +10,7 @@
 //! | `owner`, `settings` | what keeps the memory alive; how a chunk finds its packet pool |
 
 mod buf;
+mod builder;
 mod chain;
 mod cmp;
 mod convert;
@@ -25,9 +26,10 @@ mod settings;
 mod split;
 
 pub use buf::PacketBuf;
+pub use builder::{PacketPoolBuilder, PacketPoolError};
 pub use chain::PacketChain;
 pub use frozen::Packet;
-pub use pool::{PacketPool, PacketPoolBuilder, PacketPoolError, PacketPoolStats};
+pub use pool::{PacketPool, PacketPoolStats};
 
 use core::ops::{Bound, RangeBounds};
 

@@ -211,36 +211,67 @@ impl PacketBuf {
     /// Lengthens the contents by `n` bytes in front, which the caller writes at once.
     #[inline]
     fn open_front(&mut self, n: usize) {
-        if self.try_open_front(n).is_err() {
-            let needed = self.len().checked_add(n);
-            let moved = match needed {
-                Some(needed) => self.growth_pool().heap_fallback(needed),
-                None => Err(Refusal::Overflow),
-            };
-            match moved {
-                Ok(moved) => self.move_behind(moved, n),
-                Err(refusal) => refusal.panic(),
+        if !self.open_headroom(n) {
+            // By value, as in `reserve`.
+            let (opened, result) = mem::take(self).opened(n);
+            mem::forget(mem::replace(self, opened));
+            if let Err(refusal) = result {
+                refusal.panic();
             }
         }
     }
 
+    /// As [`open_front`](Self::open_front), with memory of the pool only.
     #[inline]
     fn try_open_front(&mut self, n: usize) -> Result<(), AllocError> {
-        if n <= self.headroom() && self.len() + n <= u32::MAX as usize {
-            let len = self.len() + n;
-            let cap = (self.capacity() + n).min(u32::MAX as usize);
-            // SAFETY: the headroom lies in our chunk.
-            let start = unsafe { self.ptr.sub(n) };
-            // SAFETY: no other handle to the chunk is alive. The new bytes are written by the
-            // caller before anything can read them.
-            unsafe { self.set_range(start, narrow(len), narrow(cap)) };
+        if self.open_headroom(n) {
             return Ok(());
         }
-        self.open_front_slow(n)
+        let (opened, result) = mem::take(self).opened_in_pool(n);
+        mem::forget(mem::replace(self, opened));
+        result
     }
 
+    /// Lengthens the contents by `n` bytes in front if the headroom has as many.
+    #[inline]
+    fn open_headroom(&mut self, n: usize) -> bool {
+        if n > self.headroom() || self.len() + n > u32::MAX as usize {
+            return false;
+        }
+        let len = self.len() + n;
+        let cap = (self.capacity() + n).min(u32::MAX as usize);
+        // SAFETY: the headroom lies in our chunk.
+        let start = unsafe { self.ptr.sub(n) };
+        // SAFETY: no other handle to the chunk is alive. The new bytes are written by the caller
+        // before anything can read them.
+        unsafe { self.set_range(start, narrow(len), narrow(cap)) };
+        true
+    }
+
+    /// Itself, longer by `n` bytes in front that the caller writes, or as it is and why not.
     #[cold]
-    fn open_front_slow(&mut self, n: usize) -> Result<(), AllocError> {
+    #[inline(never)]
+    fn opened(self, n: usize) -> (Self, Result<(), Refusal>) {
+        let (mut this, result) = self.opened_in_pool(n);
+        if result.is_ok() {
+            return (this, Ok(()));
+        }
+        let Some(needed) = this.len().checked_add(n) else {
+            return (this, Err(Refusal::Overflow));
+        };
+        match this.growth_pool().heap_fallback(needed) {
+            Ok(target) => {
+                this.move_behind(target, n);
+                (this, Ok(()))
+            }
+            Err(refusal) => (this, Err(refusal)),
+        }
+    }
+
+    /// As [`opened`](Self::opened), with memory of the pool only.
+    #[cold]
+    #[inline(never)]
+    fn opened_in_pool(mut self, n: usize) -> (Self, Result<(), AllocError>) {
         let needed = self.len().saturating_add(n);
         if let Some((start, capacity)) = self.owner.region()
             && self.owner.is_unique()
@@ -253,11 +284,15 @@ impl PacketBuf {
             unsafe { ptr::copy(self.ptr.as_ptr(), body.as_ptr(), self.len()) };
             // SAFETY: the whole block is ours; the header is written by the caller, the body was.
             unsafe { self.set_range(start, narrow(needed), narrow(capacity)) };
-            return Ok(());
+            return (self, Ok(()));
         }
-        let moved = self.growth_pool().try_alloc(needed)?;
-        self.move_behind(moved, n);
-        Ok(())
+        match self.growth_pool().try_alloc(needed) {
+            Ok(target) => {
+                self.move_behind(target, n);
+                (self, Ok(()))
+            }
+            Err(error) => (self, Err(error)),
+        }
     }
 
     /// Moves the contents into `target`, which is empty and large enough, leaving `n` bytes in

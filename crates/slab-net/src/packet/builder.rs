@@ -1,0 +1,171 @@
+//! [`PacketPoolBuilder`]: how a packet pool is configured, and what can be wrong with that.
+
+use super::pool::PacketPool;
+use super::settings::{self, Settings};
+use core::fmt;
+use slab_core::{ConfigError, SizeClasses, SlabPool, SlabPoolBuilder};
+
+/// Packets that occupy more than this many times their length are worth a copy.
+pub(super) const COMPACT_RATIO: u32 = 2;
+
+/// The configuration of a [`PacketPool`].
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct PacketPoolBuilder {
+    slab: SlabPoolBuilder,
+    headroom: usize,
+    tailroom: usize,
+    compact_ratio: u32,
+    heap_limit: usize,
+}
+
+impl Default for PacketPoolBuilder {
+    fn default() -> Self {
+        Self {
+            slab: SlabPool::builder().size_classes(SizeClasses::network()),
+            headroom: 0,
+            tailroom: 0,
+            compact_ratio: COMPACT_RATIO,
+            heap_limit: usize::MAX,
+        }
+    }
+}
+
+impl PacketPoolBuilder {
+    /// What the pool is called in metrics and log events. Default: `default`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.slab = self.slab.name(name);
+        self
+    }
+
+    /// The chunk sizes. Default: [`SizeClasses::network`].
+    pub fn size_classes(mut self, classes: SizeClasses) -> Self {
+        self.slab = self.slab.size_classes(classes);
+        self
+    }
+
+    /// The cap in bytes, as in [`SlabPoolBuilder::max_memory`]. Default: 64 MiB.
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.slab = self.slab.max_memory(bytes);
+        self
+    }
+
+    /// The whole configuration of the slab pool at once; replaces the name, size classes and cap
+    /// set before.
+    pub fn slab(mut self, builder: SlabPoolBuilder) -> Self {
+        self.slab = builder;
+        self
+    }
+
+    /// Free bytes in front of the data of each new buffer, for headers to come. Default: 0.
+    pub fn headroom(mut self, bytes: usize) -> Self {
+        self.headroom = bytes;
+        self
+    }
+
+    /// Free bytes behind what is asked for, for trailers to come. Default: 0.
+    pub fn tailroom(mut self, bytes: usize) -> Self {
+        self.tailroom = bytes;
+        self
+    }
+
+    /// [`PacketPool::compact`] copies a packet whose memory is more than `ratio` times as large
+    /// as the packet. Default: 2.
+    pub fn compact_ratio(mut self, ratio: u32) -> Self {
+        self.compact_ratio = ratio;
+        self
+    }
+
+    /// How many bytes the heap may stand in for at the same time, where methods that cannot fail
+    /// find the pool at its cap or ask for more than the largest size class; beyond that they
+    /// panic. 0 keeps packets off the heap altogether. Default: no limit.
+    pub fn heap_limit(mut self, bytes: usize) -> Self {
+        self.heap_limit = bytes;
+        self
+    }
+
+    /// Makes the pool.
+    ///
+    /// # Errors
+    /// [`PacketPoolError::Slab`] where the slab pool cannot be built,
+    /// [`PacketPoolError::NoRoom`] if headroom and tailroom leave nothing of the largest chunk.
+    pub fn build(self) -> Result<PacketPool, PacketPoolError> {
+        let slab = self.slab.build().map_err(PacketPoolError::Slab)?;
+        let largest = slab.size_classes().largest();
+        // No chunk reaches 4 GiB, so both fit once their sum is below the largest.
+        let settings = match (u32::try_from(self.headroom), u32::try_from(self.tailroom)) {
+            (Ok(headroom), Ok(tailroom))
+                if u64::from(headroom) + u64::from(tailroom) < largest as u64 =>
+            {
+                Settings::new(
+                    slab,
+                    headroom,
+                    tailroom,
+                    self.compact_ratio,
+                    self.heap_limit,
+                )
+            }
+            _ => {
+                return Err(PacketPoolError::NoRoom {
+                    headroom: self.headroom,
+                    tailroom: self.tailroom,
+                    largest,
+                });
+            }
+        };
+        Ok(PacketPool::from_settings(settings::register(settings)))
+    }
+
+    /// Makes the pool and has the constructors that take none use it, for the whole process and
+    /// for good.
+    ///
+    /// # Errors
+    /// [`PacketPoolError::DefaultInUse`] if there is such a pool already: installed before, or
+    /// created because something asked for it. Otherwise as [`build`](Self::build).
+    pub fn install_default(self) -> Result<PacketPool, PacketPoolError> {
+        let pool = self.build()?;
+        match settings::set_default(pool.clone()) {
+            Ok(()) => Ok(pool),
+            Err(_) => Err(PacketPoolError::DefaultInUse),
+        }
+    }
+}
+
+/// Why a packet pool could not be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PacketPoolError {
+    /// The slab pool could not be built.
+    Slab(ConfigError),
+    /// Headroom and tailroom leave nothing of the largest chunk.
+    NoRoom {
+        /// The headroom asked for, in bytes.
+        headroom: usize,
+        /// The tailroom asked for, in bytes.
+        tailroom: usize,
+        /// The largest size class in bytes.
+        largest: usize,
+    },
+    /// The process-wide pool exists already.
+    DefaultInUse,
+}
+
+impl fmt::Display for PacketPoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Slab(error) => error.fmt(f),
+            Self::NoRoom {
+                headroom,
+                tailroom,
+                largest,
+            } => write!(
+                f,
+                "{headroom} bytes of headroom and {tailroom} of tailroom leave no room in the \
+                 largest size class, {largest} bytes"
+            ),
+            Self::DefaultInUse => write!(f, "the process-wide packet pool is already in use"),
+        }
+    }
+}
+
+impl core::error::Error for PacketPoolError {}
