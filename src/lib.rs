@@ -6,3 +6,8 @@
 pub use slab_core;
 pub use slab_metrics;
 pub use slab_net;
+
+/// The README's code, compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

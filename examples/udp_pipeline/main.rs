@@ -34,7 +34,7 @@ mod totals;
 use options::{Mode, Options};
 use std::error::Error;
 use std::process::ExitCode;
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
 
 fn main() -> ExitCode {
@@ -50,16 +50,11 @@ fn main() -> ExitCode {
 
 /// Shows what the library says on its slow paths, such as drops that begin and end.
 fn show_events() {
-    // With a slow consumer the pool comes back to its cap dozens of times a second, and slab_core
-    // says so each time. That it does is on the line of each second anyway.
-    let shown = Targets::new()
-        .with_default(LevelFilter::WARN)
-        .with_target("slab_core", LevelFilter::ERROR);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .without_time();
     tracing_subscriber::registry()
-        .with(lines.with_filter(shown))
+        .with(lines.with_filter(LevelFilter::WARN))
         .init();
 }
 

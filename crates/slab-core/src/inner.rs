@@ -25,6 +25,7 @@ use crate::arena::Arena;
 use crate::builder::{Backing, SlabPoolBuilder};
 use crate::class::{BATCH_MAX, CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
+use crate::episode::Episode;
 use crate::error::{AllocError, ConfigError};
 use crate::guard::{CLOSED, PRESSURE, SCRUB};
 use crate::local;
@@ -83,8 +84,7 @@ struct Uncached {
     exhausted: AtomicU64,
     waits: AtomicU64,
     waiters_refused: AtomicU64,
-    /// An episode of exhaustion was reported and has not ended yet.
-    in_exhaustion: AtomicBool,
+    exhaustion: Episode,
     in_use_peak: AtomicU64,
 }
 
@@ -192,7 +192,7 @@ impl Inner {
                 exhausted: AtomicU64::new(0),
                 waits: AtomicU64::new(0),
                 waiters_refused: AtomicU64::new(0),
-                in_exhaustion: AtomicBool::new(false),
+                exhaustion: Episode::new(),
                 in_use_peak: AtomicU64::new(0),
             }),
             too_large: AtomicU64::new(0),
@@ -485,8 +485,7 @@ impl Inner {
     }
 
     fn begin_exhaustion(&self, class: u8) {
-        let counters = &self.uncached[usize::from(class)];
-        if !counters.in_exhaustion.swap(true, Ordering::Relaxed) {
+        if self.uncached[usize::from(class)].exhaustion.refused() {
             let chunk_bytes = self.classes.geometry(class).bytes;
             tracing::warn!(pool = %self.name, chunk_bytes, max_memory = self.max_memory(), "pool exhausted");
         }
@@ -512,12 +511,8 @@ impl Inner {
         AllocError::TooManyWaiters { limit }
     }
 
-    /// One event an episode, not one a refusal.
     fn end_exhaustion(&self, class: u8) {
-        let counters = &self.uncached[usize::from(class)];
-        if counters.in_exhaustion.load(Ordering::Relaxed)
-            && counters.in_exhaustion.swap(false, Ordering::Relaxed)
-        {
+        if self.uncached[usize::from(class)].exhaustion.served() {
             let chunk_bytes = self.classes.geometry(class).bytes;
             tracing::info!(pool = %self.name, chunk_bytes, "pool no longer exhausted");
         }

@@ -35,6 +35,7 @@ mod builder;
 mod chunk;
 mod class;
 mod depot;
+mod episode;
 mod error;
 mod guard;
 mod inner;

@@ -1,0 +1,67 @@
+//! Log events for refused allocations: one when a pool's class runs out, one when that is over,
+//! however often it was at its cap and came away from it in between.
+
+use crate::sync::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// Refusals closer together than this belong to one episode, so that there are at most two events
+/// a class in this time.
+const QUIET_MILLIS: u64 = 1000;
+
+#[derive(Debug)]
+pub(crate) struct Episode {
+    /// Milliseconds of [`now`] at the last refusal; 0 outside of an episode.
+    last: AtomicU64,
+}
+
+impl Episode {
+    pub(crate) fn new() -> Self {
+        Self {
+            last: AtomicU64::new(0),
+        }
+    }
+
+    /// An allocation was refused, or has to wait; `true` if an episode begins.
+    pub(crate) fn refused(&self) -> bool {
+        self.last.swap(now(), Ordering::Relaxed) == 0
+    }
+
+    /// An allocation was served; `true` if that ends an episode.
+    pub(crate) fn served(&self) -> bool {
+        let last = self.last.load(Ordering::Relaxed);
+        last != 0 && self.is_over(last)
+    }
+
+    #[cold]
+    fn is_over(&self, last: u64) -> bool {
+        now().saturating_sub(last) >= QUIET_MILLIS
+            // Of several threads that see the end, one says so; not if another was just refused.
+            && self
+                .last
+                .compare_exchange(last, 0, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+}
+
+/// Milliseconds since the first call, and one: never 0.
+fn now() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_in_a_row_are_one_episode() {
+        let episode = Episode::new();
+        assert!(!episode.served());
+        assert!(episode.refused());
+        assert!(!episode.refused());
+        // The clock has hardly moved since.
+        assert!(!episode.served());
+        assert!(!episode.refused(), "still the same");
+    }
+}
