@@ -2,6 +2,9 @@
 //!
 //! [`queue`] makes the two ends. Both can be cloned; what happens when the queue is full is said by
 //! an [`Overflow`] policy, and every datagram that does not arrive is counted by reason.
+//! [`priority_queue`] drops what matters least; [`flow_queues`] gives each consumer a queue of its
+//! own and keeps each peer's packets in order. [`forward`] is the task that fills them from a
+//! socket and ends without losing anything unseen.
 //!
 //! ```
 //! use slab_net::PacketPool;
@@ -29,8 +32,14 @@
 //! # }
 //! ```
 
+mod flow;
+mod forward;
+mod lanes;
 mod queue;
 mod stats;
 
-pub use queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, queue};
+pub use flow::{FlowSender, flow_queues};
+pub use forward::{Deliver, Ended, Forwarded, forward};
+pub use lanes::Priority;
+pub use queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, priority_queue, queue};
 pub use stats::{QueueMonitor, QueueStats};

@@ -21,6 +21,7 @@
 //!
 //! In the steady state nothing here allocates: a `Notified` is part of the future that waits.
 
+use super::lanes::{Lanes, Priority, Pushed};
 use super::stats::{QueueCounters, QueueMonitor};
 use crate::udp::{DropEpisode, PacketBatch};
 use core::fmt;
@@ -50,9 +51,54 @@ pub enum Overflow {
 /// Its memory is allocated here, once. A batch pins up to 64 KiB of pool memory, so that
 /// `capacity` also says how much of the pool the queue can hold.
 pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
+    let batches = ArrayQueue::new(capacity.get());
+    ends(capacity, Store::Fifo(batches, overflow))
+}
+
+/// A queue that holds at most `capacity` batches, of which it delivers those first, and drops those
+/// last, that matter most.
+///
+/// When it is full, the oldest of the lowest [`Priority`] below that of the arriving batch is
+/// dropped and counted as `policy`. If there is none, the arriving one is dropped and counted as
+/// `queue_full`. Batches of one priority stay in their order.
+///
+/// `priority_of` is called once for each batch, by the producer, and should be short.
+///
+/// ```
+/// use slab_net::PacketPool;
+/// use slab_net::pipeline::{Priority, priority_queue};
+/// use slab_net::udp::{Transmit, UdpReceiver};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// # let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+/// let (sender, batches) = priority_queue(1.try_into()?, |batch| match batch.contents() {
+///     [b'!', ..] => Priority::Critical,
+///     _ => Priority::Normal,
+/// });
+/// for payload in ["hello", "!keep alive", "world"] {
+///     let transmit = Transmit::new(payload.as_bytes(), socket.local_addr());
+///     socket.sender().send(&transmit).await?;
+///     sender.send(socket.recv_batch().await?).await?;
+/// }
+/// assert_eq!(batches.recv().await.unwrap().contents(), b"!keep alive");
+/// let stats = batches.monitor().stats();
+/// assert_eq!((stats.dropped_policy, stats.dropped_queue_full), (1, 1));
+/// # Ok(())
+/// # }
+/// ```
+pub fn priority_queue(
+    capacity: NonZeroUsize,
+    priority_of: impl Fn(&PacketBatch) -> Priority + Send + Sync + 'static,
+) -> (QueueSender, QueueReceiver) {
+    let lanes = Lanes::new(capacity.get(), Box::new(priority_of));
+    ends(capacity, Store::Lanes(Box::new(lanes)))
+}
+
+fn ends(capacity: NonZeroUsize, store: Store) -> (QueueSender, QueueReceiver) {
     let shared = Arc::new(Shared {
-        batches: ArrayQueue::new(capacity.get()),
-        overflow,
+        store,
         items: Notify::new(),
         room: Notify::new(),
         senders: AtomicUsize::new(1),
@@ -69,10 +115,20 @@ pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueR
     (sender, QueueReceiver { shared })
 }
 
+/// Where the batches lie.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each queue, and the plain queue has no further indirection"
+)]
+enum Store {
+    Fifo(ArrayQueue<PacketBatch>, Overflow),
+    Lanes(Box<Lanes>),
+}
+
 #[derive(Debug)]
 struct Shared {
-    batches: ArrayQueue<PacketBatch>,
-    overflow: Overflow,
+    store: Store,
     /// Notified once for each batch that enters, and when the last sender goes.
     items: Notify,
     /// Notified once for each batch that leaves, and when the last receiver goes; only producers
@@ -86,11 +142,31 @@ struct Shared {
 
 impl Shared {
     /// Puts a batch in if there is room, and gives it back if not.
-    fn try_push(&self, batch: PacketBatch) -> Result<(), PacketBatch> {
+    fn try_push(
+        &self,
+        batches: &ArrayQueue<PacketBatch>,
+        batch: PacketBatch,
+    ) -> Result<(), PacketBatch> {
         let datagrams = batch.datagrams() as u64;
-        self.batches.push(batch)?;
+        batches.push(batch)?;
         self.entered(datagrams);
         Ok(())
+    }
+
+    /// There was no room for a batch that arrived.
+    fn full(&self, batch: PacketBatch) {
+        let datagrams = batch.datagrams() as u64;
+        drop(batch);
+        add(&self.counters.producers.full, datagrams);
+        self.overflowing.dropped(datagrams);
+    }
+
+    /// A queued batch made room for another.
+    fn evicted(&self, batch: PacketBatch) {
+        let datagrams = batch.datagrams() as u64;
+        drop(batch);
+        add(&self.counters.producers.evicted, datagrams);
+        self.overflowing.dropped(datagrams);
     }
 
     /// A batch went in.
@@ -107,15 +183,22 @@ impl Shared {
 
     /// Drops all that is queued: nobody is left to deliver it to.
     fn abandon(&self) {
-        while let Some(batch) = self.batches.pop() {
+        while let Some(batch) = self.take() {
             add(&self.counters.producers.abandoned, batch.datagrams() as u64);
         }
     }
 
+    fn take(&self) -> Option<PacketBatch> {
+        match &self.store {
+            Store::Fifo(batches, _) => batches.pop(),
+            Store::Lanes(lanes) => lanes.pop(),
+        }
+    }
+
     fn pop(&self) -> Option<PacketBatch> {
-        let batch = self.batches.pop()?;
+        let batch = self.take()?;
         add(&self.counters.consumers.delivered, batch.datagrams() as u64);
-        if self.overflow == Overflow::Wait {
+        if matches!(self.store, Store::Fifo(_, Overflow::Wait)) {
             self.room.notify_one();
         }
         Some(batch)
@@ -144,7 +227,7 @@ impl fmt::Display for QueueClosed {
 
 impl std::error::Error for QueueClosed {}
 
-/// The producers' end of a [`queue`]. Clones put into the same queue; once the last is dropped,
+/// The producers' end of a [`queue`] or [`priority_queue`]. Clones put into the same queue; once the last is dropped,
 /// consumers drain the queue and then get `None`.
 #[derive(Debug)]
 pub struct QueueSender {
@@ -164,36 +247,46 @@ impl QueueSender {
         if shared.receivers.load(Ordering::Relaxed) == 0 {
             return Err(shared.refuse(batch));
         }
-        let datagrams = batch.datagrams() as u64;
-        match shared.overflow {
-            Overflow::DropNewest => match shared.try_push(batch) {
+        match &shared.store {
+            Store::Fifo(batches, Overflow::DropNewest) => match shared.try_push(batches, batch) {
                 Ok(()) => shared.overflowing.all_well(),
-                Err(batch) => {
-                    drop(batch);
-                    add(&shared.counters.producers.full, datagrams);
-                    shared.overflowing.dropped(datagrams);
-                }
+                Err(batch) => shared.full(batch),
             },
-            Overflow::DropOldest => {
-                let oldest = shared.batches.force_push(batch);
-                match &oldest {
+            Store::Fifo(batches, Overflow::DropOldest) => {
+                let datagrams = batch.datagrams() as u64;
+                match batches.force_push(batch) {
                     None => shared.overflowing.all_well(),
-                    Some(oldest) => {
-                        let datagrams = oldest.datagrams() as u64;
-                        add(&shared.counters.producers.evicted, datagrams);
-                        shared.overflowing.dropped(datagrams);
+                    Some(oldest) => shared.evicted(oldest),
+                }
+                shared.entered(datagrams);
+            }
+            Store::Fifo(batches, Overflow::Wait) => {
+                return self.send_when_room(batches, batch).await;
+            }
+            Store::Lanes(lanes) => {
+                let datagrams = batch.datagrams() as u64;
+                match lanes.push(batch) {
+                    Pushed::In => shared.overflowing.all_well(),
+                    Pushed::InsteadOf(other) => shared.evicted(other),
+                    Pushed::Refused(batch) => {
+                        shared.full(batch);
+                        return Ok(());
                     }
                 }
                 shared.entered(datagrams);
             }
-            Overflow::Wait => return self.send_when_room(batch).await,
         }
         Ok(())
     }
 
-    async fn send_when_room(&self, batch: PacketBatch) -> Result<(), QueueClosed> {
+    async fn send_when_room(
+        &self,
+        batches: &ArrayQueue<PacketBatch>,
+        batch: PacketBatch,
+    ) -> Result<(), QueueClosed> {
         let mut waiting = Waiting {
             shared: &self.shared,
+            batches,
             batch: Some(batch),
         };
         loop {
@@ -209,6 +302,12 @@ impl QueueSender {
         }
     }
 
+    /// Are all receivers gone?
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.receivers.load(Ordering::Relaxed) == 0
+    }
+
     /// Reads the queue's counters while it is in use, and after it is gone.
     #[must_use]
     pub fn monitor(&self) -> QueueMonitor {
@@ -219,6 +318,7 @@ impl QueueSender {
 /// A batch that waits for room; counted if the waiting ends otherwise.
 struct Waiting<'a> {
     shared: &'a Shared,
+    batches: &'a ArrayQueue<PacketBatch>,
     batch: Option<PacketBatch>,
 }
 
@@ -230,7 +330,7 @@ impl Waiting<'_> {
             return Some(Err(QueueClosed));
         }
         let batch = self.batch.take()?;
-        self.batch = self.shared.try_push(batch).err();
+        self.batch = self.shared.try_push(self.batches, batch).err();
         self.batch.is_none().then_some(Ok(()))
     }
 }
@@ -261,7 +361,8 @@ impl Drop for QueueSender {
     }
 }
 
-/// The consumers' end of a [`queue`]. Clones take from the same queue, each batch goes to one of
+/// The consumers' end of a [`queue`] or [`priority_queue`], or of one of several
+/// [`flow_queues`](super::flow_queues). Clones take from the same queue, each batch goes to one of
 /// them; once the last is dropped, what is queued is dropped and counted as `closed`.
 #[derive(Debug)]
 pub struct QueueReceiver {

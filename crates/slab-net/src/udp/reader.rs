@@ -101,6 +101,12 @@ impl Reader {
         Ok(())
     }
 
+    /// Nobody is left to ask for what is ready: counts it.
+    pub(super) fn abandon(&mut self, counters: &ReceiveCounters) {
+        let datagrams = self.ready.drain(..).map(|batch| batch.datagrams() as u64);
+        bump(&counters.closed, datagrams.sum());
+    }
+
     /// Gives the buffers back: a thousand idle sockets cost no pool memory.
     fn rest(&mut self) {
         self.slots.clear();

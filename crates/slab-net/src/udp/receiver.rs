@@ -216,6 +216,12 @@ impl UdpReceiver {
     }
 }
 
+impl Drop for UdpReceiver {
+    fn drop(&mut self) {
+        self.reader.abandon(&self.socket.counters.receive);
+    }
+}
+
 /// Batches for ever: an error is an item as well, after which it goes on.
 impl Stream for UdpReceiver {
     type Item = io::Result<PacketBatch>;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A snapshot of one socket's counters, all since it was bound.
 ///
-/// `received_datagrams - dropped_no_memory - dropped_truncated` is what the receiver delivered,
-/// exactly, whenever the receiver is not in the middle of a read.
+/// `received_datagrams - dropped()` is what the receiver delivered, exactly, once it is dropped;
+/// before that, and between two reads, also what it has read and not been asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SocketStats {
@@ -27,11 +27,16 @@ pub struct SocketStats {
     pub dropped_no_memory: u64,
     /// Datagrams that were longer than their buffer, and dropped because the rest is lost.
     pub dropped_truncated: u64,
+    /// Datagrams that had been read, but not asked for, when the receiver was dropped.
+    pub dropped_closed: u64,
     /// Datagrams that were longer than their buffer: those dropped, and those delivered because
     /// that was [asked for](crate::udp::UdpReceiverBuilder::deliver_truncated).
     pub truncated_datagrams: u64,
     /// Datagrams that the kernel dropped before they could be read: its queue for the socket was
-    /// full, or the checksum wrong. Exact on Linux; 0 elsewhere. No part of `received_datagrams`.
+    /// full, or the checksum wrong. No part of `received_datagrams`.
+    ///
+    /// Linux only; 0 elsewhere. Exact without coalescing; with it, up to 64 datagrams that the
+    /// kernel had coalesced before it dropped them count as one, as it says no more of them.
     pub kernel_dropped_datagrams: u64,
 }
 
@@ -40,7 +45,7 @@ impl SocketStats {
     /// is not among them.
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        self.dropped_no_memory + self.dropped_truncated
+        self.dropped_no_memory + self.dropped_truncated + self.dropped_closed
     }
 }
 
@@ -76,6 +81,7 @@ impl SocketMonitor {
             send_calls: read(&c.send.calls),
             dropped_no_memory: read(&c.receive.no_memory),
             dropped_truncated: truncated.saturating_sub(delivered),
+            dropped_closed: read(&c.receive.closed),
             truncated_datagrams: truncated,
             kernel_dropped_datagrams: c.kernel.total(),
         }
@@ -101,6 +107,7 @@ pub(crate) struct ReceiveCounters {
     /// Cut, and delivered nevertheless; part of `truncated`.
     pub(crate) truncated_delivered: AtomicU64,
     pub(crate) truncated: AtomicU64,
+    pub(crate) closed: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -178,8 +185,9 @@ mod tests {
             &counters.receive.no_memory,
             &counters.receive.truncated,
             &counters.receive.truncated_delivered,
+            &counters.receive.closed,
         ];
-        for (counter, n) in all.into_iter().zip([1, 2, 3, 4, 5, 6, 7, 20, 12]) {
+        for (counter, n) in all.into_iter().zip([1, 2, 3, 4, 5, 6, 7, 20, 12, 10]) {
             bump(counter, n);
         }
         assert_eq!(counters.kernel.observe(9), 9);
@@ -196,11 +204,12 @@ mod tests {
                 send_calls: 6,
                 dropped_no_memory: 7,
                 dropped_truncated: 8,
+                dropped_closed: 10,
                 truncated_datagrams: 20,
                 kernel_dropped_datagrams: 9,
             }
         );
-        assert_eq!(stats.dropped(), 15);
+        assert_eq!(stats.dropped(), 25);
     }
 
     #[test]

@@ -1,0 +1,215 @@
+//! Queues by priority and by flow.
+
+use slab_net::PacketPool;
+use slab_net::pipeline::{Overflow, Priority, QueueReceiver, flow_queues, priority_queue};
+use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver, UdpSender};
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Only how long a broken test takes to fail.
+const HANG: Duration = Duration::from_secs(20);
+
+fn socket() -> (PacketPool, UdpReceiver) {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let socket = UdpReceiver::builder(&pool)
+        .coalescing(Coalescing::Off { max_datagram: 100 })
+        .bind(ANY)
+        .unwrap();
+    (pool, socket)
+}
+
+async fn batch(socket: &mut UdpReceiver, bytes: [u8; 2]) -> PacketBatch {
+    let to = socket.local_addr();
+    let sender = socket.sender();
+    sender.send(&Transmit::new(&bytes, to)).await.unwrap();
+    socket.recv_batch().await.unwrap()
+}
+
+fn priority_of(batch: &PacketBatch) -> Priority {
+    match batch.contents()[0] {
+        0 => Priority::Low,
+        1 => Priority::Normal,
+        2 => Priority::High,
+        _ => Priority::Critical,
+    }
+}
+
+fn drain(receiver: &QueueReceiver) -> Vec<[u8; 2]> {
+    std::iter::from_fn(|| receiver.try_recv())
+        .map(|batch| batch.contents().try_into().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn what_matters_least_goes_first_and_arrives_last() {
+    let (pool, mut socket) = socket();
+    let (sender, receiver) = priority_queue(4.try_into().unwrap(), priority_of);
+    let mut offered = 0;
+    let arrivals = [
+        [1, 0],
+        [0, 1],
+        [2, 2],
+        [0, 3],
+        // Full from here on.
+        [0, 4],  // nothing below it: dropped itself
+        [1, 5],  // instead of [0, 1]
+        [3, 6],  // instead of [0, 3]
+        [2, 7],  // instead of [1, 0]
+        [1, 8],  // nothing below it
+        [3, 9],  // instead of [1, 5]
+        [3, 10], // instead of [2, 2]
+    ];
+    for bytes in arrivals {
+        sender.send(batch(&mut socket, bytes).await).await.unwrap();
+        offered += 1;
+    }
+    let stats = receiver.monitor().stats();
+    assert_eq!((stats.datagrams, stats.capacity_batches), (4, 4));
+    assert_eq!((stats.dropped_policy, stats.dropped_queue_full), (5, 2));
+    assert_eq!(drain(&receiver), [[3, 6], [3, 9], [3, 10], [2, 7]]);
+    let stats = receiver.monitor().stats();
+    assert_eq!(stats.delivered + stats.dropped(), offered);
+    assert!(socket.try_recv_batch().unwrap().is_none());
+    assert_eq!(pool.slab().stats().in_use(), 0);
+
+    // The last consumer takes what is queued with it.
+    sender.send(batch(&mut socket, [1, 1]).await).await.unwrap();
+    sender.send(batch(&mut socket, [3, 1]).await).await.unwrap();
+    drop(receiver);
+    assert!(sender.is_closed());
+    assert!(sender.send(batch(&mut socket, [3, 2]).await).await.is_err());
+    assert_eq!(sender.monitor().stats().dropped_closed, 3);
+}
+
+/// Producers and consumers at once: the place that one gives up is another's, or a lane would be
+/// full for one who has a place (a debug assertion), or a count go astray.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_priority_queue_keeps_its_bound_and_adds_up_under_contention() {
+    const PRODUCERS: u64 = 3;
+    const EACH: u64 = 3000;
+    let (sender, receiver) = priority_queue(2.try_into().unwrap(), priority_of);
+    let monitor = receiver.monitor();
+    let producers: Vec<_> = (0..PRODUCERS)
+        .map(|_| {
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                let (pool, mut socket) = socket();
+                for n in 0..EACH {
+                    let batch = batch(&mut socket, [(n % 4) as u8, 0]).await;
+                    sender.send(batch).await.unwrap();
+                }
+                pool
+            })
+        })
+        .collect();
+    drop(sender);
+    let consumers: Vec<_> = (0..2)
+        .map(|_| {
+            let receiver = receiver.clone();
+            tokio::spawn(async move {
+                let mut got = [0_u64; 4];
+                while let Some(batch) = receiver.recv().await {
+                    got[usize::from(batch.contents()[0])] += 1;
+                    assert!(receiver.monitor().stats().datagrams <= 2 + PRODUCERS);
+                }
+                got
+            })
+        })
+        .collect();
+    let all = async {
+        let mut pools = Vec::new();
+        for producer in producers {
+            pools.push(producer.await.unwrap());
+        }
+        let mut got = 0;
+        for consumer in consumers {
+            got += consumer.await.unwrap().iter().sum::<u64>();
+        }
+        (pools, got)
+    };
+    let (pools, got) = tokio::time::timeout(HANG, all)
+        .await
+        .unwrap_or_else(|_| panic!("hangs: {:?}", monitor.stats()));
+    let stats = monitor.stats();
+    assert_eq!(stats.delivered, got);
+    assert_eq!(stats.delivered + stats.dropped(), PRODUCERS * EACH);
+    assert_eq!(stats.datagrams, 0);
+    for pool in pools {
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}
+
+#[tokio::test]
+async fn each_peer_has_one_consumer_and_stays_in_order() {
+    const PEERS: usize = 40;
+    let (pool, mut socket) = socket();
+    let (sender, receivers) = flow_queues(
+        4.try_into().unwrap(),
+        1000.try_into().unwrap(),
+        Overflow::DropNewest,
+    );
+    let monitors = sender.monitors();
+    let mut peers = Vec::new();
+    for _ in 0..PEERS {
+        peers.push(UdpSender::bind(ANY).unwrap());
+    }
+    for n in 0..10_u8 {
+        for peer in &peers {
+            let transmit = Transmit::new(std::slice::from_ref(&n), socket.local_addr());
+            peer.send(&transmit).await.unwrap();
+            sender
+                .send(socket.recv_batch().await.unwrap())
+                .await
+                .unwrap();
+        }
+    }
+    drop(sender);
+    let mut consumer_of = HashMap::new();
+    let mut next_of = HashMap::new();
+    for (index, receiver) in receivers.iter().enumerate() {
+        while let Some(batch) = receiver.recv().await {
+            let consumer = *consumer_of.entry(batch.source()).or_insert(index);
+            assert_eq!(consumer, index, "one peer at two consumers");
+            let next = next_of.entry(batch.source()).or_insert(0_u8);
+            assert_eq!(batch.contents(), [*next]);
+            *next += 1;
+        }
+    }
+    assert_eq!(next_of.len(), PEERS);
+    assert!(next_of.values().all(|&next| next == 10));
+    let delivered: Vec<u64> = monitors.iter().map(|m| m.stats().delivered).collect();
+    assert_eq!(delivered.iter().sum::<u64>(), 10 * PEERS as u64);
+    // Of 40 peers some go to each of four; all to three by chance once in 25 000 runs.
+    assert!(delivered.iter().all(|&n| n > 0), "{delivered:?}");
+    assert!(socket.try_recv_batch().unwrap().is_none());
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn one_flow_without_a_consumer_does_not_stop_the_others() {
+    let (_pool, mut socket) = socket();
+    let (sender, mut receivers) = flow_queues(
+        2.try_into().unwrap(),
+        100.try_into().unwrap(),
+        Overflow::Wait,
+    );
+    drop(receivers.pop());
+    assert!(!sender.is_closed());
+    let (mut arrived, mut refused) = (0, 0);
+    for _ in 0..40 {
+        let peer = UdpSender::bind(ANY).unwrap();
+        let transmit = Transmit::new(b"x", socket.local_addr());
+        peer.send(&transmit).await.unwrap();
+        match sender.send(socket.recv_batch().await.unwrap()).await {
+            Ok(()) => arrived += 1,
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(arrived > 0 && refused > 0, "{arrived} {refused}");
+    assert_eq!(sender.monitors()[0].stats().datagrams, arrived);
+    assert_eq!(sender.monitors()[1].stats().dropped_closed, refused);
+    drop(receivers);
+    assert!(sender.is_closed());
+}
