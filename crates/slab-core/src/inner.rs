@@ -228,6 +228,10 @@ impl Inner {
         self.arena.bytes()
     }
 
+    pub(crate) fn committed_bytes(&self) -> usize {
+        self.slabs.lock().slabs.committed() * self.arena.slab_bytes()
+    }
+
     /// The first byte of a chunk.
     #[inline(always)]
     pub(crate) fn chunk_ptr(&self, unit: u32) -> NonNull<u8> {

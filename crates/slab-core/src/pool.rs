@@ -200,6 +200,31 @@ impl SlabPool {
         self.inner().trim(bytes)
     }
 
+    /// Trims down to `low` bytes committed if there are more than `high`; returns how many bytes
+    /// were given back.
+    ///
+    /// Two watermarks for a policy of when to trim, to be called from a timer or when a thread has
+    /// nothing to do: below `high` it costs a look under a lock, and what is between the two is
+    /// kept for the next burst.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().build()?;
+    /// let burst: Vec<_> = (0..1000).map(|_| pool.try_alloc(9000)).collect();
+    /// drop(burst);
+    /// assert_eq!(pool.trim_above(16 << 20, 1 << 20), 0, "no need");
+    /// assert_ne!(pool.trim_above(4 << 20, 1 << 20), 0);
+    /// assert!(pool.stats().committed_bytes <= 1 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn trim_above(&self, high: usize, low: usize) -> usize {
+        if self.inner().committed_bytes() > high {
+            self.trim_to(low)
+        } else {
+            0
+        }
+    }
+
     pub(crate) fn inner_ptr(&self) -> NonNull<Inner> {
         self.inner
     }

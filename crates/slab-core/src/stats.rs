@@ -24,8 +24,8 @@ pub struct ClassStats {
     pub in_depot: u64,
     /// Free chunks in the slabs themselves: never handed out so far, or collected by a sweep.
     pub in_slabs: u64,
-    /// High-water mark of `in_use`, taken at every depot exchange and every snapshot; between two
-    /// exchanges a peak of up to one magazine a thread may pass unseen.
+    /// High-water mark of `in_use`, taken whenever chunks come out of a slab, and at every snapshot:
+    /// short of what other threads' magazines held at that moment, at most.
     pub in_use_peak: u64,
     /// Allocations since the pool was built.
     pub allocs: u64,
