@@ -1,5 +1,6 @@
 //! [`ChunkBatch`]: chunks that are allocated, or freed, in one step.
 
+use crate::call_site::CallSite;
 use crate::chunk::Chunk;
 use crate::error::AllocError;
 use crate::local;
@@ -60,6 +61,7 @@ impl ChunkBatch {
     /// # Errors
     /// As [`SlabPool::try_alloc`], if the batch is empty and not even one chunk can be had.
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn fill(&mut self, count: usize) -> Result<usize, AllocError> {
         let count = count.min(Self::MAX);
         if let Some(missing @ 1..) = count.checked_sub(self.units.len()) {
@@ -70,7 +72,7 @@ impl ChunkBatch {
                     .then_some(())
             });
             if self.units.len() < count {
-                self.fill_slow(count)?;
+                self.fill_slow(count, CallSite::here())?;
             }
         }
         if cfg!(slab_asan) {
@@ -87,11 +89,11 @@ impl ChunkBatch {
     /// The magazine had fewer: one by one, each refill another batch of the depot or of a slab.
     #[cold]
     #[inline(never)]
-    fn fill_slow(&mut self, count: usize) -> Result<(), AllocError> {
+    fn fill_slow(&mut self, count: usize, call_site: CallSite) -> Result<(), AllocError> {
         while self.len() < count {
             let unit = match self.pool.try_alloc_cached(self.class) {
                 Some(chunk) => ManuallyDrop::new(chunk).unit(),
-                None => match self.pool.inner().alloc_slow(self.class) {
+                None => match self.pool.inner().alloc_slow(self.class, call_site) {
                     Ok(unit) => unit,
                     Err(error) if self.is_empty() => return Err(error),
                     Err(_) => return Ok(()),

@@ -53,6 +53,9 @@ pub struct SlabPoolBuilder {
     pub(crate) max_memory: usize,
     pub(crate) thread_caches: bool,
     pub(crate) zero_on_free: bool,
+    pub(crate) hardened: bool,
+    #[cfg(feature = "leak-tracking")]
+    pub(crate) track_leaks: Option<u32>,
     pub(crate) growth: Growth,
     pub(crate) backing: Backing,
     pub(crate) huge_pages: bool,
@@ -67,6 +70,9 @@ impl Default for SlabPoolBuilder {
             max_memory: 64 << 20,
             thread_caches: true,
             zero_on_free: false,
+            hardened: false,
+            #[cfg(feature = "leak-tracking")]
+            track_leaks: None,
             growth: Growth::Slab,
             backing: Backing::OnDemand,
             huge_pages: false,
@@ -114,6 +120,30 @@ impl SlabPoolBuilder {
     /// time to write the chunk.
     pub fn zero_on_free(mut self, zero: bool) -> Self {
         self.zero_on_free = zero;
+        self
+    }
+
+    /// Watches over the use of chunks, to find errors in `unsafe` code that deals with them. Default:
+    /// no.
+    ///
+    /// A freed chunk is filled with a pattern, and looked through when it is handed out again; a
+    /// chunk that was written to in between panics there, and one that is freed twice panics when
+    /// it is freed. [`free_raw`](SlabPool::free_raw) and [`from_raw`](SlabPool::from_raw) refuse
+    /// pointers to chunks that are not in use.
+    ///
+    /// Costs the fast path, and the time to write and to read each chunk.
+    pub fn hardened(mut self, hardened: bool) -> Self {
+        self.hardened = hardened;
+        self
+    }
+
+    /// Records who asks for chunks, for [`live_chunks`](SlabPool::live_chunks) and for a report at
+    /// the pool's end: one allocation in `one_in`, where 1 is every one. Default: none.
+    ///
+    /// Costs the fast path, and a lock and a node of a map for each allocation that is recorded.
+    #[cfg(feature = "leak-tracking")]
+    pub fn track_leaks(mut self, one_in: u32) -> Self {
+        self.track_leaks = Some(one_in);
         self
     }
 

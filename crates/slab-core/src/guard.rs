@@ -25,7 +25,7 @@ const FENCED: u32 = 2;
 pub(crate) const CLOSED: u32 = 4;
 /// Somebody waits for memory (see `wait`): what is freed is not to be hoarded.
 pub(crate) const PRESSURE: u32 = 8;
-/// The pool has something to do with each chunk that is freed; for ever.
+/// The pool has something to do with each chunk that is allocated or freed; for ever.
 pub(crate) const SCRUB: u32 = 16;
 
 #[derive(Debug)]

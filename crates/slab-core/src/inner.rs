@@ -23,11 +23,13 @@
 
 use crate::arena::Arena;
 use crate::builder::{Backing, SlabPoolBuilder};
+use crate::call_site::CallSite;
 use crate::class::{BATCH_MAX, CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::episode::Episode;
 use crate::error::{AllocError, ConfigError};
 use crate::guard::{CLOSED, PRESSURE, SCRUB};
+use crate::hardening::Hardening;
 use crate::local;
 use crate::magazine::{Source, Tally, ThreadCache};
 use crate::oversize::Oversize;
@@ -37,6 +39,8 @@ use crate::stats::{ClassStats, PoolStats};
 use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordering, Table, heavy_barrier,
 };
+#[cfg(feature = "leak-tracking")]
+use crate::track::Tracker;
 use arrayvec::ArrayVec;
 use core::ptr::NonNull;
 use core::task::Waker;
@@ -136,6 +140,9 @@ pub(crate) struct Inner {
     max_thread_caches: usize,
     pub(crate) oversize: Arc<Oversize>,
     pub(crate) zero_on_free: bool,
+    pub(crate) hardening: Option<Hardening>,
+    #[cfg(feature = "leak-tracking")]
+    pub(crate) tracker: Option<Tracker>,
     /// Unique in the process, for ever.
     pub(crate) id: u64,
 }
@@ -179,6 +186,17 @@ impl Inner {
                     errno,
                 })?;
         }
+        let hardening = options
+            .hardened
+            .then(|| Hardening::new(arena.bytes(), options.zero_on_free))
+            .transpose()
+            .map_err(reserve_error)?;
+        #[cfg(feature = "leak-tracking")]
+        let tracker = options
+            .track_leaks
+            .map(|one_in| Tracker::new(arena.bytes(), one_in))
+            .transpose()
+            .map_err(reserve_error)?;
         let inner = Box::new(Self {
             id: next_id(),
             base: arena.base(),
@@ -209,6 +227,9 @@ impl Inner {
                 0
             },
             zero_on_free: options.zero_on_free,
+            hardening,
+            #[cfg(feature = "leak-tracking")]
+            tracker,
             oversize: Oversize::new(options.max_oversize_memory),
             name: options.name.as_str().into(),
         });
@@ -290,7 +311,7 @@ impl Inner {
         if self.under_pressure.load(Ordering::Relaxed) {
             gates |= PRESSURE;
         }
-        if self.zero_on_free {
+        if self.attends() {
             gates |= SCRUB;
         }
         for class in 0..self.classes.count() as u8 {
@@ -335,9 +356,51 @@ impl Inner {
         }
     }
 
+    /// Does the pool have something to do with each chunk that goes to a caller or comes back?
+    /// Then the gates of all magazines send callers to the slow paths.
+    fn attends(&self) -> bool {
+        #[cfg(feature = "leak-tracking")]
+        if self.tracker.is_some() {
+            return true;
+        }
+        self.zero_on_free || self.hardening.is_some()
+    }
+
+    /// A chunk goes to a caller; every slow path ends here.
+    pub(crate) fn handed_out(&self, class: u8, unit: u32, _call_site: CallSite) {
+        if let Some(hardening) = &self.hardening {
+            let bytes = self.classes.geometry(class).bytes;
+            // SAFETY: the chunk was just taken out of the pool's free chunks.
+            unsafe { hardening.handed_out(unit, self.chunk_ptr(unit), bytes) };
+        }
+        #[cfg(feature = "leak-tracking")]
+        if let Some(tracker) = &self.tracker {
+            tracker.handed_out(class, unit, _call_site);
+        }
+    }
+
+    /// A chunk comes back from a caller, who may not touch it any more.
+    fn given_back(&self, class: u8, unit: u32) {
+        let (at, bytes) = (self.chunk_ptr(unit), self.classes.geometry(class).bytes);
+        #[cfg(feature = "leak-tracking")]
+        if let Some(tracker) = &self.tracker {
+            tracker.given_back(unit);
+        }
+        if let Some(hardening) = &self.hardening {
+            // SAFETY: the caller's chunk, which nobody else has and which is `bytes` long.
+            unsafe { hardening.given_back(unit, at, bytes) };
+        } else if self.zero_on_free {
+            // SAFETY: as above.
+            unsafe { at.write_bytes(0, bytes) };
+        }
+    }
+
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
-    pub(crate) fn alloc_slow(&self, class: u8) -> Result<u32, AllocError> {
+    pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
         let result = self.alloc_with(self.attach().as_deref(), class);
+        if let Ok(unit) = result {
+            self.handed_out(class, unit, call_site);
+        }
         result.inspect_err(|error| {
             if matches!(error, AllocError::Exhausted { .. }) {
                 self.uncached[usize::from(class)]
@@ -541,10 +604,8 @@ impl Inner {
     pub(crate) unsafe fn free_slow(this: NonNull<Self>, class: u8, unit: u32) {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
-        if pool.zero_on_free {
-            let (at, bytes) = (pool.chunk_ptr(unit), pool.classes.geometry(class).bytes);
-            // SAFETY: the caller's chunk, which nobody else has and which is `bytes` long.
-            unsafe { at.write_bytes(0, bytes) };
+        if pool.attends() {
+            pool.given_back(class, unit);
         }
         let cache = pool.attach();
         // SAFETY: the caller's promise.
@@ -631,6 +692,10 @@ impl Inner {
     unsafe fn close(this: NonNull<Self>) {
         // SAFETY: nothing unmaps the pool before `live` has been set up below.
         let pool = unsafe { this.as_ref() };
+        #[cfg(feature = "leak-tracking")]
+        if let Some(tracker) = &pool.tracker {
+            tracker.report_at_end(pool);
+        }
         let live = pool.shut_out_and_count();
         // From the addition on, the pool can go at any moment unless it is we who end it.
         if pool.live.fetch_add(live, Ordering::AcqRel) + live == 0 {

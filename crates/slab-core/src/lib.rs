@@ -14,6 +14,7 @@
 //! | `pool`, `builder`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
 //! | `inner` | the slow paths that connect the layers, the end of a pool |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
+//! | `hardening`, `track`, `call_site` | what a pool does with each chunk, if asked |
 //! | `oversize` | what no class is large enough for |
 //! | `wait` | waiting for memory under the cap |
 //! | `reclaim` | rebalance and trim: free memory on its way to where it is needed |
@@ -32,12 +33,14 @@ mod allocator;
 mod arena;
 mod batch;
 mod builder;
+mod call_site;
 mod chunk;
 mod class;
 mod depot;
 mod episode;
 mod error;
 mod guard;
+mod hardening;
 mod inner;
 mod local;
 mod magazine;
@@ -52,6 +55,8 @@ mod slab;
 mod stats;
 mod sync;
 mod sys;
+#[cfg(feature = "leak-tracking")]
+mod track;
 mod typed;
 mod wait;
 
@@ -59,13 +64,15 @@ pub use advisor::{Advice, SizeHistogram, Waste};
 #[cfg(feature = "allocator-api2")]
 pub use allocator::SlabAllocator;
 pub use batch::{ChunkBatch, IntoChunks};
+pub use builder::{Backing, Growth, SlabPoolBuilder};
 pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 pub use error::{AllocError, ConfigError, NotAChunk};
-pub use builder::{Backing, Growth, SlabPoolBuilder};
 pub use oversize::{AnyChunk, HeapChunk};
 pub use pool::SlabPool;
 pub use shared::{Clones, SharedChunk};
 pub use stats::{ClassStats, PoolStats};
+#[cfg(feature = "leak-tracking")]
+pub use track::LiveChunk;
 pub use typed::{GlobalBox, GlobalTag, InsertError, Slab, SlabBox, SlabBuilder, StaticSlab};
 pub use wait::Alloc;

@@ -179,6 +179,7 @@ impl SlabPool {
     ///
     /// # Errors
     /// As `try_alloc`; [`AllocError::OversizeExhausted`] where the heap's share is used up.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc_any(&self, len: usize) -> Result<AnyChunk, AllocError> {
         let oversize = &self.inner().oversize;
         if len > self.size_classes().largest() && oversize.max_bytes() > 0 {

@@ -1,6 +1,7 @@
 //! [`SlabPool`] and its builder, and the allocation fast path.
 
 use crate::builder::SlabPoolBuilder;
+use crate::call_site::CallSite;
 use crate::chunk::Chunk;
 use crate::class::SizeClasses;
 use crate::error::AllocError;
@@ -71,11 +72,12 @@ impl SlabPool {
     /// [`AllocError::Commit`] if the system would not back a slab.
     // Always: a call would return the result through memory and cost more than what it does.
     #[inline(always)]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
         let class = self.class_for(len)?;
         match self.try_alloc_cached(class) {
             Some(chunk) => Ok(chunk),
-            None => self.alloc_slow(class),
+            None => self.alloc_slow(class, CallSite::here()),
         }
     }
 
@@ -102,6 +104,7 @@ impl SlabPool {
     /// # }).unwrap();
     /// ```
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn alloc(&self, len: usize) -> Alloc<'_> {
         Alloc::new(self, len)
     }
@@ -121,6 +124,7 @@ impl SlabPool {
     /// assert!(bytes.iter().all(|&byte| byte == 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc_zeroed(&self, len: usize) -> Result<Chunk, AllocError> {
         let mut chunk = self.try_alloc(len)?;
         if !self.inner().zero_on_free {
@@ -149,8 +153,8 @@ impl SlabPool {
 
     #[cold]
     #[inline(never)]
-    fn alloc_slow(&self, class: u8) -> Result<Chunk, AllocError> {
-        let unit = self.inner().alloc_slow(class)?;
+    fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<Chunk, AllocError> {
+        let unit = self.inner().alloc_slow(class, call_site)?;
         // SAFETY: as in `try_alloc`.
         Ok(unsafe { Chunk::new(self.inner, class, unit) })
     }

@@ -39,6 +39,7 @@ impl SlabPool {
     ///
     /// # Errors
     /// As [`try_alloc`](Self::try_alloc).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn alloc_raw(&self, len: usize) -> Result<NonNull<u8>, AllocError> {
         self.try_alloc(len).map(Chunk::into_raw)
     }
@@ -66,7 +67,13 @@ impl SlabPool {
     /// If the pointer is the start of a chunk of this pool, it came from there, and was not taken
     /// back since.
     pub unsafe fn from_raw(&self, at: NonNull<u8>) -> Result<Chunk, NotAChunk> {
-        let (class, unit) = self.inner().find_chunk(at).ok_or(NotAChunk(()))?;
+        let inner = self.inner();
+        let (class, unit) = inner.find_chunk(at).ok_or(NotAChunk(()))?;
+        if let Some(hardening) = &inner.hardening
+            && !hardening.is_in_use(unit)
+        {
+            return Err(NotAChunk(()));
+        }
         if cfg!(slab_asan) {
             asan::assert_not_poisoned(at);
         }

@@ -18,6 +18,7 @@
 //! fits: a freed small chunk serves a small request even if a large one came before, and a slab
 //! that becomes whole serves whoever came first.
 
+use crate::call_site::CallSite;
 use crate::chunk::Chunk;
 use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
@@ -234,11 +235,14 @@ pub struct Alloc<'a> {
     len: usize,
     /// The class, and the place in its queue.
     waits: Option<(u8, Ticket)>,
+    call_site: CallSite,
 }
 
 impl<'a> Alloc<'a> {
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub(crate) fn new(pool: &'a SlabPool, len: usize) -> Self {
         Self {
+            call_site: CallSite::here(),
             pool,
             len,
             waits: None,
@@ -262,6 +266,9 @@ impl<'a> Alloc<'a> {
             return Poll::Pending;
         };
         self.waits = None;
+        if let Ok(unit) = unit {
+            inner.handed_out(class, unit, self.call_site);
+        }
         // SAFETY: the unit was taken out of the pool's free chunks for this future.
         Poll::Ready(unit.map(|unit| unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) }))
     }
@@ -290,6 +297,8 @@ impl Drop for Alloc<'_> {
         if let Some((class, ticket)) = self.waits.take()
             && let Some(unit) = self.pool.inner().cancel(class, ticket)
         {
+            // As if it had been, so that freeing it is what it is for any chunk.
+            self.pool.inner().handed_out(class, unit, self.call_site);
             // SAFETY: the unit was set aside for this future, which has not handed it out.
             drop(unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) });
         }

@@ -107,10 +107,10 @@ fn a_panic_leaks_no_memory() {
 }
 
 #[test]
-fn the_builder_hands_growth_on() {
+fn the_builder_hands_options_on() {
     let slab = Slab::<[u8; 64]>::builder()
         .max_objects(8 << 10)
-        .growth(Growth::Custom(|_| 4))
+        .pool(|pool| pool.growth(Growth::Custom(|_| 4)).max_memory(1))
         .build()
         .unwrap();
     let _one = slab.try_insert([0; 64]).unwrap();

@@ -17,7 +17,7 @@ mod slab_box;
 pub use global::{GlobalBox, GlobalTag, StaticSlab};
 pub use slab_box::SlabBox;
 
-use crate::builder::{Backing, Growth, SlabPoolBuilder};
+use crate::builder::SlabPoolBuilder;
 use crate::chunk::Chunk;
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, SizeClasses, slab_bytes_for};
 use crate::error::{AllocError, ConfigError, NotAChunk};
@@ -119,6 +119,7 @@ impl<T, Tag> Slab<T, Tag> {
     }
 
     #[inline(always)]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn alloc(&self) -> Result<Chunk, AllocError> {
         self.pool.try_alloc(const { chunk_bytes::<T>() })
     }
@@ -128,6 +129,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// # Errors
     /// Gives the value back, with what [`SlabPool::try_alloc`] says about the reason.
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_insert(&self, value: T) -> Result<SlabBox<T, Tag>, InsertError<T>> {
         match self.alloc() {
             Ok(chunk) => Ok(SlabBox::fill(chunk, || value)),
@@ -149,6 +151,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// # Errors
     /// As [`SlabPool::try_alloc`].
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_insert_with(&self, make: impl FnOnce() -> T) -> Result<SlabBox<T, Tag>, AllocError> {
         Ok(SlabBox::fill(self.alloc()?, make))
     }
@@ -173,6 +176,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// # Errors
     /// As [`SlabPool::try_alloc`].
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_uninit(&self) -> Result<SlabBox<MaybeUninit<T>, Tag>, AllocError> {
         Ok(SlabBox::uninit(self.alloc()?))
     }
@@ -197,6 +201,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// # Errors
     /// As [`SlabPool::try_alloc`].
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn alloc_raw(&self) -> Result<NonNull<T>, AllocError> {
         Ok(SlabBox::into_raw(self.try_uninit()?).cast())
     }
@@ -317,20 +322,23 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         self
     }
 
-    /// How many slabs to commit at a time. Default: [`Growth::Slab`].
-    pub fn growth(mut self, growth: Growth) -> Self {
-        self.pool = self.pool.growth(growth);
+    /// Whatever else can be set of the pool behind the slab; its size class and its cap are the
+    /// slab's.
+    ///
+    /// ```
+    /// # use slab_core::{Growth, Slab};
+    /// let slab = Slab::<[u8; 1500]>::builder()
+    ///     .pool(|pool| pool.growth(Growth::Double).hardened(true))
+    ///     .build()?;
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
+    pub fn pool(mut self, set: impl FnOnce(SlabPoolBuilder) -> SlabPoolBuilder) -> Self {
+        self.pool = set(self.pool);
         self
     }
 
-    /// When memory is backed by the system. Default: [`Backing::OnDemand`].
-    pub fn backing(mut self, backing: Backing) -> Self {
-        self.pool = self.pool.backing(backing);
-        self
-    }
-
-    /// Reserves the address range. No memory is used yet, unless [`backing`](Self::backing) asks
-    /// for it.
+    /// Reserves the address range. No memory is used yet, unless the pool is to be
+    /// [backed](SlabPoolBuilder::backing) from the start.
     ///
     /// # Errors
     /// [`ConfigError::BadAlignment`] if `T` is aligned to more than [`MAX_CHUNK_ALIGN`] bytes,

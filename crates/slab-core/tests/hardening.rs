@@ -1,0 +1,164 @@
+//! What a hardened pool catches. Each test does what safe code cannot.
+// AddressSanitizer would catch it first.
+#![cfg(not(any(loom, slab_asan)))]
+
+use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+fn builder() -> SlabPoolBuilder {
+    let classes = SizeClasses::explicit(&[192, 16384]).unwrap();
+    let pool = SlabPool::builder().size_classes(classes);
+    pool.max_memory(256 << 10).hardened(true)
+}
+
+fn panic_message(f: impl FnOnce()) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("it should have panicked");
+    panic
+        .downcast_ref::<String>()
+        .expect("a formatted message")
+        .clone()
+}
+
+/// Allocates a chunk and frees it; the pointer is stale.
+fn stale(pool: &SlabPool, len: usize) -> NonNull<u8> {
+    let at = pool.alloc_raw(len).unwrap();
+    // SAFETY: just allocated.
+    unsafe { at.write_bytes(0x11, len) };
+    // SAFETY: just allocated.
+    unsafe { pool.free_raw(at) }.unwrap();
+    at
+}
+
+#[test]
+fn a_write_after_the_free_is_found_when_the_chunk_is_used_again() {
+    for (len, offset, byte) in [
+        (192, 0, 1),
+        (192, 191, 0),
+        (16384, 5000, 0x11),
+        (16384, 16383, 9),
+    ] {
+        let pool = builder().build().unwrap();
+        let at = stale(&pool, len);
+        drop(pool.try_alloc(len).unwrap());
+        // SAFETY: within the chunk, whose memory is mapped; it belongs to nobody, which is the
+        // error that is to be found.
+        let there = unsafe { at.add(offset) };
+        // SAFETY: as above.
+        unsafe { there.write(byte) };
+        let message = panic_message(|| drop(pool.try_alloc(len)));
+        assert!(message.contains("written to at byte"), "{message}");
+        assert!(message.contains(&format!("{at:?}")), "{message}");
+    }
+}
+
+#[test]
+fn a_pointer_to_no_chunk_in_use_is_refused() {
+    let pool = builder().build().unwrap();
+    let at = stale(&pool, 192);
+    // SAFETY: not in use, so nothing is promised.
+    assert!(unsafe { pool.free_raw(at) }.is_err());
+    // SAFETY: as above.
+    assert!(unsafe { pool.from_raw(at) }.is_err());
+    let neighbour = at.map_addr(|at| at.checked_add(192).unwrap());
+    // SAFETY: never in use, so nothing is promised.
+    assert!(unsafe { pool.free_raw(neighbour) }.is_err());
+    assert_eq!(pool.stats().in_use(), 0);
+    // Without hardening, the neighbour would do.
+    let held = pool.alloc_raw(192).unwrap();
+    // SAFETY: in use, and not used again.
+    unsafe { pool.free_raw(held) }.unwrap();
+    assert_eq!(pool.stats().classes()[0].frees, 2);
+}
+
+#[test]
+fn a_chunk_with_two_owners_is_freed_once() {
+    let pool = builder().build().unwrap();
+    let at = pool.alloc_raw(192).unwrap();
+    // SAFETY: the promise is kept here.
+    let one = unsafe { pool.from_raw(at) }.unwrap();
+    // SAFETY: it is broken here, which is the error that is to be found.
+    let other = unsafe { pool.from_raw(at) }.unwrap();
+    drop(one);
+    let message = panic_message(|| drop(other));
+    assert!(message.contains("freed twice"), "{message}");
+    assert_eq!(pool.stats().in_use(), 0);
+    assert_eq!(pool.stats().classes()[0].frees, 1);
+}
+
+#[test]
+fn a_typed_slab_can_be_hardened() {
+    let slab = Slab::<[u32; 40]>::builder()
+        .pool(|pool| pool.hardened(true))
+        .build()
+        .unwrap();
+    let mut value = slab.try_insert([3; 40]).unwrap();
+    let at: *mut u32 = &raw mut value[7];
+    drop(value);
+    // SAFETY: the memory is mapped; it belongs to nobody, which is the error.
+    unsafe { at.write(4) };
+    assert!(panic_message(|| drop(slab.try_insert([3; 40]))).contains("byte 28"));
+}
+
+#[test]
+fn lawful_traffic_is_left_alone() {
+    let rounds = if cfg!(miri) { 3 } else { 300 };
+    for zero in [false, true] {
+        let pool = builder().zero_on_free(zero).build().unwrap();
+        std::thread::scope(|scope| {
+            let (to, from) = std::sync::mpsc::sync_channel(40);
+            let mine = &pool;
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let len = [100, 16000][round % 2];
+                    let mut batch = mine.chunk_batch(len).unwrap();
+                    let _ = batch.fill(1 + round % 9);
+                    for mut chunk in batch {
+                        chunk.copy_from_slice(&[round as u8 | 1; 90]).unwrap();
+                        to.send(chunk.into_shared()).unwrap();
+                    }
+                    if let Ok(chunk) = mine.try_alloc_zeroed(len) {
+                        // SAFETY: the bytes are initialised and ours.
+                        let bytes =
+                            unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), len) };
+                        assert!(bytes.iter().all(|&byte| byte == 0));
+                    }
+                }
+            });
+            for (i, chunk) in from.into_iter().enumerate() {
+                drop((chunk.clone(), chunk));
+                if i % 50 == 0 {
+                    pool.trim();
+                }
+            }
+        });
+        assert_eq!(pool.stats().in_use(), 0);
+        assert!(pool.stats().classes().iter().all(|class| class.frees > 0));
+    }
+}
+
+#[test]
+#[cfg(not(miri))]
+fn chunks_that_were_waited_for_are_watched_too() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let pool = builder().build().unwrap();
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
+        let (chunk, ()) = tokio::join!(pool.alloc(16384), async { drop(all.pop()) });
+        drop(chunk.unwrap());
+        // Granted, and never fetched.
+        let mut waits = Box::pin(pool.alloc(16384));
+        let one = pool.try_alloc(16384).unwrap();
+        std::future::poll_fn(|cx| {
+            assert!(waits.as_mut().poll(cx).is_pending());
+            std::task::Poll::Ready(())
+        })
+        .await;
+        drop(one);
+        drop(waits);
+        drop(all);
+        assert_eq!(pool.stats().in_use(), 0);
+    });
+}

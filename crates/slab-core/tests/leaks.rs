@@ -1,0 +1,167 @@
+//! Leak tracking: who has what.
+#![cfg(all(feature = "leak-tracking", not(loom)))]
+
+use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+fn builder() -> SlabPoolBuilder {
+    let classes = SizeClasses::explicit(&[192, 16384]).unwrap();
+    let pool = SlabPool::builder().name("tracked").size_classes(classes);
+    pool.max_memory(256 << 10)
+}
+
+/// The lines of the places of all live chunks, ascending.
+fn lines(pool: &SlabPool) -> Vec<u32> {
+    let live = pool.live_chunks();
+    assert!(live.iter().all(|chunk| chunk.place.file() == file!()));
+    let mut lines: Vec<_> = live.iter().map(|chunk| chunk.place.line()).collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn every_way_to_allocate_tells_its_place() {
+    let pool = builder().track_leaks(1).build().unwrap();
+    let first = line!() + 1;
+    let plain = pool.try_alloc(100).unwrap();
+    let zeroed = pool.try_alloc_zeroed(100).unwrap();
+    let raw = pool.alloc_raw(100).unwrap();
+    let any = pool.try_alloc_any(100).unwrap();
+    assert_eq!(lines(&pool), [first, first + 1, first + 2, first + 3]);
+    // However it goes on, it is the same chunk.
+    let shared = plain.into_shared();
+    let other = shared.clone();
+    drop(shared);
+    // SAFETY: just allocated.
+    let raw = unsafe { pool.from_raw(raw) }.unwrap();
+    std::thread::spawn(move || drop((other, raw)))
+        .join()
+        .unwrap();
+    assert_eq!(lines(&pool), [first + 1, first + 3]);
+    drop((zeroed, any));
+    let mut batch = pool.chunk_batch(16000).unwrap();
+    let line = line!() + 1;
+    assert_eq!(batch.fill(3), Ok(3));
+    let one = batch.pop();
+    assert_eq!(lines(&pool), [line; 3]);
+    drop(batch);
+    assert_eq!(lines(&pool), [line]);
+    assert_eq!(pool.live_chunks()[0].chunk_bytes, 16384);
+    drop(one);
+    assert!(pool.live_chunks().is_empty());
+}
+
+#[test]
+#[cfg(not(miri))]
+fn who_waited_is_who_asked() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let pool = builder().track_leaks(1).build().unwrap();
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
+        let line = line!() + 1;
+        let waits = pool.alloc(16384);
+        let (chunk, ()) = tokio::join!(waits, async { drop(all.pop()) });
+        drop(all);
+        assert_eq!(lines(&pool), [line]);
+        drop(chunk);
+        assert!(pool.live_chunks().is_empty());
+    });
+}
+
+#[test]
+fn one_in_n_is_recorded_and_untracked_pools_record_nothing() {
+    let pool = builder().track_leaks(10).build().unwrap();
+    let chunks: Vec<_> = (0..200).map(|_| pool.try_alloc(1).unwrap()).collect();
+    assert_eq!(pool.live_chunks().len(), 20);
+    drop(chunks);
+    assert!(pool.live_chunks().is_empty());
+    let pool = builder().build().unwrap();
+    let _chunk = pool.try_alloc(1).unwrap();
+    assert!(pool.live_chunks().is_empty());
+}
+
+#[test]
+fn the_oldest_comes_first_and_grows_older() {
+    let pool = builder().track_leaks(1).build().unwrap();
+    let old = pool.try_alloc(1).unwrap();
+    std::thread::sleep(Duration::from_millis(2));
+    let _young = pool.try_alloc(1).unwrap();
+    let live = pool.live_chunks();
+    assert_eq!(live[0].address, old.as_ptr().addr().get());
+    assert!(live[0].age >= live[1].age + Duration::from_millis(2));
+    let text = live[0].to_string();
+    assert!(
+        text.contains("leaks.rs:") && text.contains("192 bytes"),
+        "{text}"
+    );
+}
+
+/// Keeps the warnings as text.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        struct Text(String);
+        impl Visit for Text {
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{field}={value:?} ");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn the_end_of_a_pool_reports_what_is_in_use_one_event_a_place() {
+    let warnings = Warnings::default();
+    let line = tracing::subscriber::with_default(warnings.clone(), || {
+        let quiet = builder().track_leaks(1).build().unwrap();
+        drop(quiet.try_alloc(1).unwrap());
+        drop(quiet);
+        let slab = Slab::<[u8; 150]>::builder()
+            .name("leaky")
+            .pool(|pool| pool.track_leaks(1))
+            .build()
+            .unwrap();
+        let values: Vec<_> = (0..5).map(|_| slab.try_insert([0; 150]).unwrap()).collect();
+        let line = line!() - 1;
+        let _other = slab.try_insert_with(|| [0; 150]).unwrap();
+        drop(slab);
+        drop(values);
+        line
+    });
+    let warnings = warnings.0.lock().unwrap();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].contains("pool=leaky"), "{}", warnings[0]);
+    assert!(
+        warnings[0].contains(&format!("leaks.rs:{line}:")),
+        "{}",
+        warnings[0]
+    );
+    assert!(
+        warnings[0].contains("chunks=5 bytes=960 "),
+        "{}",
+        warnings[0]
+    );
+    assert!(warnings[1].contains("chunks=1 "), "{}", warnings[1]);
+}
