@@ -53,3 +53,8 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     assert!(end <= len, "range ends at {end} of {len} bytes");
     (start, end)
 }
+
+/// The examples of the crate's README are compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct ReadmeExamples;
