@@ -396,6 +396,54 @@ fn buffers_alive_never_overlap() {
     assert!(starts.iter().all(|at| at % 1024 == 0));
 }
 
+/// Every operation on nothing, and with nothing.
+#[test]
+fn nothing_is_a_length_too() {
+    setup();
+    let pool = pool();
+    let with_memory = || pool.try_alloc(0).unwrap();
+    for make in [&PacketBuf::new as &dyn Fn() -> PacketBuf, &with_memory] {
+        let mut buf = make();
+        let (at, capacity) = (buf.as_ptr(), buf.capacity());
+        buf.reserve(0);
+        buf.try_reserve(0).unwrap();
+        assert!(buf.try_reclaim(0));
+        buf.extend_from_slice(b"");
+        buf.try_extend_from_slice(b"").unwrap();
+        buf.extend_from_within(..);
+        buf.prepend(b"");
+        buf.try_prepend(b"").unwrap();
+        assert!(buf.prepend_header(0).is_empty());
+        buf.put_bytes(1, 0);
+        buf.put(&b""[..]);
+        buf.resize(0, 1);
+        buf.truncate(0);
+        buf.clear();
+        buf.advance(0);
+        assert_eq!((buf.as_ptr(), buf.capacity(), buf.len()), (at, capacity, 0));
+        assert_eq!(buf.spare_capacity_mut().len(), capacity);
+
+        let (front, back) = (buf.split_to(0), buf.split_off(0));
+        buf.unsplit(front);
+        buf.unsplit(back);
+        buf.unsplit(PacketBuf::new());
+        assert!(buf.split().is_empty() && buf.clone().is_empty());
+
+        let mut packet = buf.freeze();
+        assert!(packet.slice(..).is_empty() && packet.slice(0..0).is_empty());
+        assert!(packet.split_to(0).is_empty() && packet.split_off(0).is_empty());
+        assert!(packet.copy_to_bytes(0).is_empty());
+        packet.advance(0);
+        assert_eq!((packet.chunk(), packet.remaining()), (&b""[..], 0));
+        assert_eq!(bytes::Bytes::from(packet.clone()), "");
+        assert_eq!(Packet::from(bytes::Bytes::new()), packet);
+        assert!(PacketBuf::from(packet.compact()).is_empty());
+    }
+    assert_eq!(pool.try_copy_from_slice(b"").unwrap().class(), None);
+    assert_eq!(pool.copy_from_slice(b"").class(), None);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
 #[test]
 fn a_clone_is_a_copy_of_the_contents() {
     let pool = pool();

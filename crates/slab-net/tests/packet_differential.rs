@@ -619,7 +619,7 @@ fn run(headroom: usize, tailroom: usize) {
     quiet();
     let config = Config {
         failure_persistence: None,
-        cases: if cfg!(miri) { 8 } else { 80 },
+        cases: if cfg!(miri) { 8 } else { 50 },
         ..Config::default()
     };
     let programs = prop::collection::vec(op(), 1..120);

@@ -45,6 +45,13 @@ fn pool() -> PacketPool {
 fn the_count_counts() {
     assert_eq!(allocations(|| Box::new(1)).0, 1);
     assert_eq!(allocations(|| BytesMut::with_capacity(64)).0, 1);
+    // What `bytes` takes for a packet that does not fill its buffer.
+    let frozen = || {
+        let mut buf = BytesMut::with_capacity(2048);
+        buf.put_u8(1);
+        buf.freeze()
+    };
+    assert_eq!(allocations(frozen).0, 2);
 }
 
 const ROUNDS: usize = if cfg!(miri) { 20 } else { 2000 };

@@ -198,23 +198,29 @@ impl PacketPool {
         self.settings.heap_left().saturating_sub(room)
     }
 
-    /// A packet that is a copy of `data`.
+    /// A packet that is a copy of `data`; of nothing it takes no memory.
     ///
     /// # Errors
     /// As [`try_alloc`](Self::try_alloc).
     pub fn try_copy_from_slice(&self, data: &[u8]) -> Result<Packet, AllocError> {
+        if data.is_empty() {
+            return Ok(Packet::new());
+        }
         let mut buf = self.try_alloc(data.len())?;
         buf.extend_from_slice(data);
         Ok(buf.freeze())
     }
 
-    /// A packet that is a copy of `data`; falls back to the heap as
+    /// A packet that is a copy of `data`, of nothing without memory; falls back to the heap as
     /// [the pool's policy](Self#when-the-pool-is-at-its-cap) says.
     ///
     /// # Panics
     /// As [`with_capacity`](Self::with_capacity).
     #[must_use]
     pub fn copy_from_slice(&self, data: &[u8]) -> Packet {
+        if data.is_empty() {
+            return Packet::new();
+        }
         let mut buf = self.with_capacity(data.len());
         buf.extend_from_slice(data);
         buf.freeze()
