@@ -1,5 +1,7 @@
-//! Cases that stay on one thread: `pair`, `batch`, `random`. No block is written to or read.
+//! Cases that stay on one thread: `pair`, `batch`, `random`, and the peers' side of `bulk`. No block
+//! is written to or read.
 
+use super::bulk;
 use super::peers::{Peer, Visit};
 use crate::cpu::ThreadClock;
 use crate::measure::Sampler;
@@ -17,6 +19,8 @@ pub(crate) enum Shape {
     Pair,
     /// Allocate [`BATCH`], free them in the same order.
     Batch,
+    /// Allocate [`bulk::COUNT`], free them in the same order.
+    Bulk,
     /// Put a new block in the place of a random one of [`LIVE`].
     Random,
 }
@@ -38,7 +42,11 @@ impl Visit for Local {
             }
             Shape::Batch => {
                 let peer = P::open(len, BATCH);
-                Sampler::timed(move |ops| batch(&peer, len, ops).into())
+                Sampler::timed(move |ops| batch::<P, BATCH>(&peer, len, ops).into())
+            }
+            Shape::Bulk => {
+                let peer = P::open(len, bulk::COUNT);
+                Sampler::timed(move |ops| batch::<P, { bulk::COUNT }>(&peer, len, ops).into())
             }
             Shape::Random => {
                 let peer = P::open(len, LIVE + 1);
@@ -67,15 +75,15 @@ fn pair<P: Peer>(peer: &P, len: usize, ops: u64) -> f64 {
 }
 
 #[inline(never)]
-fn batch<P: Peer>(peer: &P, len: usize, ops: u64) -> f64 {
-    let mut held = Vec::with_capacity(BATCH);
-    let batches = ops.div_ceil(BATCH as u64);
+fn batch<P: Peer, const COUNT: usize>(peer: &P, len: usize, ops: u64) -> f64 {
+    let mut held = Vec::with_capacity(COUNT);
+    let batches = ops.div_ceil(COUNT as u64);
     let clock = ThreadClock::start();
     for _ in 0..batches {
-        held.extend((0..BATCH).map(|_| alloc(peer, len)));
+        held.extend((0..COUNT).map(|_| alloc(peer, len)));
         held.drain(..).for_each(|block| peer.free(block));
     }
-    clock.elapsed_ns() / (batches * BATCH as u64) as f64
+    clock.elapsed_ns() / (batches * COUNT as u64) as f64
 }
 
 #[inline(never)]

@@ -1,5 +1,6 @@
 //! The group `alloc`: allocating and freeing, ours against each peer.
 
+mod bulk;
 mod cross;
 mod local;
 mod peers;
@@ -23,6 +24,7 @@ pub(crate) const OURS: &str = "slab-core";
 /// What is measured, without by whom.
 enum Case {
     Local(Shape, usize),
+    Bulk(usize),
     Cross(Crossing, usize),
     Resident(Scenario),
     Stats { busy: bool },
@@ -34,6 +36,7 @@ impl Case {
         cases.extend([64, 256, 2048, 65_536].map(|len| Self::Local(Shape::Pair, len)));
         cases.extend([64, 2048, 65_536].map(|len| Self::Local(Shape::Batch, len)));
         cases.extend([64, 2048, 65_536].map(|len| Self::Local(Shape::Random, len)));
+        cases.push(Self::Bulk(2048));
         cases.extend([64, 2048].map(|len| Self::Cross(Crossing::Stream, len)));
         cases.extend([64, 2048].map(|len| Self::Cross(Crossing::RemoteFree, len)));
         cases.extend(Scenario::ALL.map(Self::Resident));
@@ -46,6 +49,8 @@ impl Case {
             Self::Local(Shape::Pair, len) => format!("pair-{len}"),
             Self::Local(Shape::Batch, len) => format!("batch-{len}"),
             Self::Local(Shape::Random, len) => format!("random-{len}"),
+            // Not a case by itself: the peers' side of `bulk`.
+            Self::Local(Shape::Bulk, len) | Self::Bulk(len) => format!("bulk-{len}"),
             Self::Cross(Crossing::Stream, len) => format!("cross-{len}"),
             Self::Cross(Crossing::RemoteFree, len) => format!("remote-free-{len}"),
             Self::Resident(scenario) => scenario.name().into(),
@@ -64,6 +69,7 @@ impl Case {
     fn peers(&self) -> Vec<&'static str> {
         match self {
             Self::Local(..) => [&peers::NO_ALLOC[..1], peers::LOCAL].concat(),
+            Self::Bulk(_) => peers::BULK.to_vec(),
             Self::Cross(Crossing::Stream, _) => [peers::NO_ALLOC, peers::SHARED].concat(),
             Self::Cross(Crossing::RemoteFree, _) => peers::SHARED.to_vec(),
             Self::Resident(_) => peers::HEAPS.to_vec(),
@@ -75,6 +81,7 @@ impl Case {
     fn sampler(&self, peer: &str, plan: &Plan, cpus: Cpus) -> Result<Sampler, String> {
         let found = match *self {
             Self::Local(shape, len) => peers::visit(peer, len, Local { shape, len }),
+            Self::Bulk(len) => bulk::sampler(peer, len),
             Self::Cross(crossing, len) => {
                 let cross = Cross::new(crossing, len, cpus).ok_or("it needs two CPUs")?;
                 peers::visit_shared(peer, cross)

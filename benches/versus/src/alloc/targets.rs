@@ -18,6 +18,7 @@ const ASKED: &[(u32, &str, &[&str], Bound)] = &[
     (3, "batch-2048", HEAPS, Bound::Ratio(2.0)),
     (3, "random-2048", HEAPS, Bound::Ratio(1.8)),
     (3, "random-65536", HEAPS, Bound::Ratio(2.2)),
+    (3, "bulk-2048", &["glibc"], Bound::Ours(0.35)),
     // 1.35 times the bare ring's time.
     (3, "cross-2048", &["no-alloc"], Bound::Ratio(1.0 / 1.35)),
     (

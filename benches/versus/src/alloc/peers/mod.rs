@@ -88,6 +88,16 @@ pub(crate) const SHARED: &[&str] = &[
     "buffer-pool",
 ];
 
+/// Peers of `bulk`.
+pub(crate) const BULK: &[&str] = &[
+    "glibc",
+    "mimalloc",
+    "jemalloc",
+    "snmalloc",
+    "BytesMut",
+    "ArrayQueue",
+];
+
 /// No allocation at all, in a handle of 8 bytes and in one of 16: what the loop of a case, or the
 /// ring of the `cross` cases, costs by itself.
 pub(crate) const NO_ALLOC: &[&str] = &["no-alloc", "no-alloc-16"];

@@ -1,0 +1,41 @@
+//! The case `bulk`: [`COUNT`] blocks allocated and freed in one step where there is such a step,
+//! which is only in ours; the peers allocate and free as many one by one.
+
+use super::OURS;
+use super::peers::{self, Missing};
+use crate::alloc::local::{Local, Shape};
+use crate::cpu::ThreadClock;
+use crate::measure::Sampler;
+use slab_core::{ChunkBatch, SlabPool};
+use std::hint::black_box;
+
+/// Blocks in one step.
+pub(crate) const COUNT: usize = 32;
+
+pub(crate) fn sampler(peer: &str, len: usize) -> Result<Sampler, Missing> {
+    if peer != OURS {
+        let shape = Shape::Bulk;
+        return peers::visit(peer, len, Local { shape, len });
+    }
+    let pool = SlabPool::builder()
+        .name("versus-bulk")
+        .build()
+        .expect("the configuration is valid");
+    let mut batch = pool.chunk_batch(len).expect("the length has a class");
+    Ok(Sampler::timed(move |ops| bulk(&mut batch, ops).into()))
+}
+
+/// The chunks stay what a batch keeps: indices, whose addresses are computed when they are asked
+/// for.
+#[inline(never)]
+fn bulk(batch: &mut ChunkBatch, ops: u64) -> f64 {
+    let steps = ops.div_ceil(COUNT as u64);
+    let clock = ThreadClock::start();
+    for _ in 0..steps {
+        let filled = batch.fill(black_box(COUNT));
+        assert_eq!(filled.ok(), Some(COUNT), "the pool has room");
+        black_box(&mut *batch);
+        batch.clear();
+    }
+    clock.elapsed_ns() / (steps * COUNT as u64) as f64
+}
