@@ -3,6 +3,7 @@
 use super::datagram::{Datagram, Metadata};
 use super::transmit::Transmit;
 use crate::packet::Packet;
+use bytes::Bytes;
 use core::fmt;
 use core::ptr::NonNull;
 use slab_core::{Clones, SharedChunk};
@@ -151,6 +152,32 @@ impl PacketBatch {
         }
     }
 
+    /// The payloads as [`Bytes`], for code that wants that type: one heap allocation for the batch,
+    /// whose memory they share.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// # socket.sender().send(&Transmit::new(b"hello", socket.local_addr())).await?;
+    /// let payloads: Vec<bytes::Bytes> = socket.recv_batch().await?.into_bytes().collect();
+    /// assert_eq!(payloads, ["hello"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    #[must_use]
+    pub fn into_bytes(self) -> IntoBytes {
+        IntoBytes {
+            left: self.datagrams(),
+            stride: self.stride as usize,
+            rest: Bytes::from_owner(self),
+        }
+    }
+
     /// The whole batch on its way back to whoever sent it, from the address it was sent to; with
     /// GSO one call to the kernel and no copy on our side.
     #[must_use]
@@ -161,6 +188,12 @@ impl PacketBatch {
             Some(ip) if self.meta.is_to_us_alone => transmit.source_ip(ip),
             _ => transmit,
         }
+    }
+}
+
+impl AsRef<[u8]> for PacketBatch {
+    fn as_ref(&self) -> &[u8] {
+        self.contents()
     }
 }
 
@@ -293,6 +326,34 @@ impl Iterator for IntoDatagrams {
 impl ExactSizeIterator for IntoDatagrams {}
 impl core::iter::FusedIterator for IntoDatagrams {}
 
+/// Payloads of a batch, from [`PacketBatch::into_bytes`].
+#[derive(Debug)]
+pub struct IntoBytes {
+    rest: Bytes,
+    stride: usize,
+    left: usize,
+}
+
+impl Iterator for IntoBytes {
+    type Item = Bytes;
+
+    #[inline]
+    fn next(&mut self) -> Option<Bytes> {
+        self.left = self.left.checked_sub(1)?;
+        if self.left == 0 {
+            return Some(core::mem::take(&mut self.rest));
+        }
+        Some(self.rest.split_to(self.stride))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for IntoBytes {}
+impl core::iter::FusedIterator for IntoBytes {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,6 +400,16 @@ mod tests {
             }
             assert_eq!(batch.iter().count(), expected.len());
             assert_eq!(batch.iter().len(), expected.len());
+
+            let again = self::batch(&pool, &bytes[..len], stride);
+            let payloads: Vec<Bytes> = again.into_bytes().collect();
+            let mut at = 0;
+            assert_eq!(payloads.len(), expected.len());
+            for (payload, &want) in payloads.iter().zip(expected) {
+                assert_eq!(payload, &bytes[at..at + want]);
+                at += want;
+            }
+            drop(payloads);
 
             let packets: Vec<Packet> = batch.into_packets().collect();
             assert_eq!(packets.len(), expected.len());

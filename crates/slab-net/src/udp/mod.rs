@@ -58,7 +58,7 @@ mod stats;
 mod sys;
 mod transmit;
 
-pub use batch::{IntoDatagrams, IntoPackets, Iter, PacketBatch};
+pub use batch::{IntoBytes, IntoDatagrams, IntoPackets, Iter, PacketBatch};
 pub use builder::{Coalescing, UdpReceiverBuilder};
 pub use datagram::{Datagram, Ecn};
 pub(crate) use episode::DropEpisode;

@@ -1,0 +1,117 @@
+//! In the steady state nothing is allocated from the heap: not for a packet, a batch, or a wait.
+
+use slab_net::PacketPool;
+use slab_net::pipeline::{Overflow, queue};
+use slab_net::udp::{Coalescing, Transmit, UdpReceiver};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: the system's allocator, with a counter beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const RUN: usize = 50;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Out {
+    Borrowed,
+    Packets,
+    Bytes,
+}
+
+/// Receives, queues and consumes that many datagrams, and returns how often something was
+/// allocated. One test for all, as the counter is the process's.
+async fn allocations(coalescing: Coalescing, out: Out, datagrams: usize) -> u64 {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let mut receiver = UdpReceiver::builder(&pool)
+        .coalescing(coalescing)
+        .receive_buffer_bytes(1 << 20)
+        .bind(ANY)
+        .unwrap();
+    let sender = receiver.sender();
+    let (to_consumer, batches) = queue(64.try_into().unwrap(), Overflow::Wait);
+    let payload = vec![1; RUN * 1200];
+    let run = Transmit::new(&payload, receiver.local_addr()).segment_size(1200);
+    let mut before = 0;
+    let mut consumed = 0;
+    let mut read = Vec::with_capacity(64);
+    let warm_up = 10 * RUN;
+    while consumed < warm_up + datagrams {
+        if consumed == warm_up {
+            before = ALLOCATIONS.load(Ordering::Relaxed);
+        }
+        sender.send(&run).await.unwrap();
+        let mut left = RUN;
+        while left > 0 {
+            // The first of these waits for the socket now and then, and is dropped.
+            tokio::select! {
+                count = receiver.recv_batches(&mut read) => drop(count.unwrap()),
+                () = tokio::task::yield_now() => {}
+            }
+            for batch in read.drain(..) {
+                left -= batch.datagrams();
+                to_consumer.send(batch).await.unwrap();
+            }
+            while let Some(batch) = batches.try_recv() {
+                consumed += batch.datagrams();
+                let len: usize = match out {
+                    Out::Borrowed => batch.iter().map(|d| d.packet.len()).sum(),
+                    Out::Packets => batch.into_packets().map(|packet| packet.len()).sum(),
+                    Out::Bytes => batch.into_bytes().map(|bytes| bytes.len()).sum(),
+                };
+                assert!(len >= 1200);
+            }
+        }
+    }
+    ALLOCATIONS.load(Ordering::Relaxed) - before
+}
+
+#[test]
+fn packets_cost_no_heap_allocation_and_bytes_one_a_batch() {
+    // A million in the long form.
+    let datagrams = match std::env::var_os("SLAB_NET_STRESS_SECONDS") {
+        Some(_) => 1_000_000,
+        None => 20_000,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap();
+    for coalescing in [Coalescing::On, Coalescing::Off { max_datagram: 1500 }] {
+        for out in [Out::Borrowed, Out::Packets, Out::Bytes] {
+            let found = runtime.block_on(allocations(coalescing, out, datagrams));
+            match (out, coalescing) {
+                (Out::Bytes, Coalescing::On) if cfg!(target_os = "linux") => {
+                    assert_eq!(found as usize, datagrams / RUN, "{out:?} {coalescing:?}");
+                }
+                (Out::Bytes, _) => assert_eq!(found as usize, datagrams),
+                _ => assert_eq!(found, 0, "{out:?} {coalescing:?}"),
+            }
+        }
+    }
+}
