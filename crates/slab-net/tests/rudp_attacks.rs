@@ -1,0 +1,456 @@
+//! What breaks, or broke, other implementations of the protocol: each refused, counted, harmless.
+
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
+use slab_net::rudp::{CloseReason, MemoryBudget, Rejection, Session, SessionConfig, Side, Time};
+use slab_net::{Packet, PacketPool};
+use std::time::Duration;
+
+const CONV: u32 = 9;
+
+struct Pair {
+    pool: PacketPool,
+    budget: MemoryBudget,
+    now: Time,
+    client: Session,
+    server: Session,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        let budget = MemoryBudget::new(16 << 20);
+        let open = |side, random| {
+            let config = SessionConfig::fast();
+            Session::open(CONV, &config, side, &pool, &budget, random, Time::ZERO).unwrap()
+        };
+        let client = open(Side::Client, 0x1234_5678_9abc_def0);
+        let server = open(Side::Server, 0x0fed_cba9_8765_4321);
+        Self {
+            pool,
+            budget,
+            now: Time::ZERO,
+            client,
+            server,
+        }
+    }
+
+    /// Lets both talk until they are silent, a millisecond each way.
+    fn settle(&mut self) {
+        loop {
+            self.now = self.now + Duration::from_millis(1);
+            let to_server = transmit(&mut self.client, self.now);
+            let to_client = transmit(&mut self.server, self.now);
+            if to_server.is_empty() && to_client.is_empty() {
+                // Delayed acknowledgements.
+                self.now = self.now + Duration::from_millis(20);
+                let late = [&mut self.client, &mut self.server]
+                    .map(|end| end.poll_timeout().is_some_and(|at| at <= self.now));
+                if late == [false, false] {
+                    return;
+                }
+            }
+            for datagram in to_server {
+                self.server
+                    .handle_datagram(self.now, self.pool.try_copy_from_slice(&datagram).unwrap())
+                    .unwrap();
+            }
+            for datagram in to_client {
+                self.client
+                    .handle_datagram(self.now, self.pool.try_copy_from_slice(&datagram).unwrap())
+                    .unwrap();
+            }
+        }
+    }
+
+    /// A pair that has exchanged a message each way, and has one of the client's on its way.
+    fn busy() -> Self {
+        let mut pair = Self::new();
+        pair.client.send_slice(b"question").unwrap();
+        pair.settle();
+        assert_eq!(pair.server.recv().unwrap(), b"question"[..]);
+        pair.server.send_slice(b"answer").unwrap();
+        pair.settle();
+        assert_eq!(pair.client.recv().unwrap(), b"answer"[..]);
+        pair.client.send_slice(b"on its way").unwrap();
+        assert_eq!(transmit(&mut pair.client, pair.now).len(), 1);
+        pair
+    }
+
+    /// The client refuses this, for this reason, and goes on as if nothing had happened.
+    fn refused(datagram: &[u8], reason: Rejection) {
+        let mut pair = Self::busy();
+        let before = pair.client.stats();
+        let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
+        assert_eq!(
+            pair.client.handle_datagram(pair.now, packet),
+            Err(reason),
+            "{reason}"
+        );
+        let mut after = pair.client.stats();
+        assert_eq!(after.rejected_for(reason), 1);
+        after.rejected = before.rejected;
+        assert_eq!(after, before);
+        assert!(transmit(&mut pair.client, pair.now).is_empty());
+        assert_eq!(pair.client.ended(), None);
+        pair.still_works();
+    }
+
+    fn still_works(mut self) {
+        self.now = self.now + Duration::from_millis(500);
+        self.client.handle_timeout(self.now);
+        self.server.handle_timeout(self.now);
+        self.settle();
+        assert_eq!(self.server.recv().unwrap(), b"on its way"[..]);
+        self.server.send_slice(b"still here").unwrap();
+        self.settle();
+        assert_eq!(self.client.recv().unwrap(), b"still here"[..]);
+        drop((self.client, self.server));
+        assert_eq!(self.pool.slab().stats().in_use(), 0);
+        assert_eq!(self.budget.reserved(), 0);
+    }
+}
+
+fn transmit(session: &mut Session, now: Time) -> Vec<Vec<u8>> {
+    if session.poll_timeout().is_some_and(|at| at <= now) {
+        session.handle_timeout(now);
+    }
+    let (mut scratch, mut datagrams) = ([0; 4096], Vec::new());
+    while let Some(outgoing) = session.poll_transmit(now, &mut scratch, 64) {
+        let chunks = outgoing.contents().chunks(outgoing.segment_size());
+        datagrams.extend(chunks.map(<[u8]>::to_vec));
+    }
+    datagrams
+}
+
+fn header(cmd: Command) -> Header {
+    Header {
+        conv: CONV,
+        cmd,
+        frg: 0,
+        wnd: 128,
+        ts: 0,
+        sn: 1,
+        una: 1,
+        len: 0,
+    }
+}
+
+fn datagram(header: Header, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    header.encode(&mut bytes);
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+fn push(payload: &[u8]) -> Header {
+    Header {
+        len: payload.len() as u32,
+        ..header(Command::Push)
+    }
+}
+
+#[test]
+fn malformed_datagrams() {
+    let valid = datagram(push(b"x"), b"x");
+    Pair::refused(&valid[..20], Rejection::TooShort);
+    Pair::refused(&[&valid[..], &[0]].concat(), Rejection::TrailingBytes);
+    Pair::refused(&valid[..24], Rejection::LengthBeyondDatagram);
+    let huge = Header {
+        len: u32::MAX,
+        ..header(Command::Push)
+    };
+    Pair::refused(&datagram(huge, b"x"), Rejection::LengthBeyondDatagram);
+    let mut unknown = valid.clone();
+    unknown[4] = 80;
+    Pair::refused(&unknown, Rejection::UnknownCommand);
+}
+
+/// A good segment in front of a bad one is not taken either.
+#[test]
+fn a_datagram_is_taken_as_a_whole_or_not_at_all() {
+    let good = datagram(push(b"good"), b"good");
+    let bad = datagram(
+        Header {
+            una: 100,
+            ..header(Command::AskWindow)
+        },
+        b"",
+    );
+    Pair::refused(&[good, bad].concat(), Rejection::UnaBeyondSent);
+}
+
+/// Loses data in the crate `kcp`, which frees what was never acknowledged.
+#[test]
+fn una_beyond_what_was_sent() {
+    for una in [3, 100, 0x7fff_ffff, 0x8000_0000, 0xffff_0000] {
+        let forged = Header {
+            una,
+            ..header(Command::TellWindow)
+        };
+        Pair::refused(&datagram(forged, b""), Rejection::UnaBeyondSent);
+    }
+}
+
+/// Panics the crate `kcp`.
+#[test]
+fn sequence_numbers_half_a_circle_away() {
+    for sn in [0x8000_0000, 0x7fff_ffff, 0x8000_0001, 70_000] {
+        let forged = Header { sn, ..push(b"x") };
+        Pair::refused(&datagram(forged, b"x"), Rejection::SequenceFarOutside);
+    }
+}
+
+/// Panics the crate `kcp`, and blocks a reader of kcp-go for ever.
+#[test]
+fn more_fragments_than_there_can_be() {
+    let forged = Header {
+        frg: 255,
+        ..push(b"x")
+    };
+    Pair::refused(&datagram(forged, b"x"), Rejection::TooManyFragments);
+}
+
+#[test]
+fn segments_longer_than_any_mtu() {
+    let payload = [0; 9000];
+    let forged = datagram(push(&payload), &payload);
+    Pair::refused(&forged, Rejection::SegmentTooLong);
+}
+
+#[test]
+fn another_conversation() {
+    let forged = Header {
+        conv: CONV + 1,
+        ..push(b"x")
+    };
+    Pair::refused(&datagram(forged, b"x"), Rejection::OtherConversation);
+}
+
+#[test]
+fn acknowledgements_of_what_was_not_sent_or_not_then() {
+    let beyond = Header {
+        sn: 2,
+        ..header(Command::Ack)
+    };
+    Pair::refused(&datagram(beyond, b""), Rejection::AckBeyondSent);
+    // In flight is number 1; an attacker who does not see the traffic has to guess its `ts`.
+    for ts in [0, 1, 1000, u32::MAX] {
+        let guessed = Header {
+            ts,
+            ..header(Command::Ack)
+        };
+        Pair::refused(&datagram(guessed, b""), Rejection::TimeNeverSent);
+    }
+}
+
+/// 24 bytes close a session of kcp-go. Here only the peer can, who has seen a number of ours.
+#[test]
+fn close_notices_of_others() {
+    for ts in [0, 1, u32::MAX] {
+        let forged = Header {
+            ts,
+            ..header(Command::Close)
+        };
+        Pair::refused(&datagram(forged, b""), Rejection::ForgedClose);
+    }
+}
+
+/// 25 bytes make kcp-go send 158 KB to whoever they claim to come from.
+#[test]
+fn a_forged_address_gets_at_most_three_times_what_it_sent() {
+    let mut pair = Pair::new();
+    let first = Header {
+        sn: 0,
+        una: 0,
+        wnd: u16::MAX,
+        ..push(b"x")
+    };
+    let opening = datagram(first, b"x");
+    let packet = pair.pool.try_copy_from_slice(&opening).unwrap();
+    pair.server.handle_datagram(pair.now, packet).unwrap();
+    let mut out = 0;
+    let mut queued = 0;
+    while pair.server.ended().is_none() && pair.now < Time::from_micros(200_000_000) {
+        while queued < 200 && pair.server.send_slice(&[7; 1000]).is_ok() {
+            queued += 1;
+        }
+        out += transmit(&mut pair.server, pair.now)
+            .iter()
+            .map(Vec::len)
+            .sum::<usize>();
+        pair.now = pair.now + Duration::from_millis(10);
+    }
+    assert!(queued > 30, "there was a lot to send");
+    assert!(out > 0 && out <= 3 * opening.len(), "{out} bytes went out");
+    assert!(!pair.server.is_validated());
+    assert_eq!(pair.server.ended(), Some(CloseReason::TimedOut));
+    assert_eq!(pair.pool.slab().stats().in_use(), 0);
+}
+
+#[test]
+fn the_bound_holds_at_any_time_and_ends_with_the_first_echo() {
+    let mut pair = Pair::new();
+    // 100 bytes in; more than that times three to be sent.
+    pair.client.send_slice(&[1; 100]).unwrap();
+    let datagrams = transmit(&mut pair.client, pair.now);
+    let received: usize = datagrams.iter().map(Vec::len).sum();
+    for datagram in &datagrams {
+        let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
+        pair.server.handle_datagram(pair.now, packet).unwrap();
+    }
+    for _ in 0..30 {
+        pair.server.send_slice(&[2; 90]).unwrap();
+    }
+    let sent = transmit(&mut pair.server, pair.now);
+    let bytes: usize = sent.iter().map(Vec::len).sum();
+    assert!(bytes > received && bytes <= 3 * received);
+    assert!(!pair.server.is_validated());
+    for datagram in sent {
+        let packet = pair.pool.try_copy_from_slice(&datagram).unwrap();
+        pair.client.handle_datagram(pair.now, packet).unwrap();
+    }
+    pair.settle();
+    assert!(pair.server.is_validated());
+    let received = std::iter::from_fn(|| pair.client.recv()).count();
+    assert_eq!(received, 30);
+}
+
+/// A server that only receives proves nothing by itself; ends of this library still do.
+#[test]
+fn ends_of_this_library_prove_their_address_without_data() {
+    let mut pair = Pair::new();
+    pair.client.send_slice(b"only this way").unwrap();
+    pair.settle();
+    assert!(pair.server.is_validated() && pair.server.is_peer_ours());
+    assert!(pair.client.is_peer_ours());
+}
+
+/// Before its address is proved, a peer is promised the smallest window only, whatever it sends.
+#[test]
+fn an_unproved_address_reserves_little() {
+    let mut pair = Pair::new();
+    let reserved = pair.server.reserved_bytes();
+    for sn in 0..10_000 {
+        let forged = Header {
+            sn,
+            una: 0,
+            ..push(b"x")
+        };
+        let packet = pair
+            .pool
+            .try_copy_from_slice(&datagram(forged, b"x"))
+            .unwrap();
+        let _ = pair.server.handle_datagram(pair.now, packet);
+        assert_eq!(pair.server.recv().unwrap(), b"x"[..]);
+        transmit(&mut pair.server, pair.now);
+    }
+    assert_eq!(pair.server.reserved_bytes(), reserved);
+}
+
+#[test]
+fn a_slow_reader_closes_its_own_window_and_no_more() {
+    let mut pair = Pair::busy();
+    let mut sent = 1;
+    for _ in 0..100 {
+        while pair.client.send_slice(&[3; 1000]).is_ok() {
+            sent += 1;
+        }
+        pair.settle();
+        for session in [&pair.client, &pair.server] {
+            assert!(session.held_bytes() <= session.reserved_bytes());
+        }
+        pair.now = pair.now + Duration::from_millis(100);
+    }
+    assert!(pair.client.send_room() == 0, "the sender has to wait");
+    let mut received = 0;
+    while received < sent {
+        while pair.server.recv().is_some() {
+            received += 1;
+        }
+        pair.now = pair.now + Duration::from_millis(100);
+        pair.settle();
+    }
+    assert_eq!(received, sent);
+}
+
+/// A peer whose message can never be complete is given up; its memory is back.
+#[test]
+fn a_message_without_an_end() {
+    let mut pair = Pair::new();
+    for sn in 0..2000 {
+        let endless = Header {
+            sn,
+            una: 0,
+            frg: 200,
+            ..push(b"x")
+        };
+        let packet = pair
+            .pool
+            .try_copy_from_slice(&datagram(endless, b"x"))
+            .unwrap();
+        let _ = pair.server.handle_datagram(pair.now, packet);
+    }
+    assert_eq!(pair.server.ended(), Some(CloseReason::MessageTooLong));
+    assert_eq!(
+        (
+            pair.pool.slab().stats().in_use(),
+            pair.budget.reserved() > 0
+        ),
+        (0, true)
+    );
+    drop(pair.server);
+    drop(pair.client);
+    assert_eq!(pair.budget.reserved(), 0);
+}
+
+/// A window probe of another implementation carries no number of ours, and is always answered.
+#[test]
+fn every_window_probe_is_answered_with_its_ts() {
+    let mut pair = Pair::busy();
+    let probe = Header {
+        ts: 77,
+        ..header(Command::AskWindow)
+    };
+    let packet = pair
+        .pool
+        .try_copy_from_slice(&datagram(probe, b""))
+        .unwrap();
+    pair.client.handle_datagram(pair.now, packet).unwrap();
+    let answers = transmit(&mut pair.client, pair.now);
+    let (answer, _) = segments(&answers[0]).next().unwrap().unwrap();
+    assert_eq!((answer.cmd, answer.ts), (Command::TellWindow, 77));
+}
+
+#[test]
+fn random_bytes_and_random_headers_never_panic_and_never_hold_memory() {
+    let mut pair = Pair::busy();
+    let mut x = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x
+    };
+    for _ in 0..20_000 {
+        let mut bytes: Vec<u8> = (0..random() % 80).map(|_| random() as u8).collect();
+        if bytes.len() >= HEADER_BYTES && random() % 4 > 0 {
+            // Plausible enough to come far.
+            let len = bytes.len() - HEADER_BYTES;
+            let forged = Header {
+                conv: CONV,
+                cmd: [Command::Push, Command::Ack, Command::AskWindow][(random() % 3) as usize],
+                frg: (random() % 8) as u8,
+                wnd: random() as u16,
+                ts: random() as u32,
+                sn: (random() % 300) as u32,
+                una: (random() % 4) as u32,
+                len: len as u32,
+            };
+            forged.encode(&mut bytes);
+        }
+        let _ = pair.client.handle_datagram(pair.now, Packet::from(bytes));
+        let _ = transmit(&mut pair.client, pair.now);
+        assert!(pair.client.held_bytes() <= pair.client.reserved_bytes());
+    }
+    assert!(pair.client.stats().rejected_datagrams() > 1000);
+}
