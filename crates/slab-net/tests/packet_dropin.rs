@@ -208,15 +208,20 @@ fn a_dns_answer_is_understood() {
 #[test]
 fn frames_come_out_as_they_went_in() {
     setup();
-    let frames: Vec<Vec<u8>> = (0..50).map(|n| vec![n as u8; n * n]).collect();
+    let count = if cfg!(miri) { 13 } else { 50 };
+    let frames: Vec<Vec<u8>> = (0..count).map(|n| vec![n as u8; n * n]).collect();
     let stream = on_packets::encode_frames(&frames);
     assert_eq!(stream, on_bytes::encode_frames(&frames));
     let log = on_packets::frames(&stream, &[1, 700, 3, 64], 4096);
-    assert_eq!(log.len(), 51);
+    assert_eq!(log.len(), count + 1);
     assert_eq!(log.last().unwrap(), "Ok(())");
     assert_eq!(log[2], r#"b"\x02\x02\x02\x02""#);
     let cut = on_packets::frames(&stream[..stream.len() - 1], &[5000], 4096);
-    assert_eq!(cut.last().unwrap(), "Err(Truncated { left: 2400 })");
+    let left = (count - 1).pow(2) - 1;
+    assert_eq!(
+        *cut.last().unwrap(),
+        format!("Err(Truncated {{ left: {left} }})")
+    );
     let long = on_packets::frames(&stream, &[5000], 100);
     assert_eq!(long.last().unwrap(), "TooLong { len: 121 }");
 }
