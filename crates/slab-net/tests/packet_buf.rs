@@ -377,6 +377,15 @@ fn what_was_not_written_is_not_read() {
         buf.put_bytes(0xaa, 1024);
     }
     drop(held);
+    let mut zeroed: Vec<_> = (0..32).map(|_| pool.zeroed(1024)).collect();
+    zeroed.extend((0..32).map(|_| pool.try_zeroed(1024).unwrap()));
+    assert!(zeroed.iter().all(|buf| *buf == [0; 1024][..]));
+    assert!(pool.try_zeroed(1).is_err());
+    assert_eq!(pool.zeroed(3), [0; 3][..], "by the heap");
+    for buf in &mut zeroed {
+        buf.fill(0xaa);
+    }
+    drop(zeroed);
     for mut buf in drain(&pool, 1024) {
         assert!(buf.is_empty());
         buf.resize(64, 0);

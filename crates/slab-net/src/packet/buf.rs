@@ -164,9 +164,10 @@ impl PacketBuf {
     /// If `len` is above `u32::MAX`.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
-        let mut buf = Self::with_capacity(len);
-        buf.put_bytes(0, len);
-        buf
+        if len == 0 {
+            return Self::new();
+        }
+        PacketPool::default_pool().zeroed(len)
     }
 
     /// How many bytes it contains.

@@ -4,6 +4,7 @@ use super::buf::PacketBuf;
 use super::builder::{COMPACT_RATIO, PacketPoolBuilder};
 use super::frozen::Packet;
 use super::settings::{self, Refusal, Settings};
+use bytes::BufMut;
 use core::fmt;
 use slab_core::{AllocError, SlabPool};
 use std::sync::Arc;
@@ -179,6 +180,28 @@ impl PacketPool {
                 Err(refusal) => refusal.panic(),
             },
         }
+    }
+
+    /// A buffer of `len` zeros.
+    ///
+    /// # Errors
+    /// As [`try_alloc`](Self::try_alloc).
+    pub fn try_zeroed(&self, len: usize) -> Result<PacketBuf, AllocError> {
+        let mut buf = self.try_alloc(len)?;
+        buf.put_bytes(0, len);
+        Ok(buf)
+    }
+
+    /// A buffer of `len` zeros; falls back to the heap as
+    /// [the pool's policy](Self#when-the-pool-is-at-its-cap) says.
+    ///
+    /// # Panics
+    /// As [`with_capacity`](Self::with_capacity).
+    #[must_use]
+    pub fn zeroed(&self, len: usize) -> PacketBuf {
+        let mut buf = self.with_capacity(len);
+        buf.put_bytes(0, len);
+        buf
     }
 
     /// A buffer on the heap.
