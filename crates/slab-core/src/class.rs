@@ -5,13 +5,14 @@
 //! comparing with the few classes above.
 
 use crate::error::ConfigError;
+use crate::sync::MODELLED;
 use arrayvec::ArrayVec;
 
 /// The most size classes that one pool can have: 24.
 // Fewer where a checker has to look at each class's magazine, whether used or not.
 pub const MAX_CLASSES: usize = if cfg!(loom) {
     2
-} else if cfg!(miri) {
+} else if cfg!(any(shuttle, miri)) {
     16
 } else {
     24
@@ -28,7 +29,7 @@ const TABLE_BYTES: usize = 64 << 10;
 const TABLE_LEN: usize = TABLE_BYTES / CHUNK_ALIGN + 1;
 /// A slab holds at least this many chunks of the largest class.
 const MIN_CHUNKS_PER_SLAB: usize = 4;
-const MIN_SLAB_BYTES: usize = if cfg!(loom) { 4 << 10 } else { 64 << 10 };
+const MIN_SLAB_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
 /// How many bytes of chunks move between a magazine and the depot at once, at most.
 const BATCH_BYTES: usize = 256 << 10;
 /// The most chunks in a batch. A magazine of two batches and its counters then take 512 bytes, and
@@ -36,7 +37,7 @@ const BATCH_BYTES: usize = 256 << 10;
 ///
 /// Models have tiny batches (as they have tiny slabs and few classes), so that every path is taken
 /// within a few steps; for Miri a batch costs time in proportion to its length.
-pub(crate) const BATCH_MAX: usize = if cfg!(loom) {
+pub(crate) const BATCH_MAX: usize = if MODELLED {
     2
 } else if cfg!(miri) {
     8
@@ -150,10 +151,12 @@ impl SizeClasses {
     /// smallest IPv6 MTU, 1536 for Ethernet, 9216 for jumbo frames, 64 KiB for a GRO super-buffer).
     #[must_use]
     pub fn network() -> Self {
-        Self::explicit(&[
+        let sizes = [
             64, 128, 256, 512, 1024, 1280, 1536, 2048, 4096, 9216, 16384, 32768, 65536,
-        ])
-        .expect("the list is ascending and aligned")
+        ];
+        // Loom's models have room for fewer.
+        Self::explicit(&sizes[..sizes.len().min(MAX_CLASSES)])
+            .expect("the list is ascending and aligned")
     }
 
     /// The default for general use: powers of two from 64 B to 1 MiB.
@@ -322,7 +325,7 @@ impl ClassTable {
         };
         let mut geometry = [empty; MAX_CLASSES];
         // A batch is at most 1/256 of the cap, so that a few threads' magazines cannot hold it all.
-        let batch_bytes = if cfg!(loom) {
+        let batch_bytes = if MODELLED {
             BATCH_BYTES
         } else {
             BATCH_BYTES.min(max_memory / 256)
@@ -384,7 +387,7 @@ impl ClassTable {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -37,7 +37,7 @@ use crate::reclaim::{Reclaimed, SlabLayer};
 use crate::slab::{Carved, ClassSlabs, Slabs};
 use crate::stats::{ClassStats, PoolStats};
 use crate::sync::{
-    AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordering, Table, heavy_barrier,
+    MODELLED, AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordering, Table, heavy_barrier,
 };
 #[cfg(feature = "leak-tracking")]
 use crate::track::Tracker;
@@ -47,7 +47,7 @@ use core::task::Waker;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Threads of one pool that have magazines at the same time, at most; further ones work without.
-const MAX_THREAD_CACHES: usize = if cfg!(loom) { 4 } else { 4096 };
+const MAX_THREAD_CACHES: usize = if MODELLED { 4 } else { 4096 };
 
 /// What the handles of a pool share; its drop closes the pool.
 #[derive(Debug)]
@@ -153,7 +153,7 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 fn next_id() -> u64 {
-    // Plain std: loom models have no global state.
+    // Plain std: models have no global state.
     static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
     NEXT.fetch_add(1, core::sync::atomic::Ordering::Relaxed)
 }

@@ -22,7 +22,7 @@
 //! | `slab` | which part of the arena serves which size |
 //! | `class`, `arena` | sizes; the address range |
 //! | `advisor` | which sizes would waste least |
-//! | `sync`, `sys` | `std` or `loom`; the operating system |
+//! | `sync`, `sys` | `std`, `loom` or `shuttle`; the operating system |
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("slab-core reserves address space generously and needs a 64-bit target");
@@ -46,6 +46,8 @@ mod local;
 mod magazine;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(all(test, shuttle))]
+mod schedule;
 mod oversize;
 mod pool;
 mod raw;

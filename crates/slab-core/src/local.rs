@@ -12,6 +12,7 @@
 
 use crate::inner::{Handle, Inner};
 use crate::magazine::ThreadCache;
+use crate::sync::thread_local;
 use core::cell::{Cell, RefCell};
 use core::ptr::null;
 use std::sync::{Arc, Weak};
@@ -28,6 +29,15 @@ struct Entry {
     cache: Cell<*const ThreadCache>,
 }
 
+#[expect(
+    clippy::declare_interior_mutable_const,
+    reason = "a value to begin with"
+)]
+const EMPTY: Entry = Entry {
+    pool: Cell::new(null()),
+    cache: Cell::new(null()),
+};
+
 struct Owned {
     pool: *const Inner,
     id: u64,
@@ -40,7 +50,7 @@ struct OwnedList(RefCell<Vec<Owned>>);
 
 thread_local! {
     static CURRENT: [Entry; ENTRIES] = const {
-        [const { Entry { pool: Cell::new(null()), cache: Cell::new(null()) } }; ENTRIES]
+        [EMPTY; ENTRIES]
     };
     static OWNED: OwnedList = const { OwnedList(RefCell::new(Vec::new())) };
 }
@@ -50,13 +60,31 @@ fn entry(table: &[Entry; ENTRIES], pool: *const Inner) -> &Entry {
     &table[(pool.addr() >> ADDRESS_SHIFT) % ENTRIES]
 }
 
+/// The fast table.
+#[inline(always)]
+fn current<R>(f: impl FnOnce(&[Entry; ENTRIES]) -> R) -> R {
+    #[cfg(not(shuttle))]
+    {
+        CURRENT.with(f)
+    }
+    // Shuttle's thread-locals all come to an end; afterwards the table is an empty one.
+    #[cfg(shuttle)]
+    {
+        let mut f = Some(f);
+        let mut run = |table: &_| f.take().expect("runs once")(table);
+        CURRENT
+            .try_with(&mut run)
+            .unwrap_or_else(|_| run(&[EMPTY; ENTRIES]))
+    }
+}
+
 /// Runs `f` on this thread's cache in the pool, if the fast table has it.
 #[inline(always)]
 pub(crate) fn with_current<R>(
     pool: *const Inner,
     f: impl FnOnce(&ThreadCache) -> Option<R>,
 ) -> Option<R> {
-    CURRENT.with(|table| {
+    current(|table| {
         let entry = entry(table, pool);
         if entry.pool.get() != pool {
             return None;
@@ -92,7 +120,7 @@ pub(crate) fn attach(
                     cache
                 }
             };
-            CURRENT.with(|table| {
+            current(|table| {
                 let entry = entry(table, pool);
                 entry.pool.set(pool);
                 entry.cache.set(Arc::as_ptr(&cache));
@@ -115,7 +143,7 @@ fn forget_closed_pools(list: &mut Vec<Owned>) {
 }
 
 fn clear_entry(pool: *const Inner) {
-    CURRENT.with(|table| {
+    current(|table| {
         let entry = entry(table, pool);
         if entry.pool.get() == pool {
             entry.pool.set(null());

@@ -206,9 +206,9 @@ impl Magazine {
     #[inline]
     fn read<const N: usize>(&self, from: usize, count: usize, out: &mut ArrayVec<u32, N>) {
         let slots = &self.slots[from..from + count];
-        #[cfg(loom)]
+        #[cfg(any(loom, shuttle))]
         out.extend(slots.iter().map(|slot| slot.load(Ordering::Relaxed)));
-        #[cfg(not(loom))]
+        #[cfg(not(any(loom, shuttle)))]
         {
             // SAFETY: an `AtomicU32` has the layout of a `u32`, the slots are initialised, and the
             // guard keeps every other access out for as long as the slice lives.
@@ -223,11 +223,11 @@ impl Magazine {
     #[inline]
     fn write(&self, from: usize, units: &[u32]) {
         let slots = &self.slots[from..from + units.len()];
-        #[cfg(loom)]
+        #[cfg(any(loom, shuttle))]
         for (slot, &unit) in slots.iter().zip(units) {
             slot.store(unit, Ordering::Relaxed);
         }
-        #[cfg(not(loom))]
+        #[cfg(not(any(loom, shuttle)))]
         {
             let start = slots.as_ptr().cast::<u32>().cast_mut();
             // SAFETY: an `AtomicU32` may be written through a shared reference and has the layout
@@ -351,7 +351,7 @@ impl ThreadCache {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::class::SizeClasses;

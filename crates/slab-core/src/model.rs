@@ -26,7 +26,9 @@ const BOUND: usize = 3;
 
 fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = bound;
+    // `ci/loom --long` explores one preemption more.
+    let extra = usize::from(std::env::var_os("SLAB_LOOM_EXTRA").is_some());
+    builder.preemption_bound = bound.map(|bound| bound + extra);
     builder.max_branches = 10_000;
     builder.check(f);
 }

@@ -368,7 +368,7 @@ fn release_pages(arena: &Arena, run: &Range<usize>) -> usize {
     to - from
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::class::SizeClasses;

@@ -1,19 +1,26 @@
-//! `std` or `loom`: decided here and nowhere else.
+//! `std`, `loom` or `shuttle`: decided here and nowhere else.
 //!
 //! Under `--cfg loom` atomics, the mutex and threads are loom's, so that a model explores every
-//! interleaving of the code that production runs. [`Table`] is then a plain vector, because loom's
-//! atomics cannot lie in memory that was mapped as zeros.
+//! interleaving of the code that production runs; under `--cfg shuttle` they are shuttle's, which
+//! explores random ones of larger programs, with thread-locals. [`Table`] is then a plain vector,
+//! because their atomics cannot lie in memory that was mapped as zeros.
 
 pub(crate) use imp::*;
+
+/// Is this a build for a model checker? Then sizes are small, so that every path is taken within a
+/// few steps.
+pub(crate) const MODELLED: bool = cfg!(any(loom, shuttle));
+/// Is there no use for `membarrier`, because both halves of the barrier are fences?
+const SYMMETRIC: bool = cfg!(any(loom, shuttle, miri));
 
 /// The light half of the asymmetric barrier (see `guard`): orders the owner's stores before its
 /// loads as far as the compiler is concerned; the heavy half orders them in the processor.
 ///
-/// Where [`heavy_barrier`] is a mere fence (no `membarrier`), this has to be one too: under loom
-/// and Miri always; otherwise the guard's gate keeps the owner off this path.
+/// Where [`heavy_barrier`] is a mere fence (no `membarrier`), this has to be one too: under a
+/// model checker and Miri always; otherwise the guard's gate keeps the owner off this path.
 #[inline(always)]
 pub(crate) fn light_barrier() {
-    if cfg!(any(loom, miri)) {
+    if SYMMETRIC {
         fence(Ordering::SeqCst);
     } else {
         core::sync::atomic::compiler_fence(Ordering::SeqCst);
@@ -24,14 +31,14 @@ pub(crate) fn light_barrier() {
 /// since it began, or executes one in [`light_barrier`].
 pub(crate) fn heavy_barrier() {
     fence(Ordering::SeqCst);
-    if !cfg!(any(loom, miri)) && crate::sys::has_membarrier() {
+    if !SYMMETRIC && crate::sys::has_membarrier() {
         crate::sys::membarrier();
     }
 }
 
 /// Can [`heavy_barrier`] reach into threads that only execute a compiler fence?
 pub(crate) fn barrier_is_asymmetric() -> bool {
-    cfg!(any(loom, miri)) || crate::sys::has_membarrier()
+    SYMMETRIC || crate::sys::has_membarrier()
 }
 
 /// A fence after a relaxed read of `word`: what was released into the word happens before what
@@ -52,7 +59,7 @@ pub(crate) struct Backoff(u32);
 impl Backoff {
     pub(crate) fn snooze(&mut self) {
         self.0 += 1;
-        if cfg!(not(loom)) && self.0 < 32 {
+        if !MODELLED && self.0 < 32 {
             core::hint::spin_loop();
         } else {
             thread_yield();
@@ -60,7 +67,7 @@ impl Backoff {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 mod imp {
     use crate::sys::Region;
     use core::marker::PhantomData;
@@ -69,6 +76,7 @@ mod imp {
         AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence,
     };
     pub(crate) use std::sync::MutexGuard;
+    pub(crate) use std::thread_local;
 
     pub(crate) fn thread_yield() {
         std::thread::yield_now();
@@ -174,20 +182,30 @@ mod imp {
     }
 }
 
-#[cfg(loom)]
+#[cfg(any(loom, shuttle))]
 mod imp {
-    pub(crate) use loom::sync::MutexGuard;
-    pub(crate) use loom::sync::atomic::{
+    #[cfg(loom)]
+    use loom as checker;
+    #[cfg(shuttle)]
+    use shuttle as checker;
+
+    pub(crate) use checker::sync::MutexGuard;
+    pub(crate) use checker::sync::atomic::{
         AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence,
     };
-    pub(crate) use loom::thread::yield_now as thread_yield;
+    pub(crate) use checker::thread::yield_now as thread_yield;
+    // Loom's models hand each thread its cache by name; see `model`.
+    #[cfg(shuttle)]
+    pub(crate) use shuttle::thread_local;
+    #[cfg(loom)]
+    pub(crate) use std::thread_local;
 
     #[derive(Debug)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+    pub(crate) struct Mutex<T>(checker::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
         pub(crate) fn new(value: T) -> Self {
-            Self(loom::sync::Mutex::new(value))
+            Self(checker::sync::Mutex::new(value))
         }
 
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
@@ -196,19 +214,19 @@ mod imp {
     }
 
     /// # Safety
-    /// None under loom: tables are built by `Default`.
+    /// None: tables are built by `Default`.
     pub(crate) unsafe trait Zeroable: Default {}
     // SAFETY: nothing depends on it here.
     unsafe impl Zeroable for AtomicU32 {}
     // SAFETY: nothing depends on it here.
     unsafe impl Zeroable for u64 {}
 
-    pub(crate) type Table<T> = LoomTable<T>;
+    pub(crate) type Table<T> = VecTable<T>;
 
     #[derive(Debug)]
-    pub(crate) struct LoomTable<T>(Vec<T>);
+    pub(crate) struct VecTable<T>(Vec<T>);
 
-    impl<T: Zeroable> LoomTable<T> {
+    impl<T: Zeroable> VecTable<T> {
         pub(crate) fn new(len: usize) -> Result<Self, i32> {
             Ok(Self((0..len).map(|_| T::default()).collect()))
         }
@@ -218,13 +236,13 @@ mod imp {
         }
     }
 
-    impl<T> core::ops::DerefMut for LoomTable<T> {
+    impl<T> core::ops::DerefMut for VecTable<T> {
         fn deref_mut(&mut self) -> &mut [T] {
             &mut self.0
         }
     }
 
-    impl<T> core::ops::Deref for LoomTable<T> {
+    impl<T> core::ops::Deref for VecTable<T> {
         type Target = [T];
 
         fn deref(&self) -> &[T] {

@@ -27,7 +27,7 @@ use crate::inner::Inner;
 use crate::magazine::ThreadCache;
 use crate::pool::SlabPool;
 use crate::reclaim::SlabLayer;
-use crate::sync::{MutexGuard, Ordering};
+use crate::sync::{MODELLED, MutexGuard, Ordering};
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
@@ -35,7 +35,7 @@ use core::task::{Context, Poll, Waker};
 use std::collections::BTreeMap;
 
 /// Tasks that wait in one pool at the same time, at most; further ones are refused.
-const MAX_WAITERS: usize = if cfg!(loom) { 4 } else { 1 << 16 };
+const MAX_WAITERS: usize = if MODELLED { 4 } else { 1 << 16 };
 
 /// A place in the queue: the order in which waiters came.
 pub(crate) type Ticket = u64;

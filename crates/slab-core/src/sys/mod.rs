@@ -2,21 +2,21 @@
 //! piece by piece, and the process-wide memory barrier.
 //!
 //! `unix` maps anonymous memory. `heap` takes the whole range from the global allocator at once,
-//! zeroed; it serves Miri, loom and systems without `mmap`.
+//! zeroed; it serves Miri, models and systems without `mmap`.
 
 pub(crate) mod asan;
 
-#[cfg(all(unix, not(miri), not(loom)))]
+#[cfg(all(unix, not(any(miri, loom, shuttle))))]
 mod unix;
-#[cfg(all(unix, not(miri), not(loom)))]
+#[cfg(all(unix, not(any(miri, loom, shuttle))))]
 pub(crate) use unix::*;
 
-#[cfg(not(all(unix, not(miri), not(loom))))]
+#[cfg(not(all(unix, not(any(miri, loom, shuttle)))))]
 mod heap;
-#[cfg(not(all(unix, not(miri), not(loom))))]
+#[cfg(not(all(unix, not(any(miri, loom, shuttle)))))]
 pub(crate) use heap::*;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::Region;
 

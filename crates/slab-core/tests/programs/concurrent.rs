@@ -62,7 +62,9 @@ fn act(pool: &SlabPool, model: &Mutex<Model>, hands: &Hands, script: &Script) {
 fn run(choice: u8, scripts: &[Script]) {
     let pool = pool(choice);
     let base = base_of(&pool);
-    let model = Mutex::new(Model::new(base, &pool.stats()));
+    let mut model = Model::new(base, &pool.stats());
+    model.threads_run_at_once(scripts.len());
+    let model = Mutex::new(model);
     let (send, receive) = mpsc::channel();
     let hands = (send, Mutex::new(receive));
     let start = Barrier::new(scripts.len());
