@@ -9,6 +9,10 @@ macro_rules! surface {
     ($module:ident, $mutable:ty, $frozen:ty) => {
         mod $module {
             #![allow(unused)]
+            #![allow(
+                clippy::mutable_key_type,
+                reason = "a packet's count and its pool's counters change, its bytes do not"
+            )]
 
             use std::borrow::{Borrow, BorrowMut};
             use std::fmt::{Debug, LowerHex, UpperHex, Write};
@@ -103,6 +107,98 @@ macro_rules! surface {
                 mutable::<BytesMut>();
                 frozen::<Bytes>();
             }
+
+            /// What code around `bytes` is full of, mostly resting on type inference.
+            pub(super) fn idioms() -> Vec<String> {
+                use bytes::{Buf, BufMut};
+                use std::collections::{BTreeMap, HashMap};
+                use std::io::{BufRead, Read};
+
+                #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+                struct Message {
+                    name: Bytes,
+                    body: Option<Bytes>,
+                    draft: BytesMut,
+                }
+
+                fn write_to(mut to: impl BufMut) {
+                    to.put_u16(7);
+                    to.put(&b"written"[..]);
+                }
+
+                fn sum(mut from: impl Buf) -> u32 {
+                    let mut sum = 0;
+                    while from.has_remaining() {
+                        sum += u32::from(from.get_u8());
+                    }
+                    sum
+                }
+
+                let mut out = Vec::new();
+                let mut buf = BytesMut::with_capacity(32);
+                write_to(&mut buf);
+                std::io::Write::write_all(&mut (&mut buf).writer(), b" line\nmore").unwrap();
+                write!(buf, " {}", 17).unwrap();
+                buf.extend([1u8, 2, 3].iter());
+                buf.extend(vec![4u8, 5]);
+                buf[0] = 0xff;
+                buf.as_mut()[1] = b'x';
+                buf.iter_mut().rev().take(2).for_each(|byte| *byte += 1);
+                out.push(format!("{buf:?} {buf:x}"));
+
+                let mut line = String::new();
+                let mut reader = buf.clone().split_off(2).freeze().reader();
+                reader.read_line(&mut line).unwrap();
+                let mut rest = Vec::new();
+                reader.read_to_end(&mut rest).unwrap();
+                out.push(format!("{line} {rest:?}"));
+
+                let frozen: Bytes = buf.split_to(9).into();
+                out.push(format!(
+                    "{} {}",
+                    sum(frozen.clone()),
+                    sum(frozen.clone().chain(buf.clone().take(3)))
+                ));
+                assert!(frozen == frozen[..] && frozen.starts_with(b"\xff") && frozen != "other");
+                assert_eq!(Bytes::from("text"), "text");
+                assert_eq!("text", Bytes::from_static(b"text"));
+                assert_eq!(b"text"[..], BytesMut::from("text"));
+                assert_eq!(Bytes::from(String::from("text")), *"text");
+                assert_eq!(std::str::from_utf8(&Bytes::from("text")), Ok("text"));
+                assert_eq!(
+                    String::from_utf8(Bytes::from("text").into()).unwrap(),
+                    "text"
+                );
+
+                let bytes: Bytes = (0..5).collect();
+                let copy: BytesMut = bytes.iter().map(|byte| byte * 2).collect();
+                let back = Vec::from(bytes.clone());
+                out.push(format!("{copy:?} {back:?} {:?}", bytes.into_iter().max()));
+
+                let message = Message {
+                    name: Bytes::copy_from_slice(b"name"),
+                    body: Some(copy.freeze()),
+                    ..Message::default()
+                };
+                let mut by_name = HashMap::new();
+                by_name.insert(message.name.clone(), message.clone());
+                let mut ordered = BTreeMap::from([(Bytes::from("b"), 2), (Bytes::from("a"), 1)]);
+                out.push(format!(
+                    "{:?} {:?}",
+                    by_name.get(&b"name"[..]),
+                    ordered.pop_first()
+                ));
+
+                let mut boxed: Vec<Box<dyn Buf>> = vec![Box::new(message.name), Box::new(buf)];
+                out.push(format!(
+                    "{:?}",
+                    boxed
+                        .iter_mut()
+                        .map(|buf| buf.get_u16())
+                        .collect::<Vec<_>>()
+                ));
+                out
+            }
         }
     };
 }
@@ -132,6 +228,11 @@ fn the_list_is_of_the_release_that_is_locked() {
         "bytes {version} is locked, but `surface!` lists {LISTED}x: \
          add what its changelog calls new to `surface!` and to the packets, then raise LISTED"
     );
+}
+
+#[test]
+fn idioms_mean_the_same() {
+    assert_eq!(ours::idioms(), theirs::idioms());
 }
 
 /// Beyond that, ours meet theirs.
