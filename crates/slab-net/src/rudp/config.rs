@@ -50,6 +50,7 @@ pub struct SessionConfig {
     pub(super) dead_link: u32,
     pub(super) keepalive: Duration,
     pub(super) idle_timeout: Duration,
+    pub(super) unproved_timeout: Duration,
     pub(super) linger: Duration,
 }
 
@@ -67,6 +68,7 @@ impl Default for SessionConfig {
             dead_link: 20,
             keepalive: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(60),
+            unproved_timeout: Duration::from_secs(10),
             linger: Duration::from_secs(10),
         }
     }
@@ -146,6 +148,14 @@ impl SessionConfig {
     pub fn keepalive(mut self, keepalive: Duration, idle_timeout: Duration) -> Self {
         self.keepalive = keepalive;
         self.idle_timeout = idle_timeout;
+        self
+    }
+
+    /// How long a peer may be silent that has not proved its address, if that is shorter than the
+    /// idle timeout. Peers of other implementations prove it by acknowledging data: for a server
+    /// that sends them none this is the idle timeout. Default: 10 s.
+    pub fn unproved_timeout(mut self, timeout: Duration) -> Self {
+        self.unproved_timeout = timeout;
         self
     }
 

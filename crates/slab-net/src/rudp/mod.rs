@@ -1,8 +1,21 @@
 //! RUDP: reliable, ordered sessions over UDP that speak the KCP protocol, on pool memory.
+//!
+//! An [`Endpoint`] is a socket with sessions; a [`Connection`] is one of them, for messages; a
+//! [`Stream`] the same for bytes. Below them is [`Session`], the protocol without socket or clock,
+//! for those who bring their own. Peers may be of any implementation of KCP.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`wire`] | segments, parsed and written |
+//! | `core` | [`Session`] |
+//! | `endpoint` | [`Endpoint`], [`Connection`], [`Stream`] |
+//! | `budget` | [`MemoryBudget`]: what sessions may promise and use |
+//! | `config`, `error`, `stats`, `time` | what they say |
 
 mod budget;
 mod config;
 mod core;
+mod endpoint;
 mod error;
 mod stats;
 mod time;
@@ -11,6 +24,7 @@ pub mod wire;
 pub use self::core::{Outgoing, Session, Side};
 pub use budget::MemoryBudget;
 pub use config::{Congestion, SessionConfig, SessionConfigError};
+pub use endpoint::{Connection, Endpoint, EndpointConfig, EndpointStats, OpenError, Stream};
 pub use error::{CloseReason, Rejection, SendError, Unsent};
 pub use stats::RudpStats;
 pub use time::Time;

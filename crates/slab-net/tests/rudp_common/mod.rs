@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod proxy;
+
 use slab_net::rudp::{
     CloseReason, Congestion, MemoryBudget, SendError, Session, SessionConfig, Side, Time,
 };
@@ -170,6 +172,7 @@ impl World {
             .congestion(random.pick(&[Congestion::Off, Congestion::Reno]))
             .dead_link(1000)
             .keepalive(Duration::from_secs(15), Duration::from_secs(100_000))
+            .unproved_timeout(Duration::from_secs(100_000))
             .linger(Duration::from_secs(300));
         let hole = if random.chance(200) {
             let from = Duration::from_millis(random.below(300));

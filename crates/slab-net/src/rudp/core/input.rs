@@ -147,8 +147,11 @@ impl Session {
                     self.peer.has_token = true;
                 }
                 Command::TellWindow => {
+                    self.peer.answered = true;
                     if header.ts == self.token {
                         self.peer.is_ours = true;
+                        let most = header.sn.min(MAX_FRAGMENTS);
+                        self.peer.largest_window = self.peer.largest_window.max(most);
                         self.validated();
                     }
                 }
@@ -279,8 +282,8 @@ impl Session {
             let limit = self.window_limit();
             self.control.acknowledged(acknowledged, limit);
             self.find_losses();
-            self.finish_if_sent();
         }
+        self.finish_if_sent();
     }
 
     fn on_window(&mut self, una: u32, window: u32) {
@@ -290,14 +293,16 @@ impl Session {
         if !self.peer.told || before(self.peer.edge, edge) {
             self.peer.edge = edge;
         }
-        self.peer.largest_window = if self.peer.told {
+        self.peer.largest_window = if self.peer.told || self.peer.is_ours {
             self.peer.largest_window.max(window)
+        } else if window > 0 {
+            window
         } else {
             // An empty window says nothing of its size.
-            window.max(if window == 0 { DEFAULT_WINDOW } else { 1 })
+            DEFAULT_WINDOW
         };
         self.peer.told = true;
-        if diff(self.peer.edge, self.send.next()) > 0 {
+        if self.peer.answered && diff(self.peer.edge, self.send.next()) > 0 {
             self.probe = None;
         }
     }

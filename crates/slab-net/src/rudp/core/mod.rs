@@ -59,7 +59,7 @@ const MAX_FRAGMENTS: u32 = 255;
 /// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
 /// the `ts` of the WASK that it answers: so two ends of this library recognise each other, prove
 /// their addresses and may tell each other of a close (a segment of command 85, never sent to
-/// others).
+/// others). The `sn` of a WINS, which means nothing elsewhere, says how large the window can become.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -131,9 +131,13 @@ pub enum Side {
 struct Peer {
     /// The first segment beyond its window.
     edge: u32,
-    /// The largest window it has told.
+    /// The most segments of a message that it takes, as far as is known: the largest window it has
+    /// told, or what an end of this library says of itself.
     largest_window: u32,
+    /// Has it told its window? Any segment does.
     told: bool,
+    /// Has it answered a WASK?
+    answered: bool,
     /// The `ts` of its last WASK: what our WINS and our close notice carry.
     token: u32,
     has_token: bool,
@@ -232,6 +236,7 @@ impl Session {
                 edge: first_sent.wrapping_add(DEFAULT_WINDOW),
                 largest_window: DEFAULT_WINDOW,
                 told: false,
+                answered: false,
                 token: 0,
                 has_token: false,
                 is_ours: false,
@@ -463,6 +468,16 @@ impl Session {
         self.send.room() as usize
     }
 
+    /// Is there room enough that a waiting sender should go on: a fourth of the send queue?
+    pub(in super::super) fn wants_more(&self) -> bool {
+        self.send.room() >= self.send.limit() / 4 || self.send.is_empty()
+    }
+
+    /// Is it closed, and everything delivered?
+    pub(in super::super) fn is_delivered(&self) -> bool {
+        self.phase != Phase::Open && self.ended().is_none() && self.send.is_empty()
+    }
+
     /// Is everything acknowledged that was taken for sending?
     #[must_use]
     pub fn is_sent(&self) -> bool {
@@ -518,11 +533,17 @@ impl Session {
         self.path.validated
     }
 
-    /// Has the peer told its window? Until it has, 32 segments are assumed, which also limits the
-    /// length of a message.
+    /// Has anything come from the peer?
+    #[must_use]
+    pub fn has_heard(&self) -> bool {
+        self.peer.told
+    }
+
+    /// Has the peer answered the question for its window? Until it has, messages of 32 segments are
+    /// the longest, or of what it has told by the way.
     #[must_use]
     pub fn is_peer_window_known(&self) -> bool {
-        self.peer.told
+        self.peer.answered
     }
 
     /// Is the peer of this library? Known after a round trip.

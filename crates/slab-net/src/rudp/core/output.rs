@@ -183,6 +183,9 @@ impl Session {
         if self.ask && room {
             self.ask = false;
             self.stats.probes += 1;
+            if !self.peer.answered {
+                self.ask_again();
+            }
             room = put(Header {
                 ts: self.token,
                 ..self.header(Command::AskWindow)
@@ -192,6 +195,7 @@ impl Session {
             self.tell = false;
             room = put(Header {
                 ts: self.peer.token,
+                sn: self.config.recv_window,
                 ..self.header(Command::TellWindow)
             });
         }

@@ -26,7 +26,7 @@ impl Session {
             Phase::Lingering { until } | Phase::Quiet { until } => Some(until),
             Phase::Notifying { at, .. } => Some(at),
         };
-        let idle = self.last_received + self.config.idle_timeout;
+        let idle = self.last_received + self.idle_timeout();
         let times = [
             phase,
             Some(idle.min(self.keepalive_at)),
@@ -36,6 +36,17 @@ impl Session {
             self.probe.map(|(at, _)| at),
         ];
         times.into_iter().flatten().min()
+    }
+
+    /// How long the peer may be silent: less long before it has proved its address.
+    fn idle_timeout(&self) -> Duration {
+        let proved = self.path.validated;
+        let most = if proved {
+            Duration::MAX
+        } else {
+            self.config.unproved_timeout
+        };
+        self.config.idle_timeout.min(most)
     }
 
     /// When the oldest segment in flight is overdue.
@@ -55,12 +66,16 @@ impl Session {
         if self.ended().is_some() {
             return;
         }
-        if self.last_received + self.config.idle_timeout <= now {
+        if self.last_received + self.idle_timeout() <= now {
             return self.end(CloseReason::TimedOut);
         }
         match self.phase {
             Phase::Lingering { until } if until <= now => {
-                return self.end(CloseReason::LingerExpired);
+                return self.end(if self.send.is_empty() {
+                    CloseReason::Closed
+                } else {
+                    CloseReason::LingerExpired
+                });
             }
             Phase::Quiet { until } if until <= now => return self.end(CloseReason::Closed),
             Phase::Notifying { left: 0, at } if at <= now => return self.end(CloseReason::Closed),
@@ -106,9 +121,15 @@ impl Session {
     /// Arms the question for the peer's window if nothing else would bring news of it.
     pub(super) fn consider_probing(&mut self) {
         let blocked = self.send.queued() > 0 && self.send.outstanding() == 0;
-        if blocked && self.window_limit() == 0 && self.probe.is_none() {
-            self.probe = Some((self.now + PROBE_FIRST, PROBE_FIRST));
+        if blocked && self.window_limit() == 0 {
+            self.ask_again();
         }
+    }
+
+    /// Asks for the window once more if no answer comes.
+    pub(super) fn ask_again(&mut self) {
+        self.probe
+            .get_or_insert((self.now + PROBE_FIRST, PROBE_FIRST));
     }
 
     /// Goes on with closing once everything is delivered.
@@ -116,7 +137,10 @@ impl Session {
         if !matches!(self.phase, Phase::Lingering { .. }) || !self.send.is_empty() {
             return;
         }
-        if self.peer.is_ours && self.peer.has_token {
+        if !self.peer.answered {
+            // Whether it would understand a close notice is not known yet.
+            self.ask |= self.probe.is_none();
+        } else if self.peer.is_ours && self.peer.has_token {
             self.notify_again(NOTICES);
         } else {
             // As long as the peer would take to send something again.

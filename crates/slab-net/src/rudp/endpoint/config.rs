@@ -1,0 +1,150 @@
+//! [`EndpointConfig`]: what the sessions of one socket share, and how many there may be.
+
+use super::super::config::{SessionConfig, SessionConfigError};
+use crate::packet::PacketPool;
+use crate::udp::{BindError, UdpReceiver};
+use core::fmt;
+
+/// The configuration of an [`Endpoint`](super::Endpoint).
+///
+/// ```
+/// use slab_net::rudp::{EndpointConfig, SessionConfig};
+///
+/// let config = EndpointConfig::new(SessionConfig::fast()).max_sessions(10_000).memory(64 << 20);
+/// # let _ = config;
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct EndpointConfig {
+    pub(super) session: SessionConfig,
+    pub(super) max_sessions: usize,
+    pub(super) max_half_open: usize,
+    pub(super) max_half_open_per_prefix: usize,
+    pub(super) backlog: usize,
+    pub(super) memory: Option<usize>,
+    pub(super) socket_buffers: Option<usize>,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self::new(SessionConfig::default())
+    }
+}
+
+impl EndpointConfig {
+    /// The defaults, for sessions of this configuration.
+    pub fn new(session: SessionConfig) -> Self {
+        Self {
+            session,
+            max_sessions: 4096,
+            max_half_open: 1024,
+            max_half_open_per_prefix: 128,
+            backlog: 128,
+            memory: None,
+            socket_buffers: Some(4 << 20),
+        }
+    }
+
+    /// The most sessions at once; a new one beyond that is refused, and no other harmed. Default:
+    /// 4096.
+    pub fn max_sessions(mut self, sessions: usize) -> Self {
+        self.max_sessions = sessions;
+        self
+    }
+
+    /// The most sessions whose peers have not proved their address, and the most of those from one
+    /// prefix (24 bits of IPv4, 48 of IPv6). A peer proves it by acknowledging data; one of this
+    /// library by itself, within a round trip. Default: 1024, 128.
+    ///
+    /// A server that only receives, from peers of other implementations, has all of its sessions
+    /// among these.
+    pub fn max_half_open(mut self, sessions: usize, per_prefix: usize) -> Self {
+        self.max_half_open = sessions;
+        self.max_half_open_per_prefix = per_prefix;
+        self
+    }
+
+    /// The most sessions that wait to be [accepted](super::Endpoint::accept). Default: 128.
+    pub fn backlog(mut self, sessions: usize) -> Self {
+        self.backlog = sessions;
+        self
+    }
+
+    /// The bytes of pool memory that all sessions together may reserve. Default: half of the
+    /// pool's cap, so that the socket's buffers and the application have the rest.
+    pub fn memory(mut self, bytes: usize) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+
+    /// How much the kernel queues for the socket, each way, in bytes of its own bookkeeping; it may
+    /// have a lower limit. Default: 4 MiB.
+    pub fn socket_buffers(mut self, bytes: usize) -> Self {
+        self.socket_buffers = Some(bytes);
+        self
+    }
+
+    /// The receiver that this configuration asks for, not yet bound.
+    pub(super) fn receiver(&self, pool: &PacketPool) -> crate::udp::UdpReceiverBuilder {
+        let builder = UdpReceiver::builder(pool);
+        match self.socket_buffers {
+            Some(bytes) => builder.receive_buffer_bytes(bytes).send_buffer_bytes(bytes),
+            None => builder,
+        }
+    }
+}
+
+/// Why an endpoint or a connection could not be made.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The socket.
+    Bind(BindError),
+    /// A value of the session configuration.
+    Config(SessionConfigError),
+    /// The pool's largest size class is below what a segment needs.
+    NoSegmentClass {
+        /// What a segment needs, in bytes.
+        needed: usize,
+        /// What the pool's largest class has, in bytes.
+        largest: usize,
+    },
+    /// There are as many sessions as are allowed.
+    TableFull,
+    /// The memory budget has nothing left for a window.
+    NoMemory,
+    /// The endpoint is closed.
+    Closed,
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bind(error) => error.fmt(f),
+            Self::Config(error) => error.fmt(f),
+            Self::NoSegmentClass { needed, largest } => write!(
+                f,
+                "segments need a size class of {needed} bytes, the pool's largest has {largest}"
+            ),
+            Self::TableFull => f.write_str("there are as many sessions as are allowed"),
+            Self::NoMemory => f.write_str("the memory budget has no room for another session"),
+            Self::Closed => f.write_str("the endpoint is closed"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Bind(error) => Some(error),
+            Self::Config(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<BindError> for OpenError {
+    fn from(error: BindError) -> Self {
+        Self::Bind(error)
+    }
+}

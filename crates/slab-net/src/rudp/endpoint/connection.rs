@@ -1,0 +1,291 @@
+//! [`Connection`]: a session as the application has it.
+
+use super::super::error::{CloseReason, SendError, Unsent};
+use super::super::stats::RudpStats;
+use super::link::{Inner, Link};
+use super::stream::Stream;
+use crate::packet::Packet;
+use core::fmt;
+use core::future::poll_fn;
+use core::task::{Context, Poll};
+use std::net::SocketAddr;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+/// One end of a session: messages of any length, ordered, each arriving once.
+///
+/// Clones are handles to the same session, for a task that sends and one that receives, say. When
+/// the last of them is dropped the session is closed: what was sent goes on being delivered in the
+/// background, for the [linger time](super::super::SessionConfig::linger) at most.
+///
+/// See [`Endpoint`](super::Endpoint) for an example.
+#[derive(Clone)]
+pub struct Connection {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    link: Arc<Link>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let now = self.link.shared.now();
+        let mut inner = self.link.lock();
+        inner.released = true;
+        inner.session.close(now);
+        self.link.settle(&mut inner, now);
+    }
+}
+
+impl Connection {
+    pub(super) fn new(link: Arc<Link>) -> Self {
+        Self {
+            handle: Arc::new(Handle { link }),
+        }
+    }
+
+    pub(super) fn link(&self) -> &Link {
+        &self.handle.link
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.link().peer
+    }
+
+    /// The conversation.
+    #[must_use]
+    pub fn conv(&self) -> u32 {
+        self.link().conv
+    }
+
+    /// Sends a message, waiting while the send queue is full. Without a copy if it fits a segment,
+    /// is the only handle to its chunk, and has 24 bytes of headroom.
+    ///
+    /// "Sent" is: taken over by the session. It is on its way at once if the peer's window allows.
+    ///
+    /// Cancel-safe: the message is taken over whole or not at all.
+    ///
+    /// # Errors
+    /// The session has ended, the message is empty or longer than the peer's window, or there is no
+    /// memory and nothing on its way that would free some.
+    pub async fn send(&self, message: impl Into<Packet>) -> Result<(), SendError> {
+        let mut message = Some(message.into());
+        poll_fn(|cx| {
+            let Some(packet) = message.take() else {
+                return Poll::Ready(Ok(()));
+            };
+            let (sent, inner) = self.with_guard(|inner| inner.session.send(packet));
+            match sent {
+                Ok(()) => Poll::Ready(Ok(())),
+                Err(Unsent { packet, reason }) => {
+                    message = Some(packet);
+                    wait_to_send(inner, cx, reason)
+                }
+            }
+        })
+        .await
+    }
+
+    /// As [`send`](Self::send), of a copy.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub async fn send_slice(&self, message: &[u8]) -> Result<(), SendError> {
+        poll_fn(|cx| {
+            let (sent, inner) = self.with_guard(|inner| inner.session.send_slice(message));
+            match sent {
+                Ok(()) => Poll::Ready(Ok(())),
+                Err(reason) => wait_to_send(inner, cx, reason),
+            }
+        })
+        .await
+    }
+
+    /// As [`send`](Self::send), but does not wait.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send), or that the send queue is full; gives the message back.
+    pub fn try_send(&self, message: impl Into<Packet>) -> Result<(), Unsent> {
+        self.with(|inner| inner.session.send(message.into()))
+    }
+
+    /// The next message, once there is one; `None` if the peer has closed the session and all it
+    /// sent was received.
+    ///
+    /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if
+    /// it is to be kept.
+    ///
+    /// Cancel-safe.
+    ///
+    /// # Errors
+    /// Why the session has ended.
+    pub async fn recv(&self) -> Result<Option<Packet>, CloseReason> {
+        poll_fn(|cx| {
+            let (received, mut inner) = self.with_guard(|inner| inner.session.recv());
+            if let Some(message) = received {
+                return Poll::Ready(Ok(Some(message)));
+            }
+            if let Some(end) = end_of_input(&inner) {
+                return Poll::Ready(end.map(|()| None));
+            }
+            inner.readers.add(cx.waker());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// The next message if there is one now.
+    #[must_use]
+    pub fn try_recv(&self) -> Option<Packet> {
+        self.with(|inner| inner.session.recv())
+    }
+
+    /// Waits until the peer has answered for the first time: a session is opened without asking.
+    ///
+    /// # Errors
+    /// Why the session has ended instead.
+    pub async fn ready(&self) -> Result<(), CloseReason> {
+        // Asks, if nothing was sent that did.
+        self.with(|_| ());
+        poll_fn(|cx| {
+            let mut inner = self.link().lock();
+            if inner.session.has_heard() {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(reason) = inner.session.ended() {
+                return Poll::Ready(Err(reason));
+            }
+            inner.writers.add(cx.waker());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Closes the session for all its handles and waits until everything sent is delivered.
+    ///
+    /// # Errors
+    /// Why it ended otherwise; [`CloseReason::LingerExpired`] if not everything could be delivered.
+    pub async fn close(&self) -> Result<(), CloseReason> {
+        self.start_close();
+        poll_fn(|cx| self.poll_closed(cx)).await
+    }
+
+    pub(super) fn start_close(&self) {
+        let now = self.link().shared.now();
+        let mut inner = self.link().lock();
+        inner.session.close(now);
+        self.link().settle(&mut inner, now);
+    }
+
+    pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
+        let mut inner = self.link().lock();
+        if inner.session.is_delivered() {
+            return Poll::Ready(Ok(()));
+        }
+        match inner.session.ended() {
+            Some(CloseReason::Closed | CloseReason::ClosedByPeer) => Poll::Ready(Ok(())),
+            Some(reason) => Poll::Ready(Err(reason)),
+            None => {
+                inner.writers.add(cx.waker());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Ends the session at once. What was not delivered is lost, and the peer is not told.
+    pub fn abort(&self) {
+        self.with(|inner| inner.session.abort());
+    }
+
+    /// Why the session has ended, if it has.
+    #[must_use]
+    pub fn ended(&self) -> Option<CloseReason> {
+        self.link().ended()
+    }
+
+    /// The smoothed round-trip time, once there is one.
+    #[must_use]
+    pub fn rtt(&self) -> Option<Duration> {
+        self.link().lock().session.rtt()
+    }
+
+    /// Bytes of pool memory that are reserved for the session.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.link().lock().session.reserved_bytes()
+    }
+
+    /// What the session did so far.
+    #[must_use]
+    pub fn stats(&self) -> RudpStats {
+        self.link().lock().session.stats()
+    }
+
+    /// Reads and writes the session as a stream of bytes. Both ends should be
+    /// [in stream mode](super::super::SessionConfig::stream), so that segments are filled.
+    #[must_use]
+    pub fn into_stream(self) -> Stream {
+        Stream::new(self)
+    }
+
+    /// Does something to the session, and what follows from it.
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
+        self.with_guard(act).0
+    }
+
+    pub(super) fn with_guard<T>(
+        &self,
+        act: impl FnOnce(&mut Inner) -> T,
+    ) -> (T, MutexGuard<'_, Inner>) {
+        let link = self.link();
+        let mut inner = link.lock();
+        let result = act(&mut inner);
+        let now = link.shared.now();
+        link.settle(&mut inner, now);
+        (result, inner)
+    }
+}
+
+/// Nothing was taken for sending: waits if that may change.
+pub(super) fn wait_to_send<T>(
+    mut inner: MutexGuard<'_, Inner>,
+    cx: &mut Context<'_>,
+    reason: SendError,
+) -> Poll<Result<T, SendError>> {
+    let session = &inner.session;
+    let wait = match reason {
+        SendError::Blocked => true,
+        // Acknowledgements free memory.
+        SendError::NoMemory => !session.is_sent(),
+        // The peer's answer will tell its window.
+        SendError::TooLong { .. } => !session.is_peer_window_known(),
+        _ => false,
+    };
+    if !wait {
+        return Poll::Ready(Err(reason));
+    }
+    inner.writers.add(cx.waker());
+    Poll::Pending
+}
+
+/// Whether nothing more will arrive, and if that is an error.
+pub(super) fn end_of_input(inner: &Inner) -> Option<Result<(), CloseReason>> {
+    match inner.session.ended() {
+        Some(CloseReason::ClosedByPeer | CloseReason::Closed) => Some(Ok(())),
+        Some(reason) => Some(Err(reason)),
+        None if inner.session.is_read_closed() => Some(Ok(())),
+        None => None,
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.peer_addr())
+            .field("session", &self.link().lock().session)
+            .finish()
+    }
+}

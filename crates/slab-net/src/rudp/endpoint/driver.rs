@@ -1,0 +1,216 @@
+//! The endpoint's task: from the socket to the sessions, and their timers.
+
+use super::super::core::Side;
+use super::super::error::Rejection;
+use super::super::time::Time;
+use super::super::wire::HEADER_BYTES;
+use super::link::Link;
+use super::shared::Shared;
+use crate::packet::Packet;
+use crate::udp::{PacketBatch, Transmit, UdpReceiver};
+use core::future::{Future, poll_fn};
+use core::pin::{Pin, pin};
+use core::task::Poll;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Sessions looked after before the socket is looked at again.
+const TIMERS_PER_TURN: usize = 256;
+
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    receiver: UdpReceiver,
+    batches: Vec<PacketBatch>,
+    /// Sessions that received something in this turn.
+    touched: Vec<Arc<Link>>,
+}
+
+impl Driver {
+    pub(super) fn new(shared: Arc<Shared>, receiver: UdpReceiver) -> Self {
+        Self {
+            shared,
+            receiver,
+            batches: Vec::with_capacity(32),
+            touched: Vec::new(),
+        }
+    }
+
+    /// Until the endpoint is closed and its last session is gone.
+    pub(super) async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut sleep = pin!(tokio::time::sleep_until(tokio::time::Instant::now()));
+        let mut sleeping_until = None;
+        loop {
+            let next = shared.timers().next();
+            shared.sleeps_until(next);
+            // What was armed before that was said has woken nobody.
+            if shared.timers().next() != next {
+                continue;
+            }
+            if let Some(at) = next
+                && sleeping_until != next
+            {
+                sleep.as_mut().reset(shared.instant(at));
+                sleeping_until = next;
+            }
+            let timer = next.is_some();
+            if let Some(Err(error)) = self.wait(sleep.as_mut(), timer).await {
+                // An ICMP message, or memory; the receiver goes on.
+                tracing::debug!(%error, "receiving failed");
+                tokio::task::yield_now().await;
+            }
+            if sleep.is_elapsed() {
+                sleeping_until = None;
+            }
+            shared.awake();
+            let now = shared.now();
+            self.take_in(now);
+            self.look_after(now);
+            self.unblock(now).await;
+            let table = shared.table();
+            if table.closed && table.len() == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Waits for datagrams, the time, or somebody who calls; returns what receiving did.
+    async fn wait(
+        &mut self,
+        mut sleep: Pin<&mut tokio::time::Sleep>,
+        timer: bool,
+    ) -> Option<io::Result<usize>> {
+        let mut received = pin!(self.receiver.recv_batches(&mut self.batches));
+        let mut woken = pin!(self.shared.woken());
+        poll_fn(|cx| {
+            if let Poll::Ready(received) = received.as_mut().poll(cx) {
+                return Poll::Ready(Some(received));
+            }
+            if timer && sleep.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            woken.as_mut().poll(cx).map(|()| None)
+        })
+        .await
+    }
+
+    /// Hands what was received to the sessions, and then lets them send.
+    fn take_in(&mut self, now: Time) {
+        for batch in self.batches.drain(..) {
+            take_in_batch(&self.shared, batch, now, &mut self.touched);
+        }
+        for link in self.touched.drain(..) {
+            link.settle(&mut link.lock(), now);
+        }
+    }
+
+    fn look_after(&self, now: Time) {
+        for _ in 0..TIMERS_PER_TURN {
+            let Some(place) = self.shared.timers().pop_due(now) else {
+                return;
+            };
+            let link = self.shared.table().at(place).cloned();
+            let Some(link) = link else { continue };
+            let mut inner = link.lock();
+            inner.armed = None;
+            if inner.session.poll_timeout().is_some_and(|at| at <= now) {
+                inner.session.handle_timeout(now);
+            }
+            link.settle(&mut inner, now);
+        }
+    }
+
+    /// Waits for room in the socket and sends what had none.
+    async fn unblock(&self, now: Time) {
+        while let Some(place) = self.shared.blocked() {
+            let link = self.shared.table().at(place).cloned();
+            let Some(link) = link else { continue };
+            if let Some((contents, size)) = link.take_unsent() {
+                let transmit = Transmit::new(&contents, link.peer).segment_size(size);
+                if self.shared.sender.send(&transmit).await.is_err() {
+                    self.shared.table().stats.send_errors += 1;
+                }
+            }
+            link.settle(&mut link.lock(), now);
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The task is over, or its runtime is: nothing will move any more.
+        let links: Vec<_> = {
+            let mut table = self.shared.table();
+            table.closed = true;
+            table.backlog.clear();
+            for acceptor in table.acceptors.drain(..) {
+                acceptor.wake();
+            }
+            table.links().cloned().collect()
+        };
+        for link in links {
+            link.orphan();
+        }
+    }
+}
+
+fn take_in_batch(
+    shared: &Arc<Shared>,
+    batch: PacketBatch,
+    now: Time,
+    touched: &mut Vec<Arc<Link>>,
+) {
+    let peer = batch.source();
+    let mut datagrams = batch.into_packets().peekable();
+    while let Some(first) = datagrams.peek() {
+        let Some(conv) = conversation(first) else {
+            shared.table().past.rejected[Rejection::TooShort as usize] += 1;
+            datagrams.next();
+            continue;
+        };
+        let Some(link) = find_or_open(shared, peer, conv, first) else {
+            datagrams.next();
+            continue;
+        };
+        let of_this = core::iter::from_fn(|| {
+            datagrams.next_if(|datagram| conversation(datagram) == Some(conv))
+        });
+        link.lock().session.handle_batch(now, of_this);
+        if touched.last().is_none_or(|last| !Arc::ptr_eq(last, &link)) {
+            touched.push(link);
+        }
+    }
+}
+
+/// The conversation that a datagram is of, if it can be of any.
+fn conversation(datagram: &Packet) -> Option<u32> {
+    if datagram.len() < HEADER_BYTES {
+        return None;
+    }
+    datagram.first_chunk().map(|conv| u32::from_le_bytes(*conv))
+}
+
+fn find_or_open(
+    shared: &Arc<Shared>,
+    peer: SocketAddr,
+    conv: u32,
+    datagram: &[u8],
+) -> Option<Arc<Link>> {
+    let mut table = shared.table();
+    if let Some(link) = table.get(peer, conv) {
+        return Some(Arc::clone(link));
+    }
+    if let Err(refusal) = table.may_open(&shared.config, peer, datagram) {
+        table.count_refusal(refusal);
+        return None;
+    }
+    let link = shared.open(&mut table, peer, conv, Side::Server).ok()?;
+    table.backlog.push_back(Arc::clone(&link));
+    let acceptors = core::mem::take(&mut table.acceptors);
+    drop(table);
+    for acceptor in acceptors {
+        acceptor.wake();
+    }
+    Some(link)
+}

@@ -1,0 +1,221 @@
+//! [`Link`]: a session between its endpoint's task and the application's, behind one lock.
+
+use super::super::core::Session;
+use super::super::error::CloseReason;
+use super::super::time::Time;
+use super::shared::Shared;
+use crate::packet::Packet;
+use crate::udp::Transmit;
+use core::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+/// The most datagrams in one call to the kernel.
+const MAX_BURST: usize = 64;
+/// What one call to the kernel takes at most.
+const SCRATCH_BYTES: usize = 65507;
+
+thread_local! {
+    /// Where acknowledgements and small messages are put together; one for each thread that sends,
+    /// allocated when it first does.
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
+}
+
+pub(super) struct Link {
+    pub(super) shared: Arc<Shared>,
+    pub(super) peer: SocketAddr,
+    pub(super) conv: u32,
+    /// Where it is in the table.
+    pub(super) place: u32,
+    inner: Mutex<Inner>,
+}
+
+pub(super) struct Inner {
+    pub(super) session: Session,
+    pub(super) readers: Wakers,
+    pub(super) writers: Wakers,
+    /// Datagrams that the socket had no room for, and the length of each.
+    unsent: Option<(Packet, usize)>,
+    /// When the endpoint's task looks after it, at the latest.
+    pub(super) armed: Option<Time>,
+    half_open: bool,
+    /// Has the application let go of it?
+    pub(super) released: bool,
+    removed: bool,
+}
+
+/// Tasks that wait for one thing.
+#[derive(Debug, Default)]
+pub(super) struct Wakers(Vec<Waker>);
+
+impl Wakers {
+    pub(super) fn add(&mut self, waker: &Waker) {
+        if !self.0.iter().any(|known| known.will_wake(waker)) {
+            self.0.push(waker.clone());
+        }
+    }
+
+    fn wake(&mut self) {
+        for waker in self.0.drain(..) {
+            waker.wake();
+        }
+    }
+}
+
+impl Link {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        peer: SocketAddr,
+        place: u32,
+        session: Session,
+        half_open: bool,
+    ) -> Self {
+        Self {
+            shared,
+            peer,
+            conv: session.conv(),
+            place,
+            inner: Mutex::new(Inner {
+                session,
+                readers: Wakers::default(),
+                writers: Wakers::default(),
+                unsent: None,
+                armed: None,
+                half_open,
+                released: false,
+                removed: false,
+            }),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic of a session leaves it as it was between two calls, or is a bug that the next
+        // call shows again.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// After anything was done to the session: sends what is to be sent, wakes who waits, sets the
+    /// timer, and takes it out of the table once it is over.
+    pub(super) fn settle(&self, inner: &mut Inner, now: Time) {
+        self.transmit(inner, now);
+        let Inner {
+            session,
+            readers,
+            writers,
+            ..
+        } = inner;
+        let over = session.ended().is_some();
+        if over || session.is_read_closed() || session.has_message() || session.has_bytes() {
+            readers.wake();
+        }
+        if over || session.wants_more() {
+            writers.wake();
+        }
+        if inner.half_open && (over || inner.session.is_validated()) {
+            inner.half_open = false;
+            self.shared.table().no_longer_half_open(self.peer);
+        }
+        if over {
+            if !inner.released {
+                // Nobody needs to accept it any more; if it was accepted, it is not found here.
+                let mut table = self.shared.table();
+                let waiting = table.backlog.iter();
+                let place = waiting
+                    .map(|link| link.place)
+                    .position(|at| at == self.place);
+                if let Some(place) = place {
+                    table.backlog.remove(place);
+                    inner.released = true;
+                }
+            }
+            if inner.released {
+                return self.remove(inner);
+            }
+        }
+        self.arm(inner);
+    }
+
+    pub(super) fn arm(&self, inner: &mut Inner) {
+        if let Some(at) = inner.session.poll_timeout()
+            && inner.armed.is_none_or(|armed| at < armed)
+        {
+            inner.armed = Some(at);
+            self.shared.arm(self.place, at);
+        }
+    }
+
+    /// Takes it out of the table, once.
+    pub(super) fn remove(&self, inner: &mut Inner) {
+        if inner.removed {
+            return;
+        }
+        inner.removed = true;
+        self.shared.timers().clear(self.place);
+        let mut table = self.shared.table();
+        table.past += &inner.session.stats();
+        table.remove(self);
+        let empty = table.len() == 0;
+        drop(table);
+        if empty {
+            self.shared.wake_driver();
+        }
+    }
+
+    fn transmit(&self, inner: &mut Inner, now: Time) {
+        if inner.unsent.is_some() {
+            return;
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
+                let (contents, size) = (outgoing.contents(), outgoing.segment_size());
+                let transmit = Transmit::new(contents, self.peer).segment_size(size);
+                let Ok(sent) = self.shared.sender.try_send(&transmit) else {
+                    // As good as lost on the way; it will be found missing.
+                    self.shared.table().stats.send_errors += 1;
+                    return;
+                };
+                if sent < outgoing.datagrams() {
+                    // The socket is full: the rest waits in memory of its own, or is lost if there
+                    // is none.
+                    let rest = &contents[sent * size..];
+                    let kept = self.shared.pool.try_copy_from_slice(rest).ok();
+                    if let Some(rest) = kept {
+                        inner.unsent = Some((rest, size));
+                        self.shared.block(self.place);
+                    }
+                    return;
+                }
+            }
+        });
+    }
+
+    /// What the socket had no room for.
+    pub(super) fn take_unsent(&self) -> Option<(Packet, usize)> {
+        self.lock().unsent.take()
+    }
+
+    /// The endpoint's task is gone: so is the session.
+    pub(super) fn orphan(&self) {
+        let mut inner = self.lock();
+        inner.session.abort();
+        inner.unsent = None;
+        inner.readers.wake();
+        inner.writers.wake();
+        self.remove(&mut inner);
+    }
+
+    /// Why it has ended, if it has.
+    pub(super) fn ended(&self) -> Option<CloseReason> {
+        self.lock().session.ended()
+    }
+}
+
+impl core::fmt::Debug for Link {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Link")
+            .field("peer", &self.peer)
+            .field("conv", &self.conv)
+            .finish_non_exhaustive()
+    }
+}

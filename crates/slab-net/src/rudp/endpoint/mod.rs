@@ -1,0 +1,243 @@
+//! [`Endpoint`]: the sessions of one UDP socket, on tokio.
+//!
+//! | module | what |
+//! |---|---|
+//! | `connection`, `stream` | a session as the application has it |
+//! | `driver` | the task that reads the socket and looks after the sessions |
+//! | `link`, `shared` | what the two have in common |
+//! | `table`, `timers` | which sessions there are, and when each wants to be looked after |
+//! | `config`, `stats` | limits, and counts |
+
+mod config;
+mod connection;
+mod driver;
+mod link;
+mod shared;
+mod stats;
+mod stream;
+mod table;
+mod timers;
+
+pub use config::{EndpointConfig, OpenError};
+pub use connection::Connection;
+pub use stats::EndpointStats;
+pub use stream::Stream;
+
+use super::core::Side;
+use crate::packet::PacketPool;
+use core::fmt;
+use core::future::poll_fn;
+use core::task::Poll;
+use driver::Driver;
+use shared::Shared;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, MutexGuard};
+
+/// A UDP socket with sessions: those that peers open, to be [accepted](Self::accept), and those
+/// opened [to peers](Self::connect).
+///
+/// A task of its own reads the socket; whoever sends does so from his own task. Clones are handles
+/// to the same socket. When the last one is dropped, no session is opened any more; those that are
+/// open live on.
+///
+/// ```
+/// use slab_net::PacketPool;
+/// use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+/// let config = EndpointConfig::new(SessionConfig::fast());
+/// let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+/// let client = Connection::connect(server.local_addr(), &pool, config)?;
+///
+/// client.send(pool.try_copy_from_slice(b"hello")?).await?;
+/// let accepted = server.accept().await.expect("it is open");
+/// assert_eq!(accepted.recv().await?.unwrap(), b"hello"[..]);
+///
+/// client.close().await?;
+/// assert_eq!(accepted.recv().await?, None);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Endpoint {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut table = self.shared.table();
+        table.closed = true;
+        // Nobody will accept these.
+        let backlog = core::mem::take(&mut table.backlog);
+        drop(table);
+        for link in backlog {
+            drop(Connection::new(link));
+        }
+        self.shared.wake_driver();
+    }
+}
+
+impl Endpoint {
+    /// Binds a socket, and opens a session for each peer that begins one.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or the configuration and the pool do not fit each other.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O and time enabled.
+    pub fn bind(
+        address: SocketAddr,
+        pool: &PacketPool,
+        config: EndpointConfig,
+    ) -> Result<Self, OpenError> {
+        Self::start(address, pool, config, true)
+    }
+
+    fn start(
+        address: SocketAddr,
+        pool: &PacketPool,
+        config: EndpointConfig,
+        listening: bool,
+    ) -> Result<Self, OpenError> {
+        config.session.validate().map_err(OpenError::Config)?;
+        let needed = config.session.max_segment() + pool.headroom() + pool.tailroom();
+        let largest = pool.slab().size_classes().largest();
+        if needed > largest {
+            return Err(OpenError::NoSegmentClass { needed, largest });
+        }
+        let receiver = config.receiver(pool).bind(address)?;
+        let shared = Shared::new(receiver.sender(), pool.clone(), config);
+        shared.table().listening = listening;
+        let shared = Arc::new(shared);
+        tokio::spawn(Driver::new(Arc::clone(&shared), receiver).run());
+        Ok(Self {
+            handle: Arc::new(Handle { shared }),
+        })
+    }
+
+    /// The next session that a peer has opened; `None` once the endpoint's task is gone, with its
+    /// runtime.
+    ///
+    /// Cancel-safe.
+    pub async fn accept(&self) -> Option<Connection> {
+        let shared = &self.handle.shared;
+        let link = poll_fn(|cx| {
+            let mut table = shared.table();
+            if let Some(link) = table.backlog.pop_front() {
+                return Poll::Ready(Some(link));
+            }
+            if table.closed {
+                return Poll::Ready(None);
+            }
+            if !table.acceptors.iter().any(|a| a.will_wake(cx.waker())) {
+                table.acceptors.push(cx.waker().clone());
+            }
+            Poll::Pending
+        });
+        link.await.map(Connection::new)
+    }
+
+    /// Opens a session to a peer. Nothing is waited for: see [`Connection::ready`].
+    ///
+    /// # Errors
+    /// There are as many sessions as are allowed, or there is no memory for another.
+    pub fn connect(&self, peer: SocketAddr) -> Result<Connection, OpenError> {
+        let shared = &self.handle.shared;
+        let mut table = shared.table();
+        if table.closed {
+            return Err(OpenError::Closed);
+        }
+        if table.len() >= shared.config.max_sessions {
+            table.stats.refused_table_full += 1;
+            return Err(OpenError::TableFull);
+        }
+        let conv = loop {
+            let conv = shared.random() as u32;
+            if table.get(peer, conv).is_none() {
+                break conv;
+            }
+        };
+        self.open(table, peer, conv)
+    }
+
+    /// As [`connect`](Self::connect), with a conversation that was agreed on.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); [`OpenError::TableFull`] too if there is a session of this
+    /// conversation with the peer already.
+    pub fn connect_as(&self, peer: SocketAddr, conv: u32) -> Result<Connection, OpenError> {
+        let shared = &self.handle.shared;
+        let mut table = shared.table();
+        if table.closed {
+            return Err(OpenError::Closed);
+        }
+        if table.len() >= shared.config.max_sessions || table.get(peer, conv).is_some() {
+            table.stats.refused_table_full += 1;
+            return Err(OpenError::TableFull);
+        }
+        self.open(table, peer, conv)
+    }
+
+    fn open(
+        &self,
+        mut table: MutexGuard<'_, table::Table>,
+        peer: SocketAddr,
+        conv: u32,
+    ) -> Result<Connection, OpenError> {
+        let shared = &self.handle.shared;
+        let link = shared.open(&mut table, peer, conv, Side::Client)?;
+        // A link is locked before the table, never after it.
+        drop(table);
+        link.arm(&mut link.lock());
+        Ok(Connection::new(link))
+    }
+
+    /// The address the socket is bound to.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.handle.shared.sender.local_addr()
+    }
+
+    /// What the endpoint and all its sessions did so far. Locks each session for a moment.
+    #[must_use]
+    pub fn stats(&self) -> EndpointStats {
+        self.handle.shared.stats()
+    }
+}
+
+impl Connection {
+    /// Opens a session to a peer, on a socket of its own that takes nothing from others. Nothing is
+    /// waited for: see [`ready`](Self::ready).
+    ///
+    /// # Errors
+    /// As [`Endpoint::bind`] and [`Endpoint::connect`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O and time enabled.
+    pub fn connect(
+        peer: SocketAddr,
+        pool: &PacketPool,
+        config: EndpointConfig,
+    ) -> Result<Self, OpenError> {
+        let any: SocketAddr = match peer {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        Endpoint::start(any, pool, config, false)?.connect(peer)
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("address", &self.local_addr())
+            .field("stats", &self.stats())
+            .finish()
+    }
+}

@@ -1,0 +1,173 @@
+//! What an endpoint's task and its connections share.
+
+use super::super::budget::MemoryBudget;
+use super::super::core::{Session, Side};
+use super::super::time::Time;
+use super::config::{EndpointConfig, OpenError};
+use super::link::Link;
+use super::stats::EndpointStats;
+use super::table::Table;
+use super::timers::Timers;
+use crate::packet::PacketPool;
+use crate::udp::UdpSender;
+use core::hash::BuildHasher;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::hash_map::RandomState;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokio::sync::Notify;
+
+pub(super) struct Shared {
+    pub(super) sender: UdpSender,
+    pub(super) pool: PacketPool,
+    pub(super) budget: MemoryBudget,
+    pub(super) config: EndpointConfig,
+    epoch: Instant,
+    /// Locked after a link, never before.
+    table: Mutex<Table>,
+    /// Locked after a link, never with the table.
+    timers: Mutex<Timers>,
+    /// Links whose datagrams the socket had no room for.
+    blocked: Mutex<Vec<u32>>,
+    /// When the endpoint's task wakes up by itself, in microseconds.
+    asleep_until: AtomicU64,
+    driver: Notify,
+    /// A keyed function of a counter: numbers that nobody can foretell.
+    secret: RandomState,
+    drawn: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held with the contents half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(sender: UdpSender, pool: PacketPool, config: EndpointConfig) -> Self {
+        let memory = config.memory.unwrap_or(pool.slab().stats().max_memory / 2);
+        Self {
+            sender,
+            pool,
+            budget: MemoryBudget::new(memory),
+            config,
+            epoch: Instant::now(),
+            table: Mutex::default(),
+            timers: Mutex::default(),
+            blocked: Mutex::default(),
+            asleep_until: AtomicU64::new(0),
+            driver: Notify::new(),
+            secret: RandomState::new(),
+            drawn: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        lock(&self.table)
+    }
+
+    pub(super) fn timers(&self) -> MutexGuard<'_, Timers> {
+        lock(&self.timers)
+    }
+
+    pub(super) fn now(&self) -> Time {
+        Time::ZERO + self.epoch.elapsed()
+    }
+
+    /// When `time` is by tokio's clock.
+    pub(super) fn instant(&self, time: Time) -> tokio::time::Instant {
+        (self.epoch + time.since(Time::ZERO)).into()
+    }
+
+    pub(super) fn random(&self) -> u64 {
+        self.secret
+            .hash_one(self.drawn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Has a session looked after at this time; wakes the task if it would sleep longer.
+    pub(super) fn arm(&self, place: u32, at: Time) {
+        self.timers().set(place, at);
+        if at.as_micros() < self.asleep_until.load(Ordering::Acquire) {
+            self.driver.notify_one();
+        }
+    }
+
+    /// The task sleeps until then. Called before it looks at the timers for the last time.
+    pub(super) fn sleeps_until(&self, at: Option<Time>) {
+        let micros = at.map_or(u64::MAX, Time::as_micros);
+        self.asleep_until.store(micros, Ordering::Release);
+    }
+
+    /// The task is awake and will look at the timers before it sleeps.
+    pub(super) fn awake(&self) {
+        self.asleep_until.store(0, Ordering::Release);
+    }
+
+    pub(super) fn block(&self, place: u32) {
+        lock(&self.blocked).push(place);
+        self.driver.notify_one();
+    }
+
+    pub(super) fn blocked(&self) -> Option<u32> {
+        lock(&self.blocked).pop()
+    }
+
+    pub(super) fn wake_driver(&self) {
+        self.driver.notify_one();
+    }
+
+    pub(super) async fn woken(&self) {
+        self.driver.notified().await;
+    }
+
+    /// Opens a session and enters it into the table, which has to have room for it.
+    pub(super) fn open(
+        self: &Arc<Self>,
+        table: &mut Table,
+        peer: SocketAddr,
+        conv: u32,
+        side: Side,
+    ) -> Result<Arc<Link>, OpenError> {
+        let session = Session::open(
+            conv,
+            &self.config.session,
+            side,
+            &self.pool,
+            &self.budget,
+            self.random(),
+            self.now(),
+        );
+        let Some(session) = session else {
+            table.stats.refused_memory += 1;
+            return Err(OpenError::NoMemory);
+        };
+        let half_open = side == Side::Server;
+        let place = table.reserve_place();
+        let link = Link::new(Arc::clone(self), peer, place, session, half_open);
+        let link = Arc::new(link);
+        table.insert(&link, half_open);
+        Ok(link)
+    }
+
+    pub(super) fn stats(&self) -> EndpointStats {
+        let (mut stats, links) = {
+            let table = self.table();
+            let stats = EndpointStats {
+                sessions: table.len(),
+                half_open: table.half_open(),
+                backlog: table.backlog.len(),
+                reserved_bytes: self.budget.reserved(),
+                reserve_limit_bytes: self.budget.limit(),
+                total: table.past,
+                ..table.stats
+            };
+            (stats, table.links().cloned().collect::<Vec<_>>())
+        };
+        for link in links {
+            let inner = link.lock();
+            // One that has gone since is in neither sum for this once.
+            stats.total += &inner.session.stats();
+        }
+        stats
+    }
+}

@@ -1,0 +1,38 @@
+//! What an endpoint counts.
+
+use super::super::stats::RudpStats;
+
+/// A snapshot of an endpoint: how many sessions there are, and what was counted since it was bound.
+/// Plain numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EndpointStats {
+    /// Sessions now.
+    pub sessions: usize,
+    /// Sessions now whose peer has not proved its address.
+    pub half_open: usize,
+    /// Sessions now that wait to be accepted.
+    pub backlog: usize,
+    /// Bytes of pool memory reserved now, by all sessions.
+    pub reserved_bytes: usize,
+    /// Bytes of pool memory that may be reserved.
+    pub reserve_limit_bytes: usize,
+    /// Sessions opened so far, by either side.
+    pub opened: u64,
+    /// Datagrams that belonged to no session and opened none.
+    pub unknown_session: u64,
+    /// Sessions refused because there were too many.
+    pub refused_table_full: u64,
+    /// Sessions refused because too many had not proved their address.
+    pub refused_half_open: u64,
+    /// Sessions refused because too many of one prefix had not proved their address.
+    pub refused_prefix: u64,
+    /// Sessions refused because too many waited to be accepted.
+    pub refused_backlog: u64,
+    /// Sessions refused because the memory budget was used up.
+    pub refused_memory: u64,
+    /// Datagrams that the system would not send; the sessions take them for lost.
+    pub send_errors: u64,
+    /// What all sessions did together, those that are gone included.
+    pub total: RudpStats,
+}

@@ -1,0 +1,187 @@
+//! [`Stream`]: a session as a stream of bytes.
+
+use super::super::error::SendError;
+use super::connection::{Connection, end_of_input, wait_to_send};
+use crate::packet::Packet;
+use bytes::Buf;
+use core::pin::Pin;
+use core::task::{Context, Poll, ready};
+use std::io::{self, IoSlice};
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+
+/// A session as a stream of bytes, from [`Connection::into_stream`].
+///
+/// What is written is on its way at once, as far as the peer's window allows; flushing does
+/// nothing. Shutting down closes the session and waits until everything is delivered.
+#[derive(Debug)]
+pub struct Stream {
+    connection: Connection,
+    /// What was read of the session and not yet of the stream.
+    front: Packet,
+}
+
+impl Stream {
+    pub(super) fn new(connection: Connection) -> Self {
+        Self {
+            connection,
+            front: Packet::new(),
+        }
+    }
+
+    /// The session.
+    #[must_use]
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The next piece of the stream as it was received, without a copy; `None` at its end.
+    ///
+    /// # Errors
+    /// Why the session has ended.
+    pub async fn read_packet(&mut self) -> io::Result<Option<Packet>> {
+        core::future::poll_fn(|cx| self.poll_front(cx)).await?;
+        let packet = core::mem::take(&mut self.front);
+        Ok((!packet.is_empty()).then_some(packet))
+    }
+
+    /// Fills `front`; it stays empty at the end of the stream.
+    fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.front.is_empty() {
+            let (read, mut inner) = self.connection.with_guard(|inner| inner.session.read());
+            match read {
+                Some(packet) => self.front = packet,
+                None => match end_of_input(&inner) {
+                    Some(end) => return Poll::Ready(end.map_err(io_error)),
+                    None => {
+                        inner.readers.add(cx.waker());
+                        return Poll::Pending;
+                    }
+                },
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write_slices(
+        &self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let (written, inner) = self.connection.with_guard(|inner| {
+            let mut total = 0;
+            for slice in slices {
+                match inner.session.write(slice) {
+                    Ok(taken) => total += taken,
+                    Err(_) if total > 0 => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(total)
+        });
+        match written {
+            Ok(written) => Poll::Ready(Ok(written)),
+            Err(reason) => wait_to_send(inner, cx, reason).map_err(send_error),
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(this.poll_front(cx))?;
+        drain_into(&mut this.front, buf);
+        if buf.remaining() > 0 && !buf.filled().is_empty() {
+            // As much as is here, under one lock.
+            let front = &mut this.front;
+            this.connection.with(|inner| {
+                while buf.remaining() > 0 {
+                    let Some(packet) = inner.session.read() else {
+                        break;
+                    };
+                    *front = packet;
+                    drain_into(front, buf);
+                }
+            });
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn drain_into(packet: &mut Packet, buf: &mut ReadBuf<'_>) {
+    let taken = packet.len().min(buf.remaining());
+    buf.put_slice(&packet[..taken]);
+    if taken == packet.len() {
+        *packet = Packet::new();
+    } else {
+        packet.advance(taken);
+    }
+}
+
+impl AsyncBufRead for Stream {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.get_mut();
+        ready!(this.poll_front(cx))?;
+        Poll::Ready(Ok(&this.front))
+    }
+
+    fn consume(self: Pin<&mut Self>, amount: usize) {
+        self.get_mut().front.advance(amount);
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_slices(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_slices(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.connection.start_close();
+        self.connection.poll_closed(cx).map_err(io_error)
+    }
+}
+
+fn io_error(reason: super::super::error::CloseReason) -> io::Error {
+    use super::super::error::CloseReason as R;
+    let kind = match reason {
+        R::TimedOut | R::DeadLink | R::LingerExpired => io::ErrorKind::TimedOut,
+        R::Aborted => io::ErrorKind::ConnectionAborted,
+        R::Closed | R::ClosedByPeer => io::ErrorKind::BrokenPipe,
+        R::MessageTooLong => io::ErrorKind::InvalidData,
+    };
+    io::Error::new(kind, reason)
+}
+
+fn send_error(error: SendError) -> io::Error {
+    match error {
+        SendError::Closed(reason) => io_error(reason),
+        SendError::NoMemory => io::Error::new(io::ErrorKind::OutOfMemory, error),
+        error => io::Error::new(io::ErrorKind::InvalidInput, error),
+    }
+}

@@ -1,0 +1,190 @@
+//! The sessions of an endpoint, bounded, by address and conversation.
+
+use super::super::stats::RudpStats;
+use super::super::wire::{Command, Header};
+use super::config::EndpointConfig;
+use super::link::Link;
+use super::stats::EndpointStats;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::task::Waker;
+
+/// A session is opened by a PUSH of the first window, as any peer takes it to be.
+const OPENING_WINDOW: u32 = 32;
+
+/// The part of an address that one owner is taken to have whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Prefix {
+    V4([u8; 3]),
+    V6([u8; 6]),
+}
+
+impl Prefix {
+    pub(super) fn of(address: SocketAddr) -> Self {
+        match address.ip().to_canonical() {
+            IpAddr::V4(ip) => {
+                let [a, b, c, _] = ip.octets();
+                Self::V4([a, b, c])
+            }
+            IpAddr::V6(ip) => {
+                let [a, b, c, d, e, f, ..] = ip.octets();
+                Self::V6([a, b, c, d, e, f])
+            }
+        }
+    }
+}
+
+/// Why a session was not opened for a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    NotListening,
+    /// It is not how a session begins.
+    NotOpening,
+    TableFull,
+    HalfOpen,
+    Prefix,
+    Backlog,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    places: HashMap<(SocketAddr, u32), u32>,
+    links: Vec<Option<Arc<Link>>>,
+    free: Vec<u32>,
+    half_open: HashMap<Prefix, usize>,
+    half_open_count: usize,
+    /// Opened by peers, and not yet accepted.
+    pub(super) backlog: VecDeque<Arc<Link>>,
+    pub(super) acceptors: Vec<Waker>,
+    /// Are sessions opened for peers?
+    pub(super) listening: bool,
+    /// Nothing is opened any more.
+    pub(super) closed: bool,
+    pub(super) stats: EndpointStats,
+    /// What sessions that are gone did.
+    pub(super) past: RudpStats,
+}
+
+impl Table {
+    pub(super) fn get(&self, peer: SocketAddr, conv: u32) -> Option<&Arc<Link>> {
+        let place = *self.places.get(&(peer, conv))?;
+        self.links[place as usize].as_ref()
+    }
+
+    pub(super) fn at(&self, place: u32) -> Option<&Arc<Link>> {
+        self.links.get(place as usize)?.as_ref()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(super) fn half_open(&self) -> usize {
+        self.half_open_count
+    }
+
+    pub(super) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.links.iter().flatten()
+    }
+
+    /// May a session be opened for this datagram?
+    pub(super) fn may_open(
+        &self,
+        config: &EndpointConfig,
+        peer: SocketAddr,
+        datagram: &[u8],
+    ) -> Result<(), Refusal> {
+        if !self.listening || self.closed {
+            return Err(Refusal::NotListening);
+        }
+        let opens = match Header::decode(datagram) {
+            Ok(header) => match header.cmd {
+                Command::Push => header.sn < OPENING_WINDOW,
+                Command::AskWindow => header.una == 0,
+                _ => false,
+            },
+            Err(_) => false,
+        };
+        if !opens {
+            return Err(Refusal::NotOpening);
+        }
+        if self.len() >= config.max_sessions {
+            return Err(Refusal::TableFull);
+        }
+        if self.half_open_count >= config.max_half_open {
+            return Err(Refusal::HalfOpen);
+        }
+        let same = self.half_open.get(&Prefix::of(peer)).copied();
+        if same.unwrap_or(0) >= config.max_half_open_per_prefix {
+            return Err(Refusal::Prefix);
+        }
+        if self.backlog.len() >= config.backlog {
+            return Err(Refusal::Backlog);
+        }
+        Ok(())
+    }
+
+    /// Where the next session goes.
+    pub(super) fn reserve_place(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.links.push(None);
+            (self.links.len() - 1) as u32
+        })
+    }
+
+    pub(super) fn insert(&mut self, link: &Arc<Link>, half_open: bool) {
+        self.places.insert((link.peer, link.conv), link.place);
+        self.links[link.place as usize] = Some(Arc::clone(link));
+        if half_open {
+            *self.half_open.entry(Prefix::of(link.peer)).or_default() += 1;
+            self.half_open_count += 1;
+        }
+        self.stats.opened += 1;
+    }
+
+    /// A peer has proved its address, or its session is gone.
+    pub(super) fn no_longer_half_open(&mut self, peer: SocketAddr) {
+        let prefix = Prefix::of(peer);
+        self.half_open_count -= 1;
+        if let Some(count) = self.half_open.get_mut(&prefix) {
+            *count -= 1;
+            if *count == 0 {
+                self.half_open.remove(&prefix);
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, link: &Link) {
+        self.places.remove(&(link.peer, link.conv));
+        self.links[link.place as usize] = None;
+        self.free.push(link.place);
+    }
+
+    pub(super) fn count_refusal(&mut self, refusal: Refusal) {
+        let stats = &mut self.stats;
+        *match refusal {
+            Refusal::NotListening | Refusal::NotOpening => &mut stats.unknown_session,
+            Refusal::TableFull => &mut stats.refused_table_full,
+            Refusal::HalfOpen => &mut stats.refused_half_open,
+            Refusal::Prefix => &mut stats.refused_prefix,
+            Refusal::Backlog => &mut stats.refused_backlog,
+        } += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_mapped_into_ipv6_has_the_prefix_of_its_own() {
+        let v4: SocketAddr = "192.0.2.7:1".parse().unwrap();
+        let mapped: SocketAddr = "[::ffff:192.0.2.99]:2".parse().unwrap();
+        assert_eq!(Prefix::of(v4), Prefix::V4([192, 0, 2]));
+        assert_eq!(Prefix::of(v4), Prefix::of(mapped));
+        let a: SocketAddr = "[2001:db8:1:2::1]:1".parse().unwrap();
+        let b: SocketAddr = "[2001:db8:1:3::1]:1".parse().unwrap();
+        assert_eq!(Prefix::of(a), Prefix::of(b));
+    }
+}

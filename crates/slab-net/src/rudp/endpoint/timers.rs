@@ -1,0 +1,136 @@
+//! When each session wants to be looked after: a binary heap with a place for each session.
+//!
+//! A session that wants nothing has no entry. One that wants to be looked after later than its
+//! entry says keeps the entry, and is asked again when that is due: so the entry of a busy session
+//! is written once for many datagrams.
+
+use super::super::time::Time;
+
+const NOWHERE: u32 = u32::MAX;
+
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    /// A heap by time: the earliest in front.
+    heap: Vec<(Time, u32)>,
+    /// Where in the heap a session's entry is.
+    places: Vec<u32>,
+}
+
+impl Timers {
+    /// The earliest time of all.
+    pub(super) fn next(&self) -> Option<Time> {
+        self.heap.first().map(|&(at, _)| at)
+    }
+
+    /// Sets a session's time, or moves it.
+    pub(super) fn set(&mut self, session: u32, at: Time) {
+        let index = session as usize;
+        if index >= self.places.len() {
+            self.places.resize(index + 1, NOWHERE);
+        }
+        let place = match self.places[index] {
+            NOWHERE => {
+                self.heap.push((at, session));
+                self.heap.len() - 1
+            }
+            place => {
+                self.heap[place as usize].0 = at;
+                place as usize
+            }
+        };
+        self.places[index] = place as u32;
+        self.sift(place);
+    }
+
+    /// Removes a session's entry, if it has one.
+    pub(super) fn clear(&mut self, session: u32) {
+        let Some(&place) = self.places.get(session as usize) else {
+            return;
+        };
+        if place != NOWHERE {
+            self.remove(place as usize);
+        }
+    }
+
+    /// Removes the earliest entry if it is due, and says whose it was.
+    pub(super) fn pop_due(&mut self, now: Time) -> Option<u32> {
+        let &(at, session) = self.heap.first()?;
+        if at > now {
+            return None;
+        }
+        self.remove(0);
+        Some(session)
+    }
+
+    fn remove(&mut self, place: usize) {
+        let (_, session) = self.heap.swap_remove(place);
+        self.places[session as usize] = NOWHERE;
+        if place < self.heap.len() {
+            self.places[self.heap[place].1 as usize] = place as u32;
+            self.sift(place);
+        }
+    }
+
+    /// Moves an entry to where it belongs.
+    fn sift(&mut self, mut place: usize) {
+        while place > 0 {
+            let parent = (place - 1) / 2;
+            if self.heap[parent].0 <= self.heap[place].0 {
+                break;
+            }
+            self.swap(place, parent);
+            place = parent;
+        }
+        loop {
+            let children = 2 * place + 1..(2 * place + 3).min(self.heap.len());
+            let Some(child) = children.min_by_key(|&child| self.heap[child].0) else {
+                break;
+            };
+            if self.heap[place].0 <= self.heap[child].0 {
+                break;
+            }
+            self.swap(place, child);
+            place = child;
+        }
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        self.heap.swap(a, b);
+        self.places[self.heap[a].1 as usize] = a as u32;
+        self.places[self.heap[b].1 as usize] = b as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_come_out_in_order_whatever_was_moved_or_removed() {
+        let mut timers = Timers::default();
+        let mut wanted = [None; 50];
+        let mut x = 12345_u64;
+        for _ in 0..5000 {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let session = (x >> 33) as usize % 50;
+            let at = Time::from_micros((x >> 40) % 1000);
+            match (x >> 60) % 4 {
+                0 => {
+                    timers.clear(session as u32);
+                    wanted[session] = None;
+                }
+                1 => {
+                    let earliest = wanted.iter().flatten().min().copied();
+                    assert_eq!(timers.next(), earliest);
+                    if let Some(due) = timers.pop_due(at) {
+                        assert_eq!(wanted[due as usize].take(), earliest);
+                    }
+                }
+                _ => {
+                    timers.set(session as u32, at);
+                    wanted[session] = Some(at);
+                }
+            }
+        }
+    }
+}

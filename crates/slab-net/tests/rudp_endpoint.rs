@@ -1,0 +1,488 @@
+//! Endpoints over real sockets on loopback: delivery, limits, closing, and what attackers try.
+
+mod rudp_common;
+
+use rudp_common::{Random, proxy};
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::{
+    CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
+};
+use slab_net::{PacketPool, SizeClasses};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn pool() -> PacketPool {
+    PacketPool::builder()
+        .max_memory(64 << 20)
+        .headroom(24)
+        .build()
+        .unwrap()
+}
+
+fn fast() -> EndpointConfig {
+    EndpointConfig::new(SessionConfig::fast())
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+async fn accept(server: &Endpoint) -> Connection {
+    timeout(SOON, server.accept()).await.unwrap().unwrap()
+}
+
+async fn recv(connection: &Connection) -> Vec<u8> {
+    let received = timeout(SOON, connection.recv()).await.unwrap();
+    received.unwrap().unwrap().to_vec()
+}
+
+/// Waits until the pool has everything back.
+async fn all_back(pool: &PacketPool) {
+    for _ in 0..1000 {
+        if pool.slab().stats().in_use() == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{} chunks are still in use", pool.slab().stats().in_use());
+}
+
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+#[tokio::test]
+async fn messages_of_all_lengths_go_both_ways_and_the_peer_learns_of_the_end() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    // The longest that a window of 32 takes, and with the first answer the longest of all.
+    let lengths = [1, 2, 1375, 1376, 1377, 40_000, 44_032, 100_000, 300_000];
+    let echo = tokio::spawn(async move {
+        let connection = accept(&server).await;
+        while let Some(message) = connection.recv().await.unwrap() {
+            connection.send(message).await.unwrap();
+        }
+        connection
+    });
+    for (seed, len) in lengths.into_iter().enumerate() {
+        let message = bytes(seed as u64, len);
+        timeout(SOON, client.send_slice(&message))
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(recv(&client).await == message, "length {len}");
+    }
+    assert_eq!(client.send_slice(b"").await, Err(SendError::Empty));
+    let too_long = client.send_slice(&bytes(0, 400_000)).await;
+    assert!(matches!(too_long, Err(SendError::TooLong { .. })));
+
+    timeout(SOON, client.close()).await.unwrap().unwrap();
+    let connection = timeout(SOON, echo).await.unwrap().unwrap();
+    assert_eq!(connection.ended(), Some(CloseReason::ClosedByPeer));
+    let after = connection.send_slice(b"x").await;
+    assert_eq!(after, Err(SendError::Closed(CloseReason::ClosedByPeer)));
+    drop((client, connection));
+    all_back(&pool).await;
+}
+
+#[tokio::test]
+async fn a_message_with_headroom_is_not_copied() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    // What arrives is a header longer, and lies in a larger class.
+    let class = pool.slab().size_classes().class_for(1024).unwrap();
+    let allocs = || pool.slab().stats().classes()[class].allocs;
+    let before = allocs();
+    let message = pool.try_copy_from_slice(&[1; 1000]).unwrap();
+    client.send(message).await.unwrap();
+    assert_eq!(recv(&accept(&server).await).await, [1; 1000]);
+    assert_eq!(allocs() - before, 1, "the message's own chunk");
+}
+
+async fn transfer_through_loss(loss: u64, len: usize) {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true).window(512, 512));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let address = proxy::lossy(server.local_addr(), loss, 42).await;
+    let client = Connection::connect(address, &pool, config).unwrap();
+    let data = bytes(1, len);
+    let expected = data.clone();
+    let sending = tokio::spawn(async move {
+        let mut stream = client.into_stream();
+        stream.write_all(&data).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        (answer, stream.connection().stats())
+    });
+    let mut stream = accept(&server).await.into_stream();
+    let mut received = vec![0; len];
+    timeout(SOON, stream.read_exact(&mut received))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(received == expected, "what arrived is what was sent");
+    stream.write_all(b"got it\n").await.unwrap();
+    timeout(SOON, stream.shutdown()).await.unwrap().unwrap();
+    let (answer, stats) = timeout(SOON, sending).await.unwrap().unwrap();
+    assert_eq!(answer, b"got it\n");
+    if loss > 0 {
+        assert!(stats.retransmits_fast + stats.retransmits_timeout > 0);
+    }
+    drop(stream);
+    all_back(&pool).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_arrives_whole() {
+    transfer_through_loss(0, 3_000_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_arrives_whole_through_loss_duplicates_and_reordering() {
+    transfer_through_loss(50, 1_000_000).await;
+}
+
+#[tokio::test]
+async fn a_stream_can_be_read_by_lines() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    let mut out = client.into_stream();
+    let slices = [b"first\nsec".as_slice(), b"ond\n", b"third"].map(std::io::IoSlice::new);
+    assert_eq!(out.write_vectored(&slices).await.unwrap(), 18);
+    let mut lines = accept(&server).await.into_stream().lines();
+    for expected in ["first", "second"] {
+        let line = timeout(SOON, lines.next_line()).await.unwrap().unwrap();
+        assert_eq!(line.as_deref(), Some(expected));
+    }
+    out.shutdown().await.unwrap();
+    let rest = timeout(SOON, lines.next_line()).await.unwrap().unwrap();
+    assert_eq!(rest.as_deref(), Some("third"));
+}
+
+#[tokio::test]
+async fn what_was_sent_is_delivered_after_the_handle_is_gone() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let address = proxy::lossy(server.local_addr(), 200, 7).await;
+    let client = Connection::connect(address, &pool, fast()).unwrap();
+    for n in 0..100_u8 {
+        client.send_slice(&[n; 500]).await.unwrap();
+    }
+    drop(client);
+    let connection = accept(&server).await;
+    for n in 0..100_u8 {
+        assert_eq!(recv(&connection).await, [n; 500]);
+    }
+    assert_eq!(timeout(SOON, connection.recv()).await.unwrap(), Ok(None));
+}
+
+#[tokio::test]
+async fn an_abort_gives_everything_back_at_once() {
+    let pool = pool();
+    let nobody = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let client = Connection::connect(nobody.local_addr().unwrap(), &pool, fast()).unwrap();
+    for _ in 0..50 {
+        client.send_slice(&[0; 1000]).await.unwrap();
+    }
+    assert!(client.reserved_bytes() > 50_000);
+    client.abort();
+    assert_eq!(client.reserved_bytes(), 0);
+    assert_eq!(client.recv().await, Err(CloseReason::Aborted));
+    all_back(&pool).await;
+}
+
+#[tokio::test]
+async fn nobody_answers() {
+    let pool = pool();
+    let session =
+        SessionConfig::fast().keepalive(Duration::from_millis(50), Duration::from_millis(200));
+    let nobody = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let client = Connection::connect(
+        nobody.local_addr().unwrap(),
+        &pool,
+        EndpointConfig::new(session),
+    )
+    .unwrap();
+    assert_eq!(
+        timeout(SOON, client.ready()).await.unwrap(),
+        Err(CloseReason::TimedOut)
+    );
+    let dead = SessionConfig::fast().dead_link(2);
+    let client = Connection::connect(
+        nobody.local_addr().unwrap(),
+        &pool,
+        EndpointConfig::new(dead),
+    )
+    .unwrap();
+    client.send_slice(b"x").await.unwrap();
+    assert_eq!(
+        timeout(SOON, client.recv()).await.unwrap(),
+        Err(CloseReason::DeadLink)
+    );
+}
+
+#[tokio::test]
+async fn an_idle_session_is_kept_alive_by_its_peer() {
+    let pool = pool();
+    let session =
+        SessionConfig::fast().keepalive(Duration::from_millis(30), Duration::from_millis(300));
+    let config = EndpointConfig::new(session);
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let connection = accept(&server).await;
+    assert_eq!(recv(&connection).await, b"hello");
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    assert_eq!((client.ended(), connection.ended()), (None, None));
+    assert_eq!(
+        pool.slab().stats().in_use(),
+        0,
+        "an idle session holds nothing"
+    );
+}
+
+fn opening(conv: u32) -> Vec<u8> {
+    let mut datagram = vec![0; HEADER_BYTES + 1];
+    let header = Header {
+        conv,
+        cmd: Command::Push,
+        frg: 0,
+        wnd: 32,
+        ts: 0,
+        sn: 0,
+        una: 0,
+        len: 1,
+    };
+    header.encode(&mut datagram);
+    datagram
+}
+
+/// Polls until the endpoint has counted what it was sent.
+async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint) -> bool) {
+    for _ in 0..1000 {
+        if done(server) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{what}: {:?}", server.stats());
+}
+
+/// One datagram with another conversation takes over a client of tokio_kcp.
+#[tokio::test]
+async fn another_conversation_leaves_the_session_alone() {
+    let pool = pool();
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let client = Connection::connect(server.local_addr().unwrap(), &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let mut buf = [0; 2000];
+    let (_, from) = server.recv_from(&mut buf).await.unwrap();
+    let conv = client.conv();
+    server.send_to(&opening(conv ^ 1), from).await.unwrap();
+    // From another address, with the right one.
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    stranger.send_to(&opening(conv), from).await.unwrap();
+    server.send_to(&opening(conv), from).await.unwrap();
+    assert_eq!(recv(&client).await, [0]);
+    assert_eq!(client.conv(), conv);
+    assert_eq!(client.try_recv(), None);
+    assert_eq!(client.ended(), None);
+}
+
+#[tokio::test]
+async fn every_limit_refuses_the_new_and_spares_the_old() {
+    let pool = pool();
+    let cases = [
+        ("table", fast().max_sessions(3)),
+        ("half-open", fast().max_half_open(3, 100)),
+        ("prefix", fast().max_half_open(100, 3)),
+        ("backlog", fast().backlog(3)),
+        // Three of the smallest windows, with their reserve.
+        ("memory", fast().memory(3 * (32 * 1536 * 5 / 4) + 1000)),
+    ];
+    for (what, config) in cases {
+        let server = Endpoint::bind(any(), &pool, config).unwrap();
+        let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        client.send_slice(b"first").await.unwrap();
+        let flood = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        until(&server, what, |server| server.stats().sessions == 1).await;
+        for conv in 0..200 {
+            flood
+                .send_to(&opening(conv), server.local_addr())
+                .await
+                .unwrap();
+            tokio::task::yield_now().await;
+        }
+        let refused = |server: &Endpoint| {
+            let stats = server.stats();
+            match what {
+                "table" => stats.refused_table_full,
+                "half-open" => stats.refused_half_open,
+                "prefix" => stats.refused_prefix,
+                "backlog" => stats.refused_backlog,
+                _ => stats.refused_memory,
+            }
+        };
+        until(&server, what, |server| refused(server) > 100).await;
+        let stats = server.stats();
+        assert!(
+            stats.sessions <= 4 && stats.half_open <= 4,
+            "{what}: {stats:?}"
+        );
+        assert!(stats.reserved_bytes <= stats.reserve_limit_bytes);
+        // The first one never noticed.
+        let connection = accept(&server).await;
+        assert_eq!(recv(&connection).await, b"first");
+        connection.send_slice(b"answer").await.unwrap();
+        assert_eq!(recv(&client).await, b"answer");
+    }
+}
+
+#[tokio::test]
+async fn what_opens_no_session_is_counted() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut late = opening(5);
+    late[12] = 200; // `sn` far into a session
+    let mut ack = opening(5);
+    ack[4] = Command::Ack as u8;
+    for datagram in [&b"short"[..], &late, &ack, &[0; 100]] {
+        stranger
+            .send_to(datagram, server.local_addr())
+            .await
+            .unwrap();
+    }
+    until(&server, "unknown", |server| {
+        let stats = server.stats();
+        stats.unknown_session == 3 && stats.total.rejected_datagrams() == 1
+    })
+    .await;
+    assert_eq!(server.stats().sessions, 0);
+}
+
+#[tokio::test]
+async fn a_half_open_session_ends_in_time() {
+    let pool = pool();
+    let session = SessionConfig::fast().unproved_timeout(Duration::from_millis(100));
+    let server = Endpoint::bind(any(), &pool, EndpointConfig::new(session)).unwrap();
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    stranger
+        .send_to(&opening(1), server.local_addr())
+        .await
+        .unwrap();
+    until(&server, "opened", |server| server.stats().opened == 1).await;
+    until(&server, "gone", |server| server.stats().sessions == 0).await;
+    let stats = server.stats();
+    assert_eq!(
+        (stats.half_open, stats.backlog, stats.reserved_bytes),
+        (0, 0, 0)
+    );
+    all_back(&pool).await;
+}
+
+#[tokio::test]
+async fn a_slow_reader_stops_its_own_sender_only() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let slow = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    let mut sent = 0_u32;
+    while timeout(Duration::from_millis(300), slow.send_slice(&[0; 1000]))
+        .await
+        .is_ok()
+    {
+        sent += 1;
+    }
+    let unread = accept(&server).await;
+    let quick = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    quick.send_slice(b"hello").await.unwrap();
+    let connection = accept(&server).await;
+    assert_eq!(recv(&connection).await, b"hello");
+    let stats = server.stats();
+    assert!(stats.reserved_bytes <= stats.reserve_limit_bytes);
+    for _ in 0..sent {
+        assert_eq!(recv(&unread).await, [0; 1000]);
+    }
+    timeout(SOON, slow.send_slice(b"goes on"))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(recv(&unread).await, b"goes on");
+}
+
+#[tokio::test]
+async fn an_endpoint_without_handles_lets_its_sessions_finish() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let connection = accept(&server).await;
+    let address = server.local_addr();
+    drop(server);
+    assert_eq!(recv(&connection).await, b"hello");
+    connection.send_slice(b"still").await.unwrap();
+    assert_eq!(recv(&client).await, b"still");
+    drop((connection, client));
+    all_back(&pool).await;
+    // The task is gone once the last session is, and the port with it.
+    for _ in 0..1000 {
+        if std::net::UdpSocket::bind(address).is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the socket is still bound");
+}
+
+#[test]
+fn a_runtime_that_is_gone_takes_the_sessions_along() {
+    let pool = pool();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let first = runtime();
+    let connection = first.block_on(async {
+        let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+        let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        client.send_slice(&[0; 20_000]).await.unwrap();
+        client
+    });
+    drop(first);
+    let received = runtime().block_on(connection.recv());
+    assert_eq!(received, Err(CloseReason::Aborted));
+    drop(connection);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_said_before_anything_is_started() {
+    let pool = pool();
+    let wrong = EndpointConfig::new(SessionConfig::fast().mtu(10));
+    let error = Endpoint::bind(any(), &pool, wrong).unwrap_err();
+    assert!(matches!(error, OpenError::Config(_)), "{error}");
+    let small = PacketPool::builder()
+        .size_classes(SizeClasses::explicit(&[64, 1024]).unwrap())
+        .build()
+        .unwrap();
+    let error = Endpoint::bind(any(), &small, fast()).unwrap_err();
+    assert!(matches!(
+        error,
+        OpenError::NoSegmentClass { largest: 1024, .. }
+    ));
+    let taken = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let error = Endpoint::bind(taken.local_addr(), &pool, fast()).unwrap_err();
+    assert!(matches!(error, OpenError::Bind(_)), "{error}");
+}
