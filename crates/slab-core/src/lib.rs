@@ -39,6 +39,8 @@ mod class;
 mod depot;
 mod episode;
 mod error;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod faults;
 mod guard;
 mod hardening;
 mod inner;

@@ -32,6 +32,12 @@ use std::sync::Arc;
 /// assert_eq!(pool.stats().in_use(), 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// # Fork
+/// The child of a `fork` may use the pools it inherits if no other thread of the parent was inside
+/// one at that moment; its memory is private, so parent and child go separate ways. In the child of
+/// a process whose other threads use pools, do as POSIX says: nothing but what leads to `exec`.
+/// Another thread's lock, or magazine, would stay taken there for ever.
 #[derive(Clone)]
 pub struct SlabPool {
     /// Saves the fast path the way through `handle`.

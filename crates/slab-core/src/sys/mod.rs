@@ -5,6 +5,7 @@
 //! zeroed; it serves Miri, models and systems without `mmap`.
 
 pub(crate) mod asan;
+pub(crate) mod supply;
 
 #[cfg(all(unix, not(any(miri, loom, shuttle))))]
 mod unix;

@@ -34,6 +34,7 @@ impl Region {
     }
 
     fn map(bytes: usize, protection: ProtFlags) -> Result<Self, i32> {
+        super::supply::ask()?;
         // SAFETY: a new private mapping at an address of the kernel's choice aliases nothing.
         let base = unsafe {
             mmap_anonymous(
@@ -56,6 +57,7 @@ impl Region {
 
     /// Makes part of a reserved range usable; it reads as zeros.
     pub(crate) fn commit(&self, offset: usize, bytes: usize) -> Result<(), i32> {
+        super::supply::ask()?;
         let at = self.part(offset, bytes);
         // SAFETY: the part lies in this mapping, and read-write takes nothing from anyone.
         unsafe { mprotect(at, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }
@@ -71,8 +73,8 @@ impl Region {
         let at = self.part(offset, bytes);
         // SAFETY: the part lies in this mapping; by this function's contract no one relies on
         // its contents, and it stays mapped.
-        let released = unsafe { madvise(at, bytes, Advice::LinuxDontNeed) };
-        if released.is_err() {
+        let release = || unsafe { madvise(at, bytes, Advice::LinuxDontNeed) };
+        if super::supply::ask().is_err() || release().is_err() {
             // The promise is zeros; giving memory back is only the better way to keep it.
             // SAFETY: the part is committed, and by this function's contract nobody uses it.
             unsafe { core::ptr::write_bytes(at.cast::<u8>(), 0, bytes) };

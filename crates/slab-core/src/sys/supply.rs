@@ -1,0 +1,43 @@
+//! Asked before each request for memory to the system, so that a test can refuse the n-th. Outside
+//! of this crate's own tests there is nothing here.
+
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) fn ask() -> Result<(), i32> {
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) use test::*;
+
+#[cfg(test)]
+mod test {
+    use core::cell::Cell;
+    use core::ops::Range;
+
+    std::thread_local! {
+        static ASKED: Cell<u32> = const { Cell::new(0) };
+        static REFUSED: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    }
+
+    pub(crate) fn ask() -> Result<(), i32> {
+        let number = ASKED.get();
+        ASKED.set(number + 1);
+        let (from, to) = REFUSED.get();
+        if (from..to).contains(&number) {
+            Err(12)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Runs `f` while this thread's requests of these numbers are refused; returns how many
+    /// requests there were.
+    pub(crate) fn refusing(numbers: Range<u32>, f: impl FnOnce()) -> u32 {
+        ASKED.set(0);
+        REFUSED.set((numbers.start, numbers.end));
+        f();
+        REFUSED.set((0, 0));
+        ASKED.get()
+    }
+}

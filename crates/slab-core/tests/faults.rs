@@ -1,0 +1,200 @@
+//! What goes wrong around a pool: no address space, threads that die, processes that fork.
+//! (That the system refuses memory at the n-th request is tested in `src/faults.rs`.)
+#![cfg(all(target_os = "linux", not(miri)))]
+
+use slab_core::{AllocError, Chunk, ConfigError, SizeClasses, SlabPool};
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+
+fn pool(max_memory: usize) -> SlabPool {
+    SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[64, 1024, 16384]).unwrap())
+        .max_memory(max_memory)
+        .build()
+        .unwrap()
+}
+
+fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
+    loop {
+        match pool.try_alloc(len) {
+            Ok(chunk) => chunks.push(chunk),
+            Err(AllocError::Exhausted { .. }) => return chunks,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Nothing is held, and all of the pool can be had.
+fn assert_whole(pool: &SlabPool) {
+    let stats = pool.stats();
+    assert_eq!(stats.in_use(), 0);
+    let all = fill(pool, 16384);
+    assert_eq!(all.len() * 16384, stats.max_memory);
+}
+
+/// Under `ulimit -v`: building fails with its reason and leaves nothing behind, and pools that fit
+/// work.
+#[test]
+#[cfg(not(any(slab_asan, slab_tsan)))] // The sanitizers reserve more than any limit.
+fn an_address_space_limit_is_an_error_and_not_a_crash() {
+    const INSIDE: &str = "SLAB_FAULTS_LIMITED";
+    if std::env::var_os(INSIDE).is_none() {
+        let status = Command::new("sh")
+            .args(["-c", "ulimit -v 1000000 && exec \"$0\" \"$@\""])
+            .arg(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "an_address_space_limit_is_an_error_and_not_a_crash",
+            ])
+            .env(INSIDE, "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let huge = SlabPool::builder().max_memory(4 << 30).build();
+    assert!(matches!(huge.unwrap_err(), ConfigError::Reserve { .. }));
+    for round in 0..3 {
+        let mut pools = Vec::new();
+        let error = loop {
+            match SlabPool::builder().max_memory(100 << 20).build() {
+                Ok(pool) => pools.push(pool),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, ConfigError::Reserve { .. }), "{error}");
+        assert!(pools.len() >= 3, "round {round}: {}", pools.len());
+        for pool in &pools {
+            drop(pool.try_alloc(2000).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_panics_leaves_nothing_behind() {
+    let pool = pool(1 << 20);
+    let (send, receive) = mpsc::channel();
+    for _ in 0..3 {
+        let (pool, send) = (pool.clone(), send.clone());
+        let died = thread::Builder::new()
+            .name("dies on purpose".into())
+            .spawn(move || {
+                let mut chunks: Vec<_> = (0..400).map(|_| pool.try_alloc(64).unwrap()).collect();
+                chunks.truncate(100);
+                send.send(chunks.split_off(50)).unwrap();
+                std::panic::resume_unwind(Box::new(chunks.len()));
+            })
+            .unwrap()
+            .join();
+        assert_eq!(*died.unwrap_err().downcast::<usize>().unwrap(), 50);
+    }
+    assert_eq!(pool.stats().in_use(), 150, "what it gave away is alive");
+    assert_eq!(pool.stats().thread_caches, 0);
+    drop((send, receive.into_iter().take(3).collect::<Vec<_>>()));
+    assert_whole(&pool);
+}
+
+/// Ten thousand threads, up to fifty at a time: each frees what others allocated, allocates, and
+/// gives away.
+#[test]
+fn thousands_of_threads_come_and_go() {
+    let pool = pool(4 << 20);
+    let mut passed: Vec<Vec<Chunk>> = Vec::new();
+    let rounds = if cfg!(any(slab_asan, slab_tsan)) {
+        10
+    } else {
+        200
+    };
+    for _ in 0..rounds {
+        let threads: Vec<_> = (0..50)
+            .map(|_| {
+                let (pool, received) = (pool.clone(), passed.pop());
+                thread::spawn(move || {
+                    let mut own: Vec<_> = (0..20).map(|_| pool.try_alloc(1000).unwrap()).collect();
+                    drop(received);
+                    own.truncate(10);
+                    own
+                })
+            })
+            .collect();
+        passed.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.in_use(), passed.len() as u64 * 10);
+    assert_eq!(stats.thread_caches, 0);
+    drop(passed);
+    assert_whole(&pool);
+}
+
+#[test]
+fn a_pool_is_dropped_with_a_million_chunks_alive() {
+    let pool = pool(64 << 20);
+    let mut chunks = fill(&pool, 64);
+    assert_eq!(chunks.len(), 1 << 20);
+    chunks[0].copy_from_slice(b"first").unwrap();
+    drop(pool);
+    // Half of them go on another thread.
+    let half = chunks.split_off(chunks.len() / 2);
+    thread::spawn(move || drop(half)).join().unwrap();
+    // SAFETY: written above; the arena lives as long as a chunk does.
+    let bytes = unsafe { std::slice::from_raw_parts(chunks[0].as_ptr().as_ptr(), 5) };
+    assert_eq!(bytes, b"first");
+    let at = chunks[0].as_ptr().addr().get();
+    assert!(is_mapped(at));
+    drop(chunks);
+    assert!(!is_mapped(at), "the last chunk took the arena with it");
+}
+
+/// Does the address belong to a mapping of this process? Pools of other tests may take the place
+/// of one that went, but not with a mapping that begins before it and is as large.
+fn is_mapped(at: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| {
+        let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let from = usize::from_str_radix(from, 16).unwrap();
+        let to = usize::from_str_radix(to, 16).unwrap();
+        (from..to).contains(&at) && to - at >= 64 << 20
+    })
+}
+
+/// The child of a process may use the pools it inherits, as long as no other thread was inside one
+/// at that moment: memory is private, so parent and child go separate ways.
+#[test]
+#[cfg(not(slab_tsan))] // The sanitizer does not support what a forked child does here.
+fn the_child_of_a_fork_has_a_pool_of_its_own() {
+    let pool = pool(1 << 20);
+    let mut inherited = pool.try_alloc(1024).unwrap();
+    inherited.copy_from_slice(b"parent").unwrap();
+    let free = pool.try_alloc(1024).unwrap();
+    // SAFETY: the child only runs code below and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork failed");
+    if child == 0 {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            inherited.copy_from_slice(b"child!").unwrap();
+            drop(free);
+            // Sweeps, which needs the process-wide barrier in the child too.
+            pool.trim();
+            let all = fill(&pool, 1024);
+            assert!(all.len() > 500);
+            drop(all);
+            drop(fill(&pool, 16384));
+            drop(inherited);
+            assert_eq!(pool.stats().in_use(), 0);
+        }));
+        // SAFETY: ends the child at once, without the parent's destructors.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made; `status` is a valid place.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0), "the child failed");
+    // SAFETY: written above.
+    let bytes = unsafe { std::slice::from_raw_parts(inherited.as_ptr().as_ptr(), 6) };
+    assert_eq!(bytes, b"parent");
+    assert_eq!(pool.stats().in_use(), 2);
+    drop((inherited, free));
+    assert_whole(&pool);
+}
