@@ -2,6 +2,7 @@
 
 use crate::inner::Inner;
 use crate::local;
+use crate::magazine::Place;
 use crate::pool::SlabPool;
 use crate::shared::SharedChunk;
 use crate::sys::asan;
@@ -14,7 +15,7 @@ use core::ptr::NonNull;
 /// is stored and loaded as it was: fields of different widths cost a failed store forwarding
 /// (about 15 cycles) whenever a handle is copied soon after it was made.
 ///
-/// Bits 0..32 are the unit, 32..40 the class. Bit 63 is always set: the word is never zero, so
+/// Bits 0..32 are the unit, 32..48 the class as a [`Place`]. Bit 63 is always set: the word is never zero, so
 /// `Option<Chunk>`, and an enum of a chunk and something of at most eight bytes, need no further
 /// space to tell their variants apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,7 @@ const ALIVE: NonZeroU64 = NonZeroU64::new(1 << 63).unwrap();
 impl Name {
     #[inline(always)]
     fn new(class: u8, unit: u32) -> Self {
-        let bits = u64::from(unit) | u64::from(class) << 32;
+        let bits = u64::from(unit) | u64::from(Place::of(class).0) << 32;
         Self(ALIVE | bits)
     }
 
@@ -37,8 +38,13 @@ impl Name {
     }
 
     #[inline(always)]
+    fn place(self) -> Place {
+        Place((self.0.get() >> 32) as u16)
+    }
+
+    #[inline(always)]
     fn class(self) -> u8 {
-        (self.0.get() >> 32) as u8
+        self.place().class()
     }
 }
 
@@ -164,16 +170,16 @@ impl Chunk {
     /// The free fast path: a push onto this thread's magazine.
     #[inline(always)]
     fn free(&self) {
-        let (class, unit) = (self.name.class(), self.name.unit());
+        let (place, unit) = (self.name.place(), self.name.unit());
         if cfg!(slab_asan) {
             asan::poison_freed(self.as_ptr(), self.capacity());
         }
         let freed = local::with_current(self.pool.as_ptr(), |cache| {
-            cache.magazine(class).try_push(unit).then_some(())
+            cache.magazine_at(place).try_push(unit).then_some(())
         });
         if freed.is_none() {
             // SAFETY: this is the chunk's drop: it is given up here and not used again.
-            unsafe { Inner::free_slow(self.pool, class, unit) };
+            unsafe { Inner::free_slow(self.pool, place.class(), unit) };
         }
     }
 

@@ -317,6 +317,27 @@ impl Magazine {
     }
 }
 
+/// A class as its magazine's distance from the start of a [`ThreadCache`] in bytes: what a free has
+/// to know, three instructions sooner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place(pub(crate) u16);
+
+impl Place {
+    const STRIDE: u16 = size_of::<Magazine>() as u16;
+
+    #[inline(always)]
+    pub(crate) fn of(class: u8) -> Self {
+        Self(u16::from(class) * Self::STRIDE)
+    }
+
+    #[inline(always)]
+    pub(crate) fn class(self) -> u8 {
+        (self.0 / Self::STRIDE) as u8
+    }
+}
+
+const _: () = assert!(MAX_CLASSES * size_of::<Magazine>() <= u16::MAX as usize);
+
 /// The magazines of one thread in one pool. Outlives both: held by the pool's registry and by the
 /// thread.
 #[derive(Debug)]
@@ -341,6 +362,16 @@ impl ThreadCache {
                 Magazine::new(2 * batch)
             }),
         }
+    }
+
+    #[inline(always)]
+    pub(crate) fn magazine_at(&self, place: Place) -> &Magazine {
+        debug_assert!(usize::from(place.class()) < MAX_CLASSES);
+        let first: *const Magazine = self.magazines.as_ptr();
+        // SAFETY: a place is a class index, below `MAX_CLASSES`, times the size of a magazine.
+        let at = unsafe { first.byte_add(usize::from(place.0)) };
+        // SAFETY: a magazine of `self`, which is borrowed as long.
+        unsafe { &*at }
     }
 
     #[inline(always)]
