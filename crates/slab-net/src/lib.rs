@@ -6,7 +6,8 @@ pub mod rudp;
 pub mod udp;
 
 pub use packet::{
-    Packet, PacketBuf, PacketChain, PacketPool, PacketPoolBuilder, PacketPoolError, PacketPoolStats,
+    HeldPacket, Packet, PacketBuf, PacketChain, PacketPool, PacketPoolBuilder, PacketPoolError,
+    PacketPoolStats,
 };
 pub use slab_core::{AllocError, ConfigError, SizeClasses};
 pub use udp::Datagram;

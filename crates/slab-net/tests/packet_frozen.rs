@@ -243,6 +243,31 @@ fn compact_keeps_the_packet_where_the_pool_has_nothing_to_give() {
 }
 
 #[test]
+fn held_packets_are_compact_and_counted() {
+    let pool = pool();
+    let held = |stats: slab_net::PacketPoolStats| {
+        (stats.held_packets, stats.held_bytes, stats.pinned_bytes)
+    };
+    let big = packet(&pool, &[7; 60_000]);
+    let first = pool.hold(big.slice(..1200));
+    let second = pool.hold(packet(&pool, b"x"));
+    let fixed = pool.hold(Packet::from_static(b"static"));
+    drop(big);
+    assert_eq!(pool.slab().stats().in_use(), 2, "the large chunk is free");
+    assert_eq!(held(pool.packet_stats()), (3, 1207, 80 + 63));
+    assert_eq!((&first[..3], fixed.as_ref()), (&[7; 3][..], &b"static"[..]));
+    // What is let go is not counted, what is used meanwhile is.
+    let part = first.slice(5..7);
+    let first = first.into_packet();
+    assert_eq!(held(pool.packet_stats()), (2, 7, 63));
+    assert_eq!((first.len(), part), (1200, Packet::from_static(&[7; 2])));
+    drop((second, fixed));
+    assert_eq!(held(pool.packet_stats()), (0, 0, 0));
+    drop(first);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[test]
 fn documented_panics() {
     let packet = || Packet::from_static(b"hello");
     assert!(panics(|| packet().split_to(6)));

@@ -6,6 +6,7 @@
 //! | `buf`, `room`, `split` | [`PacketBuf`]: exclusive, growable; how it finds more space; its parts |
 //! | `frozen` | [`Packet`]: frozen, cheap to clone and to slice |
 //! | `chain` | [`PacketChain`]: packets one behind the other, for vectored writes |
+//! | `held` | [`HeldPacket`]: a packet that is kept, and seen in the statistics while it is |
 //! | `convert`, `cmp`, `fmt`, `io`, `serde` | their traits, as `bytes` has them |
 //! | `owner`, `settings` | what keeps the memory alive; how a chunk finds its packet pool |
 
@@ -16,6 +17,7 @@ mod cmp;
 mod convert;
 mod fmt;
 mod frozen;
+mod held;
 mod io;
 mod owner;
 mod pool;
@@ -29,6 +31,7 @@ pub use buf::PacketBuf;
 pub use builder::{PacketPoolBuilder, PacketPoolError};
 pub use chain::PacketChain;
 pub use frozen::Packet;
+pub use held::HeldPacket;
 pub use pool::{PacketPool, PacketPoolStats};
 
 use core::ops::{Bound, RangeBounds};

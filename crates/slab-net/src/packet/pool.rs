@@ -3,6 +3,7 @@
 use super::buf::PacketBuf;
 use super::builder::{COMPACT_RATIO, PacketPoolBuilder};
 use super::frozen::Packet;
+use super::held::HeldPacket;
 use super::settings::{self, Refusal, Settings};
 use bytes::BufMut;
 use core::fmt;
@@ -299,6 +300,14 @@ impl PacketPool {
         buf.freeze()
     }
 
+    /// Keeps a packet that is to wait: [compact](Self::compact), and counted in
+    /// [`packet_stats`](Self::packet_stats) until it is dropped or let go. Allocates nothing on the
+    /// heap; has no limit of its own, because whoever keeps packets has one.
+    #[must_use]
+    pub fn hold(&self, packet: Packet) -> HeldPacket {
+        HeldPacket::new(self.compact(packet), Arc::clone(&self.settings))
+    }
+
     /// How many times its own length a packet may occupy before [`compact`](Self::compact)
     /// copies it.
     #[must_use]
@@ -342,9 +351,9 @@ impl fmt::Debug for PacketPool {
 
 /// What a packet pool counts beside its [slab pool's statistics](SlabPool::stats).
 ///
-/// How much the packets alive now pin beyond their length is not among it: keeping that sum would
-/// cost each clone, slice and drop more than they cost. Whoever holds packets for long adds up
-/// [`Packet::pinned_bytes`] of those.
+/// What packets pin beyond their length is known of those that are [held](PacketPool::hold): for
+/// packets on their way through, keeping that sum would cost each clone, slice and drop more than
+/// they cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PacketPoolStats {
@@ -363,4 +372,11 @@ pub struct PacketPoolStats {
     pub compact_refused: u64,
     /// What these went on to pin and the copies would not have, in bytes, so far.
     pub compact_refused_bytes: u64,
+    /// Packets that are [held](PacketPool::hold) now.
+    pub held_packets: u64,
+    /// The bytes of these packets.
+    pub held_bytes: u64,
+    /// The memory that these packets keep in use beyond their bytes. What several of them share,
+    /// each of them counts.
+    pub pinned_bytes: u64,
 }

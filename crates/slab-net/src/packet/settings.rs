@@ -19,6 +19,7 @@ pub(super) struct Settings {
     heap_bytes: AtomicU64,
     compacted: Copies,
     compact_refused: Copies,
+    pub(super) held: Held,
 }
 
 /// Copies made or not made, and the bytes that they do or would make free.
@@ -26,6 +27,28 @@ pub(super) struct Settings {
 struct Copies {
     count: AtomicU64,
     bytes: AtomicU64,
+}
+
+/// The packets that are held now, their bytes, and what they pin beyond.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    packets: AtomicU64,
+    bytes: AtomicU64,
+    pinned: AtomicU64,
+}
+
+impl Held {
+    pub(super) fn add(&self, bytes: usize, pinned: usize) {
+        self.packets.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.pinned.fetch_add(pinned as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove(&self, bytes: usize, pinned: usize) {
+        self.packets.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.pinned.fetch_sub(pinned as u64, Ordering::Relaxed);
+    }
 }
 
 impl Settings {
@@ -47,6 +70,7 @@ impl Settings {
             heap_bytes: AtomicU64::new(0),
             compacted: Copies::default(),
             compact_refused: Copies::default(),
+            held: Held::default(),
         }
     }
 
@@ -106,6 +130,9 @@ impl Settings {
             compacted_bytes: self.compacted.bytes.load(Ordering::Relaxed),
             compact_refused: self.compact_refused.count.load(Ordering::Relaxed),
             compact_refused_bytes: self.compact_refused.bytes.load(Ordering::Relaxed),
+            held_packets: self.held.packets.load(Ordering::Relaxed),
+            held_bytes: self.held.bytes.load(Ordering::Relaxed),
+            pinned_bytes: self.held.pinned.load(Ordering::Relaxed),
         }
     }
 }

@@ -1,0 +1,76 @@
+//! [`HeldPacket`]: a packet that is kept, and seen in the statistics while it is.
+
+use super::frozen::Packet;
+use super::settings::Settings;
+use core::fmt;
+use core::ops::Deref;
+use std::sync::Arc;
+
+/// A packet that somebody keeps, from [`PacketPool::hold`](super::PacketPool::hold): counted in the
+/// pool's statistics until it is dropped or [let go](Self::into_packet).
+///
+/// For packets that wait: in a cache, a reorder buffer, a queue to a slow consumer. Counting
+/// every packet on its way through would cost more than the packet does.
+///
+/// ```
+/// use slab_net::PacketPool;
+///
+/// let pool = PacketPool::builder().build()?;
+/// let received = pool.try_copy_from_slice(&[7; 1400])?;
+/// let held = pool.hold(received.slice(..1200));
+/// drop(received);
+/// let stats = pool.packet_stats();
+/// assert_eq!((stats.held_packets, stats.held_bytes, stats.pinned_bytes), (1, 1200, 336));
+/// drop(held);
+/// assert_eq!(pool.packet_stats().pinned_bytes, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct HeldPacket {
+    packet: Packet,
+    pool: Arc<Settings>,
+}
+
+const _: () = assert!(size_of::<Option<HeldPacket>>() == 40);
+
+impl HeldPacket {
+    pub(super) fn new(packet: Packet, pool: Arc<Settings>) -> Self {
+        pool.held.add(packet.len(), packet.pinned_bytes());
+        Self { packet, pool }
+    }
+
+    /// The packet, not counted any more.
+    #[must_use]
+    pub fn into_packet(self) -> Packet {
+        // A clone, because a type with a `Drop` cannot be taken apart; held packets are few.
+        self.packet.clone()
+    }
+}
+
+impl Drop for HeldPacket {
+    fn drop(&mut self) {
+        let packet = &self.packet;
+        self.pool.held.remove(packet.len(), packet.pinned_bytes());
+    }
+}
+
+impl Deref for HeldPacket {
+    type Target = Packet;
+
+    #[inline]
+    fn deref(&self) -> &Packet {
+        &self.packet
+    }
+}
+
+impl AsRef<[u8]> for HeldPacket {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        &self.packet
+    }
+}
+
+impl fmt::Debug for HeldPacket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.packet.fmt(f)
+    }
+}
