@@ -4,8 +4,9 @@
 //! A hardened pool sends every allocation and free through the slow path, by the same gate that
 //! zeroing on free uses; a pool that is not hardened pays nothing. A freed chunk is filled with a
 //! pattern, and looked through when it is handed out again. Memory that the system has given anew
-//! is zero instead, page by page, and taken for untouched as well: so a write of nothing but zeros
-//! over all of a chunk's part of a page is missed.
+//! is zero instead, and taken for untouched as well: 64 bytes by 64 bytes, because a chunk may lie
+//! where a part served another class and a part nobody yet. So a write of nothing but zeros over
+//! all of such a piece is missed.
 
 use crate::class::CHUNK_ALIGN;
 use crate::sync::{AtomicU32, Ordering, Table};
@@ -13,7 +14,6 @@ use core::ptr::NonNull;
 
 /// An odd byte, so that neither an address nor a length made of it is plausible.
 const POISON: u8 = 0xF5;
-const PAGE: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Hardening {
@@ -47,7 +47,7 @@ impl Hardening {
         );
         // SAFETY: by the caller's promise; the arena's bytes are always initialised.
         let chunk = unsafe { core::slice::from_raw_parts(at.as_ptr(), bytes) };
-        if let Some(offset) = first_touched(chunk, at.addr().get() % PAGE) {
+        if let Some(offset) = first_touched(chunk) {
             panic!(
                 "chunk {at:?} of {bytes} bytes was written to at byte {offset} after it was freed"
             );
@@ -80,43 +80,49 @@ impl Hardening {
     }
 }
 
-/// The offset of a byte that is neither as it was left nor as the system gives it; `start` is
-/// where in its page the chunk begins.
-fn first_touched(chunk: &[u8], start: usize) -> Option<usize> {
-    let mut offset = 0;
-    while offset < chunk.len() {
-        let end = chunk.len().min(offset + PAGE - (start + offset) % PAGE);
-        let part = &chunk[offset..end];
-        let untouched = if part[0] == 0 { 0 } else { POISON };
-        if let Some(at) = part.iter().position(|&byte| byte != untouched) {
-            return Some(offset + at);
-        }
-        offset = end;
-    }
-    None
+/// The offset of a byte that is neither as it was left nor as the system gives it.
+fn first_touched(chunk: &[u8]) -> Option<usize> {
+    let mut units = chunk.chunks(CHUNK_ALIGN).enumerate();
+    units.find_map(|(index, unit)| {
+        let untouched = if unit[0] == 0 { 0 } else { POISON };
+        let at = unit.iter().position(|&byte| byte != untouched)?;
+        Some(index * CHUNK_ALIGN + at)
+    })
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use crate::{SizeClasses, SlabPool};
 
     #[test]
-    fn each_page_is_poison_or_zero_and_nothing_else() {
-        let mut chunk = vec![POISON; 3 * PAGE];
-        assert_eq!(first_touched(&chunk, 0), None);
-        chunk[PAGE..2 * PAGE].fill(0);
-        assert_eq!(first_touched(&chunk, 0), None);
-        assert_eq!(
-            first_touched(&chunk, 64),
-            Some(PAGE - 64 + 64),
-            "not at a page's border"
-        );
-        for touched in [0, 1, PAGE - 1, PAGE, 2 * PAGE - 1, 2 * PAGE, 3 * PAGE - 1] {
+    fn each_unit_is_poison_or_zero_and_nothing_else() {
+        let mut chunk = vec![POISON; 3 * CHUNK_ALIGN];
+        assert_eq!(first_touched(&chunk), None);
+        chunk[CHUNK_ALIGN..2 * CHUNK_ALIGN].fill(0);
+        assert_eq!(first_touched(&chunk), None);
+        for touched in [0, 1, 63, 64, 127, 128, 191] {
             let before = core::mem::replace(&mut chunk[touched], 7);
-            let found = first_touched(&chunk, 0).unwrap();
-            assert_eq!(found / PAGE, touched / PAGE, "{touched}");
+            let found = first_touched(&chunk).unwrap();
+            assert_eq!(found / CHUNK_ALIGN, touched / CHUNK_ALIGN, "{touched}");
             chunk[touched] = before;
         }
-        assert_eq!(first_touched(&[], 0), None);
+        assert_eq!(first_touched(&[]), None);
+    }
+
+    /// A slab of which one class used a part serves another class, whose chunks lie across the
+    /// border of that part.
+    #[test]
+    fn a_slab_that_changes_its_class_is_no_alarm() {
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
+            .max_memory(64 << 10)
+            .hardened(true)
+            .build()
+            .unwrap();
+        drop(pool.try_alloc(1024).unwrap());
+        let large: Vec<_> = (0..4).map(|_| pool.try_alloc(16384).unwrap()).collect();
+        assert_eq!(pool.stats().classes()[1].slab_rebalances, 1);
+        drop(large);
     }
 }

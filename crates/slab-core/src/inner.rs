@@ -37,8 +37,9 @@ use crate::reclaim::{Reclaimed, SlabLayer};
 use crate::slab::{Carved, ClassSlabs, Slabs};
 use crate::stats::{ClassStats, PoolStats};
 use crate::sync::{
-    MODELLED, AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordering, Table, heavy_barrier,
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, heavy_barrier,
 };
+use crate::sys::asan;
 #[cfg(feature = "leak-tracking")]
 use crate::track::Tracker;
 use arrayvec::ArrayVec;
@@ -370,6 +371,7 @@ impl Inner {
     pub(crate) fn handed_out(&self, class: u8, unit: u32, _call_site: CallSite) {
         if let Some(hardening) = &self.hardening {
             let bytes = self.classes.geometry(class).bytes;
+            asan::unpoison(self.chunk_ptr(unit), bytes);
             // SAFETY: the chunk was just taken out of the pool's free chunks.
             unsafe { hardening.handed_out(unit, self.chunk_ptr(unit), bytes) };
         }
@@ -386,6 +388,8 @@ impl Inner {
         if let Some(tracker) = &self.tracker {
             tracker.given_back(unit);
         }
+        // Poisoned by `Chunk::free` already; this is the last access.
+        asan::unpoison(at, bytes);
         if let Some(hardening) = &self.hardening {
             // SAFETY: the caller's chunk, which nobody else has and which is `bytes` long.
             unsafe { hardening.given_back(unit, at, bytes) };
@@ -393,6 +397,7 @@ impl Inner {
             // SAFETY: as above.
             unsafe { at.write_bytes(0, bytes) };
         }
+        asan::poison(at, bytes);
     }
 
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.

@@ -47,7 +47,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn a_pool_does_what_its_model_does(choice in 0u8..4, steps in steps()) {
+    fn a_pool_does_what_its_model_does(choice in 0u8..32, steps in steps()) {
         machine::run(choice, &steps);
     }
 }
