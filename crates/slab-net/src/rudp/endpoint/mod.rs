@@ -121,6 +121,19 @@ impl Endpoint {
         })
     }
 
+    /// A socket for sessions to peers of this address family, that takes none from others.
+    fn client(
+        peer: SocketAddr,
+        pool: &PacketPool,
+        config: EndpointConfig,
+    ) -> Result<Self, OpenError> {
+        let any: SocketAddr = match peer {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        Self::start(any, pool, config, false)
+    }
+
     /// The next session that a peer has opened; `None` once the endpoint's task is gone, with its
     /// runtime.
     ///
@@ -225,11 +238,23 @@ impl Connection {
         pool: &PacketPool,
         config: EndpointConfig,
     ) -> Result<Self, OpenError> {
-        let any: SocketAddr = match peer {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
-        Endpoint::start(any, pool, config, false)?.connect(peer)
+        Endpoint::client(peer, pool, config)?.connect(peer)
+    }
+
+    /// As [`connect`](Self::connect), with a conversation that was agreed on.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Panics
+    /// As [`connect`](Self::connect).
+    pub fn connect_as(
+        peer: SocketAddr,
+        conv: u32,
+        pool: &PacketPool,
+        config: EndpointConfig,
+    ) -> Result<Self, OpenError> {
+        Endpoint::client(peer, pool, config)?.connect_as(peer, conv)
     }
 }
 

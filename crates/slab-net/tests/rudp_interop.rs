@@ -1,0 +1,217 @@
+//! With the crates `kcp` and `tokio_kcp` at the other end, both ways round.
+
+mod rudp_common;
+
+use rudp_common::{Random, proxy};
+use slab_net::PacketPool;
+use slab_net::rudp::{Congestion, Connection, Endpoint, EndpointConfig, SessionConfig};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+use tokio_kcp::{KcpConfig, KcpListener, KcpNoDelayConfig, KcpStream};
+
+const SOON: Duration = Duration::from_secs(30);
+const LENGTHS: [usize; 6] = [1, 24, 1375, 1377, 9000, 100_000];
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    stream: bool,
+    conv: u32,
+    mtu: usize,
+    interval: u64,
+    loss: u64,
+}
+
+const CASES: [Case; 5] = [
+    Case {
+        stream: false,
+        conv: 1,
+        mtu: 1400,
+        interval: 10,
+        loss: 0,
+    },
+    Case {
+        stream: true,
+        conv: u32::MAX,
+        mtu: 1400,
+        interval: 40,
+        loss: 0,
+    },
+    Case {
+        stream: false,
+        conv: 77,
+        mtu: 576,
+        interval: 40,
+        loss: 0,
+    },
+    Case {
+        stream: true,
+        conv: 78,
+        mtu: 1200,
+        interval: 10,
+        loss: 0,
+    },
+    Case {
+        stream: false,
+        conv: 79,
+        mtu: 1400,
+        interval: 10,
+        loss: 30,
+    },
+];
+
+impl Case {
+    /// The crate takes no more than 127 segments at a time.
+    fn lengths(&self) -> impl Iterator<Item = (usize, usize)> {
+        let most = 127 * (self.mtu - 24);
+        LENGTHS
+            .into_iter()
+            .map(move |len| len.min(most))
+            .enumerate()
+    }
+
+    fn ours(&self) -> EndpointConfig {
+        let session = SessionConfig::default()
+            .stream(self.stream)
+            .mtu(self.mtu)
+            .window(256, 256)
+            .nodelay(self.interval == 10)
+            .fast_resend(if self.interval == 10 { 2 } else { 0 })
+            .congestion(if self.interval == 10 {
+                Congestion::Off
+            } else {
+                Congestion::Reno
+            })
+            .interval(Duration::from_millis(self.interval))
+            .linger(Duration::from_secs(1));
+        EndpointConfig::new(session)
+    }
+
+    fn theirs(&self) -> KcpConfig {
+        KcpConfig {
+            mtu: self.mtu,
+            nodelay: if self.interval == 10 {
+                KcpNoDelayConfig::fastest()
+            } else {
+                KcpNoDelayConfig::normal()
+            },
+            wnd_size: (256, 256),
+            stream: self.stream,
+            flush_write: true,
+            ..KcpConfig::default()
+        }
+    }
+}
+
+fn pool() -> PacketPool {
+    PacketPool::builder()
+        .max_memory(32 << 20)
+        .headroom(24)
+        .build()
+        .unwrap()
+}
+
+fn bytes(seed: usize, len: usize) -> Vec<u8> {
+    let mut random = Random::new(seed as u64);
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+/// Exchanges messages of all lengths with whoever echoes them.
+async fn exchange(client: Connection, case: Case) {
+    if case.stream {
+        let mut stream = client.into_stream();
+        for (seed, len) in case.lengths() {
+            let data = bytes(seed, len);
+            stream.write_all(&data).await.unwrap();
+            let mut answer = vec![0; len];
+            stream.read_exact(&mut answer).await.unwrap();
+            assert!(answer == data, "{case:?}: {len} bytes");
+        }
+    } else {
+        for (seed, len) in case.lengths() {
+            let data = bytes(seed, len);
+            client.send_slice(&data).await.unwrap();
+            let answer = client.recv().await.unwrap().unwrap();
+            assert!(answer == data[..], "{case:?}: {len} bytes");
+        }
+        assert!(!case.stream && client.stats().rejected_datagrams() == 0);
+    }
+}
+
+#[tokio::test]
+async fn our_client_with_their_server() {
+    for case in CASES {
+        let mut listener = KcpListener::bind(case.theirs(), "127.0.0.1:0")
+            .await
+            .unwrap();
+        let mut address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut buf = vec![0; 200_000];
+            while let Ok(len) = stream.recv(&mut buf).await {
+                if len == 0 || stream.send(&buf[..len]).await.is_err() {
+                    break;
+                }
+            }
+        });
+        if case.loss > 0 {
+            address = proxy::lossy(address, case.loss, 5).await;
+        }
+        let pool = pool();
+        let client = Connection::connect_as(address, case.conv, &pool, case.ours()).unwrap();
+        timeout(SOON, exchange(client, case))
+            .await
+            .expect("in time");
+        server.abort();
+    }
+}
+
+#[tokio::test]
+async fn their_client_with_our_server() {
+    for case in CASES {
+        let pool = pool();
+        let server = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, case.ours()).unwrap();
+        let mut address = server.local_addr();
+        let echo = tokio::spawn(async move {
+            let connection = server.accept().await.unwrap();
+            assert_eq!(connection.conv(), case.conv);
+            if case.stream {
+                let mut stream = connection.into_stream();
+                while let Ok(Some(bytes)) = stream.read_packet().await {
+                    stream.write_all(&bytes).await.unwrap();
+                }
+            } else {
+                while let Ok(Some(message)) = connection.recv().await {
+                    connection.send(message).await.unwrap();
+                }
+            }
+        });
+        if case.loss > 0 {
+            address = proxy::lossy(address, case.loss, 6).await;
+        }
+        let mut client = KcpStream::connect_with_conv(&case.theirs(), case.conv, address)
+            .await
+            .unwrap();
+        let talk = async {
+            for (seed, len) in case.lengths() {
+                let data = bytes(seed, len);
+                let mut sent = 0;
+                while sent < len {
+                    sent += client.send(&data[sent..]).await.unwrap();
+                }
+                let (mut answer, mut buf) = (Vec::new(), vec![0; 200_000]);
+                while answer.len() < len {
+                    let got = client.recv(&mut buf).await.unwrap();
+                    answer.extend_from_slice(&buf[..got]);
+                    assert!(
+                        case.stream || answer.len() == len,
+                        "{case:?}: boundaries kept"
+                    );
+                }
+                assert!(answer == data, "{case:?}: {len} bytes");
+            }
+        };
+        timeout(SOON, talk).await.expect("in time");
+        echo.abort();
+    }
+}
