@@ -106,7 +106,7 @@ impl Core {
                         .random
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1);
-                    if (self.random >> 33) % 20 > 0 {
+                    if !(self.random >> 33).is_multiple_of(20) {
                         let packet = self.pool.try_copy_from_slice(datagram).unwrap();
                         self.wire[1 - end].push(packet);
                     }

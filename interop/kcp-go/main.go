@@ -1,0 +1,186 @@
+// A peer for slab-net's RUDP made of kcp-go: echoes, asks, swallows, fills, chats.
+//
+//	kcp-go-peer [flags] echo|sink ADDRESS    listens, and prints the address it has got
+//	kcp-go-peer [flags] ask|fill|chat ADDRESS    connects
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"math/rand"
+	"net"
+	"os"
+	"time"
+
+	"github.com/xtaci/kcp-go/v5"
+)
+
+var (
+	stream   = flag.Bool("stream", false, "stream mode")
+	conv     = flag.Uint("conv", 1, "conversation, when connecting")
+	mtu      = flag.Int("mtu", 1400, "longest datagram")
+	interval = flag.Int("interval", 10, "milliseconds; 10 is without delay")
+	window   = flag.Int("window", 1024, "segments, each way")
+	megabyte = flag.Int("megabytes", 100, "how much fill sends")
+)
+
+func tune(session *kcp.UDPSession) {
+	session.SetStreamMode(*stream)
+	session.SetWriteDelay(false)
+	session.SetWindowSize(*window, *window)
+	session.SetMtu(*mtu)
+	if *interval == 10 {
+		session.SetNoDelay(1, 10, 2, 1)
+	} else {
+		session.SetNoDelay(0, *interval, 0, 0)
+	}
+}
+
+func listen(address string, serve func(*kcp.UDPSession)) error {
+	listener, err := kcp.ListenWithOptions(address, nil, 0, 0)
+	if err != nil {
+		return err
+	}
+	listener.SetReadBuffer(4 << 20)
+	listener.SetWriteBuffer(4 << 20)
+	fmt.Println(listener.Addr())
+	for {
+		session, err := listener.AcceptKCP()
+		if err != nil {
+			return err
+		}
+		tune(session)
+		go serve(session)
+	}
+}
+
+func connect(address string) (*kcp.UDPSession, error) {
+	peer, err := net.ResolveUDPAddr("udp", address)
+	if err != nil {
+		return nil, err
+	}
+	socket, err := net.ListenUDP("udp", nil)
+	if err != nil {
+		return nil, err
+	}
+	socket.SetReadBuffer(4 << 20)
+	socket.SetWriteBuffer(4 << 20)
+	session, err := kcp.NewConn3(uint32(*conv), peer, nil, 0, 0, socket)
+	if err != nil {
+		return nil, err
+	}
+	tune(session)
+	return session, nil
+}
+
+func echo(session *kcp.UDPSession) {
+	buf := make([]byte, 1<<20)
+	for {
+		n, err := session.Read(buf)
+		if err != nil {
+			return
+		}
+		if _, err := session.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// Sends pieces of all lengths and expects each back before the next.
+func ask(session *kcp.UDPSession) error {
+	buf := make([]byte, 1<<20)
+	for seed, length := range []int{1, 24, 1375, 1377, 9000, 100_000} {
+		data := make([]byte, length)
+		rand.New(rand.NewSource(int64(seed))).Read(data)
+		if _, err := session.Write(data); err != nil {
+			return err
+		}
+		var answer []byte
+		session.SetReadDeadline(time.Now().Add(20 * time.Second))
+		for len(answer) < length {
+			n, err := session.Read(buf)
+			if err != nil {
+				return fmt.Errorf("after %d of %d bytes: %w", len(answer), length, err)
+			}
+			answer = append(answer, buf[:n]...)
+		}
+		if !bytes.Equal(answer, data) {
+			return fmt.Errorf("%d bytes came back changed", length)
+		}
+	}
+	fmt.Println("ok")
+	return nil
+}
+
+func sink(session *kcp.UDPSession) {
+	buf := make([]byte, 1<<20)
+	for {
+		if _, err := session.Read(buf); err != nil {
+			return
+		}
+	}
+}
+
+func fill(session *kcp.UDPSession) error {
+	data := make([]byte, 64<<10)
+	for n := 0; n < *megabyte*16; n++ {
+		if _, err := session.Write(data); err != nil {
+			return err
+		}
+	}
+	// What is on its way would be lost with the process.
+	_, err := session.Read(data)
+	return err
+}
+
+// Lines of the terminal go to the peer, and the peer's to the terminal.
+func chat(session *kcp.UDPSession) error {
+	go io.Copy(os.Stdout, session)
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		if _, err := fmt.Fprintln(session, lines.Text()); err != nil {
+			return err
+		}
+	}
+	// Until the last answer is here.
+	time.Sleep(500 * time.Millisecond)
+	return lines.Err()
+}
+
+func run(mode, address string) error {
+	switch mode {
+	case "echo":
+		return listen(address, echo)
+	case "sink":
+		return listen(address, sink)
+	}
+	session, err := connect(address)
+	if err != nil {
+		return err
+	}
+	switch mode {
+	case "ask":
+		return ask(session)
+	case "fill":
+		return fill(session)
+	case "chat":
+		return chat(session)
+	}
+	return errors.New("unknown mode " + mode)
+}
+
+func main() {
+	flag.Parse()
+	if flag.NArg() != 2 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err := run(flag.Arg(0), flag.Arg(1)); err != nil {
+		log.Fatal(err)
+	}
+}
