@@ -12,7 +12,9 @@ pub(crate) struct Plan {
     pub(crate) sample: Duration,
     /// Divides the size of the scenarios that measure resident memory.
     pub(crate) shrink: usize,
-    pub(crate) quick: bool,
+    /// What is less than this cannot be told from nothing, in the unit of the case: a ratio to zero
+    /// is one to this.
+    pub(crate) resolution: f64,
 }
 
 impl Plan {
@@ -20,8 +22,8 @@ impl Plan {
         Self {
             rounds: 7,
             sample: Duration::from_millis(3),
-            shrink: 4,
-            quick: true,
+            shrink: 16,
+            resolution: 0.0,
         }
     }
 
@@ -32,7 +34,7 @@ impl Plan {
             rounds: 1,
             sample: Duration::from_micros(50),
             shrink: 64,
-            quick: true,
+            resolution: 0.0,
         }
     }
 
@@ -41,8 +43,12 @@ impl Plan {
             rounds: 15,
             sample: Duration::from_millis(25),
             shrink: 1,
-            quick: false,
+            resolution: 0.0,
         }
+    }
+
+    pub(crate) fn with_resolution(self, resolution: f64) -> Self {
+        Self { resolution, ..self }
     }
 
     pub(crate) fn with_longer_samples(self, times: u32) -> Self {
@@ -195,9 +201,9 @@ pub(crate) fn interleave(plan: &Plan, ours: &mut Sampler, theirs: &mut Sampler) 
     }
     let (distance, counted) = largest_kind(&rounds);
     if counted.len() >= plan.rounds {
-        summary(&counted, distance)
+        summary(plan, &counted, distance)
     } else {
-        summary(&rounds, Some(Distance::Moved))
+        summary(plan, &rounds, Some(Distance::Moved))
     }
 }
 
@@ -214,14 +220,15 @@ fn largest_kind(rounds: &[Round]) -> (Option<Distance>, Vec<Round>) {
         .unwrap_or_default()
 }
 
-fn summary(rounds: &[Round], distance: Option<Distance>) -> Comparison {
+fn summary(plan: &Plan, rounds: &[Round], distance: Option<Distance>) -> Comparison {
+    let at_least = |value: f64| value.max(plan.resolution);
     Comparison {
         ours: Spread::of(rounds.iter().map(|round| round.ours.value)),
         theirs: Spread::of(rounds.iter().map(|round| round.theirs.value)),
         ratio: Spread::of(
             rounds
                 .iter()
-                .map(|round| round.theirs.value / round.ours.value),
+                .map(|round| at_least(round.theirs.value) / at_least(round.ours.value)),
         ),
         distance,
     }
@@ -236,7 +243,7 @@ mod tests {
             rounds: 3,
             sample: Duration::from_micros(100),
             shrink: 1,
-            quick: true,
+            resolution: 0.0,
         }
     }
 

@@ -59,14 +59,14 @@ impl Visit for Local {
 
 /// One allocation whose length the compiler does not know and whose address it must have.
 #[inline(always)]
-fn alloc<P: Peer>(peer: &P, len: usize) -> P::Block<'_> {
+pub(super) fn alloc<P: Peer>(peer: &P, len: usize) -> P::Block<'_> {
     let mut block = peer.alloc(black_box(len));
     black_box(peer.address(&mut block));
     block
 }
 
 #[inline(never)]
-fn pair<P: Peer>(peer: &P, len: usize, ops: u64) -> f64 {
+pub(super) fn pair<P: Peer>(peer: &P, len: usize, ops: u64) -> f64 {
     let clock = ThreadClock::start();
     for _ in 0..ops {
         peer.free(alloc(peer, len));
@@ -105,13 +105,20 @@ fn random<P: Peer>(peer: &P, len: usize, ops: u64, order: &[u16; 8 * LIVE]) -> f
 /// Random places below [`LIVE`], drawn beforehand: a generator in the loop would cost as much as
 /// the fastest peer. The same for every peer and run.
 fn random_order() -> Box<[u16; 8 * LIVE]> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut order = Box::new([0; 8 * LIVE]);
-    for place in order.iter_mut() {
+    for (place, random) in order.iter_mut().zip(random_numbers()) {
+        *place = random as u16 % LIVE as u16;
+    }
+    order
+}
+
+/// The same numbers each time.
+pub(super) fn random_numbers() -> impl Iterator<Item = u32> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    std::iter::repeat_with(move || {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        *place = (state >> 32) as u16 % LIVE as u16;
-    }
-    order
+        (state >> 32) as u32
+    })
 }

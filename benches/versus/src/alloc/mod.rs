@@ -3,18 +3,22 @@
 mod bulk;
 mod cross;
 mod local;
+mod mixed;
 mod peers;
 mod resident;
 mod stats;
 mod targets;
+mod threads;
 
 use crate::cpu::{Cpus, pin};
 use crate::measure::{Plan, Sampler, interleave};
 use crate::report::{Filter, Report, Row};
 use cross::{Cross, Crossing};
 use local::{Local, Shape};
+use mixed::Mixed;
 use resident::Scenario;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use threads::{Crowd, Together};
 
 pub(crate) use resident::child;
 
@@ -25,6 +29,8 @@ pub(crate) const OURS: &str = "slab-core";
 enum Case {
     Local(Shape, usize),
     Bulk(usize),
+    Mixed,
+    Together(Crowd),
     Cross(Crossing, usize),
     Resident(Scenario),
     Stats { busy: bool },
@@ -36,7 +42,12 @@ impl Case {
         cases.extend([64, 256, 2048, 65_536].map(|len| Self::Local(Shape::Pair, len)));
         cases.extend([64, 2048, 65_536].map(|len| Self::Local(Shape::Batch, len)));
         cases.extend([64, 2048, 65_536].map(|len| Self::Local(Shape::Random, len)));
-        cases.push(Self::Bulk(2048));
+        cases.extend([
+            Self::Bulk(2048),
+            Self::Mixed,
+            Self::Together(Crowd::Scaling),
+        ]);
+        cases.extend([1, 2, 4, 16, 64].map(|count| Self::Together(Crowd::Threads(count))));
         cases.extend([64, 2048].map(|len| Self::Cross(Crossing::Stream, len)));
         cases.extend([64, 2048].map(|len| Self::Cross(Crossing::RemoteFree, len)));
         cases.extend(Scenario::ALL.map(Self::Resident));
@@ -51,9 +62,12 @@ impl Case {
             Self::Local(Shape::Random, len) => format!("random-{len}"),
             // Not a case by itself: the peers' side of `bulk`.
             Self::Local(Shape::Bulk, len) | Self::Bulk(len) => format!("bulk-{len}"),
+            Self::Mixed => "mixed".into(),
+            Self::Together(Crowd::Scaling) => "scaling-2".into(),
+            Self::Together(Crowd::Threads(count)) => format!("threads-{count}"),
             Self::Cross(Crossing::Stream, len) => format!("cross-{len}"),
             Self::Cross(Crossing::RemoteFree, len) => format!("remote-free-{len}"),
-            Self::Resident(scenario) => scenario.name().into(),
+            Self::Resident(scenario) => scenario.name(),
             Self::Stats { busy: false } => "stats".into(),
             Self::Stats { busy: true } => "stats-busy".into(),
         }
@@ -62,6 +76,7 @@ impl Case {
     fn unit(&self) -> &'static str {
         match self {
             Self::Resident(scenario) => scenario.unit(),
+            Self::Together(Crowd::Scaling) => "x alone",
             _ => "ns/op",
         }
     }
@@ -70,9 +85,12 @@ impl Case {
         match self {
             Self::Local(..) => [&peers::NO_ALLOC[..1], peers::LOCAL].concat(),
             Self::Bulk(_) => peers::BULK.to_vec(),
+            Self::Mixed => peers::ANY_LENGTH.to_vec(),
+            Self::Together(Crowd::Scaling) => [&peers::NO_ALLOC[..1], peers::CROWD].concat(),
+            Self::Together(Crowd::Threads(_)) => peers::CROWD.to_vec(),
             Self::Cross(Crossing::Stream, _) => [peers::NO_ALLOC, peers::SHARED].concat(),
             Self::Cross(Crossing::RemoteFree, _) => peers::SHARED.to_vec(),
-            Self::Resident(_) => peers::HEAPS.to_vec(),
+            Self::Resident(scenario) => scenario.peers().to_vec(),
             Self::Stats { .. } => vec!["glibc"],
         }
     }
@@ -82,6 +100,16 @@ impl Case {
         let found = match *self {
             Self::Local(shape, len) => peers::visit(peer, len, Local { shape, len }),
             Self::Bulk(len) => bulk::sampler(peer, len),
+            Self::Mixed => peers::visit_any_length(peer, mixed::LONGEST, Mixed),
+            Self::Together(crowd) => {
+                let together = Together {
+                    crowd,
+                    len: 2048,
+                    main: cpus.main,
+                    other: cpus.other.ok_or("it needs two CPUs")?,
+                };
+                peers::visit_shared(peer, together)
+            }
             Self::Cross(crossing, len) => {
                 let cross = Cross::new(crossing, len, cpus).ok_or("it needs two CPUs")?;
                 peers::visit_shared(peer, cross)
@@ -144,10 +172,13 @@ fn row(
     let mut their_side = guarded(|| case.sampler(peer, plan, cpus)).and_then(|sampler| sampler)?;
     let plan = match case {
         // Two threads take turns at more than one speed: short samples would scatter.
-        Case::Cross(..) => &plan.with_longer_samples(3),
-        _ => plan,
+        Case::Cross(..) | Case::Together(Crowd::Scaling) => plan.with_longer_samples(3),
+        // Each thread is to have its turn more than once.
+        Case::Together(Crowd::Threads(_)) => plan.with_longer_samples(8),
+        Case::Resident(scenario) => plan.with_resolution(scenario.resolution()),
+        _ => *plan,
     };
-    let found = guarded(|| interleave(plan, &mut our_side, &mut their_side))?;
+    let found = guarded(|| interleave(&plan, &mut our_side, &mut their_side))?;
     Ok(Row {
         group: "alloc",
         case: case.name(),

@@ -37,6 +37,13 @@ const ASKED: &[(u32, &str, &[&str], Bound)] = &[
     ),
     (3, "migration-rss", HEAPS, Bound::Ours(1.1)),
     (3, "churn-rss", HEAPS, Bound::Ours(101.0)),
+    (3, "scaling-2", &["no-alloc"], Bound::Ours(1.05)),
+    (3, "typed-footprint", HEAPS, Bound::Ours(101.5)),
+    (3, "churn-rss-64", HEAPS, Bound::Ours(107.0)),
+    (3, "churn-growth", HEAPS, Bound::Ours(0.5)),
+    (3, "trim-rss", HEAPS, Bound::Ours(2.1)),
+    // 5 GiB/s.
+    (3, "trim-time", HEAPS, Bound::Ours(200.0)),
     (3, "stats", &["glibc"], Bound::Ours(150.0)),
     (3, "stats-busy", &["glibc"], Bound::Ours(1000.0)),
 ];

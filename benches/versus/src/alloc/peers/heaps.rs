@@ -5,6 +5,8 @@ use super::{Heap, Peer};
 use core::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+#[cfg(feature = "jemalloc")]
+use std::ptr::null_mut;
 
 /// The two functions of a C allocator.
 ///
@@ -17,6 +19,9 @@ pub(crate) unsafe trait CHeapFunctions: 'static {
     /// # Safety
     /// `block` came from `malloc(len)` of the same allocator and is not used any more.
     unsafe fn free(block: *mut c_void, len: usize);
+
+    /// Gives free memory back to the system; `false` if there is no call for it.
+    fn give_back() -> bool;
 }
 
 pub(crate) struct CHeap<F> {
@@ -69,7 +74,47 @@ impl<F: CHeapFunctions> Peer for CHeap<F> {
 }
 
 // SAFETY: the address is what `malloc` returned for the length asked for.
-unsafe impl<F: CHeapFunctions> Heap for CHeap<F> {}
+unsafe impl<F: CHeapFunctions> Heap for CHeap<F> {
+    fn give_back(&self) -> bool {
+        F::give_back()
+    }
+}
+
+/// The same allocator for blocks of many lengths: a block knows its own.
+pub(crate) struct CHeapOfLengths<F> {
+    functions: PhantomData<fn() -> F>,
+}
+
+pub(crate) struct CBlockOfLength<F> {
+    block: CBlock<F>,
+    len: usize,
+}
+
+impl<F: CHeapFunctions> Peer for CHeapOfLengths<F> {
+    type Block<'p> = CBlockOfLength<F>;
+
+    fn open(_: usize, _: usize) -> Self {
+        Self {
+            functions: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    fn alloc(&self, len: usize) -> CBlockOfLength<F> {
+        let block = CHeap::open(len, 1).alloc(len);
+        CBlockOfLength { block, len }
+    }
+
+    #[inline(always)]
+    fn address(&self, block: &mut CBlockOfLength<F>) -> *mut u8 {
+        block.block.at.as_ptr().cast()
+    }
+
+    #[inline(always)]
+    fn free(&self, block: CBlockOfLength<F>) {
+        CHeap::open(block.len, 1).free(block.block);
+    }
+}
 
 #[cold]
 fn out_of_memory() -> ! {
@@ -91,6 +136,12 @@ unsafe impl CHeapFunctions for Glibc {
         // SAFETY: the caller's promise.
         unsafe { libc::free(block) };
     }
+
+    fn give_back() -> bool {
+        // SAFETY: any thread may call it at any time.
+        unsafe { libc::malloc_trim(0) };
+        true
+    }
 }
 
 #[cfg(feature = "mimalloc")]
@@ -110,6 +161,12 @@ unsafe impl CHeapFunctions for Mimalloc {
         // SAFETY: the caller's promise.
         unsafe { libmimalloc_sys::mi_free(block) };
     }
+
+    fn give_back() -> bool {
+        // SAFETY: any thread may call it at any time.
+        unsafe { libmimalloc_sys::mi_collect(true) };
+        true
+    }
 }
 
 #[cfg(feature = "jemalloc")]
@@ -128,6 +185,21 @@ unsafe impl CHeapFunctions for Jemalloc {
     unsafe fn free(block: *mut c_void, len: usize) {
         // SAFETY: the caller's promise, which includes the length.
         unsafe { tikv_jemalloc_sys::sdallocx(block, len, 0) };
+    }
+
+    /// The thread's cache first, then the unused pages of all arenas (4096 is jemalloc's
+    /// `MALLCTL_ARENAS_ALL`).
+    fn give_back() -> bool {
+        [c"thread.tcache.flush", c"arena.4096.purge"]
+            .iter()
+            .all(|name| {
+                // SAFETY: the names are strings that end with zero; neither call takes or gives
+                // anything, which the null pointers say.
+                let error = unsafe {
+                    tikv_jemalloc_sys::mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0)
+                };
+                error == 0
+            })
     }
 }
 
@@ -151,5 +223,9 @@ unsafe impl CHeapFunctions for Snmalloc {
     unsafe fn free(block: *mut c_void, len: usize) {
         // SAFETY: the caller's promise, which includes the length.
         unsafe { snmalloc_sys::sn_rust_dealloc(block.cast(), ALIGN, len) };
+    }
+
+    fn give_back() -> bool {
+        false
     }
 }

@@ -30,7 +30,10 @@ pub(crate) trait Peer: Sized + 'static {
 /// # Safety
 /// [`Peer::address`] is that of the block's first byte, and as many bytes as were asked for are
 /// valid for writes from there on.
-pub(crate) unsafe trait Heap: Peer + Sync {}
+pub(crate) unsafe trait Heap: Peer + Sync {
+    /// Gives free memory back to the system; `false` if there is no call for it.
+    fn give_back(&self) -> bool;
+}
 
 /// Does something with a peer whose type is only known by name.
 pub(crate) trait Visit {
@@ -97,6 +100,20 @@ pub(crate) const BULK: &[&str] = &[
     "BytesMut",
     "ArrayQueue",
 ];
+
+/// Peers of `mixed`: those that have blocks of every length.
+pub(crate) const ANY_LENGTH: &[&str] = &[
+    "glibc",
+    "mimalloc",
+    "jemalloc",
+    "snmalloc",
+    "BytesMut",
+    "bytesbuf",
+    "buffer-pool",
+];
+
+/// Peers of the cases in which many threads do the same.
+pub(crate) const CROWD: &[&str] = &["glibc", "mimalloc", "jemalloc", "snmalloc", "ArrayQueue"];
 
 /// No allocation at all, in a handle of 8 bytes and in one of 16: what the loop of a case, or the
 /// ring of the `cross` cases, costs by itself.
@@ -213,6 +230,26 @@ pub(crate) fn visit_heap<V: VisitHeap>(name: &str, visitor: V) -> Result<V::Out,
         #[cfg(not(feature = "snmalloc"))]
         "snmalloc" => Err(Missing::Feature("snmalloc")),
         _ => Err(Missing::Unknown),
+    }
+}
+
+/// Visits one of [`ANY_LENGTH`], or ours, for blocks of up to `len` bytes.
+pub(crate) fn visit_any_length<V: Visit>(
+    name: &str,
+    len: usize,
+    visitor: V,
+) -> Result<V::Out, Missing> {
+    use heaps::CHeapOfLengths;
+    match name {
+        "glibc" => Ok(visitor.visit::<CHeapOfLengths<heaps::Glibc>>()),
+        #[cfg(feature = "mimalloc")]
+        "mimalloc" => Ok(visitor.visit::<CHeapOfLengths<heaps::Mimalloc>>()),
+        #[cfg(feature = "jemalloc")]
+        "jemalloc" => Ok(visitor.visit::<CHeapOfLengths<heaps::Jemalloc>>()),
+        #[cfg(feature = "snmalloc")]
+        "snmalloc" => Ok(visitor.visit::<CHeapOfLengths<heaps::Snmalloc>>()),
+        // Also the heaps that are not built in, which it says.
+        _ => visit(name, len, visitor),
     }
 }
 

@@ -43,7 +43,12 @@ impl Peer for Ours {
 }
 
 // SAFETY: `as_ptr` is that of the chunk's capacity, at least what was asked for.
-unsafe impl Heap for Ours {}
+unsafe impl Heap for Ours {
+    fn give_back(&self) -> bool {
+        self.pool.trim();
+        true
+    }
+}
 
 #[cold]
 fn refused(error: &slab_core::AllocError) -> ! {

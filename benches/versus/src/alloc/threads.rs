@@ -1,0 +1,113 @@
+//! Cases in which threads do the same at once, each for itself: `scaling-2` and `threads-N`.
+
+use super::local;
+use super::peers::{Peer, VisitShared};
+use crate::cpu::pin;
+use crate::measure::Sampler;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+/// Blocks that a thread of `threads-N` allocates before it frees them: more than a thread cache
+/// holds, so that every turn goes to what the threads share.
+pub(crate) const TURN: usize = 512;
+
+/// Turns of a thread in one sample, at least.
+const LEAST_TURNS: u64 = 16;
+
+#[derive(Clone, Copy)]
+pub(crate) enum Crowd {
+    /// Two threads, each on its own CPU, allocate and free in pairs; against one that does.
+    Scaling,
+    /// So many threads on two CPUs allocate and free in turns of [`TURN`].
+    Threads(usize),
+}
+
+pub(crate) struct Together {
+    pub(crate) crowd: Crowd,
+    pub(crate) len: usize,
+    /// The two CPUs.
+    pub(crate) main: usize,
+    pub(crate) other: usize,
+}
+
+impl VisitShared for Together {
+    type Out = Sampler;
+
+    fn visit<P>(self) -> Sampler
+    where
+        P: Peer + Sync,
+        for<'p> P::Block<'p>: Send,
+    {
+        let live = match self.crowd {
+            Crowd::Scaling => 2,
+            Crowd::Threads(count) => count * TURN,
+        };
+        let peer = P::open(self.len, live);
+        Sampler::timed(move |ops| {
+            match self.crowd {
+                Crowd::Scaling => scaling(&peer, &self, ops),
+                Crowd::Threads(count) => turns(&peer, &self, ops, count),
+            }
+            .into()
+        })
+    }
+}
+
+/// CPU time of a pair with the other CPU at it too, over that of a pair alone.
+fn scaling<P: Peer + Sync>(peer: &P, together: &Together, ops: u64) -> f64 {
+    pin(together.main);
+    let alone = local::pair(peer, together.len, ops);
+    let started = Barrier::new(2);
+    let on = |cpu| {
+        pin(cpu);
+        started.wait();
+        local::pair(peer, together.len, ops)
+    };
+    let both = thread::scope(|scope| {
+        let other = scope.spawn(|| on(together.other));
+        let main = on(together.main);
+        (main + other.join().expect("the other thread does not panic")) / 2.0
+    });
+    both / alone
+}
+
+/// Wall time of one operation, times the CPUs that the threads have: the same for every number of
+/// threads, if nothing that one does stands in another's way.
+fn turns<P: Peer + Sync>(peer: &P, together: &Together, ops: u64, count: usize) -> f64 {
+    let cpus = [together.main, together.other];
+    let rounds = ops.div_ceil((count * TURN) as u64).max(LEAST_TURNS);
+    let started = Barrier::new(count);
+    let run = |cpu| {
+        pin(cpu);
+        let mut held = Vec::with_capacity(TURN);
+        let mut turn = || {
+            held.extend((0..TURN).map(|_| local::alloc(peer, together.len)));
+            held.drain(..).for_each(|block| peer.free(block));
+        };
+        // What a thread's first allocation costs is not the question.
+        turn();
+        started.wait();
+        let start = Instant::now();
+        for _ in 0..rounds {
+            turn();
+        }
+        (start, Instant::now())
+    };
+    let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|number| {
+                let run = &run;
+                scope.spawn(move || run(cpus[number % cpus.len()]))
+            })
+            .collect();
+        let joined =
+            |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("no thread panics");
+        threads.into_iter().map(joined).collect()
+    });
+    let first = spans.iter().map(|span| span.0).min();
+    let last = spans.iter().map(|span| span.1).max();
+    let wall = last.zip(first).map(|(last, first)| last - first);
+    let available = wall.unwrap_or_default().as_nanos() as f64 * cpus.len().min(count) as f64;
+    available / (rounds * (count * TURN) as u64) as f64
+}
