@@ -223,6 +223,16 @@ impl PacketBuf {
 
     /// The pool it came from, or whose request the heap served; `None` if it has no memory yet, or
     /// the pool is closed.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().name("rx").build()?;
+    /// let buf = pool.try_alloc(1400)?;
+    /// assert_eq!(buf.pool().unwrap().slab().name(), "rx");
+    /// let class = buf.class().unwrap();
+    /// assert_eq!(pool.slab().size_classes().sizes()[class], 1536);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn pool(&self) -> Option<PacketPool> {
         self.owner.pool()

@@ -9,6 +9,22 @@ use slab_core::{ConfigError, SizeClasses, SlabPool, SlabPoolBuilder};
 pub(super) const COMPACT_RATIO: u32 = 2;
 
 /// The configuration of a [`PacketPool`].
+///
+/// ```
+/// use slab_net::{PacketPool, PacketPoolError, SizeClasses};
+///
+/// let pool = PacketPool::builder()
+///     .name("rx")
+///     .size_classes(SizeClasses::explicit(&[2048, 65_536])?)
+///     .max_memory(16 << 20)
+///     .headroom(64)
+///     .build()?;
+/// assert_eq!(pool.try_alloc(1400)?.capacity(), 2048 - 64);
+///
+/// let refused = PacketPool::builder().headroom(1 << 20).build();
+/// assert!(matches!(refused, Err(PacketPoolError::NoRoom { .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct PacketPoolBuilder {
@@ -118,6 +134,15 @@ impl PacketPoolBuilder {
 
     /// Makes the pool and has the constructors that take none use it, for the whole process and
     /// for good.
+    ///
+    /// ```
+    /// use slab_net::{PacketBuf, PacketPool};
+    ///
+    /// let pool = PacketPool::builder().name("all").max_memory(1 << 30).install_default()?;
+    /// let buf = PacketBuf::with_capacity(1400);
+    /// assert_eq!(pool.slab().stats().in_use(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`PacketPoolError::DefaultInUse`] if there is such a pool already: installed before, or

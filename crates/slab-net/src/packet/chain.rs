@@ -141,6 +141,16 @@ impl PacketChain {
     }
 
     /// Takes the first packet out: what is left of it, if a part was read.
+    ///
+    /// ```
+    /// # use bytes::Buf;
+    /// # use slab_net::{Packet, PacketChain};
+    /// let mut chain = PacketChain::from(Packet::from_static(b"first"));
+    /// chain.push_back(Packet::from_static(b"second")).unwrap();
+    /// chain.advance(2);
+    /// assert_eq!(chain.pop_front().unwrap(), "rst");
+    /// assert_eq!((chain.packets(), chain.len()), (1, 6));
+    /// ```
     pub fn pop_front(&mut self) -> Option<Packet> {
         let packet = self.packets.pop_front()?;
         self.len -= packet.len();

@@ -82,6 +82,13 @@ impl PacketPool {
     }
 
     /// The pool of memory behind this one: its statistics, [`trim`](SlabPool::trim) and so on.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// assert_eq!(pool.slab().stats().max_memory, 8 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn slab(&self) -> &SlabPool {
         &self.slab
@@ -144,6 +151,19 @@ impl PacketPool {
 
     /// As [`alloc`](Self::alloc), but waits no longer than `patience`.
     ///
+    /// ```
+    /// # use slab_net::{AllocError, PacketPool, SizeClasses};
+    /// # use std::time::Duration;
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// let classes = SizeClasses::explicit(&[65_536])?;
+    /// let pool = PacketPool::builder().size_classes(classes).max_memory(256 << 10).build()?;
+    /// let _all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65_536).ok()).collect();
+    /// let refused = pool.alloc_timeout(65_536, Duration::from_millis(1)).await;
+    /// assert!(matches!(refused, Err(AllocError::Exhausted { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// As `alloc`, and [`AllocError::Exhausted`] when the time is up.
     ///
@@ -185,6 +205,13 @@ impl PacketPool {
 
     /// A buffer of `len` zeros.
     ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().build()?;
+    /// assert_eq!(pool.try_zeroed(3)?, [0, 0, 0][..]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`try_alloc`](Self::try_alloc).
     pub fn try_zeroed(&self, len: usize) -> Result<PacketBuf, AllocError> {
@@ -223,6 +250,13 @@ impl PacketPool {
     }
 
     /// A packet that is a copy of `data`; of nothing it takes no memory.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().build()?;
+    /// assert_eq!(pool.try_copy_from_slice(b"data")?, "data");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`try_alloc`](Self::try_alloc).

@@ -92,6 +92,16 @@ impl PacketBuf {
 
     /// As [`extend_from_slice`](Self::extend_from_slice), but takes memory from the pool only.
     ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().build()?;
+    /// let mut buf = pool.try_alloc(64)?;
+    /// buf.try_extend_from_slice(b"within the chunk")?;
+    /// assert!(buf.try_extend_from_slice(&[0; 100_000]).is_err());
+    /// assert_eq!(buf, "within the chunk");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`PacketPool::try_alloc`]; the buffer is then as before.
     #[inline]
@@ -169,6 +179,16 @@ impl PacketBuf {
     }
 
     /// As [`prepend`](Self::prepend), but takes memory from the pool only.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().headroom(8).build()?;
+    /// let mut buf = pool.try_alloc(1200)?;
+    /// buf.extend_from_slice(b"payload");
+    /// buf.try_prepend(b"header: ")?;
+    /// assert_eq!(buf, "header: payload");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`PacketPool::try_alloc`]; the buffer is then as before.
