@@ -121,6 +121,16 @@ async fn patience_ends() {
 }
 
 #[test]
+fn documented_panics() {
+    let (pool, _all) = full();
+    // Waiting as such needs no runtime, waiting for so long needs a timer.
+    assert!(poll_once(Box::pin(pool.alloc(1)).as_mut()).is_none());
+    let timed = || poll_once(Box::pin(pool.alloc_timeout(1, Duration::ZERO)).as_mut()).is_none();
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(timed));
+    assert!(outcome.is_err());
+}
+
+#[test]
 fn waiting_futures_can_be_spawned() {
     fn check<T: Send>(_: T) {}
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
