@@ -76,8 +76,11 @@ impl Region {
         let release = || unsafe { madvise(at, bytes, Advice::LinuxDontNeed) };
         if super::supply::ask().is_err() || release().is_err() {
             // The promise is zeros; giving memory back is only the better way to keep it.
+            let bytes_at = NonNull::new(at.cast::<u8>()).expect("a part of a mapping");
+            super::asan::unpoison(bytes_at, bytes);
             // SAFETY: the part is committed, and by this function's contract nobody uses it.
-            unsafe { core::ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
+            unsafe { bytes_at.write_bytes(0, bytes) };
+            super::asan::poison(bytes_at, bytes);
         }
     }
 

@@ -139,6 +139,7 @@ impl Model {
     }
 
     /// Chunks that threads carry between their magazines and the depot look as if they were in use.
+    #[allow(dead_code, reason = "fuzz targets run one thread at a time")]
     pub(crate) fn threads_run_at_once(&mut self, threads: usize) {
         self.peak_slack += threads as u64 * 2 * slab_core::ChunkBatch::MAX as u64;
     }
@@ -169,7 +170,11 @@ impl Model {
             );
             assert_eq!(class.frees, model.frees, "{}", at("frees"));
             assert!(class.in_use_peak >= class.in_use, "{}", at("peak"));
-            assert!(class.in_use_peak <= model.peak + self.peak_slack, "{}", at("peak"));
+            assert!(
+                class.in_use_peak <= model.peak + self.peak_slack,
+                "{}",
+                at("peak")
+            );
             assert!(class.frees_remote <= class.frees, "{}", at("remote"));
             assert_eq!(
                 class.in_use + class.in_magazines + class.in_depot + class.in_slabs,

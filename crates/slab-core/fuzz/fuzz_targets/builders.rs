@@ -1,0 +1,158 @@
+//! Every configuration builder with arbitrary input: an error says why, and what is built works.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use slab_core::{
+    AllocError, Backing, CHUNK_ALIGN, ConfigError, Growth, MAX_CHUNK_BYTES, MAX_CLASSES,
+    SizeClasses, SizeHistogram, Slab, SlabPool,
+};
+
+#[derive(Arbitrary, Debug)]
+enum Classes {
+    Explicit(Vec<usize>),
+    /// Likelier to be accepted: ascending steps of the alignment.
+    Steps(Vec<u8>),
+    Geometric(usize, usize, f64),
+    Small(u16, u16, u8),
+    Network,
+    General,
+    /// What the advisor proposes for these requests.
+    Advised(Vec<(u32, u8)>, u8),
+}
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    classes: Classes,
+    align: Option<usize>,
+    max_memory: usize,
+    slabs: Option<u8>,
+    thread_caches: bool,
+    zero_on_free: bool,
+    hardened: bool,
+    growth: u8,
+    prefault: bool,
+    huge_pages: bool,
+    oversize: u32,
+    objects: usize,
+    requests: Vec<usize>,
+}
+
+fn classes(input: &Classes) -> Result<SizeClasses, ConfigError> {
+    match input {
+        Classes::Explicit(sizes) => SizeClasses::explicit(sizes),
+        Classes::Steps(steps) => {
+            let mut bytes = 0;
+            let sizes: Vec<usize> = steps
+                .iter()
+                .map(|&step| {
+                    bytes += (usize::from(step) + 1) * CHUNK_ALIGN;
+                    bytes
+                })
+                .collect();
+            SizeClasses::explicit(&sizes)
+        }
+        &Classes::Geometric(min, max, factor) => SizeClasses::geometric(min, max, factor),
+        &Classes::Small(min, max, factor) => {
+            SizeClasses::geometric(min.into(), max.into(), 1.0 + f64::from(factor) / 64.0)
+        }
+        Classes::Network => Ok(SizeClasses::network()),
+        Classes::General => Ok(SizeClasses::general()),
+        Classes::Advised(requests, count) => {
+            let mut histogram = SizeHistogram::new();
+            for &(len, count) in requests {
+                histogram.record(len as usize, count.into());
+            }
+            histogram
+                .advise((*count).into())
+                .map(|advice| advice.classes)
+        }
+    }
+}
+
+fn check(classes: &SizeClasses) {
+    let sizes = classes.sizes();
+    assert!((1..=MAX_CLASSES).contains(&sizes.len()));
+    assert!(sizes.is_sorted_by(|a, b| a < b));
+    assert!(sizes.iter().all(|bytes| bytes % CHUNK_ALIGN == 0));
+    assert!(sizes[0] >= CHUNK_ALIGN && classes.largest() <= MAX_CHUNK_BYTES);
+}
+
+libfuzzer_sys::fuzz_target!(|input: Input| {
+    let Ok(mut classes) = classes(&input.classes) else {
+        return;
+    };
+    check(&classes);
+    if let Some(align) = input.align {
+        match classes.aligned_to(align) {
+            Ok(aligned) => classes = aligned,
+            Err(_) => return,
+        }
+        check(&classes);
+        assert!((0..classes.sizes().len()).all(|class| classes.align(class) >= align));
+    }
+    // Mostly a few slabs, and otherwise anything.
+    let slab = (4 * classes.largest()).next_power_of_two().max(64 << 10);
+    let max_memory = match input.slabs {
+        Some(slabs) => slab * usize::from(slabs % 4),
+        None => input.max_memory,
+    };
+    let builder = SlabPool::builder()
+        .size_classes(classes.clone())
+        .max_memory(max_memory)
+        .thread_caches(input.thread_caches)
+        .zero_on_free(input.zero_on_free)
+        .hardened(input.hardened)
+        .growth(match input.growth % 3 {
+            0 => Growth::Slab,
+            1 => Growth::Double,
+            _ => Growth::Custom(|slabs| slabs.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
+        })
+        // All of it at once only where that is little.
+        .backing(if input.prefault && max_memory <= 1 << 20 {
+            Backing::Prefault
+        } else {
+            Backing::OnDemand
+        })
+        .huge_pages(input.huge_pages)
+        .max_oversize_memory(input.oversize as usize);
+    let Ok(pool) = builder.build() else {
+        return;
+    };
+    assert!(pool.max_memory() <= max_memory);
+    let mut held = Vec::new();
+    for &len in &input.requests {
+        match pool.try_alloc(len) {
+            Ok(chunk) => {
+                let class = classes.class_for(len).expect("it was served");
+                assert_eq!(
+                    (chunk.class(), chunk.capacity()),
+                    (class, classes.sizes()[class])
+                );
+                assert_eq!(chunk.as_ptr().addr().get() % classes.align(class), 0);
+                held.push(chunk);
+            }
+            Err(AllocError::TooLarge { requested, largest }) => {
+                assert!(requested == len && largest == classes.largest() && len > largest);
+            }
+            Err(AllocError::Exhausted { .. }) => {
+                assert!(held.len() >= pool.max_memory() / slab, "refused too early");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(pool.stats().in_use(), held.len() as u64);
+    drop(held);
+    pool.trim();
+    assert_eq!(
+        (pool.stats().in_use(), pool.stats().committed_bytes),
+        (0, 0)
+    );
+
+    if let Ok(objects) = Slab::<[u64; 5]>::builder()
+        .max_objects(input.objects)
+        .build()
+    {
+        assert!(objects.capacity() >= input.objects);
+        assert_eq!(*objects.try_insert([7; 5]).expect("room for one"), [7; 5]);
+    }
+});
