@@ -1,13 +1,13 @@
-//! The pool behind its handles: the slow paths that connect magazines, depot and slabs, and the
-//! end of a pool.
+//! The pool behind its handles: what it is made of, how its slow paths connect the layers, and its
+//! end.
 //!
-//! # Where a chunk is looked for
+//! # Where a chunk is looked for (`alloc.rs`)
 //! 1. the thread's magazine (the fast path, in `pool.rs`: no lock, no read-modify-write)
 //! 2. a batch from the depot: one compare-and-swap, and the magazine is half full
 //! 3. fresh chunks from a slab: a mutex
 //!
-//! A free goes into the magazine of the thread that frees; a full magazine sends its older half to
-//! the depot as one batch. A thread without a cache (its thread-locals are being destroyed, or
+//! A free (`free.rs`) goes into the magazine of the thread that frees; a full magazine sends its older
+//! half to the depot as one batch. A thread without a cache (its thread-locals are being destroyed, or
 //! there are too many threads) uses the class's open batch instead.
 //!
 //! # Order of locks
@@ -24,27 +24,24 @@
 use crate::arena::Arena;
 use crate::builder::{Backing, SlabPoolBuilder};
 use crate::call_site::CallSite;
-use crate::class::{BATCH_MAX, CHUNK_ALIGN, ClassTable, MAX_CLASSES};
+use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::episode::Episode;
-use crate::error::{AllocError, ConfigError};
-use crate::guard::{CLOSED, PRESSURE, SCRUB};
+use crate::error::ConfigError;
+use crate::guard::CLOSED;
 use crate::hardening::Hardening;
-use crate::local;
-use crate::magazine::{Source, Tally, ThreadCache};
+use crate::magazine::Tally;
 use crate::oversize::Oversize;
-use crate::reclaim::{Reclaimed, SlabLayer};
-use crate::slab::{Carved, ClassSlabs, Slabs};
-use crate::stats::{ClassStats, PoolStats};
+use crate::reclaim::SlabLayer;
+use crate::registry::Registered;
+use crate::slab::Slabs;
 use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, heavy_barrier,
 };
 use crate::sys::asan;
 #[cfg(feature = "leak-tracking")]
 use crate::track::Tracker;
-use arrayvec::ArrayVec;
 use core::ptr::NonNull;
-use core::task::Waker;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Threads of one pool that have magazines at the same time, at most; further ones work without.
@@ -83,36 +80,14 @@ impl Drop for Handle {
 
 /// Counters of what passes by the magazines.
 #[derive(Debug)]
-struct Uncached {
-    from_slab: AtomicU64,
-    frees: AtomicU64,
-    exhausted: AtomicU64,
-    waits: AtomicU64,
-    waiters_refused: AtomicU64,
-    exhaustion: Episode,
-    in_use_peak: AtomicU64,
-}
-
-/// Where a chunk goes that no magazine takes.
-enum Place {
-    Depot,
-    /// Under pressure.
-    Slab,
-    /// The pool is closed.
-    Nowhere,
-}
-
-/// Chunks of a class that are not in its slabs.
-struct Whereabouts {
-    in_use: u64,
-    in_magazines: u64,
-    in_depot: u64,
-}
-
-#[derive(Debug)]
-pub(crate) struct Registered {
-    pub(crate) cache: Arc<ThreadCache>,
-    attached: bool,
+pub(crate) struct Uncached {
+    pub(crate) from_slab: AtomicU64,
+    pub(crate) frees: AtomicU64,
+    pub(crate) exhausted: AtomicU64,
+    pub(crate) waits: AtomicU64,
+    pub(crate) waiters_refused: AtomicU64,
+    pub(crate) exhaustion: Episode,
+    pub(crate) in_use_peak: AtomicU64,
 }
 
 /// Everything of a pool. The first fields are all that the fast path reads.
@@ -126,8 +101,8 @@ pub(crate) struct Inner {
     counts: Table<AtomicU32>,
     pub(crate) arena: Arena,
     pub(crate) depot: Depot,
-    uncached: [Uncached; MAX_CLASSES],
-    too_large: AtomicU64,
+    pub(crate) uncached: [Uncached; MAX_CLASSES],
+    pub(crate) too_large: AtomicU64,
     pub(crate) slabs: Mutex<SlabLayer>,
     pub(crate) registry: Mutex<Vec<Registered>>,
     pub(crate) closed: AtomicBool,
@@ -135,10 +110,10 @@ pub(crate) struct Inner {
     /// under the mutexes of both the slab layer and the registry; true before the depot is emptied.
     pub(crate) under_pressure: AtomicBool,
     /// Chunks in callers' hands, once the pool is closed.
-    live: AtomicI64,
-    home: OnceLock<Weak<Handle>>,
+    pub(crate) live: AtomicI64,
+    pub(crate) home: OnceLock<Weak<Handle>>,
     pub(crate) name: Box<str>,
-    max_thread_caches: usize,
+    pub(crate) max_thread_caches: usize,
     pub(crate) oversize: Arc<Oversize>,
     pub(crate) zero_on_free: bool,
     pub(crate) hardening: Option<Hardening>,
@@ -287,79 +262,9 @@ impl Inner {
         unsafe { self.counts.get_unchecked(at as usize) }
     }
 
-    pub(crate) fn attach(&self) -> Option<Arc<ThreadCache>> {
-        if self.max_thread_caches == 0 {
-            return None;
-        }
-        local::attach(self, self.home.get()?, || self.register())
-    }
-
-    pub(crate) fn register(&self) -> Option<Arc<ThreadCache>> {
-        let mut registry = self.registry.lock();
-        if self.closed.load(Ordering::Relaxed) {
-            return None;
-        }
-        if let Some(free) = registry.iter_mut().find(|entry| !entry.attached) {
-            free.attached = true;
-            return Some(Arc::clone(&free.cache));
-        }
-        if registry.len() == self.max_thread_caches {
-            return None;
-        }
-        let id = registry.len();
-        let cache = Arc::new(ThreadCache::new(id, &self.classes));
-        let mut gates = 0;
-        if self.under_pressure.load(Ordering::Relaxed) {
-            gates |= PRESSURE;
-        }
-        if self.attends() {
-            gates |= SCRUB;
-        }
-        for class in 0..self.classes.count() as u8 {
-            cache.magazine(class).guard.raise(gates);
-        }
-        registry.push(Registered {
-            cache: Arc::clone(&cache),
-            attached: true,
-        });
-        Some(cache)
-    }
-
-    /// Takes back the cache of a thread that ends; its counters stay part of the statistics.
-    pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
-        let mut registry = self.registry.lock();
-        self.flush(&registry, cache);
-        registry[cache.id].attached = false;
-    }
-
-    /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
-    /// keeps reclaimers out, who would otherwise be in the way.
-    fn flush(&self, _registry: &[Registered], cache: &ThreadCache) {
-        let mut units = [0; BATCH_MAX];
-        for class in 0..self.classes.count() as u8 {
-            let magazine = cache.magazine(class);
-            if !magazine.guard.enter_slow() {
-                return; // The pool is closed and has taken it all.
-            }
-            loop {
-                match magazine.take_bottom(&mut units) {
-                    0 => break,
-                    taken => self.depot.put(class, &units[..taken]),
-                }
-            }
-            magazine.guard.leave();
-        }
-    }
-
-    pub(crate) fn flush_current(&self) {
-        if let Some(cache) = self.attach() {
-            self.flush(&self.registry.lock(), &cache);
-        }
-    }
-
     /// Does the pool have something to do with each chunk that goes to a caller or comes back?
     /// Then the gates of all magazines send callers to the slow paths.
-    fn attends(&self) -> bool {
+    pub(crate) fn attends(&self) -> bool {
         #[cfg(feature = "leak-tracking")]
         if self.tracker.is_some() {
             return true;
@@ -382,7 +287,7 @@ impl Inner {
     }
 
     /// A chunk comes back from a caller, who may not touch it any more.
-    fn given_back(&self, class: u8, unit: u32) {
+    pub(crate) fn given_back(&self, class: u8, unit: u32) {
         let (at, bytes) = (self.chunk_ptr(unit), self.classes.geometry(class).bytes);
         #[cfg(feature = "leak-tracking")]
         if let Some(tracker) = &self.tracker {
@@ -398,296 +303,6 @@ impl Inner {
             unsafe { at.write_bytes(0, bytes) };
         }
         asan::poison(at, bytes);
-    }
-
-    /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
-    pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
-        let result = self.alloc_with(self.attach().as_deref(), class);
-        if let Ok(unit) = result {
-            self.handed_out(class, unit, call_site);
-        }
-        result.inspect_err(|error| {
-            if matches!(error, AllocError::Exhausted { .. }) {
-                self.uncached[usize::from(class)]
-                    .exhausted
-                    .fetch_add(1, Ordering::Relaxed);
-                self.begin_exhaustion(class);
-            }
-        })
-    }
-
-    /// As [`alloc_slow`](Self::alloc_slow), but being at the cap is not counted as a refusal: the
-    /// caller may wait.
-    pub(crate) fn alloc_with(
-        &self,
-        cache: Option<&ThreadCache>,
-        class: u8,
-    ) -> Result<u32, AllocError> {
-        if let Some(cache) = cache
-            && let Some(unit) = self.alloc_from_depot(cache, class)
-        {
-            self.end_exhaustion(class);
-            return Ok(unit);
-        }
-        match self.alloc_single(class) {
-            Some(unit) => {
-                self.end_exhaustion(class);
-                Ok(unit)
-            }
-            None => self.alloc_from_slab(cache, class),
-        }
-    }
-
-    /// From the magazine (this thread's other pools may have hidden it) or a batch of the depot.
-    fn alloc_from_depot(&self, cache: &ThreadCache, class: u8) -> Option<u32> {
-        let magazine = cache.magazine(class);
-        if !magazine.guard.enter_slow() {
-            return None;
-        }
-        let unit = magazine.pop().or_else(|| {
-            let mut batch = [0; BATCH_MAX];
-            let count = self.depot.pop_batch(class, &mut batch);
-            magazine.refill(&batch[..count]);
-            if count > 0 {
-                magazine.count_source(Source::Depot);
-            }
-            magazine.pop()
-        });
-        magazine.guard.leave();
-        unit
-    }
-
-    /// From the open batch, for which no magazine is needed.
-    pub(crate) fn alloc_single(&self, class: u8) -> Option<u32> {
-        self.depot.with_open(class, |open| {
-            // What is left in the stack is about to be swept; a batch moved here would be missed.
-            if self.under_pressure.load(Ordering::Relaxed) {
-                return None;
-            }
-            self.depot.take_in(class, open)
-        })
-    }
-
-    /// Fresh chunks: one for the caller, the rest for the magazine.
-    fn alloc_from_slab(&self, cache: Option<&ThreadCache>, class: u8) -> Result<u32, AllocError> {
-        let mut units = [0; BATCH_MAX];
-        // Without a magazine there is no place for more than the one that is wanted.
-        let want = if cache.is_some() && !self.under_pressure.load(Ordering::Relaxed) {
-            self.depot.batch_len(class)
-        } else {
-            1
-        };
-        let units = &mut units[..want];
-        let carved = self.carve(class, units);
-        let carved = match carved {
-            Err(AllocError::Exhausted { .. }) => match self.alloc_by_reclaim(class, units) {
-                Ok(Reclaimed::Single(unit)) => {
-                    self.end_exhaustion(class);
-                    return Ok(unit);
-                }
-                Ok(Reclaimed::Fresh(carved)) => Ok(carved),
-                Err(error) => Err(error),
-            },
-            carved => carved,
-        };
-        let carved = carved.inspect_err(|error| {
-            if !matches!(error, AllocError::Exhausted { .. }) {
-                tracing::warn!(pool = %self.name, %error, "slab not committed");
-            }
-        })?;
-        if carved.new_slab {
-            tracing::debug!(
-                pool = %self.name,
-                chunk_bytes = self.classes.geometry(class).bytes,
-                slab_bytes = self.arena.slab_bytes(),
-                "slab committed"
-            );
-        }
-        let fresh = &units[..carved.chunks];
-        let answer = self.deliver(cache, class, fresh);
-        self.note_peak(class);
-        self.end_exhaustion(class);
-        Ok(answer)
-    }
-
-    fn carve(&self, class: u8, units: &mut [u32]) -> Result<Carved, AllocError> {
-        let mut layer = self.slabs.lock();
-        layer.slabs.carve(&self.arena, &self.classes, class, units)
-    }
-
-    /// Counts an allocation of the last of `fresh` and stores the others.
-    fn deliver(&self, cache: Option<&ThreadCache>, class: u8, fresh: &[u32]) -> u32 {
-        if let Some(cache) = cache
-            && let magazine = cache.magazine(class)
-            && magazine.guard.enter_slow()
-        {
-            let stored = magazine.refill(fresh);
-            magazine.count_source(Source::Slab);
-            let unit = magazine.pop();
-            magazine.guard.leave();
-            // The magazine was empty a moment ago and only this thread fills it.
-            debug_assert_eq!(stored, fresh.len());
-            self.put_free(class, &fresh[stored..]);
-            if let Some(unit) = unit {
-                return unit;
-            }
-        }
-        let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
-        self.put_free(class, rest);
-        self.uncached[usize::from(class)]
-            .from_slab
-            .fetch_add(1, Ordering::Relaxed);
-        unit
-    }
-
-    /// Free chunks into the depot, or under pressure to whoever waits.
-    fn put_free(&self, class: u8, units: &[u32]) {
-        let stored = self.depot.with_open(class, |open| {
-            if self.under_pressure.load(Ordering::Relaxed) {
-                return false;
-            }
-            for &unit in units {
-                self.depot.put_in(class, open, unit);
-            }
-            true
-        });
-        if !stored && let Some(woken) = self.store_and_serve(class, units, 0) {
-            woken.into_iter().for_each(Waker::wake);
-        }
-    }
-
-    fn begin_exhaustion(&self, class: u8) {
-        if self.uncached[usize::from(class)].exhaustion.refused() {
-            let chunk_bytes = self.classes.geometry(class).bytes;
-            tracing::warn!(pool = %self.name, chunk_bytes, max_memory = self.max_memory(), "pool exhausted");
-        }
-    }
-
-    pub(crate) fn count_frees(&self, class: u8, frees: u64) {
-        self.uncached[usize::from(class)]
-            .frees
-            .fetch_add(frees, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_wait(&self, class: u8) {
-        self.uncached[usize::from(class)]
-            .waits
-            .fetch_add(1, Ordering::Relaxed);
-        self.begin_exhaustion(class);
-    }
-
-    pub(crate) fn too_many_waiters(&self, class: u8, limit: usize) -> AllocError {
-        self.uncached[usize::from(class)]
-            .waiters_refused
-            .fetch_add(1, Ordering::Relaxed);
-        AllocError::TooManyWaiters { limit }
-    }
-
-    fn end_exhaustion(&self, class: u8) {
-        if self.uncached[usize::from(class)].exhaustion.served() {
-            let chunk_bytes = self.classes.geometry(class).bytes;
-            tracing::info!(pool = %self.name, chunk_bytes, "pool no longer exhausted");
-        }
-    }
-
-    #[cold]
-    pub(crate) fn too_large(&self, requested: usize) -> AllocError {
-        self.too_large.fetch_add(1, Ordering::Relaxed);
-        AllocError::TooLarge {
-            requested,
-            largest: self.classes.classes().largest(),
-        }
-    }
-
-    /// A free when the magazine was full or could not be entered.
-    ///
-    /// # Safety
-    /// The caller gives up a chunk of this pool, and does not touch the pool afterwards unless it
-    /// holds a handle or another chunk: this call may end the pool.
-    #[cold]
-    #[inline(never)]
-    pub(crate) unsafe fn free_slow(this: NonNull<Self>, class: u8, unit: u32) {
-        // SAFETY: the pool lives at least as long as the chunk that is being given up.
-        let pool = unsafe { this.as_ref() };
-        if pool.attends() {
-            pool.given_back(class, unit);
-        }
-        let cache = pool.attach();
-        // SAFETY: the caller's promise.
-        unsafe { Self::free_with(this, cache.as_deref(), class, unit) };
-    }
-
-    /// # Safety
-    /// As [`free_slow`](Self::free_slow).
-    pub(crate) unsafe fn free_with(
-        this: NonNull<Self>,
-        cache: Option<&ThreadCache>,
-        class: u8,
-        unit: u32,
-    ) {
-        // SAFETY: the pool lives at least as long as the chunk that is being given up.
-        let pool = unsafe { this.as_ref() };
-        if let Some(cache) = cache
-            && pool.free_cached(cache, class, unit)
-        {
-            return;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { Self::free_uncached(this, class, unit) };
-    }
-
-    fn free_cached(&self, cache: &ThreadCache, class: u8, unit: u32) -> bool {
-        let magazine = cache.magazine(class);
-        if !magazine.guard.enter_slow() {
-            return false;
-        }
-        let mut pushed = magazine.push(unit);
-        if !pushed {
-            let mut units = [0; BATCH_MAX];
-            let batch = &mut units[..self.depot.batch_len(class)];
-            // A full magazine holds two batches.
-            let taken = magazine.take_bottom(batch);
-            debug_assert_eq!(taken, batch.len());
-            self.depot.push_batch(class, batch);
-            pushed = magazine.push(unit);
-        }
-        magazine.guard.leave();
-        pushed
-    }
-
-    /// # Safety
-    /// As [`free_slow`](Self::free_slow).
-    unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32) {
-        // SAFETY: the pool lives at least as long as the chunk that is being given up.
-        let pool = unsafe { this.as_ref() };
-        let place = pool.depot.with_open(class, |open| {
-            // Under the lock: `close` sets the flag before it takes the lock and adds up, so a
-            // free is counted here or there, never in both places. The same goes for what is
-            // swept when pressure begins.
-            if pool.closed.load(Ordering::Relaxed) {
-                return Place::Nowhere;
-            }
-            if pool.under_pressure.load(Ordering::Relaxed) {
-                return Place::Slab;
-            }
-            pool.count_frees(class, 1);
-            pool.depot.put_in(class, open, unit);
-            Place::Depot
-        });
-        match place {
-            Place::Depot => return,
-            Place::Slab => {
-                if let Some(woken) = pool.store_and_serve(class, &[unit], 1) {
-                    woken.into_iter().for_each(Waker::wake);
-                    return;
-                }
-            }
-            Place::Nowhere => {}
-        }
-        if pool.live.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // SAFETY: the last chunk of a closed pool was just given up; `close` has counted.
-            unsafe { Self::unmap(this) };
-        }
     }
 
     /// Ends the pool as soon as no chunk is in a caller's hand.
@@ -741,101 +356,8 @@ impl Inner {
 
     /// # Safety
     /// Nobody reaches the pool any more.
-    unsafe fn unmap(this: NonNull<Self>) {
+    pub(crate) unsafe fn unmap(this: NonNull<Self>) {
         // SAFETY: the box was leaked in `open`, and by contract this is its last use.
         drop(unsafe { Box::from_raw(this.as_ptr()) });
-    }
-
-    /// Adds up one class.
-    pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
-        let uncached = &self.uncached[usize::from(class)];
-        let mut tally = Tally {
-            frees: uncached.frees.load(Ordering::Relaxed),
-            from_slab: uncached.from_slab.load(Ordering::Relaxed),
-            ..Tally::default()
-        };
-        for entry in registry {
-            entry.cache.magazine(class).add_to(&mut tally);
-        }
-        tally
-    }
-
-    /// Where the class's chunks are. Threads run on while this reads, so the parts are of
-    /// slightly different moments; they are kept within what can be, and always add up. When the
-    /// pool is quiet, they are exact.
-    fn whereabouts(&self, owned: &ClassSlabs, class: u8, cached: u64) -> Whereabouts {
-        let out = owned.out();
-        let in_depot = self
-            .depot
-            .with_open(class, |open| self.depot.chunks(class, open))
-            .min(out);
-        let in_magazines = cached.min(out - in_depot);
-        Whereabouts {
-            in_use: out - in_depot - in_magazines,
-            in_magazines,
-            in_depot,
-        }
-    }
-
-    fn note_peak(&self, class: u8) {
-        let layer = self.slabs.lock();
-        let cached = self.tally(&self.registry.lock(), class).cached;
-        let now = self.whereabouts(layer.slabs.class(class), class, cached);
-        self.uncached[usize::from(class)]
-            .in_use_peak
-            .fetch_max(now.in_use, Ordering::Relaxed);
-    }
-
-    pub(crate) fn stats(&self) -> PoolStats {
-        let mut classes = ArrayVec::new();
-        let layer = self.slabs.lock();
-        let slabs = &layer.slabs;
-        let registry = self.registry.lock();
-        for class in 0..self.classes.count() as u8 {
-            let geometry = self.classes.geometry(class);
-            let tally = self.tally(&registry, class);
-            let owned = slabs.class(class);
-            let now = self.whereabouts(owned, class, tally.cached);
-            let in_use = now.in_use;
-            let uncached = &self.uncached[usize::from(class)];
-            let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
-            classes.push(ClassStats {
-                chunk_bytes: geometry.bytes,
-                committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
-                committed_chunks,
-                in_use,
-                in_magazines: now.in_magazines,
-                in_depot: now.in_depot,
-                in_slabs: committed_chunks - owned.out(),
-                in_use_peak: uncached
-                    .in_use_peak
-                    .fetch_max(in_use, Ordering::Relaxed)
-                    .max(in_use),
-                allocs: tally.frees + in_use,
-                allocs_from_depot: tally.from_depot,
-                allocs_from_slab: tally.from_slab,
-                frees: tally.frees,
-                frees_remote: tally.frees_remote.min(tally.frees),
-                slab_commits: owned.commits,
-                slab_rebalances: owned.rebalances,
-                slab_trims: owned.trims,
-                exhausted: uncached.exhausted.load(Ordering::Relaxed),
-                waits: uncached.waits.load(Ordering::Relaxed),
-                waiting: layer.waiters.waiting(class) as u64,
-                waiters_refused: uncached.waiters_refused.load(Ordering::Relaxed),
-            });
-        }
-        PoolStats {
-            max_memory: self.arena.bytes(),
-            committed_bytes: slabs.committed() * self.arena.slab_bytes(),
-            slab_bytes: self.arena.slab_bytes(),
-            thread_caches: registry.iter().filter(|entry| entry.attached).count(),
-            too_large: self.too_large.load(Ordering::Relaxed),
-            oversize_bytes: self.oversize.bytes(),
-            oversize_allocs: self.oversize.allocs(),
-            oversize_refused: self.oversize.refused(),
-            commit_failures: slabs.commit_failures,
-            classes,
-        }
     }
 }

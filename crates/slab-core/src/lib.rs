@@ -12,7 +12,8 @@
 //! |---|---|
 //! | `typed`, `allocator` | values of one type, and collections, in slabs of their own |
 //! | `pool`, `builder`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
-//! | `inner` | the slow paths that connect the layers, the end of a pool |
+//! | `inner`, `registry` | what a pool is made of, its threads, its end |
+//! | `alloc`, `free`, `census` | the slow paths that connect the layers; where every chunk is |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
 //! | `hardening`, `track`, `call_site` | what a pool does with each chunk, if asked |
 //! | `oversize` | what no class is large enough for |
@@ -28,12 +29,14 @@
 compile_error!("slab-core reserves address space generously and needs a 64-bit target");
 
 mod advisor;
+mod alloc;
 #[cfg(feature = "allocator-api2")]
 mod allocator;
 mod arena;
 mod batch;
 mod builder;
 mod call_site;
+mod census;
 mod chunk;
 mod class;
 mod depot;
@@ -41,6 +44,7 @@ mod episode;
 mod error;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod faults;
+mod free;
 mod guard;
 mod hardening;
 mod inner;
@@ -48,12 +52,13 @@ mod local;
 mod magazine;
 #[cfg(all(test, loom))]
 mod model;
-#[cfg(all(test, shuttle))]
-mod schedule;
 mod oversize;
 mod pool;
 mod raw;
 mod reclaim;
+mod registry;
+#[cfg(all(test, shuttle))]
+mod schedule;
 mod shared;
 mod slab;
 mod stats;

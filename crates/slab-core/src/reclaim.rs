@@ -21,7 +21,8 @@
 use crate::class::BATCH_MAX;
 use crate::error::AllocError;
 use crate::guard::TAKEN;
-use crate::inner::{Inner, Registered};
+use crate::inner::Inner;
+use crate::registry::Registered;
 use crate::slab::{Carved, Slabs};
 use crate::sync::{MutexGuard, Ordering, heavy_barrier};
 use crate::wait::Waiters;

@@ -1,0 +1,212 @@
+//! Allocation when the thread's magazine had nothing: the depot, then the slabs, then reclaim.
+
+use crate::call_site::CallSite;
+use crate::class::BATCH_MAX;
+use crate::error::AllocError;
+use crate::inner::Inner;
+use crate::magazine::{Source, ThreadCache};
+use crate::reclaim::Reclaimed;
+use crate::slab::Carved;
+use crate::sync::Ordering;
+use core::task::Waker;
+
+impl Inner {
+    /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
+    pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
+        let result = self.alloc_with(self.attach().as_deref(), class);
+        if let Ok(unit) = result {
+            self.handed_out(class, unit, call_site);
+        }
+        result.inspect_err(|error| {
+            if matches!(error, AllocError::Exhausted { .. }) {
+                self.uncached[usize::from(class)]
+                    .exhausted
+                    .fetch_add(1, Ordering::Relaxed);
+                self.begin_exhaustion(class);
+            }
+        })
+    }
+
+    /// As [`alloc_slow`](Self::alloc_slow), but being at the cap is not counted as a refusal: the
+    /// caller may wait.
+    pub(crate) fn alloc_with(
+        &self,
+        cache: Option<&ThreadCache>,
+        class: u8,
+    ) -> Result<u32, AllocError> {
+        if let Some(cache) = cache
+            && let Some(unit) = self.alloc_from_depot(cache, class)
+        {
+            self.end_exhaustion(class);
+            return Ok(unit);
+        }
+        match self.alloc_single(class) {
+            Some(unit) => {
+                self.end_exhaustion(class);
+                Ok(unit)
+            }
+            None => self.alloc_from_slab(cache, class),
+        }
+    }
+
+    /// From the magazine (this thread's other pools may have hidden it) or a batch of the depot.
+    fn alloc_from_depot(&self, cache: &ThreadCache, class: u8) -> Option<u32> {
+        let magazine = cache.magazine(class);
+        if !magazine.guard.enter_slow() {
+            return None;
+        }
+        let unit = magazine.pop().or_else(|| {
+            let mut batch = [0; BATCH_MAX];
+            let count = self.depot.pop_batch(class, &mut batch);
+            magazine.refill(&batch[..count]);
+            if count > 0 {
+                magazine.count_source(Source::Depot);
+            }
+            magazine.pop()
+        });
+        magazine.guard.leave();
+        unit
+    }
+
+    /// From the open batch, for which no magazine is needed.
+    pub(crate) fn alloc_single(&self, class: u8) -> Option<u32> {
+        self.depot.with_open(class, |open| {
+            // What is left in the stack is about to be swept; a batch moved here would be missed.
+            if self.under_pressure.load(Ordering::Relaxed) {
+                return None;
+            }
+            self.depot.take_in(class, open)
+        })
+    }
+
+    /// Fresh chunks: one for the caller, the rest for the magazine.
+    fn alloc_from_slab(&self, cache: Option<&ThreadCache>, class: u8) -> Result<u32, AllocError> {
+        let mut units = [0; BATCH_MAX];
+        // Without a magazine there is no place for more than the one that is wanted.
+        let want = if cache.is_some() && !self.under_pressure.load(Ordering::Relaxed) {
+            self.depot.batch_len(class)
+        } else {
+            1
+        };
+        let units = &mut units[..want];
+        let carved = self.carve(class, units);
+        let carved = match carved {
+            Err(AllocError::Exhausted { .. }) => match self.alloc_by_reclaim(class, units) {
+                Ok(Reclaimed::Single(unit)) => {
+                    self.end_exhaustion(class);
+                    return Ok(unit);
+                }
+                Ok(Reclaimed::Fresh(carved)) => Ok(carved),
+                Err(error) => Err(error),
+            },
+            carved => carved,
+        };
+        let carved = carved.inspect_err(|error| {
+            if !matches!(error, AllocError::Exhausted { .. }) {
+                tracing::warn!(pool = %self.name, %error, "slab not committed");
+            }
+        })?;
+        if carved.new_slab {
+            tracing::debug!(
+                pool = %self.name,
+                chunk_bytes = self.classes.geometry(class).bytes,
+                slab_bytes = self.arena.slab_bytes(),
+                "slab committed"
+            );
+        }
+        let fresh = &units[..carved.chunks];
+        let answer = self.deliver(cache, class, fresh);
+        self.note_peak(class);
+        self.end_exhaustion(class);
+        Ok(answer)
+    }
+
+    fn carve(&self, class: u8, units: &mut [u32]) -> Result<Carved, AllocError> {
+        let mut layer = self.slabs.lock();
+        layer.slabs.carve(&self.arena, &self.classes, class, units)
+    }
+
+    /// Counts an allocation of the last of `fresh` and stores the others.
+    fn deliver(&self, cache: Option<&ThreadCache>, class: u8, fresh: &[u32]) -> u32 {
+        if let Some(cache) = cache
+            && let magazine = cache.magazine(class)
+            && magazine.guard.enter_slow()
+        {
+            let stored = magazine.refill(fresh);
+            magazine.count_source(Source::Slab);
+            let unit = magazine.pop();
+            magazine.guard.leave();
+            // The magazine was empty a moment ago and only this thread fills it.
+            debug_assert_eq!(stored, fresh.len());
+            self.put_free(class, &fresh[stored..]);
+            if let Some(unit) = unit {
+                return unit;
+            }
+        }
+        let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
+        self.put_free(class, rest);
+        self.uncached[usize::from(class)]
+            .from_slab
+            .fetch_add(1, Ordering::Relaxed);
+        unit
+    }
+
+    /// Free chunks into the depot, or under pressure to whoever waits.
+    fn put_free(&self, class: u8, units: &[u32]) {
+        let stored = self.depot.with_open(class, |open| {
+            if self.under_pressure.load(Ordering::Relaxed) {
+                return false;
+            }
+            for &unit in units {
+                self.depot.put_in(class, open, unit);
+            }
+            true
+        });
+        if !stored && let Some(woken) = self.store_and_serve(class, units, 0) {
+            woken.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    fn begin_exhaustion(&self, class: u8) {
+        if self.uncached[usize::from(class)].exhaustion.refused() {
+            let chunk_bytes = self.classes.geometry(class).bytes;
+            tracing::warn!(pool = %self.name, chunk_bytes, max_memory = self.max_memory(), "pool exhausted");
+        }
+    }
+
+    pub(crate) fn count_frees(&self, class: u8, frees: u64) {
+        self.uncached[usize::from(class)]
+            .frees
+            .fetch_add(frees, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_wait(&self, class: u8) {
+        self.uncached[usize::from(class)]
+            .waits
+            .fetch_add(1, Ordering::Relaxed);
+        self.begin_exhaustion(class);
+    }
+
+    pub(crate) fn too_many_waiters(&self, class: u8, limit: usize) -> AllocError {
+        self.uncached[usize::from(class)]
+            .waiters_refused
+            .fetch_add(1, Ordering::Relaxed);
+        AllocError::TooManyWaiters { limit }
+    }
+
+    fn end_exhaustion(&self, class: u8) {
+        if self.uncached[usize::from(class)].exhaustion.served() {
+            let chunk_bytes = self.classes.geometry(class).bytes;
+            tracing::info!(pool = %self.name, chunk_bytes, "pool no longer exhausted");
+        }
+    }
+
+    #[cold]
+    pub(crate) fn too_large(&self, requested: usize) -> AllocError {
+        self.too_large.fetch_add(1, Ordering::Relaxed);
+        AllocError::TooLarge {
+            requested,
+            largest: self.classes.classes().largest(),
+        }
+    }
+}

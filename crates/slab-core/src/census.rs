@@ -1,0 +1,111 @@
+//! Where every chunk is: the sums behind the statistics and behind a pool's end.
+
+use crate::inner::Inner;
+use crate::magazine::Tally;
+use crate::registry::Registered;
+use crate::slab::ClassSlabs;
+use crate::stats::{ClassStats, PoolStats};
+use crate::sync::Ordering;
+use arrayvec::ArrayVec;
+
+/// Chunks of a class that are not in its slabs.
+struct Whereabouts {
+    in_use: u64,
+    in_magazines: u64,
+    in_depot: u64,
+}
+
+impl Inner {
+    /// Adds up one class.
+    pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
+        let uncached = &self.uncached[usize::from(class)];
+        let mut tally = Tally {
+            frees: uncached.frees.load(Ordering::Relaxed),
+            from_slab: uncached.from_slab.load(Ordering::Relaxed),
+            ..Tally::default()
+        };
+        for entry in registry {
+            entry.cache.magazine(class).add_to(&mut tally);
+        }
+        tally
+    }
+
+    /// Where the class's chunks are. Threads run on while this reads, so the parts are of
+    /// slightly different moments; they are kept within what can be, and always add up. When the
+    /// pool is quiet, they are exact.
+    fn whereabouts(&self, owned: &ClassSlabs, class: u8, cached: u64) -> Whereabouts {
+        let out = owned.out();
+        let in_depot = self
+            .depot
+            .with_open(class, |open| self.depot.chunks(class, open))
+            .min(out);
+        let in_magazines = cached.min(out - in_depot);
+        Whereabouts {
+            in_use: out - in_depot - in_magazines,
+            in_magazines,
+            in_depot,
+        }
+    }
+
+    pub(crate) fn note_peak(&self, class: u8) {
+        let layer = self.slabs.lock();
+        let cached = self.tally(&self.registry.lock(), class).cached;
+        let now = self.whereabouts(layer.slabs.class(class), class, cached);
+        self.uncached[usize::from(class)]
+            .in_use_peak
+            .fetch_max(now.in_use, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stats(&self) -> PoolStats {
+        let mut classes = ArrayVec::new();
+        let layer = self.slabs.lock();
+        let slabs = &layer.slabs;
+        let registry = self.registry.lock();
+        for class in 0..self.classes.count() as u8 {
+            let geometry = self.classes.geometry(class);
+            let tally = self.tally(&registry, class);
+            let owned = slabs.class(class);
+            let now = self.whereabouts(owned, class, tally.cached);
+            let in_use = now.in_use;
+            let uncached = &self.uncached[usize::from(class)];
+            let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
+            classes.push(ClassStats {
+                chunk_bytes: geometry.bytes,
+                committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
+                committed_chunks,
+                in_use,
+                in_magazines: now.in_magazines,
+                in_depot: now.in_depot,
+                in_slabs: committed_chunks - owned.out(),
+                in_use_peak: uncached
+                    .in_use_peak
+                    .fetch_max(in_use, Ordering::Relaxed)
+                    .max(in_use),
+                allocs: tally.frees + in_use,
+                allocs_from_depot: tally.from_depot,
+                allocs_from_slab: tally.from_slab,
+                frees: tally.frees,
+                frees_remote: tally.frees_remote.min(tally.frees),
+                slab_commits: owned.commits,
+                slab_rebalances: owned.rebalances,
+                slab_trims: owned.trims,
+                exhausted: uncached.exhausted.load(Ordering::Relaxed),
+                waits: uncached.waits.load(Ordering::Relaxed),
+                waiting: layer.waiters.waiting(class) as u64,
+                waiters_refused: uncached.waiters_refused.load(Ordering::Relaxed),
+            });
+        }
+        PoolStats {
+            max_memory: self.arena.bytes(),
+            committed_bytes: slabs.committed() * self.arena.slab_bytes(),
+            slab_bytes: self.arena.slab_bytes(),
+            thread_caches: registry.iter().filter(|entry| entry.attached).count(),
+            too_large: self.too_large.load(Ordering::Relaxed),
+            oversize_bytes: self.oversize.bytes(),
+            oversize_allocs: self.oversize.allocs(),
+            oversize_refused: self.oversize.refused(),
+            commit_failures: slabs.commit_failures,
+            classes,
+        }
+    }
+}

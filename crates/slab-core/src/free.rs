@@ -1,0 +1,110 @@
+//! A free when the thread's magazine was full or shut: the depot, a slab, or the end of the pool.
+
+use crate::class::BATCH_MAX;
+use crate::inner::Inner;
+use crate::magazine::ThreadCache;
+use crate::sync::Ordering;
+use core::ptr::NonNull;
+use core::task::Waker;
+
+/// Where a chunk goes that no magazine takes.
+enum Goes {
+    Depot,
+    /// Under pressure.
+    Slab,
+    /// The pool is closed.
+    Nowhere,
+}
+
+impl Inner {
+    /// A free when the magazine was full or could not be entered.
+    ///
+    /// # Safety
+    /// The caller gives up a chunk of this pool, and does not touch the pool afterwards unless it
+    /// holds a handle or another chunk: this call may end the pool.
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn free_slow(this: NonNull<Self>, class: u8, unit: u32) {
+        // SAFETY: the pool lives at least as long as the chunk that is being given up.
+        let pool = unsafe { this.as_ref() };
+        if pool.attends() {
+            pool.given_back(class, unit);
+        }
+        let cache = pool.attach();
+        // SAFETY: the caller's promise.
+        unsafe { Self::free_with(this, cache.as_deref(), class, unit) };
+    }
+
+    /// # Safety
+    /// As [`free_slow`](Self::free_slow).
+    pub(crate) unsafe fn free_with(
+        this: NonNull<Self>,
+        cache: Option<&ThreadCache>,
+        class: u8,
+        unit: u32,
+    ) {
+        // SAFETY: the pool lives at least as long as the chunk that is being given up.
+        let pool = unsafe { this.as_ref() };
+        if let Some(cache) = cache
+            && pool.free_cached(cache, class, unit)
+        {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::free_uncached(this, class, unit) };
+    }
+
+    fn free_cached(&self, cache: &ThreadCache, class: u8, unit: u32) -> bool {
+        let magazine = cache.magazine(class);
+        if !magazine.guard.enter_slow() {
+            return false;
+        }
+        let mut pushed = magazine.push(unit);
+        if !pushed {
+            let mut units = [0; BATCH_MAX];
+            let batch = &mut units[..self.depot.batch_len(class)];
+            // A full magazine holds two batches.
+            let taken = magazine.take_bottom(batch);
+            debug_assert_eq!(taken, batch.len());
+            self.depot.push_batch(class, batch);
+            pushed = magazine.push(unit);
+        }
+        magazine.guard.leave();
+        pushed
+    }
+
+    /// # Safety
+    /// As [`free_slow`](Self::free_slow).
+    unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32) {
+        // SAFETY: the pool lives at least as long as the chunk that is being given up.
+        let pool = unsafe { this.as_ref() };
+        let place = pool.depot.with_open(class, |open| {
+            // Under the lock: `close` sets the flag before it takes the lock and adds up, so a
+            // free is counted here or there, never in both places. The same goes for what is
+            // swept when pressure begins.
+            if pool.closed.load(Ordering::Relaxed) {
+                return Goes::Nowhere;
+            }
+            if pool.under_pressure.load(Ordering::Relaxed) {
+                return Goes::Slab;
+            }
+            pool.count_frees(class, 1);
+            pool.depot.put_in(class, open, unit);
+            Goes::Depot
+        });
+        match place {
+            Goes::Depot => return,
+            Goes::Slab => {
+                if let Some(woken) = pool.store_and_serve(class, &[unit], 1) {
+                    woken.into_iter().for_each(Waker::wake);
+                    return;
+                }
+            }
+            Goes::Nowhere => {}
+        }
+        if pool.live.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: the last chunk of a closed pool was just given up; `close` has counted.
+            unsafe { Self::unmap(this) };
+        }
+    }
+}

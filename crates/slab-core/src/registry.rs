@@ -1,0 +1,88 @@
+//! Which threads have caches in the pool: they register on first use, and give back what they hold
+//! when they end.
+
+use crate::class::BATCH_MAX;
+use crate::guard::{PRESSURE, SCRUB};
+use crate::inner::Inner;
+use crate::local;
+use crate::magazine::ThreadCache;
+use crate::sync::Ordering;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(crate) struct Registered {
+    pub(crate) cache: Arc<ThreadCache>,
+    pub(crate) attached: bool,
+}
+
+impl Inner {
+    pub(crate) fn attach(&self) -> Option<Arc<ThreadCache>> {
+        if self.max_thread_caches == 0 {
+            return None;
+        }
+        local::attach(self, self.home.get()?, || self.register())
+    }
+
+    pub(crate) fn register(&self) -> Option<Arc<ThreadCache>> {
+        let mut registry = self.registry.lock();
+        if self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        if let Some(free) = registry.iter_mut().find(|entry| !entry.attached) {
+            free.attached = true;
+            return Some(Arc::clone(&free.cache));
+        }
+        if registry.len() == self.max_thread_caches {
+            return None;
+        }
+        let id = registry.len();
+        let cache = Arc::new(ThreadCache::new(id, &self.classes));
+        let mut gates = 0;
+        if self.under_pressure.load(Ordering::Relaxed) {
+            gates |= PRESSURE;
+        }
+        if self.attends() {
+            gates |= SCRUB;
+        }
+        for class in 0..self.classes.count() as u8 {
+            cache.magazine(class).guard.raise(gates);
+        }
+        registry.push(Registered {
+            cache: Arc::clone(&cache),
+            attached: true,
+        });
+        Some(cache)
+    }
+
+    /// Takes back the cache of a thread that ends; its counters stay part of the statistics.
+    pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
+        let mut registry = self.registry.lock();
+        self.flush(&registry, cache);
+        registry[cache.id].attached = false;
+    }
+
+    /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
+    /// keeps reclaimers out, who would otherwise be in the way.
+    fn flush(&self, _registry: &[Registered], cache: &ThreadCache) {
+        let mut units = [0; BATCH_MAX];
+        for class in 0..self.classes.count() as u8 {
+            let magazine = cache.magazine(class);
+            if !magazine.guard.enter_slow() {
+                return; // The pool is closed and has taken it all.
+            }
+            loop {
+                match magazine.take_bottom(&mut units) {
+                    0 => break,
+                    taken => self.depot.put(class, &units[..taken]),
+                }
+            }
+            magazine.guard.leave();
+        }
+    }
+
+    pub(crate) fn flush_current(&self) {
+        if let Some(cache) = self.attach() {
+            self.flush(&self.registry.lock(), &cache);
+        }
+    }
+}
