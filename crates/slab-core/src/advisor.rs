@@ -10,7 +10,8 @@
 
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 use crate::error::ConfigError;
-use std::collections::BTreeMap;
+use alloc_crate::collections::BTreeMap;
+use alloc_crate::{vec, vec::Vec};
 
 /// How often which sizes were asked for.
 ///

@@ -4,6 +4,7 @@ use crate::class::{ClassTable, SizeClasses};
 use crate::error::ConfigError;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
+use alloc_crate::string::String;
 
 /// How many slabs a pool commits at a time, while it grows towards its cap.
 ///

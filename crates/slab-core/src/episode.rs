@@ -2,12 +2,12 @@
 //! however often it was at its cap and came away from it in between.
 
 use crate::sync::{AtomicU64, Ordering};
-use std::sync::OnceLock;
-use std::time::Instant;
 
 /// Refusals closer together than this belong to one episode, so that there are at most two events
 /// a class in this time.
-const QUIET_MILLIS: u64 = 1000;
+///
+/// Without a clock an episode ends with the first allocation that is served.
+const QUIET_MILLIS: u64 = if cfg!(feature = "std") { 1000 } else { 0 };
 
 #[derive(Debug)]
 pub(crate) struct Episode {
@@ -35,7 +35,7 @@ impl Episode {
 
     #[cold]
     fn is_over(&self, last: u64) -> bool {
-        now().saturating_sub(last) >= QUIET_MILLIS
+        now() >= last + QUIET_MILLIS
             // Of several threads that see the end, one says so; not if another was just refused.
             && self
                 .last
@@ -45,12 +45,19 @@ impl Episode {
 }
 
 /// Milliseconds since the first call, and one: never 0.
+#[cfg(feature = "std")]
 fn now() -> u64 {
+    use std::{sync::OnceLock, time::Instant};
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(feature = "std"))]
+fn now() -> u64 {
+    1
+}
+
+#[cfg(all(test, feature = "std", not(loom)))]
 mod tests {
     use super::*;
 

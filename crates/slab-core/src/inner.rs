@@ -41,8 +41,10 @@ use crate::sync::{
 use crate::sys::asan;
 #[cfg(feature = "leak-tracking")]
 use crate::track::Tracker;
+use alloc_crate::boxed::Box;
+use alloc_crate::sync::{Arc, Weak};
+use alloc_crate::vec::Vec;
 use core::ptr::NonNull;
-use std::sync::{Arc, OnceLock, Weak};
 
 /// Threads of one pool that have magazines at the same time, at most; further ones work without.
 const MAX_THREAD_CACHES: usize = if MODELLED { 4 } else { 4096 };
@@ -65,6 +67,7 @@ impl Handle {
         self.inner
     }
 
+    #[cfg(feature = "std")]
     pub(crate) fn inner(&self) -> &Inner {
         // SAFETY: `Inner` lives at least until `close`, which the drop of this handle calls.
         unsafe { self.inner.as_ref() }
@@ -111,7 +114,7 @@ pub(crate) struct Inner {
     pub(crate) under_pressure: AtomicBool,
     /// Chunks in callers' hands, once the pool is closed.
     pub(crate) live: AtomicI64,
-    pub(crate) home: OnceLock<Weak<Handle>>,
+    pub(crate) home: Weak<Handle>,
     pub(crate) name: Box<str>,
     pub(crate) max_thread_caches: usize,
     pub(crate) oversize: Arc<Oversize>,
@@ -173,7 +176,7 @@ impl Inner {
             .map(|one_in| Tracker::new(arena.bytes(), one_in))
             .transpose()
             .map_err(reserve_error)?;
-        let inner = Box::new(Self {
+        let open = |home: &Weak<Handle>| Self {
             id: next_id(),
             base: arena.base(),
             slab_unit_mask: arena.slab_units() - 1,
@@ -196,7 +199,7 @@ impl Inner {
             closed: AtomicBool::new(false),
             under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
-            home: OnceLock::new(),
+            home: Weak::clone(home),
             max_thread_caches: if options.thread_caches {
                 MAX_THREAD_CACHES
             } else {
@@ -208,17 +211,15 @@ impl Inner {
             tracker,
             oversize: Oversize::new(options.max_oversize_memory),
             name: options.name.as_str().into(),
-        });
-        let inner = NonNull::from(Box::leak(inner));
-        let handle = Arc::new(Handle { inner });
-        let home = Arc::downgrade(&handle);
-        handle.inner().home.set(home).expect("set once, here");
-        Ok(handle)
+        };
+        Ok(Arc::new_cyclic(|home| Handle {
+            inner: NonNull::from(Box::leak(Box::new(open(home)))),
+        }))
     }
 
     /// A handle to this pool, unless its last one is gone.
     pub(crate) fn handle(&self) -> Option<Arc<Handle>> {
-        self.home.get().and_then(Weak::upgrade)
+        self.home.upgrade()
     }
 
     pub(crate) fn max_memory(&self) -> usize {

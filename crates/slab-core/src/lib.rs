@@ -25,6 +25,11 @@
 //! | `advisor` | which sizes would waste least |
 //! | `sync`, `sys` | `std`, `loom` or `shuttle`; the operating system |
 
+#![cfg_attr(not(any(feature = "std", test)), no_std)]
+
+// By another name than the module that allocates.
+extern crate alloc as alloc_crate;
+
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("slab-core reserves address space generously and needs a 64-bit target");
 
@@ -48,10 +53,13 @@ mod free;
 mod guard;
 mod hardening;
 mod inner;
+#[cfg(feature = "std")]
 mod local;
 mod magazine;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(not(feature = "std"))]
+mod no_local;
 mod oversize;
 mod pool;
 mod raw;
@@ -61,6 +69,8 @@ mod registry;
 mod schedule;
 mod shared;
 mod slab;
+#[cfg(not(feature = "std"))]
+mod spin;
 mod stats;
 mod sync;
 mod sys;
@@ -68,6 +78,9 @@ mod sys;
 mod track;
 mod typed;
 mod wait;
+
+#[cfg(not(feature = "std"))]
+use no_local as local;
 
 pub use advisor::{Advice, SizeHistogram, Waste};
 #[cfg(feature = "allocator-api2")]
@@ -83,5 +96,7 @@ pub use shared::{Clones, SharedChunk};
 pub use stats::{ClassStats, PoolStats};
 #[cfg(feature = "leak-tracking")]
 pub use track::LiveChunk;
-pub use typed::{GlobalBox, GlobalTag, InsertError, Slab, SlabBox, SlabBuilder, StaticSlab};
+#[cfg(feature = "std")]
+pub use typed::{GlobalBox, GlobalTag, StaticSlab};
+pub use typed::{InsertError, Slab, SlabBox, SlabBuilder};
 pub use wait::Alloc;

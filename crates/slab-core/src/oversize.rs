@@ -4,11 +4,11 @@ use crate::chunk::Chunk;
 use crate::class::CHUNK_ALIGN;
 use crate::error::AllocError;
 use crate::pool::SlabPool;
+use alloc_crate::alloc::{Layout, alloc_zeroed, dealloc};
+use alloc_crate::sync::Arc;
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::sync::Arc;
 
 /// What a pool has on the heap. Outlives it, if its heap blocks do.
 #[derive(Debug)]

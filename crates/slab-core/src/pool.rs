@@ -9,9 +9,9 @@ use crate::inner::{Handle, Inner};
 use crate::local;
 use crate::stats::PoolStats;
 use crate::wait::Alloc;
+use alloc_crate::sync::Arc;
 use core::fmt;
 use core::ptr::NonNull;
-use std::sync::Arc;
 
 /// A bounded pool of memory in size classes, shared by any number of threads.
 ///

@@ -7,7 +7,7 @@ use crate::inner::Inner;
 use crate::local;
 use crate::magazine::ThreadCache;
 use crate::sync::Ordering;
-use std::sync::Arc;
+use alloc_crate::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct Registered {
@@ -20,7 +20,7 @@ impl Inner {
         if self.max_thread_caches == 0 {
             return None;
         }
-        local::attach(self, self.home.get()?, || self.register())
+        local::attach(self, &self.home, || self.register())
     }
 
     pub(crate) fn register(&self) -> Option<Arc<ThreadCache>> {
@@ -55,6 +55,7 @@ impl Inner {
     }
 
     /// Takes back the cache of a thread that ends; its counters stay part of the statistics.
+    #[cfg(feature = "std")]
     pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
         let mut registry = self.registry.lock();
         self.flush(&registry, cache);

@@ -7,7 +7,7 @@
 
 use crate::chunk::Chunk;
 use crate::pool::SlabPool;
-use crate::sync::{AtomicU32, Ordering, acquire_fence};
+use crate::sync::{AtomicU32, Ordering, abort, acquire_fence};
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
@@ -27,7 +27,7 @@ pub(crate) mod count {
         if before > MAX_REFERENCES {
             // Only forgetting references by the billion leads here; going on would free a chunk
             // that is in use.
-            std::process::abort();
+            abort();
         }
     }
 

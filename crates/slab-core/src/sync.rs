@@ -69,23 +69,44 @@ impl Backoff {
 
 #[cfg(not(any(loom, shuttle)))]
 mod imp {
+    #[cfg(not(feature = "std"))]
+    pub(crate) use crate::spin::{Mutex, MutexGuard};
     use crate::sys::Region;
+    #[cfg(not(feature = "std"))]
+    pub(crate) use core::hint::spin_loop as thread_yield;
     use core::marker::PhantomData;
     use core::ops::{Deref, DerefMut};
     pub(crate) use core::sync::atomic::{
         AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence,
     };
+    #[cfg(feature = "std")]
+    pub(crate) use std::process::abort;
+    #[cfg(feature = "std")]
     pub(crate) use std::sync::MutexGuard;
+    #[cfg(feature = "std")]
+    pub(crate) use std::thread::yield_now as thread_yield;
+    #[cfg(feature = "std")]
     pub(crate) use std::thread_local;
 
-    pub(crate) fn thread_yield() {
-        std::thread::yield_now();
+    /// A panic during a panic.
+    #[cfg(not(feature = "std"))]
+    pub(crate) fn abort() -> ! {
+        struct Abort;
+        impl Drop for Abort {
+            fn drop(&mut self) {
+                panic!("abort");
+            }
+        }
+        let _abort = Abort;
+        panic!("abort");
     }
 
     /// A mutex that ignores poisoning: no foreign code runs under it.
+    #[cfg(feature = "std")]
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
 
+    #[cfg(feature = "std")]
     impl<T> Mutex<T> {
         pub(crate) const fn new(value: T) -> Self {
             Self(std::sync::Mutex::new(value))
@@ -197,6 +218,7 @@ mod imp {
     // Loom's models hand each thread its cache by name; see `model`.
     #[cfg(shuttle)]
     pub(crate) use shuttle::thread_local;
+    pub(crate) use std::process::abort;
     #[cfg(loom)]
     pub(crate) use std::thread_local;
 

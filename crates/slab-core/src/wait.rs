@@ -28,11 +28,12 @@ use crate::magazine::ThreadCache;
 use crate::pool::SlabPool;
 use crate::reclaim::SlabLayer;
 use crate::sync::{MODELLED, MutexGuard, Ordering};
+use alloc_crate::collections::BTreeMap;
+use alloc_crate::vec::Vec;
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
-use std::collections::BTreeMap;
 
 /// Tasks that wait in one pool at the same time, at most; further ones are refused.
 const MAX_WAITERS: usize = if MODELLED { 4 } else { 1 << 16 };

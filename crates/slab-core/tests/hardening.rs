@@ -92,9 +92,11 @@ fn a_typed_slab_can_be_hardened() {
         .pool(|pool| pool.hardened(true))
         .build()
         .unwrap();
-    let mut value = slab.try_insert([3; 40]).unwrap();
-    let at: *mut u32 = &raw mut value[7];
-    drop(value);
+    let value = slab.alloc_raw().unwrap();
+    // SAFETY: just allocated.
+    unsafe { slab.free_raw(value) }.unwrap();
+    // SAFETY: an element of the value.
+    let at = unsafe { value.cast::<u32>().add(7) };
     // SAFETY: the memory is mapped; it belongs to nobody, which is the error.
     unsafe { at.write(4) };
     assert!(panic_message(|| drop(slab.try_insert([3; 40]))).contains("byte 28"));

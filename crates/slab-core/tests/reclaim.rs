@@ -1,6 +1,7 @@
 //! Memory that moves: between size classes, and back to the system.
 
 use slab_core::{AllocError, Chunk, SizeClasses, SlabPool};
+#[cfg(feature = "std")]
 use std::sync::Barrier;
 use std::thread;
 
@@ -84,6 +85,7 @@ fn shuffled_frees_do_not_pin_slabs() {
 }
 
 #[test]
+#[cfg(feature = "std")]
 fn full_magazines_of_idle_threads_do_not_pin_slabs() {
     let pool = pool();
     let (small, large) = sizes(&pool);
@@ -110,6 +112,7 @@ fn full_magazines_of_idle_threads_do_not_pin_slabs() {
 }
 
 #[test]
+#[cfg(feature = "std")]
 fn a_chunk_in_an_idle_threads_magazine_is_found_at_the_cap() {
     let pool = pool();
     let (_, large) = sizes(&pool);

@@ -1,6 +1,6 @@
 //! Resident memory, as the system counts it. Alone in its file, and so in its process: the system
 //! merges neighbouring mappings, and other tests' pools would be counted too.
-#![cfg(all(target_os = "linux", not(miri)))]
+#![cfg(all(feature = "std", target_os = "linux", not(miri)))]
 
 use slab_core::{AllocError, Chunk, SizeClasses, SlabPool};
 

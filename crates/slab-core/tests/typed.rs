@@ -1,5 +1,5 @@
 //! Typed slabs: what a value's owner may rely on.
-#![cfg(not(loom))]
+#![cfg(all(feature = "std", not(loom)))]
 
 use slab_core::{
     AllocError, ConfigError, GlobalBox, GlobalTag, Growth, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, Slab,

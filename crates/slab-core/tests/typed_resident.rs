@@ -1,6 +1,6 @@
 //! What live objects in a typed slab cost beyond themselves. Alone in its file, and so in its
 //! process, whose resident memory it reads.
-#![cfg(all(target_os = "linux", not(miri), not(loom)))]
+#![cfg(all(feature = "std", target_os = "linux", not(any(miri, loom))))]
 
 use slab_core::{GlobalBox, GlobalTag, Slab, StaticSlab};
 use std::mem::MaybeUninit;

@@ -129,6 +129,7 @@ fn waiters_are_served_in_order_and_before_anybody_else() {
 }
 
 #[test]
+#[cfg(feature = "std")]
 fn the_fast_path_comes_back_when_nobody_waits() {
     let pool = pool(&[1024]);
     let mut all = fill(&pool, 1024);
@@ -225,7 +226,9 @@ fn there_is_a_limit_to_how_many_wait() {
     assert_eq!(stats.classes()[0].waiters_refused, 1);
     drop(waiters);
     drop(all);
-    assert!(pool.stats().classes()[0].in_magazines > 0, "no pressure");
+    if cfg!(feature = "std") {
+        assert!(pool.stats().classes()[0].in_magazines > 0, "no pressure");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The whole range from the global allocator, zeroed, where there is no `mmap`.
 
+use alloc_crate::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::ptr::NonNull;
-use std::alloc::{alloc_zeroed, dealloc};
 
 /// As on a system with pages, so that what relies on page alignment holds here too.
 const ALIGN: usize = 4096;

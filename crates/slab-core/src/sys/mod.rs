@@ -2,19 +2,19 @@
 //! piece by piece, and the process-wide memory barrier.
 //!
 //! `unix` maps anonymous memory. `heap` takes the whole range from the global allocator at once,
-//! zeroed; it serves Miri, models and systems without `mmap`.
+//! zeroed; it serves Miri, models, builds without `std` and systems without `mmap`.
 
 pub(crate) mod asan;
 pub(crate) mod supply;
 
-#[cfg(all(unix, not(any(miri, loom, shuttle))))]
+#[cfg(all(unix, feature = "std", not(any(miri, loom, shuttle))))]
 mod unix;
-#[cfg(all(unix, not(any(miri, loom, shuttle))))]
+#[cfg(all(unix, feature = "std", not(any(miri, loom, shuttle))))]
 pub(crate) use unix::*;
 
-#[cfg(not(all(unix, not(any(miri, loom, shuttle)))))]
+#[cfg(not(all(unix, feature = "std", not(any(miri, loom, shuttle)))))]
 mod heap;
-#[cfg(not(all(unix, not(any(miri, loom, shuttle)))))]
+#[cfg(not(all(unix, feature = "std", not(any(miri, loom, shuttle)))))]
 pub(crate) use heap::*;
 
 #[cfg(all(test, not(any(loom, shuttle))))]

@@ -11,9 +11,11 @@
 //! | `slab_box` | [`SlabBox`], which owns a value: 16 bytes |
 //! | `global` | slabs in a `static`, and [`GlobalBox`], which finds its slab by its type: 8 bytes |
 
+#[cfg(feature = "std")]
 mod global;
 mod slab_box;
 
+#[cfg(feature = "std")]
 pub use global::{GlobalBox, GlobalTag, StaticSlab};
 pub use slab_box::SlabBox;
 
@@ -24,6 +26,7 @@ use crate::error::{AllocError, ConfigError, NotAChunk};
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::stats::PoolStats;
+use alloc_crate::string::String;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;

@@ -1,6 +1,6 @@
 //! [`SlabBox`]: owns a value in a typed slab.
 
-use super::{chunk_at, unit_at};
+use super::chunk_at;
 use crate::chunk::Chunk;
 use crate::inner::Inner;
 use core::fmt;
@@ -66,6 +66,7 @@ impl<T, Tag> SlabBox<T, Tag> {
         }
     }
 
+    #[cfg(feature = "std")]
     #[inline(always)]
     pub(super) fn pool_ptr(&self) -> NonNull<Inner> {
         self.pool
@@ -217,6 +218,7 @@ impl<T: fmt::Display, Tag> fmt::Display for SlabBox<T, Tag> {
 }
 
 /// Does the value lie in the arena of this pool?
+#[cfg(feature = "std")]
 pub(super) fn lies_in<T>(value: NonNull<T>, pool: &Inner) -> bool {
-    unit_at(pool, value.cast()).is_some()
+    super::unit_at(pool, value.cast()).is_some()
 }

@@ -1,0 +1,22 @@
+//! In place of `local` where there is no `std`, and so no thread-locals: no thread has magazines,
+//! and everything goes through the depot's open batches.
+
+use crate::inner::{Handle, Inner};
+use crate::magazine::ThreadCache;
+use alloc_crate::sync::{Arc, Weak};
+
+#[inline(always)]
+pub(crate) fn with_current<R>(
+    _: *const Inner,
+    _: impl FnOnce(&ThreadCache) -> Option<R>,
+) -> Option<R> {
+    None
+}
+
+pub(crate) fn attach(
+    _: &Inner,
+    _: &Weak<Handle>,
+    _: impl FnOnce() -> Option<Arc<ThreadCache>>,
+) -> Option<Arc<ThreadCache>> {
+    None
+}
