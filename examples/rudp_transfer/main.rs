@@ -1,0 +1,185 @@
+//! Moves a file to a server and back over RUDP, through a path that loses and reorders, and
+//! verifies its hash at both ends.
+//!
+//!     cargo run --release --example rudp_transfer
+//!     cargo run --release --example rudp_transfer -- --file FILE --loss 5 --delay 25ms
+//!
+//! | file | what |
+//! |---|---|
+//! | `transfer` | a file over a stream: **start reading here** |
+//! | `path` | the path between the two: delay, loss, reordering |
+//! | `source` | the file to move: one that was given, or one of random bytes |
+//! | `progress` | the bar |
+//! | `options` | the command line |
+//!
+//! A wrong option, or whatever keeps it from starting, is one line on stderr and exit status 2; a
+//! transfer that fails, or a hash that differs, is one line and status 1.
+
+mod options;
+mod path;
+mod progress;
+mod source;
+mod transfer;
+
+use clap::Parser;
+use options::Options;
+use progress::Progress;
+use slab_net::PacketPool;
+use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let options = Options::parse();
+    let source = match source::Source::of(&options) {
+        Ok(source) => source,
+        Err(error) => return complain(&error, 2),
+    };
+    let endpoints = match start(&options).await {
+        Ok(endpoints) => endpoints,
+        Err(error) => return complain(&error, 2),
+    };
+    match run(endpoints, &source).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(&error, 1),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "a program's last words")]
+fn complain(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
+    eprintln!("rudp_transfer: {error}");
+    ExitCode::from(status)
+}
+
+struct Endpoints {
+    pool: PacketPool,
+    server: Endpoint,
+    client: Connection,
+    counts: path::Counts,
+}
+
+/// A server, a path to it, and a client at its other end.
+async fn start(options: &Options) -> Result<Endpoints> {
+    let pool = PacketPool::builder()
+        .name("rudp")
+        .max_memory(64 << 20)
+        .build()?;
+    let session = SessionConfig::fast()
+        .stream(true)
+        .window(options.window, options.window)
+        .mtu(options.mtu);
+    session.validate()?;
+    let config = EndpointConfig::new(session);
+    let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    let (address, counts) = path::open(server.local_addr(), options).await?;
+    let client = Connection::connect(address, &pool, config)?;
+    Ok(Endpoints {
+        pool,
+        server,
+        client,
+        counts,
+    })
+}
+
+async fn run(endpoints: Endpoints, source: &source::Source) -> Result<()> {
+    let Endpoints {
+        pool,
+        server,
+        client,
+        counts,
+    } = endpoints;
+    let stored = source.beside("stored");
+    let returned = source.beside("returned");
+    let serving = tokio::spawn(serve(server, stored.clone()));
+
+    let mut stream = client.into_stream();
+    let bar = Progress::new("there", source.len());
+    let begin = Instant::now();
+    let sent = transfer::send(&mut stream, source.path(), &bar).await?;
+    // The server says that it has it all by sending it back; its first word ends the first half.
+    let mut incoming = transfer::Incoming::begin(&mut stream).await?;
+    let there = begin.elapsed();
+    bar.finish(there);
+
+    let bar = Progress::new("back", source.len());
+    let begin = Instant::now();
+    let received = incoming.receive(&mut stream, &returned, &bar).await?;
+    let back = begin.elapsed();
+    bar.finish(back);
+
+    let stored_hash = transfer::hash_file(&stored).await?;
+    let stats = stream.connection().stats();
+    tokio::io::AsyncWriteExt::shutdown(&mut stream).await?;
+    let served = serving.await??;
+    drop(stream);
+    for file in [&stored, &returned] {
+        tokio::fs::remove_file(file).await?;
+    }
+    if sent != stored_hash || sent != received {
+        return Err("the hash differs".into());
+    }
+    summary(&Summary {
+        bytes: source.len(),
+        hash: sent,
+        times: [there, back],
+        retransmits: [stats, served].map(|s| s.retransmits_fast + s.retransmits_timeout),
+        lost: counts.lost(),
+        in_use: settled(&pool).await,
+    });
+    Ok(())
+}
+
+/// Stores what the client sends, and sends it back.
+async fn serve(server: Endpoint, to: impl AsRef<Path>) -> Result<slab_net::rudp::RudpStats> {
+    let connection = server.accept().await.ok_or("the endpoint is gone")?;
+    let mut stream = connection.into_stream();
+    let mut incoming = transfer::Incoming::begin(&mut stream).await?;
+    let silent = Progress::silent();
+    incoming.receive(&mut stream, to.as_ref(), &silent).await?;
+    transfer::send(&mut stream, to.as_ref(), &silent).await?;
+    // Until the client has it all and closes.
+    while stream.read_packet().await?.is_some() {}
+    Ok(stream.connection().stats())
+}
+
+/// Chunks in use once all sessions are gone.
+async fn settled(pool: &PacketPool) -> u64 {
+    for _ in 0..300 {
+        if pool.slab().stats().in_use() == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    pool.slab().stats().in_use()
+}
+
+struct Summary {
+    bytes: u64,
+    hash: transfer::Hash,
+    times: [Duration; 2],
+    retransmits: [u64; 2],
+    lost: u64,
+    in_use: u64,
+}
+
+#[expect(clippy::print_stdout, reason = "what the program is for")]
+fn summary(summary: &Summary) {
+    let rate = |time: Duration| summary.bytes as f64 / 1e6 / time.as_secs_f64();
+    println!("sha256 {} at both ends", transfer::hex(&summary.hash));
+    println!(
+        "summary bytes={} there_mb_per_s={:.1} back_mb_per_s={:.1} retransmits={},{} \
+         lost_on_the_path={} pool_in_use={}",
+        summary.bytes,
+        rate(summary.times[0]),
+        rate(summary.times[1]),
+        summary.retransmits[0],
+        summary.retransmits[1],
+        summary.lost,
+        summary.in_use,
+    );
+}
