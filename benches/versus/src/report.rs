@@ -15,6 +15,10 @@ impl Filter {
         Self { pattern }
     }
 
+    pub(crate) fn pattern(&self) -> Option<&str> {
+        self.pattern.as_deref()
+    }
+
     pub(crate) fn takes(&self, case: &str, peer: &str) -> bool {
         let Some(pattern) = &self.pattern else {
             return true;
@@ -36,6 +40,25 @@ pub(crate) enum Bound {
     Ratio(f64),
     /// Ours no more than this, in the row's unit, by the median.
     Ours(f64),
+}
+
+/// (issue, case, peers, bound); several may speak about one row.
+pub(crate) type Asked = (u32, &'static str, &'static [&'static str], Bound);
+
+/// What a table asks of one row.
+pub(crate) fn asked_of(table: &[Asked], case: &str, peer: &str) -> Vec<Target> {
+    let about = |&&(_, asked, peers, _): &&Asked| asked == case && peers.contains(&peer);
+    let target = |&(issue, _, _, bound): &Asked| Target { issue, bound };
+    table.iter().filter(about).map(target).collect()
+}
+
+/// Each row that a table speaks about.
+#[cfg(test)]
+pub(crate) fn spoken_of(
+    table: &'static [Asked],
+) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let rows = |&(_, case, peers, _): &'static Asked| peers.iter().map(move |&peer| (case, peer));
+    table.iter().flat_map(rows)
 }
 
 impl Target {
@@ -197,6 +220,26 @@ impl Report {
             .collect();
         let whole = json!({ "machine": machine, "rows": rows });
         format!("{whole:#}\n")
+    }
+}
+
+impl Comparison {
+    /// Of a row as [`Report::json`] wrote it.
+    pub(crate) fn from_json(row: &Value) -> Option<Self> {
+        let spread = |side: &str| {
+            let figure = |name: &str| row[side][name].as_f64();
+            Some(Spread {
+                median: figure("median")?,
+                min: figure("min")?,
+                max: figure("max")?,
+            })
+        };
+        Some(Self {
+            ours: spread("ours")?,
+            theirs: spread("theirs")?,
+            ratio: spread("ratio")?,
+            distance: None,
+        })
     }
 }
 

@@ -1,10 +1,9 @@
 //! What the issues ask of which row.
 
 use super::peers::HEAPS;
-use crate::report::{Bound, Target};
+use crate::report::{Asked, Bound, Target};
 
-/// (issue, case, peers, bound); several lines may speak about one row.
-const ASKED: &[(u32, &str, &[&str], Bound)] = &[
+const ASKED: &[Asked] = &[
     (2, "pair-2048", &["mimalloc"], Bound::Ratio(4.0)),
     (2, "pair-2048", &["jemalloc"], Bound::Ratio(1.5)),
     // "Best peer" is the best of the heaps, so each of them is at least that far behind.
@@ -48,20 +47,12 @@ const ASKED: &[(u32, &str, &[&str], Bound)] = &[
     (3, "stats-busy", &["glibc"], Bound::Ours(1000.0)),
 ];
 
-pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
-    let about = |&&(_, asked, peers, _): &&(u32, &str, &[&str], Bound)| {
-        asked == case && peers.contains(&peer)
-    };
-    let target = |&(issue, _, _, bound): &(u32, &str, &[&str], Bound)| Target { issue, bound };
-    ASKED.iter().filter(about).map(target).collect()
+pub(super) fn of(case: &str, peer: &str) -> Vec<Target> {
+    crate::report::asked_of(ASKED, case, peer)
 }
 
 /// Each row that a line speaks about.
 #[cfg(test)]
-pub(crate) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let rows =
-        |&(_, case, peers, _): &'static (u32, &'static str, &'static [&'static str], Bound)| {
-            peers.iter().map(move |&peer| (case, peer))
-        };
-    ASKED.iter().flat_map(rows)
+pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
+    crate::report::spoken_of(ASKED)
 }

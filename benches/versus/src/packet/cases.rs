@@ -1,0 +1,283 @@
+//! What one packet goes through, written once for ours and once for `bytes`.
+
+use super::OURS;
+use crate::cpu::ThreadClock;
+use crate::heap;
+use crate::measure::Sampler;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use slab_net::{Packet, PacketBuf, PacketPool};
+use std::hint::black_box;
+
+/// The name of the other side.
+pub(super) const BYTES: &str = "bytes";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Case {
+    /// 2 KiB taken, 64 bytes written, frozen, dropped.
+    Fill,
+    /// The same, and cloned before both are dropped.
+    FillClone,
+    /// A shared packet cloned, and the clone dropped.
+    CloneDrop,
+    /// Twelve slices of 100 bytes out of a packet of 1200.
+    Slice,
+    /// 40 segments of 1200 bytes split off a buffer of 64 KiB, each frozen; one operation is one
+    /// segment.
+    Split,
+    /// 1200 bytes that were written get a header of 16 bytes in front.
+    Prepend,
+    /// As `Fill`, and turned into a `bytes::Bytes` before it is dropped.
+    ToBytes,
+    /// 256 times four bytes read from a frozen packet; one operation is one read.
+    Read,
+    /// 256 times four bytes written; one operation is one write.
+    Write,
+}
+
+const FILL: usize = 64;
+const PACKET: usize = 2048;
+const SEGMENT: usize = 1200;
+const SEGMENTS: usize = 40;
+const SLICES: usize = 12;
+const HEADER: usize = 16;
+const WORDS: usize = 256;
+
+impl Case {
+    pub(super) const ALL: [Self; 9] = [
+        Self::Fill,
+        Self::FillClone,
+        Self::CloneDrop,
+        Self::Slice,
+        Self::Split,
+        Self::Prepend,
+        Self::ToBytes,
+        Self::Read,
+        Self::Write,
+    ];
+
+    /// Those of which heap allocations are counted.
+    pub(super) const COUNTED: [Self; 5] = [
+        Self::Fill,
+        Self::FillClone,
+        Self::Split,
+        Self::Prepend,
+        Self::ToBytes,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Fill => "alloc-write-freeze-drop",
+            Self::FillClone => "alloc-write-freeze-clone-drop",
+            Self::CloneDrop => "clone-drop",
+            Self::Slice => "slice-12",
+            Self::Split => "split-40",
+            Self::Prepend => "prepend-16",
+            Self::ToBytes => "to-bytes",
+            Self::Read => "buf-read",
+            Self::Write => "buf-write",
+        }
+    }
+
+    pub(super) fn sampler(self, side: &str, counted: bool) -> Option<Sampler> {
+        match side {
+            OURS => Some(self.ours(counted)),
+            BYTES => Some(self.theirs(counted)),
+            _ => None,
+        }
+    }
+
+    fn ours(self, counted: bool) -> Sampler {
+        let pool = PacketPool::builder()
+            .name("versus-packet")
+            .headroom(if self == Self::Prepend { HEADER } else { 0 })
+            .build()
+            .expect("the configuration is valid");
+        let taken = move |len| pool.try_alloc(len).expect("the pool has room");
+        let filled = {
+            let taken = taken.clone();
+            move || {
+                let mut packet: PacketBuf = taken(PACKET);
+                packet.extend_from_slice(black_box(&[7; FILL]));
+                packet
+            }
+        };
+        match self {
+            Self::Fill => of(counted, 1, move || drop(black_box(filled().freeze()))),
+            Self::FillClone => of(counted, 1, move || {
+                let packet: Packet = black_box(filled().freeze());
+                drop(black_box(packet.clone()));
+                drop(packet);
+            }),
+            Self::CloneDrop => {
+                let packet = shared(taken(SEGMENT)).freeze();
+                let second = packet.clone();
+                of(counted, 1, move || {
+                    let _ = &second;
+                    drop(black_box(packet.clone()));
+                })
+            }
+            Self::Slice => {
+                let packet = shared(taken(SEGMENT)).freeze();
+                of(counted, SLICES, move || {
+                    for at in 0..SLICES {
+                        drop(black_box(packet.slice(at * 100..(at + 1) * 100)));
+                    }
+                })
+            }
+            Self::Split => {
+                let mut kept: Vec<Packet> = Vec::with_capacity(SEGMENTS);
+                of(counted, SEGMENTS, move || {
+                    let mut received = taken(65_536);
+                    // SAFETY: pool memory is initialised; what it holds does not matter here.
+                    unsafe { received.set_len(SEGMENTS * SEGMENT) };
+                    for _ in 0..SEGMENTS {
+                        kept.push(received.split_to(SEGMENT).freeze());
+                    }
+                    black_box(&mut kept).clear();
+                })
+            }
+            Self::Prepend => of(counted, 1, move || {
+                let mut packet = taken(SEGMENT);
+                packet.extend_from_slice(black_box(&[7; SEGMENT]));
+                packet.prepend(black_box(&[8; HEADER]));
+                drop(black_box(packet.freeze()));
+            }),
+            Self::ToBytes => of(counted, 1, move || {
+                drop(black_box(Bytes::from(filled().freeze())));
+            }),
+            Self::Read => {
+                let packet = words(taken(4 * WORDS)).freeze();
+                of(counted, WORDS, move || {
+                    let mut packet = packet.clone();
+                    while packet.has_remaining() {
+                        black_box(packet.get_u32());
+                    }
+                })
+            }
+            Self::Write => {
+                let mut packet = taken(4 * WORDS);
+                of(counted, WORDS, move || {
+                    let packet = black_box(&mut packet);
+                    packet.clear();
+                    for word in 0..WORDS {
+                        packet.put_u32(word as u32);
+                    }
+                })
+            }
+        }
+    }
+
+    fn theirs(self, counted: bool) -> Sampler {
+        let filled = || {
+            let mut packet = BytesMut::with_capacity(PACKET);
+            packet.extend_from_slice(black_box(&[7; FILL]));
+            packet
+        };
+        match self {
+            // What ours has to become is what theirs is.
+            Self::Fill | Self::ToBytes => {
+                of(counted, 1, move || drop(black_box(filled().freeze())))
+            }
+            Self::FillClone => of(counted, 1, move || {
+                let packet: Bytes = black_box(filled().freeze());
+                drop(black_box(packet.clone()));
+                drop(packet);
+            }),
+            Self::CloneDrop => {
+                let packet = shared(BytesMut::with_capacity(SEGMENT)).freeze();
+                // The first clone of a `Bytes` allocates: have it behind us.
+                let second = packet.clone();
+                of(counted, 1, move || {
+                    let _ = &second;
+                    drop(black_box(packet.clone()));
+                })
+            }
+            Self::Slice => {
+                let packet = shared(BytesMut::with_capacity(SEGMENT)).freeze();
+                of(counted, SLICES, move || {
+                    for at in 0..SLICES {
+                        drop(black_box(packet.slice(at * 100..(at + 1) * 100)));
+                    }
+                })
+            }
+            Self::Split => {
+                let mut kept: Vec<Bytes> = Vec::with_capacity(SEGMENTS);
+                of(counted, SEGMENTS, move || {
+                    let mut received = BytesMut::with_capacity(65_536);
+                    // SAFETY: bytes of any value, within the capacity; they are not read.
+                    unsafe { received.set_len(SEGMENTS * SEGMENT) };
+                    for _ in 0..SEGMENTS {
+                        kept.push(received.split_to(SEGMENT).freeze());
+                    }
+                    black_box(&mut kept).clear();
+                })
+            }
+            // It has no room in front, so the header goes into a buffer of its own with a copy.
+            Self::Prepend => of(counted, 1, move || {
+                let mut payload = BytesMut::with_capacity(SEGMENT);
+                payload.extend_from_slice(black_box(&[7; SEGMENT]));
+                let mut packet = BytesMut::with_capacity(HEADER + SEGMENT);
+                packet.extend_from_slice(black_box(&[8; HEADER]));
+                packet.extend_from_slice(&payload);
+                drop(black_box(packet.freeze()));
+            }),
+            Self::Read => {
+                let packet = words(BytesMut::with_capacity(4 * WORDS)).freeze();
+                of(counted, WORDS, move || {
+                    let mut packet = packet.clone();
+                    while packet.has_remaining() {
+                        black_box(packet.get_u32());
+                    }
+                })
+            }
+            Self::Write => {
+                let mut packet = BytesMut::with_capacity(4 * WORDS);
+                of(counted, WORDS, move || {
+                    let packet = black_box(&mut packet);
+                    packet.clear();
+                    for word in 0..WORDS {
+                        packet.put_u32(word as u32);
+                    }
+                })
+            }
+        }
+    }
+}
+
+fn shared<B: BufMut>(mut packet: B) -> B {
+    packet.put_bytes(7, SEGMENT);
+    packet
+}
+
+fn words<B: BufMut>(mut packet: B) -> B {
+    (0..WORDS).for_each(|word| packet.put_u32(word as u32));
+    packet
+}
+
+/// Packets of which allocations are counted, in one sample.
+const COUNTED_PACKETS: usize = 100_000;
+
+/// The least that a count of allocations can tell from none.
+pub(super) const RESOLUTION: f64 = 1.0 / COUNTED_PACKETS as f64;
+
+/// `step` is `items` operations.
+fn of(counted: bool, items: usize, mut step: impl FnMut() + 'static) -> Sampler {
+    if counted {
+        // What is allocated once is not counted.
+        (0..1000).for_each(|_| step());
+        return Sampler::whole(move || {
+            let steps = COUNTED_PACKETS / items;
+            let before = heap::allocations();
+            (0..steps).for_each(|_| step());
+            (heap::allocations() - before) as f64 / (steps * items) as f64
+        });
+    }
+    Sampler::timed(move |ops| {
+        let steps = ops.div_ceil(items as u64);
+        let clock = ThreadClock::start();
+        for _ in 0..steps {
+            step();
+        }
+        (clock.elapsed_ns() / (steps * items as u64) as f64).into()
+    })
+}

@@ -1,0 +1,50 @@
+//! What issue 5 asks of which row.
+
+use crate::report::{Asked, Bound, Target};
+
+const ON_ANY: &[&str] = &["bytes-glibc", "bytes-mimalloc", "bytes-jemalloc"];
+
+const ASKED: &[Asked] = &[
+    (
+        5,
+        "alloc-write-freeze-clone-drop",
+        &["bytes-glibc"],
+        Bound::Ratio(6.0),
+    ),
+    (
+        5,
+        "alloc-write-freeze-clone-drop",
+        &["bytes-mimalloc"],
+        Bound::Ratio(2.5),
+    ),
+    (5, "clone-drop", ON_ANY, Bound::Ratio(1.0)),
+    (5, "split-40", ON_ANY, Bound::Ratio(1.0)),
+    // Within 5 %.
+    (5, "buf-read", ON_ANY, Bound::Ratio(0.95)),
+    (5, "buf-write", ON_ANY, Bound::Ratio(0.95)),
+    (
+        2,
+        "allocs-alloc-write-freeze-drop",
+        &["bytes"],
+        Bound::Ours(0.0),
+    ),
+    (
+        2,
+        "allocs-alloc-write-freeze-clone-drop",
+        &["bytes"],
+        Bound::Ours(0.0),
+    ),
+    (2, "allocs-split-40", &["bytes"], Bound::Ours(0.0)),
+    // "One small allocation inside `Bytes::from_owner`".
+    (5, "allocs-to-bytes", &["bytes"], Bound::Ours(1.0)),
+];
+
+pub(super) fn of(case: &str, peer: &str) -> Vec<Target> {
+    crate::report::asked_of(ASKED, case, peer)
+}
+
+/// Each row that a line speaks about.
+#[cfg(test)]
+pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
+    crate::report::spoken_of(ASKED)
+}
