@@ -80,7 +80,8 @@ fn op() -> impl Strategy<Value = Op> {
     use Op::*;
     let slot = 0..16usize;
     let s = || slot.clone();
-    let len = || prop_oneof![6 => 0..100usize, 3 => 0..5000usize, 1 => 0..40_000usize];
+    let long = if cfg!(miri) { 5000 } else { 40_000usize };
+    let len = move || prop_oneof![6 => 0..100usize, 3 => 0..5000usize, 1 => 0..long];
     let data = || {
         prop_oneof![
             6 => prop::collection::vec(any::<u8>(), 0..80),
@@ -619,10 +620,10 @@ fn run(headroom: usize, tailroom: usize) {
     quiet();
     let config = Config {
         failure_persistence: None,
-        cases: if cfg!(miri) { 8 } else { 50 },
+        cases: if cfg!(miri) { 4 } else { 50 },
         ..Config::default()
     };
-    let programs = prop::collection::vec(op(), 1..120);
+    let programs = prop::collection::vec(op(), 1..if cfg!(miri) { 40 } else { 120 });
     TestRunner::new(config)
         .run(&programs, |program| {
             let pool = tiny()
