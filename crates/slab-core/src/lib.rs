@@ -100,3 +100,8 @@ pub use track::LiveChunk;
 pub use typed::{GlobalBox, GlobalTag, StaticSlab};
 pub use typed::{InsertError, Slab, SlabBox, SlabBuilder};
 pub use wait::Alloc;
+
+/// The README's example, as a test.
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
