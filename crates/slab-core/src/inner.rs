@@ -131,6 +131,13 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; all shared state is atomic or under a mutex.
 unsafe impl Sync for Inner {}
 
+// Models run all their threads on one of the system's.
+#[cfg(all(test, any(loom, shuttle)))]
+std::thread_local! {
+    /// Pools that have come to their end.
+    pub(crate) static ENDED: core::cell::Cell<u32> = const { core::cell::Cell::new(0) };
+}
+
 fn next_id() -> u64 {
     // Plain std: models have no global state.
     static NEXT: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
@@ -358,6 +365,8 @@ impl Inner {
     /// # Safety
     /// Nobody reaches the pool any more.
     pub(crate) unsafe fn unmap(this: NonNull<Self>) {
+        #[cfg(all(test, any(loom, shuttle)))]
+        ENDED.set(ENDED.get() + 1);
         // SAFETY: the box was leaked in `open`, and by contract this is its last use.
         drop(unsafe { Box::from_raw(this.as_ptr()) });
     }
