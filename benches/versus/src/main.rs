@@ -3,15 +3,21 @@
 
 mod alloc;
 mod cpu;
+mod heap;
 mod machine;
 mod measure;
+mod packet;
 mod report;
+mod udp;
 
 use clap::{Parser, ValueEnum};
 use measure::Plan;
 use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+#[global_allocator]
+static HEAP: heap::ChosenHeap = heap::ChosenHeap;
 
 /// Runs ours and each peer in turn and compares them.
 #[derive(Parser)]
@@ -30,18 +36,26 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Put this peer in our place: a peer against itself shows what the harness adds.
-    #[arg(long, value_name = "PEER", default_value = alloc::OURS)]
-    ours: String,
+    #[arg(long, value_name = "PEER")]
+    ours: Option<String>,
     /// Measure one resident-memory scenario in this process and print it: how a run starts its
     /// child processes.
     #[arg(long, hide = true, num_args = 3, value_names = ["SCENARIO", "PEER", "OBJECTS"])]
     child: Option<Vec<String>>,
+    /// Measure the group `packet` on the allocator that this process has and print it as JSON: how a
+    /// run starts its child processes.
+    #[arg(long, hide = true)]
+    in_this_process: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Group {
     /// Allocating and freeing.
     Alloc,
+    /// Packets that are filled, frozen, cloned, split.
+    Packet,
+    /// Receiving, handing over, sending.
+    Udp,
 }
 
 fn main() -> ExitCode {
@@ -54,12 +68,29 @@ fn main() -> ExitCode {
     } else {
         Plan::full()
     };
-    let mut report = Report::new(options.ours.clone());
-    let filter = report::Filter::new(options.only);
-    let group = options.group.unwrap_or(Group::Alloc);
-    let outcome = match group {
-        Group::Alloc => alloc::run(&options.ours, &plan, &filter, &mut report),
+    let ours = |group| match (&options.ours, group) {
+        (Some(peer), _) => peer.as_str(),
+        (None, Group::Alloc) => alloc::OURS,
+        (None, Group::Packet) => packet::OURS,
+        (None, Group::Udp) => udp::OURS,
     };
+    let groups = match options.group {
+        Some(group) => vec![group],
+        None => vec![Group::Alloc, Group::Packet, Group::Udp],
+    };
+    let names: Vec<&str> = groups.iter().map(|&group| ours(group)).collect();
+    let mut report = Report::new(names.join(", "));
+    let filter = report::Filter::new(options.only.clone());
+    if options.in_this_process {
+        packet::in_this_process(ours(Group::Packet), &plan, &filter, &mut report);
+        print!("{}", report.json());
+        return ExitCode::SUCCESS;
+    }
+    let outcome = groups.iter().try_for_each(|&group| match group {
+        Group::Alloc => alloc::run(ours(group), &plan, &filter, &mut report),
+        Group::Packet => packet::run(ours(group), options.quick, &filter, &mut report),
+        Group::Udp => udp::run(ours(group), &plan, &filter, &mut report),
+    });
     if let Err(problem) = outcome {
         eprintln!("versus: {problem}");
         return ExitCode::from(2);

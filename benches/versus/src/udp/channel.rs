@@ -1,0 +1,122 @@
+//! `same-core`, `two-cores`: a task receives, another one consumes.
+
+use super::Unit;
+use super::link::Link;
+use super::peers::{From, Peer, Visit, visit};
+use super::rig::{Filler, QUEUED, QUEUED_FOR_TWO, Wire, runtime};
+use crate::cpu::{ThreadClock, pin};
+use crate::measure::Sampler;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::mpsc as blocking;
+
+pub(super) fn sampler(
+    peer: &str,
+    wire: Wire,
+    unit: Unit,
+    other_cpu: Option<usize>,
+) -> Result<Sampler, String> {
+    visit(peer, unit, Open { wire, other_cpu })
+}
+
+struct Open {
+    wire: Wire,
+    other_cpu: Option<usize>,
+}
+
+impl Visit for Open {
+    type Out = Sampler;
+
+    fn visit<P: Peer>(self) -> Sampler {
+        let wire = match P::GRO {
+            true => self.wire,
+            false => Wire::Single,
+        };
+        match self.other_cpu {
+            None => same_core::<P>(wire),
+            Some(cpu) => two_cores::<P>(wire, cpu),
+        }
+    }
+}
+
+fn same_core<P: Peer>(wire: Wire) -> Sampler {
+    let filler = Filler::new(1200, QUEUED);
+    let runtime = runtime();
+    let (to, mut from) = P::Link::open();
+    let mut peer = {
+        let _inside = runtime.enter();
+        P::open(wire)
+    };
+    let address = peer.address();
+    runtime.spawn(async move {
+        loop {
+            peer.pump(&to).await;
+        }
+    });
+    Sampler::timed(move |ops| {
+        let rounds = ops.div_ceil(QUEUED as u64);
+        let mut total = 0.0;
+        for _ in 0..rounds {
+            filler.fill(address, wire);
+            let clock = ThreadClock::start();
+            assert!(runtime.block_on(consume::<P>(&mut from, QUEUED)));
+            total += clock.elapsed_ns();
+        }
+        (total / (rounds * QUEUED as u64) as f64).into()
+    })
+}
+
+/// The CPU time of all threads of this process, in nanoseconds.
+fn process_cpu_ns() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
+fn two_cores<P: Peer>(wire: Wire, cpu: usize) -> Sampler {
+    let filler = Filler::new(1200, QUEUED_FOR_TWO);
+    let runtime = runtime();
+    let (to, mut from) = P::Link::open();
+    let mut peer = {
+        let _inside = runtime.enter();
+        P::open(wire)
+    };
+    let address = peer.address();
+    let (round_done, rounds_done) = blocking::channel();
+    std::thread::spawn(move || {
+        pin(cpu);
+        super::rig::runtime().block_on(async {
+            // Ends when the sampler is gone, and with it the other end.
+            while consume::<P>(&mut from, QUEUED_FOR_TWO).await && round_done.send(()).is_ok() {}
+        });
+    });
+    Sampler::timed(move |ops| {
+        let rounds = ops.div_ceil(QUEUED_FOR_TWO as u64);
+        let mut total = 0.0;
+        for _ in 0..rounds {
+            filler.fill(address, wire);
+            // Both threads, and nothing else runs in this process.
+            let before = process_cpu_ns();
+            runtime.block_on(async {
+                let mut read = 0;
+                while read < QUEUED_FOR_TWO {
+                    read += peer.pump(&to).await;
+                }
+            });
+            rounds_done.recv().expect("the consumer stays");
+            total += process_cpu_ns() - before;
+        }
+        (total / (rounds * QUEUED_FOR_TWO as u64) as f64).into()
+    })
+}
+
+/// Takes a round's datagrams, or fewer if the receiver is gone.
+async fn consume<P: Peer>(from: &mut From<P>, datagrams: usize) -> bool {
+    let mut got = 0;
+    while got < datagrams {
+        match P::Link::take(from).await {
+            0 => return false,
+            count => got += count,
+        }
+    }
+    assert_eq!(got, datagrams);
+    true
+}

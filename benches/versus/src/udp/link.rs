@@ -1,0 +1,76 @@
+//! Ways between a task that receives and one that consumes.
+
+use super::peers::Payload;
+use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, queue};
+use slab_net::udp::PacketBatch;
+use std::marker::PhantomData;
+use tokio::sync::mpsc::{self, Receiver, Sender};
+
+/// Places.
+const CAPACITY: usize = 4096;
+/// Items that are taken at once, where that is done.
+const MANY: usize = 64;
+
+pub(super) trait Link {
+    type To: Send + Sync + 'static;
+    type From: Send + 'static;
+
+    fn open() -> (Self::To, Self::From);
+    /// Consumes what there is, once there is something, and says how many datagrams it was; 0 when
+    /// the other end is gone.
+    fn take(from: &mut Self::From) -> impl Future<Output = usize> + Send;
+}
+
+/// tokio's channel, `recv` for each item.
+pub(super) struct OneByOne<T>(PhantomData<T>);
+
+impl<T: Payload> Link for OneByOne<T> {
+    type To = Sender<T>;
+    type From = Receiver<T>;
+
+    fn open() -> (Sender<T>, Receiver<T>) {
+        mpsc::channel(CAPACITY)
+    }
+
+    async fn take(from: &mut Receiver<T>) -> usize {
+        from.recv().await.map_or(0, Payload::consume)
+    }
+}
+
+/// tokio's channel, `recv_many`.
+pub(super) struct Many<T>(PhantomData<T>);
+
+impl<T: Payload> Link for Many<T> {
+    type To = Sender<T>;
+    type From = (Receiver<T>, Vec<T>);
+
+    fn open() -> (Self::To, Self::From) {
+        let (to, from) = mpsc::channel(CAPACITY);
+        (to, (from, Vec::with_capacity(MANY)))
+    }
+
+    async fn take((from, many): &mut Self::From) -> usize {
+        from.recv_many(many, MANY).await;
+        many.drain(..).map(Payload::consume).sum()
+    }
+}
+
+/// Our own queue of batches, which the consumer makes packets of.
+pub(super) struct Queue;
+
+impl Link for Queue {
+    type To = QueueSender;
+    type From = (QueueReceiver, Vec<PacketBatch>);
+
+    fn open() -> (Self::To, Self::From) {
+        let capacity = CAPACITY.try_into().expect("not zero");
+        let (to, from) = queue(capacity, Overflow::Wait);
+        (to, (from, Vec::with_capacity(MANY)))
+    }
+
+    async fn take((from, many): &mut Self::From) -> usize {
+        from.recv_many(many, MANY).await;
+        let packets = many.drain(..).flat_map(PacketBatch::into_packets);
+        packets.map(Payload::consume).sum()
+    }
+}

@@ -1,0 +1,125 @@
+//! What all cases share: sockets on loopback, queues that are filled beforehand, clocks.
+
+use slab_net::PacketPool;
+use slab_net::udp::{Coalescing, Transmit, UdpReceiver, UdpSender};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use tokio::runtime::Runtime;
+
+/// Datagrams that wait in the socket's queue when a round starts.
+pub(super) const QUEUED: usize = 256;
+/// The same where two threads have to be woken for each round: enough that this does not count.
+pub(super) const QUEUED_FOR_TWO: usize = 2048;
+/// What a socket's queue needs for them, in bytes of the kernel's bookkeeping.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// Buffers of a peer that holds some.
+pub(super) const BUFFERS: usize = 8;
+pub(super) const SUPER_BUFFER: usize = 64 << 10;
+/// What plain receivers give each datagram.
+pub(super) const DATAGRAM_BUFFER: usize = 2048;
+
+/// How datagrams come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Wire {
+    /// Sent with GSO, received with GRO: on loopback 54 of 1200 bytes in a buffer.
+    Coalesced,
+    /// One by one, GRO off.
+    Single,
+    /// One by one, to sockets that have GRO on and buffers of 64 KiB.
+    SingleIntoGro,
+}
+
+impl Wire {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Coalesced => "coalesced",
+            Self::Single => "single",
+            Self::SingleIntoGro => "single-into-gro",
+        }
+    }
+}
+
+pub(super) const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+pub(super) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+pub(super) fn pool() -> PacketPool {
+    PacketPool::builder()
+        .max_memory(256 << 20)
+        .build()
+        .expect("256 MiB of address space")
+}
+
+/// Our receiver for this wire, in the current runtime.
+pub(super) fn our_receiver(wire: Wire) -> UdpReceiver {
+    let coalescing = match wire {
+        Wire::Coalesced | Wire::SingleIntoGro => Coalescing::On,
+        Wire::Single => Coalescing::Off {
+            max_datagram: DATAGRAM_BUFFER,
+        },
+    };
+    UdpReceiver::builder(&pool())
+        .coalescing(coalescing)
+        .receive_buffer_bytes(RECEIVE_BUFFER)
+        .bind(ANY)
+        .expect("a socket on loopback")
+}
+
+/// A peer's socket, in the current runtime.
+pub(super) fn their_socket() -> tokio::net::UdpSocket {
+    let socket = UdpSocket::bind(ANY).expect("a socket on loopback");
+    socket.set_nonblocking(true).expect("non-blocking");
+    let socket = socket2::Socket::from(socket);
+    socket
+        .set_recv_buffer_size(RECEIVE_BUFFER)
+        .expect("a receive buffer");
+    tokio::net::UdpSocket::from_std(socket.into()).expect("a runtime")
+}
+
+/// Fills the queue of a socket.
+pub(super) struct Filler {
+    runtime: Runtime,
+    sender: UdpSender,
+    plain: UdpSocket,
+    payload: Vec<u8>,
+    bytes: usize,
+    count: usize,
+}
+
+impl Filler {
+    /// With so many datagrams of this length.
+    pub(super) fn new(bytes: usize, count: usize) -> Self {
+        let runtime = runtime();
+        let sender = {
+            let _inside = runtime.enter();
+            UdpSender::bind(ANY).expect("a socket on loopback")
+        };
+        Self {
+            runtime,
+            sender,
+            plain: UdpSocket::bind(ANY).expect("a socket on loopback"),
+            payload: vec![7; count * bytes],
+            bytes,
+            count,
+        }
+    }
+
+    pub(super) fn fill(&self, to: SocketAddr, wire: Wire) {
+        match wire {
+            Wire::Coalesced => {
+                let all = Transmit::new(&self.payload, to).segment_size(self.bytes);
+                let sent = self.runtime.block_on(self.sender.send(&all));
+                assert_eq!(sent.expect("loopback takes it"), self.count);
+            }
+            Wire::Single | Wire::SingleIntoGro => {
+                for payload in self.payload.chunks(self.bytes) {
+                    self.plain.send_to(payload, to).expect("loopback takes it");
+                }
+            }
+        }
+    }
+}
