@@ -87,6 +87,7 @@ impl Metadata {
         }
     }
 
+    #[inline]
     pub(super) fn timestamp(&self) -> Option<SystemTime> {
         SystemTime::UNIX_EPOCH.checked_add(self.since_epoch?)
     }

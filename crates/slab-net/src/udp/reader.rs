@@ -75,15 +75,14 @@ impl Reader {
         };
         let read = {
             let mut buffers = self.slots.buffers();
-            let buffers = &mut buffers[..offered];
-            socket
-                .backend
-                .receive(&socket.io, buffers, &mut self.received)
+            let backend = &socket.backend;
+            backend.receive(&socket.io, &mut buffers, &mut self.received)
         };
         let read = match read {
             Ok(read) => read,
             Err(error) => {
-                self.rest();
+                self.slots.clear();
+                self.want = MIN_SLOTS;
                 return Err(error);
             }
         };
@@ -92,10 +91,12 @@ impl Reader {
             self.want = (offered * 2).min(self.max_slots);
             return Ok(());
         }
-        self.want = (read + 1).max(MIN_SLOTS);
+        // What comes next is probably not much less.
+        self.want = (read + 1).max(self.want / 2).max(MIN_SLOTS);
         if cfg!(target_os = "linux") {
-            // A recvmmsg that fills fewer buffers has found the queue empty.
-            self.rest();
+            // A recvmmsg that fills fewer buffers has found the queue empty. A thousand sockets that
+            // wait hold no pool memory.
+            self.slots.clear();
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(())
@@ -105,12 +106,6 @@ impl Reader {
     pub(super) fn abandon(&mut self, counters: &ReceiveCounters) {
         let datagrams = self.ready.drain(..).map(|batch| batch.datagrams() as u64);
         bump(&counters.closed, datagrams.sum());
-    }
-
-    /// Gives the buffers back: a thousand idle sockets cost no pool memory.
-    fn rest(&mut self) {
-        self.slots.clear();
-        self.want = self.want.min(MIN_SLOTS);
     }
 
     /// Makes batches of what the kernel wrote to the first `read` buffers.

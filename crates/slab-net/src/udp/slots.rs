@@ -1,5 +1,6 @@
 //! The buffers that the kernel writes received datagrams to.
 
+use arrayvec::ArrayVec;
 use slab_core::{AllocError, Chunk, SlabPool};
 use std::io::IoSliceMut;
 
@@ -45,15 +46,14 @@ impl Slots {
         Ok(self.filled)
     }
 
-    /// The buffers as the kernel wants them; those beyond `fill`'s count are empty.
-    pub(super) fn buffers(&mut self) -> [IoSliceMut<'_>; MAX_SLOTS] {
+    /// The buffers as the kernel wants them, as many as `fill` said.
+    #[inline]
+    pub(super) fn buffers(&mut self) -> ArrayVec<IoSliceMut<'_>, MAX_SLOTS> {
         let len = self.buffer_bytes;
-        self.chunks.each_mut().map(|slot| {
-            IoSliceMut::new(match slot {
-                Some(chunk) => bytes_mut(chunk, len),
-                None => &mut [],
-            })
-        })
+        let filled = self.chunks[..self.filled].iter_mut().flatten();
+        filled
+            .map(|chunk| IoSliceMut::new(bytes_mut(chunk, len)))
+            .collect()
     }
 
     /// The first `len` bytes of a buffer, as the kernel left them.
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(slots.fill(&pool, 4), Ok(4));
         assert_eq!(slots.fill(&pool, 2), Ok(4), "buffers at hand are used");
         let lens: Vec<usize> = slots.buffers().iter().map(|b| b.len()).collect();
-        assert_eq!(&lens[..5], &[2000, 2000, 2000, 2000, 0]);
+        assert_eq!(lens, [2000; 4]);
         slots.buffers()[3][0] = 42;
         drop(slots.take(0));
         drop(slots.take(2));
