@@ -120,6 +120,27 @@ impl Collector {
         self.register(SourceKind::Queue, &name, Arc::new(source))
     }
 
+    /// Adds an RUDP endpoint. `name` is the label `endpoint`. The collector does not keep it open:
+    /// once it is dropped its gauges are 0 and its totals stand still, until it is unregistered.
+    ///
+    /// A scrape locks each session of the endpoint for a moment.
+    ///
+    /// # Errors
+    /// Another endpoint has this name, or the collector is full.
+    #[cfg(feature = "net")]
+    pub fn register_rudp_endpoint(
+        &self,
+        name: impl Into<String>,
+        endpoint: &Arc<slab_net::rudp::Endpoint>,
+    ) -> Result<(), RegisterError> {
+        let name = name.into();
+        let source = crate::rudp::EndpointSource {
+            name: name.clone(),
+            endpoint: Arc::downgrade(endpoint),
+        };
+        self.register(SourceKind::RudpEndpoint, &name, Arc::new(source))
+    }
+
     pub(crate) fn register(
         &self,
         kind: SourceKind,

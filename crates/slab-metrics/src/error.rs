@@ -12,6 +12,8 @@ pub enum SourceKind {
     Socket,
     /// A hand-off queue of slab-net.
     Queue,
+    /// An RUDP endpoint of slab-net.
+    RudpEndpoint,
     /// The HTTP server of this crate, which reports on itself.
     Server,
 }
@@ -22,6 +24,7 @@ impl fmt::Display for SourceKind {
             Self::Pool => "pool",
             Self::Socket => "socket",
             Self::Queue => "queue",
+            Self::RudpEndpoint => "RUDP endpoint",
             Self::Server => "server",
         })
     }

@@ -67,8 +67,7 @@ impl Exporter {
     /// Reads all statistics and renders them in Prometheus' text format 0.0.4.
     #[must_use]
     pub fn scrape(&self) -> String {
-        let handle = self.sample();
-        let mut text = handle.render();
+        let mut text = self.render_sampled();
         if let Some(global) = self.shared.global.get() {
             text.push_str(&global.render());
         }
@@ -87,7 +86,9 @@ impl Exporter {
         crate::json::stats(&self.shared.collector, uptime_ms as u64)
     }
 
-    fn sample(&self) -> PrometheusHandle {
+    fn render_sampled(&self) -> String {
+        // Until it is rendered, so that another scrape's sample does not get into this page: what
+        // adds up in a snapshot would not on the page, and a new pool would be there in part.
         let mut page = self
             .shared
             .page
@@ -98,7 +99,7 @@ impl Exporter {
             *page = Page::new(&self.shared.collector);
             page.sampler.sample();
         }
-        page.handle.clone()
+        page.handle.render()
     }
 
     /// Installs a recorder for the whole program, so that what it counts by the macros of the

@@ -7,7 +7,7 @@ use std::fmt::Write;
 /// The statistics of everything registered, as one JSON object:
 ///
 /// ```json
-/// {"version":"0.1.0","uptime_ms":1234,"pools":[..],"sockets":[..],"queues":[..]}
+/// {"version":"0.1.0","uptime_ms":1234,"pools":[..],"sockets":[..],"queues":[..],"endpoints":[..]}
 /// ```
 ///
 /// `uptime_ms` is the time of reading, from a clock that only goes forward: rates are differences
@@ -21,6 +21,7 @@ pub(crate) fn stats(collector: &Collector, uptime_ms: u64) -> String {
             ("pools", SourceKind::Pool),
             ("sockets", SourceKind::Socket),
             ("queues", SourceKind::Queue),
+            ("endpoints", SourceKind::RudpEndpoint),
         ] {
             json.key(key);
             json.array(|json| {
@@ -118,7 +119,7 @@ mod tests {
             concat!(
                 "{\"version\":\"",
                 env!("CARGO_PKG_VERSION"),
-                "\",\"uptime_ms\":5,\"pools\":[],\"sockets\":[],\"queues\":[]}"
+                "\",\"uptime_ms\":5,\"pools\":[],\"sockets\":[],\"queues\":[],\"endpoints\":[]}"
             )
         );
         collector.register_pool(&pool).unwrap();

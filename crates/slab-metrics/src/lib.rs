@@ -10,7 +10,7 @@
 //! | `exporter` | [`Exporter`]: a collector and a Prometheus recorder, rendered as a page |
 //! | `sampler` | [`Sampler`]: a collector's statistics into any recorder of the `metrics` facade |
 //! | `collector` | [`Collector`]: what is read at a scrape |
-//! | `pool`, `net` | one kind of source each, and its series |
+//! | `pool`, `net`, `rudp` | one kind of source each, and its series |
 //! | `json` | the same statistics as `/stats.json` |
 //! | `openmetrics` | the page in that format |
 //! | `series`, `names` | from a source to handles in a recorder; names, types, help texts |
@@ -42,6 +42,8 @@ mod names;
 mod net;
 mod openmetrics;
 mod pool;
+#[cfg(feature = "net")]
+mod rudp;
 mod sampler;
 mod series;
 

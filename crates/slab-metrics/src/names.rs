@@ -21,7 +21,7 @@ pub(crate) struct Family {
 
 macro_rules! families {
     ($($id:ident = $kind:ident $name:literal, $help:literal;)*) => {
-        $(pub(crate) const $id: Family = Family {
+        $(pub(crate) static $id: Family = Family {
             name: $name,
             kind: Kind::$kind,
             help: $help,
@@ -62,6 +62,12 @@ families! {
         "Slabs of the size class whose memory went back to the system.";
     POOL_TOO_LARGE_TOTAL = Counter "slab_pool_too_large_total",
         "Requests above the largest size class.";
+    POOL_OVERSIZE_BYTES = Gauge "slab_pool_oversize_bytes",
+        "Bytes on the heap for requests above the largest size class.";
+    POOL_OVERSIZE_ALLOCS_TOTAL = Counter "slab_pool_oversize_allocs_total",
+        "Requests above the largest size class that the heap served.";
+    POOL_OVERSIZE_REFUSED_TOTAL = Counter "slab_pool_oversize_refused_total",
+        "Requests above the largest size class that were refused at their limit.";
     POOL_COMMIT_FAILURES_TOTAL = Counter "slab_pool_commit_failures_total",
         "Slabs that the operating system would not back with memory.";
     POOL_THREAD_CACHES = Gauge "slab_pool_thread_caches",
@@ -88,6 +94,23 @@ families! {
     NET_COMPACT_REFUSED_PACKETS_TOTAL = Counter "slab_net_compact_refused_packets_total",
         "Packets that compact left in a larger chunk for want of memory.";
 
+    POOL_PINNED_BYTES = Gauge "slab_pool_pinned_bytes",
+        "Bytes of memory that held packets keep in use beyond their own.";
+    NET_HELD_PACKETS = Gauge "slab_net_held_packets",
+        "Packets that are held: kept on purpose, and counted for that.";
+    NET_HELD_BYTES = Gauge "slab_net_held_bytes",
+        "Bytes of the held packets themselves.";
+    NET_HEAP_REFUSED_TOTAL = Counter "slab_net_heap_refused_total",
+        "Packet buffers that the heap limit refused.";
+    NET_COMPACTED_BYTES_TOTAL = Counter "slab_net_compacted_bytes_total",
+        "Bytes of pool memory that copies by compact set free.";
+    NET_COMPACT_REFUSED_BYTES_TOTAL = Counter "slab_net_compact_refused_bytes_total",
+        "Bytes that packets went on to pin for want of memory for their copies.";
+    NET_TRUNCATED_DATAGRAMS_TOTAL = Counter "slab_net_truncated_datagrams_total",
+        "Datagrams longer than their buffer, dropped or delivered cut.";
+    NET_KERNEL_DROPPED_DATAGRAMS_TOTAL = Counter "slab_net_kernel_dropped_datagrams_total",
+        "Datagrams that the kernel dropped before they could be read; 0 where it does not say.";
+
     NET_RECEIVED_DATAGRAMS_TOTAL = Counter "slab_net_received_datagrams_total",
         "Datagrams read from the kernel, those dropped afterwards included.";
     NET_RECEIVED_BYTES_TOTAL = Counter "slab_net_received_bytes_total",
@@ -113,4 +136,47 @@ families! {
         "Datagrams that consumers took out of the queue.";
     NET_QUEUE_DROPPED_DATAGRAMS_TOTAL = Counter "slab_net_queue_dropped_datagrams_total",
         "Datagrams dropped at the queue, by reason.";
+
+    RUDP_SESSIONS = Gauge "slab_rudp_sessions",
+        "Sessions now.";
+    RUDP_HALF_OPEN_SESSIONS = Gauge "slab_rudp_half_open_sessions",
+        "Sessions now whose peer has not proved its address.";
+    RUDP_BACKLOG_SESSIONS = Gauge "slab_rudp_backlog_sessions",
+        "Sessions now that wait to be accepted.";
+    RUDP_RESERVED_BYTES = Gauge "slab_rudp_reserved_bytes",
+        "Bytes of pool memory reserved by all sessions.";
+    RUDP_RESERVE_LIMIT_BYTES = Gauge "slab_rudp_reserve_limit_bytes",
+        "Bytes of pool memory that sessions may reserve.";
+    RUDP_OPENED_SESSIONS_TOTAL = Counter "slab_rudp_opened_sessions_total",
+        "Sessions opened, by either side.";
+    RUDP_REFUSED_SESSIONS_TOTAL = Counter "slab_rudp_refused_sessions_total",
+        "Sessions refused, by reason.";
+    RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL = Counter "slab_rudp_unknown_session_datagrams_total",
+        "Datagrams that belonged to no session and opened none.";
+    RUDP_SEND_ERRORS_TOTAL = Counter "slab_rudp_send_errors_total",
+        "Datagrams that the system would not send; sessions take them for lost.";
+    RUDP_DATAGRAMS_TOTAL = Counter "slab_rudp_datagrams_total",
+        "Datagrams made for sending or taken, by direction.";
+    RUDP_BYTES_TOTAL = Counter "slab_rudp_bytes_total",
+        "Bytes of these datagrams, headers included, by direction.";
+    RUDP_SEGMENTS_TOTAL = Counter "slab_rudp_segments_total",
+        "Segments with payload, each transmission counted, by direction.";
+    RUDP_SENT_ACKS_TOTAL = Counter "slab_rudp_sent_acks_total",
+        "Acknowledgements sent.";
+    RUDP_RETRANSMITS_TOTAL = Counter "slab_rudp_retransmits_total",
+        "Segments sent again, by what triggered it.";
+    RUDP_SPURIOUS_RETRANSMITS_TOTAL = Counter "slab_rudp_spurious_retransmits_total",
+        "Segments sent again that were not lost.";
+    RUDP_DUPLICATE_SEGMENTS_TOTAL = Counter "slab_rudp_duplicate_segments_total",
+        "Segments received that were there already.";
+    RUDP_DROPPED_SEGMENTS_TOTAL = Counter "slab_rudp_dropped_segments_total",
+        "Segments dropped and not acknowledged, by reason.";
+    RUDP_COPIED_SEGMENTS_TOTAL = Counter "slab_rudp_copied_segments_total",
+        "Segments copied out of receive buffers that they would have pinned.";
+    RUDP_WINDOW_REFUSED_TOTAL = Counter "slab_rudp_window_refused_total",
+        "Times that a receive window did not grow for want of memory.";
+    RUDP_WINDOW_PROBES_TOTAL = Counter "slab_rudp_window_probes_total",
+        "Windows asked for because the peer's was closed.";
+    RUDP_REJECTED_DATAGRAMS_TOTAL = Counter "slab_rudp_rejected_datagrams_total",
+        "Datagrams refused because of what they contain, by reason.";
 }

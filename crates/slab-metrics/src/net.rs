@@ -31,6 +31,12 @@ impl Source for PacketPoolSource {
             heap_fallbacks: to.counter(&NET_HEAP_FALLBACKS_TOTAL, &pool),
             heap_bytes: to.gauge(&NET_HEAP_BYTES, &pool),
             compacted: to.counter(&NET_COMPACTED_PACKETS_TOTAL, &pool),
+            pinned_bytes: to.gauge(&POOL_PINNED_BYTES, &pool),
+            held_packets: to.gauge(&NET_HELD_PACKETS, &pool),
+            held_bytes: to.gauge(&NET_HELD_BYTES, &pool),
+            heap_refused: to.counter(&NET_HEAP_REFUSED_TOTAL, &pool),
+            compacted_bytes: to.counter(&NET_COMPACTED_BYTES_TOTAL, &pool),
+            compact_refused_bytes: to.counter(&NET_COMPACT_REFUSED_BYTES_TOTAL, &pool),
             compact_refused: to.counter(&NET_COMPACT_REFUSED_PACKETS_TOTAL, &pool),
             source: Arc::downgrade(&self),
         })
@@ -41,6 +47,9 @@ impl Source for PacketPoolSource {
         let stats = self.pool.packet_stats();
         json.number("heap_fallbacks", stats.heap_fallbacks);
         json.number("heap_bytes", stats.heap_bytes);
+        json.number("heap_refused", stats.heap_refused);
+        json.number("held_bytes", stats.held_bytes);
+        json.number("pinned_bytes", stats.pinned_bytes);
         json.number("compacted", stats.compacted);
         json.number("compact_refused", stats.compact_refused);
     }
@@ -52,6 +61,12 @@ struct PacketPoolSeries {
     heap_fallbacks: Counter,
     heap_bytes: Gauge,
     compacted: Counter,
+    pinned_bytes: Gauge,
+    held_packets: Gauge,
+    held_bytes: Gauge,
+    heap_refused: Counter,
+    compacted_bytes: Counter,
+    compact_refused_bytes: Counter,
     compact_refused: Counter,
 }
 
@@ -64,6 +79,13 @@ impl Series for PacketPoolSeries {
         self.heap_fallbacks.absolute(stats.heap_fallbacks);
         self.heap_bytes.set(float(stats.heap_bytes));
         self.compacted.absolute(stats.compacted);
+        self.pinned_bytes.set(float(stats.pinned_bytes));
+        self.held_packets.set(float(stats.held_packets));
+        self.held_bytes.set(float(stats.held_bytes));
+        self.heap_refused.absolute(stats.heap_refused);
+        self.compacted_bytes.absolute(stats.compacted_bytes);
+        self.compact_refused_bytes
+            .absolute(stats.compact_refused_bytes);
         self.compact_refused.absolute(stats.compact_refused);
         self.slab.update()
     }
@@ -88,6 +110,9 @@ impl Source for SocketSource {
             send_calls: to.counter(&NET_SEND_CALLS_TOTAL, &socket),
             dropped_no_memory: to.counter(&NET_DROPPED_DATAGRAMS_TOTAL, &dropped("no_memory")),
             dropped_truncated: to.counter(&NET_DROPPED_DATAGRAMS_TOTAL, &dropped("truncated")),
+            dropped_closed: to.counter(&NET_DROPPED_DATAGRAMS_TOTAL, &dropped("closed")),
+            truncated: to.counter(&NET_TRUNCATED_DATAGRAMS_TOTAL, &socket),
+            kernel_dropped: to.counter(&NET_KERNEL_DROPPED_DATAGRAMS_TOTAL, &socket),
             source: Arc::downgrade(&self),
         })
     }
@@ -102,6 +127,8 @@ impl Source for SocketSource {
         json.number("send_calls", stats.send_calls);
         json.number("dropped_no_memory", stats.dropped_no_memory);
         json.number("dropped_truncated", stats.dropped_truncated);
+        json.number("dropped_closed", stats.dropped_closed);
+        json.number("kernel_dropped", stats.kernel_dropped_datagrams);
     }
 }
 
@@ -115,6 +142,9 @@ struct SocketSeries {
     send_calls: Counter,
     dropped_no_memory: Counter,
     dropped_truncated: Counter,
+    dropped_closed: Counter,
+    truncated: Counter,
+    kernel_dropped: Counter,
 }
 
 impl Series for SocketSeries {
@@ -131,6 +161,9 @@ impl Series for SocketSeries {
         self.send_calls.absolute(stats.send_calls);
         self.dropped_no_memory.absolute(stats.dropped_no_memory);
         self.dropped_truncated.absolute(stats.dropped_truncated);
+        self.dropped_closed.absolute(stats.dropped_closed);
+        self.truncated.absolute(stats.truncated_datagrams);
+        self.kernel_dropped.absolute(stats.kernel_dropped_datagrams);
         true
     }
 }

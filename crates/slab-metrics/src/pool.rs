@@ -78,6 +78,9 @@ impl Source for PoolSource {
             unassigned: to.gauge(&POOL_UNASSIGNED_BYTES, &pool),
             thread_caches: to.gauge(&POOL_THREAD_CACHES, &pool),
             too_large: to.counter(&POOL_TOO_LARGE_TOTAL, &pool),
+            oversize_bytes: to.gauge(&POOL_OVERSIZE_BYTES, &pool),
+            oversize_allocs: to.counter(&POOL_OVERSIZE_ALLOCS_TOTAL, &pool),
+            oversize_refused: to.counter(&POOL_OVERSIZE_REFUSED_TOTAL, &pool),
             commit_failures: to.counter(&POOL_COMMIT_FAILURES_TOTAL, &pool),
             classes: self
                 .pool
@@ -117,6 +120,8 @@ impl Source for PoolSource {
         json.number("committed_bytes", stats.committed_bytes);
         json.number("thread_caches", stats.thread_caches);
         json.number("too_large", stats.too_large);
+        json.number("oversize_bytes", stats.oversize_bytes);
+        json.number("oversize_refused", stats.oversize_refused);
         json.number("commit_failures", stats.commit_failures);
     }
 }
@@ -128,6 +133,9 @@ struct PoolSeries {
     unassigned: Gauge,
     thread_caches: Gauge,
     too_large: Counter,
+    oversize_bytes: Gauge,
+    oversize_allocs: Counter,
+    oversize_refused: Counter,
     commit_failures: Counter,
     classes: Box<[ClassSeries]>,
 }
@@ -145,6 +153,9 @@ impl Series for PoolSeries {
             .set(float(stats.committed_bytes.saturating_sub(assigned)));
         self.thread_caches.set(float(stats.thread_caches));
         self.too_large.absolute(stats.too_large);
+        self.oversize_bytes.set(float(stats.oversize_bytes));
+        self.oversize_allocs.absolute(stats.oversize_allocs);
+        self.oversize_refused.absolute(stats.oversize_refused);
         self.commit_failures.absolute(stats.commit_failures);
         true
     }

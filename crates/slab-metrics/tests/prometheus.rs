@@ -10,6 +10,7 @@ use slab_core::SlabPool;
 use slab_metrics::{Collector, Exporter, MetricsServer};
 use slab_net::PacketPool;
 use slab_net::pipeline::{Overflow, queue};
+use slab_net::rudp::{Endpoint, EndpointConfig};
 use slab_net::udp::{Transmit, UdpReceiver};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -214,6 +215,15 @@ fn a_real_prometheus_gets_what_was_promised() {
     collector
         .register_queue("handoff", batches.monitor())
         .unwrap();
+    let endpoint = std::sync::Arc::new(
+        Endpoint::bind(
+            "127.0.0.1:0".parse().unwrap(),
+            &rx,
+            EndpointConfig::default(),
+        )
+        .unwrap(),
+    );
+    collector.register_rudp_endpoint("0", &endpoint).unwrap();
     let server = MetricsServer::builder(Exporter::new(collector))
         .address(([127, 0, 0, 1], 0).into())
         .bind();

@@ -8,6 +8,7 @@ use common::Page;
 use slab_metrics::{Collector, Exporter, MetricsServer};
 use slab_net::PacketPool;
 use slab_net::pipeline::{Overflow, queue};
+use slab_net::rudp::{Endpoint, EndpointConfig};
 use slab_net::udp::UdpReceiver;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,6 +49,15 @@ async fn page() -> Page {
     collector
         .register_queue("handoff", to_consumers.monitor())
         .unwrap();
+    let endpoint = std::sync::Arc::new(
+        Endpoint::bind(
+            "127.0.0.1:0".parse().unwrap(),
+            &pool,
+            EndpointConfig::default(),
+        )
+        .unwrap(),
+    );
+    collector.register_rudp_endpoint("0", &endpoint).unwrap();
     let exporter = Exporter::new(collector);
     let _server = MetricsServer::builder(exporter.clone())
         .address(([127, 0, 0, 1], 0).into())
@@ -88,7 +98,14 @@ async fn the_readme_lists_every_metric_as_it_is_exported() {
 
 #[tokio::test]
 async fn the_readme_lists_every_value_of_a_bounded_label() {
-    let free = ["pool", "version", "size_class", "socket", "queue"];
+    let free = [
+        "pool",
+        "version",
+        "size_class",
+        "socket",
+        "queue",
+        "endpoint",
+    ];
     let mut exported: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, family) in page().await.families {
         for (label, value) in family.samples.into_iter().flat_map(|s| s.labels) {
