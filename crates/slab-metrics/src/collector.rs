@@ -120,8 +120,8 @@ impl Collector {
         self.register(SourceKind::Queue, &name, Arc::new(source))
     }
 
-    /// Adds an RUDP endpoint. `name` is the label `endpoint`. The collector does not keep it open:
-    /// once it is dropped its gauges are 0 and its totals stand still, until it is unregistered.
+    /// Adds an RUDP endpoint. `name` is the label `endpoint`. It stays open, as a pool
+    /// does, until it is unregistered and the program's own handles are gone.
     ///
     /// A scrape locks each session of the endpoint for a moment.
     ///
@@ -131,12 +131,12 @@ impl Collector {
     pub fn register_rudp_endpoint(
         &self,
         name: impl Into<String>,
-        endpoint: &Arc<slab_net::rudp::Endpoint>,
+        endpoint: &slab_net::rudp::Endpoint,
     ) -> Result<(), RegisterError> {
         let name = name.into();
         let source = crate::rudp::EndpointSource {
             name: name.clone(),
-            endpoint: Arc::downgrade(endpoint),
+            endpoint: endpoint.clone(),
         };
         self.register(SourceKind::RudpEndpoint, &name, Arc::new(source))
     }

@@ -100,11 +100,9 @@ const ROWS: &[Row] = &[
     Row(&RUDP_WINDOW_PROBES_TOTAL, None, |s| s.total.probes),
 ];
 
-/// The collector must not keep a socket open, nor a session: the program's drop of an endpoint is
-/// what closes them.
 pub(crate) struct EndpointSource {
     pub(crate) name: String,
-    pub(crate) endpoint: Weak<Endpoint>,
+    pub(crate) endpoint: Endpoint,
 }
 
 impl Source for EndpointSource {
@@ -131,9 +129,7 @@ impl Source for EndpointSource {
     }
 
     fn write_json(&self, json: &mut Json) {
-        let Some(stats) = self.endpoint.upgrade().map(|endpoint| endpoint.stats()) else {
-            return;
-        };
+        let stats = self.endpoint.stats();
         json.number("sessions", stats.sessions);
         json.number("sent_segments", stats.total.sent_segments);
         json.number("received_segments", stats.total.received_segments);
@@ -161,16 +157,7 @@ impl Series for EndpointSeries {
         let Some(source) = self.source.upgrade() else {
             return false;
         };
-        let Some(endpoint) = source.endpoint.upgrade() else {
-            // Gone, and still registered: nothing is open there, and totals stand still.
-            for handle in &self.rows {
-                if let Handle::Gauge(gauge) = handle {
-                    gauge.set(0.0);
-                }
-            }
-            return true;
-        };
-        let stats = endpoint.stats();
+        let stats = source.endpoint.stats();
         for (handle, Row(_, _, read)) in self.rows.iter().zip(ROWS) {
             match handle {
                 Handle::Counter(counter) => counter.absolute(read(&stats)),

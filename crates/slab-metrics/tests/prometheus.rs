@@ -215,14 +215,12 @@ fn a_real_prometheus_gets_what_was_promised() {
     collector
         .register_queue("handoff", batches.monitor())
         .unwrap();
-    let endpoint = std::sync::Arc::new(
-        Endpoint::bind(
-            "127.0.0.1:0".parse().unwrap(),
-            &rx,
-            EndpointConfig::default(),
-        )
-        .unwrap(),
-    );
+    let endpoint = Endpoint::bind(
+        "127.0.0.1:0".parse().unwrap(),
+        &rx,
+        EndpointConfig::default(),
+    )
+    .unwrap();
     collector.register_rudp_endpoint("0", &endpoint).unwrap();
     let server = MetricsServer::builder(Exporter::new(collector))
         .address(([127, 0, 0, 1], 0).into())

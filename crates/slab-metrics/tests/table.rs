@@ -49,14 +49,12 @@ async fn page() -> Page {
     collector
         .register_queue("handoff", to_consumers.monitor())
         .unwrap();
-    let endpoint = std::sync::Arc::new(
-        Endpoint::bind(
-            "127.0.0.1:0".parse().unwrap(),
-            &pool,
-            EndpointConfig::default(),
-        )
-        .unwrap(),
-    );
+    let endpoint = Endpoint::bind(
+        "127.0.0.1:0".parse().unwrap(),
+        &pool,
+        EndpointConfig::default(),
+    )
+    .unwrap();
     collector.register_rudp_endpoint("0", &endpoint).unwrap();
     let exporter = Exporter::new(collector);
     let _server = MetricsServer::builder(exporter.clone())

@@ -1,0 +1,80 @@
+//! What slab-net counts, on the page.
+
+#![cfg(feature = "net")]
+
+mod common;
+
+use common::Page;
+use slab_metrics::{Collector, Exporter, RegisterError, SourceKind};
+use slab_net::PacketPool;
+use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+
+#[tokio::test]
+async fn an_rudp_endpoint_is_on_the_page_with_what_its_sessions_did() {
+    let pool = PacketPool::builder()
+        .max_memory(32 << 20)
+        .headroom(24)
+        .build()
+        .unwrap();
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let collector = Collector::new();
+    collector.register_rudp_endpoint("a", &server).unwrap();
+    let twice = collector.register_rudp_endpoint("a", &server);
+    let kind = SourceKind::RudpEndpoint;
+    let name = "a".to_owned();
+    assert_eq!(twice, Err(RegisterError::DuplicateName { kind, name }));
+    let exporter = Exporter::new(collector);
+    let page = || Page::parse(&exporter.scrape());
+    let endpoint = [("endpoint", "a")];
+    assert_eq!(page().value("slab_rudp_sessions", &endpoint), 0.0);
+
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    let hello = pool.try_copy_from_slice(b"hello").unwrap();
+    client.send(hello).await.unwrap();
+    let accepted = server.accept().await.unwrap();
+    assert_eq!(accepted.recv().await.unwrap().unwrap(), b"hello"[..]);
+    // Rejected for what it says: shorter than a header.
+    let stranger = tokio::net::UdpSocket::bind(any).await.unwrap();
+    stranger.send_to(b"x", server.local_addr()).await.unwrap();
+    while server.stats().unknown_session + server.stats().total.rejected_datagrams() == 0 {
+        tokio::task::yield_now().await;
+    }
+
+    let stats = server.stats();
+    let now = page();
+    assert_eq!(now.value("slab_rudp_sessions", &endpoint), 1.0);
+    assert_eq!(now.value("slab_rudp_opened_sessions_total", &endpoint), 1.0);
+    let received = [endpoint[0], ("direction", "received")];
+    assert!(now.value("slab_rudp_segments_total", &received) >= 1.0);
+    assert!(now.value("slab_rudp_reserved_bytes", &endpoint) > 0.0);
+    let rejected = now.sum("slab_rudp_rejected_datagrams_total", &endpoint);
+    let unknown = now.value("slab_rudp_unknown_session_datagrams_total", &endpoint);
+    let strange = stats.unknown_session + stats.total.rejected_datagrams();
+    assert_eq!(rejected + unknown, strange as f64);
+
+    assert!(exporter.collector().unregister(kind, "a"));
+    assert!(!exporter.scrape().contains("slab_rudp_"));
+}
+
+#[test]
+fn held_packets_are_on_the_page_with_what_they_pin() {
+    let pool = PacketPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_packet_pool(&pool).unwrap();
+    let exporter = Exporter::new(collector);
+    let mut buf = pool.try_alloc(65_536).unwrap();
+    buf.extend_from_slice(b"alone");
+    let held = pool.hold(buf.freeze());
+    let page = || Page::parse(&exporter.scrape());
+    let value = |name: &str| page().value(name, &[("pool", "rx")]);
+    assert_eq!(value("slab_net_held_packets"), 1.0);
+    assert_eq!(value("slab_net_held_bytes"), 5.0);
+    // Holding made it compact: into a chunk of 64 bytes.
+    assert_eq!(value("slab_pool_pinned_bytes"), 59.0);
+    assert_eq!(value("slab_net_compacted_packets_total"), 1.0);
+    drop(held);
+    assert_eq!(value("slab_net_held_packets"), 0.0);
+    assert_eq!(value("slab_pool_pinned_bytes"), 0.0);
+}
