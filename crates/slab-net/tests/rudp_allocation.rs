@@ -119,16 +119,16 @@ impl Core {
 #[test]
 fn the_core_allocates_nothing_also_at_five_percent_loss() {
     let mut core = Core::new();
-    for _ in 0..1000 {
+    for _ in 0..500 {
         core.turn();
     }
     let (allocated, delivered) = (allocations(), core.delivered);
-    for _ in 0..1000 {
+    for _ in 0..500 {
         core.turn();
     }
     let delivered = core.delivered - delivered;
-    assert!(delivered > 10_000, "{delivered} messages");
-    assert!(core.ends[0].stats().retransmits_fast > 100);
+    assert!(delivered > 5000, "{delivered} messages");
+    assert!(core.ends[0].stats().retransmits_fast > 50);
     assert_eq!(allocations() - allocated, 0, "for {delivered} messages");
 }
 
@@ -156,11 +156,11 @@ async fn an_echo_over_sockets_allocates_nothing() {
             client.send(message).await.unwrap();
             assert_eq!(client.recv().await.unwrap().unwrap().len(), 1000);
         };
-        for _ in 0..1000 {
+        for _ in 0..500 {
             round().await;
         }
         let before = allocations();
-        for _ in 0..2000 {
+        for _ in 0..1000 {
             round().await;
         }
         assert_eq!(allocations() - before, 0);
@@ -179,8 +179,8 @@ async fn a_stream_over_sockets_allocates_nothing() {
     let (data, mut buf) = (vec![7; 64 << 10], vec![0; 64 << 10]);
     let mut before = 0;
     // Both in this task, so that no other thread allocates unseen.
-    for round in 0..150 {
-        if round == 75 {
+    for round in 0..80 {
+        if round == 40 {
             before = allocations();
         }
         let writing = out.write_all(&data);
@@ -190,5 +190,5 @@ async fn a_stream_over_sockets_allocates_nothing() {
         read.unwrap();
         assert!(buf[0] == 7);
     }
-    assert_eq!(allocations() - before, 0, "for {} bytes", 75 * data.len());
+    assert_eq!(allocations() - before, 0, "for {} bytes", 40 * data.len());
 }

@@ -17,6 +17,8 @@ pub(super) struct Acks {
     delay: Duration,
     /// Out of order: `sn` and `ts`, in the order of arrival.
     list: Vec<(u32, u32)>,
+    /// How many of the list were sent, while more are to follow.
+    sent: usize,
     most: usize,
     /// The latest in order.
     latest: Option<(u32, u32)>,
@@ -35,6 +37,7 @@ impl Acks {
         Self {
             delay,
             list: Vec::new(),
+            sent: 0,
             most,
             latest: None,
             unacknowledged: 0,
@@ -79,7 +82,7 @@ impl Acks {
 
     /// Is there anything to acknowledge?
     pub(super) fn is_pending(&self) -> bool {
-        self.latest.is_some() || !self.list.is_empty()
+        self.latest.is_some() || self.sent < self.list.len()
     }
 
     /// When they have to be sent.
@@ -87,15 +90,19 @@ impl Acks {
         self.due.filter(|_| self.is_pending())
     }
 
-    /// The next to be sent; those of the list that `una` covers by now are passed over.
+    /// The next to be sent, in the order of arrival: a peer that is told of later ones first would
+    /// take the earlier for lost. Those of the list that `una` covers by now are passed over.
     pub(super) fn pop(&mut self, una: u32) -> Option<(u32, u32)> {
-        while let Some((sn, ts)) = self.list.pop() {
+        while let Some(&(sn, ts)) = self.list.get(self.sent) {
+            self.sent += 1;
             if !super::sn::before(sn, una) {
                 return Some((sn, ts));
             }
-            // Newer than what came before it in order, and it gives a round-trip time as well.
+            // It gives a round-trip time as well as any.
             self.latest.get_or_insert((sn, ts));
         }
+        self.list.clear();
+        self.sent = 0;
         self.latest.take()
     }
 
@@ -159,7 +166,7 @@ mod tests {
             acks.out_of_order(sn, 0, at(0));
         }
         assert_eq!(acks.due(), Some(at(0)));
-        assert_eq!(drain(&mut acks, 0, at(0)), [6, 5], "bounded");
+        assert_eq!(drain(&mut acks, 0, at(0)), [5, 6], "bounded");
         acks.out_of_order(8, 0, at(0));
         acks.in_order(4, 0, at(0));
         assert_eq!(drain(&mut acks, 9, at(0)), [4]);

@@ -7,7 +7,7 @@ use super::super::wire::{Command, Header, segments};
 use super::congestion::CongestionControl;
 use super::receive::{BatchBuffer, Inserted};
 use super::recovery::Verdict;
-use super::send::State;
+use super::send::{Cause, State};
 use super::sn::{before, diff};
 use super::{MAX_FRAGMENTS, Phase, Session};
 use crate::packet::Packet;
@@ -191,8 +191,10 @@ impl Session {
                 digest.sample = Some((slot.serial, rtt));
             }
         } else {
-            self.stats.retransmits_spurious += 1;
-            self.recovery.spurious();
+            if !slot.doubled {
+                self.stats.retransmits_spurious += 1;
+                self.recovery.spurious(slot.serial, self.send.serial());
+            }
             digest.sample.get_or_insert((0, rtt));
         }
         digest.acknowledged += u32::from(self.send.acknowledge(header.sn));
@@ -325,13 +327,12 @@ impl Session {
                     break;
                 }
                 Verdict::Lost => {
-                    self.stats.retransmits_fast += 1;
                     self.recovery.lost();
                     if slot.serial > self.reduced_at {
                         self.reduced_at = self.send.serial();
                         self.control.lost(self.send.outstanding());
                     }
-                    if !self.lose(sn) {
+                    if !self.lose(sn, Cause::Fast) {
                         return;
                     }
                 }
@@ -340,12 +341,12 @@ impl Session {
     }
 
     /// A segment has to be sent again; `false` if that ends the session.
-    pub(super) fn lose(&mut self, sn: u32) -> bool {
+    pub(super) fn lose(&mut self, sn: u32, cause: Cause) -> bool {
         if u32::from(self.send.slot(sn).transmissions) >= self.config.dead_link {
             self.end(CloseReason::DeadLink);
             return false;
         }
-        self.send.lose(sn);
+        self.send.lose(sn, cause);
         true
     }
 }

@@ -4,9 +4,11 @@
 //! datagram, and datagrams of one length one behind the other make what GSO takes in one call. Only
 //! acknowledgements, and segments that lie apart, are written to the caller's scratch memory.
 
+use super::super::config::Congestion;
 use super::super::time::Time;
 use super::super::wire::{Command, HEADER_BYTES, Header};
 use super::congestion::CongestionControl;
+use super::send::Cause;
 use super::{Phase, Session};
 use crate::rudp::error::CloseReason;
 
@@ -256,12 +258,16 @@ impl Session {
     /// Marks a segment as sent and writes its header.
     fn stamp(&mut self, sn: u32) {
         let ts = self.ts();
-        let is_new = self.send.slot(sn).transmissions == 0;
         self.send.sent(sn, self.now, ts);
-        if is_new {
-            self.acks.data_sent(self.now);
-        }
         let slot = *self.send.slot(sn);
+        match slot.cause {
+            Cause::New => self.acks.data_sent(self.now),
+            Cause::Fast => self.stats.retransmits_fast += 1,
+            Cause::Timeout => self.stats.retransmits_timeout += 1,
+        }
+        if slot.cause == Cause::Fast && !slot.doubled && self.is_held_up() {
+            self.send.double(sn);
+        }
         let header = Header {
             frg: slot.frg,
             ts,
@@ -271,6 +277,15 @@ impl Session {
         };
         header.encode(self.send.blocks.bytes_mut(slot.place));
         self.stats.sent_segments += 1;
+    }
+
+    /// Is the window filling with what waits for a lost segment? Then that one is sent twice: to lose
+    /// it once more would cost another round trip, and a second copy costs little. Not where a
+    /// congestion control takes care of the path.
+    fn is_held_up(&self) -> bool {
+        self.config.congestion == Congestion::Off
+            && self.send.queued() > 0
+            && self.send.outstanding() >= self.window_limit() / 2
     }
 
     /// Adds segments to a datagram of which `at` bytes are written, while there is room; returns

@@ -17,9 +17,11 @@ const MAX_RTO: Duration = Duration::from_secs(60);
 /// A round trip shorter than this makes no smaller reordering window.
 const MIN_REORDERING: Duration = Duration::from_millis(1);
 /// The reordering window in quarters of the round-trip time, at most.
-const MAX_REORDERING: u32 = 8;
+const MAX_REORDERING: u32 = 4;
+/// One needless retransmission in so many transmissions is accepted.
+const NEEDLESS: u64 = 16;
 /// Losses in a row without a needless retransmission, after which the path is taken to keep order
-/// again (RFC 8985 has 16 recoveries).
+/// better again (RFC 8985 has 16 recoveries); twice as many for each step.
 const FORGET_REORDERING: u32 = 16;
 
 #[derive(Debug)]
@@ -37,9 +39,13 @@ pub(super) struct Recovery {
     backoff: u32,
     /// The latest transmission known to have arrived.
     arrived: u64,
-    /// Reordering window in quarters of the round-trip time, and losses since it was last raised.
+    /// Reordering window in quarters of the round-trip time; 0 where order is kept.
     reordering: u32,
+    /// Losses since it was last raised, and the last transmission made by then.
     quiet_losses: u32,
+    raised_at: u64,
+    /// Needless retransmissions since then.
+    needless: u64,
 }
 
 impl Recovery {
@@ -59,8 +65,10 @@ impl Recovery {
             rto: INITIAL_RTO,
             backoff: 0,
             arrived: 0,
-            reordering: 1,
+            reordering: 0,
             quiet_losses: 0,
+            raised_at: 0,
+            needless: 0,
         }
     }
 
@@ -108,17 +116,33 @@ impl Recovery {
         self.backoff += 1;
     }
 
-    /// An earlier transmission than the last one has arrived: sending again was not needed.
-    pub(super) fn spurious(&mut self) {
-        self.reordering = (self.reordering + 1).min(MAX_REORDERING);
+    /// An earlier transmission than the last one, which has the number `serial`, has arrived:
+    /// sending again was not needed. `latest` is the number of the last of all transmissions.
+    ///
+    /// A few of those cost less than waiting longer before sending again would. Once they are more
+    /// than one in [`NEEDLESS`] transmissions, the reordering window is raised, once a round trip.
+    pub(super) fn spurious(&mut self, serial: u64, latest: u64) {
         self.quiet_losses = 0;
+        if serial <= self.raised_at {
+            return;
+        }
+        self.needless += 1;
+        let sent = latest - self.raised_at;
+        if self.needless > 1 && self.needless * NEEDLESS > sent {
+            self.reordering = (self.reordering + 1).min(MAX_REORDERING);
+            self.raised_at = latest;
+            self.needless = 0;
+        } else if sent > 64 * NEEDLESS {
+            self.raised_at = latest;
+            self.needless = 0;
+        }
     }
 
     /// A segment was taken for lost by [`verdict`](Self::verdict).
     pub(super) fn lost(&mut self) {
         self.quiet_losses += 1;
-        if self.quiet_losses > FORGET_REORDERING * self.reordering {
-            self.reordering = 1;
+        if self.quiet_losses > FORGET_REORDERING << self.reordering {
+            self.reordering = self.reordering.saturating_sub(1);
             self.quiet_losses = 0;
         }
     }
@@ -129,12 +153,12 @@ impl Recovery {
             return Verdict::Unknown;
         }
         // Counting is only good where order is kept.
-        let counts = self.fast_resend > 0 && self.reordering == 1;
+        let counts = self.fast_resend > 0 && self.reordering == 0;
         if counts && self.arrived - serial > u64::from(self.fast_resend) {
             return Verdict::Lost;
         }
         let rtt = self.latest.max(self.srtt);
-        let window = (rtt * self.reordering / 4).max(MIN_REORDERING);
+        let window = (rtt * self.reordering.max(1) / 4).max(MIN_REORDERING);
         let at = sent_at + rtt + window;
         if at <= now {
             Verdict::Lost
@@ -205,10 +229,24 @@ mod tests {
         recovery.arrived(4);
         assert_eq!(recovery.verdict(1, start, start), Verdict::Lost);
 
-        recovery.spurious();
-        let at = start + 60 * MS;
+        recovery.spurious(1, 10);
+        assert_eq!(
+            recovery.verdict(1, start, start),
+            Verdict::Lost,
+            "one is none"
+        );
+        recovery.spurious(2, 10);
         assert_eq!(recovery.verdict(1, start, start), Verdict::LostAt(at));
-        for _ in 0..=2 * FORGET_REORDERING {
+        for _ in 0..10 {
+            recovery.spurious(10, 20);
+        }
+        let once = recovery.verdict(1, start, start);
+        assert_eq!(once, Verdict::LostAt(at), "once a round trip");
+        recovery.spurious(11, 20);
+        recovery.spurious(12, 20);
+        let later = start + 60 * MS;
+        assert_eq!(recovery.verdict(1, start, start), Verdict::LostAt(later));
+        for _ in 0..8 * FORGET_REORDERING {
             recovery.lost();
         }
         assert_eq!(recovery.verdict(1, start, start), Verdict::Lost);

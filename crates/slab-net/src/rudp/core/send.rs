@@ -25,12 +25,27 @@ pub(super) enum State {
     Acked,
 }
 
+/// Why a segment is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Cause {
+    #[default]
+    New,
+    /// Later ones have arrived.
+    Fast,
+    /// Nothing has.
+    Timeout,
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Slot {
     pub(super) place: Place,
     pub(super) state: State,
     pub(super) frg: u8,
-    /// How often it was sent.
+    /// Why it is to be sent again.
+    pub(super) cause: Cause,
+    /// Does its second copy follow at once, or has it?
+    pub(super) doubled: bool,
+    /// How often it was sent; two copies at once count as one.
     pub(super) transmissions: u16,
     /// The `ts` of the first and of the last time.
     pub(super) first_ts: u32,
@@ -220,7 +235,9 @@ impl SendQueue {
         if slot.transmissions == 0 {
             slot.first_ts = ts;
         }
-        slot.transmissions = slot.transmissions.saturating_add(1);
+        if !slot.doubled {
+            slot.transmissions = slot.transmissions.saturating_add(1);
+        }
         slot.last_ts = ts;
         slot.sent_at = now;
         slot.serial = self.serial;
@@ -229,11 +246,20 @@ impl SendQueue {
     }
 
     /// A segment in flight has to be sent again.
-    pub(super) fn lose(&mut self, sn: u32) {
+    pub(super) fn lose(&mut self, sn: u32, cause: Cause) {
         debug_assert_eq!(self.slots.at(sn).state, State::InFlight);
         self.flight.remove(&mut self.slots, sn);
-        self.slots.at_mut(sn).state = State::Lost;
+        let slot = self.slots.at_mut(sn);
+        slot.state = State::Lost;
+        slot.cause = cause;
+        slot.doubled = false;
         self.lost.push_back(&mut self.slots, sn);
+    }
+
+    /// A segment that was just sent is to be sent a second time at once.
+    pub(super) fn double(&mut self, sn: u32) {
+        self.lose(sn, self.slot(sn).cause);
+        self.slots.at_mut(sn).doubled = true;
     }
 
     /// The peer has an outstanding segment; `true` if that is news.
@@ -288,7 +314,7 @@ mod tests {
         assert_eq!(queue.room(), 0);
         // Every third is lost, every third acknowledged.
         for n in (0..32).step_by(3) {
-            queue.lose(sn(n));
+            queue.lose(sn(n), Cause::Fast);
         }
         for n in (1..32).step_by(3) {
             assert!(queue.acknowledge(sn(n)));

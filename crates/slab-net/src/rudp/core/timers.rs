@@ -4,6 +4,7 @@ use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
 use super::congestion::CongestionControl;
+use super::send::Cause;
 use super::{Phase, Session};
 use core::time::Duration;
 
@@ -51,8 +52,9 @@ impl Session {
 
     /// When the oldest segment in flight is overdue.
     fn overdue_at(&self) -> Option<Time> {
-        if self.allowance() < HEADER_BYTES {
-            // Nothing could be sent; not before the peer has sent something.
+        // Where nothing could be sent, not before the peer has sent something; where later ones have
+        // arrived, `loss_at` is when it is lost.
+        if self.allowance() < HEADER_BYTES || self.loss_at.is_some() {
             return None;
         }
         let oldest = self.send.slot(self.send.oldest()?);
@@ -108,8 +110,7 @@ impl Session {
             if self.send.slot(sn).sent_at + timeout > self.now {
                 break;
             }
-            self.stats.retransmits_timeout += 1;
-            if !self.lose(sn) {
+            if !self.lose(sn, Cause::Timeout) {
                 return;
             }
         }
