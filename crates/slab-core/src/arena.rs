@@ -3,19 +3,36 @@
 //! A chunk is named by its offset from the base in units of [`CHUNK_ALIGN`] bytes, a `u32`; its
 //! slab is the offset divided by the slab's size, a power of two. All pointers into the arena are
 //! made from its base pointer, so they all have the provenance of the whole range.
+//!
+//! The range is the system's, or the caller's: then it is zeroed as it is committed, and never
+//! given back.
 
-use crate::class::CHUNK_ALIGN;
+use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN};
 use crate::error::ConfigError;
 use crate::sync::{AtomicU32, Ordering, Table};
 use crate::sys::Region;
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 /// What a 32-bit unit index can address.
 const MAX_ARENA_BYTES: usize = (u32::MAX as usize) * CHUNK_ALIGN;
 
 #[derive(Debug)]
+enum Memory {
+    System(Region),
+    /// The caller's, for ever.
+    Lent(NonNull<u8>),
+}
+
+// SAFETY: a region can be used from any thread, and so can memory that was lent for ever and is
+// reached through the arena alone.
+unsafe impl Send for Memory {}
+// SAFETY: as above; what is shared inside it is synchronised by those who hand out its parts.
+unsafe impl Sync for Memory {}
+
+#[derive(Debug)]
 pub(crate) struct Arena {
-    region: Region,
+    memory: Memory,
     slab_bytes: usize,
     slabs: usize,
     /// Per slab the class that it serves, plus one; for who meets a chunk by its address and has no
@@ -26,6 +43,32 @@ pub(crate) struct Arena {
 impl Arena {
     /// Reserves as many whole slabs as fit under `max_memory`; backs none of them.
     pub(crate) fn reserve(max_memory: usize, slab_bytes: usize) -> Result<Self, ConfigError> {
+        Self::new(max_memory, slab_bytes, |bytes| {
+            let region =
+                Region::reserved(bytes).map_err(|errno| ConfigError::Reserve { bytes, errno })?;
+            Ok(Memory::System(region))
+        })
+    }
+
+    /// As many whole slabs as fit into the caller's memory, from its first page on.
+    pub(crate) fn lent(
+        memory: &'static mut [MaybeUninit<u8>],
+        slab_bytes: usize,
+    ) -> Result<Self, ConfigError> {
+        let skip = memory
+            .as_ptr()
+            .align_offset(MAX_CHUNK_ALIGN)
+            .min(memory.len());
+        let memory = &mut memory[skip..];
+        let base = NonNull::from(&mut *memory).cast();
+        Self::new(memory.len(), slab_bytes, |_| Ok(Memory::Lent(base)))
+    }
+
+    fn new(
+        max_memory: usize,
+        slab_bytes: usize,
+        memory: impl FnOnce(usize) -> Result<Memory, ConfigError>,
+    ) -> Result<Self, ConfigError> {
         debug_assert!(slab_bytes.is_power_of_two());
         if max_memory < slab_bytes {
             return Err(ConfigError::CapBelowOneSlab {
@@ -41,10 +84,8 @@ impl Arena {
         }
         let slabs = max_memory / slab_bytes;
         let bytes = slabs * slab_bytes;
-        let region =
-            Region::reserved(bytes).map_err(|errno| ConfigError::Reserve { bytes, errno })?;
         Ok(Self {
-            region,
+            memory: memory(bytes)?,
             slab_bytes,
             slabs,
             serves: Table::new(slabs).map_err(|errno| ConfigError::Reserve { bytes, errno })?,
@@ -53,7 +94,15 @@ impl Arena {
 
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
-        self.region.base()
+        match &self.memory {
+            Memory::System(region) => region.base(),
+            Memory::Lent(base) => *base,
+        }
+    }
+
+    /// Does released memory go back to the system?
+    pub(crate) fn gives_back(&self) -> bool {
+        matches!(self.memory, Memory::System(_))
     }
 
     pub(crate) fn slabs(&self) -> usize {
@@ -92,8 +141,13 @@ impl Arena {
     /// # Errors
     /// The system's error number.
     pub(crate) fn commit(&self, slab: usize, count: usize) -> Result<(), i32> {
-        let bytes = count * self.slab_bytes;
-        self.region.commit(slab * self.slab_bytes, bytes)
+        let (offset, bytes) = (slab * self.slab_bytes, count * self.slab_bytes);
+        match &self.memory {
+            Memory::System(region) => region.commit(offset, bytes)?,
+            // SAFETY: nobody has any part of slabs that never were usable.
+            Memory::Lent(_) => unsafe { self.zero(offset, bytes) },
+        }
+        Ok(())
     }
 
     /// Backs the whole arena, which is committed, with memory now; locks it there if asked.
@@ -101,12 +155,17 @@ impl Arena {
     /// # Errors
     /// The system's error number.
     pub(crate) fn populate(&self, lock: bool) -> Result<(), i32> {
-        self.region.populate(lock)
+        match &self.memory {
+            Memory::System(region) => region.populate(lock),
+            Memory::Lent(_) => Ok(()),
+        }
     }
 
     /// Asks for huge pages. It is no error not to get them.
     pub(crate) fn advise_huge_pages(&self) {
-        self.region.advise_huge_pages();
+        if let Memory::System(region) = &self.memory {
+            region.advise_huge_pages();
+        }
     }
 
     /// Gives back the memory behind a part of the arena, which reads as zeros afterwards.
@@ -114,8 +173,22 @@ impl Arena {
     /// # Safety
     /// The slabs of the part are committed, and nobody uses the part until this returns.
     pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
-        // SAFETY: handed on to the caller.
-        unsafe { self.region.release(offset, bytes) };
+        match &self.memory {
+            // SAFETY: handed on to the caller.
+            Memory::System(region) => unsafe { region.release(offset, bytes) },
+            // SAFETY: as above.
+            Memory::Lent(_) => unsafe { self.zero(offset, bytes) },
+        }
+    }
+
+    /// # Safety
+    /// Nobody uses the part until this returns.
+    unsafe fn zero(&self, offset: usize, bytes: usize) {
+        assert!(offset <= self.bytes() && bytes <= self.bytes() - offset);
+        // SAFETY: just checked to lie within the arena.
+        let at = unsafe { self.base().add(offset) };
+        // SAFETY: `bytes` bytes from there lie within the arena; nobody uses them.
+        unsafe { at.write_bytes(0, bytes) };
     }
 }
 

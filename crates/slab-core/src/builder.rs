@@ -1,10 +1,12 @@
 //! [`SlabPoolBuilder`]: how a pool is set up.
 
+use crate::arena::Arena;
 use crate::class::{ClassTable, SizeClasses};
 use crate::error::ConfigError;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use alloc_crate::string::String;
+use core::mem::MaybeUninit;
 
 /// How many slabs a pool commits at a time, while it grows towards its cap.
 ///
@@ -185,5 +187,34 @@ impl SlabPoolBuilder {
     pub fn build(self) -> Result<SlabPool, ConfigError> {
         let classes = ClassTable::new(self.size_classes.clone(), self.max_memory);
         Inner::open(classes, &self).map(SlabPool::from_handle)
+    }
+
+    /// As [`build`](Self::build), over memory that the caller owns: a `static`, a region shared
+    /// with a device, memory of a kind that the system does not give by itself. Only the bookkeeping
+    /// comes from elsewhere.
+    ///
+    /// The cap is as many whole slabs as fit into `memory` from its first multiple of
+    /// [`MAX_CHUNK_ALIGN`](crate::MAX_CHUNK_ALIGN) on; [`max_memory`](Self::max_memory) has no say.
+    /// Slabs are zeroed when they come into use. Nothing goes back to the system: the memory's
+    /// [`backing`](Self::backing) is the caller's affair, [`trim`](SlabPool::trim) finds nothing to
+    /// do, and the memory stays lent when the pool is gone.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// # use std::mem::MaybeUninit;
+    /// let memory = Box::leak(Box::<[u8]>::new_uninit_slice(1 << 20));
+    /// let here = memory.as_ptr_range();
+    /// let pool = SlabPool::builder().build_in(memory)?;
+    /// let chunk = pool.try_alloc(1500)?;
+    /// assert!(here.contains(&chunk.as_ptr().as_ptr().cast_const().cast()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As `build`.
+    pub fn build_in(self, memory: &'static mut [MaybeUninit<u8>]) -> Result<SlabPool, ConfigError> {
+        let classes = ClassTable::new(self.size_classes.clone(), memory.len());
+        let arena = Arena::lent(memory, classes.slab_bytes())?;
+        Inner::open_in(arena, classes, &self).map(SlabPool::from_handle)
     }
 }

@@ -151,6 +151,15 @@ impl Inner {
         options: &SlabPoolBuilder,
     ) -> Result<Arc<Handle>, ConfigError> {
         let arena = Arena::reserve(options.max_memory, classes.slab_bytes())?;
+        Self::open_in(arena, classes, options)
+    }
+
+    /// As [`open`](Self::open), in this arena.
+    pub(crate) fn open_in(
+        arena: Arena,
+        classes: ClassTable,
+        options: &SlabPoolBuilder,
+    ) -> Result<Arc<Handle>, ConfigError> {
         if options.huge_pages {
             arena.advise_huge_pages();
         }
@@ -246,17 +255,20 @@ impl Inner {
 
     /// Class and unit of the chunk that starts at `at`, if one does.
     pub(crate) fn find_chunk(&self, at: NonNull<u8>) -> Option<(u8, u32)> {
+        // Below the base this wraps around, to far above the arena's size.
         let offset = at.addr().get().wrapping_sub(self.base.addr().get());
-        if offset >= self.arena.bytes() {
+        if offset >= self.arena.bytes() || !offset.is_multiple_of(CHUNK_ALIGN) {
             return None;
         }
-        let slab_bytes = self.arena.slab_bytes();
-        let class = self.arena.class_of(offset / slab_bytes)?;
+        let unit = (offset / CHUNK_ALIGN) as u32;
+        // A shift, and units of 32 bits: of the divisions there were, one is left.
+        let slab = unit >> self.slab_unit_mask.trailing_ones();
+        let class = self.arena.class_of(slab as usize)?;
         let geometry = self.classes.geometry(class);
-        let in_slab = offset % slab_bytes;
-        let is_start = in_slab.is_multiple_of(geometry.bytes)
-            && in_slab / geometry.bytes < geometry.chunks_per_slab as usize;
-        is_start.then_some((class, (offset / CHUNK_ALIGN) as u32))
+        let in_slab = unit & self.slab_unit_mask;
+        let is_start = in_slab.is_multiple_of(geometry.units)
+            && in_slab / geometry.units < geometry.chunks_per_slab;
+        is_start.then_some((class, unit))
     }
 
     /// The word that counts the references to a chunk beyond the first.

@@ -124,8 +124,12 @@ impl Inner {
     pub(crate) fn trim(&self, target: usize) -> usize {
         let mut layer = self.slabs.lock();
         self.sweep(&mut layer);
-        let bytes = layer.slabs.trim_unused(&self.arena, target)
-            + layer.slabs.trim_stored(&self.arena, &self.classes);
+        let bytes = if self.arena.gives_back() {
+            layer.slabs.trim_unused(&self.arena, target)
+                + layer.slabs.trim_stored(&self.arena, &self.classes)
+        } else {
+            0
+        };
         drop(layer);
         tracing::debug!(pool = %self.name, bytes, "pool trimmed");
         bytes

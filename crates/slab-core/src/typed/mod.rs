@@ -159,6 +159,31 @@ impl<T, Tag> Slab<T, Tag> {
         Ok(SlabBox::fill(self.alloc()?, make))
     }
 
+    /// As [`try_insert_with`](Self::try_insert_with), but waits while the slab is full, in turn, as
+    /// [`SlabPool::alloc`] does. Dropping the future loses nothing: `make` runs when there is
+    /// memory.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// # use slab_core::Slab;
+    /// let slab = Slab::<[u8; 16384]>::builder().max_objects(1).build()?;
+    /// let mut all: Vec<_> = (0..slab.capacity()).map_while(|_| slab.try_insert([0; 16384]).ok()).collect();
+    /// let (value, ()) = tokio::join!(slab.insert_with(|| [1; 16384]), async { drop(all.pop()) });
+    /// assert_eq!(value?[0], 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SlabPool::alloc`]: never [`AllocError::Exhausted`].
+    pub async fn insert_with(
+        &self,
+        make: impl FnOnce() -> T,
+    ) -> Result<SlabBox<T, Tag>, AllocError> {
+        let chunk = self.pool.alloc(const { chunk_bytes::<T>() }).await?;
+        Ok(SlabBox::fill(chunk, make))
+    }
+
     /// Memory for a value that is to be built in place, field by field if need be, and never
     /// moved.
     ///

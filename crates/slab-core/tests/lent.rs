@@ -1,0 +1,99 @@
+//! Pools over memory that the caller owns.
+#![cfg(not(loom))]
+
+use slab_core::{AllocError, ConfigError, SizeClasses, SlabPool};
+use std::mem::MaybeUninit;
+
+fn lent(bytes: usize) -> &'static mut [MaybeUninit<u8>] {
+    // What was there before is nobody's business.
+    Box::leak(vec![MaybeUninit::new(0xAA); bytes].into_boxed_slice())
+}
+
+fn classes() -> SizeClasses {
+    SizeClasses::explicit(&[1536, 4096]).unwrap()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
+fn all_chunks_lie_there_aligned_and_zeroed_up_to_the_cap() {
+    // Starts at an odd address; the first page is lost.
+    let memory = &mut lent(300 << 10)[1..];
+    let range = memory.as_ptr_range();
+    let (from, to) = (range.start.addr(), range.end.addr());
+    let pool = SlabPool::builder().size_classes(classes());
+    let pool = pool.max_memory(64 << 20).build_in(memory).unwrap();
+    assert_eq!(pool.max_memory(), 256 << 10);
+    for (class, len) in [1536, 4096].into_iter().enumerate() {
+        let mut held = Vec::new();
+        let refused = loop {
+            match pool.try_alloc(len) {
+                Ok(chunk) => held.push(chunk),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused, AllocError::Exhausted { chunk_bytes: len });
+        assert_eq!(held.len(), (64 << 10) / len * 4);
+        for chunk in &mut held {
+            let at = chunk.as_ptr();
+            assert!(from <= at.addr().get() && at.addr().get() + len <= to);
+            assert!(
+                at.addr()
+                    .get()
+                    .is_multiple_of(pool.size_classes().align(class))
+            );
+            // SAFETY: the chunk's bytes are initialised, and ours while it lives.
+            let bytes = unsafe { std::slice::from_raw_parts(at.as_ptr(), len) };
+            assert!(class == 1 || bytes.iter().all(|&byte| byte == 0));
+            chunk.copy_from_slice(&[7; 1000]).unwrap();
+        }
+    }
+    assert_eq!(pool.stats().in_use(), 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
+fn nothing_is_given_back_and_nothing_unmapped() {
+    let memory = lent(300 << 10);
+    let pool = SlabPool::builder()
+        .size_classes(classes())
+        .build_in(memory)
+        .unwrap();
+    let mut chunk = pool.try_alloc(4096).unwrap();
+    let at = chunk.as_ptr();
+    chunk.copy_from_slice(b"still here").unwrap();
+    drop(pool.try_alloc(1536));
+    let committed = pool.stats().committed_bytes;
+    assert_eq!(pool.trim(), 0);
+    assert_eq!(pool.stats().committed_bytes, committed);
+    drop(pool);
+    drop(chunk);
+    // SAFETY: within the memory, which was leaked; the pool has written there, and is gone.
+    let bytes = unsafe { std::slice::from_raw_parts(at.as_ptr(), 10) };
+    assert_eq!(bytes, b"still here");
+}
+
+#[test]
+fn too_little_is_an_error() {
+    for bytes in [0, 1, 4096, 64 << 10] {
+        // One less than a slab and the way to the next page.
+        let memory: &'static mut [MaybeUninit<u8>] = match bytes {
+            0 => &mut [],
+            _ if cfg!(miri) => return, // Leaks.
+            bytes => &mut lent(bytes + 1)[1..],
+        };
+        let error = SlabPool::builder()
+            .size_classes(classes())
+            .build_in(memory)
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                ConfigError::CapBelowOneSlab {
+                    slab_bytes: 65536,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}
