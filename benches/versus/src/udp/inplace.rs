@@ -1,11 +1,14 @@
-//! `in-place`: datagrams are looked at where the kernel put them.
+//! `in-place`: datagrams are looked at where the kernel put them, until the receiver has to wait.
 
 use super::peers::{Quinn, check};
 use super::rig::{BUFFERS, Filler, QUEUED, SUPER_BUFFER, Wire, our_receiver, runtime};
 use crate::cpu::ThreadClock;
 use crate::measure::Sampler;
 use slab_net::udp::PacketBatch;
+use std::future::poll_fn;
 use std::io::IoSliceMut;
+use std::pin::pin;
+use std::task::Poll;
 
 pub(super) fn sampler(peer: &str, wire: Wire) -> Result<Sampler, String> {
     match peer {
@@ -13,6 +16,13 @@ pub(super) fn sampler(peer: &str, wire: Wire) -> Result<Sampler, String> {
         "quinn-udp" => Ok(quinn_udp(wire)),
         _ => Err("it has no such case".into()),
     }
+}
+
+/// Does this have to wait? A round ends there, as it does in a server: it takes finding out that
+/// nothing is left, and being woken for the next.
+async fn waits<T>(receive: impl Future<Output = T>) -> bool {
+    let mut receive = pin!(receive);
+    poll_fn(|cx| Poll::Ready(receive.as_mut().poll(cx).is_pending())).await
 }
 
 fn ours(wire: Wire) -> Sampler {
@@ -38,6 +48,7 @@ fn ours(wire: Wire) -> Sampler {
                         got += batch.iter().map(|datagram| check(datagram.packet)).count();
                     }
                 }
+                assert!(waits(receiver.recv_batches(&mut batches)).await);
             });
             total += clock.elapsed_ns();
         }
@@ -74,6 +85,10 @@ fn quinn_udp(wire: Wire) -> Sampler {
                         got += buffer[..meta.len].chunks(meta.stride).map(check).count();
                     }
                 }
+                let mut chunks = memory.chunks_exact_mut(SUPER_BUFFER);
+                let mut buffers: [IoSliceMut<'_>; BUFFERS] =
+                    std::array::from_fn(|_| IoSliceMut::new(chunks.next().expect("as many")));
+                assert!(waits(quinn.receive(&mut buffers)).await);
             });
             total += clock.elapsed_ns();
         }

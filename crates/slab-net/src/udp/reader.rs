@@ -112,15 +112,14 @@ impl Reader {
     fn take_over(&mut self, read: usize, socket: &Socket) {
         let counters = &socket.counters.receive;
         let (mut datagrams, mut bytes) = (0, 0);
-        for slot in 0..read {
-            let received = self.received[slot];
+        for (slot, received) in self.received[..read].iter().enumerate() {
             let count = segments(received.len, received.stride) as u64;
             datagrams += count;
             bytes += received.len as u64;
             if received.meta.truncated && !self.keeps_cut(counters, count) {
                 continue;
             }
-            if let Some(batch) = self.batch(slot, &received) {
+            if let Some(batch) = batch(&self.pool, &mut self.slots, slot, received) {
                 self.ready.push_back(batch);
             }
         }
@@ -136,7 +135,7 @@ impl Reader {
         bump(&counters.bytes, bytes);
         bump(&counters.calls, 1);
         self.truncated.all_well();
-        let last = read.checked_sub(1).map(|last| self.received[last]);
+        let last = read.checked_sub(1).map(|last| &self.received[last]);
         let Some(counted) = last.and_then(|last| last.kernel_drops) else {
             return;
         };
@@ -158,23 +157,6 @@ impl Reader {
         self.deliver_truncated
     }
 
-    /// The batch in a slot: its chunk, or a copy if the payload fills less than half of it and a
-    /// smaller chunk is to be had. So a lone small datagram does not keep 64 KiB, and the buffer
-    /// stays for the next call.
-    fn batch(&mut self, slot: usize, received: &Received) -> Option<PacketBatch> {
-        let (len, capacity) = (received.len, self.slots.capacity(slot));
-        let copy = (len <= capacity / 2)
-            .then(|| smaller_copy(&self.pool, self.slots.bytes(slot, len), capacity))
-            .flatten();
-        let chunk = match copy {
-            Some(copy) => copy,
-            None => self.slots.take(slot)?,
-        };
-        // SAFETY: the payload was written, by the kernel or the copy, and as nobody else has the
-        // chunk or its reference, nobody writes from here on.
-        Some(unsafe { PacketBatch::new(chunk.into_shared(), len, received.stride, received.meta) })
-    }
-
     /// The pool is exhausted: takes datagrams off the socket's queue, to count and drop them.
     #[cold]
     #[inline(never)]
@@ -194,6 +176,29 @@ impl Reader {
         }
         Ok(())
     }
+}
+
+/// The batch in a slot: its chunk, or a copy if the payload fills less than half of it and a smaller
+/// chunk is to be had. So a lone small datagram does not keep 64 KiB, and the buffer stays for the
+/// next call.
+#[inline]
+fn batch(
+    pool: &SlabPool,
+    slots: &mut Slots,
+    slot: usize,
+    received: &Received,
+) -> Option<PacketBatch> {
+    let (len, capacity) = (received.len, slots.capacity(slot));
+    let copy = (len <= capacity / 2)
+        .then(|| smaller_copy(pool, slots.bytes(slot, len), capacity))
+        .flatten();
+    let chunk = match copy {
+        Some(copy) => copy,
+        None => slots.take(slot)?,
+    };
+    // SAFETY: the payload was written, by the kernel or the copy, and as nobody else has the chunk
+    // or its reference, nobody writes from here on.
+    Some(unsafe { PacketBatch::new(chunk.into_shared(), len, received.stride, received.meta) })
 }
 
 fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chunk> {

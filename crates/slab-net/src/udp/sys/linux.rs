@@ -147,7 +147,7 @@ impl Backend {
             let slot = unsafe { slot.assume_init_ref() };
             // SAFETY: as above.
             let header = unsafe { header.assume_init_ref() };
-            *out = slot.decode(header);
+            slot.decode(header, out);
         }
         Ok(read)
     }
@@ -235,14 +235,15 @@ impl ReceiveSlot {
         control: ReceiveControl([0; RECEIVE_CONTROL]),
     };
 
-    fn decode(&self, header: &mmsghdr) -> Received {
+    #[inline]
+    fn decode(&self, header: &mmsghdr, out: &mut Received) {
         let len = header.msg_len as usize;
         let header = &header.msg_hdr;
         // Every datagram has a sender of our own socket's family; were it not so, it would be the
         // unspecified address.
         let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let source = self.name.decode(header.msg_namelen as usize);
-        let mut out = Received {
+        *out = Received {
             len,
             stride: len,
             kernel_drops: None,
@@ -256,7 +257,6 @@ impl ReceiveSlot {
             // A message that is too short for what it claims to be is passed over.
             let _ = out.take_over(level, kind, data);
         }
-        out
     }
 }
 
