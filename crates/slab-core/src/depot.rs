@@ -13,11 +13,14 @@
 //! `blocks <= chunks / batch + one in the hand of each thread that moves a batch`
 
 use crate::class::{BATCH_MAX, ClassTable, MAX_CLASSES};
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, Table, Zeroable};
+use crate::sync::{AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, Zeroable};
 use arrayvec::ArrayVec;
 
 /// No block: the end of a stack. Block 0 exists but is never used.
 const NIL: u32 = 0;
+
+/// In models the tag wraps at its first change.
+const FIRST_TAG: u64 = if MODELLED { u32::MAX as u64 } else { 0 };
 
 /// A block of 256 bytes: the link, and the chunk indices of one batch.
 #[derive(Debug)]
@@ -65,7 +68,7 @@ struct Stack {
 impl Stack {
     fn new() -> Self {
         Self {
-            head: AtomicU64::new(u64::from(NIL)),
+            head: AtomicU64::new(FIRST_TAG << 32 | u64::from(NIL)),
             chunks: AtomicU64::new(0),
         }
     }

@@ -47,7 +47,7 @@ mod class;
 mod depot;
 mod episode;
 mod error;
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(loom, shuttle, miri))))]
 mod faults;
 mod free;
 mod guard;

@@ -315,6 +315,32 @@ fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
     });
 }
 
+/// A thread that ends flushes its magazine while another sweeps and then needs every chunk.
+#[test]
+fn model_thread_ends_while_another_sweeps() {
+    model(Some(BOUND), || {
+        let (handle, _way) = pool();
+        let inner = Sendable(handle.as_ptr());
+        let cache = handle.inner().register().unwrap();
+        let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
+        let ends = thread::spawn(move || {
+            let inner = inner;
+            // SAFETY: gives up the chunk allocated above.
+            unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit) };
+            // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
+            unsafe { inner.0.as_ref() }.detach(&cache);
+        });
+        handle.inner().trim(0);
+        ends.join().unwrap();
+        let mut units: Vec<u32> = (0..8)
+            .map(|_| handle.inner().alloc_with(None, 0).unwrap())
+            .collect();
+        units.sort_unstable();
+        units.dedup();
+        assert_eq!(units.len(), 8, "each chunk once");
+    });
+}
+
 /// A thread allocates and frees with its magazine while another sweeps; every chunk can be had
 /// afterwards.
 #[test]

@@ -183,11 +183,12 @@ fn a_producer_and_a_consumer_on_two_threads_balance_exactly() {
 
 #[test]
 fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
-    let pool = pool(if cfg!(miri) { 64 } else { 256 } << 10, &[256]);
-    let all = fill(&pool, 256).len();
+    const LEN: usize = if cfg!(miri) { 4096 } else { 256 };
+    let pool = pool(256 << 10, &[LEN]);
+    let all = fill(&pool, LEN).len();
     thread::scope(|scope| {
         let worker = scope.spawn(|| {
-            let chunks = fill(&pool, 256);
+            let chunks = fill(&pool, LEN);
             drop(chunks);
         });
         // The end of the scope alone does not wait for the destructors of thread-locals.
@@ -199,7 +200,7 @@ fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
     // Filling up ends in a reclaim, which may sweep the depot into the slabs.
     assert_eq!(class.in_depot + class.in_slabs, class.committed_chunks);
     assert_eq!(class.in_magazines, 0);
-    assert_eq!(fill(&pool, 256).len(), all);
+    assert_eq!(fill(&pool, LEN).len(), all);
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub(crate) use test::*;
 #[cfg(test)]
 mod test {
     use core::cell::Cell;
+    #[cfg(not(any(loom, shuttle, miri)))]
     use core::ops::Range;
 
     std::thread_local! {
@@ -33,6 +34,7 @@ mod test {
 
     /// Runs `f` while this thread's requests of these numbers are refused; returns how many
     /// requests there were.
+    #[cfg(not(any(loom, shuttle, miri)))]
     pub(crate) fn refusing(numbers: Range<u32>, f: impl FnOnce()) -> u32 {
         ASKED.set(0);
         REFUSED.set((numbers.start, numbers.end));
