@@ -34,6 +34,9 @@ unsafe impl Sync for Memory {}
 pub(crate) struct Arena {
     memory: Memory,
     slab_bytes: usize,
+    /// Bytes at the end of each slab that are never committed, so that touching them ends the
+    /// process; whole pages.
+    guard: usize,
     slabs: usize,
     /// Per slab the class that it serves, plus one; for who meets a chunk by its address and has no
     /// lock. Right for as long as a chunk of the slab is in use.
@@ -86,10 +89,18 @@ impl Arena {
         let bytes = slabs * slab_bytes;
         Ok(Self {
             memory: memory(bytes)?,
+            guard: 0,
             slab_bytes,
             slabs,
             serves: Table::new(slabs).map_err(|errno| ConfigError::Reserve { bytes, errno })?,
         })
+    }
+
+    /// Keeps the last `guard` bytes of each slab from ever being committed. Of no use where memory
+    /// is committed from the start.
+    pub(crate) fn with_guard(mut self, guard: usize) -> Self {
+        self.guard = guard;
+        self
     }
 
     #[inline]
@@ -143,7 +154,12 @@ impl Arena {
     pub(crate) fn commit(&self, slab: usize, count: usize) -> Result<(), i32> {
         let (offset, bytes) = (slab * self.slab_bytes, count * self.slab_bytes);
         match &self.memory {
-            Memory::System(region) => region.commit(offset, bytes)?,
+            Memory::System(region) if self.guard == 0 => region.commit(offset, bytes)?,
+            Memory::System(region) => {
+                for slab in slab..slab + count {
+                    region.commit(slab * self.slab_bytes, self.slab_bytes - self.guard)?;
+                }
+            }
             // SAFETY: nobody has any part of slabs that never were usable.
             Memory::Lent(_) => unsafe { self.zero(offset, bytes) },
         }
@@ -156,7 +172,11 @@ impl Arena {
     /// The system's error number.
     pub(crate) fn populate(&self, lock: bool) -> Result<(), i32> {
         match &self.memory {
-            Memory::System(region) => region.populate(lock),
+            Memory::System(region) if self.guard == 0 => region.populate(0, self.bytes(), lock),
+            Memory::System(region) => (0..self.slabs).try_for_each(|slab| {
+                let bytes = self.slab_bytes - self.guard;
+                region.populate(slab * self.slab_bytes, bytes, lock)
+            }),
             Memory::Lent(_) => Ok(()),
         }
     }
@@ -171,8 +191,10 @@ impl Arena {
     /// Gives back the memory behind a part of the arena, which reads as zeros afterwards.
     ///
     /// # Safety
-    /// The slabs of the part are committed, and nobody uses the part until this returns.
+    /// The part is of one slab, which is committed; nobody uses the part until this returns.
     pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
+        let usable = self.slab_bytes - self.guard - offset % self.slab_bytes;
+        let bytes = bytes.min(usable);
         match &self.memory {
             // SAFETY: handed on to the caller.
             Memory::System(region) => unsafe { region.release(offset, bytes) },

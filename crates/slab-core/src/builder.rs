@@ -5,6 +5,7 @@ use crate::class::{ClassTable, SizeClasses};
 use crate::error::ConfigError;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
+use crate::sys::page_size;
 use alloc_crate::string::String;
 use core::mem::MaybeUninit;
 
@@ -57,6 +58,7 @@ pub struct SlabPoolBuilder {
     pub(crate) thread_caches: bool,
     pub(crate) zero_on_free: bool,
     pub(crate) hardened: bool,
+    pub(crate) guard_pages: bool,
     #[cfg(feature = "leak-tracking")]
     pub(crate) track_leaks: Option<u32>,
     pub(crate) growth: Growth,
@@ -74,6 +76,7 @@ impl Default for SlabPoolBuilder {
             thread_caches: true,
             zero_on_free: false,
             hardened: false,
+            guard_pages: false,
             #[cfg(feature = "leak-tracking")]
             track_leaks: None,
             growth: Growth::Slab,
@@ -138,6 +141,29 @@ impl SlabPoolBuilder {
     pub fn hardened(mut self, hardened: bool) -> Self {
         self.hardened = hardened;
         self
+    }
+
+    /// Keeps the last page of each slab out of reach, so that a run over the end of a slab's last
+    /// chunk ends the process at once. Default: no.
+    ///
+    /// Costs that page of the cap and what chunk no longer fits, a quarter of the slab for the
+    /// largest class if its size is a power of two; nothing in time. Systems limit how many pieces a
+    /// process's memory may be in, and each slab is two (on Linux some 32 000 slabs by default). No
+    /// effect without `mmap`, on memory that is [lent](Self::build_in), and where a page is more
+    /// than a quarter of a slab.
+    pub fn guard_pages(mut self, guard: bool) -> Self {
+        self.guard_pages = guard;
+        self
+    }
+
+    /// Bytes at the end of each slab that are out of reach.
+    pub(crate) fn guard_bytes(&self, slab_bytes: usize) -> usize {
+        let page = page_size();
+        if self.guard_pages && page <= slab_bytes / 4 {
+            page
+        } else {
+            0
+        }
     }
 
     /// Records who asks for chunks, for [`live_chunks`](SlabPool::live_chunks) and for a report at

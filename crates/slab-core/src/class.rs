@@ -352,6 +352,16 @@ impl ClassTable {
         }
     }
 
+    /// Keeps the last `guard` bytes of each slab out of use.
+    pub(crate) fn with_guard(mut self, guard: usize) -> Self {
+        let usable = self.slab_bytes - guard;
+        for geometry in &mut self.geometry[..self.classes.sizes.len()] {
+            geometry.chunks_per_slab = (usable / geometry.bytes) as u32;
+            debug_assert!(geometry.chunks_per_slab > 0);
+        }
+        self
+    }
+
     /// The class index for a request, or `None` if it is above the largest class.
     #[inline]
     pub(crate) fn class_for(&self, len: usize) -> Option<u8> {

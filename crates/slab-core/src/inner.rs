@@ -150,8 +150,9 @@ impl Inner {
         classes: ClassTable,
         options: &SlabPoolBuilder,
     ) -> Result<Arc<Handle>, ConfigError> {
+        let guard = options.guard_bytes(classes.slab_bytes());
         let arena = Arena::reserve(options.max_memory, classes.slab_bytes())?;
-        Self::open_in(arena, classes, options)
+        Self::open_in(arena.with_guard(guard), classes.with_guard(guard), options)
     }
 
     /// As [`open`](Self::open), in this arena.

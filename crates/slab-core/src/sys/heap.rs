@@ -64,7 +64,7 @@ impl Region {
     }
 
     /// Nothing to do, and nothing to lock with.
-    pub(crate) fn populate(&self, _lock: bool) -> Result<(), i32> {
+    pub(crate) fn populate(&self, _offset: usize, _bytes: usize, _lock: bool) -> Result<(), i32> {
         Ok(())
     }
 
@@ -84,6 +84,10 @@ impl Drop for Region {
         // SAFETY: allocated in `committed` with this layout, freed once.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
+}
+
+pub(crate) fn page_size() -> usize {
+    ALIGN
 }
 
 pub(crate) fn has_membarrier() -> bool {

@@ -84,14 +84,14 @@ impl Region {
         }
     }
 
-    /// Backs all of it, which is committed, with memory; locks it there if asked.
-    pub(crate) fn populate(&self, lock: bool) -> Result<(), i32> {
+    /// Backs a committed part with memory; locks it there if asked.
+    pub(crate) fn populate(&self, offset: usize, bytes: usize, lock: bool) -> Result<(), i32> {
+        let at = self.part(offset, bytes);
         if lock {
             // SAFETY: locking the pages of our own mapping changes nothing about their contents.
-            return unsafe { mlock(self.base.as_ptr().cast(), self.bytes) }
-                .map_err(rustix::io::Errno::raw_os_error);
+            return unsafe { mlock(at, bytes) }.map_err(rustix::io::Errno::raw_os_error);
         }
-        for offset in (0..self.bytes).step_by(PAGE) {
+        for offset in (offset..offset + bytes).step_by(PAGE) {
             let at = self.part(offset, 1).cast::<u8>();
             // SAFETY: a byte of the committed mapping, which nobody else knows yet. Volatile, so
             // that the write of the zero that is there already takes place.
@@ -122,6 +122,11 @@ impl Drop for Region {
         // An error is impossible for a whole mapping of our own, and drop could not report it.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
+}
+
+/// The system's pages, in bytes.
+pub(crate) fn page_size() -> usize {
+    rustix::param::page_size()
 }
 
 /// Is `membarrier(PRIVATE_EXPEDITED)` to be had? Registers the process on the first call.

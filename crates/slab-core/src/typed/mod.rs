@@ -382,7 +382,8 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         let bytes = chunk_bytes::<T>();
         let classes = SizeClasses::explicit(&[bytes])?;
         let slab_bytes = slab_bytes_for(bytes);
-        let slabs = self.max_objects.div_ceil(slab_bytes / bytes);
+        let usable = slab_bytes - self.pool.guard_bytes(slab_bytes);
+        let slabs = self.max_objects.div_ceil(usable / bytes);
         let pool = self
             .pool
             .size_classes(classes)

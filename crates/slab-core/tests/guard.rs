@@ -1,0 +1,80 @@
+//! Guard pages between slabs.
+#![cfg(all(
+    feature = "std",
+    target_os = "linux",
+    not(any(miri, loom, shuttle, slab_asan, slab_tsan))
+))]
+
+use slab_core::{Backing, Growth, SizeClasses, Slab, SlabPool, SlabPoolBuilder};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+const SLAB: usize = 64 << 10;
+const CAP: usize = 8 * SLAB;
+
+fn builder() -> SlabPoolBuilder {
+    let classes = SizeClasses::explicit(&[512, 4096]).unwrap();
+    let pool = SlabPool::builder().size_classes(classes);
+    pool.max_memory(CAP).guard_pages(true)
+}
+
+/// Fills the pool and writes to every byte; returns where chunks end.
+fn fill(pool: &SlabPool, len: usize) -> Vec<usize> {
+    let mut held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(len).ok()).collect();
+    held.iter_mut().for_each(|chunk| chunk.zeroed().fill(1));
+    let ends = held.iter().map(|chunk| chunk.as_ptr().addr().get() + len);
+    ends.collect()
+}
+
+#[test]
+fn chunks_keep_clear_of_the_last_page_in_every_way_to_get_memory() {
+    for backing in [Backing::OnDemand, Backing::Prefault, Backing::Locked] {
+        for growth in [Growth::Slab, Growth::Double] {
+            let pool = builder().backing(backing).growth(growth).build().unwrap();
+            for len in [4096, 512, 4096] {
+                let ends = fill(&pool, len);
+                assert_eq!(ends.len(), CAP / SLAB * (SLAB - 4096) / len);
+                let base = ends.iter().min().unwrap() - len;
+                let last = ends.iter().map(|end| (end - base) % SLAB).max();
+                assert_eq!(last, Some(SLAB - 4096));
+            }
+            pool.trim();
+            assert_eq!(fill(&pool, 512).len(), CAP / SLAB * (SLAB - 4096) / 512);
+        }
+    }
+}
+
+#[test]
+fn a_typed_slab_still_holds_what_was_asked_for() {
+    let slab = Slab::<[u8; 4096]>::builder()
+        .max_objects(16)
+        .pool(|pool| pool.guard_pages(true))
+        .build()
+        .unwrap();
+    assert_eq!(slab.capacity(), 30);
+}
+
+#[test]
+fn a_run_over_the_end_of_a_slab_ends_the_process() {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "runs_over", "--ignored"])
+        .status()
+        .unwrap();
+    assert_eq!(child.signal(), Some(11), "SIGSEGV, but {child}");
+}
+
+#[test]
+#[ignore = "ends the process; the test above runs it in one of its own"]
+fn runs_over() {
+    let pool = builder().build().unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(4096).ok()).collect();
+    let first = held.iter().map(|chunk| chunk.as_ptr()).min().unwrap();
+    // SAFETY: the last byte before the guard; it belongs to a chunk that is held.
+    let last = unsafe { first.add(SLAB - 4096 - 1) };
+    // SAFETY: as above.
+    unsafe { last.write(1) };
+    // SAFETY: within the arena, but it belongs to nobody: the error that is to be found.
+    let over = unsafe { last.add(1) };
+    // SAFETY: as above.
+    unsafe { over.as_ptr().write_volatile(1) };
+}
