@@ -1,0 +1,157 @@
+//! A chat over RUDP, line by line, with a peer of any implementation of KCP.
+//!
+//!     cargo run --example rudp_chat -- --with-kcp-go        # brings a kcp-go client along (needs Go)
+//!     cargo run --example rudp_chat -- listen 127.0.0.1:9999
+//!     cargo run --example rudp_chat -- connect 127.0.0.1:9999
+//!     (cd interop/kcp-go && go run . -stream chat 127.0.0.1:9999)
+//!
+//! Lines of the terminal go to the peer, the peer's lines to the terminal, until either ends.
+
+use clap::{Parser, Subcommand};
+use slab_net::PacketPool;
+use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig, Stream};
+use std::error::Error;
+use std::net::SocketAddr;
+use std::process::{ExitCode, Stdio};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+
+/// A chat over RUDP, line by line, with a peer of any implementation of KCP
+#[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+struct Options {
+    /// Chats with a kcp-go client that it starts, and ends
+    #[arg(long)]
+    with_kcp_go: bool,
+    #[command(subcommand)]
+    mode: Option<Mode>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Mode {
+    /// Waits for a peer
+    Listen {
+        /// Where to listen
+        address: SocketAddr,
+    },
+    /// Goes to a peer that listens
+    Connect {
+        /// Where the peer listens
+        address: SocketAddr,
+    },
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Options::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("rudp_chat: {error}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "what the program is for")]
+fn say(line: &str) {
+    println!("{line}");
+}
+
+async fn run(options: Options) -> Result<(), Box<dyn Error>> {
+    let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true));
+    let local = "127.0.0.1:0".parse()?;
+    let (address, client) = match options.mode {
+        Some(Mode::Connect { address }) => {
+            let connection = Connection::connect(address, &pool, config)?;
+            return chat(connection.into_stream()).await;
+        }
+        Some(Mode::Listen { address }) => (address, false),
+        None => (local, true),
+    };
+    let server = Endpoint::bind(address, &pool, config)?;
+    say(&format!("listening on {}", server.local_addr()));
+    if client {
+        return demonstrate(&server).await;
+    }
+    let connection = server.accept().await.ok_or("the endpoint is gone")?;
+    say(&format!("{} is here", connection.peer_addr()));
+    chat(connection.into_stream()).await
+}
+
+/// The terminal and the peer, until either ends.
+async fn chat(stream: Stream) -> Result<(), Box<dyn Error>> {
+    let (read, mut write) = tokio::io::split(stream);
+    let mut theirs = BufReader::new(read).lines();
+    let mut ours = BufReader::new(tokio::io::stdin()).lines();
+    loop {
+        tokio::select! {
+            line = theirs.next_line() => match line? {
+                Some(line) => say(&format!("> {line}")),
+                None => break,
+            },
+            line = ours.next_line() => match line? {
+                Some(line) => write.write_all(format!("{line}\n").as_bytes()).await?,
+                None => break,
+            },
+        }
+    }
+    write.shutdown().await?;
+    Ok(())
+}
+
+/// A chat with a kcp-go client, both sides of it.
+async fn demonstrate(server: &Endpoint) -> Result<(), Box<dyn Error>> {
+    let mut go = start_kcp_go(server.local_addr())?;
+    let mut typed = go.stdin.take().ok_or("no input")?;
+    let mut shown = BufReader::new(go.stdout.take().ok_or("no output")?).lines();
+
+    let hello = "hello from kcp-go";
+    typed.write_all(format!("{hello}\n").as_bytes()).await?;
+    let connection = server.accept().await.ok_or("the endpoint is gone")?;
+    let (read, mut write) = tokio::io::split(connection.into_stream());
+    let received = BufReader::new(read).lines().next_line().await?;
+    say(&format!(
+        "kcp-go says:  {}",
+        received.as_deref().unwrap_or("nothing")
+    ));
+
+    let answer = "hello from packet-slab";
+    write.write_all(format!("{answer}\n").as_bytes()).await?;
+    let displayed = shown.next_line().await?;
+    say(&format!(
+        "kcp-go shows: {}",
+        displayed.as_deref().unwrap_or("nothing")
+    ));
+    drop(typed);
+    go.kill().await?;
+    if received.as_deref() != Some(hello) || displayed.as_deref() != Some(answer) {
+        return Err("the lines did not arrive as they were typed".into());
+    }
+    Ok(())
+}
+
+fn start_kcp_go(server: SocketAddr) -> Result<Child, Box<dyn Error>> {
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/kcp-go");
+    let program = std::env::temp_dir().join(format!("kcp-go-peer-{}", std::process::id()));
+    let built = std::process::Command::new("go")
+        .current_dir(sources)
+        .arg("build")
+        .arg("-o")
+        .arg(&program)
+        .arg(".")
+        .status()
+        .map_err(|error| format!("Go is needed: {error}"))?;
+    if !built.success() {
+        return Err("the kcp-go client could not be built".into());
+    }
+    let child = Command::new(&program)
+        .args(["-stream", "chat", &server.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn();
+    // On Unix it goes on running without its name.
+    let _ = std::fs::remove_file(&program);
+    Ok(child?)
+}
