@@ -133,8 +133,8 @@ impl SlabPoolBuilder {
     /// no.
     ///
     /// A freed chunk is filled with a pattern, and looked through when it is handed out again; a
-    /// chunk that was written to in between panics there, and one that is freed twice panics when
-    /// it is freed. [`free_raw`](SlabPool::free_raw) and [`from_raw`](SlabPool::from_raw) refuse
+    /// chunk that was written to in between panics there and is never used again, and one that is
+    /// freed twice panics when it is freed. [`free_raw`](SlabPool::free_raw) and [`from_raw`](SlabPool::from_raw) refuse
     /// pointers to chunks that are not in use.
     ///
     /// Costs the fast path, and the time to write and to read each chunk.
