@@ -29,10 +29,13 @@ fn explore(test: impl Fn() + Send + Sync + Clone + 'static) {
     let half = number("SLAB_SCHEDULES").unwrap_or(1000).div_ceil(2) as usize;
     let fresh = || std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
     let seed = number("SLAB_SEED").unwrap_or_else(fresh);
+    let mut config = shuttle::Config::new();
+    // A pool is built on the stack, which is 32 KiB otherwise.
+    config.stack_size = 512 << 10;
     let run = |name: &str, scheduler: Box<dyn Scheduler + Send>| {
         let test = test.clone();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            Runner::new(scheduler, shuttle::Config::new()).run(test)
+            Runner::new(scheduler, config.clone()).run(test)
         }));
         if let Err(cause) = outcome {
             let what = cause
