@@ -2,6 +2,7 @@
 //
 //	kcp-go-peer [flags] echo|sink ADDRESS    listens, and prints the address it has got
 //	kcp-go-peer [flags] ask|fill|chat ADDRESS    connects
+//	kcp-go-peer [flags] bulk|pingpong ADDRESS    measures both ends of itself
 package main
 
 import (
@@ -26,7 +27,8 @@ var (
 	mtu      = flag.Int("mtu", 1400, "longest datagram")
 	interval = flag.Int("interval", 10, "milliseconds; 10 is without delay")
 	window   = flag.Int("window", 1024, "segments, each way")
-	megabyte = flag.Int("megabytes", 100, "how much fill sends")
+	megabyte = flag.Int("megabytes", 100, "how much fill and bulk send")
+	echoes   = flag.Int("echoes", 20000, "how many of 1 KiB pingpong makes")
 )
 
 func tune(session *kcp.UDPSession) {
@@ -154,6 +156,10 @@ func chat(session *kcp.UDPSession) error {
 
 func run(mode, address string) error {
 	switch mode {
+	case "bulk":
+		return bulk(address)
+	case "pingpong":
+		return pingpong(address)
 	case "echo":
 		return listen(address, echo)
 	case "sink":

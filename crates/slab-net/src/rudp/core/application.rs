@@ -1,0 +1,202 @@
+//! What the application does with a session: it sends and writes, receives and reads.
+
+use super::super::error::{SendError, Unsent};
+use super::super::wire::HEADER_BYTES;
+use super::{MAX_FRAGMENTS, Session};
+use crate::packet::Packet;
+
+impl Session {
+    /// Takes a message for sending. Without a copy if it is no longer than a segment, is the only
+    /// handle to a chunk of its size, and has 24 bytes of headroom for the header.
+    ///
+    /// # Errors
+    /// Gives the message back, with the reason.
+    pub fn send(&mut self, message: Packet) -> Result<(), Unsent> {
+        match self.check_message(message.len()) {
+            Ok(segments) => self.push_message(message, segments),
+            Err(reason) => Err(Unsent {
+                packet: message,
+                reason,
+            }),
+        }
+    }
+
+    /// As [`send`](Self::send), of a copy.
+    ///
+    /// # Errors
+    /// Why it was not taken.
+    pub fn send_slice(&mut self, message: &[u8]) -> Result<(), SendError> {
+        let segments = self.check_message(message.len())?;
+        self.push_copy(message, segments)
+    }
+
+    fn check_message(&self, len: usize) -> Result<u32, SendError> {
+        if let Some(reason) = self.send_closed() {
+            return Err(SendError::Closed(reason));
+        }
+        if len == 0 {
+            return Err(SendError::Empty);
+        }
+        let segments = len.div_ceil(self.config.mss());
+        let max = if self.config.stream {
+            self.send.limit()
+        } else {
+            self.peer.largest_window.min(MAX_FRAGMENTS)
+        };
+        if segments > max as usize {
+            return Err(SendError::TooLong {
+                segments,
+                max: max as usize,
+            });
+        }
+        if segments as u32 > self.send.room() {
+            return Err(SendError::Blocked);
+        }
+        Ok(segments as u32)
+    }
+
+    fn push_message(&mut self, message: Packet, segments: u32) -> Result<(), Unsent> {
+        let message = if segments == 1 {
+            match message.try_into_mut() {
+                Ok(message) => match self.send.blocks.adopt(message) {
+                    Ok(place) => {
+                        self.send.push(place, 0);
+                        return Ok(());
+                    }
+                    Err(message) => message.freeze(),
+                },
+                Err(message) => message,
+            }
+        } else {
+            message
+        };
+        self.push_copy(&message, segments).map_err(|reason| Unsent {
+            packet: message,
+            reason,
+        })
+    }
+
+    fn push_copy(&mut self, message: &[u8], segments: u32) -> Result<(), SendError> {
+        let mut rest = message;
+        for frg in (0..segments).rev() {
+            let (payload, behind) = rest.split_at(rest.len().min(self.config.mss()));
+            rest = behind;
+            let more = framed(rest.len(), self.config.mss());
+            let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
+                self.send.take_back(segments - 1 - frg);
+                return Err(SendError::NoMemory);
+            };
+            let frg = if self.config.stream { 0 } else { frg as u8 };
+            self.send.push(place, frg);
+        }
+        Ok(())
+    }
+
+    /// Takes bytes for sending, without boundaries; returns how many, at least one. For sessions
+    /// [in stream mode](SessionConfig::stream).
+    ///
+    /// # Errors
+    /// Why not even one was taken. An empty slice is taken as it is.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SendError> {
+        if let Some(reason) = self.send_closed() {
+            return Err(SendError::Closed(reason));
+        }
+        let mss = self.config.mss();
+        let mut taken = self.send.extend_last(bytes, mss);
+        while taken < bytes.len() {
+            let rest = &bytes[taken..];
+            if self.send.room() == 0 {
+                break;
+            }
+            let (payload, behind) = rest.split_at(rest.len().min(mss));
+            let more = framed(behind.len(), mss);
+            let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
+                if taken == 0 {
+                    return Err(SendError::NoMemory);
+                }
+                break;
+            };
+            self.send.push(place, 0);
+            taken += payload.len();
+        }
+        if taken == 0 && !bytes.is_empty() {
+            return Err(SendError::Blocked);
+        }
+        Ok(taken)
+    }
+
+    /// The next message, in the order they were sent; `None` if none is here in full. Without a
+    /// copy if it came in one segment; then it is a slice of the buffer it arrived in, which
+    /// [`Packet::compact`] frees if it is to be kept.
+    ///
+    /// A longer one is joined in one buffer, from the heap if it is above the pool's largest size
+    /// class: [`recv_segments`](Self::recv_segments) does without.
+    pub fn recv(&mut self) -> Option<Packet> {
+        let (segments, bytes) = self.receive.front()?;
+        if segments == 1 {
+            return self.pop().map(|(packet, _)| packet);
+        }
+        let mut joined = self.pool.with_capacity(bytes);
+        for _ in 0..segments {
+            if let Some((segment, _)) = self.pop() {
+                joined.extend_from_slice(&segment);
+            }
+        }
+        Some(joined.freeze())
+    }
+
+    /// Appends the segments of the next message to `to`, and returns how many they are; `None` if
+    /// none is here in full.
+    pub fn recv_segments(&mut self, to: &mut Vec<Packet>) -> Option<usize> {
+        let (segments, _) = self.receive.front()?;
+        for _ in 0..segments {
+            to.extend(self.pop().map(|(packet, _)| packet));
+        }
+        Some(segments)
+    }
+
+    /// The next bytes in order, whatever the boundaries: for a peer in stream mode.
+    pub fn read(&mut self) -> Option<Packet> {
+        self.pop().map(|(packet, _)| packet)
+    }
+
+    fn pop(&mut self) -> Option<(Packet, bool)> {
+        let popped = self.receive.pop();
+        self.consider_telling();
+        popped
+    }
+
+    /// Can a message be [received](Self::recv)?
+    #[must_use]
+    pub fn has_message(&self) -> bool {
+        self.receive.complete() > 0
+    }
+
+    /// Can bytes be [read](Self::read)?
+    #[must_use]
+    pub fn has_bytes(&self) -> bool {
+        self.receive.unread() > 0
+    }
+
+    /// How many more segments would be taken for sending.
+    #[must_use]
+    pub fn send_room(&self) -> usize {
+        self.send.room() as usize
+    }
+
+    /// Is there room enough that a waiting sender should go on: a fourth of the send queue?
+    pub(in super::super) fn wants_more(&self) -> bool {
+        self.send.room() >= self.send.limit() / 4 || self.send.is_empty()
+    }
+
+    /// Is everything acknowledged that was taken for sending?
+    #[must_use]
+    pub fn is_sent(&self) -> bool {
+        self.send.is_empty()
+    }
+}
+
+/// Bytes that `len` bytes of payload take with their headers.
+fn framed(len: usize, mss: usize) -> usize {
+    len + len.div_ceil(mss) * HEADER_BYTES
+}

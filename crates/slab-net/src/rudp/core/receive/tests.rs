@@ -1,0 +1,166 @@
+//! The receive queue by itself.
+
+use super::super::super::budget::MemoryBudget;
+use super::*;
+
+const SLOT: usize = 1536;
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(8 << 20).build().unwrap()
+}
+
+fn queue(window: u32, max: u32) -> (ReceiveQueue, MemoryBudget) {
+    let budget = MemoryBudget::new(16 << 20);
+    let queue = ReceiveQueue::new(0, (window, max), SLOT, budget.account()).unwrap();
+    (queue, budget)
+}
+
+fn put(queue: &mut ReceiveQueue, sn: u32, frg: u8, pool: &PacketPool) -> Inserted {
+    let packet = pool.try_copy_from_slice(&sn.to_le_bytes()).unwrap();
+    queue.insert(sn, frg, packet, pool, &mut BatchBuffer::default())
+}
+
+#[test]
+fn order_is_restored_and_what_is_here_or_beyond_is_refused() {
+    let pool = pool();
+    let (mut queue, budget) = queue(4, 4);
+    assert_eq!(put(&mut queue, 1, 0, &pool), Inserted::OutOfOrder);
+    assert_eq!(put(&mut queue, 1, 0, &pool), Inserted::Duplicate);
+    assert_eq!(put(&mut queue, 4, 0, &pool), Inserted::BeyondWindow);
+    assert_eq!(put(&mut queue, 3, 0, &pool), Inserted::OutOfOrder);
+    assert_eq!(queue.advertised(), 4);
+    assert_eq!(put(&mut queue, 0, 0, &pool), Inserted::InOrder);
+    assert_eq!((queue.next(), queue.advertised()), (2, 2));
+    assert_eq!(put(&mut queue, 2, 0, &pool), Inserted::InOrder);
+    assert_eq!((queue.advertised(), queue.complete()), (0, 4));
+    assert_eq!(put(&mut queue, 0, 0, &pool), Inserted::Duplicate);
+    for sn in 0..4_u32 {
+        let (packet, end) = queue.pop().unwrap();
+        assert_eq!((&packet[..], end), (&sn.to_le_bytes()[..], true));
+    }
+    assert!(queue.pop().is_none());
+    assert_eq!((queue.charged(), queue.advertised()), (0, 4));
+    drop(queue);
+    assert_eq!((budget.reserved(), pool.slab().stats().in_use()), (0, 0));
+}
+
+#[test]
+fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(4, 16);
+    for sn in 0..100 {
+        assert_eq!(put(&mut queue, sn, 0, &pool), Inserted::InOrder);
+        queue.pop();
+    }
+    assert_eq!(queue.window(), 16);
+
+    let tight = MemoryBudget::new(reservation(4, SLOT) + 10);
+    let mut queue = ReceiveQueue::new(0, (4, 16), SLOT, tight.account()).unwrap();
+    for sn in 0..100 {
+        put(&mut queue, sn, 0, &pool);
+        queue.pop();
+    }
+    assert_eq!(queue.window(), 4);
+    assert!(queue.refused > 0);
+    assert!(ReceiveQueue::new(0, (1, 1), SLOT, tight.account()).is_none());
+}
+
+#[test]
+fn a_message_that_fills_the_window_lets_it_grow_or_is_stuck() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(4, 8);
+    for sn in 0..4 {
+        put(&mut queue, sn, 7, &pool);
+    }
+    assert_eq!((queue.window(), queue.is_stuck()), (8, false));
+    for sn in 4..8 {
+        put(&mut queue, sn, 7, &pool);
+    }
+    assert!(queue.is_stuck());
+}
+
+#[test]
+fn a_message_as_long_as_the_window_does_not_wait_for_a_buffer_that_it_keeps_itself() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(256, 256);
+    let mut batch = BatchBuffer::default();
+    for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
+        // The first is a message by itself, the others begin one of 256.
+        let frg = if sn == 0 { 0 } else { 254 };
+        queue.insert(sn as u32, frg, packet, &pool, &mut batch);
+    }
+    queue.pop();
+    for sn in 40..256 {
+        assert_eq!(put(&mut queue, sn, 254, &pool), Inserted::InOrder);
+    }
+    assert_eq!(put(&mut queue, 256, 0, &pool), Inserted::InOrder);
+    assert_eq!((queue.front().unwrap().0, queue.copied), (256, 39));
+}
+
+/// A buffer of 40 segments of 1400 bytes, as GRO makes it.
+fn super_buffer(pool: &PacketPool) -> Vec<Packet> {
+    let mut buf = pool.try_alloc(60_000).unwrap();
+    buf.resize(40 * 1400, 7);
+    let whole = buf.freeze();
+    (0..40)
+        .map(|n| whole.slice(n * 1400..(n + 1) * 1400))
+        .collect()
+}
+
+#[test]
+fn a_shared_buffer_is_charged_once_and_given_back_with_its_last_segment() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(512, 512);
+    let mut batch = BatchBuffer::default();
+    for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
+        queue.insert(sn as u32, 0, packet, &pool, &mut batch);
+    }
+    assert_eq!((queue.charged(), queue.copied), (65_536, 0));
+    assert_eq!(queue.advertised(), 512 - 40);
+    for _ in 0..39 {
+        queue.pop();
+    }
+    assert_eq!(queue.charged(), 65_536);
+    assert_eq!(
+        queue.advertised(),
+        512 - 40,
+        "nothing is promised that is not there"
+    );
+    queue.pop();
+    assert_eq!(queue.advertised(), 512);
+    assert_eq!((queue.charged(), pool.slab().stats().in_use()), (0, 0));
+}
+
+#[test]
+fn one_segment_out_of_each_of_many_buffers_pins_no_more_than_was_reserved() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(512, 512);
+    let class = pool.slab().size_classes().sizes().len() - 1;
+    for sn in 0..512 {
+        let packet = super_buffer(&pool).swap_remove(3);
+        let inserted = queue.insert(sn, 0, packet, &pool, &mut BatchBuffer::default());
+        assert_eq!(inserted, Inserted::InOrder);
+        assert!(queue.charged() <= queue.reserved());
+        let held = pool.slab().stats().classes()[class].in_use;
+        assert!(held <= 3, "{held} buffers held");
+    }
+    assert!(queue.copied >= 509);
+    while queue.pop().is_some() {}
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[test]
+fn where_the_pool_has_no_chunk_to_copy_to_the_segment_is_not_taken() {
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let (mut queue, _budget) = queue(8, 8);
+    let packet = super_buffer(&pool).swap_remove(0);
+    let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1400).ok()).collect();
+    let mut batch = BatchBuffer::default();
+    assert_eq!(
+        queue.insert(0, 0, packet, &pool, &mut batch),
+        Inserted::NoMemory
+    );
+    assert_eq!((queue.next(), queue.charged()), (0, 0));
+    drop(held);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
