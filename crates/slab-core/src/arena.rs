@@ -181,6 +181,14 @@ impl Arena {
         }
     }
 
+    /// How many bytes of the first slabs are in memory now, if the system says.
+    pub(crate) fn resident(&self, slabs: usize) -> Option<usize> {
+        match &self.memory {
+            Memory::System(region) => region.resident(slabs * self.slab_bytes),
+            Memory::Lent(_) => None,
+        }
+    }
+
     /// Asks for huge pages. It is no error not to get them.
     pub(crate) fn advise_huge_pages(&self) {
         if let Memory::System(region) = &self.memory {

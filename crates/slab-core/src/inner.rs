@@ -247,6 +247,12 @@ impl Inner {
         self.slabs.lock().slabs.committed() * self.arena.slab_bytes()
     }
 
+    pub(crate) fn resident_bytes(&self) -> Option<usize> {
+        let slabs = self.slabs.lock().slabs.backed();
+        // Without the lock: what comes meanwhile does not count yet.
+        self.arena.resident(slabs)
+    }
+
     /// The first byte of a chunk.
     #[inline(always)]
     pub(crate) fn chunk_ptr(&self, unit: u32) -> NonNull<u8> {

@@ -189,6 +189,28 @@ impl SlabPool {
         self.inner().stats()
     }
 
+    /// How many bytes of the arena are in memory now, as the system counts it; `None` where it does
+    /// not say (elsewhere than on Linux).
+    ///
+    /// At most what is committed: memory that was never touched is not there yet, and what
+    /// [`trim`](Self::trim) gave back is gone. Takes a system call for each 8 MiB committed, some
+    /// microseconds each: fit for a scrape, not for each packet.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().build()?;
+    /// let chunk = pool.try_alloc_zeroed(65536)?;
+    /// if let Some(bytes) = pool.resident_bytes() {
+    ///     assert!(bytes >= 65536);
+    ///     assert!(bytes <= pool.stats().committed_bytes);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn resident_bytes(&self) -> Option<usize> {
+        self.inner().resident_bytes()
+    }
+
     /// Moves the free chunks that this thread holds in its magazines to the depot, for others to
     /// use. Fit for tokio's `on_thread_park`; at thread exit it happens by itself.
     pub fn flush_thread_cache(&self) {

@@ -150,6 +150,11 @@ impl Slabs {
         self.backed - self.empty
     }
 
+    /// Slabs that were ever made usable: those at the start of the arena.
+    pub(crate) fn backed(&self) -> usize {
+        self.backed
+    }
+
     /// Slabs that serve a class.
     pub(crate) fn in_classes(&self) -> usize {
         self.backed - self.unused.len()

@@ -57,6 +57,7 @@ fn trimmed_memory_is_no_longer_resident_and_reads_as_zero() {
     let at = chunks[0].as_ptr().as_ptr() as usize;
     let full = resident_around(at);
     assert!(full >= CAP, "{full}");
+    assert_eq!(pool.resident_bytes(), Some(CAP));
     // A tenth stays: whole free pages of partly used slabs go too.
     let mut number = 0;
     chunks.retain(|_| {
@@ -75,7 +76,9 @@ fn trimmed_memory_is_no_longer_resident_and_reads_as_zero() {
             "a chunk in use was trimmed"
         );
     }
+    assert_eq!(pool.resident_bytes(), Some(chunks.len() * large));
     drop(chunks);
     pool.trim();
     assert!(resident_around(at) <= CAP / 20);
+    assert_eq!(pool.resident_bytes(), Some(0));
 }

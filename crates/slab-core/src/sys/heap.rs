@@ -71,6 +71,11 @@ impl Region {
     /// Nothing to ask for.
     pub(crate) fn advise_huge_pages(&self) {}
 
+    /// The allocator does not say.
+    pub(crate) fn resident(&self, _bytes: usize) -> Option<usize> {
+        None
+    }
+
     fn part(&self, offset: usize, bytes: usize) -> *mut u8 {
         let size = self.layout.size();
         assert!(offset <= size && bytes <= size - offset);

@@ -108,6 +108,34 @@ impl Region {
         let _ = unsafe { madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxHugepage) };
     }
 
+    /// How many bytes of the first `bytes`, which are committed, are in memory now; `None` if the
+    /// system does not say.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn resident(&self, bytes: usize) -> Option<usize> {
+        // A byte a page; as many at a time as fit on a stack.
+        const PAGES: usize = 2048;
+        let page = rustix::param::page_size();
+        let mut map = [0u8; PAGES];
+        let mut resident = 0;
+        for offset in (0..bytes).step_by(PAGES * page) {
+            let len = (bytes - offset).min(PAGES * page);
+            let at = self.part(offset, len);
+            // SAFETY: the part is mapped, and `map` has a byte for each of its pages.
+            if unsafe { libc::mincore(at, len, map.as_mut_ptr()) } != 0 {
+                return None;
+            }
+            let pages = &map[..len.div_ceil(page)];
+            resident += pages.iter().filter(|&&state| state & 1 != 0).count() * page;
+        }
+        Some(resident.min(bytes))
+    }
+
+    /// The system is not asked.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn resident(&self, _bytes: usize) -> Option<usize> {
+        None
+    }
+
     fn part(&self, offset: usize, bytes: usize) -> *mut c_void {
         assert!(offset <= self.bytes && bytes <= self.bytes - offset);
         // SAFETY: just checked to lie within the mapping.
