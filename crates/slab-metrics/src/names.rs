@@ -34,6 +34,8 @@ families! {
         "Always 1; carries the version of packet-slab.";
     POOL_CAPACITY_BYTES = Gauge "slab_pool_capacity_bytes",
         "The cap: bytes that the pool's chunks can take at most.";
+    POOL_RESIDENT_BYTES = Gauge "slab_pool_resident_bytes",
+        "Bytes of the pool's chunks that are in memory, as the system counts them.";
     POOL_COMMITTED_BYTES = Gauge "slab_pool_committed_bytes",
         "Bytes of the slabs that serve the size class.";
     POOL_UNASSIGNED_BYTES = Gauge "slab_pool_unassigned_bytes",

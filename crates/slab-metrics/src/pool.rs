@@ -75,6 +75,10 @@ impl Source for PoolSource {
         Box::new(PoolSeries {
             info: to.gauge(&POOL_INFO, &info),
             capacity: to.gauge(&POOL_CAPACITY_BYTES, &pool),
+            resident: self
+                .pool
+                .resident_bytes()
+                .map(|_| to.gauge(&POOL_RESIDENT_BYTES, &pool)),
             unassigned: to.gauge(&POOL_UNASSIGNED_BYTES, &pool),
             thread_caches: to.gauge(&POOL_THREAD_CACHES, &pool),
             too_large: to.counter(&POOL_TOO_LARGE_TOTAL, &pool),
@@ -118,6 +122,9 @@ impl Source for PoolSource {
         // The classes' figures and these are of one snapshot.
         json.number("capacity_bytes", stats.max_memory);
         json.number("committed_bytes", stats.committed_bytes);
+        if let Some(bytes) = self.pool.resident_bytes() {
+            json.number("resident_bytes", bytes);
+        }
         json.number("thread_caches", stats.thread_caches);
         json.number("too_large", stats.too_large);
         json.number("oversize_bytes", stats.oversize_bytes);
@@ -130,6 +137,8 @@ struct PoolSeries {
     source: Weak<PoolSource>,
     info: Gauge,
     capacity: Gauge,
+    /// Where the system says.
+    resident: Option<Gauge>,
     unassigned: Gauge,
     thread_caches: Gauge,
     too_large: Counter,
@@ -148,6 +157,9 @@ impl Series for PoolSeries {
         let stats = source.read(|index, class, totals| self.classes[index].update(class, totals));
         let assigned: usize = stats.classes().iter().map(|c| c.committed_bytes).sum();
         self.info.set(1.0);
+        if let (Some(resident), Some(bytes)) = (&self.resident, source.pool.resident_bytes()) {
+            resident.set(float(bytes));
+        }
         self.capacity.set(float(stats.max_memory));
         self.unassigned
             .set(float(stats.committed_bytes.saturating_sub(assigned)));
