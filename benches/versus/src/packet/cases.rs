@@ -92,24 +92,15 @@ impl Case {
             .headroom(if self == Self::Prepend { HEADER } else { 0 })
             .build()
             .expect("the configuration is valid");
-        let taken = move |len| pool.try_alloc(len).expect("the pool has room");
-        let filled = {
-            let taken = taken.clone();
-            move || {
-                let mut packet: PacketBuf = taken(PACKET);
-                packet.extend_from_slice(black_box(&[7; FILL]));
-                packet
-            }
-        };
         match self {
-            Self::Fill => of(counted, 1, move || drop(black_box(filled().freeze()))),
+            Self::Fill => of(counted, 1, move || drop(black_box(filled(&pool).freeze()))),
             Self::FillClone => of(counted, 1, move || {
-                let packet: Packet = black_box(filled().freeze());
+                let packet: Packet = black_box(filled(&pool).freeze());
                 drop(black_box(packet.clone()));
                 drop(packet);
             }),
             Self::CloneDrop => {
-                let packet = shared(taken(SEGMENT)).freeze();
+                let packet = shared(taken(&pool, SEGMENT)).freeze();
                 let second = packet.clone();
                 of(counted, 1, move || {
                     let _ = &second;
@@ -117,7 +108,7 @@ impl Case {
                 })
             }
             Self::Slice => {
-                let packet = shared(taken(SEGMENT)).freeze();
+                let packet = shared(taken(&pool, SEGMENT)).freeze();
                 of(counted, SLICES, move || {
                     for at in 0..SLICES {
                         drop(black_box(packet.slice(at * 100..(at + 1) * 100)));
@@ -127,7 +118,7 @@ impl Case {
             Self::Split => {
                 let mut kept: Vec<Packet> = Vec::with_capacity(SEGMENTS);
                 of(counted, SEGMENTS, move || {
-                    let mut received = taken(65_536);
+                    let mut received = taken(&pool, 65_536);
                     // SAFETY: pool memory is initialised; what it holds does not matter here.
                     unsafe { received.set_len(SEGMENTS * SEGMENT) };
                     for _ in 0..SEGMENTS {
@@ -137,16 +128,16 @@ impl Case {
                 })
             }
             Self::Prepend => of(counted, 1, move || {
-                let mut packet = taken(SEGMENT);
+                let mut packet = taken(&pool, SEGMENT);
                 packet.extend_from_slice(black_box(&[7; SEGMENT]));
                 packet.prepend(black_box(&[8; HEADER]));
                 drop(black_box(packet.freeze()));
             }),
             Self::ToBytes => of(counted, 1, move || {
-                drop(black_box(Bytes::from(filled().freeze())));
+                drop(black_box(Bytes::from(filled(&pool).freeze())));
             }),
             Self::Read => {
-                let packet = words(taken(4 * WORDS)).freeze();
+                let packet = words(taken(&pool, 4 * WORDS)).freeze();
                 of(counted, WORDS, move || {
                     let mut packet = packet.clone();
                     while packet.has_remaining() {
@@ -155,7 +146,7 @@ impl Case {
                 })
             }
             Self::Write => {
-                let mut packet = taken(4 * WORDS);
+                let mut packet = taken(&pool, 4 * WORDS);
                 of(counted, WORDS, move || {
                     let packet = black_box(&mut packet);
                     packet.clear();
@@ -168,18 +159,13 @@ impl Case {
     }
 
     fn theirs(self, counted: bool) -> Sampler {
-        let filled = || {
-            let mut packet = BytesMut::with_capacity(PACKET);
-            packet.extend_from_slice(black_box(&[7; FILL]));
-            packet
-        };
         match self {
             // What ours has to become is what theirs is.
             Self::Fill | Self::ToBytes => {
-                of(counted, 1, move || drop(black_box(filled().freeze())))
+                of(counted, 1, move || drop(black_box(filled_bytes().freeze())))
             }
             Self::FillClone => of(counted, 1, move || {
-                let packet: Bytes = black_box(filled().freeze());
+                let packet: Bytes = black_box(filled_bytes().freeze());
                 drop(black_box(packet.clone()));
                 drop(packet);
             }),
@@ -242,6 +228,27 @@ impl Case {
             }
         }
     }
+}
+
+// Inlined always, as all of both sides: a buffer that is returned through memory costs more than
+// what is measured here.
+#[inline(always)]
+fn taken(pool: &PacketPool, len: usize) -> PacketBuf {
+    pool.try_alloc(len).expect("the pool has room")
+}
+
+#[inline(always)]
+fn filled(pool: &PacketPool) -> PacketBuf {
+    let mut packet = taken(pool, PACKET);
+    packet.extend_from_slice(black_box(&[7; FILL]));
+    packet
+}
+
+#[inline(always)]
+fn filled_bytes() -> BytesMut {
+    let mut packet = BytesMut::with_capacity(PACKET);
+    packet.extend_from_slice(black_box(&[7; FILL]));
+    packet
 }
 
 fn shared<B: BufMut>(mut packet: B) -> B {
