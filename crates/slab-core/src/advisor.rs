@@ -10,8 +10,8 @@
 
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 use crate::error::ConfigError;
-use alloc_crate::collections::BTreeMap;
-use alloc_crate::{vec, vec::Vec};
+use alloc::collections::BTreeMap;
+use alloc::{vec, vec::Vec};
 
 /// How often which sizes were asked for.
 ///

@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::sys::page_size;
-use alloc_crate::string::String;
+use alloc::string::String;
 use core::mem::MaybeUninit;
 
 /// How many slabs a pool commits at a time, while it grows towards its cap.

@@ -381,7 +381,10 @@ impl ClassTable {
 
     #[inline]
     pub(crate) fn geometry(&self, class: u8) -> &Geometry {
-        &self.geometry[usize::from(class)]
+        debug_assert!(usize::from(class) < MAX_CLASSES);
+        // SAFETY: a class index comes from `class_for`, or from a count of this table's classes, of
+        // which there are at most `MAX_CLASSES`.
+        unsafe { self.geometry.get_unchecked(usize::from(class)) }
     }
 
     pub(crate) fn classes(&self) -> &SizeClasses {

@@ -1,7 +1,7 @@
 //! The pool behind its handles: what it is made of, how its slow paths connect the layers, and its
 //! end.
 //!
-//! # Where a chunk is looked for (`alloc.rs`)
+//! # Where a chunk is looked for (`allocate.rs`)
 //! 1. the thread's magazine (the fast path, in `pool.rs`: no lock, no read-modify-write)
 //! 2. a batch from the depot: one compare-and-swap, and the magazine is half full
 //! 3. fresh chunks from a slab: a mutex
@@ -41,9 +41,9 @@ use crate::sync::{
 use crate::sys::asan;
 #[cfg(feature = "leak-tracking")]
 use crate::track::Tracker;
-use alloc_crate::boxed::Box;
-use alloc_crate::sync::{Arc, Weak};
-use alloc_crate::vec::Vec;
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::ptr::NonNull;
 
 /// Threads of one pool that have magazines at the same time, at most; further ones work without.

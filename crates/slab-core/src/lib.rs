@@ -13,7 +13,7 @@
 //! | `typed`, `allocator` | values of one type, and collections, in slabs of their own |
 //! | `pool`, `builder`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
 //! | `inner`, `registry` | what a pool is made of, its threads, its end |
-//! | `alloc`, `free`, `census` | the slow paths that connect the layers; where every chunk is |
+//! | `allocate`, `free`, `census` | the slow paths that connect the layers; where every chunk is |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
 //! | `hardening`, `track`, `call_site` | what a pool does with each chunk, if asked |
 //! | `oversize` | what no class is large enough for |
@@ -28,13 +28,13 @@
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 
 // By another name than the module that allocates.
-extern crate alloc as alloc_crate;
+extern crate alloc;
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("slab-core reserves address space generously and needs a 64-bit target");
 
 mod advisor;
-mod alloc;
+mod allocate;
 #[cfg(feature = "allocator-api2")]
 mod allocator;
 mod arena;

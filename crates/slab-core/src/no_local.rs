@@ -3,7 +3,7 @@
 
 use crate::inner::{Handle, Inner};
 use crate::magazine::ThreadCache;
-use alloc_crate::sync::{Arc, Weak};
+use alloc::sync::{Arc, Weak};
 
 #[inline(always)]
 pub(crate) fn with_current<R>(

@@ -9,7 +9,7 @@ use crate::inner::{Handle, Inner};
 use crate::local;
 use crate::stats::PoolStats;
 use crate::wait::Alloc;
-use alloc_crate::sync::Arc;
+use alloc::sync::Arc;
 use core::fmt;
 use core::ptr::NonNull;
 

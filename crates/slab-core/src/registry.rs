@@ -7,7 +7,7 @@ use crate::inner::Inner;
 use crate::local;
 use crate::magazine::ThreadCache;
 use crate::sync::Ordering;
-use alloc_crate::sync::Arc;
+use alloc::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct Registered {

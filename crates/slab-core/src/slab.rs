@@ -22,7 +22,7 @@ use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::error::AllocError;
 use crate::sync::Table;
 use crate::sys::asan;
-use alloc_crate::{vec, vec::Vec};
+use alloc::{vec, vec::Vec};
 use core::ops::Range;
 
 /// Memory goes back to the system in pages; where they are larger, less of it does.

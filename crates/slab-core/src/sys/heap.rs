@@ -1,6 +1,6 @@
 //! The whole range from the global allocator, zeroed, where there is no `mmap`.
 
-use alloc_crate::alloc::{alloc_zeroed, dealloc};
+use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
 use core::ptr::NonNull;
 

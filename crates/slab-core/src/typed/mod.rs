@@ -26,7 +26,7 @@ use crate::error::{AllocError, ConfigError, NotAChunk};
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::stats::PoolStats;
-use alloc_crate::string::String;
+use alloc::string::String;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
