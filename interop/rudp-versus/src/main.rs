@@ -1,6 +1,8 @@
 //! RUDP against tokio_kcp and kcp-go on loopback: bulk and echo, interleaved.
 //!
-//!     cd interop/rudp-versus && cargo run --release -- [ROUNDS] [MEGABYTES]
+//!     cd interop/rudp-versus && cargo run --release -- [ROUNDS] [MEGABYTES] [PEER]
+//!
+//! PEER is one of `ours`, `tokio_kcp`, `kcp-go`, to see that one alone.
 //!
 //! All with nodelay 1, interval 10, resend 2, nc 1, window 1024, MTU 1400, 4 MiB of socket buffers,
 //! stream mode; both ends in one process with two threads. Bulk is timed from the first byte written
@@ -63,10 +65,15 @@ impl fmt::Display for Samples {
 }
 
 fn main() {
-    let mut args = std::env::args().skip(1).map(|arg| arg.parse::<usize>());
-    let mut next = |default| args.next().map_or(default, |arg| arg.expect("a number"));
-    let (rounds, megabytes) = (next(5), next(512));
-    let go = go::Program::build();
+    let mut args = std::env::args().skip(1);
+    let mut number = |default| {
+        args.next()
+            .map_or(default, |arg| arg.parse().expect("a number"))
+    };
+    let (rounds, megabytes): (usize, usize) = (number(5), number(512));
+    let only = args.next();
+    let wanted = |peer| only.as_deref().is_none_or(|only| only == peer);
+    let go = wanted("kcp-go").then(go::Program::build).flatten();
     let names = ["ours", "tokio_kcp", "kcp-go", "ours to kcp-go"];
     let mut table: [[Samples; 4]; 4] = Default::default();
     for round in 0..rounds {
@@ -75,9 +82,13 @@ fn main() {
             table[peer][0].0.push(bulk.mb_per_s);
             table[peer][1].0.push(bulk.cpu_s_per_gb);
         };
-        bulk(0, run(ours::bulk(megabytes)));
-        // It is slow enough with less.
-        bulk(1, run(theirs::bulk(megabytes.div_ceil(4))));
+        if wanted("ours") {
+            bulk(0, run(ours::bulk(megabytes)));
+        }
+        if wanted("tokio_kcp") {
+            // It is slow enough with less.
+            bulk(1, run(theirs::bulk(megabytes.div_ceil(4))));
+        }
         if let Some(go) = &go {
             bulk(2, go.bulk(megabytes.div_ceil(2)));
             bulk(
@@ -89,8 +100,12 @@ fn main() {
             table[peer][2].0.push(echo.p50.as_secs_f64() * 1e6);
             table[peer][3].0.push(echo.p99.as_secs_f64() * 1e6);
         };
-        echo(0, run(ours::echo()));
-        echo(1, run(theirs::echo()));
+        if wanted("ours") {
+            echo(0, run(ours::echo()));
+        }
+        if wanted("tokio_kcp") {
+            echo(1, run(theirs::echo()));
+        }
         if let Some(go) = &go {
             echo(2, go.echo());
         }

@@ -31,10 +31,10 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let now = self.link.shared.now();
-        let mut inner = self.link.lock();
-        inner.released = true;
-        inner.session.close(now);
-        self.link.settle(&mut inner, now);
+        self.link.act(now, |inner| {
+            inner.released = true;
+            inner.session.close(now);
+        });
     }
 }
 
@@ -175,9 +175,7 @@ impl Connection {
 
     pub(super) fn start_close(&self) {
         let now = self.link().shared.now();
-        let mut inner = self.link().lock();
-        inner.session.close(now);
-        self.link().settle(&mut inner, now);
+        self.link().act(now, |inner| inner.session.close(now));
     }
 
     pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
@@ -244,7 +242,8 @@ impl Connection {
         let mut inner = link.lock();
         let result = act(&mut inner);
         let now = link.shared.now();
-        link.settle(&mut inner, now);
+        // Other tasks of the application that wait for the same: there are hardly ever any.
+        link.settle(&mut inner, now).wake();
         (result, inner)
     }
 }

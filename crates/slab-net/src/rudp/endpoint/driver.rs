@@ -101,7 +101,7 @@ impl Driver {
             take_in_batch(&self.shared, batch, now, &mut self.touched);
         }
         for link in self.touched.drain(..) {
-            link.settle(&mut link.lock(), now);
+            link.act(now, |_| {});
         }
     }
 
@@ -112,12 +112,12 @@ impl Driver {
             };
             let link = self.shared.table().at(place).cloned();
             let Some(link) = link else { continue };
-            let mut inner = link.lock();
-            inner.armed = None;
-            if inner.session.poll_timeout().is_some_and(|at| at <= now) {
-                inner.session.handle_timeout(now);
-            }
-            link.settle(&mut inner, now);
+            link.act(now, |inner| {
+                inner.armed = None;
+                if inner.session.poll_timeout().is_some_and(|at| at <= now) {
+                    inner.session.handle_timeout(now);
+                }
+            });
         }
     }
 
@@ -132,7 +132,7 @@ impl Driver {
                     self.shared.table().stats.send_errors += 1;
                 }
             }
-            link.settle(&mut link.lock(), now);
+            link.act(now, |_| {});
         }
     }
 }

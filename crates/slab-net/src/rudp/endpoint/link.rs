@@ -45,19 +45,43 @@ pub(super) struct Inner {
     removed: bool,
 }
 
-/// Tasks that wait for one thing.
+/// Tasks that wait for one thing; seldom more than one.
 #[derive(Debug, Default)]
-pub(super) struct Wakers(Vec<Waker>);
+pub(super) struct Wakers {
+    first: Option<Waker>,
+    more: Vec<Waker>,
+}
 
 impl Wakers {
     pub(super) fn add(&mut self, waker: &Waker) {
-        if !self.0.iter().any(|known| known.will_wake(waker)) {
-            self.0.push(waker.clone());
+        match &self.first {
+            None => self.first = Some(waker.clone()),
+            Some(first) if first.will_wake(waker) => {}
+            Some(_) if self.more.iter().any(|known| known.will_wake(waker)) => {}
+            Some(_) => self.more.push(waker.clone()),
         }
     }
 
-    fn wake(&mut self) {
-        for waker in self.0.drain(..) {
+    /// Wakes all but one, which is to be woken once the lock is free.
+    fn take(&mut self) -> Option<Waker> {
+        for waker in self.more.drain(..) {
+            waker.wake();
+        }
+        self.first.take()
+    }
+}
+
+/// Tasks to be woken once the link's lock is free: what they do first is to take it.
+#[must_use]
+#[derive(Default)]
+pub(super) struct Woken {
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl Woken {
+    pub(super) fn wake(self) {
+        for waker in [self.reader, self.writer].into_iter().flatten() {
             waker.wake();
         }
     }
@@ -95,9 +119,18 @@ impl Link {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// After anything was done to the session: sends what is to be sent, wakes who waits, sets the
-    /// timer, and takes it out of the table once it is over.
-    pub(super) fn settle(&self, inner: &mut Inner, now: Time) {
+    /// Locks it, does something to the session and what follows from it, and wakes who waits.
+    pub(super) fn act(&self, now: Time, act: impl FnOnce(&mut Inner)) {
+        let mut inner = self.lock();
+        act(&mut inner);
+        let woken = self.settle(&mut inner, now);
+        drop(inner);
+        woken.wake();
+    }
+
+    /// After anything was done to the session: sends what is to be sent, sets the timer, takes it
+    /// out of the table once it is over, and returns who is to be woken.
+    pub(super) fn settle(&self, inner: &mut Inner, now: Time) -> Woken {
         self.transmit(inner, now);
         let Inner {
             session,
@@ -106,11 +139,12 @@ impl Link {
             ..
         } = inner;
         let over = session.ended().is_some();
+        let mut woken = Woken::default();
         if over || session.is_read_closed() || session.has_message() || session.has_bytes() {
-            readers.wake();
+            woken.reader = readers.take();
         }
         if over || session.wants_more() {
-            writers.wake();
+            woken.writer = writers.take();
         }
         if inner.half_open && (over || inner.session.is_validated()) {
             inner.half_open = false;
@@ -130,10 +164,12 @@ impl Link {
                 }
             }
             if inner.released {
-                return self.remove(inner);
+                self.remove(inner);
+                return woken;
             }
         }
         self.arm(inner);
+        woken
     }
 
     pub(super) fn arm(&self, inner: &mut Inner) {
@@ -200,9 +236,13 @@ impl Link {
         let mut inner = self.lock();
         inner.session.abort();
         inner.unsent = None;
-        inner.readers.wake();
-        inner.writers.wake();
+        let woken = Woken {
+            reader: inner.readers.take(),
+            writer: inner.writers.take(),
+        };
         self.remove(&mut inner);
+        drop(inner);
+        woken.wake();
     }
 
     /// Why it has ended, if it has.

@@ -91,26 +91,30 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
+        let Self { connection, front } = self.get_mut();
+        let before = buf.filled().len();
+        drain_into(front, buf);
         if buf.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        ready!(this.poll_front(cx))?;
-        drain_into(&mut this.front, buf);
-        if buf.remaining() > 0 && !buf.filled().is_empty() {
-            // As much as is here, under one lock.
-            let front = &mut this.front;
-            this.connection.with(|inner| {
-                while buf.remaining() > 0 {
-                    let Some(packet) = inner.session.read() else {
-                        break;
-                    };
-                    *front = packet;
-                    drain_into(front, buf);
-                }
-            });
+        // As much as is here, under one lock.
+        let ((), mut inner) = connection.with_guard(|inner| {
+            while buf.remaining() > 0 {
+                let Some(packet) = inner.session.read() else {
+                    break;
+                };
+                *front = packet;
+                drain_into(front, buf);
+            }
+        });
+        if buf.filled().len() > before {
+            return Poll::Ready(Ok(()));
         }
-        Poll::Ready(Ok(()))
+        if let Some(end) = end_of_input(&inner) {
+            return Poll::Ready(end.map_err(io_error));
+        }
+        inner.readers.add(cx.waker());
+        Poll::Pending
     }
 }
 
