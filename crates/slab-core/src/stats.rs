@@ -25,7 +25,9 @@ pub struct ClassStats {
     /// Free chunks in the slabs themselves: never handed out so far, or collected by a sweep.
     pub in_slabs: u64,
     /// High-water mark of `in_use`, taken whenever chunks come out of a slab, and at every snapshot:
-    /// short of what other threads' magazines held at that moment, at most.
+    /// short of what other threads' magazines held at that moment, at most. Chunks on their way
+    /// between a magazine and the depot count as in use, so while threads run it can also be too
+    /// high, by a batch a thread.
     pub in_use_peak: u64,
     /// Allocations since the pool was built.
     pub allocs: u64,
