@@ -93,6 +93,15 @@ impl Distance {
     }
 }
 
+impl Distance {
+    /// As `Display` writes it.
+    pub(crate) fn of_name(name: &str) -> Option<Self> {
+        [Self::Near, Self::Far, Self::Moved]
+            .into_iter()
+            .find(|distance| distance.to_string() == name)
+    }
+}
+
 impl fmt::Display for Distance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -20,6 +20,7 @@ pub(crate) fn describe() -> Map<String, Value> {
         "huge_pages",
         line("/sys/kernel/mm/transparent_hugepage/enabled"),
     );
+    put("date", output("date", &["-u", "+%F"]));
     put("rustc", output("rustc", &["--version"]));
     put("commit", output("git", &["rev-parse", "--short", "HEAD"]));
     if let Ok(cpus) = std::thread::available_parallelism() {

@@ -8,6 +8,7 @@ mod machine;
 mod measure;
 mod packet;
 mod report;
+mod results;
 mod udp;
 
 use clap::{Parser, ValueEnum};
@@ -38,6 +39,9 @@ struct Options {
     /// Put this peer in our place: a peer against itself shows what the harness adds.
     #[arg(long, value_name = "PEER")]
     ours: Option<String>,
+    /// Measure nothing: print the results page of these files that `--json` wrote.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    page: Option<Vec<PathBuf>>,
     /// Measure one resident-memory scenario in this process and print it: how a run starts its
     /// child processes.
     #[arg(long, hide = true, num_args = 3, value_names = ["SCENARIO", "PEER", "OBJECTS"])]
@@ -63,6 +67,18 @@ fn main() -> ExitCode {
     if let Some(arguments) = &options.child {
         return alloc::child(arguments);
     }
+    if let Some(files) = &options.page {
+        return match results::page(files) {
+            Ok(page) => {
+                print!("{page}");
+                ExitCode::SUCCESS
+            }
+            Err(problem) => {
+                eprintln!("versus: {problem}");
+                ExitCode::from(2)
+            }
+        };
+    }
     let plan = if options.quick {
         Plan::quick()
     } else {
@@ -79,7 +95,7 @@ fn main() -> ExitCode {
         None => vec![Group::Alloc, Group::Packet, Group::Udp],
     };
     let names: Vec<&str> = groups.iter().map(|&group| ours(group)).collect();
-    let mut report = Report::new(names.join(", "));
+    let mut report = Report::new(names.join(", "), options.quick);
     let filter = report::Filter::new(options.only.clone());
     if options.in_this_process {
         packet::in_this_process(ours(Group::Packet), &plan, &filter, &mut report);

@@ -1,5 +1,6 @@
 //! The table, in Markdown and JSON.
 
+use crate::cpu::Distance;
 use crate::machine;
 use crate::measure::{Comparison, Spread};
 use serde_json::{Map, Value, json};
@@ -100,15 +101,18 @@ pub(crate) struct Report {
     left_out: Vec<(String, String)>,
     /// Why the figures may be poor.
     warning: Option<String>,
+    /// With `--quick`.
+    quick: bool,
 }
 
 impl Report {
-    pub(crate) fn new(ours: String) -> Self {
+    pub(crate) fn new(ours: String, quick: bool) -> Self {
         Self {
             ours,
             rows: Vec::new(),
             left_out: Vec::new(),
             warning: machine::busy_warning(),
+            quick,
         }
     }
 
@@ -169,6 +173,45 @@ impl Report {
         text
     }
 
+    /// What [`json`](Self::json) wrote; what is asked of each row (group, case, peer) is not in it.
+    pub(crate) fn from_json(
+        json: &Value,
+        targets: impl Fn(&str, &str, &str) -> Vec<Target>,
+    ) -> Option<Self> {
+        let machine = &json["machine"];
+        let text = |value: &Value| value.as_str().map(String::from);
+        let row = |row: &Value| {
+            let (case, peer) = (text(&row["case"])?, text(&row["peer"])?);
+            let group = text(&row["group"])?;
+            let distance = &machine["distance"][format!("{case}/{peer}")];
+            let mut found = Comparison::from_json(row)?;
+            found.distance = distance.as_str().and_then(Distance::of_name);
+            Some(Row {
+                targets: targets(&group, &case, &peer),
+                found,
+                case,
+                // Names are few, and the program ends soon: elsewhere they are constants.
+                group: group.leak(),
+                peer: peer.leak(),
+                unit: text(&row["unit"])?.leak(),
+            })
+        };
+        let left_out = machine["left_out"].as_object()?.iter();
+        Some(Self {
+            ours: text(&machine["ours"])?,
+            rows: json["rows"]
+                .as_array()?
+                .iter()
+                .map(row)
+                .collect::<Option<_>>()?,
+            left_out: left_out
+                .map(|(what, reason)| Some((what.clone(), text(reason)?)))
+                .collect::<Option<_>>()?,
+            warning: text(&machine["warning"]),
+            quick: machine["quick"].as_bool().unwrap_or_default(),
+        })
+    }
+
     fn left_out_by_reason(&self) -> Vec<(&str, Vec<&str>)> {
         let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
         for (what, reason) in &self.left_out {
@@ -185,6 +228,7 @@ impl Report {
     pub(crate) fn json(&self) -> String {
         let mut machine = machine::describe();
         machine.insert("ours".into(), json!(self.ours));
+        machine.insert("quick".into(), json!(self.quick));
         if let Some(warning) = &self.warning {
             machine.insert("warning".into(), json!(warning));
         }
@@ -278,11 +322,10 @@ fn figure(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Distance;
 
     fn report() -> Report {
         let flat = |value| Spread::of([value]);
-        let mut report = Report::new("slab-core".into());
+        let mut report = Report::new("slab-core".into(), true);
         report.add(Row {
             group: "alloc",
             case: "cross-2048".into(),
@@ -355,6 +398,15 @@ mod tests {
             );
         }
         assert_eq!(json["machine"]["distance"]["cross-2048/mimalloc"], "near");
+    }
+
+    #[test]
+    fn what_is_read_again_says_the_same() {
+        let report = report();
+        let json = serde_json::from_str(&report.json()).unwrap();
+        let targets = |_: &str, _: &str, _: &str| report.rows[0].targets.clone();
+        let again = Report::from_json(&json, targets).unwrap();
+        assert_eq!(again.markdown(), report.markdown());
     }
 
     #[test]

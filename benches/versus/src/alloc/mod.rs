@@ -22,6 +22,8 @@ use threads::{Crowd, Together};
 
 pub(crate) use resident::child;
 
+pub(crate) use targets::of as targets_of;
+
 /// The name of our own entry.
 pub(crate) const OURS: &str = "slab-core";
 

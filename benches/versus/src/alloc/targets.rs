@@ -47,7 +47,7 @@ const ASKED: &[Asked] = &[
     (3, "stats-busy", &["glibc"], Bound::Ours(1000.0)),
 ];
 
-pub(super) fn of(case: &str, peer: &str) -> Vec<Target> {
+pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
     crate::report::asked_of(ASKED, case, peer)
 }
 

@@ -14,6 +14,8 @@ use cases::{BYTES, Case, RESOLUTION};
 use serde_json::Value;
 use std::process::{Command, Stdio};
 
+pub(crate) use targets::of as targets_of;
+
 /// The name of our own entry.
 pub(crate) const OURS: &str = "slab-net";
 
@@ -205,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_row_survives_the_way_from_the_child() {
-        let mut report = Report::new(OURS.into());
+        let mut report = Report::new(OURS.into(), true);
         let measured = Measured {
             case: Case::Split,
             counted: false,

@@ -39,7 +39,7 @@ const ASKED: &[Asked] = &[
     (5, "allocs-to-bytes", &["bytes"], Bound::Ours(1.0)),
 ];
 
-pub(super) fn of(case: &str, peer: &str) -> Vec<Target> {
+pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
     crate::report::asked_of(ASKED, case, peer)
 }
 

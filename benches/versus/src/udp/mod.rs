@@ -14,6 +14,8 @@ use crate::measure::{Plan, Sampler, interleave};
 use crate::report::{Filter, Report, Row};
 use rig::Wire;
 
+pub(crate) use targets::of as targets_of;
+
 /// The name of our own entry.
 pub(crate) const OURS: &str = "slab-net";
 

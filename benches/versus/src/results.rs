@@ -1,0 +1,89 @@
+//! The results page: what `--json` wrote earlier, as tables again. The page is made from the JSON and
+//! from nothing else, so that the two cannot differ.
+
+use crate::report::{Report, Target};
+use crate::{alloc, packet, udp};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+/// The page of these files.
+///
+/// # Errors
+/// A file that cannot be read or is not of the form that `--json` writes.
+pub(crate) fn page(files: &[PathBuf]) -> Result<String, String> {
+    let mut page = String::from(HEAD);
+    for file in files {
+        let in_file = |problem: String| format!("{}: {problem}", file.display());
+        let text = fs::read_to_string(file).map_err(|error| in_file(error.to_string()))?;
+        let json = serde_json::from_str(&text).map_err(|error| in_file(error.to_string()))?;
+        let report = Report::from_json(&json, targets_of)
+            .ok_or_else(|| in_file("it is not of the form that --json writes".into()))?;
+        let name = file.file_stem().unwrap_or_default().to_string_lossy();
+        // Writing to a String cannot fail.
+        let _ = writeln!(page, "\n## {name}\n\n{}", origin(&json["machine"]));
+        page.push_str(&report.markdown());
+    }
+    Ok(page)
+}
+
+const HEAD: &str = "\
+# Results of versus
+
+Made from the JSON files beside it by `cargo run --release -p versus -- --page benches/report/*.json
+> benches/report/RESULTS.md`; do not edit it. How to read it, and what each row is: `../README.md`.
+";
+
+fn targets_of(group: &str, case: &str, peer: &str) -> Vec<Target> {
+    match group {
+        "alloc" => alloc::targets_of(case, peer),
+        "packet" => packet::targets_of(case, peer),
+        "udp" => udp::targets_of(case, peer),
+        _ => Vec::new(),
+    }
+}
+
+/// Where and when, in one line.
+fn origin(machine: &Value) -> String {
+    let known = |name: &str| match &machine[name] {
+        Value::Null => None,
+        Value::String(text) => Some(format!("{name} {text}")),
+        other => Some(format!("{name} {other}")),
+    };
+    let names = ["date", "commit", "quick", "cpu", "cpus", "kernel", "rustc"];
+    names
+        .into_iter()
+        .filter_map(known)
+        .collect::<Vec<_>>()
+        .join(" · ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_committed_page_is_that_of_the_committed_json() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../report");
+        let mut files: Vec<PathBuf> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|end| end == "json"))
+            .collect();
+        files.sort();
+        assert!(!files.is_empty());
+        let committed = fs::read_to_string(folder.join("RESULTS.md")).unwrap();
+        assert!(
+            page(&files).unwrap() == committed,
+            "make it again: cargo run -p versus -- --page benches/report/*.json > benches/report/RESULTS.md"
+        );
+    }
+
+    #[test]
+    fn a_file_of_another_form_is_refused() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        assert!(page(&[file]).is_err());
+    }
+}
