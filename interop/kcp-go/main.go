@@ -28,12 +28,15 @@ var (
 	interval = flag.Int("interval", 10, "milliseconds; 10 is without delay")
 	window   = flag.Int("window", 1024, "segments, each way")
 	megabyte = flag.Int("megabytes", 100, "how much fill and bulk send")
+	delay    = flag.Bool("writedelay", false, "gathers writes until the next interval")
+	nodelay  = flag.Bool("acknodelay", false, "acknowledges at once")
 	echoes   = flag.Int("echoes", 20000, "how many of 1 KiB pingpong makes")
 )
 
 func tune(session *kcp.UDPSession) {
 	session.SetStreamMode(*stream)
-	session.SetWriteDelay(false)
+	session.SetWriteDelay(*delay)
+	session.SetACKNoDelay(*nodelay)
 	session.SetWindowSize(*window, *window)
 	session.SetMtu(*mtu)
 	if *interval == 10 {

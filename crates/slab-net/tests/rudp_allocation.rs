@@ -14,23 +14,28 @@ struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
 // SAFETY: everything is the system allocator's, which keeps the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as isize));
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        BYTES.with(|bytes| bytes.set(bytes.get() - layout.size() as isize));
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        let more = new_size as isize - layout.size() as isize;
+        BYTES.with(|bytes| bytes.set(bytes.get() + more));
         // SAFETY: the caller's promise.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
@@ -191,4 +196,25 @@ async fn a_stream_over_sockets_allocates_nothing() {
         assert!(buf[0] == 7);
     }
     assert_eq!(allocations() - before, 0, "for {} bytes", 40 * data.len());
+}
+
+/// What a session costs that nothing is sent on.
+#[tokio::test]
+async fn an_idle_session_takes_little_of_the_heap_and_none_of_the_pool() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast()).memory(1 << 30);
+    let any = "127.0.0.1:0".parse().unwrap();
+    let endpoint = Endpoint::bind(any, &pool, config).unwrap();
+    let mut sessions = Vec::with_capacity(1000);
+    let before = BYTES.with(Cell::get);
+    for conv in 0..1000 {
+        sessions.push(
+            endpoint
+                .connect_as("127.0.0.1:9".parse().unwrap(), conv)
+                .unwrap(),
+        );
+    }
+    let each = (BYTES.with(Cell::get) - before) / 1000;
+    assert!(each < 2500, "{each} bytes each");
+    assert_eq!(pool.slab().stats().in_use(), 0);
 }

@@ -158,3 +158,61 @@ impl Session {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::budget::MemoryBudget;
+    use super::super::super::config::SessionConfig;
+    use super::super::Side;
+    use super::*;
+    use crate::packet::PacketPool;
+
+    /// Lets both talk for that long, and returns how often one was looked after.
+    fn run(ends: &mut [Session; 2], pool: &PacketPool, now: &mut Time, until: Time) -> u32 {
+        let mut wakes = 0;
+        let mut scratch = [0; 2048];
+        while *now < until {
+            let mut said = false;
+            for from in 0..2 {
+                if ends[from].poll_timeout().is_some_and(|at| at <= *now) {
+                    ends[from].handle_timeout(*now);
+                    wakes += 1;
+                }
+                while let Some(out) = ends[from].poll_transmit(*now, &mut scratch, 1) {
+                    let datagram = pool.try_copy_from_slice(out.contents()).unwrap();
+                    ends[1 - from].handle_datagram(*now, datagram).unwrap();
+                    said = true;
+                }
+            }
+            let next = ends.iter().filter_map(Session::poll_timeout).min();
+            if !said {
+                *now = next.map_or(until, |at| at.max(*now)).min(until);
+            }
+        }
+        wakes
+    }
+
+    #[test]
+    fn an_idle_session_is_looked_after_for_its_keepalive_only() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(4 << 20);
+        let config = SessionConfig::fast();
+        let mut now = Time::ZERO;
+        let mut ends = [Side::Client, Side::Server]
+            .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+        ends[0].send_slice(b"hello").unwrap();
+        let settled = now + Duration::from_secs(1);
+        run(&mut ends, &pool, &mut now, settled);
+        assert!(ends[1].recv().is_some());
+
+        let wakes = run(
+            &mut ends,
+            &pool,
+            &mut now,
+            settled + Duration::from_secs(600),
+        );
+        // Each asks after 15 seconds at the most.
+        assert!((20..=120).contains(&wakes), "{wakes} in ten minutes");
+        assert!(ends.iter().all(|end| end.ended().is_none()));
+    }
+}
