@@ -48,6 +48,8 @@ fn targets_of(group: &str, case: &str, peer: &str) -> Vec<Target> {
 fn origin(machine: &Value) -> String {
     let known = |name: &str| match &machine[name] {
         Value::Null => None,
+        // It says its own name.
+        Value::String(text) if name == "rustc" => Some(text.clone()),
         Value::String(text) => Some(format!("{name} {text}")),
         other => Some(format!("{name} {other}")),
     };
