@@ -115,7 +115,7 @@ impl ReceiveQueue {
             return None;
         }
         Some(Self {
-            ring: Ring::new(window.min(8)),
+            ring: Ring::new(1),
             read: first,
             next: first,
             window,

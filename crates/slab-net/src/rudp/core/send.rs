@@ -115,7 +115,7 @@ pub(super) struct SendQueue {
 impl SendQueue {
     pub(super) fn new(first: u32, limit: u32, blocks: Blocks) -> Self {
         Self {
-            slots: Ring::new(limit.min(8)),
+            slots: Ring::new(1),
             blocks,
             una: first,
             next: first,
