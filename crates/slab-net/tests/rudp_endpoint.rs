@@ -235,14 +235,14 @@ async fn nobody_answers() {
 async fn an_idle_session_is_kept_alive_by_its_peer() {
     let pool = pool();
     let session =
-        SessionConfig::fast().keepalive(Duration::from_millis(30), Duration::from_millis(300));
+        SessionConfig::fast().keepalive(Duration::from_millis(50), Duration::from_secs(1));
     let config = EndpointConfig::new(session);
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
     client.send_slice(b"hello").await.unwrap();
     let connection = accept(&server).await;
     assert_eq!(recv(&connection).await, b"hello");
-    tokio::time::sleep(Duration::from_millis(800)).await;
+    tokio::time::sleep(Duration::from_millis(2000)).await;
     assert_eq!((client.ended(), connection.ended()), (None, None));
     assert_eq!(
         pool.slab().stats().in_use(),
@@ -485,4 +485,85 @@ async fn what_does_not_fit_is_said_before_anything_is_started() {
     let taken = Endpoint::bind(any(), &pool, fast()).unwrap();
     let error = Endpoint::bind(taken.local_addr(), &pool, fast()).unwrap_err();
     assert!(matches!(error, OpenError::Bind(_)), "{error}");
+}
+
+/// What a peer sends that has not noticed the end looks like a beginning.
+#[tokio::test]
+async fn a_session_that_ended_is_not_opened_again_by_what_was_on_its_way() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let send = async |conv| {
+        let datagram = opening(conv);
+        stranger.send_to(&datagram, server.local_addr()).await
+    };
+    send(1).await.unwrap();
+    accept(&server).await.abort();
+    until(&server, "ended", |server| server.stats().sessions == 0).await;
+    send(1).await.unwrap();
+    until(&server, "refused", |server| {
+        server.stats().unknown_session == 1
+    })
+    .await;
+    send(2).await.unwrap();
+    until(&server, "another", |server| server.stats().opened == 2).await;
+}
+
+/// Many tasks on two threads, some of which break off: no lock is left, no session, no buffer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_sessions_at_once_and_some_break_off() {
+    let pool = pool();
+    let session = SessionConfig::fast().linger(Duration::from_millis(200));
+    let config = EndpointConfig::new(session).memory(48 << 20);
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let clients = Endpoint::bind(any(), &pool, config).unwrap();
+    let serving = tokio::spawn({
+        let server = server.clone();
+        async move {
+            while let Some(connection) = server.accept().await {
+                tokio::spawn(async move {
+                    while let Ok(Some(message)) = connection.recv().await {
+                        if connection.send(message).await.is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    let asking: Vec<_> = (0..60_u64)
+        .map(|n| {
+            let (clients, peer) = (clients.clone(), server.local_addr());
+            tokio::spawn(async move {
+                let client = clients.connect(peer).unwrap();
+                let both = client.clone();
+                let sending = tokio::spawn(async move {
+                    for m in 0..40 {
+                        both.send_slice(&bytes(m, 1 + (n * 97 + m * 131) as usize % 5000))
+                            .await?;
+                    }
+                    Ok::<_, SendError>(())
+                });
+                for m in 0..40 {
+                    if n % 5 == 0 && m == 20 {
+                        client.abort();
+                        break;
+                    }
+                    let expected = bytes(m, 1 + (n * 97 + m * 131) as usize % 5000);
+                    assert!(recv(&client).await == expected);
+                }
+                let sent = sending.await.unwrap();
+                assert!(sent.is_ok() || n % 5 == 0);
+            })
+        })
+        .collect();
+    for task in asking {
+        timeout(SOON, task).await.unwrap().unwrap();
+    }
+    until(&clients, "clients gone", |end| end.stats().sessions == 0).await;
+    assert_eq!(clients.stats().reserved_bytes, 0);
+    // Those whose peer broke off are found out later; the rest has been told.
+    until(&server, "servers gone", |end| end.stats().sessions <= 12).await;
+    serving.abort();
+    drop(server);
 }

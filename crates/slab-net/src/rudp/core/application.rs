@@ -93,7 +93,7 @@ impl Session {
     }
 
     /// Takes bytes for sending, without boundaries; returns how many, at least one. For sessions
-    /// [in stream mode](SessionConfig::stream).
+    /// [in stream mode](super::super::SessionConfig::stream).
     ///
     /// # Errors
     /// Why not even one was taken. An empty slice is taken as it is.

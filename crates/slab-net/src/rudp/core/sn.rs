@@ -12,7 +12,7 @@ pub(super) fn before(a: u32, b: u32) -> bool {
     diff(a, b) < 0
 }
 
-/// A ring of slots that sequence numbers index: a power of two of them, grown by [`grow`].
+/// A ring of slots that sequence numbers index: a power of two of them, grown by [`grow`](Ring::grow).
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     slots: Box<[T]>,

@@ -169,7 +169,7 @@ fn take_in_batch(
             datagrams.next();
             continue;
         };
-        let Some(link) = find_or_open(shared, peer, conv, first) else {
+        let Some(link) = find_or_open(shared, peer, conv, first, now) else {
             datagrams.next();
             continue;
         };
@@ -196,12 +196,13 @@ fn find_or_open(
     peer: SocketAddr,
     conv: u32,
     datagram: &[u8],
+    now: Time,
 ) -> Option<Arc<Link>> {
     let mut table = shared.table();
     if let Some(link) = table.get(peer, conv) {
         return Some(Arc::clone(link));
     }
-    if let Err(refusal) = table.may_open(&shared.config, peer, datagram) {
+    if let Err(refusal) = table.may_open(&shared.config, peer, datagram, now) {
         table.count_refusal(refusal);
         return None;
     }

@@ -190,7 +190,7 @@ impl Link {
         self.shared.timers().clear(self.place);
         let mut table = self.shared.table();
         table.past += &inner.session.stats();
-        table.remove(self);
+        table.remove(self, self.shared.now(), &self.shared.config);
         let empty = table.len() == 0;
         drop(table);
         if empty {

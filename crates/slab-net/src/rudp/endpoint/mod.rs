@@ -5,12 +5,13 @@
 //! | `connection`, `stream` | a session as the application has it |
 //! | `driver` | the task that reads the socket and looks after the sessions |
 //! | `link`, `shared` | what the two have in common |
-//! | `table`, `timers` | which sessions there are, and when each wants to be looked after |
+//! | `table`, `timers`, `gone` | which sessions there are, when each wants to be looked after, and which there were |
 //! | `config`, `stats` | limits, and counts |
 
 mod config;
 mod connection;
 mod driver;
+mod gone;
 mod link;
 mod shared;
 mod stats;

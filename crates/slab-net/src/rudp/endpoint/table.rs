@@ -1,8 +1,10 @@
 //! The sessions of an endpoint, bounded, by address and conversation.
 
 use super::super::stats::RudpStats;
+use super::super::time::Time;
 use super::super::wire::{Command, Header};
 use super::config::EndpointConfig;
+use super::gone::Gone;
 use super::link::Link;
 use super::stats::EndpointStats;
 use std::collections::{HashMap, VecDeque};
@@ -39,7 +41,7 @@ impl Prefix {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
     NotListening,
-    /// It is not how a session begins.
+    /// It is not how a session begins, or is of one that has ended a short time ago.
     NotOpening,
     TableFull,
     HalfOpen,
@@ -52,6 +54,7 @@ pub(super) struct Table {
     places: HashMap<(SocketAddr, u32), u32>,
     links: Vec<Option<Arc<Link>>>,
     free: Vec<u32>,
+    gone: Gone,
     half_open: HashMap<Prefix, usize>,
     half_open_count: usize,
     /// Opened by peers, and not yet accepted.
@@ -94,11 +97,13 @@ impl Table {
         config: &EndpointConfig,
         peer: SocketAddr,
         datagram: &[u8],
+        now: Time,
     ) -> Result<(), Refusal> {
         if !self.listening || self.closed {
             return Err(Refusal::NotListening);
         }
         let opens = match Header::decode(datagram) {
+            Ok(header) if self.gone.contains(&(peer, header.conv), now) => false,
             Ok(header) => match header.cmd {
                 Command::Push => header.sn < OPENING_WINDOW,
                 Command::AskWindow => header.una == 0,
@@ -155,7 +160,11 @@ impl Table {
         }
     }
 
-    pub(super) fn remove(&mut self, link: &Link) {
+    /// Takes a session out, and remembers it for as long as its peer may go on sending.
+    pub(super) fn remove(&mut self, link: &Link, now: Time, config: &EndpointConfig) {
+        let until = now + config.session.idle_timeout;
+        self.gone
+            .add((link.peer, link.conv), now, until, config.max_sessions);
         self.places.remove(&(link.peer, link.conv));
         self.links[link.place as usize] = None;
         self.free.push(link.place);

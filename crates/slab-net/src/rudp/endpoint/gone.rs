@@ -1,0 +1,62 @@
+//! Sessions that ended a short time ago: what their peers still send opens no new one.
+//!
+//! A retransmission from the beginning of a session looks like the beginning of another.
+
+use super::super::time::Time;
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+type Key = (SocketAddr, u32);
+
+/// A bounded set of sessions, each for a time.
+#[derive(Debug, Default)]
+pub(super) struct Gone {
+    until: HashMap<Key, Time>,
+    /// In the order they were added. One added again has two entries, of which the last counts.
+    order: VecDeque<(Time, Key)>,
+}
+
+impl Gone {
+    /// Remembers a session until then, and forgets those whose time has come; beyond `most`, the
+    /// oldest is forgotten early.
+    pub(super) fn add(&mut self, key: Key, now: Time, until: Time, most: usize) {
+        while let Some(&(at, old)) = self.order.front() {
+            if at > now && self.order.len() < most.max(1) {
+                break;
+            }
+            self.order.pop_front();
+            if self.until.get(&old) == Some(&at) {
+                self.until.remove(&old);
+            }
+        }
+        self.until.insert(key, until);
+        self.order.push_back((until, key));
+    }
+
+    pub(super) fn contains(&self, key: &Key, now: Time) -> bool {
+        self.until.get(key).is_some_and(|&until| until > now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_set_is_bounded_in_number_and_time() {
+        let at = Time::from_micros;
+        let key = |conv| ("127.0.0.1:1".parse().unwrap(), conv);
+        let mut gone = Gone::default();
+        for conv in 0..10 {
+            gone.add(key(conv), at(0), at(100), 4);
+        }
+        assert_eq!((gone.until.len(), gone.order.len()), (4, 4));
+        assert!(gone.contains(&key(9), at(99)) && !gone.contains(&key(5), at(99)));
+        assert!(!gone.contains(&key(9), at(100)));
+        // Added again: for longer, whatever becomes of the first entry.
+        gone.add(key(9), at(50), at(150), 4);
+        gone.add(key(20), at(120), at(220), 4);
+        assert!(gone.contains(&key(9), at(149)));
+        assert_eq!(gone.order.len(), 2);
+    }
+}
