@@ -10,7 +10,7 @@
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN};
 use crate::error::ConfigError;
 use crate::sync::{AtomicU32, Ordering, Table};
-use crate::sys::Region;
+use crate::sys::{Region, asan};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
@@ -219,6 +219,15 @@ impl Arena {
         let at = unsafe { self.base().add(offset) };
         // SAFETY: `bytes` bytes from there lie within the arena; nobody uses them.
         unsafe { at.write_bytes(0, bytes) };
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if let Memory::Lent(base) = self.memory {
+            // It is the lender's again.
+            asan::unpoison(base, self.bytes());
+        }
     }
 }
 
