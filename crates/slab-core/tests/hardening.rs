@@ -118,7 +118,7 @@ fn lawful_traffic_is_left_alone() {
         std::thread::scope(|scope| {
             let (to, from) = std::sync::mpsc::sync_channel(40);
             let mine = &pool;
-            scope.spawn(move || {
+            let sender = scope.spawn(move || {
                 for round in 0..rounds {
                     let len = [100, 16000][round % 2];
                     let mut batch = mine.chunk_batch(len).unwrap();
@@ -141,6 +141,8 @@ fn lawful_traffic_is_left_alone() {
                     pool.trim();
                 }
             }
+            // The end of the scope alone does not wait for the destructors of thread-locals.
+            sender.join().unwrap();
         });
         assert_eq!(pool.stats().in_use(), 0);
         assert!(pool.stats().classes().iter().all(|class| class.frees > 0));

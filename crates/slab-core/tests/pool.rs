@@ -360,6 +360,8 @@ fn statistics_stay_within_what_can_be_while_threads_run() {
         while workers.iter().any(|worker| !worker.is_finished()) {
             assert_balanced(&pool.stats());
         }
+        // The end of the scope alone does not wait for the destructors of thread-locals.
+        workers.into_iter().for_each(|one| one.join().unwrap());
     });
     let stats = pool.stats();
     assert_eq!(stats.in_use(), 0);

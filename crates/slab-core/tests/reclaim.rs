@@ -140,7 +140,7 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
     let (small, large) = sizes(&pool);
     let rounds = if cfg!(miri) { 10 } else { 300 };
     thread::scope(|scope| {
-        for worker in 0..3usize {
+        let start = |worker: usize| {
             let pool = &pool;
             scope.spawn(move || {
                 for round in 0..rounds {
@@ -160,12 +160,15 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
                         assert_eq!(bytes, [worker as u8, stamp as u8], "someone else's chunk");
                     }
                 }
-            });
-        }
+            })
+        };
+        let threads = [0, 1, 2].map(start);
         for _ in 0..rounds / 10 {
             pool.trim();
             thread::yield_now();
         }
+        // The end of the scope alone does not wait for the destructors of thread-locals.
+        threads.into_iter().for_each(|one| one.join().unwrap());
     });
     let stats = pool.stats();
     assert_eq!(stats.in_use(), 0);

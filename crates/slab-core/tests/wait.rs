@@ -238,7 +238,7 @@ fn many_threads_share_few_chunks_by_waiting() {
     let chunks = fill(&pool, 16384).len() as u64;
     let (held, most) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
-        for number in 0..8u64 {
+        let start = |number: u64| {
             let (pool, held, most) = (&pool, &held, &most);
             scope.spawn(move || {
                 for round in 0..ROUNDS {
@@ -254,8 +254,11 @@ fn many_threads_share_few_chunks_by_waiting() {
                     held.fetch_sub(1 + more.len() as u64, Ordering::SeqCst);
                     drop((more, first));
                 }
-            });
-        }
+            })
+        };
+        // The end of the scope alone does not wait for the destructors of thread-locals.
+        let threads: Vec<_> = (0..8).map(start).collect();
+        threads.into_iter().for_each(|one| one.join().unwrap());
     });
     assert!(most.load(Ordering::SeqCst) <= chunks);
     let stats = pool.stats();

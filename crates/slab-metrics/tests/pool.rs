@@ -152,15 +152,16 @@ fn states_add_up_and_counters_never_fall_while_threads_run() {
     let exporter = exporter(&[&rx]);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for len in [100, 1500, 2000] {
+        let start = |len| {
             let (rx, done) = (&rx, &done);
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
                     let chunks: Vec<_> = (0..80).filter_map(|_| rx.try_alloc(len).ok()).collect();
                     scope.spawn(move || drop(chunks)).join().unwrap();
                 }
-            });
-        }
+            })
+        };
+        let threads = [100, 1500, 2000].map(start);
         let mut before = page(&exporter);
         for _ in 0..100 {
             let now = page(&exporter);
@@ -182,6 +183,8 @@ fn states_add_up_and_counters_never_fall_while_threads_run() {
             before = now;
         }
         done.store(true, Ordering::Relaxed);
+        // The end of the scope alone does not wait for the destructors of thread-locals.
+        threads.into_iter().for_each(|one| one.join().unwrap());
     });
     let now = page(&exporter);
     let class = [("pool", "rx")];
@@ -235,16 +238,15 @@ fn what_lies_with_idle_threads_is_counted_chunk_by_chunk() {
         )
     };
     std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                let held: Vec<_> = (0..3).map(|_| rx.try_alloc(1500).unwrap()).collect();
-                here.wait();
-                here.wait();
-                drop(held);
-                here.wait();
-                here.wait();
-            });
-        }
+        let idle = || {
+            let held: Vec<_> = (0..3).map(|_| rx.try_alloc(1500).unwrap()).collect();
+            here.wait();
+            here.wait();
+            drop(held);
+            here.wait();
+            here.wait();
+        };
+        let threads = [(); THREADS].map(|()| scope.spawn(idle));
         here.wait();
         // All are idle with three chunks held.
         let first = page(&exporter);
@@ -258,9 +260,11 @@ fn what_lies_with_idle_threads_is_counted_chunk_by_chunk() {
         assert_eq!(state(&second, "in_use"), 0.0);
         let moved = state(&second, "magazine") - state(&first, "magazine");
         assert_eq!(moved, 3.0 * THREADS as f64);
-        let threads = second.value("slab_pool_thread_caches", &[("pool", "rx")]);
-        assert_eq!(threads, THREADS as f64);
+        let caches = second.value("slab_pool_thread_caches", &[("pool", "rx")]);
+        assert_eq!(caches, THREADS as f64);
         here.wait();
+        // The end of the scope alone does not wait for the destructors of thread-locals.
+        threads.into_iter().for_each(|one| one.join().unwrap());
     });
     // Gone with their threads, to where any thread finds them.
     let last = page(&exporter);

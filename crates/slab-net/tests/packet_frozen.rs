@@ -334,7 +334,7 @@ fn packets_shared_by_threads_stay_what_they_are() {
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..3)
             .map(|_| mpsc::sync_channel::<(u32, Packet)>(64))
             .unzip();
-        for receiver in receivers {
+        let start = |receiver: mpsc::Receiver<(u32, Packet)>| {
             let written = Arc::clone(&written);
             scope.spawn(move || {
                 for (round, packet) in receiver {
@@ -349,8 +349,9 @@ fn packets_shared_by_threads_stay_what_they_are() {
                         written.fetch_add(1, SeqCst);
                     }
                 }
-            });
-        }
+            })
+        };
+        let threads: Vec<_> = receivers.into_iter().map(start).collect();
         for round in 0..rounds {
             let mut buf = pool.with_capacity(100);
             buf.resize(40 + round as usize % 50, round as u8);
@@ -361,6 +362,8 @@ fn packets_shared_by_threads_stay_what_they_are() {
             assert!(packet.iter().all(|&b| b == round as u8));
         }
         drop(senders);
+        // The end of the scope alone does not wait for the destructors of thread-locals.
+        threads.into_iter().for_each(|one| one.join().unwrap());
     });
     assert_eq!(pool.slab().stats().in_use(), 0);
     assert_eq!(pool.packet_stats().heap_bytes, 0);

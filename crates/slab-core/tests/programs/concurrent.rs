@@ -69,12 +69,16 @@ fn run(choice: u8, scripts: &[Script]) {
     let hands = (send, Mutex::new(receive));
     let start = Barrier::new(scripts.len());
     thread::scope(|scope| {
-        for script in scripts {
-            scope.spawn(|| {
-                start.wait();
-                act(&pool, &model, &hands, script);
-            });
-        }
+        let act = |script| {
+            start.wait();
+            act(&pool, &model, &hands, script);
+        };
+        let threads: Vec<_> = scripts
+            .iter()
+            .map(|script| scope.spawn(move || act(script)))
+            .collect();
+        // The end of the scope alone does not wait for the destructors of thread-locals.
+        threads.into_iter().for_each(|one| one.join().unwrap());
     });
     let mut model = model.into_inner().unwrap();
     for chunk in hands.1.into_inner().unwrap().try_iter() {
