@@ -17,7 +17,7 @@
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
 //! | `hardening`, `track`, `call_site` | what a pool does with each chunk, if asked |
 //! | `oversize` | what no class is large enough for |
-//! | `wait` | waiting for memory under the cap |
+//! | `wait`, `wait_times` | waiting for memory under the cap |
 //! | `reclaim` | rebalance and trim: free memory on its way to where it is needed |
 //! | `depot` | batches of free chunks, lock-free |
 //! | `slab` | which part of the arena serves which size |
@@ -60,6 +60,8 @@ mod magazine;
 mod model;
 #[cfg(not(feature = "std"))]
 mod no_local;
+#[cfg(not(feature = "std"))]
+mod no_wait_times;
 mod oversize;
 mod pool;
 mod raw;
@@ -78,9 +80,13 @@ mod sys;
 mod track;
 mod typed;
 mod wait;
+#[cfg(feature = "std")]
+mod wait_times;
 
 #[cfg(not(feature = "std"))]
 use no_local as local;
+#[cfg(not(feature = "std"))]
+use no_wait_times as wait_times;
 
 pub use advisor::{Advice, SizeHistogram, Waste};
 #[cfg(feature = "allocator-api2")]
@@ -100,6 +106,8 @@ pub use track::LiveChunk;
 pub use typed::{GlobalBox, GlobalTag, StaticSlab};
 pub use typed::{InsertError, Slab, SlabBox, SlabBuilder};
 pub use wait::Alloc;
+#[cfg(feature = "std")]
+pub use wait_times::WaitTimes;
 
 /// The README's example, as a test.
 #[cfg(all(doctest, feature = "std"))]

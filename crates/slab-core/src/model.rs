@@ -12,7 +12,7 @@ use crate::inner::{ENDED, Handle, Inner};
 use crate::magazine::ThreadCache;
 use crate::shared::count;
 use crate::sync::{AtomicU32, Ordering};
-use crate::wait::Answer;
+use crate::wait::{Answer, Turn};
 use core::mem::ManuallyDrop;
 use loom::thread;
 use std::ptr::NonNull;
@@ -415,7 +415,7 @@ fn model_wait_is_served_by_whoever_frees() {
             Answer::Now(result) => result.unwrap(),
             Answer::Later(ticket) => {
                 flag.wait();
-                let grant = pool.redeem(0, ticket, &waker);
+                let grant = pool.redeem(&Turn::new(0, ticket), &waker);
                 grant.expect("woken for a reason").unwrap()
             }
         };
@@ -452,11 +452,14 @@ fn model_wait_that_is_given_up_passes_on() {
             }
         };
         let freeing = thread::spawn(free(units[0]));
-        if let Some(granted) = pool.cancel(0, first) {
+        if let Some(granted) = pool.cancel(&Turn::new(0, first)) {
             free(granted)();
         }
         flag.wait();
-        assert_eq!(pool.redeem(0, second, &waker), Some(Ok(units[0])));
+        assert_eq!(
+            pool.redeem(&Turn::new(0, second), &waker),
+            Some(Ok(units[0]))
+        );
         freeing.join().unwrap();
     });
 }

@@ -10,6 +10,8 @@ use crate::local;
 use crate::stats::PoolStats;
 use crate::wait::Alloc;
 use alloc::sync::Arc;
+#[cfg(feature = "std")]
+use crate::wait_times::WaitTimes;
 use core::fmt;
 use core::ptr::NonNull;
 
@@ -191,6 +193,18 @@ impl SlabPool {
 
     /// How many bytes of the arena are in memory now, as the system counts it; `None` where it does
     /// not say (elsewhere than on Linux).
+    /// How long callers of [`alloc`](Self::alloc) waited for a chunk of this size class; `None` if
+    /// there is no such class. Allocates nothing, disturbs no fast path.
+    ///
+    /// Not a part of [`stats`](Self::stats), which stays cheap enough to be called each
+    /// millisecond. Without the feature `std` there is no clock, and not this method.
+    #[cfg(feature = "std")]
+    #[must_use]
+    pub fn wait_times(&self, class: usize) -> Option<WaitTimes> {
+        let known = class < self.size_classes().sizes().len();
+        known.then(|| self.inner().slabs.lock().waiters.times(class as u8))
+    }
+
     ///
     /// At most what is committed: memory that was never touched is not there yet, and what
     /// [`trim`](Self::trim) gave back is gone. Takes a system call for each 8 MiB committed, some

@@ -28,6 +28,7 @@ use crate::magazine::ThreadCache;
 use crate::pool::SlabPool;
 use crate::reclaim::SlabLayer;
 use crate::sync::{MODELLED, MutexGuard, Ordering};
+use crate::wait_times::{Began, WaitTimes};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt;
@@ -47,6 +48,7 @@ pub(crate) struct Waiters {
     next: Ticket,
     waiting: [BTreeMap<Ticket, Waker>; MAX_CLASSES],
     granted: BTreeMap<Ticket, Result<u32, AllocError>>,
+    times: [WaitTimes; MAX_CLASSES],
 }
 
 impl Waiters {
@@ -55,7 +57,17 @@ impl Waiters {
             next: 0,
             waiting: core::array::from_fn(|_| BTreeMap::new()),
             granted: BTreeMap::new(),
+            times: [WaitTimes::default(); MAX_CLASSES],
         }
+    }
+
+    #[cfg(feature = "std")]
+    pub(crate) fn times(&self, class: u8) -> WaitTimes {
+        self.times[usize::from(class)]
+    }
+
+    fn end(&mut self, turn: &Turn) {
+        turn.began.end(&mut self.times[usize::from(turn.class)]);
     }
 
     /// Waiters of a class that have nothing yet.
@@ -79,6 +91,25 @@ impl Waiters {
             .filter_map(|(class, queue)| Some((queue.first_key_value()?.0, class)))
             .min()
             .map(|(_, class)| class)
+    }
+}
+
+/// Who waits where, since when.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turn {
+    class: u8,
+    ticket: Ticket,
+    began: Began,
+}
+
+impl Turn {
+    pub(crate) fn new(class: u8, ticket: Ticket) -> Self {
+        let began = Began::now();
+        Self {
+            class,
+            ticket,
+            began,
+        }
     }
 }
 
@@ -198,28 +229,28 @@ impl Inner {
     }
 
     /// What has become of a ticket; `None` if it waits on, from now on with this waker.
-    pub(crate) fn redeem(
-        &self,
-        class: u8,
-        ticket: Ticket,
-        waker: &Waker,
-    ) -> Option<Result<u32, AllocError>> {
+    pub(crate) fn redeem(&self, turn: &Turn, waker: &Waker) -> Option<Result<u32, AllocError>> {
         // Wakers are cloned and dropped outside of the mutex: they are foreign code.
         let mut waker = waker.clone();
         let mut layer = self.slabs.lock();
-        let grant = layer.waiters.granted.remove(&ticket);
-        if let Some(known) = layer.waiters.waiting[usize::from(class)].get_mut(&ticket) {
+        let grant = layer.waiters.granted.remove(&turn.ticket);
+        let waiting = &mut layer.waiters.waiting[usize::from(turn.class)];
+        if let Some(known) = waiting.get_mut(&turn.ticket) {
             core::mem::swap(known, &mut waker);
+        }
+        if grant.is_some() {
+            layer.waiters.end(turn);
         }
         drop(layer);
         grant
     }
 
     /// Gives a ticket back; a chunk that was granted already is the caller's to free.
-    pub(crate) fn cancel(&self, class: u8, ticket: Ticket) -> Option<u32> {
+    pub(crate) fn cancel(&self, turn: &Turn) -> Option<u32> {
         let mut layer = self.slabs.lock();
-        let waker = layer.waiters.waiting[usize::from(class)].remove(&ticket);
-        let grant = layer.waiters.granted.remove(&ticket);
+        let waker = layer.waiters.waiting[usize::from(turn.class)].remove(&turn.ticket);
+        let grant = layer.waiters.granted.remove(&turn.ticket);
+        layer.waiters.end(turn);
         self.end_pressure_if_idle(&layer);
         drop(layer);
         drop(waker);
@@ -253,12 +284,12 @@ impl<'a> Alloc<'a> {
     #[cold]
     fn poll_slow(&mut self, class: u8, cx: &Context<'_>) -> Poll<Result<Chunk, AllocError>> {
         let inner = self.pool.inner();
-        let grant = match self.waits {
-            Some((_, ticket)) => inner.redeem(class, ticket, cx.waker()),
+        let grant = match &self.waits {
+            Some(turn) => inner.redeem(turn, cx.waker()),
             None => match inner.alloc_or_wait(inner.attach().as_deref(), class, cx.waker()) {
                 Answer::Now(result) => Some(result),
                 Answer::Later(ticket) => {
-                    self.waits = Some((class, ticket));
+                    self.waits = Some(Turn::new(class, ticket));
                     None
                 }
             },
@@ -280,7 +311,8 @@ impl Future for Alloc<'_> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some((class, _)) = self.waits {
+        if let Some(turn) = &self.waits {
+            let class = turn.class;
             return self.poll_slow(class, cx);
         }
         match self.pool.class_for(self.len) {
@@ -295,8 +327,9 @@ impl Future for Alloc<'_> {
 
 impl Drop for Alloc<'_> {
     fn drop(&mut self) {
-        if let Some((class, ticket)) = self.waits.take()
-            && let Some(unit) = self.pool.inner().cancel(class, ticket)
+        if let Some(turn) = self.waits.take()
+            && let Some(unit) = self.pool.inner().cancel(&turn)
+            let class = turn.class;
         {
             // As if it had been, so that freeing it is what it is for any chunk.
             self.pool.inner().handed_out(class, unit, self.call_site);

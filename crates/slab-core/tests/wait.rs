@@ -265,3 +265,31 @@ fn many_threads_share_few_chunks_by_waiting() {
     assert_eq!((stats.in_use(), stats.classes()[0].waiting), (0, 0));
     assert_eq!(fill(&pool, 16384).len() as u64, chunks);
 }
+
+#[test]
+#[cfg(feature = "std")]
+fn every_wait_that_ended_is_in_the_histogram_of_its_class() {
+    let pool = pool(&[1024, 16384]);
+    let mut all = fill(&pool, 1024);
+    assert_eq!(pool.wait_times(0).unwrap().count(), 0);
+    let mut served = Waiter::new(&pool, 1024);
+    let given_up = Waiter::new(&pool, 1024);
+    thread::sleep(std::time::Duration::from_millis(2));
+    drop(all.pop());
+    let times = pool.wait_times(0).unwrap();
+    assert_eq!(times.count(), 0, "set aside, but not taken yet");
+    let chunk = served.poll().unwrap();
+    drop(given_up);
+    let times = pool.wait_times(0).unwrap();
+    assert_eq!(times.count(), 2);
+    assert_eq!(times.count(), pool.stats().classes()[0].waits);
+    // Both took at least as long as the sleep.
+    assert!(times.sum_nanos() >= 4_000_000);
+    assert_eq!(times.counts()[..5], [0; 5], "{times:?}");
+    assert_eq!(pool.wait_times(1).unwrap().count(), 0);
+    assert_eq!(pool.wait_times(2), None);
+    drop((chunk, all));
+    // A request that need not wait is no wait.
+    assert!(block_on(pool.alloc(1024)).is_ok());
+    assert_eq!(pool.wait_times(0).unwrap().count(), 2);
+}

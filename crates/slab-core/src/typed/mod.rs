@@ -26,6 +26,8 @@ use crate::error::{AllocError, ConfigError, NotAChunk};
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::stats::PoolStats;
+#[cfg(feature = "std")]
+use crate::wait_times::WaitTimes;
 use alloc::string::String;
 use core::fmt;
 use core::marker::PhantomData;
@@ -280,6 +282,14 @@ impl<T, Tag> Slab<T, Tag> {
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.pool.stats()
+    }
+
+    /// How long callers of [`insert_with`](Self::insert_with) waited for memory; as
+    /// [`SlabPool::wait_times`].
+    #[cfg(feature = "std")]
+    #[must_use]
+    pub fn wait_times(&self) -> WaitTimes {
+        self.pool.inner().slabs.lock().waiters.times(CLASS)
     }
 
     /// As [`SlabPool::flush_thread_cache`].

@@ -1,0 +1,110 @@
+//! [`WaitTimes`]: how long callers waited for memory.
+//!
+//! Kept under the mutex that every wait takes anyway, so that it costs the fast path nothing and
+//! those who wait one look at the clock when they begin and one when they end.
+
+use std::time::Instant;
+
+/// Waits by how long they took, of one size class: a histogram with fixed bounds.
+///
+/// Counts every wait that has ended, whether its caller got a chunk or gave up (dropped the
+/// future), since the pool was built: who gives up after a second has waited that second.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// # use slab_core::{SizeClasses, SlabPool};
+/// let classes = SizeClasses::explicit(&[65536])?;
+/// let pool = SlabPool::builder().size_classes(classes).max_memory(256 << 10).build()?;
+/// let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+/// let (chunk, ()) = tokio::join!(pool.alloc(65536), async { drop(all.pop()) });
+/// let times = pool.wait_times(0).expect("there is a class");
+/// assert_eq!(times.count(), 1);
+/// assert_eq!(times.counts().iter().sum::<u64>(), 1);
+/// assert!(times.sum_nanos() > 0);
+/// # drop(chunk);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WaitTimes {
+    counts: [u64; Self::BOUNDS_NANOS.len() + 1],
+    sum_nanos: u64,
+}
+
+impl WaitTimes {
+    /// The upper bounds of the buckets but the last, which has none, in nanoseconds; a wait of
+    /// exactly a bound lies below it. From 10 microseconds to 10 seconds.
+    pub const BOUNDS_NANOS: [u64; 13] = [
+        10_000,
+        50_000,
+        100_000,
+        500_000,
+        1_000_000,
+        5_000_000,
+        10_000_000,
+        50_000_000,
+        100_000_000,
+        500_000_000,
+        1_000_000_000,
+        5_000_000_000,
+        10_000_000_000,
+    ];
+
+    /// How many waits lie in each bucket; not cumulative. The last counts those above all bounds.
+    #[must_use]
+    pub fn counts(&self) -> &[u64; Self::BOUNDS_NANOS.len() + 1] {
+        &self.counts
+    }
+
+    /// How many waits there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// All of them together, in nanoseconds; more than 584 years of waiting are 584 years.
+    #[must_use]
+    pub fn sum_nanos(&self) -> u64 {
+        self.sum_nanos
+    }
+
+    pub(crate) fn add(&mut self, nanos: u64) {
+        let bucket = Self::BOUNDS_NANOS.partition_point(|&bound| bound < nanos);
+        self.counts[bucket] += 1;
+        self.sum_nanos = self.sum_nanos.saturating_add(nanos);
+    }
+}
+
+/// When a wait began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Began(Instant);
+
+impl Began {
+    pub(crate) fn now() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Counts the wait, which ends now.
+    pub(crate) fn end(self, times: &mut WaitTimes) {
+        times.add(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_wait_lies_in_the_bucket_that_its_bound_says() {
+        let mut times = WaitTimes::default();
+        let [first, .., last] = WaitTimes::BOUNDS_NANOS;
+        for nanos in [0, first, first + 1, last, last + 1, u64::MAX] {
+            times.add(nanos);
+        }
+        let counts = times.counts();
+        assert_eq!((counts[0], counts[1]), (2, 1));
+        assert_eq!((counts[12], counts[13]), (1, 2));
+        assert_eq!((times.count(), times.sum_nanos()), (6, u64::MAX));
+        assert!(WaitTimes::BOUNDS_NANOS.is_sorted());
+    }
+}
