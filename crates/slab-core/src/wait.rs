@@ -265,8 +265,7 @@ impl Inner {
 pub struct Alloc<'a> {
     pool: &'a SlabPool,
     len: usize,
-    /// The class, and the place in its queue.
-    waits: Option<(u8, Ticket)>,
+    waits: Option<Turn>,
     call_site: CallSite,
 }
 
@@ -329,8 +328,8 @@ impl Drop for Alloc<'_> {
     fn drop(&mut self) {
         if let Some(turn) = self.waits.take()
             && let Some(unit) = self.pool.inner().cancel(&turn)
-            let class = turn.class;
         {
+            let class = turn.class;
             // As if it had been, so that freeing it is what it is for any chunk.
             self.pool.inner().handed_out(class, unit, self.call_site);
             // SAFETY: the unit was set aside for this future, which has not handed it out.
