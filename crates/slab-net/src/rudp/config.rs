@@ -15,6 +15,9 @@ const MAX_MTU: usize = 65507;
 const MAX_WINDOW: u32 = 32768;
 
 /// How a session sends when the network, rather than the peer's window, is the limit.
+///
+/// With any but [`Off`](Self::Off) it is paced as well: what the window allows is spread over the
+/// round trip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Congestion {
@@ -24,6 +27,8 @@ pub enum Congestion {
     /// Slow start, then one segment more a round trip, half after a loss: KCP's own, which is
     /// Reno's (`nc` = 0).
     Reno,
+    /// CUBIC (RFC 9438): seven tenths after a loss, then fast back to where it was.
+    Cubic,
 }
 
 /// The configuration of a [`Session`](super::Session).

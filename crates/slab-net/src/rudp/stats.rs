@@ -23,6 +23,8 @@ pub struct RudpStats {
     pub received_segments: u64,
     /// Segments sent again because no acknowledgement came in time.
     pub retransmits_timeout: u64,
+    /// Segments sent again to hear of the last ones sooner than by a time-out.
+    pub retransmits_tail: u64,
     /// Segments sent again because later ones were acknowledged.
     pub retransmits_fast: u64,
     /// Retransmissions that were not needed, as an acknowledgement of an earlier one showed.
@@ -68,6 +70,7 @@ impl AddAssign<&Self> for RudpStats {
             (&mut self.received_bytes, other.received_bytes),
             (&mut self.received_segments, other.received_segments),
             (&mut self.retransmits_timeout, other.retransmits_timeout),
+            (&mut self.retransmits_tail, other.retransmits_tail),
             (&mut self.retransmits_fast, other.retransmits_fast),
             (&mut self.retransmits_spurious, other.retransmits_spurious),
             (&mut self.duplicates, other.duplicates),

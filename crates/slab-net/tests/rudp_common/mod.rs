@@ -169,7 +169,7 @@ impl World {
             .nodelay(random.chance(600))
             .interval(Duration::from_millis(random.pick(&[10, 40, 100])))
             .fast_resend(random.pick(&[0, 2, 5]))
-            .congestion(random.pick(&[Congestion::Off, Congestion::Reno]))
+            .congestion(random.pick(&[Congestion::Off, Congestion::Reno, Congestion::Cubic]))
             .dead_link(1000)
             .keepalive(Duration::from_secs(15), Duration::from_secs(100_000))
             .unproved_timeout(Duration::from_secs(100_000))

@@ -4,9 +4,9 @@ use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
-use super::congestion::CongestionControl;
+use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted};
-use super::recovery::Verdict;
+use super::recovery::{INITIAL_RTO, Verdict};
 use super::send::{Cause, State};
 use super::sn::{before, diff};
 use super::{MAX_FRAGMENTS, Phase, Session};
@@ -19,6 +19,9 @@ use core::time::Duration;
 /// largest window.
 const FAR: i32 = 65536;
 
+/// The round trip is asked for no more often than this where the window does not grow.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
 /// What the segments of one datagram say together.
 #[derive(Default)]
 struct Digest {
@@ -26,6 +29,8 @@ struct Digest {
     /// Number and round-trip time of the latest transmission acknowledged.
     sample: Option<(u64, Duration)>,
     acknowledged: u32,
+    /// Segments outstanding before.
+    outstanding: u32,
 }
 
 impl Session {
@@ -54,7 +59,7 @@ impl Session {
 
     fn handle(&mut self, datagram: Packet, batch: &mut BatchBuffer) -> Result<(), Rejection> {
         if let Err(rejection) = self.check(&datagram) {
-            self.stats.rejected[rejection as usize] += 1;
+            self.stats.reject(rejection);
             return Err(rejection);
         }
         self.stats.received_datagrams += 1;
@@ -120,7 +125,10 @@ impl Session {
     }
 
     fn apply(&mut self, mut datagram: Packet, batch: &mut BatchBuffer) {
-        let mut digest = Digest::default();
+        let mut digest = Digest {
+            outstanding: self.send.outstanding(),
+            ..Digest::default()
+        };
         // Where the part of the datagram that is left began.
         let mut cut = 0;
         let mut at = 0;
@@ -148,6 +156,7 @@ impl Session {
                 }
                 Command::TellWindow => {
                     self.peer.answered = true;
+                    self.peer.answered_after = self.peer.asked_at.map(|at| self.now.since(at));
                     if header.ts == self.token {
                         self.peer.is_ours = true;
                         let most = header.sn.min(MAX_FRAGMENTS);
@@ -187,11 +196,15 @@ impl Session {
         let rtt = Duration::from_micros(self.ts().wrapping_sub(header.ts).into());
         if header.ts == slot.last_ts {
             self.recovery.arrived(slot.serial);
+            if slot.cause == Cause::Tail {
+                // It was the one that arrived: what it repaired was a loss (RFC 8985, 7.4).
+                self.reduce(slot.serial);
+            }
             if digest.sample.is_none_or(|(serial, _)| serial < slot.serial) {
                 digest.sample = Some((slot.serial, rtt));
             }
         } else {
-            if !slot.doubled {
+            if !slot.doubled && slot.cause != Cause::Tail {
                 self.stats.retransmits_spurious += 1;
                 self.recovery.spurious(slot.serial, self.send.serial());
             }
@@ -279,13 +292,33 @@ impl Session {
         if let Some((_, rtt)) = digest.sample {
             self.recovery.sample(rtt);
         }
+        self.measure_window();
         if acknowledged > 0 {
             self.recovery.progress();
-            let limit = self.window_limit();
-            self.control.acknowledged(acknowledged, limit);
+            self.tail_probed = None;
+            self.control.acknowledged(&Progress {
+                segments: acknowledged,
+                outstanding: digest.outstanding,
+                limit: self.window_limit(),
+                now: self.now,
+                rtt: self.recovery.srtt().unwrap_or_default(),
+            });
             self.find_losses();
         }
         self.finish_if_sent();
+    }
+
+    /// Lets the receive window follow what the path carries.
+    fn measure_window(&mut self) {
+        let asked = self.peer.answered_after.unwrap_or_default();
+        let rtt = self.recovery.srtt().unwrap_or_default().max(asked);
+        let rtt = if rtt.is_zero() { INITIAL_RTO } else { rtt };
+        let slow = self.receive.measure(self.now, rtt);
+        let again = |at| self.now.since(at) >= ASK_AGAIN;
+        if slow && self.peer.asked_at.is_none_or(again) {
+            // One that only receives has no other measure of the round trip.
+            self.ask = true;
+        }
     }
 
     fn on_window(&mut self, una: u32, window: u32) {
@@ -328,15 +361,20 @@ impl Session {
                 }
                 Verdict::Lost => {
                     self.recovery.lost();
-                    if slot.serial > self.reduced_at {
-                        self.reduced_at = self.send.serial();
-                        self.control.lost(self.send.outstanding());
-                    }
+                    self.reduce(slot.serial);
                     if !self.lose(sn, Cause::Fast) {
                         return;
                     }
                 }
             }
+        }
+    }
+
+    /// A transmission was lost: tells the congestion control, once a round trip.
+    fn reduce(&mut self, serial: u64) {
+        if serial > self.reduced_at {
+            self.reduced_at = self.send.serial();
+            self.control.lost(self.send.outstanding());
         }
     }
 

@@ -10,12 +10,14 @@
 //! | `send`, `blocks` | what is to be sent or on its way, and the memory it lies in |
 //! | `recovery`, `congestion` | what is lost, and how much may be on its way |
 //! | `ack` | acknowledgements that are owed |
+//! | `counts` | what happened so far |
 //! | `sn` | sequence numbers, and the rings they index |
 
 mod ack;
 mod application;
 mod blocks;
 mod congestion;
+mod counts;
 mod input;
 mod output;
 mod receive;
@@ -34,12 +36,14 @@ use super::time::Time;
 use crate::packet::PacketPool;
 use ack::Acks;
 use blocks::Blocks;
-use congestion::Control;
+use congestion::{Control, Pacer};
 use core::fmt;
 use core::time::Duration;
+use counts::Counts;
 use receive::ReceiveQueue;
 use recovery::Recovery;
 use send::SendQueue;
+use std::sync::Arc;
 
 /// A message has at most so many segments, whatever the windows: some implementations take the
 /// number 255 for -1.
@@ -85,13 +89,17 @@ const MAX_FRAGMENTS: u32 = 255;
 /// ```
 pub struct Session {
     conv: u32,
-    config: SessionConfig,
+    /// Shared by the sessions of an endpoint.
+    config: Arc<SessionConfig>,
     pool: PacketPool,
     now: Time,
     send: SendQueue,
     receive: ReceiveQueue,
     recovery: Recovery,
     control: Control,
+    pacer: Pacer,
+    /// Segments a microsecond, if they are paced.
+    rate: Option<f64>,
     acks: Acks,
     peer: Peer,
     path: Path,
@@ -111,11 +119,13 @@ pub struct Session {
     reduced_at: u64,
     /// When a segment is found lost unless something arrives.
     loss_at: Option<Time>,
+    /// The last transmission there was when the tail was sent again.
+    tail_probed: Option<u64>,
     probe: Option<(Time, Duration)>,
     keepalive_at: Time,
     last_received: Time,
     phase: Phase,
-    stats: RudpStats,
+    stats: Counts,
 }
 
 /// Who opened the session.
@@ -140,6 +150,9 @@ struct Peer {
     told: bool,
     /// Has it answered a WASK?
     answered: bool,
+    /// When the last WASK was sent, and how long its answer took.
+    asked_at: Option<Time>,
+    answered_after: Option<Duration>,
     /// The `ts` of its last WASK: what our WINS and our close notice carry.
     token: u32,
     has_token: bool,
@@ -193,7 +206,8 @@ impl Session {
         random: u64,
         now: Time,
     ) -> Option<Self> {
-        Self::open_at(conv, config, side, pool, budget, random, now, (0, 0))
+        let config = Arc::new(*config);
+        Self::open_shared(conv, config, side, pool, budget, random, now, (0, 0))
     }
 
     /// As [`open`](Self::open), with other first sequence numbers than KCP's 0: for tests of what
@@ -209,6 +223,21 @@ impl Session {
         budget: &MemoryBudget,
         random: u64,
         now: Time,
+        first: (u32, u32),
+    ) -> Option<Self> {
+        let config = Arc::new(*config);
+        Self::open_shared(conv, config, side, pool, budget, random, now, first)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "as above")]
+    pub(in super::super) fn open_shared(
+        conv: u32,
+        config: Arc<SessionConfig>,
+        side: Side,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+        random: u64,
+        now: Time,
         (first_sent, first_received): (u32, u32),
     ) -> Option<Self> {
         if let Err(error) = config.validate() {
@@ -217,7 +246,7 @@ impl Session {
         let mut receive = ReceiveQueue::new(
             first_received,
             (DEFAULT_WINDOW, config.recv_window),
-            slot_bytes(config, pool),
+            slot_bytes(&config, pool),
             budget.account(),
         )?;
         receive.set_grows(side == Side::Client);
@@ -225,20 +254,23 @@ impl Session {
         let limit = (config.send_window * 2).max(MAX_FRAGMENTS + 1);
         Some(Self {
             conv,
-            config: *config,
             pool: pool.clone(),
             now,
             send: SendQueue::new(first_sent, limit, Blocks::new(budget.account())),
             told_edge: first_received.wrapping_add(DEFAULT_WINDOW.min(receive.window())),
             receive,
-            recovery: Recovery::new(config),
+            recovery: Recovery::new(&config),
             control: Control::new(config.congestion),
+            pacer: Pacer::new(now),
+            rate: None,
             acks: Acks::new(config.ack_delay(), config.recv_window as usize),
             peer: Peer {
                 edge: first_sent.wrapping_add(DEFAULT_WINDOW),
                 largest_window: DEFAULT_WINDOW,
                 told: false,
                 answered: false,
+                asked_at: None,
+                answered_after: None,
                 token: 0,
                 has_token: false,
                 is_ours: false,
@@ -256,11 +288,13 @@ impl Session {
             notify: false,
             reduced_at: 0,
             loss_at: None,
+            tail_probed: None,
             probe: None,
             keepalive_at: now + config.keepalive,
             last_received: now,
             phase: Phase::Open,
-            stats: RudpStats::default(),
+            config,
+            stats: Counts::default(),
         })
     }
 
@@ -386,11 +420,7 @@ impl Session {
     /// What it did so far.
     #[must_use]
     pub fn stats(&self) -> RudpStats {
-        RudpStats {
-            copied_segments: self.receive.copied,
-            window_refused: self.receive.refused,
-            ..self.stats
-        }
+        self.stats.snapshot(&self.receive)
     }
 
     /// The clock never goes back.

@@ -98,6 +98,10 @@ impl Session {
     ) -> Option<Outgoing<'a>> {
         assert!(scratch.len() >= self.config.mtu, "scratch below the MTU");
         self.advance(now);
+        self.rate = self.control.rate(self.recovery.srtt());
+        if let Some(rate) = self.rate {
+            self.pacer.fill(self.now, rate);
+        }
         let control = self.write_control(scratch);
         let outgoing = if control > 0 {
             let filled = self.fill_up(scratch, control);
@@ -184,6 +188,7 @@ impl Session {
         }
         if self.ask && room {
             self.ask = false;
+            self.peer.asked_at = Some(self.now);
             self.stats.probes += 1;
             if !self.peer.answered {
                 self.ask_again();
@@ -226,10 +231,27 @@ impl Session {
 
     /// The segment to be sent next: one that was lost, or a new one if the windows allow it.
     fn next_segment(&self) -> Option<u32> {
+        if self.rate.is_some() && !self.pacer.allows() {
+            return None;
+        }
+        self.wanted_segment()
+    }
+
+    /// As [`next_segment`](Self::next_segment), but for pacing.
+    fn wanted_segment(&self) -> Option<u32> {
         if self.allowance() < HEADER_BYTES {
             return None;
         }
         self.send.lost_front().or_else(|| self.new_segment(0))
+    }
+
+    /// When a segment may go that only waits for its pace.
+    pub(super) fn paced_until(&self) -> Option<Time> {
+        let rate = self.rate?;
+        if self.pacer.allows() {
+            return None;
+        }
+        self.wanted_segment().map(|_| self.pacer.next(rate))
     }
 
     /// The segment `ahead` of the next one that was never sent, if it may be sent.
@@ -264,6 +286,10 @@ impl Session {
             Cause::New => self.acks.data_sent(self.now),
             Cause::Fast => self.stats.retransmits_fast += 1,
             Cause::Timeout => self.stats.retransmits_timeout += 1,
+            Cause::Tail => self.stats.retransmits_tail += 1,
+        }
+        if self.rate.is_some() {
+            self.pacer.take();
         }
         if slot.cause == Cause::Fast && !slot.doubled && self.is_held_up() {
             self.send.double(sn);

@@ -15,13 +15,21 @@
 //! Where the reserve is used up, a segment is copied into a chunk of its own size. The slots that
 //! a buffer has are promised anew once all of its segments are read and it is gone; until then
 //! those of the segments already read are `deferred`.
+//!
+//! The window follows the product of bandwidth and delay, within the budget: it is doubled when a
+//! window of segments has come within two round trips, as then it may be what limits the peer, and
+//! left as it is when they took longer (after dynamic right-sizing, Fisk and Feng 2001).
 
 use super::super::budget::Account;
+use super::super::time::Time;
 use super::sn::{Ring, before, diff};
 use crate::packet::{Packet, PacketPool};
+use core::time::Duration;
 
 /// The reserve for buffers larger than the slots of their segments: a fourth of the window's.
 const RESERVE: usize = 4;
+/// A round trip is taken to be no shorter: below, the tasks at both ends are what takes the time.
+const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(5);
 /// Charged to the segment itself.
 const OWN: u32 = u32::MAX;
 
@@ -86,8 +94,9 @@ pub(super) struct ReceiveQueue {
     deferred: u32,
     /// Messages that are here in full, and in order.
     complete: u32,
-    /// New segments since the window last grew.
-    since_growth: u32,
+    /// New segments of this measurement, and since when.
+    measured: u32,
+    measured_since: Option<Time>,
     /// May the window grow with the traffic, or only for a message that would not fit otherwise?
     grows: bool,
     slot: usize,
@@ -123,7 +132,8 @@ impl ReceiveQueue {
             extra: 0,
             deferred: 0,
             complete: 0,
-            since_growth: 0,
+            measured: 0,
+            measured_since: None,
             grows: true,
             slot,
             charged: 0,
@@ -196,8 +206,6 @@ impl ReceiveQueue {
             return false;
         }
         let more = reservation(larger, self.slot) - reservation(self.window, self.slot);
-        // Try again after another window, not with each segment.
-        self.since_growth = 0;
         if !self.account.reserve(more) {
             self.refused += 1;
             return false;
@@ -237,16 +245,36 @@ impl ReceiveQueue {
             return Inserted::NoMemory;
         };
         *self.ring.at_mut(sn) = Some(held);
-        self.since_growth += 1;
+        self.measured += 1;
         self.check();
         if sn != self.next {
             return Inserted::OutOfOrder;
         }
         self.advance();
-        if (self.grows && self.since_growth >= self.window) || self.is_stuck() {
+        if self.is_stuck() {
             self.grow();
         }
         Inserted::InOrder
+    }
+
+    /// To be called after segments were taken: whether the peer fills the window within two round
+    /// trips of `rtt`, which lets it grow. `true` if a window came that took longer, as a round trip
+    /// may by now.
+    pub(super) fn measure(&mut self, now: Time, rtt: Duration) -> bool {
+        if self.measured == 0 {
+            return false;
+        }
+        let since = *self.measured_since.get_or_insert(now);
+        if self.measured < self.window {
+            return false;
+        }
+        let took = now.since(since);
+        (self.measured, self.measured_since) = (0, None);
+        let fast = took <= 2 * rtt.max(SHORTEST_ROUND_TRIP);
+        if fast && self.grows {
+            self.grow();
+        }
+        !fast
     }
 
     /// Moves `next` over what is here.

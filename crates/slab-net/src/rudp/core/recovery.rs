@@ -10,7 +10,7 @@ use super::super::config::SessionConfig;
 use super::super::time::Time;
 use core::time::Duration;
 
-const INITIAL_RTO: Duration = Duration::from_millis(200);
+pub(super) const INITIAL_RTO: Duration = Duration::from_millis(200);
 const MIN_RTO: Duration = Duration::from_millis(100);
 const MIN_RTO_NODELAY: Duration = Duration::from_millis(30);
 const MAX_RTO: Duration = Duration::from_secs(60);
@@ -109,6 +109,11 @@ impl Recovery {
     /// Something was acknowledged that was not before.
     pub(super) fn progress(&mut self) {
         self.backoff = 0;
+    }
+
+    /// Has a time-out gone by since?
+    pub(super) fn is_backing_off(&self) -> bool {
+        self.backoff > 0
     }
 
     /// A time-out went by.

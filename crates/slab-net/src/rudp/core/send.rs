@@ -34,6 +34,8 @@ pub(super) enum Cause {
     Fast,
     /// Nothing has.
     Timeout,
+    /// To hear of the last ones: a tail-loss probe.
+    Tail,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -95,6 +97,10 @@ impl List {
 
     fn front(&self) -> Option<u32> {
         (self.len > 0).then_some(self.head)
+    }
+
+    fn back(&self) -> Option<u32> {
+        (self.len > 0).then_some(self.tail)
     }
 }
 
@@ -215,6 +221,11 @@ impl SendQueue {
     /// The segment in flight that was sent before all others in flight.
     pub(super) fn oldest(&self) -> Option<u32> {
         self.flight.front()
+    }
+
+    /// The segment in flight that was sent after all others in flight.
+    pub(super) fn newest(&self) -> Option<u32> {
+        self.flight.back()
     }
 
     /// The number of the last transmission.

@@ -33,7 +33,9 @@ impl Session {
             Some(idle.min(self.keepalive_at)),
             self.acks.due(),
             self.overdue_at(),
+            self.tail_at(),
             self.loss_at,
+            self.paced_until(),
             self.probe.map(|(at, _)| at),
         ];
         times.into_iter().flatten().min()
@@ -59,6 +61,27 @@ impl Session {
         }
         let oldest = self.send.slot(self.send.oldest()?);
         Some(oldest.sent_at + self.recovery.timeout())
+    }
+
+    /// When the last segment sent is sent again, so that its acknowledgement tells what became of
+    /// the others: the tail-loss probe of RFC 8985, section 7. Once, until something is acknowledged,
+    /// and only where it comes before the time-out.
+    fn tail_at(&self) -> Option<Time> {
+        if self.loss_at.is_some() || self.tail_probed.is_some() || self.recovery.is_backing_off() {
+            return None;
+        }
+        if self.send.lost_front().is_some() || self.allowance() < HEADER_BYTES {
+            return None;
+        }
+        let newest = self.send.slot(self.send.newest()?);
+        // How long the peer may keep an acknowledgement back.
+        let held_back = if self.peer.is_ours {
+            self.config.ack_delay()
+        } else {
+            self.config.interval
+        };
+        let wait = self.recovery.srtt()? * 2 + held_back;
+        (wait < self.recovery.timeout()).then_some(newest.sent_at + wait)
     }
 
     /// Does what is due. [`poll_transmit`](Self::poll_transmit) has to follow.
@@ -100,6 +123,11 @@ impl Session {
         }
         if self.overdue_at().is_some_and(|at| at <= now) {
             self.time_out();
+        } else if self.tail_at().is_some_and(|at| at <= now)
+            && let Some(sn) = self.send.newest()
+        {
+            self.tail_probed = Some(self.send.serial());
+            self.lose(sn, Cause::Tail);
         }
     }
 

@@ -4,6 +4,7 @@ use super::super::config::{SessionConfig, SessionConfigError};
 use crate::packet::PacketPool;
 use crate::udp::{BindError, UdpReceiver};
 use core::fmt;
+use std::sync::Arc;
 
 /// The configuration of an [`Endpoint`](super::Endpoint).
 ///
@@ -16,7 +17,7 @@ use core::fmt;
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct EndpointConfig {
-    pub(super) session: SessionConfig,
+    pub(super) session: Arc<SessionConfig>,
     pub(super) max_sessions: usize,
     pub(super) max_half_open: usize,
     pub(super) max_half_open_per_prefix: usize,
@@ -35,7 +36,7 @@ impl EndpointConfig {
     /// The defaults, for sessions of this configuration.
     pub fn new(session: SessionConfig) -> Self {
         Self {
-            session,
+            session: Arc::new(session),
             max_sessions: 4096,
             max_half_open: 1024,
             max_half_open_per_prefix: 128,

@@ -128,14 +128,15 @@ impl Shared {
         conv: u32,
         side: Side,
     ) -> Result<Arc<Link>, OpenError> {
-        let session = Session::open(
+        let session = Session::open_shared(
             conv,
-            &self.config.session,
+            Arc::clone(&self.config.session),
             side,
             &self.pool,
             &self.budget,
             self.random(),
             self.now(),
+            (0, 0),
         );
         let Some(session) = session else {
             table.stats.refused_memory += 1;

@@ -4,6 +4,7 @@ use super::super::super::budget::MemoryBudget;
 use super::*;
 
 const SLOT: usize = 1536;
+const RTT: Duration = Duration::from_millis(20);
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(8 << 20).build().unwrap()
@@ -50,6 +51,7 @@ fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     let (mut queue, _budget) = queue(4, 16);
     for sn in 0..100 {
         assert_eq!(put(&mut queue, sn, 0, &pool), Inserted::InOrder);
+        queue.measure(Time::ZERO, RTT);
         queue.pop();
     }
     assert_eq!(queue.window(), 16);
@@ -58,11 +60,38 @@ fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     let mut queue = ReceiveQueue::new(0, (4, 16), SLOT, tight.account()).unwrap();
     for sn in 0..100 {
         put(&mut queue, sn, 0, &pool);
+        queue.measure(Time::ZERO, RTT);
         queue.pop();
     }
     assert_eq!(queue.window(), 4);
     assert!(queue.refused > 0);
     assert!(ReceiveQueue::new(0, (1, 1), SLOT, tight.account()).is_none());
+}
+
+/// 1000 segments a second with a round trip of 20 ms are 20 on the way.
+#[test]
+fn a_window_follows_bandwidth_times_delay() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(4, 1024);
+    let mut now = Time::ZERO;
+    for sn in 0..10_000 {
+        now = now + Duration::from_millis(1);
+        put(&mut queue, sn, 0, &pool);
+        queue.measure(now, RTT);
+        queue.pop();
+    }
+    assert_eq!(
+        queue.window(),
+        64,
+        "more than 20, less than four times that"
+    );
+    for sn in 10_000..20_000 {
+        now = now + Duration::from_micros(100);
+        put(&mut queue, sn, 0, &pool);
+        queue.measure(now, RTT);
+        queue.pop();
+    }
+    assert_eq!(queue.window(), 512);
 }
 
 #[test]

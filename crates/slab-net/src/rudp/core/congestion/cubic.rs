@@ -1,0 +1,215 @@
+//! CUBIC, RFC 9438, in segments.
+//!
+//! After a reduction the window follows `C (t - K)^3 + W_max`: fast back towards where the loss was,
+//! slowly past it, then fast again. Where Reno would have the larger window, which is where round
+//! trips are short, it is Reno's. Section numbers are those of the RFC.
+
+use super::{CongestionControl, Progress, THRESHOLD_MIN, WINDOW_INITIAL};
+use crate::rudp::Time;
+
+/// How steep the curve is, in segments a second cubed (5.1).
+const C: f64 = 0.4;
+/// What is left of the window after a loss (4.6).
+const BETA: f64 = 0.7;
+/// What Reno would have to add each window to be as fast with that factor (4.3).
+const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
+
+#[derive(Debug)]
+pub(in super::super) struct Cubic {
+    /// `cwnd`.
+    window: f64,
+    /// `ssthresh`.
+    threshold: f64,
+    /// The window at the last reduction, or less of it (4.7).
+    largest: f64,
+    /// The window just before the last reduction.
+    prior: f64,
+    /// `W_est`: what Reno would have.
+    reno: f64,
+    /// Since when it has been in congestion avoidance, and `K`, in seconds.
+    epoch: Option<(Time, f64)>,
+    /// The last progress, to leave out of the epoch what was idle (5.8).
+    last: Option<Time>,
+}
+
+impl Default for Cubic {
+    fn default() -> Self {
+        Self {
+            window: WINDOW_INITIAL.into(),
+            threshold: f64::INFINITY,
+            largest: 0.0,
+            prior: 0.0,
+            reno: 0.0,
+            epoch: None,
+            last: None,
+        }
+    }
+}
+
+impl Cubic {
+    /// 4.2 to 4.5, for each segment acknowledged.
+    fn avoid(&mut self, progress: &Progress) {
+        let segments = f64::from(progress.segments);
+        let (start, k) = *self.epoch.get_or_insert_with(|| {
+            // No reduction before, or a time-out: the curve begins here (4.8).
+            self.largest = self.largest.max(self.window);
+            self.reno = self.window;
+            let k = ((self.largest - self.window) / C).cbrt();
+            (progress.now, k)
+        });
+        let elapsed = progress.now.since(start).as_secs_f64();
+        let curve = |t: f64| C * (t - k).powi(3) + self.largest;
+        let alpha = if self.reno < self.prior { ALPHA } else { 1.0 };
+        self.reno += alpha * segments / self.window;
+        if curve(elapsed) < self.reno {
+            self.window = self.window.max(self.reno);
+        } else {
+            let target = curve(elapsed + progress.rtt.as_secs_f64());
+            let target = target.clamp(self.window, 1.5 * self.window);
+            self.window += (target - self.window) / self.window * segments;
+        }
+    }
+}
+
+impl CongestionControl for Cubic {
+    fn window(&self) -> u32 {
+        (self.window as u32).max(1)
+    }
+
+    fn is_starting(&self) -> bool {
+        self.window < self.threshold
+    }
+
+    fn acknowledged(&mut self, progress: &Progress) {
+        let idle = self.last.replace(progress.now);
+        if !progress.fills(self.window()) {
+            if let (Some((start, _)), Some(last)) = (&mut self.epoch, idle) {
+                *start = (*start + progress.now.since(last)).min(progress.now);
+            }
+        } else if self.is_starting() {
+            self.window = (self.window + f64::from(progress.segments)).min(self.threshold);
+        } else {
+            self.avoid(progress);
+        }
+        self.window = self.window.min(f64::from(progress.limit.max(1)));
+    }
+
+    fn lost(&mut self, outstanding: u32) {
+        self.prior = self.window;
+        // Fast convergence: the path has less room than before (4.7).
+        self.largest = if self.window < self.largest {
+            self.window * (1.0 + BETA) / 2.0
+        } else {
+            self.window
+        };
+        let flight = f64::from(outstanding).min(self.window);
+        self.threshold = (flight * BETA).max(THRESHOLD_MIN.into());
+        self.window = self.threshold;
+        self.epoch = None;
+    }
+
+    fn timed_out(&mut self) {
+        self.prior = self.window;
+        self.threshold = (self.window * BETA).max(THRESHOLD_MIN.into());
+        self.window = 1.0;
+        self.largest = 0.0;
+        self.epoch = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+
+    const RTT: Duration = Duration::from_millis(100);
+
+    /// Round trips of full windows; the window after each.
+    fn run(cubic: &mut Cubic, now: &mut Time, rounds: u32) -> Vec<u32> {
+        let round = |_| {
+            *now = *now + RTT;
+            let window = cubic.window();
+            for _ in 0..window {
+                cubic.acknowledged(&Progress {
+                    segments: 1,
+                    outstanding: window,
+                    limit: 100_000,
+                    now: *now,
+                    rtt: RTT,
+                });
+            }
+            cubic.window()
+        };
+        (0..rounds).map(round).collect()
+    }
+
+    #[test]
+    fn it_doubles_until_the_first_loss_and_keeps_seven_tenths() {
+        let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
+        assert_eq!(run(&mut cubic, &mut now, 3), [20, 40, 80]);
+        assert!(cubic.is_starting());
+        cubic.lost(80);
+        assert_eq!(cubic.window(), 56);
+        assert!(!cubic.is_starting());
+    }
+
+    /// The curve of the RFC: `K` seconds after a loss it is where the loss was.
+    #[test]
+    fn it_is_back_where_the_loss_was_after_k() {
+        let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
+        cubic.window = 1000.0;
+        cubic.lost(1000);
+        let k = (1000.0_f64 * (1.0 - BETA) / C).cbrt();
+        let rounds = (k / RTT.as_secs_f64()) as u32;
+        let windows = run(&mut cubic, &mut now, rounds);
+        // Concave: most of the way in the first half.
+        assert!(windows[rounds as usize / 2] > 950, "{windows:?}");
+        let last = windows[rounds as usize - 1];
+        assert!((980..=1005).contains(&last), "{last} after {k} seconds");
+        // And past it faster and faster.
+        let more = run(&mut cubic, &mut now, rounds);
+        assert!(more[rounds as usize - 1] > 1250, "{more:?}");
+    }
+
+    #[test]
+    fn it_is_no_slower_than_reno_where_windows_are_small() {
+        let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
+        cubic.window = 10.0;
+        cubic.lost(10);
+        let windows = run(&mut cubic, &mut now, 6);
+        assert!(windows[5] >= 9, "{windows:?}");
+    }
+
+    #[test]
+    fn a_second_loss_below_the_first_makes_room_for_others() {
+        let mut cubic = Cubic {
+            window: 100.0,
+            ..Cubic::default()
+        };
+        cubic.lost(100);
+        assert_eq!(cubic.largest, 100.0);
+        cubic.lost(70);
+        assert!((cubic.largest - 59.5).abs() < 1e-9, "{}", cubic.largest);
+        cubic.timed_out();
+        assert_eq!((cubic.window(), cubic.threshold as u32), (1, 34));
+    }
+
+    #[test]
+    fn idle_time_is_not_part_of_the_curve() {
+        let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
+        cubic.window = 100.0;
+        cubic.lost(100);
+        run(&mut cubic, &mut now, 2);
+        let before = cubic.window();
+        now = now + Duration::from_secs(60);
+        cubic.acknowledged(&Progress {
+            segments: 1,
+            outstanding: 1,
+            limit: 100_000,
+            now,
+            rtt: RTT,
+        });
+        let after = run(&mut cubic, &mut now, 1)[0];
+        assert!(after <= before + 10, "{before} to {after}");
+    }
+}

@@ -1,0 +1,110 @@
+//! RFC 5681 in segments.
+
+use super::{CongestionControl, Progress, THRESHOLD_MIN, WINDOW_INITIAL};
+
+/// Slow start up to a threshold, then one segment a window; half of what was outstanding after a
+/// loss; one segment after a time-out.
+#[derive(Debug)]
+pub(in super::super) struct Reno {
+    window: u32,
+    threshold: u32,
+    /// Acknowledged since the window last grew, above the threshold.
+    credit: u32,
+}
+
+impl Default for Reno {
+    fn default() -> Self {
+        Self {
+            window: WINDOW_INITIAL,
+            threshold: u32::MAX,
+            credit: 0,
+        }
+    }
+}
+
+impl CongestionControl for Reno {
+    fn window(&self) -> u32 {
+        self.window
+    }
+
+    fn is_starting(&self) -> bool {
+        self.window < self.threshold
+    }
+
+    fn acknowledged(&mut self, progress: &Progress) {
+        if progress.fills(self.window) {
+            let segments = progress.segments;
+            let started = self.threshold.saturating_sub(self.window).min(segments);
+            self.window += started;
+            self.credit += segments - started;
+            while self.credit >= self.window {
+                self.credit -= self.window;
+                self.window += 1;
+            }
+        }
+        self.window = self.window.min(progress.limit.max(1));
+    }
+
+    fn lost(&mut self, outstanding: u32) {
+        self.threshold = (outstanding / 2).max(THRESHOLD_MIN);
+        self.window = self.threshold;
+        self.credit = 0;
+    }
+
+    fn timed_out(&mut self) {
+        self.threshold = (self.window / 2).max(THRESHOLD_MIN);
+        self.window = 1;
+        self.credit = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rudp::Time;
+    use core::time::Duration;
+
+    fn acknowledge(reno: &mut Reno, segments: u32, limit: u32) {
+        reno.acknowledged(&Progress {
+            segments,
+            outstanding: reno.window,
+            limit,
+            now: Time::ZERO,
+            rtt: Duration::from_millis(1),
+        });
+    }
+
+    #[test]
+    fn it_starts_slowly_grows_by_one_a_window_and_halves() {
+        let mut reno = Reno {
+            window: 1,
+            threshold: 8,
+            credit: 0,
+        };
+        acknowledge(&mut reno, 7, 1000);
+        assert_eq!(reno.window(), 8);
+        acknowledge(&mut reno, 7, 1000);
+        assert_eq!(reno.window(), 8);
+        acknowledge(&mut reno, 1, 1000);
+        assert_eq!(reno.window(), 9);
+        acknowledge(&mut reno, 1000, 20);
+        assert_eq!(reno.window(), 20, "no larger than it can use");
+        reno.lost(20);
+        assert_eq!(reno.window(), 10);
+        reno.timed_out();
+        assert_eq!((reno.window(), reno.threshold), (1, 5));
+    }
+
+    #[test]
+    fn what_is_not_used_does_not_grow() {
+        let mut reno = Reno::default();
+        reno.acknowledged(&Progress {
+            segments: 2,
+            outstanding: 2,
+            limit: 100,
+            now: Time::ZERO,
+            rtt: Duration::from_millis(1),
+        });
+        assert_eq!(reno.window(), WINDOW_INITIAL);
+    }
+}
