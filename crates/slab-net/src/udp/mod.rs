@@ -38,15 +38,19 @@
 //! | `receiver`, `reader`, `slots` | the receive path: who waits, one call to the kernel, the buffers it writes to |
 //! | `batch`, `datagram` | what the receive path yields |
 //! | `sender`, `transmit`, `sink` | the send path: calls, what is sent and how it is cut, a `Sink` |
+//! | `bytes_mut`, `quinn` | for who needs a genuine `BytesMut`; a socket for quinn (feature `quinn`) |
 //! | `sys` | system calls and socket options |
 //! | `stats`, `episode` | counters; log events for drops, once an episode |
 //! | `error` | what can go wrong |
 
 mod batch;
 mod builder;
+mod bytes_mut;
 mod datagram;
 mod episode;
 mod error;
+#[cfg(feature = "quinn")]
+mod quinn;
 mod reader;
 mod receiver;
 mod sender;
@@ -60,9 +64,12 @@ mod transmit;
 
 pub use batch::{IntoBytes, IntoDatagrams, IntoPackets, Iter, PacketBatch};
 pub use builder::{Coalescing, UdpReceiverBuilder};
+pub use bytes_mut::BytesMutReceiver;
 pub use datagram::{Datagram, Ecn};
 pub(crate) use episode::DropEpisode;
 pub use error::{BindError, SendError, SendErrorKind};
+#[cfg(feature = "quinn")]
+pub use quinn::QuinnSocket;
 pub use receiver::UdpReceiver;
 pub use sender::UdpSender;
 pub use shard::Shard;

@@ -102,6 +102,10 @@ impl Reader {
         Ok(())
     }
 
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.slots.buffer_bytes()
+    }
+
     /// Nobody is left to ask for what is ready: counts it.
     pub(super) fn abandon(&mut self, counters: &ReceiveCounters) {
         let datagrams = self.ready.drain(..).map(|batch| batch.datagrams() as u64);

@@ -191,6 +191,16 @@ impl UdpReceiver {
         sys::refuse_arrivals(&self.socket.io)
     }
 
+    /// The socket, for another kind of receiver.
+    pub(super) fn socket(&self) -> &Arc<Socket> {
+        &self.socket
+    }
+
+    /// What the kernel gets of each buffer.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.reader.buffer_bytes()
+    }
+
     /// The address the socket is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {

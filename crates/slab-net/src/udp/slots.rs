@@ -27,6 +27,10 @@ impl Slots {
         }
     }
 
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes
+    }
+
     /// Allocates until there are `want` buffers or the pool has no more, and returns how many
     /// there are.
     ///

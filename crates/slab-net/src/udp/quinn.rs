@@ -1,0 +1,248 @@
+//! [`QuinnSocket`]: our socket under quinn 0.11.
+
+use super::batch::segments;
+use super::builder::Coalescing;
+use super::datagram::{Ecn, Metadata};
+use super::receiver::UdpReceiver;
+use super::sender::UdpSender;
+use super::socket::Socket;
+use super::stats::{ReceiveCounters, SocketMonitor};
+use super::sys::{MAX_BATCH, Received};
+use super::transmit::Transmit;
+use core::fmt;
+use quinn::udp::{EcnCodepoint, RecvMeta};
+use std::io::{self, IoSliceMut};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use tokio::io::Interest;
+
+/// What the kernel coalesces at most, in datagrams of 1200 bytes. quinn multiplies this by its
+/// largest datagram, which is never less than that, so that each of its buffers holds 64 KiB.
+const COALESCED: usize = (64_usize << 10).div_ceil(1200);
+
+/// A socket for [`quinn::Endpoint::new_with_abstract_socket`], from
+/// [`UdpReceiver::into_quinn`].
+///
+/// **What it gives**: the [counters](SocketMonitor) of every other socket here, with what the kernel
+/// dropped, and so its metrics; a datagram that was cut is dropped and counted, never taken for a
+/// whole one; segmentation offload that the system refuses is given up for good, by one log event;
+/// the options of [`UdpReceiverBuilder`](super::UdpReceiverBuilder), shards among them.
+///
+/// **What it does not give: pool memory on the receive path.** quinn owns the buffers that it
+/// receives to (32 of 64 KiB or more for each endpoint), and copies each datagram to a `BytesMut`
+/// before it looks at it: [`quinn_proto`]'s `Endpoint::handle` takes that very type, and no foreign
+/// memory can stand behind it. No cap of a pool holds for quinn's buffers, and no copy is saved. A
+/// server that feeds `quinn_proto` by itself can do without the copy: see
+/// [`BytesMutReceiver`](super::BytesMutReceiver).
+///
+/// [`quinn_proto`]: https://docs.rs/quinn-proto/0.11
+///
+/// ```no_run
+/// use quinn::{Endpoint, EndpointConfig, TokioRuntime};
+/// use slab_net::PacketPool;
+/// use slab_net::udp::UdpReceiver;
+/// use std::sync::Arc;
+///
+/// # fn server_config() -> quinn::ServerConfig { unimplemented!() }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// let socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?.into_quinn();
+/// let monitor = socket.monitor();
+/// let endpoint = Endpoint::new_with_abstract_socket(
+///     EndpointConfig::default(),
+///     Some(server_config()),
+///     Arc::new(socket),
+///     Arc::new(TokioRuntime),
+/// )?;
+/// # drop(endpoint);
+/// println!("{} datagrams", monitor.stats().received_datagrams);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct QuinnSocket {
+    socket: Arc<Socket>,
+    sender: UdpSender,
+    coalescing: Coalescing,
+}
+
+impl UdpReceiver {
+    /// Makes it a socket for quinn 0.11. What it has read and not been asked for is dropped and
+    /// counted as `closed`.
+    ///
+    /// Feature `quinn`.
+    #[must_use]
+    pub fn into_quinn(self) -> QuinnSocket {
+        QuinnSocket {
+            socket: Arc::clone(self.socket()),
+            sender: self.sender(),
+            coalescing: self.coalescing(),
+        }
+    }
+}
+
+impl QuinnSocket {
+    /// Reads the socket's counters while quinn uses it, and after it is gone.
+    #[must_use]
+    pub fn monitor(&self) -> SocketMonitor {
+        self.sender.monitor()
+    }
+
+    /// Tells quinn what was received, and counts it.
+    fn report(&self, received: &[Received], metas: &mut [RecvMeta]) {
+        let counters = &self.socket.counters.receive;
+        let (mut datagrams, mut bytes) = (0, 0);
+        for (received, meta) in received.iter().zip(metas) {
+            let count = segments(received.len, received.stride) as u64;
+            datagrams += count;
+            bytes += received.len as u64;
+            *meta = describe(received);
+            if received.meta.truncated {
+                add(&counters.truncated, count);
+                // An empty buffer is no datagram to quinn.
+                meta.len = 0;
+            }
+            if let Some(counted) = received.kernel_drops {
+                self.socket.counters.kernel.observe(counted);
+            }
+        }
+        self.count(counters, datagrams, bytes);
+    }
+
+    fn count(&self, counters: &ReceiveCounters, datagrams: u64, bytes: u64) {
+        add(&counters.datagrams, datagrams);
+        add(&counters.bytes, bytes);
+        add(&counters.calls, 1);
+    }
+}
+
+/// Nothing keeps others from calling `poll_recv` beside quinn's own task.
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+fn describe(received: &Received) -> RecvMeta {
+    RecvMeta {
+        addr: received.meta.source,
+        len: received.len,
+        stride: received.stride,
+        ecn: received.meta.ecn.map(|ecn| match ecn {
+            Ecn::Ect0 => EcnCodepoint::Ect0,
+            Ecn::Ect1 => EcnCodepoint::Ect1,
+            Ecn::Ce => EcnCodepoint::Ce,
+        }),
+        dst_ip: received.meta.destination,
+    }
+}
+
+impl quinn::AsyncUdpSocket for QuinnSocket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn quinn::UdpPoller>> {
+        Box::pin(Writable {
+            sender: self.sender.clone(),
+            waiting: None,
+        })
+    }
+
+    /// An error other than that it would block is that of one datagram, and its loss: QUIC sends
+    /// what it carried again, where an error would end the connection.
+    fn try_send(&self, transmit: &quinn::udp::Transmit<'_>) -> io::Result<()> {
+        let mut ours = Transmit::new(transmit.contents, transmit.destination);
+        if let Some(bytes) = transmit.segment_size {
+            ours = ours.segment_size(bytes);
+        }
+        if let Some(ip) = transmit.src_ip {
+            ours = ours.source_ip(ip);
+        }
+        if let Some(ecn) = transmit.ecn.and_then(|ecn| Ecn::from_bits(ecn as u8)) {
+            ours = ours.ecn(ecn);
+        }
+        match self.sender.try_send(&ours) {
+            Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
+            // What is missing of a transmit is lost, like any datagram.
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::debug!(%error, "a datagram of quinn's was not sent");
+                Ok(())
+            }
+        }
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        metas: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let io = &self.socket.io;
+        let nothing = Received {
+            len: 0,
+            stride: 0,
+            kernel_drops: None,
+            meta: Metadata::new((Ipv4Addr::UNSPECIFIED, 0).into()),
+        };
+        let mut received = [nothing; MAX_BATCH];
+        let most = metas.len().min(MAX_BATCH);
+        loop {
+            ready!(io.poll_recv_ready(cx))?;
+            let read = io.try_io(Interest::READABLE, || {
+                let received = &mut received[..most];
+                self.socket.backend.receive(io, bufs, received)
+            });
+            match read {
+                Ok(read) => {
+                    self.report(&received[..read], metas);
+                    return Poll::Ready(Ok(read));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Of an earlier datagram that its peer's host refused: no reason to end.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.socket.address)
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.socket.backend.max_segments()
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        match self.coalescing {
+            Coalescing::On => COALESCED,
+            Coalescing::Off { .. } => 1,
+        }
+    }
+
+    fn may_fragment(&self) -> bool {
+        !cfg!(target_os = "linux")
+    }
+}
+
+/// One task of quinn's that waits for room in the send buffer.
+struct Writable {
+    sender: UdpSender,
+    waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
+}
+
+impl quinn::UdpPoller for Writable {
+    fn poll_writable(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Self { sender, waiting } = &mut *self;
+        let wait = waiting.get_or_insert_with(|| Box::pin(sender.clone().writable()));
+        let room = ready!(wait.as_mut().poll(cx));
+        *waiting = None;
+        Poll::Ready(room)
+    }
+}
+
+impl fmt::Debug for Writable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writable").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,140 @@
+//! Genuine `BytesMut` from a ring of buffers: none corrupted or aliased, the cap held, all counted.
+
+use bytes::BytesMut;
+use slab_net::PacketPool;
+use slab_net::udp::{BytesMutReceiver, Coalescing, Transmit, UdpReceiver};
+use std::net::{Ipv4Addr, SocketAddr};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const BUFFER: usize = 64 << 10;
+
+fn bind(max_memory: usize) -> BytesMutReceiver {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let receiver = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
+    receiver.bind(ANY).unwrap().into_bytes_mut(max_memory)
+}
+
+async fn receive(receiver: &mut BytesMutReceiver, count: usize) -> Vec<BytesMut> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        all.push(receiver.recv().await.unwrap().packet);
+    }
+    all
+}
+
+#[tokio::test]
+async fn every_length_arrives_whole_and_held_ones_stay_as_they_are() {
+    let mut receiver = bind(16 * BUFFER);
+    let sender = receiver.sender();
+    let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n / 3) as u8).collect();
+    let mut held = Vec::new();
+    // Short ones, which share a buffer, between coalesced ones and the longest there are.
+    for round in 0..60_usize {
+        let (len, segment) = [
+            (0, 0),
+            (1, 0),
+            (1200, 0),
+            (50_000, 1000),
+            (65_507, 0),
+            (9_999, 700),
+        ][round % 6];
+        let contents = &bytes[round..round + len];
+        let transmit = Transmit::new(contents, receiver.local_addr()).segment_size(segment);
+        let count = sender.send(&transmit).await.unwrap();
+        let mut got = receive(&mut receiver, count).await;
+        assert_eq!(got.concat(), contents);
+        if segment > 0 {
+            assert!(got.iter().all(|one| one.len() <= segment));
+        }
+        // Each is its owner's to write to.
+        let last = got.pop().unwrap();
+        got.iter_mut().for_each(|one| one.fill(0));
+        held.push((round, last));
+        if held.len() > 8 {
+            held.remove(0);
+        }
+        for (round, last) in &held {
+            let (len, segment) = [0, 1, 1200, 50_000, 65_507, 9_999]
+                .map(|len| (len, if len == 50_000 { 1000 } else { 700 }))[round % 6];
+            let tail = match len {
+                50_000 | 9_999 => (len - 1) % segment + 1,
+                len => len,
+            };
+            assert_eq!(last, &bytes[round + len - tail..round + len]);
+        }
+        assert!(receiver.allocated_bytes() <= 16 * BUFFER);
+    }
+    assert_eq!(receiver.monitor().stats().dropped(), 0);
+}
+
+#[tokio::test]
+async fn at_the_cap_datagrams_are_dropped_and_counted_until_a_buffer_is_free() {
+    let mut receiver = bind(3 * BUFFER);
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let full = vec![7; 54 * 1200];
+    let transmit = Transmit::new(&full, receiver.local_addr()).segment_size(1200);
+    let mut held = Vec::new();
+    for _ in 0..10 {
+        sender.send(&transmit).await.unwrap();
+        let before = monitor.stats().received_datagrams;
+        while monitor.stats().received_datagrams < before + 54 {
+            tokio::select! {
+                biased;
+                datagram = receiver.recv() => held.push(datagram.unwrap().packet),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    }
+    // What was read with the last call.
+    while held.len() as u64 + monitor.stats().dropped_no_memory < 540 {
+        held.push(receiver.recv().await.unwrap().packet);
+    }
+    assert_eq!(receiver.allocated_bytes(), 3 * BUFFER);
+    assert!(monitor.stats().dropped_no_memory > 0);
+    assert!(
+        held.iter()
+            .all(|one| one.len() == 1200 && one.iter().all(|&b| b == 7))
+    );
+    held.clear();
+    sender.send(&transmit).await.unwrap();
+    let got = receive(&mut receiver, 54).await;
+    assert_eq!(got.concat(), full);
+    assert_eq!(receiver.allocated_bytes(), 3 * BUFFER, "and none was added");
+}
+
+#[tokio::test]
+async fn in_the_steady_state_the_same_buffers_come_again() {
+    let mut receiver = bind(64 * BUFFER);
+    let sender = receiver.sender();
+    let full = vec![7; 40 * 1200];
+    let transmit = Transmit::new(&full, receiver.local_addr()).segment_size(1200);
+    for round in 0..200 {
+        sender.send(&transmit).await.unwrap();
+        let got = receive(&mut receiver, 40).await;
+        assert_eq!(got.concat().len(), full.len());
+        assert!(receiver.allocated_bytes() <= 10 * BUFFER, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn a_cut_datagram_is_counted_and_what_nobody_took_is_too() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
+    let mut receiver = builder.bind(ANY).unwrap().into_bytes_mut(1 << 20);
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    for len in [100, 101, 99] {
+        let transmit = Transmit::new(&[1; 101][..len], receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    let got = receive(&mut receiver, 2).await;
+    assert_eq!((got[0].len(), got[1].len()), (100, 99));
+    assert_eq!(monitor.stats().dropped_truncated, 1);
+    for _ in 0..3 {
+        let transmit = Transmit::new(b"x", receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    receive(&mut receiver, 1).await;
+    drop(receiver);
+    let stats = monitor.stats();
+    assert_eq!(stats.received_datagrams, 3 + 1 + stats.dropped_closed);
+}

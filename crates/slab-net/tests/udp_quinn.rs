@@ -1,0 +1,100 @@
+//! A real quinn connection over our socket.
+#![cfg(feature = "quinn")]
+
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use quinn::rustls::{self, RootCertStore};
+use quinn::{AsyncUdpSocket, ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime};
+use slab_net::PacketPool;
+use slab_net::udp::{Coalescing, SocketMonitor, Transmit, UdpReceiver, UdpReceiverBuilder};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+fn configs() -> (ServerConfig, ClientConfig) {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+    let certificate = CertificateDer::from(made.cert);
+    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let server = ServerConfig::with_single_cert(vec![certificate.clone()], key.into()).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let client = QuicClientConfig::try_from(client).unwrap();
+    (server, ClientConfig::new(Arc::new(client)))
+}
+
+fn endpoint(
+    builder: UdpReceiverBuilder,
+    server: Option<ServerConfig>,
+) -> (Endpoint, SocketMonitor) {
+    let socket = builder.bind(ANY).unwrap().into_quinn();
+    let monitor = socket.monitor();
+    let config = EndpointConfig::default();
+    let socket: Arc<dyn AsyncUdpSocket> = Arc::new(socket);
+    let endpoint =
+        Endpoint::new_with_abstract_socket(config, server, socket, Arc::new(TokioRuntime));
+    (endpoint.unwrap(), monitor)
+}
+
+/// Both ways at once: a megabyte each, in both modes, with what is no QUIC in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_carries_streams_both_ways() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let off = Coalescing::Off { max_datagram: 1500 };
+    for coalescing in [Coalescing::On, off] {
+        let builder = || UdpReceiver::builder(&pool).coalescing(coalescing);
+        let (server_config, client_config) = configs();
+        let (server, server_monitor) = endpoint(builder(), Some(server_config));
+        let (client, client_monitor) = endpoint(builder(), None);
+        let address = server.local_addr().unwrap();
+
+        let echo = tokio::spawn(async move {
+            let connection = server.accept().await.unwrap().await.unwrap();
+            let (mut send, mut receive) = connection.accept_bi().await.unwrap();
+            tokio::io::copy(&mut receive, &mut send).await.unwrap();
+            send.finish().unwrap();
+            connection.closed().await;
+            server.wait_idle().await;
+        });
+
+        let noise = UdpReceiver::bind(ANY, &pool).unwrap().sender();
+        noise
+            .send(&Transmit::new(&[0xff; 40], address))
+            .await
+            .unwrap();
+        noise.send(&Transmit::new(&[], address)).await.unwrap();
+
+        let connecting = client.connect_with(client_config, address, "localhost");
+        let connection = connecting.unwrap().await.unwrap();
+        let (mut send, mut receive) = connection.open_bi().await.unwrap();
+        let sent: Vec<u8> = (0..1_u32 << 20).map(|n| (n / 251) as u8).collect();
+        let payload = sent.clone();
+        let sending = tokio::spawn(async move {
+            send.write_all(&payload).await.unwrap();
+            send.finish().unwrap();
+        });
+        let got = receive.read_to_end(2 << 20).await.unwrap();
+        sending.await.unwrap();
+        assert!(got == sent, "what comes back is what was sent");
+        connection.close(0_u32.into(), b"done");
+        client.wait_idle().await;
+        echo.await.unwrap();
+
+        for monitor in [server_monitor, client_monitor] {
+            let stats = monitor.stats();
+            assert!(stats.received_bytes > 1 << 20, "{stats:?}");
+            assert!(stats.sent_bytes > 1 << 20, "{stats:?}");
+            assert_eq!(stats.dropped(), 0, "{stats:?}");
+            if coalescing == Coalescing::On && cfg!(target_os = "linux") {
+                assert!(stats.send_calls < stats.sent_datagrams, "GSO: {stats:?}");
+            }
+        }
+    }
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
