@@ -7,7 +7,7 @@
 
 use crate::common::{heap_pair, heap_pair_zeroed, pair, pool};
 use criterion::{BenchmarkId, Criterion, criterion_group};
-use packet_slab::slab_core::{SizeClasses, SlabPool};
+use packet_slab::slab_core::{Mode, SizeClasses, SlabPool};
 use std::hint::black_box;
 use std::sync::Mutex;
 
@@ -17,20 +17,33 @@ const CLASSES: &[usize] = &[128, 256, 512, 1024];
 fn alloc_and_free(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("funny_slab/AllocAndFree");
     let cached = pool(CLASSES);
-    let shared = SlabPool::builder()
-        .name("bench")
-        .size_classes(SizeClasses::explicit(CLASSES).expect("the classes are valid"))
-        .thread_caches(false)
-        .build()
-        .expect("the configuration is valid");
+    let shared = |mode| {
+        SlabPool::builder()
+            .name("bench")
+            .size_classes(SizeClasses::explicit(CLASSES).expect("the classes are valid"))
+            .mode(mode)
+            .build()
+            .expect("the configuration is valid")
+    };
+    let (depot, ring, locked) = (
+        shared(Mode::DepotOnly),
+        shared(Mode::Ring),
+        shared(Mode::Locked),
+    );
     for len in LENS {
         // The counterpart of SyncPool, which keeps free buffers by processor.
         group.bench_function(BenchmarkId::new("slab-core", len), |b| {
             b.iter(|| pair(&cached, len));
         });
-        // Of AtomPool and LockPool: one place that all threads go to.
-        group.bench_function(BenchmarkId::new("slab-core-no-thread-caches", len), |b| {
-            b.iter(|| pair(&shared, len));
+        // Of AtomPool, ChanPool and LockPool: one place that all threads go to.
+        group.bench_function(BenchmarkId::new("slab-core-depot-only", len), |b| {
+            b.iter(|| pair(&depot, len));
+        });
+        group.bench_function(BenchmarkId::new("slab-core-ring", len), |b| {
+            b.iter(|| pair(&ring, len));
+        });
+        group.bench_function(BenchmarkId::new("slab-core-locked", len), |b| {
+            b.iter(|| pair(&locked, len));
         });
         let (give, take) = std::sync::mpsc::sync_channel(64);
         let take = Mutex::new(take);

@@ -68,15 +68,22 @@ impl Inner {
         unit
     }
 
-    /// From the open batch, for which no magazine is needed.
+    /// A single chunk, for which no magazine is needed.
     pub(crate) fn alloc_single(&self, class: u8) -> Option<u32> {
-        self.depot.with_open(class, |open| {
+        if let Some(unit) = self.take_single(class) {
+            return Some(unit);
+        }
+        let unit = self.depot.with_open(class, |open| {
             // What is left in the stack is about to be swept; a batch moved here would be missed.
             if self.under_pressure.load(Ordering::Relaxed) {
                 return None;
             }
             self.depot.take_in(class, open)
-        })
+        })?;
+        self.uncached[usize::from(class)]
+            .from_depot
+            .fetch_add(1, Ordering::Relaxed);
+        Some(unit)
     }
 
     /// Fresh chunks: one for the caller, the rest for the magazine.

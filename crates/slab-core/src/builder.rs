@@ -35,6 +35,44 @@ impl Growth {
     }
 }
 
+/// Where free chunks lie, and so what an allocation and a free cost and who shares what.
+///
+/// Everything else is the same in all of them: the cap, waiting, trim, statistics, handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// With the threads, in magazines, from which whole batches go to the depot and come back. An
+    /// allocation or a free is a few plain loads and stores. Right for almost everyone; without the
+    /// feature `std` it is [`DepotOnly`](Self::DepotOnly).
+    ThreadCached,
+    /// In one lock-free stack a class. Every allocation and free is a compare-and-swap on a word
+    /// that all threads share (some ten times the time, more where threads meet). What that buys: no
+    /// free chunk ever lies with a thread, and each is the next one's at once. Right for many
+    /// threads that allocate seldom, and where memory is tighter than time.
+    DepotOnly,
+    /// In one ring a class, first in, first out, over a fixed population: each class has an equal
+    /// share of the cap's slabs, which it takes when it first needs them and then keeps (trim gives back their
+    /// pages, not the slabs). So no class can starve another, and a chunk rests as long as possible before it is used again, which gives late
+    /// writes by foreign code or hardware the least to destroy. The price beside that of
+    /// `DepotOnly`: chunks come back cold. A pool of one class in this mode is what others make of a
+    /// channel.
+    Ring,
+    /// In batches, under one mutex a class. Earns its keep only as a baseline to measure the others
+    /// against, and where a debugger is to find all free chunks of a class in one place.
+    Locked,
+}
+
+impl Default for Mode {
+    /// [`ThreadCached`](Self::ThreadCached) where there are threads.
+    fn default() -> Self {
+        if cfg!(feature = "std") {
+            Self::ThreadCached
+        } else {
+            Self::DepotOnly
+        }
+    }
+}
+
 /// When the pool's memory is backed by the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -55,7 +93,7 @@ pub struct SlabPoolBuilder {
     pub(crate) name: String,
     pub(crate) size_classes: SizeClasses,
     pub(crate) max_memory: usize,
-    pub(crate) thread_caches: bool,
+    pub(crate) mode: Mode,
     pub(crate) zero_on_free: bool,
     pub(crate) hardened: bool,
     pub(crate) guard_pages: bool,
@@ -73,7 +111,7 @@ impl Default for SlabPoolBuilder {
             name: "default".into(),
             size_classes: SizeClasses::network(),
             max_memory: 64 << 20,
-            thread_caches: true,
+            mode: Mode::default(),
             zero_on_free: false,
             hardened: false,
             guard_pages: false,
@@ -108,14 +146,23 @@ impl SlabPoolBuilder {
         self
     }
 
-    /// Whether threads keep magazines. Default: they do.
+    /// Where free chunks lie. Default: with the threads, [`Mode::ThreadCached`].
     ///
-    /// Without, every allocation and free takes a lock of its size class for a moment (some ten
-    /// times the time, more where threads meet). What that buys: no free chunk ever lies with a
-    /// thread, and the pool uses no thread-locals. Right for many threads that allocate seldom, and
-    /// as a baseline to measure the magazines against.
-    pub fn thread_caches(mut self, caches: bool) -> Self {
-        self.thread_caches = caches;
+    /// ```
+    /// # use slab_core::{Mode, SizeClasses, SlabPool};
+    /// // 512 buffers that are handed round, like a channel full of them.
+    /// let buffers = SlabPool::builder()
+    ///     .mode(Mode::Ring)
+    ///     .size_classes(SizeClasses::explicit(&[2048])?)
+    ///     .max_memory(512 * 2048)
+    ///     .build()?;
+    /// let all: Vec<_> = (0..512).map_while(|_| buffers.try_alloc(2048).ok()).collect();
+    /// assert_eq!(all.len(), 512);
+    /// assert!(buffers.try_alloc(2048).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
         self
     }
 
@@ -208,8 +255,8 @@ impl SlabPoolBuilder {
     /// it.
     ///
     /// # Errors
-    /// A cap that does not hold one slab or cannot be addressed, or a system that will not
-    /// reserve, or back, the memory.
+    /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed, or
+    /// a system that will not reserve, or back, the memory.
     pub fn build(self) -> Result<SlabPool, ConfigError> {
         let classes = ClassTable::new(self.size_classes.clone(), self.max_memory);
         Inner::open(classes, &self).map(SlabPool::from_handle)

@@ -19,8 +19,10 @@ impl Inner {
     /// Adds up one class.
     pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
         let uncached = &self.uncached[usize::from(class)];
+        let singles = self.count_singles(class);
         let mut tally = Tally {
-            frees: uncached.frees.load(Ordering::Relaxed),
+            frees: uncached.frees.load(Ordering::Relaxed) + singles.frees,
+            from_depot: uncached.from_depot.load(Ordering::Relaxed) + singles.allocs,
             from_slab: uncached.from_slab.load(Ordering::Relaxed),
             ..Tally::default()
         };
@@ -37,8 +39,8 @@ impl Inner {
         let out = owned.out();
         let in_depot = self
             .depot
-            .with_open(class, |open| self.depot.chunks(class, open))
-            .min(out);
+            .with_open(class, |open| self.depot.chunks(class, open));
+        let in_depot = (in_depot + self.count_singles(class).chunks).min(out);
         let in_magazines = cached.min(out - in_depot);
         Whereabouts {
             in_use: out - in_depot - in_magazines,

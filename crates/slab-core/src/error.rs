@@ -59,6 +59,14 @@ pub enum ConfigError {
         /// One slab in bytes, given the size classes.
         slab_bytes: usize,
     },
+    /// The memory cap does not hold a slab for each class, as [`Mode::Ring`](crate::Mode::Ring)
+    /// needs.
+    CapBelowClasses {
+        /// The slabs that the cap holds.
+        slabs: usize,
+        /// The size classes.
+        classes: usize,
+    },
     /// The memory cap is beyond what a 32-bit chunk index can address.
     CapTooLarge {
         /// The cap in bytes.
@@ -124,6 +132,11 @@ impl fmt::Display for ConfigError {
                 f,
                 "a cap of {max_memory} bytes does not hold one slab of {slab_bytes} bytes; \
                  raise the cap or lower the largest size class"
+            ),
+            Self::CapBelowClasses { slabs, classes } => write!(
+                f,
+                "a cap of {slabs} slabs does not hold one for each of {classes} size classes; \
+                 raise the cap or leave classes out"
             ),
             Self::CapTooLarge { max_memory, limit } => write!(
                 f,

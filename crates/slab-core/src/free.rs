@@ -78,6 +78,9 @@ impl Inner {
     unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32) {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
+        if pool.put_single(class, unit) {
+            return;
+        }
         let place = pool.depot.with_open(class, |open| {
             // Under the lock: `close` sets the flag before it takes the lock and adds up, so a
             // free is counted here or there, never in both places. The same goes for what is

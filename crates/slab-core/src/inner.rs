@@ -22,7 +22,7 @@
 //! callers' hands. Whoever brings that to zero, the closer or the last free, unmaps the arena.
 
 use crate::arena::Arena;
-use crate::builder::{Backing, SlabPoolBuilder};
+use crate::builder::{Backing, Mode, SlabPoolBuilder};
 use crate::call_site::CallSite;
 use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
@@ -34,6 +34,7 @@ use crate::magazine::Tally;
 use crate::oversize::Oversize;
 use crate::reclaim::SlabLayer;
 use crate::registry::Registered;
+use crate::singles::Singles;
 use crate::slab::Slabs;
 use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, heavy_barrier,
@@ -84,6 +85,7 @@ impl Drop for Handle {
 /// Counters of what passes by the magazines.
 #[derive(Debug)]
 pub(crate) struct Uncached {
+    pub(crate) from_depot: AtomicU64,
     pub(crate) from_slab: AtomicU64,
     pub(crate) frees: AtomicU64,
     pub(crate) exhausted: AtomicU64,
@@ -104,6 +106,7 @@ pub(crate) struct Inner {
     counts: Table<AtomicU32>,
     pub(crate) arena: Arena,
     pub(crate) depot: Depot,
+    pub(crate) singles: Singles,
     pub(crate) uncached: [Uncached; MAX_CLASSES],
     pub(crate) too_large: AtomicU64,
     pub(crate) slabs: Mutex<SlabLayer>,
@@ -173,6 +176,20 @@ impl Inner {
         let movers = MAX_THREAD_CACHES + MAX_CLASSES;
         let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let mut slabs = Slabs::new(&arena, options.growth).map_err(reserve_error)?;
+        let share = arena.slabs() / classes.count();
+        if options.mode == Mode::Ring {
+            if share == 0 {
+                return Err(ConfigError::CapBelowClasses {
+                    slabs: arena.slabs(),
+                    classes: classes.count(),
+                });
+            }
+            slabs.fix_shares(classes.count());
+        }
+        let singles = Singles::new(options.mode, classes.count() as u8, |class| {
+            share * classes.geometry(class).chunks_per_slab as usize
+        })
+        .map_err(reserve_error)?;
         if options.backing != Backing::OnDemand {
             let lock = options.backing == Backing::Locked;
             slabs
@@ -200,7 +217,9 @@ impl Inner {
             classes,
             counts,
             depot,
+            singles,
             uncached: core::array::from_fn(|_| Uncached {
+                from_depot: AtomicU64::new(0),
                 from_slab: AtomicU64::new(0),
                 frees: AtomicU64::new(0),
                 exhausted: AtomicU64::new(0),
@@ -217,7 +236,7 @@ impl Inner {
             under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
             home: Weak::clone(home),
-            max_thread_caches: if options.thread_caches {
+            max_thread_caches: if options.mode == Mode::ThreadCached {
                 MAX_THREAD_CACHES
             } else {
                 0
@@ -376,7 +395,9 @@ impl Inner {
             let in_depot = self
                 .depot
                 .with_open(class, |open| self.depot.chunks(class, open));
-            live += layer.slabs.class(class).out() - in_depot - tally.cached;
+            // In the very word that says it: a free is in, and found here, or sees that it is shut.
+            let singles = self.take_singles(class, true, |_| ());
+            live += layer.slabs.class(class).out() - in_depot - singles - tally.cached;
         }
         live as i64
     }

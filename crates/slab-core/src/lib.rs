@@ -19,7 +19,7 @@
 //! | `oversize` | what no class is large enough for |
 //! | `wait`, `wait_times` | waiting for memory under the cap |
 //! | `reclaim` | rebalance and trim: free memory on its way to where it is needed |
-//! | `depot` | batches of free chunks, lock-free |
+//! | `depot`, `singles` | batches of free chunks, and single ones, lock-free |
 //! | `slab` | which part of the arena serves which size |
 //! | `class`, `arena` | sizes; the address range |
 //! | `advisor` | which sizes would waste least |
@@ -70,6 +70,7 @@ mod registry;
 #[cfg(all(test, shuttle))]
 mod schedule;
 mod shared;
+mod singles;
 mod slab;
 #[cfg(not(feature = "std"))]
 mod spin;
@@ -92,7 +93,7 @@ pub use advisor::{Advice, SizeHistogram, Waste};
 #[cfg(feature = "allocator-api2")]
 pub use allocator::SlabAllocator;
 pub use batch::{ChunkBatch, IntoChunks};
-pub use builder::{Backing, Growth, SlabPoolBuilder};
+pub use builder::{Backing, Growth, Mode, SlabPoolBuilder};
 pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 pub use error::{AllocError, ConfigError, NotAChunk};

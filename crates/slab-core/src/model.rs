@@ -24,7 +24,7 @@ use std::task::{Wake, Waker};
 /// over one structure are explored without a bound.
 const BOUND: usize = 3;
 
-fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) {
+pub(crate) fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     // `ci/loom --long` explores one preemption more.
     let extra = usize::from(std::env::var_os("SLAB_LOOM_EXTRA").is_some());

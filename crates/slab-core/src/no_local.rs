@@ -1,5 +1,5 @@
 //! In place of `local` where there is no `std`, and so no thread-locals: no thread has magazines,
-//! and everything goes through the depot's open batches.
+//! and everything goes through the depot.
 
 use crate::inner::{Handle, Inner};
 use crate::magazine::ThreadCache;

@@ -67,6 +67,7 @@ impl Inner {
         }
         // Under pressure there is nothing left to collect.
         if !self.under_pressure.load(Ordering::Relaxed)
+            && !self.has_fixed_shares()
             && self.total_frees() != layer.frees_at_sweep
         {
             self.sweep(&mut layer);
@@ -113,6 +114,11 @@ impl Inner {
         for class in 0..self.classes.count() as u8 {
             self.depot.take_all(class, |units| {
                 layer.slabs.store(&self.arena, class, units);
+            });
+            // Under pressure none may come in from here on.
+            let shut = self.under_pressure.load(Ordering::Relaxed);
+            self.take_singles(class, shut, |unit| {
+                layer.slabs.store(&self.arena, class, &[unit]);
             });
         }
         let slabs = before - layer.slabs.in_classes();

@@ -14,7 +14,8 @@
 //! - `carved(c) - stored(c) = in use + in magazines + in depot`, all in chunks of class `c`
 //! - `committed chunks(c) = slabs(c) * chunks_per_slab(c) >= carved(c) >= stored(c)`
 //! - `sum over c of slabs(c) + unused = backed <= slabs of the arena`
-//! - a slab has `free` bits set, `free < carved` unless it is being carved and empty
+//! - a slab has `free` bits set, `free < carved` unless it is being carved and empty, or classes
+//!   have fixed shares
 
 use crate::arena::Arena;
 use crate::builder::Growth;
@@ -78,6 +79,8 @@ pub(crate) struct Slabs {
     bits: Table<u64>,
     pub(crate) commit_failures: u64,
     growth: Growth,
+    /// Slabs that a class has at most, and then keeps; see [`fix_shares`](Slabs::fix_shares).
+    share: Option<u64>,
 }
 
 impl ClassSlabs {
@@ -126,7 +129,14 @@ impl Slabs {
             }; MAX_CLASSES],
             commit_failures: 0,
             growth,
+            share: None,
         })
+    }
+
+    /// From now on each class has an equal share of the slabs: it takes no more, and gives none
+    /// back.
+    pub(crate) fn fix_shares(&mut self, classes: usize) {
+        self.share = Some((self.table.len() / classes) as u64);
     }
 
     /// Backs all slabs at once.
@@ -183,6 +193,10 @@ impl Slabs {
         let geometry = classes.geometry(class);
         let new_slab = self.classes[usize::from(class)].current == NONE;
         if new_slab {
+            if self.share == Some(self.classes[usize::from(class)].slabs) {
+                let chunk_bytes = geometry.bytes;
+                return Err(AllocError::Exhausted { chunk_bytes });
+            }
             let slab = self.take_slab(arena, geometry.bytes)?;
             // SAFETY: a slab of the arena lies in it.
             let at = unsafe { arena.base().add(slab * arena.slab_bytes()) };
@@ -287,7 +301,7 @@ impl Slabs {
             slab.free += 1;
             let entry = &mut self.classes[usize::from(class)];
             entry.stored += 1;
-            if slab.free < slab.carved {
+            if slab.free < slab.carved || self.share.is_some() {
                 entry.first_stored = entry.first_stored.min(index);
                 continue;
             }

@@ -20,7 +20,8 @@ pub struct ClassStats {
     pub in_use: u64,
     /// Free chunks in the magazines of threads.
     pub in_magazines: u64,
-    /// Free chunks in the depot.
+    /// Free chunks in the depot; in [`Mode::DepotOnly`](crate::Mode::DepotOnly) and
+    /// [`Mode::Ring`](crate::Mode::Ring) all that are not in slabs.
     pub in_depot: u64,
     /// Free chunks in the slabs themselves: never handed out so far, or collected by a sweep.
     pub in_slabs: u64,
@@ -31,7 +32,8 @@ pub struct ClassStats {
     pub in_use_peak: u64,
     /// Allocations since the pool was built.
     pub allocs: u64,
-    /// Allocations that had to take a batch from the depot.
+    /// Allocations that the depot served: those that had to take a batch from it, and all of a
+    /// thread or pool without magazines that found a free chunk there.
     pub allocs_from_depot: u64,
     /// Allocations that had to take fresh chunks from a slab.
     pub allocs_from_slab: u64,

@@ -125,6 +125,8 @@ mod imp {
     // SAFETY: zero is a value of the integer.
     unsafe impl Zeroable for AtomicU32 {}
     // SAFETY: zero is a value of the integer.
+    unsafe impl Zeroable for AtomicU64 {}
+    // SAFETY: zero is a value of the integer.
     unsafe impl Zeroable for u64 {}
 
     /// A slice of zero-initialised atomics in memory of its own, of which only the touched pages
@@ -240,6 +242,8 @@ mod imp {
     pub(crate) unsafe trait Zeroable: Default {}
     // SAFETY: nothing depends on it here.
     unsafe impl Zeroable for AtomicU32 {}
+    // SAFETY: nothing depends on it here.
+    unsafe impl Zeroable for AtomicU64 {}
     // SAFETY: nothing depends on it here.
     unsafe impl Zeroable for u64 {}
 

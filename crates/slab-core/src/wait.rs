@@ -180,6 +180,7 @@ impl Inner {
         // Under the registry's lock, as in `register`: a new cache sees the one or the other.
         let registry = self.registry.lock();
         self.under_pressure.store(false, Ordering::Relaxed);
+        self.reopen_singles();
         for entry in registry.iter() {
             for class in 0..self.classes.count() as u8 {
                 entry.cache.magazine(class).guard.lower(PRESSURE);

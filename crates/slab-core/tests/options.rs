@@ -1,10 +1,9 @@
 //! What the builder offers beyond name, classes and cap.
 
 use slab_core::{
-    AllocError, AnyChunk, Backing, Chunk, ConfigError, Growth, SizeClasses, SlabPool,
+    AllocError, AnyChunk, Backing, Chunk, ConfigError, Growth, Mode, SizeClasses, SlabPool,
     SlabPoolBuilder,
 };
-use std::thread;
 
 fn builder() -> SlabPoolBuilder {
     SlabPool::builder()
@@ -22,35 +21,14 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
 }
 
 #[test]
-fn without_thread_caches_no_chunk_lies_with_a_thread() {
-    let pool = builder().thread_caches(false).build().unwrap();
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..1000 {
-                    let held: Vec<Chunk> = (0..7).map(|_| pool.try_alloc(1024).unwrap()).collect();
-                    drop(held);
-                }
-            });
-        }
-    });
-    let stats = pool.stats();
-    assert_eq!((stats.thread_caches, stats.in_use()), (0, 0));
-    let class = &stats.classes()[0];
-    assert_eq!((class.in_magazines, class.frees), (0, 28_000));
-    // No chunk was taken from a slab before it was needed.
-    assert!(class.in_depot <= 28, "{class:?}");
-    assert!(fill(&pool, 16384).len() > 20);
-}
-
-#[test]
 fn what_is_freed_is_zero_before_anyone_else_sees_it() {
-    for caches in [true, false] {
-        let pool = builder()
-            .zero_on_free(true)
-            .thread_caches(caches)
-            .build()
-            .unwrap();
+    for mode in [
+        Mode::ThreadCached,
+        Mode::DepotOnly,
+        Mode::Ring,
+        Mode::Locked,
+    ] {
+        let pool = builder().zero_on_free(true).mode(mode).build().unwrap();
         let mut addresses = Vec::new();
         for _ in 0..3 {
             let mut chunk = pool.try_alloc(1024).unwrap();

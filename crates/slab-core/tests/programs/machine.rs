@@ -5,7 +5,9 @@
 
 use crate::model::{Model, WAITERS};
 use crate::op::{Op, Step};
-use slab_core::{Alloc, AllocError, Chunk, ChunkBatch, Growth, SharedChunk, SizeClasses, SlabPool};
+use slab_core::{
+    Alloc, AllocError, Chunk, ChunkBatch, Growth, Mode, SharedChunk, SizeClasses, SlabPool,
+};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
@@ -91,15 +93,27 @@ pub(crate) fn pool(choice: u8) -> SlabPool {
     let mut builder = SlabPool::builder()
         .size_classes(classes)
         .max_memory(slabs * slab_bytes);
-    // Half of the pools have an option.
+    // Most of the pools have an option.
     builder = match choice / 4 % 8 {
-        1 => builder.thread_caches(false),
+        1 => builder.mode(Mode::DepotOnly),
         2 => builder.zero_on_free(true),
         3 => builder.hardened(true),
         4 => builder.growth(Growth::Double),
+        5 => builder.mode(Mode::Locked),
+        RING => builder.mode(Mode::Ring),
         _ => builder,
     };
     builder.build().expect("a cap of several slabs")
+}
+
+/// The option with which each class has an equal share of the slabs, and keeps it.
+const RING: u8 = 6;
+
+pub(crate) fn new_model(choice: u8, pool: &SlabPool, base: usize) -> Model {
+    let stats = pool.stats();
+    let share = stats.max_memory / stats.slab_bytes / stats.classes().len();
+    let fixed = choice / 4 % 8 == RING;
+    Model::new(base, &stats, fixed.then_some(share))
 }
 
 pub(crate) fn run(choice: u8, steps: &[Step]) {
@@ -107,7 +121,7 @@ pub(crate) fn run(choice: u8, steps: &[Step]) {
     let model = {
         let base = base_of(&pool);
         pool.trim();
-        Model::new(base, &pool.stats())
+        new_model(choice, &pool, base)
     };
     let (left, model) = thread::scope(|scope| {
         let mut machine = Machine {
@@ -313,7 +327,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                 worker.run(move || pool.trim());
                 let stats = pool.stats();
                 let granted = self.granted().count();
-                if granted == 0 {
+                if granted == 0 && self.model.share.is_none() {
                     assert_eq!(
                         stats.committed_bytes,
                         self.model.slabs_in_use() * stats.slab_bytes,
@@ -325,7 +339,10 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                 let slab_bytes = pool.stats().slab_bytes;
                 let target = usize::from(slabs % 8) * slab_bytes;
                 worker.run(move || pool.trim_to(target));
-                let in_use = self.model.slabs_in_use() + self.granted().count();
+                let in_use = match self.model.share {
+                    None => self.model.slabs_in_use() + self.granted().count(),
+                    Some(share) => share * pool.size_classes().sizes().len(),
+                };
                 assert!(pool.stats().committed_bytes <= target.max(in_use * slab_bytes));
             }
             Op::EndThread => unreachable!("handled by `step`"),

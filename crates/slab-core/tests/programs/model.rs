@@ -35,13 +35,15 @@ pub(crate) struct Model {
     base: usize,
     slab_bytes: usize,
     max_memory: usize,
+    /// Slabs that a class has at most, and keeps, in pools where that is so.
+    pub(crate) share: Option<usize>,
     /// What the pool's high-water mark may exceed the true one by.
     peak_slack: u64,
 }
 
 impl Model {
     /// `base`: the address of the arena's first chunk.
-    pub(crate) fn new(base: usize, stats: &PoolStats) -> Self {
+    pub(crate) fn new(base: usize, stats: &PoolStats, share: Option<usize>) -> Self {
         Self {
             live: BTreeMap::new(),
             classes: stats
@@ -58,6 +60,7 @@ impl Model {
             base,
             slab_bytes: stats.slab_bytes,
             max_memory: stats.max_memory,
+            share,
             peak_slack: WAITERS,
         }
     }
@@ -131,11 +134,11 @@ impl Model {
     pub(crate) fn check_refusal(&self, class: usize, stats: &PoolStats) {
         let entry = &stats.classes()[class];
         assert_eq!(entry.in_use, entry.committed_chunks, "refused: {entry:?}");
-        assert_eq!(
-            self.slabs_in_use() * self.slab_bytes,
-            self.max_memory,
-            "refused while a slab is free"
-        );
+        let (taken, limit) = match self.share {
+            None => (self.slabs_in_use() * self.slab_bytes, self.max_memory),
+            Some(share) => (entry.committed_bytes, share * self.slab_bytes),
+        };
+        assert_eq!(taken, limit, "refused while a slab is free");
     }
 
     /// Chunks that threads carry between their magazines and the depot look as if they were in use.
@@ -175,6 +178,9 @@ impl Model {
                 "{}",
                 at("peak")
             );
+            if let Some(share) = self.share {
+                assert!(class.committed_bytes <= share * self.slab_bytes);
+            }
             assert!(class.frees_remote <= class.frees, "{}", at("remote"));
             assert_eq!(
                 class.in_use + class.in_magazines + class.in_depot + class.in_slabs,

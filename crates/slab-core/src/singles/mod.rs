@@ -1,0 +1,123 @@
+//! Free chunks one by one, without a lock: the depot of pools whose threads keep no magazines.
+//!
+//! | file | what | order |
+//! |---|---|---|
+//! | `stack` | [`Mode::DepotOnly`](crate::Mode::DepotOnly) | last in, first out |
+//! | `ring` | [`Mode::Ring`](crate::Mode::Ring) | first in, first out |
+//!
+//! Either can be *shut*, by a bit in the very word that adding a chunk changes: while it is,
+//! nothing goes in or out. So that a free on its way is either in, and found by whoever shut, or
+//! comes to the slow path and finds out why (the pool is closed, or somebody waits for memory).
+//! Once a chunk is in, the one who freed it does not touch the pool any more, which may be gone.
+
+mod ring;
+mod stack;
+
+use crate::builder::Mode;
+use crate::inner::Inner;
+use crate::sync::AtomicU32;
+use alloc::vec::Vec;
+use ring::Ring;
+use stack::Stack;
+
+/// Where such chunks lie, by class.
+#[derive(Debug)]
+pub(crate) enum Singles {
+    /// In the depot's batches: threads have magazines, or everything is under a lock.
+    None,
+    Stacks(Vec<Stack>),
+    Rings(Vec<Ring>),
+}
+
+/// What the statistics want to know of a class.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SinglesCount {
+    /// Chunks that lie here now.
+    pub(crate) chunks: u64,
+    /// Frees and allocations that ended here.
+    pub(crate) frees: u64,
+    pub(crate) allocs: u64,
+}
+
+impl Singles {
+    /// `population` is how many chunks of a class there can be.
+    ///
+    /// # Errors
+    /// The system's error number, if it would not give memory for a ring.
+    pub(crate) fn new(
+        mode: Mode,
+        classes: u8,
+        population: impl Fn(u8) -> usize,
+    ) -> Result<Self, i32> {
+        Ok(match mode {
+            Mode::DepotOnly => Self::Stacks((0..classes).map(|_| Stack::new()).collect()),
+            Mode::Ring => {
+                let rings = (0..classes).map(|class| Ring::new(population(class)));
+                Self::Rings(rings.collect::<Result<_, _>>()?)
+            }
+            // There is no other way without threads that have magazines.
+            Mode::ThreadCached if cfg!(not(feature = "std")) => {
+                return Self::new(Mode::DepotOnly, classes, population);
+            }
+            Mode::ThreadCached | Mode::Locked => Self::None,
+        })
+    }
+}
+
+impl Inner {
+    /// Does each class keep the slabs it has, so that collecting them serves nobody?
+    pub(crate) fn has_fixed_shares(&self) -> bool {
+        matches!(self.singles, Singles::Rings(_))
+    }
+
+    fn link<'a>(&'a self, class: u8) -> impl Fn(u32) -> &'a AtomicU32 {
+        // A free chunk has no references to count.
+        move |unit| self.count(class, unit)
+    }
+
+    /// Frees a chunk; `false` if it has to go elsewhere. After `true` the pool may be gone.
+    pub(crate) fn put_single(&self, class: u8, unit: u32) -> bool {
+        match &self.singles {
+            Singles::None => false,
+            Singles::Stacks(stacks) => stacks[usize::from(class)].put(unit, self.link(class)),
+            Singles::Rings(rings) => rings[usize::from(class)].put(unit),
+        }
+    }
+
+    pub(crate) fn take_single(&self, class: u8) -> Option<u32> {
+        match &self.singles {
+            Singles::None => None,
+            Singles::Stacks(stacks) => stacks[usize::from(class)].take(self.link(class)),
+            Singles::Rings(rings) => rings[usize::from(class)].take(),
+        }
+    }
+
+    /// Takes all chunks of a class that are here now, and if asked lets none in from now on.
+    /// Returns how many there were. One at a time, under the mutex of the slab layer.
+    pub(crate) fn take_singles(&self, class: u8, shut: bool, sink: impl FnMut(u32)) -> u64 {
+        match &self.singles {
+            Singles::None => 0,
+            Singles::Stacks(stacks) => {
+                stacks[usize::from(class)].take_all(shut, self.link(class), sink)
+            }
+            Singles::Rings(rings) => rings[usize::from(class)].take_all(shut, sink),
+        }
+    }
+
+    /// Lets chunks in again.
+    pub(crate) fn reopen_singles(&self) {
+        match &self.singles {
+            Singles::None => {}
+            Singles::Stacks(stacks) => stacks.iter().for_each(Stack::reopen),
+            Singles::Rings(rings) => rings.iter().for_each(Ring::reopen),
+        }
+    }
+
+    pub(crate) fn count_singles(&self, class: u8) -> SinglesCount {
+        match &self.singles {
+            Singles::None => SinglesCount::default(),
+            Singles::Stacks(stacks) => stacks[usize::from(class)].count(),
+            Singles::Rings(rings) => rings[usize::from(class)].count(),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! A lock-free stack of single chunks: Treiber's ("Systems programming: coping with parallelism",
+//! 1986), with a tag against a head that went away and came back (ABA).
+//!
+//! The links lie in the words that count a chunk's references: there is one for each chunk, it is
+//! never used for anything but numbers, and a free chunk has no references to count. Whoever reads
+//! a link too late reads some number, and the tag tells him so.
+
+use super::SinglesCount;
+use crate::sync::{AtomicU32, AtomicU64, MODELLED, Ordering};
+
+/// Nothing comes in or goes out.
+const SHUT: u64 = 1 << 32;
+const ONE_TAG: u64 = 1 << 33;
+/// In models the tag wraps at its first change.
+const FIRST_TAG: u64 = if MODELLED {
+    u64::MAX - (ONE_TAG - 1)
+} else {
+    0
+};
+
+/// `tag << 33 | shut << 32 | unit of the top plus one`, or zero instead of a unit. A thread would
+/// have to sleep inside one `take` through exactly 2^31 changes of the head to be deceived.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Stack {
+    head: AtomicU64,
+    /// In the line that a change owns anyway.
+    puts: AtomicU64,
+    takes: AtomicU64,
+    swept: AtomicU64,
+}
+
+/// The head with its next tag and this top.
+fn with_top(head: u64, top: u32) -> u64 {
+    ((head & !u64::from(u32::MAX)) | u64::from(top)).wrapping_add(ONE_TAG)
+}
+
+impl Stack {
+    pub(super) fn new() -> Self {
+        Self {
+            head: AtomicU64::new(FIRST_TAG),
+            puts: AtomicU64::new(0),
+            takes: AtomicU64::new(0),
+            swept: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds a chunk; `false` if the stack is shut.
+    pub(super) fn put<'a>(&self, unit: u32, link: impl Fn(u32) -> &'a AtomicU32) -> bool {
+        let link = link(unit);
+        // Before the chunk is in: afterwards the stack may be gone.
+        self.puts.fetch_add(1, Ordering::Relaxed);
+        // Acquire: who sees it shut sees why.
+        let mut head = self.head.load(Ordering::Acquire);
+        while head & SHUT == 0 {
+            link.store(head as u32, Ordering::Relaxed);
+            // Release: the link, and what the last owner did to the chunk, come before.
+            match self.head.compare_exchange_weak(
+                head,
+                with_top(head, unit + 1),
+                Ordering::Release,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return true,
+                Err(now) => head = now,
+            }
+        }
+        link.store(0, Ordering::Relaxed);
+        self.puts.fetch_sub(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Takes the chunk on top; `None` if there is none or the stack is shut.
+    pub(super) fn take<'a>(&self, link: impl Fn(u32) -> &'a AtomicU32) -> Option<u32> {
+        // Acquire: pairs with the `put` that published this top.
+        let mut head = self.head.load(Ordering::Acquire);
+        loop {
+            if head & SHUT != 0 {
+                return None;
+            }
+            let unit = (head as u32).checked_sub(1)?;
+            let link = link(unit);
+            let next = link.load(Ordering::Relaxed);
+            match self.head.compare_exchange_weak(
+                head,
+                with_top(head, next),
+                Ordering::Acquire,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => {
+                    link.store(0, Ordering::Relaxed);
+                    self.takes.fetch_add(1, Ordering::Relaxed);
+                    return Some(unit);
+                }
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Takes all chunks, also of a stack that is shut; returns how many there were.
+    pub(super) fn take_all<'a>(
+        &self,
+        shut: bool,
+        link: impl Fn(u32) -> &'a AtomicU32,
+        mut sink: impl FnMut(u32),
+    ) -> u64 {
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            let new = with_top(head, 0) | if shut { SHUT } else { 0 };
+            // Release: why it is shut.
+            match self
+                .head
+                .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed)
+            {
+                Ok(_) => break,
+                Err(now) => head = now,
+            }
+        }
+        let mut chunks = 0;
+        let mut top = head as u32;
+        while let Some(unit) = top.checked_sub(1) {
+            let link = link(unit);
+            top = link.load(Ordering::Relaxed);
+            link.store(0, Ordering::Relaxed);
+            sink(unit);
+            chunks += 1;
+        }
+        self.swept.fetch_add(chunks, Ordering::Relaxed);
+        chunks
+    }
+
+    pub(super) fn reopen(&self) {
+        self.head.fetch_and(!SHUT, Ordering::Release);
+    }
+
+    pub(super) fn count(&self) -> SinglesCount {
+        let frees = self.puts.load(Ordering::Relaxed);
+        let allocs = self.takes.load(Ordering::Relaxed);
+        let gone = allocs + self.swept.load(Ordering::Relaxed);
+        SinglesCount {
+            chunks: frees.saturating_sub(gone),
+            frees,
+            allocs,
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::*;
+    use crate::model::model;
+    use loom::thread;
+    use std::sync::Arc;
+
+    struct Fixture {
+        stack: Stack,
+        links: [AtomicU32; 3],
+    }
+
+    impl Fixture {
+        fn with(units: u32) -> Arc<Self> {
+            let this = Self {
+                stack: Stack::new(),
+                links: core::array::from_fn(|_| AtomicU32::new(0)),
+            };
+            (0..units).for_each(|unit| assert!(this.put(unit)));
+            Arc::new(this)
+        }
+
+        fn put(&self, unit: u32) -> bool {
+            self.stack.put(unit, |unit| &self.links[unit as usize])
+        }
+
+        fn take(&self) -> Option<u32> {
+            let unit = self.stack.take(|unit| &self.links[unit as usize])?;
+            // The next owner counts from zero.
+            assert_eq!(self.links[unit as usize].load(Ordering::Relaxed), 0);
+            Some(unit)
+        }
+
+        fn take_all(&self, shut: bool) -> Vec<u32> {
+            let mut units = Vec::new();
+            let link = |unit: u32| &self.links[unit as usize];
+            self.stack.take_all(shut, link, |unit| units.push(unit));
+            units
+        }
+    }
+
+    fn assert_each_once(mut units: Vec<u32>, count: u32) {
+        units.sort_unstable();
+        assert_eq!(units, (0..count).collect::<Vec<_>>());
+    }
+
+    /// One thread stands in a `take` while another takes two chunks and puts the first back.
+    #[test]
+    fn model_stack_top_that_comes_back() {
+        model(None, || {
+            let all = Fixture::with(3);
+            let other = thread::spawn({
+                let all = all.clone();
+                move || {
+                    let (first, second) = (all.take(), all.take());
+                    first.into_iter().for_each(|unit| assert!(all.put(unit)));
+                    second
+                }
+            });
+            let mut units: Vec<u32> = all.take().into_iter().collect();
+            units.extend(other.join().unwrap());
+            units.extend(all.take_all(false));
+            assert_each_once(units, 3);
+        });
+    }
+
+    /// A chunk on its way in is found by whoever shuts the stack, or stays with its owner, who
+    /// then knows why.
+    #[test]
+    fn model_stack_shut_against_put_and_take() {
+        model(None, || {
+            let all = Fixture::with(1);
+            let why = Arc::new(AtomicU32::new(0));
+            let other = thread::spawn({
+                let (all, why) = (all.clone(), why.clone());
+                move || {
+                    let mut mine: Vec<u32> = all.take().into_iter().collect();
+                    if !all.put(1) {
+                        assert_eq!(why.load(Ordering::Relaxed), 1);
+                        mine.push(1);
+                    }
+                    mine
+                }
+            });
+            why.store(1, Ordering::Relaxed);
+            let mut units = all.take_all(true);
+            units.extend(other.join().unwrap());
+            assert_each_once(units, 2);
+            assert_eq!(all.take(), None);
+            all.stack.reopen();
+            assert!(all.put(0));
+            assert_eq!(all.take(), Some(0));
+        });
+    }
+}

@@ -1,0 +1,244 @@
+//! The same suite over every mode of a pool, and what each promises beyond the others. Random
+//! programs over all of them are in `programs/`.
+
+use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, Slab, SlabPool};
+use std::collections::HashSet;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+const MODES: [Mode; 4] = [
+    Mode::ThreadCached,
+    Mode::DepotOnly,
+    Mode::Ring,
+    Mode::Locked,
+];
+const CAP: usize = 512 << 10;
+
+fn pool(mode: Mode) -> SlabPool {
+    SlabPool::builder()
+        .mode(mode)
+        .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
+        .max_memory(CAP)
+        .build()
+        .unwrap()
+}
+
+fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
+}
+
+/// How many chunks of a size a pool of one class can hand out.
+fn most(mode: Mode, len: usize) -> usize {
+    // Two classes, each with its share.
+    CAP / len / if mode == Mode::Ring { 2 } else { 1 }
+}
+
+fn assert_sums(pool: &SlabPool) {
+    let stats = pool.stats();
+    assert!(stats.committed_bytes <= stats.max_memory);
+    for class in stats.classes() {
+        let free = class.in_magazines + class.in_depot + class.in_slabs;
+        assert_eq!(class.in_use + free, class.committed_chunks, "{class:?}");
+        assert_eq!(class.allocs - class.frees, class.in_use);
+    }
+}
+
+#[test]
+fn every_chunk_is_handed_out_once_up_to_the_cap_and_again_after_a_full_free() {
+    for mode in MODES {
+        let pool = pool(mode);
+        for round in 0..3 {
+            let all = fill(&pool, 1024);
+            assert_eq!(all.len(), most(mode, 1024), "{mode:?}, round {round}");
+            let distinct: HashSet<_> = all.iter().map(Chunk::as_ptr).collect();
+            assert_eq!(distinct.len(), all.len());
+            assert!(matches!(
+                pool.try_alloc(1024),
+                Err(AllocError::Exhausted { chunk_bytes: 1024 })
+            ));
+            assert_sums(&pool);
+            drop(all);
+            assert_eq!(pool.stats().in_use(), 0);
+            assert_sums(&pool);
+        }
+        // What one class had serves the other, unless each has its share.
+        assert_eq!(fill(&pool, 16384).len(), most(mode, 16384), "{mode:?}");
+    }
+}
+
+#[test]
+fn chunks_are_freed_on_other_threads_and_outlive_the_pool() {
+    const COUNT: usize = if cfg!(miri) { 100 } else { 20_000 };
+    for mode in MODES {
+        let pool = pool(mode);
+        let (send, receive) = mpsc::sync_channel::<Chunk>(64);
+        let consumer = thread::spawn(move || receive.into_iter().for_each(drop));
+        for _ in 0..COUNT {
+            send.send(pool.try_alloc(1000).unwrap()).unwrap();
+        }
+        drop(send);
+        consumer.join().unwrap();
+        assert_eq!(pool.stats().in_use(), 0);
+        assert_eq!(pool.stats().classes()[0].frees, COUNT as u64);
+        assert_sums(&pool);
+        let mut last: Vec<_> = (0..5).map(|_| pool.try_alloc(1000).unwrap()).collect();
+        drop(pool);
+        for chunk in &mut last {
+            chunk.zeroed().fill(7);
+        }
+        thread::spawn(move || drop(last)).join().unwrap();
+    }
+}
+
+#[test]
+fn threads_at_once_never_share_a_chunk() {
+    const ROUNDS: usize = if cfg!(miri) { 10 } else { 2_000 };
+    for mode in MODES {
+        let pool = pool(mode);
+        let threads: Vec<_> = (1..=4u8)
+            .map(|id| {
+                let pool = pool.clone();
+                thread::spawn(move || {
+                    for _ in 0..ROUNDS {
+                        let mut held: Vec<_> =
+                            (0..9).map_while(|_| pool.try_alloc(1024).ok()).collect();
+                        held.iter_mut().for_each(|chunk| chunk.zeroed().fill(id));
+                        for chunk in &held {
+                            // SAFETY: the bytes are initialised, and ours alone.
+                            let first = unsafe { chunk.as_ptr().read() };
+                            assert_eq!(first, id);
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|one| one.join().unwrap());
+        assert_eq!(pool.stats().in_use(), 0, "{mode:?}");
+        assert_sums(&pool);
+        assert_eq!(fill(&pool, 1024).len(), most(mode, 1024));
+    }
+}
+
+#[test]
+fn trim_gives_memory_back_and_it_can_be_used_again() {
+    for mode in MODES {
+        let pool = pool(mode);
+        let all = fill(&pool, 16384);
+        drop(all);
+        assert_ne!(pool.trim(), 0, "{mode:?}");
+        let class = pool.stats().classes()[1];
+        assert_eq!(class.in_magazines + class.in_depot, 0);
+        assert_eq!(fill(&pool, 16384).len(), most(mode, 16384));
+    }
+}
+
+#[test]
+fn waiters_are_served_by_whoever_frees() {
+    for mode in MODES {
+        let pool = pool(mode);
+        let mut all = fill(&pool, 1024);
+        let mut first = pin!(pool.alloc(1024));
+        let mut second = pin!(pool.alloc(1024));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        let one = all.pop();
+        thread::spawn(move || drop(one)).join().unwrap();
+        assert!(second.as_mut().poll(&mut cx).is_pending(), "{mode:?}");
+        assert!(pool.try_alloc(1024).is_err(), "it is set aside");
+        let Poll::Ready(Ok(chunk)) = first.as_mut().poll(&mut cx) else {
+            panic!("{mode:?}: served in turn");
+        };
+        drop(chunk);
+        assert!(second.as_mut().poll(&mut cx).is_ready());
+        // Nobody waits any more: frees and allocations go the usual way again.
+        drop(all);
+        assert_eq!(fill(&pool, 1024).len(), most(mode, 1024));
+        assert_sums(&pool);
+    }
+}
+
+#[test]
+fn typed_slabs_run_in_every_mode() {
+    for mode in MODES {
+        let slab = Slab::<String>::builder()
+            .max_objects(100)
+            .pool(|pool| pool.mode(mode))
+            .build()
+            .unwrap();
+        let all: Vec<_> = (0..slab.capacity())
+            .map(|n| slab.try_insert(n.to_string()).unwrap())
+            .collect();
+        assert!(slab.try_insert(String::new()).is_err());
+        assert!(
+            all.iter()
+                .enumerate()
+                .all(|(n, text)| **text == n.to_string())
+        );
+        drop(all);
+        assert_eq!(slab.stats().in_use(), 0);
+    }
+}
+
+#[test]
+fn only_magazines_keep_free_chunks_from_others() {
+    for mode in MODES {
+        let pool = pool(mode);
+        drop(
+            (0..7)
+                .map(|_| pool.try_alloc(1024).unwrap())
+                .collect::<Vec<_>>(),
+        );
+        let stats = pool.stats();
+        let class = stats.classes()[0];
+        let cached = mode == Mode::ThreadCached && cfg!(feature = "std");
+        assert_eq!(stats.thread_caches, usize::from(cached), "{mode:?}");
+        assert_eq!(class.in_magazines > 0, cached);
+        if !cached {
+            // No chunk was taken from a slab before it was needed.
+            assert_eq!((class.in_depot, class.allocs_from_slab), (7, 7), "{mode:?}");
+            drop(pool.try_alloc(1024));
+            let class = pool.stats().classes()[0];
+            assert_eq!(class.allocs_from_depot, 1, "{mode:?}");
+            assert_eq!(class.allocs_from_magazine(), 0, "{mode:?}");
+        }
+    }
+}
+
+#[test]
+fn a_stack_gives_back_the_last_chunk_and_a_ring_the_first() {
+    for (mode, expected) in [(Mode::DepotOnly, 2), (Mode::Ring, 0)] {
+        let pool = pool(mode);
+        let three: Vec<_> = (0..3).map(|_| pool.try_alloc(1024).unwrap()).collect();
+        let at: Vec<_> = three.iter().map(Chunk::as_ptr).collect();
+        drop(three);
+        assert_eq!(pool.try_alloc(1024).unwrap().as_ptr(), at[expected]);
+    }
+}
+
+#[test]
+fn a_ring_has_a_fixed_population_of_each_class() {
+    let pool = pool(Mode::Ring);
+    let large = fill(&pool, 16384);
+    assert_eq!(large.len(), most(Mode::Ring, 16384));
+    // The other class has its share all the same, and does not get more when this one is free.
+    assert_eq!(fill(&pool, 1024).len(), most(Mode::Ring, 1024));
+    drop(large);
+    pool.trim();
+    assert_eq!(fill(&pool, 1024).len(), most(Mode::Ring, 1024));
+    let rebalances: u64 = pool
+        .stats()
+        .classes()
+        .iter()
+        .map(|c| c.slab_rebalances)
+        .sum();
+    assert_eq!(rebalances, 0);
+    let small = SlabPool::builder().mode(Mode::Ring).max_memory(1 << 20);
+    assert!(matches!(
+        small.build(),
+        Err(ConfigError::CapBelowClasses { slabs: 4, .. })
+    ));
+}
