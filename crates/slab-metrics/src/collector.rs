@@ -1,9 +1,12 @@
 //! [`Collector`]: what is to be read at a scrape.
 
+use crate::build::BuildSource;
 use crate::error::{RegisterError, SourceKind};
-use crate::pool::PoolSource;
+use crate::pool::{PoolSource, ReadPool};
 use crate::series::Source;
-use slab_core::SlabPool;
+#[cfg(feature = "allocator-api2")]
+use slab_core::SlabAllocator;
+use slab_core::{Slab, SlabPool};
 #[cfg(feature = "net")]
 use slab_net::{PacketPool, pipeline::QueueMonitor, udp::SocketMonitor};
 use std::fmt;
@@ -12,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The most sources that a collector holds, of all kinds together.
 pub const MAX_SOURCES: usize = 1024;
 
-/// The pools, sockets and queues whose statistics are read at a scrape.
+/// The pools, sockets, queues and RUDP endpoints whose statistics are read at a scrape.
 ///
 /// Cloning gives another handle to the same collector. Nothing is read, and no code of this crate
 /// runs, between scrapes.
@@ -41,12 +44,22 @@ pub struct Collector {
     sources: Arc<Mutex<Sources>>,
 }
 
-#[derive(Default)]
-pub(crate) struct Sources {
+struct Sources {
+    build: Arc<dyn Source>,
     entries: Vec<Entry>,
-    /// Serial numbers ascend, in the list too, so that a sampler finds what is new to it at the
-    /// end of the list.
-    next_serial: u64,
+    /// Of the last one registered. They ascend, in the list too, so that whoever remembers them
+    /// finds what is new to it at the end of the list.
+    last_serial: u64,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        Self {
+            build: Arc::new(BuildSource),
+            entries: Vec::new(),
+            last_serial: 0,
+        }
+    }
 }
 
 struct Entry {
@@ -68,8 +81,55 @@ impl Collector {
     /// # Errors
     /// Another pool has this name, or the collector is full.
     pub fn register_pool(&self, pool: &SlabPool) -> Result<(), RegisterError> {
-        let source = PoolSource::new(pool.clone());
-        self.register(SourceKind::Pool, pool.name(), Arc::new(source))
+        self.register_as_pool(pool.name(), pool.clone())
+    }
+
+    /// Adds a typed slab, under its own name as the label `pool`: the same series as a pool's, of
+    /// its one size class, but for the resident bytes.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// # use slab_metrics::{Collector, Exporter};
+    /// let sessions = Slab::<[u64; 8]>::builder().name("sessions").build()?;
+    /// let collector = Collector::new();
+    /// collector.register_slab(&sessions)?;
+    /// let one = sessions.try_insert([0; 8])?;
+    /// let page = Exporter::new(collector).scrape();
+    /// assert!(page.contains("slab_pool_in_use_bytes{pool=\"sessions\",size_class=\"64\"} 64\n"));
+    /// # drop(one);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Another pool has this name, or the collector is full.
+    pub fn register_slab<T: 'static, Tag: 'static>(
+        &self,
+        slab: &Slab<T, Tag>,
+    ) -> Result<(), RegisterError> {
+        self.register_as_pool(slab.name(), slab.clone())
+    }
+
+    /// Adds the pool of a collection's allocator, under `name` as the label `pool`: the same series
+    /// as a pool's, but for the resident bytes.
+    ///
+    /// # Errors
+    /// Another pool has this name, or the collector is full.
+    #[cfg(feature = "allocator-api2")]
+    pub fn register_allocator(
+        &self,
+        name: &str,
+        allocator: &SlabAllocator,
+    ) -> Result<(), RegisterError> {
+        self.register_as_pool(name, allocator.clone())
+    }
+
+    fn register_as_pool(
+        &self,
+        name: &str,
+        pool: impl ReadPool + 'static,
+    ) -> Result<(), RegisterError> {
+        let source = PoolSource::new(name, pool);
+        self.register(SourceKind::Pool, name, Arc::new(source))
     }
 
     /// Adds a packet pool, under the name of its slab pool: that one's series and those of the
@@ -157,8 +217,8 @@ impl Collector {
         if sources.entries.len() >= MAX_SOURCES {
             return Err(RegisterError::TooManySources);
         }
-        let serial = sources.next_serial;
-        sources.next_serial += 1;
+        sources.last_serial += 1;
+        let serial = sources.last_serial;
         sources.entries.push(Entry {
             kind,
             name: name.to_owned(),
@@ -193,7 +253,17 @@ impl Collector {
             .collect()
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Sources> {
+    /// Every source with its serial number, in ascending order, to be read without holding the
+    /// lock; in front the one that is always there. Allocates nothing if `to` has the room.
+    pub(crate) fn copy_sources(&self, to: &mut Vec<(u64, Arc<dyn Source>)>) {
+        to.clear();
+        let sources = self.lock();
+        to.push((0, Arc::clone(&sources.build)));
+        let registered = sources.entries.iter();
+        to.extend(registered.map(|entry| (entry.serial, Arc::clone(&entry.source))));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sources> {
         // Every change is one push or one remove: a panic elsewhere leaves nothing half-done.
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -204,13 +274,6 @@ impl Sources {
         self.entries
             .iter()
             .position(|entry| entry.kind == kind && entry.name == name)
-    }
-
-    /// The sources registered since `serial` was the next, and what is the next now.
-    pub(crate) fn since(&self, serial: u64) -> (impl Iterator<Item = &Arc<dyn Source>>, u64) {
-        let first = self.entries.partition_point(|entry| entry.serial < serial);
-        let new = self.entries[first..].iter().map(|entry| &entry.source);
-        (new, self.next_serial)
     }
 }
 

@@ -7,13 +7,15 @@
 //! | module | what |
 //! |---|---|
 //! | `http` | [`MetricsServer`]: the page over HTTP, bounded in every direction |
-//! | `exporter` | [`Exporter`]: a collector and a Prometheus recorder, rendered as a page |
+//! | `exporter` | [`Exporter`]: a collector's page, and the program's own metrics behind it |
 //! | `sampler` | [`Sampler`]: a collector's statistics into any recorder of the `metrics` facade |
+//! | `global` | [`GlobalRecorder`]: the one that the program has installed |
 //! | `collector` | [`Collector`]: what is read at a scrape |
-//! | `pool`, `net`, `rudp` | one kind of source each, and its series |
+//! | `text` | the page, written straight from the statistics |
+//! | `openmetrics` | the program's own metrics in that format |
 //! | `json` | the same statistics as `/stats.json` |
-//! | `openmetrics` | the page in that format |
-//! | `series`, `names` | from a source to handles in a recorder; names, types, help texts |
+//! | `pool`, `net`, `rudp`, `build` | one kind of source each, and its series |
+//! | `series`, `names` | from a source to its series; names, types, help texts |
 //!
 //! Every metric, with what to do when it moves, is in the crate's README.
 //!
@@ -32,9 +34,11 @@
 //! # }
 //! ```
 
+mod build;
 mod collector;
 mod error;
 mod exporter;
+mod global;
 mod http;
 mod json;
 mod names;
@@ -46,9 +50,12 @@ mod pool;
 mod rudp;
 mod sampler;
 mod series;
+mod text;
 
 pub use collector::{Collector, MAX_SOURCES};
 pub use error::{GlobalRecorderTaken, RegisterError, SourceKind};
 pub use exporter::Exporter;
+pub use global::GlobalRecorder;
 pub use http::{DEFAULT_ADDRESS, MetricsServer, MetricsServerBuilder};
+pub use names::WAIT_SECONDS_BOUNDS;
 pub use sampler::Sampler;

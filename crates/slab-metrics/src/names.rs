@@ -4,11 +4,39 @@
 //! them. What to do when one moves stands in the crate's README, and `tests/table.rs` keeps the two
 //! equal.
 
+use slab_core::WaitTimes;
+
+/// The upper bounds of the buckets of `slab_pool_wait_seconds`, in seconds, but for the last bucket,
+/// which has none: what `PrometheusBuilder::set_buckets_for_metric` wants from a program that feeds
+/// a recorder of its own.
+pub const WAIT_SECONDS_BOUNDS: [f64; WaitTimes::BOUNDS_NANOS.len()] = {
+    let mut bounds = [0.0; WaitTimes::BOUNDS_NANOS.len()];
+    let mut bucket = 0;
+    while bucket < bounds.len() {
+        bounds[bucket] = WaitTimes::BOUNDS_NANOS[bucket] as f64 / 1e9;
+        bucket += 1;
+    }
+    bounds
+};
+
 /// The type of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Counter,
     Gauge,
+    /// With the upper bounds of all buckets but the last, in nanoseconds. Its name is in seconds.
+    Histogram(&'static [u64]),
+}
+
+impl Kind {
+    /// As Prometheus calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram(_) => "histogram",
+        }
+    }
 }
 
 /// One metric family.
@@ -19,19 +47,31 @@ pub(crate) struct Family {
     pub(crate) help: &'static str,
 }
 
+impl Family {
+    /// How many numbers are the value of one series: of a histogram the count of each bucket, not
+    /// cumulative, and the sum in nanoseconds.
+    pub(crate) fn width(&self) -> usize {
+        match self.kind {
+            Kind::Counter | Kind::Gauge => 1,
+            Kind::Histogram(bounds) => bounds.len() + 2,
+        }
+    }
+}
+
 macro_rules! families {
-    ($($id:ident = $kind:ident $name:literal, $help:literal;)*) => {
+    ($($id:ident = $kind:ident $(($bounds:expr))? $name:literal, $help:literal;)*) => {
         $(pub(crate) static $id: Family = Family {
             name: $name,
-            kind: Kind::$kind,
+            kind: Kind::$kind $(($bounds))?,
             help: $help,
         };)*
     };
 }
 
 families! {
-    POOL_INFO = Gauge "slab_pool_info",
-        "Always 1; carries the version of packet-slab.";
+    BUILD_INFO = Gauge "slab_build_info",
+        "Always 1; carries how the program's packet-slab was built.";
+
     POOL_CAPACITY_BYTES = Gauge "slab_pool_capacity_bytes",
         "The cap: bytes that the pool's chunks can take at most.";
     POOL_RESIDENT_BYTES = Gauge "slab_pool_resident_bytes",
@@ -56,6 +96,8 @@ families! {
         "Allocations that found the pool at its cap, by what became of them.";
     POOL_WAITERS = Gauge "slab_pool_waiters",
         "Tasks that wait for a chunk of the size class now.";
+    POOL_WAIT_SECONDS = Histogram(&WaitTimes::BOUNDS_NANOS) "slab_pool_wait_seconds",
+        "How long waits for memory took that have ended, those that were given up included.";
     POOL_SLAB_COMMITS_TOTAL = Counter "slab_pool_slab_commits_total",
         "Slabs that came to serve the size class.";
     POOL_SLAB_REBALANCES_TOTAL = Counter "slab_pool_slab_rebalances_total",

@@ -1,12 +1,11 @@
-//! The page in the OpenMetrics format, from Prometheus' text format.
+//! What the program counts by itself in the OpenMetrics format, from Prometheus' text format.
 //!
 //! `metrics-exporter-prometheus` writes the latter only. The two differ in little: a counter's
 //! family is named without `_total`, help texts escape quotes, there are no empty lines, and a last
-//! line says that the page is whole.
+//! line, which is left to the caller, says that the page is whole.
 
-/// The same metrics in OpenMetrics 1.0.
-pub(crate) fn from_text(text: &str) -> String {
-    let mut page = String::with_capacity(text.len() + 16);
+/// Appends the same metrics in OpenMetrics 1.0.
+pub(crate) fn append(page: &mut String, text: &str) {
     // The family whose samples need `_total` appended to their name.
     let mut bare_counter = None;
     // Help stands before the type, and needs it for its name.
@@ -42,13 +41,11 @@ pub(crate) fn from_text(text: &str) -> String {
             }
         }
     }
-    page.push_str("# EOF\n");
-    page
 }
 
 #[cfg(test)]
 mod tests {
-    use super::from_text;
+    use super::append;
     use crate::{Collector, Exporter};
     use slab_core::SlabPool;
     use std::collections::BTreeSet;
@@ -74,10 +71,12 @@ mod tests {
             "# TYPE c gauge\n# HELP c What\\nc is.\nc 4\n",
             "# TYPE d unknown\nd 5\n",
             "# TYPE e summary\ne{quantile=\"0.5\"} 6\ne_sum 7\ne_count 8\n",
-            "# EOF\n",
         );
-        assert_eq!(from_text(text), expected);
-        assert_eq!(from_text(""), "# EOF\n");
+        let mut page = String::new();
+        append(&mut page, text);
+        assert_eq!(page, expected);
+        append(&mut page, "");
+        assert_eq!(page, expected);
     }
 
     #[test]
@@ -85,8 +84,9 @@ mod tests {
         let pool = SlabPool::builder().name("a\"b\\c\nd").build().unwrap();
         let collector = Collector::new();
         collector.register_pool(&pool).unwrap();
-        let text = Exporter::new(collector).scrape();
-        let page = from_text(&text);
+        let exporter = Exporter::new(collector);
+        let (text, page) = (exporter.scrape(), exporter.scrape_openmetrics());
+        assert!(page.ends_with("\n# EOF\n"));
         let samples = |page: &str| -> Vec<String> {
             let lines = page
                 .lines()

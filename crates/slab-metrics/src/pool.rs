@@ -2,36 +2,174 @@
 
 use crate::json::Json;
 use crate::names::*;
-use crate::series::{Registrar, Series, Source, float};
-use metrics::{Counter, Gauge, SharedString};
-use slab_core::{ClassStats, PoolStats, SlabPool};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use crate::series::{Describe, Label, Row, Source, describe_rows, read_rows};
+#[cfg(feature = "allocator-api2")]
+use slab_core::SlabAllocator;
+use slab_core::{ClassStats, PoolStats, Slab, SlabPool, WaitTimes};
+use std::sync::{Mutex, PoisonError};
+
+/// What has the statistics of a pool.
+pub(crate) trait ReadPool: Send + Sync {
+    fn stats(&self) -> PoolStats;
+    /// How long callers waited for chunks of a class.
+    fn wait_times(&self, class: usize) -> Option<WaitTimes>;
+    /// `None` where nobody says.
+    fn resident_bytes(&self) -> Option<usize>;
+}
+
+impl ReadPool for SlabPool {
+    fn stats(&self) -> PoolStats {
+        self.stats()
+    }
+
+    fn wait_times(&self, class: usize) -> Option<WaitTimes> {
+        self.wait_times(class)
+    }
+
+    fn resident_bytes(&self) -> Option<usize> {
+        self.resident_bytes()
+    }
+}
+
+impl<T, Tag> ReadPool for Slab<T, Tag> {
+    fn stats(&self) -> PoolStats {
+        self.stats()
+    }
+
+    fn wait_times(&self, _only: usize) -> Option<WaitTimes> {
+        Some(self.wait_times())
+    }
+
+    fn resident_bytes(&self) -> Option<usize> {
+        None
+    }
+}
+
+#[cfg(feature = "allocator-api2")]
+impl ReadPool for SlabAllocator {
+    fn stats(&self) -> PoolStats {
+        self.stats()
+    }
+
+    /// An allocator refuses, and never waits.
+    fn wait_times(&self, _class: usize) -> Option<WaitTimes> {
+        None
+    }
+
+    fn resident_bytes(&self) -> Option<usize> {
+        None
+    }
+}
+
+/// Per pool.
+const ROWS: &[Row<PoolStats>] = &[
+    Row(&POOL_CAPACITY_BYTES, None, |s| s.max_memory as u64),
+    Row(&POOL_UNASSIGNED_BYTES, None, |s| {
+        let assigned: usize = s.classes().iter().map(|c| c.committed_bytes).sum();
+        s.committed_bytes.saturating_sub(assigned) as u64
+    }),
+    Row(&POOL_THREAD_CACHES, None, |s| s.thread_caches as u64),
+    Row(&POOL_TOO_LARGE_TOTAL, None, |s| s.too_large),
+    Row(&POOL_OVERSIZE_BYTES, None, |s| s.oversize_bytes as u64),
+    Row(&POOL_OVERSIZE_ALLOCS_TOTAL, None, |s| s.oversize_allocs),
+    Row(&POOL_OVERSIZE_REFUSED_TOTAL, None, |s| s.oversize_refused),
+    Row(&POOL_COMMIT_FAILURES_TOTAL, None, |s| s.commit_failures),
+];
+
+/// One class of a snapshot.
+struct Class {
+    stats: ClassStats,
+    totals: Totals,
+}
+
+/// Per class of a pool.
+const CLASS_ROWS: &[Row<Class>] = &[
+    Row(&POOL_COMMITTED_BYTES, None, |c| {
+        c.stats.committed_bytes as u64
+    }),
+    Row(&POOL_IN_USE_BYTES, None, |c| c.stats.in_use_bytes()),
+    Row(&POOL_CACHED_BYTES, Some(("place", "magazine")), |c| {
+        c.stats.in_magazines * c.stats.chunk_bytes as u64
+    }),
+    Row(&POOL_CACHED_BYTES, Some(("place", "depot")), |c| {
+        c.stats.in_depot * c.stats.chunk_bytes as u64
+    }),
+    Row(&POOL_CHUNKS, Some(("state", "in_use")), |c| c.stats.in_use),
+    Row(&POOL_CHUNKS, Some(("state", "magazine")), |c| {
+        c.stats.in_magazines
+    }),
+    Row(&POOL_CHUNKS, Some(("state", "depot")), |c| c.stats.in_depot),
+    Row(&POOL_CHUNKS, Some(("state", "free")), |c| c.stats.in_slabs),
+    Row(&POOL_IN_USE_CHUNKS_PEAK, None, |c| c.stats.in_use_peak),
+    Row(&POOL_ALLOCS_TOTAL, Some(("source", "magazine")), |c| {
+        c.totals.allocs_magazine
+    }),
+    Row(&POOL_ALLOCS_TOTAL, Some(("source", "depot")), |c| {
+        c.stats.allocs_from_depot
+    }),
+    Row(&POOL_ALLOCS_TOTAL, Some(("source", "slab")), |c| {
+        c.stats.allocs_from_slab
+    }),
+    Row(&POOL_FREES_TOTAL, Some(("path", "local")), |c| {
+        c.totals.frees_local
+    }),
+    Row(&POOL_FREES_TOTAL, Some(("path", "remote")), |c| {
+        c.totals.frees_remote
+    }),
+    Row(&POOL_EXHAUSTED_TOTAL, Some(("outcome", "rejected")), |c| {
+        c.stats.exhausted
+    }),
+    Row(&POOL_EXHAUSTED_TOTAL, Some(("outcome", "waited")), |c| {
+        c.stats.waits
+    }),
+    Row(
+        &POOL_EXHAUSTED_TOTAL,
+        Some(("outcome", "too_many_waiters")),
+        |c| c.stats.waiters_refused,
+    ),
+    Row(&POOL_WAITERS, None, |c| c.stats.waiting),
+    Row(&POOL_SLAB_COMMITS_TOTAL, None, |c| c.stats.slab_commits),
+    Row(&POOL_SLAB_REBALANCES_TOTAL, None, |c| {
+        c.stats.slab_rebalances
+    }),
+    Row(&POOL_SLAB_TRIMS_TOTAL, None, |c| c.stats.slab_trims),
+];
 
 pub(crate) struct PoolSource {
-    pub(crate) pool: SlabPool,
-    /// One entry a size class. With the source and not with a recorder's handles, so that every
-    /// recorder, also one that is made later, sees the same totals.
+    name: String,
+    pool: Box<dyn ReadPool>,
+    class_bytes: Box<[usize]>,
+    says_resident: bool,
+    /// One entry a size class. With the source and not with a way out, so that every page and
+    /// every recorder, also one that is made later, sees the same totals.
     totals: Mutex<Box<[Totals]>>,
 }
 
 impl PoolSource {
-    pub(crate) fn new(pool: SlabPool) -> Self {
-        let classes = pool.size_classes().sizes().len();
+    pub(crate) fn new(name: &str, pool: impl ReadPool + 'static) -> Self {
+        let stats = pool.stats();
+        let class_bytes: Box<[usize]> = stats.classes().iter().map(|c| c.chunk_bytes).collect();
         Self {
-            pool,
-            totals: Mutex::new(vec![Totals::default(); classes].into()),
+            name: name.to_owned(),
+            says_resident: pool.resident_bytes().is_some(),
+            totals: Mutex::new(vec![Totals::default(); class_bytes.len()].into()),
+            class_bytes,
+            pool: Box::new(pool),
         }
     }
 
     /// Reads the pool; `each` gets every class with its totals.
-    fn read(&self, mut each: impl FnMut(usize, &ClassStats, &Totals)) -> PoolStats {
+    fn read_classes(&self, mut each: impl FnMut(Class)) -> PoolStats {
         // Read under the lock: what two scrapes read then reaches the totals in that order. A
         // panic in between leaves totals that are at worst old.
         let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
         let stats = self.pool.stats();
-        for (index, (total, class)) in totals.iter_mut().zip(stats.classes()).enumerate() {
+        for (total, class) in totals.iter_mut().zip(stats.classes()) {
             total.advance(class);
-            each(index, class, total);
+            each(Class {
+                stats: *class,
+                totals: *total,
+            });
         }
         stats
     }
@@ -65,59 +203,65 @@ impl Totals {
 }
 
 impl Source for PoolSource {
-    fn register(self: Arc<Self>, to: &mut Registrar<'_>) -> Box<dyn Series> {
-        let name: SharedString = self.pool.name().to_owned().into();
-        let pool = [("pool", name.clone())];
-        let info = [
-            ("pool", name.clone()),
-            ("version", env!("CARGO_PKG_VERSION").into()),
-        ];
-        Box::new(PoolSeries {
-            info: to.gauge(&POOL_INFO, &info),
-            capacity: to.gauge(&POOL_CAPACITY_BYTES, &pool),
-            resident: self
-                .pool
-                .resident_bytes()
-                .map(|_| to.gauge(&POOL_RESIDENT_BYTES, &pool)),
-            unassigned: to.gauge(&POOL_UNASSIGNED_BYTES, &pool),
-            thread_caches: to.gauge(&POOL_THREAD_CACHES, &pool),
-            too_large: to.counter(&POOL_TOO_LARGE_TOTAL, &pool),
-            oversize_bytes: to.gauge(&POOL_OVERSIZE_BYTES, &pool),
-            oversize_allocs: to.counter(&POOL_OVERSIZE_ALLOCS_TOTAL, &pool),
-            oversize_refused: to.counter(&POOL_OVERSIZE_REFUSED_TOTAL, &pool),
-            commit_failures: to.counter(&POOL_COMMIT_FAILURES_TOTAL, &pool),
-            classes: self
-                .pool
-                .size_classes()
-                .sizes()
-                .iter()
-                .map(|&bytes| ClassSeries::register(to, &name, bytes))
-                .collect(),
-            source: Arc::downgrade(&self),
-        })
+    fn describe(&self, to: &mut Describe<'_>) {
+        let pool: Label = ("pool", self.name.clone().into());
+        for bytes in &self.class_bytes {
+            let class = [pool.clone(), ("size_class", bytes.to_string().into())];
+            describe_rows(CLASS_ROWS, &class, to);
+        }
+        describe_rows(ROWS, std::slice::from_ref(&pool), to);
+        to(&POOL_WAIT_SECONDS, std::slice::from_ref(&pool));
+        if self.says_resident {
+            to(&POOL_RESIDENT_BYTES, &[pool]);
+        }
+    }
+
+    fn read(&self, values: &mut Vec<u64>) {
+        let stats = self.read_classes(|class| read_rows(CLASS_ROWS, &class, values));
+        read_rows(ROWS, &stats, values);
+        // Over all classes: a class more is sixteen lines more.
+        let first = values.len();
+        values.resize(first + POOL_WAIT_SECONDS.width(), 0);
+        for class in 0..self.class_bytes.len() {
+            let Some(times) = self.pool.wait_times(class) else {
+                break;
+            };
+            let numbers = times.counts().iter().copied().chain([times.sum_nanos()]);
+            for (sum, number) in values[first..].iter_mut().zip(numbers) {
+                *sum += number;
+            }
+        }
+        if self.says_resident {
+            values.push(self.pool.resident_bytes().unwrap_or(0) as u64);
+        }
     }
 
     fn write_json(&self, json: &mut Json) {
         json.key("classes");
         let stats = json.array(|json| {
-            self.read(|_, class, totals| {
-                json.object(|json| {
-                    json.number("chunk_bytes", class.chunk_bytes);
-                    json.number("committed_bytes", class.committed_bytes);
-                    json.number("in_use", class.in_use);
-                    json.number("magazine", class.in_magazines);
-                    json.number("depot", class.in_depot);
-                    json.number("free", class.in_slabs);
-                    json.number("in_use_peak", class.in_use_peak);
-                    json.number("allocs", totals.allocs(class));
-                    json.number("frees", totals.frees_local + totals.frees_remote);
-                    json.number("frees_remote", totals.frees_remote);
-                    json.number("exhausted", class.exhausted);
-                    json.number("waits", class.waits);
-                    json.number("waiting", class.waiting);
-                    json.number("waiters_refused", class.waiters_refused);
-                });
-            })
+            self.read_classes(
+                |Class {
+                     stats: class,
+                     totals,
+                 }| {
+                    json.object(|json| {
+                        json.number("chunk_bytes", class.chunk_bytes);
+                        json.number("committed_bytes", class.committed_bytes);
+                        json.number("in_use", class.in_use);
+                        json.number("magazine", class.in_magazines);
+                        json.number("depot", class.in_depot);
+                        json.number("free", class.in_slabs);
+                        json.number("in_use_peak", class.in_use_peak);
+                        json.number("allocs", totals.allocs(&class));
+                        json.number("frees", totals.frees_local + totals.frees_remote);
+                        json.number("frees_remote", totals.frees_remote);
+                        json.number("exhausted", class.exhausted);
+                        json.number("waits", class.waits);
+                        json.number("waiting", class.waiting);
+                        json.number("waiters_refused", class.waiters_refused);
+                    });
+                },
+            )
         });
         // The classes' figures and these are of one snapshot.
         json.number("capacity_bytes", stats.max_memory);
@@ -130,133 +274,6 @@ impl Source for PoolSource {
         json.number("oversize_bytes", stats.oversize_bytes);
         json.number("oversize_refused", stats.oversize_refused);
         json.number("commit_failures", stats.commit_failures);
-    }
-}
-
-struct PoolSeries {
-    source: Weak<PoolSource>,
-    info: Gauge,
-    capacity: Gauge,
-    /// Where the system says.
-    resident: Option<Gauge>,
-    unassigned: Gauge,
-    thread_caches: Gauge,
-    too_large: Counter,
-    oversize_bytes: Gauge,
-    oversize_allocs: Counter,
-    oversize_refused: Counter,
-    commit_failures: Counter,
-    classes: Box<[ClassSeries]>,
-}
-
-impl Series for PoolSeries {
-    fn update(&self) -> bool {
-        let Some(source) = self.source.upgrade() else {
-            return false;
-        };
-        let stats = source.read(|index, class, totals| self.classes[index].update(class, totals));
-        let assigned: usize = stats.classes().iter().map(|c| c.committed_bytes).sum();
-        self.info.set(1.0);
-        if let (Some(resident), Some(bytes)) = (&self.resident, source.pool.resident_bytes()) {
-            resident.set(float(bytes));
-        }
-        self.capacity.set(float(stats.max_memory));
-        self.unassigned
-            .set(float(stats.committed_bytes.saturating_sub(assigned)));
-        self.thread_caches.set(float(stats.thread_caches));
-        self.too_large.absolute(stats.too_large);
-        self.oversize_bytes.set(float(stats.oversize_bytes));
-        self.oversize_allocs.absolute(stats.oversize_allocs);
-        self.oversize_refused.absolute(stats.oversize_refused);
-        self.commit_failures.absolute(stats.commit_failures);
-        true
-    }
-}
-
-struct ClassSeries {
-    committed_bytes: Gauge,
-    in_use_bytes: Gauge,
-    magazine_bytes: Gauge,
-    depot_bytes: Gauge,
-    in_use: Gauge,
-    magazine: Gauge,
-    depot: Gauge,
-    free: Gauge,
-    in_use_peak: Gauge,
-    allocs_magazine: Counter,
-    allocs_depot: Counter,
-    allocs_slab: Counter,
-    frees_local: Counter,
-    frees_remote: Counter,
-    exhausted_rejected: Counter,
-    exhausted_waited: Counter,
-    exhausted_too_many_waiters: Counter,
-    waiters: Gauge,
-    slab_commits: Counter,
-    slab_rebalances: Counter,
-    slab_trims: Counter,
-}
-
-impl ClassSeries {
-    fn register(to: &mut Registrar<'_>, pool: &SharedString, chunk_bytes: usize) -> Self {
-        let class = [
-            ("pool", pool.clone()),
-            ("size_class", chunk_bytes.to_string().into()),
-        ];
-        let with = |label: &'static str, value: &'static str| {
-            let [pool, size_class] = class.clone();
-            [pool, size_class, (label, value.into())]
-        };
-        Self {
-            committed_bytes: to.gauge(&POOL_COMMITTED_BYTES, &class),
-            in_use_bytes: to.gauge(&POOL_IN_USE_BYTES, &class),
-            magazine_bytes: to.gauge(&POOL_CACHED_BYTES, &with("place", "magazine")),
-            depot_bytes: to.gauge(&POOL_CACHED_BYTES, &with("place", "depot")),
-            in_use: to.gauge(&POOL_CHUNKS, &with("state", "in_use")),
-            magazine: to.gauge(&POOL_CHUNKS, &with("state", "magazine")),
-            depot: to.gauge(&POOL_CHUNKS, &with("state", "depot")),
-            free: to.gauge(&POOL_CHUNKS, &with("state", "free")),
-            in_use_peak: to.gauge(&POOL_IN_USE_CHUNKS_PEAK, &class),
-            allocs_magazine: to.counter(&POOL_ALLOCS_TOTAL, &with("source", "magazine")),
-            allocs_depot: to.counter(&POOL_ALLOCS_TOTAL, &with("source", "depot")),
-            allocs_slab: to.counter(&POOL_ALLOCS_TOTAL, &with("source", "slab")),
-            frees_local: to.counter(&POOL_FREES_TOTAL, &with("path", "local")),
-            frees_remote: to.counter(&POOL_FREES_TOTAL, &with("path", "remote")),
-            exhausted_rejected: to.counter(&POOL_EXHAUSTED_TOTAL, &with("outcome", "rejected")),
-            exhausted_waited: to.counter(&POOL_EXHAUSTED_TOTAL, &with("outcome", "waited")),
-            exhausted_too_many_waiters: to
-                .counter(&POOL_EXHAUSTED_TOTAL, &with("outcome", "too_many_waiters")),
-            waiters: to.gauge(&POOL_WAITERS, &class),
-            slab_commits: to.counter(&POOL_SLAB_COMMITS_TOTAL, &class),
-            slab_rebalances: to.counter(&POOL_SLAB_REBALANCES_TOTAL, &class),
-            slab_trims: to.counter(&POOL_SLAB_TRIMS_TOTAL, &class),
-        }
-    }
-
-    fn update(&self, class: &ClassStats, totals: &Totals) {
-        self.committed_bytes.set(float(class.committed_bytes));
-        self.in_use_bytes.set(float(class.in_use_bytes()));
-        let bytes = |chunks: u64| float(chunks * class.chunk_bytes as u64);
-        self.magazine_bytes.set(bytes(class.in_magazines));
-        self.depot_bytes.set(bytes(class.in_depot));
-        self.in_use.set(float(class.in_use));
-        self.magazine.set(float(class.in_magazines));
-        self.depot.set(float(class.in_depot));
-        self.free.set(float(class.in_slabs));
-        self.in_use_peak.set(float(class.in_use_peak));
-        self.allocs_magazine.absolute(totals.allocs_magazine);
-        self.allocs_depot.absolute(class.allocs_from_depot);
-        self.allocs_slab.absolute(class.allocs_from_slab);
-        self.frees_local.absolute(totals.frees_local);
-        self.frees_remote.absolute(totals.frees_remote);
-        self.exhausted_rejected.absolute(class.exhausted);
-        self.exhausted_waited.absolute(class.waits);
-        self.exhausted_too_many_waiters
-            .absolute(class.waiters_refused);
-        self.waiters.set(float(class.waiting));
-        self.slab_commits.absolute(class.slab_commits);
-        self.slab_rebalances.absolute(class.slab_rebalances);
-        self.slab_trims.absolute(class.slab_trims);
     }
 }
 

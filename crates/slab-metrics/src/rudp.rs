@@ -2,19 +2,10 @@
 
 use crate::json::Json;
 use crate::names::*;
-use crate::series::{Registrar, Series, Source, float};
-use metrics::{Counter, Gauge, SharedString};
+use crate::series::{Describe, Label, Row, Source, describe_rows, read_rows};
 use slab_net::rudp::{Endpoint, EndpointStats, Rejection};
-use std::sync::{Arc, Weak};
 
-/// One series: its family, a label beside the endpoint's name, and where its value is.
-struct Row(
-    &'static Family,
-    Option<(&'static str, &'static str)>,
-    fn(&EndpointStats) -> u64,
-);
-
-const ROWS: &[Row] = &[
+const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_SESSIONS, None, |s| s.sessions as u64),
     Row(&RUDP_HALF_OPEN_SESSIONS, None, |s| s.half_open as u64),
     Row(&RUDP_BACKLOG_SESSIONS, None, |s| s.backlog as u64),
@@ -106,26 +97,19 @@ pub(crate) struct EndpointSource {
 }
 
 impl Source for EndpointSource {
-    fn register(self: Arc<Self>, to: &mut Registrar<'_>) -> Box<dyn Series> {
-        let name: SharedString = self.name.clone().into();
-        let rejected = Rejection::ALL.map(|reason| {
-            let labels = [("endpoint", name.clone()), ("reason", reason.name().into())];
-            to.counter(&RUDP_REJECTED_DATAGRAMS_TOTAL, &labels)
-        });
-        let rows = ROWS.iter().map(|Row(family, label, _)| {
-            let endpoint = [("endpoint", name.clone())];
-            let label = label.map(|(label, value)| (label, SharedString::from(value)));
-            let labels: Vec<_> = endpoint.into_iter().chain(label).collect();
-            match family.kind {
-                Kind::Counter => Handle::Counter(to.counter(family, &labels)),
-                Kind::Gauge => Handle::Gauge(to.gauge(family, &labels)),
-            }
-        });
-        Box::new(EndpointSeries {
-            rows: rows.collect(),
-            rejected,
-            source: Arc::downgrade(&self),
-        })
+    fn describe(&self, to: &mut Describe<'_>) {
+        let endpoint: Label = ("endpoint", self.name.clone().into());
+        describe_rows(ROWS, std::slice::from_ref(&endpoint), to);
+        for reason in Rejection::ALL {
+            let reason = ("reason", reason.name().into());
+            to(&RUDP_REJECTED_DATAGRAMS_TOTAL, &[endpoint.clone(), reason]);
+        }
+    }
+
+    fn read(&self, values: &mut Vec<u64>) {
+        let stats = self.endpoint.stats();
+        read_rows(ROWS, &stats, values);
+        values.extend(Rejection::ALL.map(|reason| stats.total.rejected_for(reason)));
     }
 
     fn write_json(&self, json: &mut Json) {
@@ -137,36 +121,5 @@ impl Source for EndpointSource {
         json.number("retransmits_fast", stats.total.retransmits_fast);
         json.number("dropped_no_memory", stats.total.dropped_no_memory);
         json.number("rejected_datagrams", stats.total.rejected_datagrams());
-    }
-}
-
-enum Handle {
-    Counter(Counter),
-    Gauge(Gauge),
-}
-
-struct EndpointSeries {
-    source: Weak<EndpointSource>,
-    /// As `ROWS`.
-    rows: Box<[Handle]>,
-    rejected: [Counter; Rejection::ALL.len()],
-}
-
-impl Series for EndpointSeries {
-    fn update(&self) -> bool {
-        let Some(source) = self.source.upgrade() else {
-            return false;
-        };
-        let stats = source.endpoint.stats();
-        for (handle, Row(_, _, read)) in self.rows.iter().zip(ROWS) {
-            match handle {
-                Handle::Counter(counter) => counter.absolute(read(&stats)),
-                Handle::Gauge(gauge) => gauge.set(float(read(&stats))),
-            }
-        }
-        for (series, reason) in self.rejected.iter().zip(Rejection::ALL) {
-            series.absolute(stats.total.rejected_for(reason));
-        }
-        true
     }
 }

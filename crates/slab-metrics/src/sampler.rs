@@ -1,19 +1,34 @@
 //! [`Sampler`]: the way from a collector into one recorder.
 
 use crate::collector::Collector;
-use crate::series::{Registrar, Series, Source};
-use metrics::{Gauge, Recorder};
+use crate::names::{Family, Kind};
+use crate::series::{Label as Pair, Source};
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{MissedTickBehavior, interval};
+
+static METADATA: Metadata<'static> =
+    Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+
+/// The shortest period of a sampler that runs by itself.
+const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 
 /// Brings the statistics of a [`Collector`] into a recorder of the `metrics` facade.
 ///
-/// For programs that have a recorder already; [`Exporter`](crate::Exporter) brings its own. Call
-/// [`sample`](Self::sample) when the recorder is about to be read. The recorder is owned (a
-/// reference or an `Arc` of one will do), because the handles that it gave out are kept: from the
-/// second sample on, a sample allocates nothing.
+/// For programs that have a recorder already; [`Exporter`](crate::Exporter) needs none. Call
+/// [`sample`](Self::sample) when the recorder is about to be read, or let it
+/// [`run`](Self::run) where something else decides when that is. The recorder is owned (a
+/// reference or an `Arc` of one will do; [`GlobalRecorder`](crate::GlobalRecorder) is the
+/// program's), because the handles that it gave out are kept: from the second sample on, a sample
+/// allocates nothing.
 ///
 /// Counters are set to totals by `absolute`, which never goes back; gauges are set to what is now.
+/// A histogram is fed what was counted since the last sample, each at the upper bound of its
+/// bucket: give the recorder the bounds of [`WAIT_SECONDS_BOUNDS`](crate::WAIT_SECONDS_BOUNDS) for
+/// `slab_pool_wait_seconds`, and its buckets are exact and its sum is an upper bound.
 /// A facade cannot take a series away: when a source is unregistered, its gauges go to 0 and its
 /// counters stand still. A recorder with an idle timeout
 /// (`PrometheusBuilder::idle_timeout`) drops them later.
@@ -36,13 +51,27 @@ use std::sync::Arc;
 pub struct Sampler<R> {
     collector: Collector,
     recorder: R,
-    next_serial: u64,
     tracked: Vec<Tracked>,
+    // Kept from one sample to the next for their memory; empty in between.
+    sources: Vec<(u64, Arc<dyn Source>)>,
+    values: Vec<u64>,
 }
 
+/// The handles of one source.
 struct Tracked {
-    series: Box<dyn Series>,
-    gauges: Vec<Gauge>,
+    serial: u64,
+    handles: Vec<Handle>,
+}
+
+enum Handle {
+    Counter(Counter),
+    Gauge(Gauge),
+    Histogram {
+        histogram: Histogram,
+        bounds_nanos: &'static [u64],
+        /// What it was fed so far, by bucket.
+        fed: Box<[u64]>,
+    },
 }
 
 impl<R: Recorder> Sampler<R> {
@@ -51,46 +80,145 @@ impl<R: Recorder> Sampler<R> {
         Self {
             collector,
             recorder,
-            next_serial: 0,
             tracked: Vec::new(),
+            sources: Vec::new(),
+            values: Vec::new(),
         }
     }
 
     /// Reads every source now and sets its series.
     pub fn sample(&mut self) {
-        self.sample_and_count_ended();
-    }
-
-    /// As [`sample`](Self::sample); returns how many sources had been unregistered since the last.
-    pub(crate) fn sample_and_count_ended(&mut self) -> usize {
-        let before = self.tracked.len();
+        let mut sources = std::mem::take(&mut self.sources);
+        self.collector.copy_sources(&mut sources);
         // Those that ended come first: a new source of the same name has the same series.
         self.tracked.retain(|tracked| {
-            let registered = tracked.series.update();
-            if !registered {
-                tracked.gauges.iter().for_each(|gauge| gauge.set(0.0));
+            let known = sources.binary_search_by_key(&tracked.serial, |&(serial, _)| serial);
+            if known.is_err() {
+                tracked.handles.iter().for_each(Handle::end);
             }
-            registered
+            known.is_ok()
         });
-        let ended = before - self.tracked.len();
-        for source in self.take_new() {
-            let mut registrar = Registrar::new(&self.recorder);
-            let series = source.register(&mut registrar);
-            series.update();
+        // Serial numbers ascend: what is new stands behind what is known.
+        for (serial, source) in &sources[self.tracked.len()..] {
+            let mut handles = Vec::new();
+            source.describe(&mut |family, labels| {
+                handles.push(Handle::new(&self.recorder, family, labels));
+            });
             self.tracked.push(Tracked {
-                series,
-                gauges: registrar.into_gauges(),
+                serial: *serial,
+                handles,
             });
         }
-        ended
+        for (tracked, (_, source)) in self.tracked.iter_mut().zip(&sources) {
+            self.values.clear();
+            source.read(&mut self.values);
+            let mut values = &*self.values;
+            for handle in &mut tracked.handles {
+                values = handle.set(values);
+            }
+        }
+        // Perhaps the last handles to what was unregistered meanwhile.
+        sources.clear();
+        self.sources = sources;
     }
 
-    fn take_new(&mut self) -> Vec<Arc<dyn Source>> {
-        let sources = self.collector.lock();
-        let (new, next) = sources.since(self.next_serial);
-        self.next_serial = next;
-        // An empty one allocates nothing.
-        new.cloned().collect()
+    /// Samples now and then once a period, until the future is dropped: for a recorder that
+    /// something else reads whenever it likes, such as the HTTP listener or the push gateway of
+    /// `metrics-exporter-prometheus`. What is read is then up to a period old.
+    ///
+    /// A period below 10 ms is taken as 10 ms. A sample that comes late delays those behind it.
+    ///
+    /// ```no_run
+    /// use slab_core::SlabPool;
+    /// use slab_metrics::{Collector, GlobalRecorder, Sampler};
+    /// use std::time::Duration;
+    ///
+    /// # async fn example(collector: Collector) {
+    /// // After `PrometheusBuilder::new().install()`, which starts a listener of its own:
+    /// let sampler = Sampler::new(collector, GlobalRecorder);
+    /// tokio::spawn(sampler.run(Duration::from_secs(1)));
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with time enabled.
+    pub async fn run(mut self, period: Duration) -> Infallible {
+        let mut ticks = interval(period.max(SHORTEST_PERIOD));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.sample();
+        }
+    }
+}
+
+impl Handle {
+    /// Registers a series, at 0: `rate()` needs to see it before its first event.
+    fn new(recorder: &impl Recorder, family: &Family, labels: &[Pair]) -> Self {
+        let (name, help) = (family.name.into(), family.help.into());
+        let labels: Vec<Label> = labels
+            .iter()
+            .map(|(label, value)| Label::new(*label, value.clone()))
+            .collect();
+        let key = Key::from_parts(family.name, labels);
+        match family.kind {
+            Kind::Counter => {
+                recorder.describe_counter(name, None, help);
+                Self::Counter(recorder.register_counter(&key, &METADATA))
+            }
+            Kind::Gauge => {
+                recorder.describe_gauge(name, None, help);
+                Self::Gauge(recorder.register_gauge(&key, &METADATA))
+            }
+            Kind::Histogram(bounds_nanos) => {
+                recorder.describe_histogram(name, None, help);
+                Self::Histogram {
+                    histogram: recorder.register_histogram(&key, &METADATA),
+                    bounds_nanos,
+                    fed: vec![0; bounds_nanos.len() + 1].into(),
+                }
+            }
+        }
+    }
+
+    /// Takes its value from the front; returns the rest.
+    fn set<'a>(&mut self, values: &'a [u64]) -> &'a [u64] {
+        match self {
+            Self::Counter(counter) => {
+                counter.absolute(values[0]);
+                &values[1..]
+            }
+            Self::Gauge(gauge) => {
+                // Exact up to 2^53, which is 8 PiB.
+                gauge.set(values[0] as f64);
+                &values[1..]
+            }
+            Self::Histogram {
+                histogram,
+                bounds_nanos,
+                fed,
+            } => {
+                let (counts, rest) = values.split_at(fed.len());
+                // Above the last bound there is none: some value beyond it.
+                let beyond = bounds_nanos.last().map_or(0, |last| 2 * last);
+                let at = bounds_nanos.iter().copied().chain([beyond]);
+                for ((count, fed), nanos) in counts.iter().zip(fed).zip(at) {
+                    let new = count.saturating_sub(*fed);
+                    if new > 0 {
+                        histogram.record_many(nanos as f64 / 1e9, new as usize);
+                        *fed = *count;
+                    }
+                }
+                // A facade makes the sum by itself.
+                &rest[1..]
+            }
+        }
+    }
+
+    fn end(&self) {
+        if let Self::Gauge(gauge) = self {
+            gauge.set(0.0);
+        }
     }
 }
 

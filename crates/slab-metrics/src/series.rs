@@ -1,88 +1,50 @@
-//! From a source of statistics to its handles in a recorder.
+//! From a source of statistics to series: what they are called, and how they are read.
+//!
+//! A source names its series once and then gives their values as plain numbers, in the same order.
+//! What becomes of them is the business of the two ways out: [`text`](crate::text) writes them on
+//! a page, [`sampler`](crate::sampler) sets the handles of a recorder.
 
 use crate::json::Json;
-use crate::names::{Family, Kind};
-use metrics::{Counter, Gauge, Key, Label, Level, Metadata, Recorder, SharedString};
+use crate::names::Family;
+use metrics::SharedString;
 
-static METADATA: Metadata<'static> =
-    Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+/// A label's name and value.
+pub(crate) type Label = (&'static str, SharedString);
+
+/// Gets each series of a source: its family and its labels.
+pub(crate) type Describe<'a> = dyn FnMut(&'static Family, &[Label]) + 'a;
 
 /// Something registered with a collector: the handle by which its statistics are read.
 pub(crate) trait Source: Send + Sync {
-    /// Registers every label combination, at 0, and returns what keeps them current.
-    fn register(self: std::sync::Arc<Self>, registrar: &mut Registrar<'_>) -> Box<dyn Series>;
+    /// Names every series, each combination of labels, always the same ones.
+    fn describe(&self, to: &mut Describe<'_>);
+
+    /// Appends the values of these series, in that order: [`Family::width`] numbers each. Must not
+    /// allocate beyond that, for this is what runs at each scrape.
+    fn read(&self, values: &mut Vec<u64>);
 
     /// Writes the statistics as members of an object that has a `name` already.
     fn write_json(&self, json: &mut Json);
 }
 
-/// The handles of one source in one recorder. It does not keep the source alive.
-pub(crate) trait Series: Send {
-    /// Reads the statistics and sets the handles; false if the source is no longer registered.
-    /// Must not allocate: this is what runs at each scrape.
-    fn update(&self) -> bool;
-}
+/// One series: its family, a label beside those of its source, and where its value is.
+pub(crate) struct Row<S: 'static>(
+    pub(crate) &'static Family,
+    pub(crate) Option<(&'static str, &'static str)>,
+    pub(crate) fn(&S) -> u64,
+);
 
-/// Takes handles out of a recorder, and remembers the gauges: they must not stand still at their
-/// last value when the source goes away.
-pub(crate) struct Registrar<'a> {
-    recorder: &'a dyn Recorder,
-    gauges: Vec<Gauge>,
-}
-
-impl<'a> Registrar<'a> {
-    pub(crate) fn new(recorder: &'a dyn Recorder) -> Self {
-        Self {
-            recorder,
-            gauges: Vec::new(),
-        }
-    }
-
-    pub(crate) fn counter(
-        &mut self,
-        family: &Family,
-        labels: &[(&'static str, SharedString)],
-    ) -> Counter {
-        debug_assert_eq!(family.kind, Kind::Counter);
-        self.recorder
-            .describe_counter(family.name.into(), None, family.help.into());
-        let counter = self
-            .recorder
-            .register_counter(&key(family, labels), &METADATA);
-        counter.absolute(0);
-        counter
-    }
-
-    pub(crate) fn gauge(
-        &mut self,
-        family: &Family,
-        labels: &[(&'static str, SharedString)],
-    ) -> Gauge {
-        debug_assert_eq!(family.kind, Kind::Gauge);
-        self.recorder
-            .describe_gauge(family.name.into(), None, family.help.into());
-        let gauge = self
-            .recorder
-            .register_gauge(&key(family, labels), &METADATA);
-        gauge.set(0.0);
-        self.gauges.push(gauge.clone());
-        gauge
-    }
-
-    pub(crate) fn into_gauges(self) -> Vec<Gauge> {
-        self.gauges
+/// Names the series of a table.
+pub(crate) fn describe_rows<S>(rows: &[Row<S>], labels: &[Label], to: &mut Describe<'_>) {
+    let mut all = labels.to_vec();
+    for Row(family, label, _) in rows {
+        all.truncate(labels.len());
+        all.extend(label.map(|(name, value)| (name, value.into())));
+        to(family, &all);
     }
 }
 
-fn key(family: &Family, labels: &[(&'static str, SharedString)]) -> Key {
-    let labels: Vec<Label> = labels
-        .iter()
-        .map(|(name, value)| Label::new(*name, value.clone()))
-        .collect();
-    Key::from_parts(family.name, labels)
-}
-
-/// A gauge is a float: exact up to 2^53, which is 8 PiB.
-pub(crate) fn float(n: impl TryInto<u64>) -> f64 {
-    n.try_into().unwrap_or(u64::MAX) as f64
+/// Appends the values of a table.
+pub(crate) fn read_rows<S>(rows: &[Row<S>], stats: &S, values: &mut Vec<u64>) {
+    values.extend(rows.iter().map(|Row(_, _, read)| read(stats)));
 }

@@ -1,8 +1,9 @@
-//! From the second sample on, a sample allocates nothing, however many pools there are.
+//! From the second time on, a sample allocates nothing and a page only the string that it is,
+//! however many pools and classes there are.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use slab_core::SlabPool;
-use slab_metrics::{Collector, Sampler};
+use slab_metrics::{Collector, Exporter, Sampler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -29,33 +30,65 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
+/// How often this thread allocates meanwhile.
+fn allocations<R>(of: impl FnOnce() -> R) -> (u64, R) {
+    let before = ALLOCATIONS.get();
+    let result = of();
+    (ALLOCATIONS.get() - before, result)
+}
+
+fn collector_of(pools: &[SlabPool]) -> Collector {
+    let collector = Collector::new();
+    for pool in pools {
+        collector.register_pool(pool).unwrap();
+    }
+    collector
+}
+
+fn pools(count: usize) -> Vec<SlabPool> {
+    let pool = |name: usize| SlabPool::builder().name(name.to_string()).build().unwrap();
+    (0..count).map(pool).collect()
+}
+
 #[test]
 fn a_sample_allocates_nothing_after_the_first() {
-    let collector = Collector::new();
-    let pools: Vec<_> = (0..8)
-        .map(|name| {
-            let pool = SlabPool::builder().name(name.to_string()).build().unwrap();
-            collector.register_pool(&pool).unwrap();
-            pool
-        })
-        .collect();
+    let pools = pools(8);
     let recorder = PrometheusBuilder::new().build_recorder();
-    let mut sampler = Sampler::new(collector, &recorder);
-    let before = ALLOCATIONS.get();
-    sampler.sample();
-    let first = ALLOCATIONS.get() - before;
+    let mut sampler = Sampler::new(collector_of(&pools), &recorder);
+    let (first, ()) = allocations(|| sampler.sample());
     // The counter counts: handles are made in the first sample.
     assert!(first > 100, "{first}");
     for pool in &pools {
         drop(pool.try_alloc(1500).unwrap());
     }
-    let before = ALLOCATIONS.get();
-    for _ in 0..10 {
-        sampler.sample();
-    }
-    assert_eq!(ALLOCATIONS.get() - before, 0);
+    let ten = || (0..10).for_each(|_| sampler.sample());
+    assert_eq!(allocations(ten).0, 0);
     // And it did sample.
     let page = recorder.handle().render();
     assert!(page.contains(",state=\"in_use\"} 0\n"));
     assert!(page.contains("source=\"slab\"} 1\n"), "{page}");
+}
+
+#[test]
+fn a_page_allocates_itself_and_nothing_else_after_the_first() {
+    let pools = pools(8);
+    let exporter = Exporter::new(collector_of(&pools));
+    let (first, page) = allocations(|| exporter.scrape());
+    assert!(first > 100, "{first}");
+    assert!(page.lines().count() > 8 * pools[0].size_classes().sizes().len() * 20);
+    for pool in &pools {
+        drop(pool.try_alloc(1500).unwrap());
+    }
+    for _ in 0..10 {
+        let (count, page) = allocations(|| exporter.scrape());
+        assert_eq!(count, 1);
+        assert!(page.contains("source=\"slab\"} 1\n"), "{page}");
+        assert_eq!(allocations(|| exporter.scrape_openmetrics()).0, 1);
+    }
+    // A pool more is laid out once.
+    let one_more = SlabPool::builder().name("one more").build().unwrap();
+    exporter.collector().register_pool(&one_more).unwrap();
+    let (count, page) = allocations(|| exporter.scrape());
+    assert!(count > 1 && page.contains("one more"));
+    assert_eq!(allocations(|| exporter.scrape()).0, 1);
 }

@@ -21,6 +21,8 @@ fn metrics_in(text: &str) -> BTreeSet<&str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     text.split(|c| !is_name(c))
         .filter(|word| word.starts_with("slab_") || word.contains(":slab_"))
+        // Of a histogram, which is asked for by its buckets.
+        .map(|word| word.strip_suffix("_bucket").unwrap_or(word))
         .collect()
 }
 

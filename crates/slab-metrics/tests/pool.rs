@@ -74,7 +74,7 @@ fn every_series_is_there_at_0_before_anything_happened() {
     for (name, family) in &page.families {
         for sample in &family.samples {
             let expected = match name.as_str() {
-                "slab_pool_info" => 1.0,
+                "slab_build_info" => 1.0,
                 "slab_pool_capacity_bytes" => rx.max_memory() as f64,
                 _ => 0.0,
             };
@@ -211,6 +211,8 @@ fn who_waits_is_on_the_page_and_is_not_counted_as_rejected() {
     assert_adds_up(&now, &rx);
     assert_eq!(now.value("slab_pool_waiters", &class), 1.0);
     assert_eq!(exhausted(&now, "waited"), 1.0);
+    // Not in the histogram before it has ended.
+    assert_eq!(now.value("slab_pool_wait_seconds_count", &class[..1]), 0.0);
     // The one that ended the loop above.
     assert_eq!(exhausted(&now, "rejected"), 1.0);
     held.pop();
@@ -222,6 +224,18 @@ fn who_waits_is_on_the_page_and_is_not_counted_as_rejected() {
     assert_adds_up(&now, &rx);
     assert_eq!(now.value("slab_pool_waiters", &class), 0.0);
     assert_eq!(exhausted(&now, "waited"), 1.0);
+    assert_eq!(now.value("slab_pool_wait_seconds_count", &class[..1]), 1.0);
+    assert!(now.value("slab_pool_wait_seconds_sum", &class[..1]) > 0.0);
+    let buckets = now.families["slab_pool_wait_seconds"].samples.iter();
+    let counts: Vec<f64> = buckets
+        .filter(|s| s.name == "slab_pool_wait_seconds_bucket")
+        .map(|s| s.value)
+        .collect();
+    assert_eq!(counts.len(), slab_metrics::WAIT_SECONDS_BOUNDS.len() + 1);
+    assert!(
+        counts.is_sorted() && counts.last() == Some(&1.0),
+        "{counts:?}"
+    );
     assert_eq!(exhausted(&now, "too_many_waiters"), 0.0);
 }
 
@@ -343,7 +357,10 @@ fn pools_come_and_go_while_pages_are_read_side_by_side() {
                                 .filter(|s| s.labels["pool"] == "guest")
                                 .count()
                         };
-                        assert_eq!(guests("slab_pool_chunks"), 12 * guests("slab_pool_info"));
+                        assert_eq!(
+                            guests("slab_pool_chunks"),
+                            12 * guests("slab_pool_capacity_bytes")
+                        );
                     }
                 })
             })
@@ -361,7 +378,7 @@ fn pools_come_and_go_while_pages_are_read_side_by_side() {
     });
     let now = page(&exporter);
     assert_eq!(now.sum("slab_pool_allocs_total", &[("pool", "rx")]), 50.0);
-    assert!(now.families["slab_pool_info"].samples.len() == 1);
+    assert!(now.families["slab_pool_capacity_bytes"].samples.len() == 1);
 }
 
 #[test]
@@ -377,8 +394,12 @@ fn an_unregistered_pool_is_given_back_and_its_series_end() {
     assert!(!exporter.collector().unregister(SourceKind::Pool, "rx"));
     assert!(format!("{rx:?}").contains("handles: 1 }"), "{rx:?}");
     let after = page(&exporter);
-    for family in after.families.values() {
-        assert!(family.samples.iter().all(|s| s.labels["pool"] == "tx"));
+    for (name, family) in &after.families {
+        let of_tx = family
+            .samples
+            .iter()
+            .all(|s| s.labels.get("pool").is_some_and(|p| p == "tx"));
+        assert!(of_tx || name == "slab_build_info", "{name}");
     }
     // The other pool's totals go on.
     assert_eq!(after.sum("slab_pool_allocs_total", &[("pool", "tx")]), 1.0);
@@ -436,7 +457,11 @@ fn a_sampler_feeds_any_recorder_and_zeroes_what_is_gone() {
     let collector = Collector::new();
     let mut sampler = Sampler::new(collector.clone(), given);
     sampler.sample();
-    assert_eq!(handle.render(), "");
+    assert_eq!(
+        handle.render().matches("slab_").count(),
+        3,
+        "build info alone"
+    );
 
     collector.register_pool(&rx).unwrap();
     let chunk = rx.try_alloc(100).unwrap();
@@ -449,7 +474,7 @@ fn a_sampler_feeds_any_recorder_and_zeroes_what_is_gone() {
     sampler.sample();
     let page = Page::parse(&handle.render());
     for (name, family) in &page.families {
-        if family.kind == "gauge" {
+        if family.kind == "gauge" && name != "slab_build_info" {
             assert!(family.samples.iter().all(|s| s.value == 0.0), "{name}");
         }
     }

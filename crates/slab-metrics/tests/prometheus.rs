@@ -222,6 +222,7 @@ fn a_real_prometheus_gets_what_was_promised() {
     )
     .unwrap();
     collector.register_rudp_endpoint("0", &endpoint).unwrap();
+    let collector_of_waits = collector.clone();
     let server = MetricsServer::builder(Exporter::new(collector))
         .address(([127, 0, 0, 1], 0).into())
         .bind();
@@ -252,6 +253,25 @@ fn a_real_prometheus_gets_what_was_promised() {
             }
         }
     });
+    // Somebody waits for memory now and then, and gets it.
+    let scarce = SlabPool::builder()
+        .name("scarce")
+        .max_memory(1 << 20)
+        .build()
+        .unwrap();
+    collector_of_waits.register_pool(&scarce).unwrap();
+    runtime.spawn(async move {
+        loop {
+            let mut all: Vec<_> = std::iter::from_fn(|| scarce.try_alloc(65536).ok()).collect();
+            let give_back = async {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                all.pop();
+            };
+            let (waited, ()) = tokio::join!(scarce.alloc(65536), give_back);
+            drop((waited.unwrap(), all));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
     runtime.spawn(async move {
         while let Ok(batch) = receiver.recv_batch().await {
             to_consumer.send(batch).await.unwrap();
@@ -277,7 +297,14 @@ fn a_real_prometheus_gets_what_was_promised() {
     let documented = documented();
     assert!(documented.len() > 30);
     for (name, kind) in documented {
-        assert!(!prometheus.query(name).is_empty(), "{name}: no data");
+        let series = match kind {
+            "histogram" => ["_bucket", "_sum", "_count"].as_slice(),
+            _ => &[""],
+        };
+        for suffix in series {
+            let data = prometheus.query(&format!("{name}{suffix}"));
+            assert!(!data.is_empty(), "{name}{suffix}: no data");
+        }
         // As OpenMetrics, a counter's family is without its suffix.
         let family = name.strip_suffix("_total").unwrap_or(name);
         let entry = match &types[name] {
@@ -331,6 +358,12 @@ fn a_real_prometheus_gets_what_was_promised() {
         assert_eq!(alert["labels"]["pool"], "full", "{alert}");
         assert_ne!(alert["annotations"]["runbook"], Value::Null, "{alert}");
     }
+
+    // Who waited, waited 2 ms at least.
+    let waits = "slab_pool_wait_seconds_count{pool=\"scarce\"}";
+    assert!(prometheus.value(waits) > 1.0);
+    let short = "slab_pool_wait_seconds_bucket{pool=\"scarce\", le=\"0.001\"}";
+    assert_eq!(prometheus.value(short), 0.0);
 
     let pools = prometheus.api("label/pool/values");
     assert!(

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::Page;
+use common::{Page, Sample};
 use slab_metrics::{Collector, Exporter, MetricsServer};
 use slab_net::PacketPool;
 use slab_net::pipeline::{Overflow, queue};
@@ -72,10 +72,16 @@ async fn the_readme_lists_every_metric_as_it_is_exported() {
         .families
         .into_iter()
         .map(|(name, family)| {
-            let labels: BTreeSet<String> = family.samples[0].labels.keys().cloned().collect();
+            // A bucket's bound belongs to the type.
+            let labels = |sample: &Sample| -> BTreeSet<String> {
+                let all = sample.labels.keys().filter(|label| *label != "le");
+                all.cloned().collect()
+            };
+            let first = labels(&family.samples[0]);
             for sample in &family.samples {
-                assert!(sample.labels.keys().eq(&labels), "{name}: labels differ");
+                assert_eq!(labels(sample), first, "{name}: labels differ");
             }
+            let labels = first;
             (name, (family.kind, labels, family.help))
         })
         .collect();
@@ -99,6 +105,9 @@ async fn the_readme_lists_every_value_of_a_bounded_label() {
     let free = [
         "pool",
         "version",
+        "profile",
+        "os",
+        "arch",
         "size_class",
         "socket",
         "queue",
@@ -113,6 +122,7 @@ async fn the_readme_lists_every_value_of_a_bounded_label() {
             // Each family has reasons of its own.
             let key = match label.as_str() {
                 "reason" => format!("reason of {name}"),
+                "le" => "le, in seconds".to_owned(),
                 _ => label,
             };
             exported.entry(key).or_default().insert(value);

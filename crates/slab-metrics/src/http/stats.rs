@@ -2,11 +2,9 @@
 
 use crate::json::Json;
 use crate::names::*;
-use crate::series::{Registrar, Series, Source, float};
+use crate::series::{Describe, Source};
 use hyper::StatusCode;
-use metrics::{Counter, Gauge};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
 
 /// How a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,47 +87,25 @@ impl ServerStats {
 }
 
 impl Source for ServerStats {
-    fn register(self: Arc<Self>, to: &mut Registrar<'_>) -> Box<dyn Series> {
-        Box::new(ServerSeries {
-            open: to.gauge(&HTTP_CONNECTIONS, &[]),
-            ended: End::ALL.map(|(_, reason)| {
-                to.counter(&HTTP_ENDED_CONNECTIONS_TOTAL, &[("reason", reason.into())])
-            }),
-            requests: STATUSES
-                .map(|(_, status)| to.counter(&HTTP_REQUESTS_TOTAL, &[("status", status.into())])),
-            accept_errors: to.counter(&HTTP_ACCEPT_ERRORS_TOTAL, &[]),
-            source: Arc::downgrade(&self),
-        })
+    fn describe(&self, to: &mut Describe<'_>) {
+        to(&HTTP_CONNECTIONS, &[]);
+        to(&HTTP_ACCEPT_ERRORS_TOTAL, &[]);
+        for (_, reason) in End::ALL {
+            to(&HTTP_ENDED_CONNECTIONS_TOTAL, &[("reason", reason.into())]);
+        }
+        for (_, status) in STATUSES {
+            to(&HTTP_REQUESTS_TOTAL, &[("status", status.into())]);
+        }
+    }
+
+    fn read(&self, values: &mut Vec<u64>) {
+        let all = [&self.open, &self.accept_errors].into_iter();
+        let all = all.chain(&self.ended).chain(&self.requests);
+        values.extend(all.map(|count| count.load(Relaxed)));
     }
 
     /// Not in the JSON: it is about the program's memory and traffic.
     fn write_json(&self, _json: &mut Json) {}
-}
-
-struct ServerSeries {
-    source: Weak<ServerStats>,
-    open: Gauge,
-    ended: [Counter; End::ALL.len()],
-    requests: [Counter; STATUSES.len()],
-    accept_errors: Counter,
-}
-
-impl Series for ServerSeries {
-    fn update(&self) -> bool {
-        let Some(stats) = self.source.upgrade() else {
-            return false;
-        };
-        self.open.set(float(stats.open.load(Relaxed)));
-        for (series, count) in self.ended.iter().zip(&stats.ended) {
-            series.absolute(count.load(Relaxed));
-        }
-        for (series, count) in self.requests.iter().zip(&stats.requests) {
-            series.absolute(count.load(Relaxed));
-        }
-        self.accept_errors
-            .absolute(stats.accept_errors.load(Relaxed));
-        true
-    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ pub(crate) struct Family {
 
 #[derive(Debug)]
 pub(crate) struct Sample {
+    /// The family's, with a suffix if it is a histogram.
+    pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) value: f64,
 }
@@ -45,10 +47,12 @@ impl Page {
                     Some((name, rest)) => (name, parse_labels(rest)),
                     None => (series, BTreeMap::new()),
                 };
-                let family = page.families.get_mut(name).expect(line);
-                let twice = family.samples.iter().any(|s| s.labels == labels);
-                assert!(!twice, "series twice: {line}");
+                let family = family_of(name, &page.families).expect(line).to_owned();
+                let family = page.families.get_mut(&family).expect(line);
+                let same = |s: &Sample| s.name == name && s.labels == labels;
+                assert!(!family.samples.iter().any(same), "series twice: {line}");
                 family.samples.push(Sample {
+                    name: name.into(),
                     labels,
                     value: value.parse().expect(line),
                 });
@@ -59,10 +63,13 @@ impl Page {
 
     /// The one sample with exactly these labels.
     pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let family = self.families.get(name).expect(name);
+        let family = family_of(name, &self.families).expect(name);
         let labels: BTreeMap<String, String> =
             labels.iter().map(|&(k, v)| (k.into(), v.into())).collect();
-        let found = family.samples.iter().find(|s| s.labels == labels);
+        let samples = &self.families[family].samples;
+        let found = samples
+            .iter()
+            .find(|s| s.name == name && s.labels == labels);
         found
             .unwrap_or_else(|| panic!("{name}{labels:?} is not on the page"))
             .value
@@ -76,6 +83,16 @@ impl Page {
         assert!(found.peek().is_some(), "{name}{labels:?}: none");
         found.map(|s| s.value).sum()
     }
+}
+
+/// The family that a sample's name belongs to.
+fn family_of<'a>(name: &'a str, families: &BTreeMap<String, Family>) -> Option<&'a str> {
+    if families.contains_key(name) {
+        return Some(name);
+    }
+    let suffixes = ["_bucket", "_sum", "_count"].iter();
+    let mut stripped = suffixes.filter_map(|suffix| name.strip_suffix(suffix));
+    stripped.find(|name| families.get(*name).is_some_and(|f| f.kind != "counter"))
 }
 
 /// `key="value",..}`, with the format's three escapes.

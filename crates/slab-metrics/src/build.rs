@@ -1,0 +1,31 @@
+//! How the program was built, as a series.
+
+use crate::json::Json;
+use crate::names::BUILD_INFO;
+use crate::series::{Describe, Source};
+
+/// Always there, and not registered by anybody.
+pub(crate) struct BuildSource;
+
+impl Source for BuildSource {
+    fn describe(&self, to: &mut Describe<'_>) {
+        let profile = match cfg!(debug_assertions) {
+            true => "debug",
+            false => "release",
+        };
+        let labels = [
+            ("version", env!("CARGO_PKG_VERSION").into()),
+            ("profile", profile.into()),
+            ("os", std::env::consts::OS.into()),
+            ("arch", std::env::consts::ARCH.into()),
+        ];
+        to(&BUILD_INFO, &labels);
+    }
+
+    fn read(&self, values: &mut Vec<u64>) {
+        values.push(1);
+    }
+
+    /// The version is in the JSON already.
+    fn write_json(&self, _json: &mut Json) {}
+}

@@ -1,0 +1,128 @@
+//! A sampler beside a recorder of the program's own: by itself, with a histogram, and with pools
+//! that are not `SlabPool`s.
+
+mod common;
+
+use common::Page;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use slab_core::{Slab, SlabPool};
+use slab_metrics::{Collector, GlobalRecorder, Sampler, WAIT_SECONDS_BOUNDS};
+use std::time::Duration;
+
+fn page(of: &PrometheusHandle) -> Page {
+    Page::parse(&of.render())
+}
+
+/// The one test with the global recorder: a process sets it once.
+#[tokio::test(start_paused = true)]
+async fn a_sampler_that_runs_feeds_the_programs_recorder_once_a_period() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).unwrap();
+    let pool = SlabPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    let running =
+        tokio::spawn(Sampler::new(collector, GlobalRecorder).run(Duration::from_secs(10)));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let in_use = || page(&handle).sum("slab_pool_in_use_bytes", &[("pool", "rx")]);
+    assert_eq!(in_use(), 0.0);
+
+    let chunk = pool.try_alloc(1500).unwrap();
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert_eq!(in_use(), 0.0, "before the period is over");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(in_use(), chunk.capacity() as f64);
+
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    drop(chunk);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_ne!(in_use(), 0.0, "nothing samples any more");
+}
+
+#[tokio::test]
+async fn waits_reach_a_recorder_in_their_buckets() {
+    let waits = Matcher::Full("slab_pool_wait_seconds".into());
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(waits, &WAIT_SECONDS_BOUNDS)
+        .unwrap()
+        .build_recorder();
+    let pool = SlabPool::builder()
+        .name("rx")
+        .max_memory(1 << 20)
+        .build()
+        .unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    let mut sampler = Sampler::new(collector, &recorder);
+    for round in 1..=3 {
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+        let (waited, _) = tokio::join!(pool.alloc(65536), async { drop(all.pop()) });
+        drop(waited.unwrap());
+        sampler.sample();
+        // A second sample counts nothing twice.
+        sampler.sample();
+        let page = page(&recorder.handle());
+        let rx = ("pool", "rx");
+        let count = page.value("slab_pool_wait_seconds_count", &[rx]);
+        assert_eq!(count, f64::from(round));
+        let times = (0..pool.size_classes().sizes().len()).map(|class| pool.wait_times(class));
+        let mut counts = [0; WAIT_SECONDS_BOUNDS.len() + 1];
+        for times in times {
+            for (sum, count) in counts.iter_mut().zip(times.unwrap().counts()) {
+                *sum += count;
+            }
+        }
+        let mut below = 0;
+        for (bound, count) in WAIT_SECONDS_BOUNDS.iter().zip(counts) {
+            below += count;
+            let bound = bound.to_string();
+            let bucket = page.value("slab_pool_wait_seconds_bucket", &[rx, ("le", &bound)]);
+            assert_eq!(bucket, below as f64, "{bound}");
+        }
+    }
+}
+
+#[test]
+fn typed_slabs_are_pools_too() {
+    struct Sessions;
+    let slab = Slab::<[u8; 100], Sessions>::builder()
+        .name("sessions")
+        .max_objects(1000)
+        .build()
+        .unwrap();
+    let collector = Collector::new();
+    collector.register_slab(&slab).unwrap();
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let mut sampler = Sampler::new(collector, &recorder);
+    let held: Vec<_> = (0..7).map(|_| slab.try_insert([0; 100]).unwrap()).collect();
+    sampler.sample();
+    let in_use = [("pool", "sessions"), ("state", "in_use")];
+    assert_eq!(
+        page(&recorder.handle()).sum("slab_pool_chunks", &in_use),
+        7.0
+    );
+    drop(held);
+    sampler.sample();
+    assert_eq!(
+        page(&recorder.handle()).sum("slab_pool_chunks", &in_use),
+        0.0
+    );
+}
+
+#[cfg(feature = "allocator-api2")]
+#[test]
+fn the_pool_of_a_collection_is_a_pool_too() {
+    let allocator = slab_core::SlabAllocator::open(SlabPool::builder()).unwrap();
+    let collector = Collector::new();
+    collector.register_allocator("lines", &allocator).unwrap();
+    let mut line = allocator_api2::vec::Vec::new_in(allocator.clone());
+    line.extend_from_slice(b"in the pool");
+    let page = Page::parse(&slab_metrics::Exporter::new(collector).scrape());
+    let in_use = [("pool", "lines"), ("state", "in_use")];
+    assert_eq!(page.sum("slab_pool_chunks", &in_use), 1.0);
+    let pool = [("pool", "lines")];
+    assert_eq!(page.value("slab_pool_wait_seconds_count", &pool), 0.0);
+    assert!(!page.families.contains_key("slab_pool_resident_bytes"));
+}
