@@ -2,7 +2,8 @@
 //
 //	kcp-go-peer [flags] echo|sink ADDRESS    listens, and prints the address it has got
 //	kcp-go-peer [flags] ask|fill|chat ADDRESS    connects
-//	kcp-go-peer [flags] bulk|pingpong ADDRESS    measures both ends of itself
+//	kcp-go-peer [flags] send ADDRESS    measures what it takes to send there
+//	kcp-go-peer [flags] bulk|pingpong|paced|fanout|idle ADDRESS    measures both ends of itself
 package main
 
 import (
@@ -14,7 +15,6 @@ import (
 	"io"
 	"log"
 	"math/rand"
-	"net"
 	"os"
 	"time"
 
@@ -27,10 +27,12 @@ var (
 	mtu      = flag.Int("mtu", 1400, "longest datagram")
 	interval = flag.Int("interval", 10, "milliseconds; 10 is without delay")
 	window   = flag.Int("window", 1024, "segments, each way")
-	megabyte = flag.Int("megabytes", 100, "how much fill and bulk send")
+	megabyte = flag.Int("megabytes", 100, "how much fill sends")
 	delay    = flag.Bool("writedelay", false, "gathers writes until the next interval")
 	nodelay  = flag.Bool("acknodelay", false, "acknowledges at once")
 	echoes   = flag.Int("echoes", 20000, "how many of 1 KiB pingpong makes")
+	messages = flag.Int("messages", 200, "how many of 1 KiB a session of paced sends")
+	length   = flag.Duration("for", time.Second, "how long send, bulk, fanout and idle take")
 )
 
 func tune(session *kcp.UDPSession) {
@@ -62,25 +64,6 @@ func listen(address string, serve func(*kcp.UDPSession)) error {
 		tune(session)
 		go serve(session)
 	}
-}
-
-func connect(address string) (*kcp.UDPSession, error) {
-	peer, err := net.ResolveUDPAddr("udp", address)
-	if err != nil {
-		return nil, err
-	}
-	socket, err := net.ListenUDP("udp", nil)
-	if err != nil {
-		return nil, err
-	}
-	socket.SetReadBuffer(4 << 20)
-	socket.SetWriteBuffer(4 << 20)
-	session, err := kcp.NewConn3(uint32(*conv), peer, nil, 0, 0, socket)
-	if err != nil {
-		return nil, err
-	}
-	tune(session)
-	return session, nil
 }
 
 func echo(session *kcp.UDPSession) {
@@ -158,11 +141,12 @@ func chat(session *kcp.UDPSession) error {
 }
 
 func run(mode, address string) error {
+	if figures := measures(mode); figures != nil {
+		return measure(address, figures)
+	}
 	switch mode {
-	case "bulk":
-		return bulk(address)
-	case "pingpong":
-		return pingpong(address)
+	case "send":
+		return send(address)
 	case "echo":
 		return listen(address, echo)
 	case "sink":

@@ -70,6 +70,12 @@ impl ThreadClock {
     }
 }
 
+/// The CPU time of all threads of this process, in nanoseconds.
+pub(crate) fn process_cpu_ns() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
 /// How far apart the two CPUs were during a sample. Virtual CPUs move between physical ones, and
 /// a cache line then takes 25 ns or 180.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

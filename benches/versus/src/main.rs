@@ -9,6 +9,7 @@ mod measure;
 mod packet;
 mod report;
 mod results;
+mod rudp;
 mod udp;
 
 use clap::{Parser, ValueEnum};
@@ -60,6 +61,8 @@ enum Group {
     Packet,
     /// Receiving, handing over, sending.
     Udp,
+    /// Reliable sessions.
+    Rudp,
 }
 
 fn main() -> ExitCode {
@@ -89,10 +92,11 @@ fn main() -> ExitCode {
         (None, Group::Alloc) => alloc::OURS,
         (None, Group::Packet) => packet::OURS,
         (None, Group::Udp) => udp::OURS,
+        (None, Group::Rudp) => rudp::OURS,
     };
     let groups = match options.group {
         Some(group) => vec![group],
-        None => vec![Group::Alloc, Group::Packet, Group::Udp],
+        None => vec![Group::Alloc, Group::Packet, Group::Udp, Group::Rudp],
     };
     let names: Vec<&str> = groups.iter().map(|&group| ours(group)).collect();
     let mut report = Report::new(names.join(", "), options.quick);
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
         Group::Alloc => alloc::run(ours(group), &plan, &filter, &mut report),
         Group::Packet => packet::run(ours(group), options.quick, &filter, &mut report),
         Group::Udp => udp::run(ours(group), &plan, &filter, &mut report),
+        Group::Rudp => rudp::run(ours(group), options.quick, &filter, &mut report),
     });
     if let Err(problem) = outcome {
         eprintln!("versus: {problem}");

@@ -1,6 +1,7 @@
 //! Interleaved samples of two sides, and what can be said about them.
 
 use crate::cpu::Distance;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 /// How much to measure.
@@ -221,17 +222,49 @@ fn largest_kind(rounds: &[Round]) -> (Option<Distance>, Vec<Round>) {
 }
 
 fn summary(plan: &Plan, rounds: &[Round], distance: Option<Distance>) -> Comparison {
-    let at_least = |value: f64| value.max(plan.resolution);
+    let values: Vec<_> = rounds
+        .iter()
+        .map(|round| (round.ours.value, round.theirs.value))
+        .collect();
     Comparison {
-        ours: Spread::of(rounds.iter().map(|round| round.ours.value)),
-        theirs: Spread::of(rounds.iter().map(|round| round.theirs.value)),
-        ratio: Spread::of(
-            rounds
-                .iter()
-                .map(|round| at_least(round.theirs.value) / at_least(round.ours.value)),
-        ),
         distance,
+        ..compare(&values, Better::Less, plan.resolution)
     }
+}
+
+/// Which way is better in the unit of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Better {
+    Less,
+    More,
+}
+
+/// What rounds say whose samples (ours, theirs) were taken in turn. What is below `resolution`
+/// cannot be told from nothing.
+///
+/// # Panics
+/// Without rounds.
+pub(crate) fn compare(rounds: &[(f64, f64)], better: Better, resolution: f64) -> Comparison {
+    let at_least = |value: f64| value.max(resolution);
+    let ratio = |&(ours, theirs): &(f64, f64)| match better {
+        Better::Less => at_least(theirs) / at_least(ours),
+        Better::More => at_least(ours) / at_least(theirs),
+    };
+    Comparison {
+        ours: Spread::of(rounds.iter().map(|round| round.0)),
+        theirs: Spread::of(rounds.iter().map(|round| round.1)),
+        ratio: Spread::of(rounds.iter().map(ratio)),
+        distance: None,
+    }
+}
+
+/// A peer, or ours, that panics costs its own row and no other.
+pub(crate) fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        format!("panicked: {}", text.unwrap_or("without a message"))
+    })
 }
 
 #[cfg(test)]
@@ -303,6 +336,24 @@ mod tests {
         let script = || scripted(vec![at(1.0, Distance::Moved); 9]);
         let found = interleave(&plan(), &mut script(), &mut script());
         assert_eq!(found.distance, Some(Distance::Moved));
+    }
+
+    #[test]
+    fn a_ratio_says_how_many_times_better_whichever_way_is_better() {
+        let rounds = [(10.0, 5.0)];
+        assert_eq!(compare(&rounds, Better::More, 0.0).ratio, Spread::of([2.0]));
+        assert_eq!(compare(&rounds, Better::Less, 0.0).ratio, Spread::of([0.5]));
+        let nothing = [(0.0, 5.0)];
+        assert_eq!(
+            compare(&nothing, Better::Less, 0.5).ratio,
+            Spread::of([10.0])
+        );
+    }
+
+    #[test]
+    fn a_panic_costs_one_row() {
+        let reason = guarded(|| -> () { panic!("out of {}", "luck") });
+        assert_eq!(reason, Err("panicked: out of luck".into()));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! from nothing else, so that the two cannot differ.
 
 use crate::report::{Report, Target};
-use crate::{alloc, packet, udp};
+use crate::{alloc, packet, rudp, udp};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs;
@@ -40,6 +40,7 @@ fn targets_of(group: &str, case: &str, peer: &str) -> Vec<Target> {
         "alloc" => alloc::targets_of(case, peer),
         "packet" => packet::targets_of(case, peer),
         "udp" => udp::targets_of(case, peer),
+        "rudp" => rudp::targets_of(case, peer),
         _ => Vec::new(),
     }
 }

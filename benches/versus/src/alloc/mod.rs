@@ -11,13 +11,12 @@ mod targets;
 mod threads;
 
 use crate::cpu::{Cpus, pin};
-use crate::measure::{Plan, Sampler, interleave};
+use crate::measure::{Plan, Sampler, guarded, interleave};
 use crate::report::{Filter, Report, Row};
 use cross::{Cross, Crossing};
 use local::{Local, Shape};
 use mixed::Mixed;
 use resident::Scenario;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use threads::{Crowd, Together};
 
 pub(crate) use resident::child;
@@ -195,14 +194,6 @@ fn row(
     })
 }
 
-fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        format!("panicked: {}", text.unwrap_or("without a message"))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,11 +242,5 @@ mod tests {
             }
         }
         cpus.unpin();
-    }
-
-    #[test]
-    fn a_panic_costs_one_row() {
-        let reason = guarded(|| -> () { panic!("out of {}", "luck") });
-        assert_eq!(reason, Err("panicked: out of luck".into()));
     }
 }

@@ -4,9 +4,8 @@ use super::Unit;
 use super::link::Link;
 use super::peers::{From, Peer, Visit, visit};
 use super::rig::{Filler, QUEUED, QUEUED_FOR_TWO, Wire, runtime};
-use crate::cpu::{ThreadClock, pin};
+use crate::cpu::{ThreadClock, pin, process_cpu_ns};
 use crate::measure::Sampler;
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::mpsc as blocking;
 
 pub(super) fn sampler(
@@ -63,12 +62,6 @@ fn same_core<P: Peer>(wire: Wire) -> Sampler {
         }
         (total / (rounds * QUEUED as u64) as f64).into()
     })
-}
-
-/// The CPU time of all threads of this process, in nanoseconds.
-fn process_cpu_ns() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
 fn two_cores<P: Peer>(wire: Wire, cpu: usize) -> Sampler {

@@ -1,0 +1,291 @@
+//! rusty_enet: ENet, a library that is polled, on two threads. It has no stream, so it sends whole
+//! messages, and no bound for what waits to be sent, so the sender waits for the receiver itself.
+
+use super::path::Paths;
+use super::scenario::{FANOUT_MESSAGE, FANOUT_RATE, MESSAGE, PACE, Scenario, Size};
+use super::streams::{heap, percentile};
+use super::transports::socket;
+use crate::cpu::process_cpu_ns;
+use rusty_enet::{Event, Host, HostSettings, Packet, PeerID};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A run that takes longer hangs.
+const TOO_LONG: Duration = Duration::from_secs(30);
+/// A message of `Bulk` and `Lossy`.
+const PIECE: usize = 64 << 10;
+/// Bytes that were sent and not yet received, at most: the window of the others.
+const IN_FLIGHT: u64 = 1024 * 1400;
+const CHANNEL: u8 = 0;
+
+/// Runs a scenario once; its figures.
+///
+/// # Panics
+/// The library fails, or is too slow.
+pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+    match scenario {
+        Scenario::Bulk | Scenario::Lossy(_) => bulk(scenario, size, seed),
+        Scenario::Echo => echo(size),
+        Scenario::Paced(_) => paced(scenario, size, seed),
+        Scenario::Fanout => fanout(size),
+        Scenario::Idle => idle(size),
+        Scenario::ToKcpGo => panic!("it does not speak KCP"),
+    }
+}
+
+/// One end, and when it is to give up.
+struct End {
+    host: Host<UdpSocket>,
+    begin: Instant,
+}
+
+/// What came.
+enum News {
+    Connected(PeerID),
+    Received(Packet),
+}
+
+impl End {
+    fn open(peers: usize) -> (Self, SocketAddr) {
+        let socket = socket();
+        let address = socket.local_addr().expect("an address");
+        let settings = HostSettings {
+            peer_limit: peers,
+            channel_limit: 1,
+            ..HostSettings::default()
+        };
+        let host = Host::new(socket, settings).expect("a host");
+        let end = Self {
+            host,
+            begin: Instant::now(),
+        };
+        (end, address)
+    }
+
+    /// Sends what there is to send and says what came, if something did.
+    fn turn(&mut self) -> Option<News> {
+        assert!(self.begin.elapsed() < TOO_LONG, "it hangs");
+        match self.host.service().expect("loopback")? {
+            Event::Connect { peer, .. } => Some(News::Connected(peer.id())),
+            Event::Receive { packet, .. } => Some(News::Received(packet)),
+            Event::Disconnect { .. } => panic!("a session ended"),
+        }
+    }
+
+    /// Waits for a datagram, for a millisecond at most: its timers are of a millisecond.
+    fn wait(&self) {
+        let mut ready = libc::pollfd {
+            fd: self.host.socket().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: the pointer is to one entry, which stays for the call.
+        unsafe { libc::poll(&raw mut ready, 1, 1) };
+    }
+
+    /// The next message, or `None` once `stop`.
+    fn receive(&mut self, stop: &AtomicBool) -> Option<Packet> {
+        while !stop.load(Ordering::Relaxed) {
+            match self.turn() {
+                Some(News::Received(packet)) => return Some(packet),
+                Some(News::Connected(_)) => {}
+                None => self.wait(),
+            }
+        }
+        None
+    }
+
+    fn send(&mut self, to: PeerID, bytes: &[u8]) {
+        let packet = Packet::reliable(bytes);
+        let peer = self.host.peer_mut(to);
+        peer.send(CHANNEL, &packet).expect("a session");
+    }
+}
+
+/// Sessions of which one end is at `client`; each end's name for them.
+fn connect(client: &mut End, server: &mut End, to: &[SocketAddr]) -> (Vec<PeerID>, Vec<PeerID>) {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for &address in to {
+        client.host.connect(address, 1, 0).expect("a free place");
+    }
+    while ours.len() < to.len() || theirs.len() < to.len() {
+        for (end, known) in [(&mut *client, &mut ours), (&mut *server, &mut theirs)] {
+            match end.turn() {
+                Some(News::Connected(peer)) => known.push(peer),
+                Some(News::Received(_)) => unreachable!("nobody sends yet"),
+                None => {}
+            }
+        }
+    }
+    (ours, theirs)
+}
+
+fn bulk(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+    let (mut server, address) = End::open(1);
+    let (mut client, _) = End::open(1);
+    let paths = scenario
+        .conduct()
+        .map(|conduct| Paths::open(address, 1, conduct, seed));
+    let to = paths.as_ref().map_or(address, |paths| paths.addresses[0]);
+    let (peers, _) = connect(&mut client, &mut server, &[to]);
+    let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let cpu = process_cpu_ns();
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Some(packet) = server.receive(&stop) {
+                received.fetch_add(packet.data().len() as u64, Ordering::Relaxed);
+            }
+        });
+        let piece = vec![7; PIECE];
+        let mut sent = 0;
+        while begin.elapsed() < size.window {
+            if sent - received.load(Ordering::Relaxed) < IN_FLIGHT {
+                client.send(peers[0], &piece);
+                sent += PIECE as u64;
+            } else if client.turn().is_none() {
+                client.wait();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let took = begin.elapsed();
+    let bytes = received.into_inner() as f64;
+    let cpu = process_cpu_ns() - cpu;
+    let rate = bytes / 1e6 / took.as_secs_f64();
+    match scenario {
+        Scenario::Bulk => vec![rate, cpu / bytes],
+        _ => vec![rate],
+    }
+}
+
+fn echo(size: &Size) -> Vec<f64> {
+    let (mut server, address) = End::open(1);
+    let (mut client, _) = End::open(1);
+    let (peers, theirs) = connect(&mut client, &mut server, &[address]);
+    let stop = AtomicBool::new(false);
+    let mut times = Vec::with_capacity(size.echoes);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Some(packet) = server.receive(&stop) {
+                server.send(theirs[0], packet.data());
+                server.host.flush();
+            }
+        });
+        for _ in 0..size.echoes + size.echoes / 10 {
+            let begin = Instant::now();
+            client.send(peers[0], &[7; MESSAGE]);
+            client.host.flush();
+            client.receive(&AtomicBool::new(false));
+            times.push(begin.elapsed().as_secs_f64() * 1e6);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let mut times = times.split_off(size.echoes / 10);
+    vec![percentile(&mut times, 50), percentile(&mut times, 99)]
+}
+
+fn paced(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+    let (mut server, address) = End::open(size.paced_sessions);
+    let (mut client, _) = End::open(size.paced_sessions);
+    let conduct = scenario.conduct().expect("it has a path");
+    let paths = Paths::open(address, size.paced_sessions, conduct, seed);
+    let (peers, _) = connect(&mut client, &mut server, &paths.addresses);
+    let all = size.paced_sessions * size.paced_messages;
+    let (epoch, stop) = (Instant::now(), AtomicBool::new(false));
+    let mut times = thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let mut times = Vec::with_capacity(all);
+            while times.len() < all
+                && let Some(packet) = server.receive(&stop)
+            {
+                let sent = packet.data().first_chunk();
+                let sent = sent.map_or(0, |sent| u64::from_le_bytes(*sent));
+                times.push((epoch.elapsed().as_nanos() as u64 - sent) as f64 / 1e6);
+            }
+            times
+        });
+        let mut message = [0; MESSAGE];
+        let mut next = Instant::now();
+        let mut left = size.paced_messages;
+        while !reading.is_finished() {
+            if left > 0 && Instant::now() >= next {
+                for &peer in &peers {
+                    let sent = epoch.elapsed().as_nanos() as u64;
+                    message[..8].copy_from_slice(&sent.to_le_bytes());
+                    client.send(peer, &message);
+                }
+                client.host.flush();
+                next += PACE;
+                left -= 1;
+            } else if client.turn().is_none() {
+                client.wait();
+            }
+        }
+        reading.join().expect("read")
+    });
+    vec![percentile(&mut times, 99)]
+}
+
+fn fanout(size: &Size) -> Vec<f64> {
+    let count = size.fanout_sessions;
+    let (mut server, address) = End::open(count);
+    let (mut client, _) = End::open(count);
+    let (_, peers) = connect(&mut client, &mut server, &vec![address; count]);
+    let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let cpu = process_cpu_ns();
+    let mut sent = 0_u64;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while client.receive(&stop).is_some() {
+                received.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let turns = 1000 / FANOUT_RATE;
+        let mut next = Instant::now();
+        let end = next + size.fanout_window;
+        let mut turn = 0;
+        while Instant::now() < end || received.load(Ordering::Relaxed) < sent {
+            let now = Instant::now();
+            if now < end && now >= next {
+                for &peer in peers.iter().skip(turn % turns).step_by(turns) {
+                    server.send(peer, &[7; FANOUT_MESSAGE]);
+                    sent += 1;
+                }
+                server.host.flush();
+                turn += 1;
+                next += Duration::from_millis(1);
+            } else if server.turn().is_none() {
+                server.wait();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    vec![(process_cpu_ns() - cpu) / 1e3 / sent as f64]
+}
+
+/// It allocates all its peers at once, so that is what counts.
+fn idle(size: &Size) -> Vec<f64> {
+    let count = size.idle_sessions;
+    let before = heap();
+    let (mut server, address) = End::open(count);
+    let (mut client, _) = End::open(count);
+    let _peers = connect(&mut client, &mut server, &vec![address; count]);
+    let grown = heap().saturating_sub(before);
+    let (begin, cpu) = (Instant::now(), process_cpu_ns());
+    while begin.elapsed() < size.idle_window {
+        for end in [&mut server, &mut client] {
+            while end.turn().is_some() {}
+        }
+        client.wait();
+    }
+    let cpu = process_cpu_ns() - cpu;
+    let (sessions, seconds) = (count as f64, begin.elapsed().as_secs_f64());
+    vec![
+        grown as f64 / 2.0 / sessions,
+        cpu / 1e3 / sessions / seconds,
+    ]
+}

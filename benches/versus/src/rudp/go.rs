@@ -1,0 +1,141 @@
+//! kcp-go, in a process of its own (`interop/kcp-go`), which is built when there is Go.
+
+use super::path::Paths;
+use super::scenario::{Scenario, Size};
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Where the program was built, or why it was not.
+fn program() -> Result<&'static PathBuf, String> {
+    static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let built = PROGRAM.get_or_init(build);
+    built.as_ref().map_err(Clone::clone)
+}
+
+fn build() -> Result<PathBuf, String> {
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../../interop/kcp-go");
+    // Beside this program, so that it is built once.
+    let this = std::env::current_exe().map_err(|error| error.to_string())?;
+    let program = this.with_file_name("kcp-go-peer");
+    let mut command = Command::new("go");
+    command
+        .current_dir(sources)
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg(".");
+    match command.stdout(Stdio::null()).status() {
+        Ok(status) if status.success() => Ok(program),
+        Ok(_) => Err("its program cannot be built here".into()),
+        Err(_) => Err("there is no Go here".into()),
+    }
+}
+
+/// Is there Go, and can the program be built?
+///
+/// # Errors
+/// Why not.
+pub(super) fn available() -> Result<(), String> {
+    program().map(|_| ())
+}
+
+/// Runs a scenario once; its figures.
+///
+/// # Panics
+/// The program fails.
+pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+    let (mode, sessions, window) = match scenario {
+        Scenario::Bulk | Scenario::Lossy(_) => ("bulk", 1, size.window),
+        Scenario::Echo => ("pingpong", 1, size.window),
+        Scenario::Paced(_) => ("paced", size.paced_sessions, size.window),
+        Scenario::Fanout => ("fanout", size.fanout_sessions, size.fanout_window),
+        Scenario::Idle => ("idle", size.idle_sessions, size.idle_window),
+        Scenario::ToKcpGo => return vec![send(size.window)],
+    };
+    let mut process = Process::start(&[
+        format!("-echoes={}", size.echoes),
+        format!("-messages={}", size.paced_messages),
+        format!("-for={}ms", window.as_millis()),
+        mode.into(),
+        "127.0.0.1:0".into(),
+    ]);
+    let address = process.line().parse().expect("an address");
+    let paths = scenario
+        .conduct()
+        .map(|conduct| Paths::open(address, sessions, conduct, seed));
+    let to = match &paths {
+        Some(paths) => paths.addresses.clone(),
+        None => vec![address; sessions],
+    };
+    let to: Vec<String> = to.iter().map(SocketAddr::to_string).collect();
+    process.say(&to.join(" "));
+    let line = process.line();
+    let mut figures: Vec<f64> = line
+        .split_whitespace()
+        .map(|figure| figure.parse().expect("a figure"))
+        .collect();
+    assert!(!figures.is_empty(), "kcp-go ended without a figure");
+    // It says what it can; a lossy path's CPU time is no row.
+    figures.truncate(scenario.figures().len());
+    figures
+}
+
+/// Its own end, against a sink in another process.
+fn send(window: Duration) -> f64 {
+    sink(|address| {
+        let window = format!("-for={}ms", window.as_millis());
+        let mut process = Process::start(&[window, "send".into(), address.to_string()]);
+        process.line().parse().expect("a figure")
+    })
+}
+
+/// Runs `act` with the address of a sink of kcp-go.
+///
+/// # Panics
+/// The program fails.
+pub(super) fn sink<T>(act: impl FnOnce(SocketAddr) -> T) -> T {
+    let mut sink = Process::start(&["sink".into(), "127.0.0.1:0".into()]);
+    act(sink.line().parse().expect("an address"))
+}
+
+/// Killed when dropped.
+struct Process {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(arguments: &[String]) -> Self {
+        let program = program().expect("it was available");
+        let mut child = Command::new(program)
+            .arg("-stream")
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it was built");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, output }
+    }
+
+    fn say(&mut self, line: &str) {
+        let mut input = self.child.stdin.take().expect("piped");
+        writeln!(input, "{line}").expect("it reads");
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("it writes");
+        line.trim().into()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,214 @@
+//! The group `rudp`: reliable sessions over UDP, ours against other libraries.
+//!
+//! A round runs ours and then each peer once, so that a sample of ours serves all of them: what a
+//! sample costs here is sessions that are opened, and paths on which time has to pass.
+
+mod enet;
+mod go;
+mod path;
+mod scenario;
+mod streams;
+mod targets;
+mod transports;
+
+use crate::cpu::Cpus;
+use crate::measure::{compare, guarded};
+use crate::report::{Filter, Report, Row};
+use scenario::{Figure, Scenario, Size};
+use transports::{Ours, Quinn, TokioKcp};
+
+pub(crate) use targets::of as targets_of;
+
+/// The name of our own entry.
+pub(crate) const OURS: &str = "slab-net";
+
+const PEERS: [&str; 4] = ["tokio_kcp", "quinn", "kcp-go", "rusty_enet"];
+
+impl Scenario {
+    fn peers(self) -> &'static [&'static str] {
+        match self {
+            Self::ToKcpGo => &["kcp-go"],
+            _ => &PEERS,
+        }
+    }
+
+    /// Runs it once; its figures.
+    fn run(self, peer: &str, size: &Size, seed: u64) -> Result<Vec<f64>, String> {
+        if self == Self::ToKcpGo || peer == "kcp-go" {
+            go::available()?;
+        }
+        guarded(|| match (self, peer) {
+            (Self::ToKcpGo, OURS) => {
+                go::sink(|address| streams::send_to::<Ours>(address, size.window))
+            }
+            (_, "kcp-go") => go::run(self, size, seed),
+            (_, "rusty_enet") => enet::run(self, size, seed),
+            (_, "tokio_kcp") => streams::run::<TokioKcp>(self, size, seed),
+            (_, "quinn") => streams::run::<Quinn>(self, size, seed),
+            _ => streams::run::<Ours>(self, size, seed),
+        })
+    }
+}
+
+/// Runs what the filter takes. `ours` is normally [`OURS`].
+///
+/// # Errors
+/// `ours` is the name of no peer.
+pub(crate) fn run(
+    ours: &str,
+    quick: bool,
+    filter: &Filter,
+    report: &mut Report,
+) -> Result<(), String> {
+    if ours != OURS && !PEERS.contains(&ours) {
+        return Err(format!("no peer is called {ours}"));
+    }
+    // Two runtime threads, or processes, share the CPUs as they like.
+    Cpus::choose().unpin();
+    let size = if quick { Size::quick() } else { Size::full() };
+    for scenario in Scenario::ALL {
+        let wanted = |peer: &&&'static str| {
+            let mut figures = scenario.figures().iter();
+            figures.any(|figure| filter.takes(figure.case, peer))
+        };
+        let peers: Vec<&'static str> = scenario.peers().iter().filter(wanted).copied().collect();
+        if peers.is_empty() {
+            continue;
+        }
+        eprintln!("{scenario:?} against {}", peers.join(", "));
+        let rounds = rounds(scenario, ours, &peers, &size);
+        for (nth, figure) in scenario.figures().iter().enumerate() {
+            for (peer, rounds) in peers.iter().zip(&rounds) {
+                if filter.takes(figure.case, peer) {
+                    put(report, ours, peer, figure, nth, rounds);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The figures of ours and of a peer in each round, or why there are none.
+type Rounds = Result<Vec<(Vec<f64>, Vec<f64>)>, String>;
+
+fn rounds(scenario: Scenario, ours: &str, peers: &[&'static str], size: &Size) -> Vec<Rounds> {
+    let mut found: Vec<Rounds> = peers.iter().map(|_| Ok(Vec::new())).collect();
+    for round in 0..size.rounds {
+        let our_side = scenario.run(ours, size, round as u64);
+        for (peer, found) in peers.iter().zip(&mut found) {
+            let Ok(rounds) = found else {
+                continue;
+            };
+            let both = our_side
+                .clone()
+                .map_err(|reason| format!("{ours}: {reason}"))
+                .and_then(|ours| Ok((ours, scenario.run(peer, size, round as u64)?)));
+            match both {
+                Ok(both) => rounds.push(both),
+                Err(reason) => *found = Err(reason),
+            }
+        }
+    }
+    found
+}
+
+fn put(
+    report: &mut Report,
+    ours: &str,
+    peer: &'static str,
+    figure: &Figure,
+    nth: usize,
+    rounds: &Rounds,
+) {
+    let rounds = match rounds {
+        Ok(rounds) => rounds,
+        Err(reason) => {
+            report.leave_out(format!("{}/{peer}", figure.case), reason.clone());
+            return;
+        }
+    };
+    let values: Vec<(f64, f64)> = rounds
+        .iter()
+        .map(|(ours, theirs)| (ours[nth], theirs[nth]))
+        .collect();
+    report.add(Row {
+        group: "rudp",
+        case: figure.case.into(),
+        peer,
+        unit: figure.unit,
+        found: compare(&values, figure.better, figure.resolution),
+        targets: if ours == OURS {
+            targets::of(figure.case, peer)
+        } else {
+            Vec::new()
+        },
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_speaks_about_a_row_that_exists() {
+        for (case, peer) in targets::spoken_of() {
+            let exists = |scenario: &Scenario| {
+                let mut figures = scenario.figures().iter();
+                figures.any(|figure| figure.case == case) && scenario.peers().contains(&peer)
+            };
+            assert!(Scenario::ALL.iter().any(exists), "{case}/{peer}");
+        }
+    }
+
+    #[test]
+    fn every_peer_runs_every_scenario() {
+        for scenario in Scenario::ALL {
+            for &peer in scenario.peers().iter().chain([&OURS]) {
+                match scenario.run(peer, &Size::smallest(), 1) {
+                    Ok(figures) => {
+                        assert_eq!(figures.len(), scenario.figures().len(), "{peer}");
+                        let fine = |figure: &f64| figure.is_finite() && *figure >= 0.0;
+                        assert!(figures.iter().all(fine), "{scenario:?} {peer} {figures:?}");
+                    }
+                    Err(reason) => {
+                        let known = ["no Go", "cannot be built"];
+                        let known = known.iter().any(|known| reason.contains(known));
+                        assert!(known, "{scenario:?} {peer}: {reason}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_fails_costs_its_own_rows() {
+        let found = rounds(
+            Scenario::Echo,
+            OURS,
+            &["tokio_kcp", "rusty_enet"],
+            &Size::smallest(),
+        );
+        assert!(
+            found
+                .iter()
+                .all(|rounds| rounds.as_ref().is_ok_and(|r| r.len() == 1))
+        );
+        let mut report = Report::new(OURS.into(), true);
+        let figure = &Scenario::Echo.figures()[0];
+        put(
+            &mut report,
+            OURS,
+            "quinn",
+            figure,
+            0,
+            &Err("it is away".into()),
+        );
+        put(&mut report, OURS, "tokio_kcp", figure, 0, &found[0]);
+        let text = report.markdown();
+        assert!(
+            text.contains("because it is away: echo-p50/quinn"),
+            "{text}"
+        );
+        assert!(text.contains("| echo-p50 | tokio_kcp | us |"), "{text}");
+    }
+}

@@ -1,0 +1,247 @@
+//! A path between two ends: a thread with sockets that lets datagrams wait, get lost and overtake
+//! each other.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What happens on a path, each way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Conduct {
+    pub(super) delay: Duration,
+    /// Percent of the datagrams that are lost.
+    pub(super) loss: f64,
+    /// Percent of the datagrams that take a quarter of the delay and 1 ms longer than the others.
+    pub(super) reordered: f64,
+}
+
+impl Conduct {
+    /// The path that issue 7 gives, with so many percent lost.
+    pub(super) fn lossy(percent: u8) -> Self {
+        Self {
+            delay: Duration::from_millis(10),
+            loss: f64::from(percent),
+            reordered: 2.0,
+        }
+    }
+}
+
+/// So many paths to one server, for as long as this lives.
+pub(super) struct Paths {
+    /// Where clients find the server, one each.
+    pub(super) addresses: Vec<SocketAddr>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Paths {
+    /// The same `seed` loses the same datagrams, by their number.
+    pub(super) fn open(server: SocketAddr, count: usize, conduct: Conduct, seed: u64) -> Self {
+        let mut lines: Vec<Line> = (0..count as u64)
+            .map(|path| Line::open(server, conduct, seed * 1000 + path))
+            .collect();
+        let address = |line: &Line| line.front.local_addr().expect("it is bound");
+        let addresses = lines.iter().map(address).collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut buffer = vec![0; 65536];
+            while !stopped.load(Ordering::Relaxed) {
+                wait(&lines);
+                for line in &mut lines {
+                    line.turn(&mut buffer);
+                }
+            }
+        });
+        Self {
+            addresses,
+            stop,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Paths {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Until something came or is due.
+fn wait(lines: &[Line]) {
+    let ready = |socket: &UdpSocket| libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut sockets: Vec<_> = lines
+        .iter()
+        .flat_map(|line| [ready(&line.front), ready(&line.back)])
+        .collect();
+    let now = Instant::now();
+    let next = lines.iter().filter_map(Line::due).min();
+    let left = next.map(|at| at.saturating_duration_since(now));
+    // Often enough to see that it is to stop.
+    let left = left.unwrap_or(IDLE).min(IDLE);
+    let timeout = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(left.subsec_nanos()),
+    };
+    // SAFETY: the pointers are to that many entries and to a time, which stay for the call.
+    unsafe {
+        libc::ppoll(
+            sockets.as_mut_ptr(),
+            sockets.len() as libc::nfds_t,
+            &raw const timeout,
+            std::ptr::null(),
+        );
+    }
+}
+
+const IDLE: Duration = Duration::from_millis(20);
+
+/// A datagram that is on its way: when it is due, its number, is it on its way home, its bytes.
+type Waiting = (Instant, u64, bool, Vec<u8>);
+
+/// One client's path.
+struct Line {
+    conduct: Conduct,
+    /// Clients send here.
+    front: UdpSocket,
+    /// Connected to the server.
+    back: UdpSocket,
+    client: Option<SocketAddr>,
+    waiting: BinaryHeap<Reverse<Waiting>>,
+    order: u64,
+    random: u64,
+}
+
+impl Line {
+    fn open(server: SocketAddr, conduct: Conduct, seed: u64) -> Self {
+        let back = socket().expect("a socket on loopback");
+        back.connect(server).expect("loopback");
+        Self {
+            conduct,
+            front: socket().expect("a socket on loopback"),
+            back,
+            client: None,
+            waiting: BinaryHeap::new(),
+            order: 0,
+            random: (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        }
+    }
+
+    fn chance(&mut self, percent: f64) -> bool {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        ((self.random >> 11) as f64) < percent / 100.0 * (1_u64 << 53) as f64
+    }
+
+    fn take(&mut self, datagram: &[u8], homewards: bool) {
+        if self.chance(self.conduct.loss) {
+            return;
+        }
+        let mut delay = self.conduct.delay;
+        if self.chance(self.conduct.reordered) {
+            delay += delay / 4 + Duration::from_millis(1);
+        }
+        self.order += 1;
+        let due = Instant::now() + delay;
+        let datagram = (due, self.order, homewards, datagram.to_vec());
+        self.waiting.push(Reverse(datagram));
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.waiting.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    /// Takes what came and passes on what is due.
+    fn turn(&mut self, buffer: &mut [u8]) {
+        while let Ok((len, from)) = self.front.recv_from(buffer) {
+            self.client = Some(from);
+            self.take(&buffer[..len], false);
+        }
+        while let Ok(len) = self.back.recv(buffer) {
+            self.take(&buffer[..len], true);
+        }
+        let now = Instant::now();
+        while self.due().is_some_and(|at| at <= now)
+            && let Some(Reverse((_, _, homewards, datagram))) = self.waiting.pop()
+        {
+            // An end that is gone, or whose queue is full, is like one that loses.
+            let _ = match (homewards, self.client) {
+                (true, Some(client)) => self.front.send_to(&datagram, client),
+                (true, None) => Ok(0),
+                (false, _) => self.back.send(&datagram),
+            };
+        }
+    }
+}
+
+fn socket() -> io::Result<UdpSocket> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)?;
+    // As much as the system allows: what does not fit is lost beyond what was asked for.
+    socket.set_recv_buffer_size(8 << 20)?;
+    socket.set_nonblocking(true)?;
+    let any: SocketAddr = ([127, 0, 0, 1], 0).into();
+    socket.bind(&any.into())?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends this many datagrams through a path; how many arrive.
+    fn arrived(count: u32, conduct: Conduct, seed: u64) -> Vec<u32> {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let timeout = Some(Duration::from_millis(500));
+        server.set_read_timeout(timeout).unwrap();
+        let paths = Paths::open(server.local_addr().unwrap(), 1, conduct, seed);
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for number in 0..count {
+            let datagram = number.to_le_bytes();
+            client.send_to(&datagram, paths.addresses[0]).unwrap();
+        }
+        let mut buffer = [0; 4];
+        let mut numbers = Vec::new();
+        while server.recv(&mut buffer).is_ok() {
+            numbers.push(u32::from_le_bytes(buffer));
+        }
+        numbers
+    }
+
+    #[test]
+    fn a_path_loses_its_share_and_the_same_with_the_same_seed() {
+        let conduct = Conduct {
+            delay: Duration::from_millis(1),
+            reordered: 0.0,
+            loss: 20.0,
+        };
+        let numbers = arrived(500, conduct, 3);
+        assert!((350..450).contains(&numbers.len()), "{}", numbers.len());
+        assert_eq!(arrived(500, conduct, 3), numbers);
+    }
+
+    #[test]
+    fn what_is_late_is_overtaken() {
+        let conduct = Conduct {
+            delay: Duration::from_millis(20),
+            loss: 0.0,
+            reordered: 10.0,
+        };
+        let numbers = arrived(100, conduct, 5);
+        assert_eq!(numbers.len(), 100);
+        assert!(!numbers.is_sorted());
+    }
+}

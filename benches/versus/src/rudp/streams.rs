@@ -1,0 +1,357 @@
+//! The scenarios over any library whose sessions are streams of bytes on tokio.
+
+use super::path::Paths;
+use super::scenario::{FANOUT_MESSAGE, FANOUT_RATE, MESSAGE, PACE, Scenario, Size};
+use crate::cpu::process_cpu_ns;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+/// A library, configured as `benches/README.md` says.
+pub(super) trait Transport: 'static {
+    type Listener: Send + 'static;
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// What many sessions can be opened from.
+    type Client: Send + Sync + 'static;
+
+    /// In the current runtime, on loopback.
+    fn listen() -> impl Future<Output = (Self::Listener, SocketAddr)> + Send;
+
+    /// The next session; there is one once the other end has sent something.
+    fn accept(listener: &mut Self::Listener) -> impl Future<Output = Self::Stream> + Send;
+
+    /// A session from a socket of its own.
+    fn connect(to: SocketAddr) -> impl Future<Output = Self::Stream> + Send;
+
+    /// In the current runtime.
+    fn client() -> Self::Client;
+
+    /// A session from the client's socket, or from one of its own where the library has no other.
+    fn connect_from(
+        client: &Self::Client,
+        to: SocketAddr,
+    ) -> impl Future<Output = Self::Stream> + Send;
+
+    /// Bytes of memory in use that are not of the heap.
+    fn beside_the_heap() -> usize {
+        0
+    }
+}
+
+/// A run that takes longer hangs.
+const TOO_LONG: Duration = Duration::from_secs(30);
+/// Bytes of a read and of a write of `Bulk` and `Lossy`.
+const PIECE: usize = 64 << 10;
+
+/// Runs a scenario once; its figures.
+///
+/// # Panics
+/// The library fails, or is too slow.
+pub(super) fn run<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+    // Dropped at the end, and with it all tasks of the library.
+    let runtime = runtime();
+    runtime.block_on(async {
+        let figures = async {
+            match scenario {
+                Scenario::Bulk | Scenario::Lossy(_) => bulk::<T>(scenario, size, seed).await,
+                Scenario::Echo => echo::<T>(size).await,
+                Scenario::Paced(_) => paced::<T>(scenario, size, seed).await,
+                Scenario::Fanout => fanout::<T>(size).await,
+                Scenario::Idle => idle::<T>(size).await,
+                Scenario::ToKcpGo => panic!("it has no sink of kcp-go's"),
+            }
+        };
+        timeout(TOO_LONG, figures).await.expect("it hangs")
+    })
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+/// Both ends of a session that has been used.
+struct Pair<S> {
+    client: S,
+    server: S,
+}
+
+/// Says hello and waits for it at the other end.
+async fn greet<T: Transport>(
+    listener: &mut T::Listener,
+    client: impl Future<Output = T::Stream>,
+) -> Pair<T::Stream> {
+    let hello = async {
+        let mut client = client.await;
+        client.write_all(&[7]).await.expect("written");
+        client.flush().await.expect("written");
+        client
+    };
+    let heard = async {
+        let mut server = T::accept(listener).await;
+        assert_eq!(server.read_u8().await.expect("a greeting"), 7);
+        server
+    };
+    let (client, server) = tokio::join!(hello, heard);
+    Pair { client, server }
+}
+
+async fn bulk<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+    let (mut listener, address) = T::listen().await;
+    let paths = scenario
+        .conduct()
+        .map(|conduct| Paths::open(address, 1, conduct, seed));
+    let to = paths.as_ref().map_or(address, |paths| paths.addresses[0]);
+    let Pair { mut client, server } = greet::<T>(&mut listener, T::connect(to)).await;
+    let window = size.window;
+    let begin = Instant::now();
+    let cpu = process_cpu_ns();
+    tokio::spawn(async move {
+        let piece = vec![7; PIECE];
+        while client.write_all(&piece).await.is_ok() {}
+    });
+    let reading = tokio::spawn(read_for(server, begin, window));
+    let (bytes, took) = reading.await.expect("read");
+    let cpu = process_cpu_ns() - cpu;
+    let rate = bytes as f64 / 1e6 / took.as_secs_f64();
+    match scenario {
+        Scenario::Bulk => vec![rate, cpu / bytes as f64],
+        _ => vec![rate],
+    }
+}
+
+/// CPU seconds of this end for a gigabyte that is sent to a sink elsewhere.
+///
+/// # Panics
+/// The library fails, or is too slow.
+pub(super) fn send_to<T: Transport>(address: SocketAddr, window: Duration) -> Vec<f64> {
+    let runtime = runtime();
+    runtime.block_on(async {
+        let figures = async {
+            let mut stream = T::connect(address).await;
+            let (begin, cpu) = (Instant::now(), process_cpu_ns());
+            let piece = vec![7; PIECE];
+            let mut bytes = 0;
+            while begin.elapsed() < window {
+                stream.write_all(&piece).await.expect("written");
+                bytes += PIECE;
+            }
+            stream.shutdown().await.expect("delivered");
+            vec![(process_cpu_ns() - cpu) / bytes as f64]
+        };
+        timeout(TOO_LONG, figures).await.expect("it hangs")
+    })
+}
+
+/// What comes within the window, and how long it was in fact.
+async fn read_for(
+    mut stream: impl AsyncRead + Unpin,
+    begin: Instant,
+    window: Duration,
+) -> (usize, Duration) {
+    let mut buffer = vec![0; PIECE];
+    let mut bytes = 0;
+    let until_end = async {
+        loop {
+            bytes += stream.read(&mut buffer).await.expect("bytes");
+            let took = begin.elapsed();
+            if took >= window {
+                return took;
+            }
+        }
+    };
+    // Nothing may come for a while: a window that ends in such a while ends then.
+    let took = timeout(window + window / 8, until_end)
+        .await
+        .unwrap_or_else(|_| begin.elapsed());
+    (bytes, took)
+}
+
+async fn echo<T: Transport>(size: &Size) -> Vec<f64> {
+    let (mut listener, address) = T::listen().await;
+    let Pair {
+        mut client,
+        mut server,
+    } = greet::<T>(&mut listener, T::connect(address)).await;
+    tokio::spawn(async move {
+        let mut buffer = [0; MESSAGE];
+        while server.read_exact(&mut buffer).await.is_ok() {
+            server.write_all(&buffer).await.expect("written");
+            server.flush().await.expect("written");
+        }
+    });
+    let count = size.echoes;
+    // A task, as the other end is: the main thread would have to be woken each time.
+    let asking = tokio::spawn(async move {
+        let mut times = Vec::with_capacity(count);
+        let mut buffer = [0; MESSAGE];
+        for _ in 0..count + count / 10 {
+            let begin = Instant::now();
+            client.write_all(&buffer).await.expect("written");
+            client.flush().await.expect("written");
+            client.read_exact(&mut buffer).await.expect("read");
+            times.push(begin.elapsed().as_secs_f64() * 1e6);
+        }
+        times.split_off(count / 10)
+    });
+    let mut times = asking.await.expect("answered");
+    vec![percentile(&mut times, 50), percentile(&mut times, 99)]
+}
+
+/// # Panics
+/// Without values.
+pub(super) fn percentile(values: &mut [f64], percent: usize) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[(values.len() * percent / 100).min(values.len() - 1)]
+}
+
+/// From when a message is given to the library until it is read at the other end.
+async fn paced<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+    let (mut listener, address) = T::listen().await;
+    let conduct = scenario.conduct().expect("it has a path");
+    let paths = Paths::open(address, size.paced_sessions, conduct, seed);
+    let mut pairs = Vec::new();
+    for &to in &paths.addresses {
+        pairs.push(greet::<T>(&mut listener, T::connect(to)).await);
+    }
+    let epoch = Instant::now();
+    let count = size.paced_messages;
+    let mut reading = JoinSet::new();
+    for Pair {
+        mut client,
+        mut server,
+    } in pairs
+    {
+        tokio::spawn(async move {
+            let mut clock = interval(PACE);
+            clock.set_missed_tick_behavior(MissedTickBehavior::Burst);
+            let mut message = [0; MESSAGE];
+            for _ in 0..count {
+                clock.tick().await;
+                let sent = epoch.elapsed().as_nanos() as u64;
+                message[..8].copy_from_slice(&sent.to_le_bytes());
+                client.write_all(&message).await.expect("written");
+                client.flush().await.expect("written");
+            }
+            // What is on its way may go with the stream.
+            std::future::pending::<()>().await;
+        });
+        reading.spawn(async move {
+            let mut times = Vec::with_capacity(count);
+            let mut message = [0; MESSAGE];
+            for _ in 0..count {
+                server.read_exact(&mut message).await.expect("read");
+                let sent = message
+                    .first_chunk()
+                    .map_or(0, |sent| u64::from_le_bytes(*sent));
+                times.push((epoch.elapsed().as_nanos() as u64 - sent) as f64 / 1e6);
+            }
+            times
+        });
+    }
+    let mut times = reading.join_all().await.concat();
+    vec![percentile(&mut times, 99)]
+}
+
+async fn fanout<T: Transport>(size: &Size) -> Vec<f64> {
+    let (mut listener, address) = T::listen().await;
+    let mut pairs = Vec::with_capacity(size.fanout_sessions);
+    for _ in 0..size.fanout_sessions {
+        pairs.push(greet::<T>(&mut listener, T::connect(address)).await);
+    }
+    let received = Arc::new(AtomicU64::new(0));
+    let mut servers = Vec::with_capacity(pairs.len());
+    for Pair { mut client, server } in pairs {
+        servers.push(server);
+        let received = Arc::clone(&received);
+        tokio::spawn(async move {
+            let mut message = [0; FANOUT_MESSAGE];
+            while client.read_exact(&mut message).await.is_ok() {
+                received.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    let window = size.fanout_window;
+    let sending = tokio::spawn(async move {
+        // A turn a millisecond: each session has its message at another time.
+        let turns = 1000 / FANOUT_RATE;
+        let mut clock = interval(Duration::from_millis(1));
+        clock.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let (begin, cpu) = (Instant::now(), process_cpu_ns());
+        let mut sent = 0_u64;
+        for turn in 0.. {
+            clock.tick().await;
+            if begin.elapsed() >= window {
+                break;
+            }
+            for server in servers.iter_mut().skip(turn % turns).step_by(turns) {
+                server
+                    .write_all(&[7; FANOUT_MESSAGE])
+                    .await
+                    .expect("written");
+                server.flush().await.expect("written");
+                sent += 1;
+            }
+        }
+        (sent, process_cpu_ns() - cpu, servers)
+    });
+    let (sent, cpu, _servers) = sending.await.expect("sent");
+    while received.load(Ordering::Relaxed) < sent {
+        sleep(Duration::from_millis(1)).await;
+    }
+    vec![cpu / 1e3 / sent as f64]
+}
+
+/// Heap of both ends, and CPU time, of sessions that said hello and nothing since.
+async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
+    let (mut listener, address) = T::listen().await;
+    // What is there once does not count: the first sessions are not among those that do.
+    let client = T::client();
+    let first = greet::<T>(&mut listener, T::connect_from(&client, address)).await;
+    settle().await;
+    let before = memory::<T>();
+    let mut pairs = Vec::with_capacity(size.idle_sessions);
+    for _ in 0..size.idle_sessions {
+        let connecting = T::connect_from(&client, address);
+        pairs.push(greet::<T>(&mut listener, connecting).await);
+    }
+    settle().await;
+    let grown = memory::<T>().saturating_sub(before);
+    let cpu = process_cpu_ns();
+    let begin = Instant::now();
+    sleep(size.idle_window).await;
+    let cpu = process_cpu_ns() - cpu;
+    let seconds = begin.elapsed().as_secs_f64();
+    drop((first, &pairs));
+    let sessions = size.idle_sessions as f64;
+    vec![
+        grown as f64 / 2.0 / sessions,
+        cpu / 1e3 / sessions / seconds,
+    ]
+}
+
+/// Until acknowledgements that wait for company have gone.
+async fn settle() {
+    sleep(Duration::from_millis(150)).await;
+}
+
+/// Bytes in use.
+fn memory<T: Transport>() -> usize {
+    heap() + T::beside_the_heap()
+}
+
+/// Bytes of glibc's heap in use.
+pub(super) fn heap() -> usize {
+    // SAFETY: no conditions; it locks the arenas one after the other.
+    let heap = unsafe { libc::mallinfo2() };
+    heap.uordblks + heap.hblkhd
+}

@@ -1,0 +1,34 @@
+//! What issue 7 asks of which row.
+
+use super::PEERS;
+use crate::report::{Asked, Bound, Target};
+
+const ASKED: &[Asked] = &[
+    (7, "bulk", &["kcp-go"], Bound::Ratio(6.0)),
+    (7, "bulk", &["tokio_kcp"], Bound::Ratio(12.0)),
+    (7, "bulk", &["quinn"], Bound::Ratio(4.5)),
+    (7, "cpu-per-gb", &["kcp-go"], Bound::Ratio(1.0 / 0.18)),
+    (7, "cpu-per-gb", &["tokio_kcp"], Bound::Ratio(1.0 / 0.09)),
+    (7, "echo-p50", &["kcp-go"], Bound::Ratio(1.0 / 0.6)),
+    (7, "echo-p99", &["kcp-go"], Bound::Ratio(1.0 / 0.5)),
+    (7, "to-kcp-go", &["kcp-go"], Bound::Ours(0.25)),
+    (7, "loss1", &["kcp-go"], Bound::Ratio(1.15)),
+    (7, "loss5", &["kcp-go"], Bound::Ratio(1.25)),
+    (7, "paced1-p99", &PEERS, Bound::Ours(46.0)),
+    (7, "paced5-p99", &PEERS, Bound::Ours(70.0)),
+    (7, "fanout-cpu", &["tokio_kcp"], Bound::Ratio(1.0 / 0.45)),
+    (7, "fanout-cpu", &["kcp-go"], Bound::Ratio(1.0 / 0.25)),
+    // 1.5 KB; "100 000 sessions in 200 MB" is more.
+    (7, "idle-heap", &PEERS, Bound::Ours(1500.0)),
+    (7, "idle-cpu", &["tokio_kcp"], Bound::Ratio(100.0)),
+];
+
+pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
+    crate::report::asked_of(ASKED, case, peer)
+}
+
+/// Each row that a line speaks about.
+#[cfg(test)]
+pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
+    crate::report::spoken_of(ASKED)
+}
