@@ -52,7 +52,7 @@ impl Inner {
     /// From the magazine (this thread's other pools may have hidden it) or a batch of the depot.
     fn alloc_from_depot(&self, cache: &ThreadCache, class: u8) -> Option<u32> {
         let magazine = cache.magazine(class);
-        if !magazine.guard.enter_slow() {
+        if !self.enter(magazine) {
             return None;
         }
         let unit = magazine.pop().or_else(|| {
@@ -64,7 +64,7 @@ impl Inner {
             }
             magazine.pop()
         });
-        magazine.guard.leave();
+        magazine.guard.leave_slow();
         unit
     }
 
@@ -137,12 +137,12 @@ impl Inner {
     fn deliver(&self, cache: Option<&ThreadCache>, class: u8, fresh: &[u32]) -> u32 {
         if let Some(cache) = cache
             && let magazine = cache.magazine(class)
-            && magazine.guard.enter_slow()
+            && self.enter(magazine)
         {
             let stored = magazine.refill(fresh);
             magazine.count_source(Source::Slab);
             let unit = magazine.pop();
-            magazine.guard.leave();
+            magazine.guard.leave_slow();
             // The magazine was empty a moment ago and only this thread fills it.
             debug_assert_eq!(stored, fresh.len());
             self.put_free(class, &fresh[stored..]);

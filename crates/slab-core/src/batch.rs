@@ -4,6 +4,7 @@ use crate::call_site::CallSite;
 use crate::chunk::Chunk;
 use crate::error::AllocError;
 use crate::local;
+use crate::magazine::Place;
 use crate::pool::SlabPool;
 use crate::sys::asan;
 use arrayvec::ArrayVec;
@@ -33,7 +34,7 @@ use core::ptr::NonNull;
 /// ```
 pub struct ChunkBatch {
     pool: SlabPool,
-    class: u8,
+    place: Place,
     units: ArrayVec<u32, { Self::MAX }>,
 }
 
@@ -44,7 +45,7 @@ impl SlabPool {
     /// [`AllocError::TooLarge`] above the largest class.
     pub fn chunk_batch(&self, len: usize) -> Result<ChunkBatch, AllocError> {
         Ok(ChunkBatch {
-            class: self.class_for(len)?,
+            place: self.class_for(len)?,
             pool: self.clone(),
             units: ArrayVec::new(),
         })
@@ -67,7 +68,7 @@ impl ChunkBatch {
         if let Some(missing @ 1..) = count.checked_sub(self.units.len()) {
             local::with_current(self.pool.inner_ptr().as_ptr(), |cache| {
                 cache
-                    .magazine(self.class)
+                    .magazine_at(self.place)
                     .try_pop_many(missing, &mut self.units)
                     .then_some(())
             });
@@ -83,7 +84,7 @@ impl ChunkBatch {
     }
 
     fn chunk_bytes(&self) -> usize {
-        self.pool.inner().classes.geometry(self.class).bytes
+        self.pool.inner().classes.geometry(self.place.class()).bytes
     }
 
     /// The magazine had fewer: one by one, each refill another batch of the depot or of a slab.
@@ -91,9 +92,9 @@ impl ChunkBatch {
     #[inline(never)]
     fn fill_slow(&mut self, count: usize, call_site: CallSite) -> Result<(), AllocError> {
         while self.len() < count {
-            let unit = match self.pool.try_alloc_cached(self.class) {
+            let unit = match self.pool.try_alloc_cached(self.place) {
                 Some(chunk) => ManuallyDrop::new(chunk).unit(),
-                None => match self.pool.inner().alloc_slow(self.class, call_site) {
+                None => match self.pool.inner().alloc_slow(self.place.class(), call_site) {
                     Ok(unit) => unit,
                     Err(error) if self.is_empty() => return Err(error),
                     Err(_) => return Ok(()),
@@ -113,7 +114,7 @@ impl ChunkBatch {
         }
         let freed = local::with_current(self.pool.inner_ptr().as_ptr(), |cache| {
             cache
-                .magazine(self.class)
+                .magazine_at(self.place)
                 .try_push_many(&self.units)
                 .then_some(())
         });
@@ -152,7 +153,7 @@ impl ChunkBatch {
     pub fn pop(&mut self) -> Option<Chunk> {
         let unit = self.units.pop()?;
         // SAFETY: the batch owned the unit's chunk, and has just given it up.
-        Some(unsafe { Chunk::new(self.pool.inner_ptr(), self.class, unit) })
+        Some(unsafe { Chunk::at(self.pool.inner_ptr(), self.place, unit) })
     }
 
     /// Puts a chunk in, to be freed with the others.
@@ -161,7 +162,7 @@ impl ChunkBatch {
     /// The chunk comes back if it is of another pool or size class, or the batch is full.
     #[inline]
     pub fn push(&mut self, chunk: Chunk) -> Result<(), Chunk> {
-        let fits = chunk.belongs_to(&self.pool) && chunk.class_index() == self.class;
+        let fits = chunk.belongs_to(&self.pool) && chunk.class_index() == self.place.class();
         if !fits || self.units.is_full() {
             return Err(chunk);
         }

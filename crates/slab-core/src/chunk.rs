@@ -15,21 +15,19 @@ use core::ptr::NonNull;
 /// is stored and loaded as it was: fields of different widths cost a failed store forwarding
 /// (about 15 cycles) whenever a handle is copied soon after it was made.
 ///
-/// Bits 0..32 are the unit, 32..48 the class as a [`Place`]. Bit 63 is always set: the word is never zero, so
+/// Bits 0..32 are the unit, 48..64 the class as a [`Place`]. No place is zero, so no word is:
 /// `Option<Chunk>`, and an enum of a chunk and something of at most eight bytes, need no further
 /// space to tell their variants apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 struct Name(NonZeroU64);
 
-/// The bit that is always set.
-const ALIVE: NonZeroU64 = NonZeroU64::new(1 << 63).unwrap();
-
 impl Name {
     #[inline(always)]
-    fn new(class: u8, unit: u32) -> Self {
-        let bits = u64::from(unit) | u64::from(Place::of(class).0) << 32;
-        Self(ALIVE | bits)
+    fn new(place: Place, unit: u32) -> Self {
+        let bits = u64::from(place.bytes()) << 48 | u64::from(unit);
+        // SAFETY: no place is zero.
+        Self(unsafe { NonZeroU64::new_unchecked(bits) })
     }
 
     #[inline(always)]
@@ -39,7 +37,8 @@ impl Name {
 
     #[inline(always)]
     fn place(self) -> Place {
-        Place((self.0.get() >> 32) as u16)
+        // SAFETY: `new` put a place's bytes there.
+        unsafe { Place::from_bytes((self.0.get() >> 48) as u16) }
     }
 
     #[inline(always)]
@@ -69,9 +68,17 @@ impl Chunk {
     /// `unit` is a chunk of this class and pool that nobody else has, and the pool is alive.
     #[inline(always)]
     pub(crate) unsafe fn new(pool: NonNull<Inner>, class: u8, unit: u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::at(pool, Place::of(class), unit) }
+    }
+
+    /// # Safety
+    /// As [`new`](Self::new).
+    #[inline(always)]
+    pub(crate) unsafe fn at(pool: NonNull<Inner>, place: Place, unit: u32) -> Self {
         let chunk = Self {
             pool,
-            name: Name::new(class, unit),
+            name: Name::new(place, unit),
         };
         if cfg!(slab_asan) {
             asan::unpoison(chunk.as_ptr(), chunk.capacity());

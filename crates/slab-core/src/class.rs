@@ -1,10 +1,11 @@
 //! Size classes: which chunk size serves a request, and how chunks of that size lie in a slab.
 //!
 //! Pure functions of the configuration: nothing here changes once a pool is built. A request of up
-//! to [`TABLE_BYTES`] is looked up in one byte table, one entry per 64 bytes; a larger one by
+//! to [`TABLE_BYTES`] is looked up in a table, one entry per 64 bytes; a larger one by
 //! comparing with the few classes above.
 
 use crate::error::ConfigError;
+use crate::magazine::Place;
 use crate::sync::MODELLED;
 use arrayvec::ArrayVec;
 
@@ -300,7 +301,7 @@ pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
 pub(crate) struct ClassTable {
     /// Requests of up to this many bytes are in `lookup`.
     direct: usize,
-    lookup: [u8; TABLE_LEN],
+    lookup: [Place; TABLE_LEN],
     geometry: [Geometry; MAX_CLASSES],
     classes: SizeClasses,
     slab_bytes: usize,
@@ -309,11 +310,11 @@ pub(crate) struct ClassTable {
 impl ClassTable {
     pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Self {
         let slab_bytes = slab_bytes_for(classes.largest());
-        let mut lookup = [u8::MAX; TABLE_LEN];
+        let mut lookup = [Place::of(0); TABLE_LEN];
         let mut from = 0;
         for (index, &bytes) in classes.sizes().iter().enumerate() {
             let to = (bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
-            lookup[from..to].fill(index as u8);
+            lookup[from..to].fill(Place::of(index as u8));
             from = to;
         }
         let empty = Geometry {
@@ -362,9 +363,9 @@ impl ClassTable {
         self
     }
 
-    /// The class index for a request, or `None` if it is above the largest class.
+    /// The class for a request, or `None` if it is above the largest class.
     #[inline]
-    pub(crate) fn class_for(&self, len: usize) -> Option<u8> {
+    pub(crate) fn class_for(&self, len: usize) -> Option<Place> {
         if len > self.direct {
             return self.large_class_for(len);
         }
@@ -375,8 +376,9 @@ impl ClassTable {
     }
 
     #[cold]
-    fn large_class_for(&self, len: usize) -> Option<u8> {
-        self.classes.class_for(len).map(|class| class as u8)
+    fn large_class_for(&self, len: usize) -> Option<Place> {
+        let class = self.classes.class_for(len)?;
+        Some(Place::of(class as u8))
     }
 
     #[inline]
@@ -482,7 +484,7 @@ mod tests {
             let step = if cfg!(miri) { 9973 } else { 1 };
             for len in (0..classes.largest() + 200).step_by(step) {
                 assert_eq!(
-                    table.class_for(len).map(usize::from),
+                    table.class_for(len).map(|place| usize::from(place.class())),
                     classes.class_for(len),
                     "{len}"
                 );

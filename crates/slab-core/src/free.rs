@@ -4,6 +4,7 @@ use crate::class::BATCH_MAX;
 use crate::inner::Inner;
 use crate::magazine::ThreadCache;
 use crate::sync::Ordering;
+use arrayvec::ArrayVec;
 use core::ptr::NonNull;
 use core::task::Waker;
 
@@ -56,20 +57,18 @@ impl Inner {
 
     fn free_cached(&self, cache: &ThreadCache, class: u8, unit: u32) -> bool {
         let magazine = cache.magazine(class);
-        if !magazine.guard.enter_slow() {
+        if !self.enter(magazine) {
             return false;
         }
         let mut pushed = magazine.push(unit);
         if !pushed {
-            let mut units = [0; BATCH_MAX];
-            let batch = &mut units[..self.depot.batch_len(class)];
+            let mut batch = ArrayVec::<u32, BATCH_MAX>::new();
             // A full magazine holds two batches.
-            let taken = magazine.take_bottom(batch);
-            debug_assert_eq!(taken, batch.len());
-            self.depot.push_batch(class, batch);
+            magazine.take_bottom(self.depot.batch_len(class), &mut batch);
+            self.depot.push_batch(class, &batch);
             pushed = magazine.push(unit);
         }
-        magazine.guard.leave();
+        magazine.guard.leave_slow();
         pushed
     }
 

@@ -8,15 +8,19 @@
 //!
 //! Invariant, at any moment outside the guard:
 //! `len <= capacity`, and `slots[..len]` are distinct free chunks of this class that are in no
-//! other magazine, no batch and no caller's hand.
+//! other magazine, no batch and no caller's hand; unless the gate says [`TAKEN`], and then they are
+//! somebody else's, and the magazine counts as empty.
 
 use crate::class::{BATCH_MAX, ClassTable, MAX_CLASSES};
-use crate::guard::Guard;
+use crate::guard::{Guard, SHUT, TAKEN};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use arrayvec::ArrayVec;
 
 const SLOTS: usize = 2 * BATCH_MAX;
-const _: () = assert!(SLOTS <= u8::MAX as usize, "a length has eight bits");
+const _: () = assert!(
+    SLOTS < u8::MAX as usize - 1,
+    "a length has eight bits, and two are intents"
+);
 
 /// Adds without a read-modify-write: there is one writer.
 fn bump(counter: &AtomicU64, by: u64) {
@@ -53,17 +57,17 @@ impl State {
     const ONE_FREE: u64 = 1 << 8;
 
     #[inline(always)]
-    fn len(self) -> u32 {
-        u32::from(self.0 as u8)
+    fn len(self) -> usize {
+        usize::from(self.0 as u8)
     }
 
     fn frees(self) -> u64 {
         self.0 / Self::ONE_FREE
     }
 
-    fn with_len(self, len: u32) -> Self {
-        debug_assert!(len as usize <= SLOTS);
-        Self(self.0 - u64::from(self.len()) + u64::from(len))
+    fn with_len(self, len: usize) -> Self {
+        debug_assert!(len <= SLOTS);
+        Self(self.0 - self.len() as u64 + len as u64)
     }
 }
 
@@ -74,9 +78,8 @@ impl State {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Magazine {
+    /// Holds the [`State`].
     pub(crate) guard: Guard,
-    state: AtomicU64,
-    capacity: u32,
     /// Chunks that came in by refill, and that went to the depot.
     refilled: AtomicU64,
     flushed: AtomicU64,
@@ -106,9 +109,7 @@ impl Magazine {
     fn new(capacity: u32) -> Self {
         debug_assert!(capacity as usize <= SLOTS);
         Self {
-            guard: Guard::new(),
-            state: AtomicU64::new(0),
-            capacity,
+            guard: Guard::new(capacity),
             refilled: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             from_depot: AtomicU64::new(0),
@@ -118,87 +119,92 @@ impl Magazine {
     }
 
     #[inline(always)]
-    fn slot(&self, index: u32) -> &AtomicU32 {
-        debug_assert!(index < self.capacity);
+    fn slot(&self, index: usize) -> &AtomicU32 {
+        debug_assert!(index < self.guard.capacity());
         // SAFETY: every caller passes an index below `capacity`, which is at most `SLOTS`.
-        unsafe { self.slots.get_unchecked(index as usize) }
+        unsafe { self.slots.get_unchecked(index) }
     }
 
     #[inline(always)]
     fn state(&self) -> State {
-        State(self.state.load(Ordering::Relaxed))
+        State(self.guard.state())
     }
 
-    fn set_len(&self, len: u32) {
-        let state = self.state().with_len(len);
-        self.state.store(state.0, Ordering::Relaxed);
+    fn set_len(&self, len: usize) {
+        self.guard.set_state(self.state().with_len(len).0);
     }
 
-    /// Chunks inside; only a hint for whoever is not the owner.
-    pub(crate) fn len(&self) -> u32 {
-        self.state().len()
+    /// Chunks inside; only a hint for whoever is not the owner and does not have the registry's
+    /// lock.
+    pub(crate) fn len(&self) -> usize {
+        if self.guard.is_raised(TAKEN) {
+            0
+        } else {
+            self.state().len()
+        }
     }
 
     /// The allocation fast path: takes a chunk, unless the magazine is empty or shut.
     #[inline(always)]
     pub(crate) fn try_pop(&self) -> Option<u32> {
-        if !self.guard.enter() {
+        let state = State(self.guard.enter());
+        if !self.guard.is_above_gate(state.len()) {
+            self.guard.back_out();
             return None;
         }
-        let unit = self.pop();
-        self.guard.leave();
-        unit
+        let unit = self.slot(state.len() - 1).load(Ordering::Relaxed);
+        self.guard.leave(state.0 - 1);
+        Some(unit)
     }
 
     /// The free fast path: returns a chunk; `false` if the magazine is full or shut.
     #[inline(always)]
     pub(crate) fn try_push(&self, unit: u32) -> bool {
-        if !self.guard.enter() {
+        let state = State(self.guard.enter());
+        if !self.guard.is_below_ceiling(state.len()) {
+            self.guard.back_out();
             return false;
         }
-        let pushed = self.push(unit);
-        self.guard.leave();
-        pushed
+        self.slot(state.len()).store(unit, Ordering::Relaxed);
+        self.guard.leave(state.0 + State::ONE_FREE + 1);
+        true
     }
 
     /// Takes up to `count` chunks off the top in one step and adds them to `out`, which has room for
-    /// them; `false` if the magazine is shut.
+    /// them; `false` if the magazine is empty or shut.
     #[inline]
     pub(crate) fn try_pop_many<const N: usize>(
         &self,
         count: usize,
         out: &mut ArrayVec<u32, N>,
     ) -> bool {
-        if !self.guard.enter() {
+        let state = State(self.guard.enter());
+        let taken = count.min(state.len()).min(out.remaining_capacity());
+        if taken == 0 || !self.guard.is_above_gate(state.len()) {
+            self.guard.back_out();
             return false;
         }
-        let state = self.state();
-        let taken = count
-            .min(state.len() as usize)
-            .min(out.remaining_capacity());
-        self.read(state.len() as usize - taken, taken, out);
-        self.state.store(state.0 - taken as u64, Ordering::Relaxed);
-        self.guard.leave();
+        self.read(state.len() - taken, taken, out);
+        self.guard.leave(state.0 - taken as u64);
         true
     }
 
-    /// Returns chunks in one step; `false`, and none returned, if they do not fit or the magazine is
-    /// shut.
+    /// Returns chunks in one step; `false`, and none returned, if they do not fit, the magazine is
+    /// shut, or there are none.
     #[inline]
     pub(crate) fn try_push_many(&self, units: &[u32]) -> bool {
-        if !self.guard.enter() {
+        let state = State(self.guard.enter());
+        let len = state.len();
+        // Of the slot that the last of them would take.
+        let last = (len + units.len()).wrapping_sub(1);
+        if units.is_empty() || !self.guard.is_below_ceiling(last) {
+            self.guard.back_out();
             return false;
         }
-        let state = self.state();
-        let len = state.len() as usize;
-        let fit = len + units.len() <= self.capacity as usize;
-        if fit {
-            self.write(len, units);
-            let freed = units.len() as u64 * (State::ONE_FREE + 1);
-            self.state.store(state.0 + freed, Ordering::Relaxed);
-        }
-        self.guard.leave();
-        fit
+        self.write(len, units);
+        let freed = units.len() as u64 * (State::ONE_FREE + 1);
+        self.guard.leave(state.0 + freed);
+        true
     }
 
     /// Adds the slots `from..from + count` to `out`. Inside the guard only: nobody else touches
@@ -242,37 +248,33 @@ impl Magazine {
         }
     }
 
-    /// Takes a chunk. Inside the guard only.
-    #[inline(always)]
+    /// Takes a chunk. After `enter_slow` only.
     pub(crate) fn pop(&self) -> Option<u32> {
         let state = self.state();
         let top = state.len().checked_sub(1)?;
         let unit = self.slot(top).load(Ordering::Relaxed);
-        self.state.store(state.0 - 1, Ordering::Relaxed);
+        self.guard.set_state(state.0 - 1);
         Some(unit)
     }
 
-    /// Returns a chunk; `false` if the magazine is full. Inside the guard only.
-    #[inline(always)]
+    /// Returns a chunk; `false` if the magazine is full. After `enter_slow` only.
     pub(crate) fn push(&self, unit: u32) -> bool {
         let state = self.state();
-        if state.len() >= self.capacity {
+        if state.len() >= self.guard.capacity() {
             return false;
         }
         self.slot(state.len()).store(unit, Ordering::Relaxed);
-        self.state
-            .store(state.0 + State::ONE_FREE + 1, Ordering::Relaxed);
+        self.guard.set_state(state.0 + State::ONE_FREE + 1);
         true
     }
 
-    /// Puts chunks on top that were not freed here, as many as fit; says how many did.
+    /// Puts chunks on top that were not freed here, as many as fit; says how many did. After
+    /// `enter_slow` only.
     pub(crate) fn refill(&self, units: &[u32]) -> usize {
-        let len = self.len();
-        let fit = units.len().min((self.capacity - len) as usize);
-        for (index, &unit) in (len..).zip(&units[..fit]) {
-            self.slot(index).store(unit, Ordering::Relaxed);
-        }
-        self.set_len(len + fit as u32);
+        let len = self.state().len();
+        let fit = units.len().min(self.guard.capacity() - len);
+        self.write(len, &units[..fit]);
+        self.set_len(len + fit);
         bump(&self.refilled, fit as u64);
         fit
     }
@@ -285,22 +287,62 @@ impl Magazine {
         }
     }
 
-    /// Takes chunks out from the bottom, where the longest unused ones lie, as many as `out`
-    /// holds; says how many. The warm top stays.
-    pub(crate) fn take_bottom(&self, out: &mut [u32]) -> usize {
-        let len = self.len();
-        let taken = out.len().min(len as usize);
-        for (index, unit) in (0..).zip(&mut out[..taken]) {
-            *unit = self.slot(index).load(Ordering::Relaxed);
-        }
-        for index in taken as u32..len {
-            let unit = self.slot(index).load(Ordering::Relaxed);
-            self.slot(index - taken as u32)
-                .store(unit, Ordering::Relaxed);
-        }
-        self.set_len(len - taken as u32);
+    /// Takes chunks out from the bottom, where the longest unused ones lie, at most
+    /// `count`, and adds them to `out`, which has room for them; says how many. The warm top stays.
+    /// After `enter_slow` only.
+    pub(crate) fn take_bottom<const N: usize>(
+        &self,
+        count: usize,
+        out: &mut ArrayVec<u32, N>,
+    ) -> usize {
+        let len = self.state().len();
+        let taken = count.min(len);
+        self.read(0, taken, out);
+        let mut rest = ArrayVec::<u32, SLOTS>::new();
+        self.read(taken, len - taken, &mut rest);
+        self.write(0, &rest);
+        self.set_len(len - taken);
         bump(&self.flushed, taken as u64);
         taken
+    }
+
+    /// First step of a taker, with the registry's lock: shuts the magazine. Then comes one
+    /// `heavy_barrier` for all that were shut, then [`take`](Self::take) on each.
+    pub(crate) fn shut(&self) {
+        self.guard.raise(SHUT);
+    }
+
+    /// Second step of a taker: gives all chunks to `sink`, in pieces, and opens the magazine again;
+    /// if there were any, its owner will find that they are gone.
+    pub(crate) fn take(&self, mut sink: impl FnMut(&[u32])) {
+        self.guard.wait_idle();
+        let len = self.len();
+        let mut piece = ArrayVec::<u32, BATCH_MAX>::new();
+        for index in 0..len {
+            piece.push(self.slot(index).load(Ordering::Relaxed));
+            if piece.is_full() || index + 1 == len {
+                sink(&piece);
+                piece.clear();
+            }
+        }
+        if len > 0 {
+            self.guard.raise(TAKEN);
+        }
+        self.guard.lower(SHUT);
+    }
+
+    /// Has a taker left something for the owner to [`acknowledge`](Self::acknowledge)?
+    pub(crate) fn was_taken(&self) -> bool {
+        self.guard.is_raised(TAKEN)
+    }
+
+    /// The owner, with the registry's lock, writes down that the contents are gone.
+    pub(crate) fn acknowledge(&self) {
+        if self.was_taken() {
+            bump(&self.flushed, self.state().len() as u64);
+            self.set_len(0);
+            self.guard.lower(TAKEN);
+        }
     }
 
     /// Adds this magazine's counters to `tally`.
@@ -308,59 +350,70 @@ impl Magazine {
         let state = self.state();
         tally.frees += state.frees();
         // What went out beyond what came in was freed here without having been allocated here.
-        let surplus = (self.flushed.load(Ordering::Relaxed) + u64::from(state.len()))
+        let surplus = (self.flushed.load(Ordering::Relaxed) + state.len() as u64)
             .saturating_sub(self.refilled.load(Ordering::Relaxed));
         tally.frees_remote += surplus;
         tally.from_depot += self.from_depot.load(Ordering::Relaxed);
         tally.from_slab += self.from_slab.load(Ordering::Relaxed);
-        tally.cached += u64::from(state.len());
+        tally.cached += self.len() as u64;
     }
 }
 
-/// A class as its magazine's distance from the start of a [`ThreadCache`] in bytes: what a free has
-/// to know, three instructions sooner.
+/// A class as its magazine's distance from the start of a [`ThreadCache`] in bytes: what the fast
+/// paths have to know, some instructions sooner. Never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place(pub(crate) u16);
+#[repr(transparent)]
+pub(crate) struct Place(u16);
 
 impl Place {
     const STRIDE: u16 = size_of::<Magazine>() as u16;
 
     #[inline(always)]
-    pub(crate) fn of(class: u8) -> Self {
-        Self(u16::from(class) * Self::STRIDE)
+    pub(crate) const fn of(class: u8) -> Self {
+        Self((class as u16 + 1) * Self::STRIDE)
     }
 
     #[inline(always)]
     pub(crate) fn class(self) -> u8 {
-        (self.0 / Self::STRIDE) as u8
+        (self.0 / Self::STRIDE) as u8 - 1
+    }
+
+    #[inline(always)]
+    pub(crate) fn bytes(self) -> u16 {
+        self.0
+    }
+
+    /// # Safety
+    /// `bytes` is what [`bytes`](Self::bytes) of a place returned.
+    #[inline(always)]
+    pub(crate) unsafe fn from_bytes(bytes: u16) -> Self {
+        Self(bytes)
     }
 }
 
-const _: () = assert!(MAX_CLASSES * size_of::<Magazine>() <= u16::MAX as usize);
+const _: () = assert!((MAX_CLASSES + 1) * size_of::<Magazine>() <= u16::MAX as usize);
 
 /// The magazines of one thread in one pool. Outlives both: held by the pool's registry and by the
 /// thread.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct ThreadCache {
-    /// First, so that a magazine's address is the cache's plus a shifted class.
-    magazines: [Magazine; MAX_CLASSES],
+    /// First, so that a magazine's address is the cache's plus its [`Place`]. The very first has no
+    /// class: no place is zero.
+    magazines: [Magazine; MAX_CLASSES + 1],
     /// Its place in the pool's registry.
     pub(crate) id: usize,
 }
 
 impl ThreadCache {
     pub(crate) fn new(id: usize, classes: &ClassTable) -> Self {
+        let capacity = |index: usize| match index.checked_sub(1) {
+            Some(class) if class < classes.count() => 2 * classes.geometry(class as u8).batch,
+            _ => 0,
+        };
         Self {
+            magazines: core::array::from_fn(|index| Magazine::new(capacity(index))),
             id,
-            magazines: core::array::from_fn(|class| {
-                let batch = if class < classes.count() {
-                    classes.geometry(class as u8).batch
-                } else {
-                    0
-                };
-                Magazine::new(2 * batch)
-            }),
         }
     }
 
@@ -368,7 +421,8 @@ impl ThreadCache {
     pub(crate) fn magazine_at(&self, place: Place) -> &Magazine {
         debug_assert!(usize::from(place.class()) < MAX_CLASSES);
         let first: *const Magazine = self.magazines.as_ptr();
-        // SAFETY: a place is a class index, below `MAX_CLASSES`, times the size of a magazine.
+        // SAFETY: a place is one more than a class index, which is below `MAX_CLASSES`, times the
+        // size of a magazine.
         let at = unsafe { first.byte_add(usize::from(place.0)) };
         // SAFETY: a magazine of `self`, which is borrowed as long.
         unsafe { &*at }
@@ -376,9 +430,7 @@ impl ThreadCache {
 
     #[inline(always)]
     pub(crate) fn magazine(&self, class: u8) -> &Magazine {
-        debug_assert!(usize::from(class) < MAX_CLASSES);
-        // SAFETY: a class index comes from `ClassTable`, which has at most `MAX_CLASSES`.
-        unsafe { self.magazines.get_unchecked(usize::from(class)) }
+        self.magazine_at(Place::of(class))
     }
 }
 
@@ -416,19 +468,19 @@ mod tests {
     fn bottom_leaves_first_and_the_top_stays_warm() {
         let cache = cache();
         let magazine = cache.magazine(0);
-        for unit in 0..magazine.capacity {
+        for unit in 0..magazine.guard.capacity() as u32 {
             assert!(magazine.push(unit));
         }
         assert!(!magazine.push(99), "full");
-        let mut out = [0; 10];
-        assert_eq!(magazine.take_bottom(&mut out), 10);
-        assert_eq!(out, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(magazine.pop(), Some(magazine.capacity - 1));
-        let mut rest = [0; SLOTS];
-        let left = magazine.capacity - 11;
-        assert_eq!(magazine.take_bottom(&mut rest) as u32, left);
+        let mut out = ArrayVec::<u32, 10>::new();
+        assert_eq!(magazine.take_bottom(10, &mut out), 10);
+        assert_eq!(out[..], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(magazine.pop(), Some(magazine.guard.capacity() as u32 - 1));
+        let mut rest = ArrayVec::<u32, SLOTS>::new();
+        let left = magazine.guard.capacity() - 11;
+        assert_eq!(magazine.take_bottom(SLOTS, &mut rest), left);
         assert_eq!(rest[0], 10);
-        assert_eq!(magazine.take_bottom(&mut rest), 0);
+        assert_eq!(magazine.take_bottom(SLOTS, &mut out), 0, "nothing left");
     }
 
     #[test]

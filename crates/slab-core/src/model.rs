@@ -13,6 +13,7 @@ use crate::magazine::ThreadCache;
 use crate::shared::count;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Answer, Turn};
+use arrayvec::ArrayVec;
 use core::mem::ManuallyDrop;
 use loom::thread;
 use std::ptr::NonNull;
@@ -162,8 +163,17 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
     });
 }
 
-/// The owner frees and allocates by the fast path while another thread empties its magazine as a
-/// reclaimer does.
+/// What a taker finds in the magazine, as a reclaimer does it.
+fn take(cache: &ThreadCache) -> Vec<u32> {
+    let magazine = cache.magazine(0);
+    magazine.shut();
+    crate::sync::heavy_barrier();
+    let mut out = Vec::new();
+    magazine.take(|units| out.extend_from_slice(units));
+    out
+}
+
+/// The owner frees and allocates by the fast path while another thread empties its magazine.
 #[test]
 fn model_guard_owner_against_taker() {
     model(None, || {
@@ -171,16 +181,7 @@ fn model_guard_owner_against_taker() {
         assert!(cache.magazine(0).try_push(0));
         let taker = {
             let cache = cache.clone();
-            thread::spawn(move || {
-                let magazine = cache.magazine(0);
-                magazine.guard.raise(crate::guard::TAKEN);
-                crate::sync::heavy_barrier();
-                magazine.guard.wait_idle();
-                let mut out = [0; 4];
-                let taken = magazine.take_bottom(&mut out);
-                magazine.guard.lower(crate::guard::TAKEN);
-                out[..taken].to_vec()
-            })
+            thread::spawn(move || take(&cache))
         };
         let mut units = Vec::new();
         let magazine = cache.magazine(0);
@@ -189,10 +190,79 @@ fn model_guard_owner_against_taker() {
         }
         units.extend(magazine.try_pop());
         units.extend(taker.join().unwrap());
+        magazine.acknowledge();
         while let Some(unit) = magazine.try_pop() {
             units.push(unit);
         }
         assert_each_once(units, 2);
+    });
+}
+
+/// As before, by whole batches.
+#[test]
+fn model_guard_batches_against_taker() {
+    model(None, || {
+        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        assert!(cache.magazine(0).try_push_many(&[0, 1]));
+        let taker = {
+            let cache = cache.clone();
+            thread::spawn(move || take(&cache))
+        };
+        let magazine = cache.magazine(0);
+        let mut units = ArrayVec::<u32, 8>::new();
+        magazine.try_pop_many(1, &mut units);
+        if !magazine.try_push_many(&[2, 3]) {
+            units.extend([2, 3]);
+        }
+        units.extend(taker.join().unwrap());
+        magazine.acknowledge();
+        while magazine.try_pop_many(4, &mut units) {}
+        assert_each_once(units.to_vec(), 4);
+    });
+}
+
+/// Emptied twice, while the owner acknowledges the first time under the lock that takers have, and
+/// goes on.
+#[test]
+fn model_guard_owner_acknowledges_between_takers() {
+    model(Some(BOUND), || {
+        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        let lock = Arc::new(crate::sync::Mutex::new(()));
+        assert!(cache.magazine(0).try_push(0));
+        let taker = {
+            let (cache, lock) = (cache.clone(), lock.clone());
+            thread::spawn(move || {
+                let mut units = Vec::new();
+                for _ in 0..2 {
+                    let _registry = lock.lock();
+                    units.extend(take(&cache));
+                }
+                units
+            })
+        };
+        let magazine = cache.magazine(0);
+        let mut units = Vec::new();
+        for unit in [1, 2] {
+            if magazine.try_push(unit) {
+                continue;
+            }
+            if magazine.was_taken() {
+                let _registry = lock.lock();
+                magazine.acknowledge();
+            }
+            if !magazine.guard.enter_slow() {
+                units.push(unit);
+                continue;
+            }
+            assert!(magazine.push(unit), "room for four");
+            magazine.guard.leave_slow();
+        }
+        units.extend(taker.join().unwrap());
+        magazine.acknowledge();
+        while let Some(unit) = magazine.try_pop() {
+            units.push(unit);
+        }
+        assert_each_once(units, 3);
     });
 }
 

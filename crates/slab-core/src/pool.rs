@@ -7,11 +7,12 @@ use crate::class::SizeClasses;
 use crate::error::AllocError;
 use crate::inner::{Handle, Inner};
 use crate::local;
+use crate::magazine::Place;
 use crate::stats::PoolStats;
 use crate::wait::Alloc;
-use alloc::sync::Arc;
 #[cfg(feature = "std")]
 use crate::wait_times::WaitTimes;
+use alloc::sync::Arc;
 use core::fmt;
 use core::ptr::NonNull;
 
@@ -82,10 +83,10 @@ impl SlabPool {
     #[inline(always)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
-        let class = self.class_for(len)?;
-        match self.try_alloc_cached(class) {
+        let place = self.class_for(len)?;
+        match self.try_alloc_cached(place) {
             Some(chunk) => Ok(chunk),
-            None => self.alloc_slow(class, CallSite::here()),
+            None => self.alloc_slow(place, CallSite::here()),
         }
     }
 
@@ -142,7 +143,7 @@ impl SlabPool {
     }
 
     #[inline(always)]
-    pub(crate) fn class_for(&self, len: usize) -> Result<u8, AllocError> {
+    pub(crate) fn class_for(&self, len: usize) -> Result<Place, AllocError> {
         let inner = self.inner();
         inner
             .classes
@@ -152,19 +153,20 @@ impl SlabPool {
 
     /// The allocation fast path: a pop from this thread's magazine.
     #[inline(always)]
-    pub(crate) fn try_alloc_cached(&self, class: u8) -> Option<Chunk> {
-        let unit =
-            local::with_current(self.inner.as_ptr(), |cache| cache.magazine(class).try_pop())?;
+    pub(crate) fn try_alloc_cached(&self, place: Place) -> Option<Chunk> {
+        let unit = local::with_current(self.inner.as_ptr(), |cache| {
+            cache.magazine_at(place).try_pop()
+        })?;
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-        Some(unsafe { Chunk::new(self.inner, class, unit) })
+        Some(unsafe { Chunk::at(self.inner, place, unit) })
     }
 
     #[cold]
     #[inline(never)]
-    fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<Chunk, AllocError> {
-        let unit = self.inner().alloc_slow(class, call_site)?;
-        // SAFETY: as in `try_alloc`.
-        Ok(unsafe { Chunk::new(self.inner, class, unit) })
+    fn alloc_slow(&self, place: Place, call_site: CallSite) -> Result<Chunk, AllocError> {
+        let unit = self.inner().alloc_slow(place.class(), call_site)?;
+        // SAFETY: as in `try_alloc_cached`.
+        Ok(unsafe { Chunk::at(self.inner, place, unit) })
     }
 
     /// The name given to the builder.
@@ -191,8 +193,6 @@ impl SlabPool {
         self.inner().stats()
     }
 
-    /// How many bytes of the arena are in memory now, as the system counts it; `None` where it does
-    /// not say (elsewhere than on Linux).
     /// How long callers of [`alloc`](Self::alloc) waited for a chunk of this size class; `None` if
     /// there is no such class. Allocates nothing, disturbs no fast path.
     ///
@@ -205,6 +205,8 @@ impl SlabPool {
         known.then(|| self.inner().slabs.lock().waiters.times(class as u8))
     }
 
+    /// How many bytes of the arena are in memory now, as the system counts it; `None` where it does
+    /// not say (elsewhere than on Linux).
     ///
     /// At most what is committed: memory that was never touched is not there yet, and what
     /// [`trim`](Self::trim) gave back is gone. Takes a system call for each 8 MiB committed, some

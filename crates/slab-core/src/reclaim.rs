@@ -18,9 +18,7 @@
 //! A pool that is truly full comes here on every refused allocation. If nothing was freed since
 //! the last sweep there is nothing to find; otherwise the sweep moves each freed chunk once.
 
-use crate::class::BATCH_MAX;
 use crate::error::AllocError;
-use crate::guard::TAKEN;
 use crate::inner::Inner;
 use crate::registry::Registered;
 use crate::slab::{Carved, Slabs};
@@ -168,18 +166,10 @@ fn shut_out(registry: &[Registered], classes: Range<u8>, mut sink: impl FnMut(u8
         })
     };
     for (_, magazine) in magazines() {
-        magazine.guard.raise(TAKEN);
+        magazine.shut();
     }
     heavy_barrier();
     for (class, magazine) in magazines() {
-        magazine.guard.wait_idle();
-        let mut units = [0; BATCH_MAX];
-        loop {
-            match magazine.take_bottom(&mut units) {
-                0 => break,
-                taken => sink(class, &units[..taken]),
-            }
-        }
-        magazine.guard.lower(TAKEN);
+        magazine.take(|units| sink(class, units));
     }
 }

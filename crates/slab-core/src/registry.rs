@@ -5,9 +5,10 @@ use crate::class::BATCH_MAX;
 use crate::guard::{PRESSURE, SCRUB};
 use crate::inner::Inner;
 use crate::local;
-use crate::magazine::ThreadCache;
+use crate::magazine::{Magazine, ThreadCache};
 use crate::sync::Ordering;
 use alloc::sync::Arc;
+use arrayvec::ArrayVec;
 
 #[derive(Debug)]
 pub(crate) struct Registered {
@@ -54,6 +55,21 @@ impl Inner {
         Some(cache)
     }
 
+    /// The owner's way into its magazine on the slow paths, with no lock held; `false` if the
+    /// magazine is shut.
+    pub(crate) fn enter(&self, magazine: &Magazine) -> bool {
+        if magazine.guard.enter_slow() {
+            return true;
+        }
+        if !magazine.was_taken() {
+            return false;
+        }
+        let registry = self.registry.lock();
+        magazine.acknowledge();
+        drop(registry);
+        magazine.guard.enter_slow()
+    }
+
     /// Takes back the cache of a thread that ends; its counters stay part of the statistics.
     #[cfg(feature = "std")]
     pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
@@ -65,19 +81,20 @@ impl Inner {
     /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
     /// keeps reclaimers out, who would otherwise be in the way.
     fn flush(&self, _registry: &[Registered], cache: &ThreadCache) {
-        let mut units = [0; BATCH_MAX];
         for class in 0..self.classes.count() as u8 {
             let magazine = cache.magazine(class);
+            magazine.acknowledge();
             if !magazine.guard.enter_slow() {
-                return; // The pool is closed and has taken it all.
+                continue; // Under pressure it is empty; a closed pool has taken it all.
             }
             loop {
-                match magazine.take_bottom(&mut units) {
-                    0 => break,
-                    taken => self.depot.put(class, &units[..taken]),
+                let mut units = ArrayVec::<u32, BATCH_MAX>::new();
+                if magazine.take_bottom(BATCH_MAX, &mut units) == 0 {
+                    break;
                 }
+                self.depot.put(class, &units);
             }
-            magazine.guard.leave();
+            magazine.guard.leave_slow();
         }
     }
 
