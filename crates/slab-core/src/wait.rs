@@ -317,9 +317,9 @@ impl Future for Alloc<'_> {
         }
         match self.pool.class_for(self.len) {
             Err(too_large) => Poll::Ready(Err(too_large)),
-            Ok(class) => match self.pool.try_alloc_cached(class) {
+            Ok(place) => match self.pool.try_alloc_cached(place) {
                 Some(chunk) => Poll::Ready(Ok(chunk)),
-                None => self.poll_slow(class, cx),
+                None => self.poll_slow(place.class(), cx),
             },
         }
     }
