@@ -10,14 +10,65 @@ use crate::slab::Carved;
 use crate::sync::Ordering;
 use core::task::Waker;
 
+/// From here on zeroing a chunk again costs more than going to the slabs for each.
+const PAGE: usize = 4096;
+
+/// A chunk for a caller.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    pub(crate) unit: u32,
+    /// Its memory is as the system gave it.
+    pub(crate) zero: bool,
+}
+
+impl Found {
+    fn used(unit: u32) -> Self {
+        Self { unit, zero: false }
+    }
+}
+
+/// Where the chunks go that are carved with the one that is wanted.
+#[derive(Debug, Clone, Copy)]
+enum Rest {
+    Magazine,
+    /// None are carved.
+    Slab,
+}
+
 impl Inner {
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
     pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
-        let result = self.alloc_with(self.attach().as_deref(), class);
-        if let Ok(unit) = result {
-            self.handed_out(class, unit, call_site);
+        let found = self.find(self.attach().as_deref(), class, Rest::Magazine);
+        self.answer(class, found, call_site).map(|found| found.unit)
+    }
+
+    /// As [`alloc_slow`](Self::alloc_slow), for a caller that wants zeros, and that pays for what he
+    /// finds instead: a chunk of pages is taken from untouched memory alone, because the others of
+    /// its batch would lie in the magazine as if they had been used.
+    pub(crate) fn alloc_slow_zeroed(
+        &self,
+        class: u8,
+        call_site: CallSite,
+    ) -> Result<Found, AllocError> {
+        let rest = if self.classes.geometry(class).bytes < PAGE {
+            Rest::Magazine
+        } else {
+            Rest::Slab
+        };
+        let found = self.find(self.attach().as_deref(), class, rest);
+        self.answer(class, found, call_site)
+    }
+
+    fn answer(
+        &self,
+        class: u8,
+        found: Result<Found, AllocError>,
+        call_site: CallSite,
+    ) -> Result<Found, AllocError> {
+        if let Ok(found) = found {
+            self.handed_out(class, found.unit, call_site);
         }
-        result.inspect_err(|error| {
+        found.inspect_err(|error| {
             if matches!(error, AllocError::Exhausted { .. }) {
                 self.uncached[usize::from(class)]
                     .exhausted
@@ -34,18 +85,26 @@ impl Inner {
         cache: Option<&ThreadCache>,
         class: u8,
     ) -> Result<u32, AllocError> {
-        if let Some(cache) = cache
-            && let Some(unit) = self.alloc_from_depot(cache, class)
-        {
-            self.end_exhaustion(class);
-            return Ok(unit);
-        }
-        match self.alloc_single(class) {
-            Some(unit) => {
+        let found = self.find(cache, class, Rest::Magazine)?;
+        Ok(found.unit)
+    }
+
+    fn find(
+        &self,
+        cache: Option<&ThreadCache>,
+        class: u8,
+        rest: Rest,
+    ) -> Result<Found, AllocError> {
+        let used = cache
+            .and_then(|cache| self.alloc_from_depot(cache, class))
+            .or_else(|| self.alloc_single(class));
+        match (used, rest) {
+            (Some(unit), _) => {
                 self.end_exhaustion(class);
-                Ok(unit)
+                Ok(Found::used(unit))
             }
-            None => self.alloc_from_slab(cache, class),
+            (None, Rest::Magazine) => self.alloc_from_slab(cache, class),
+            (None, Rest::Slab) => self.alloc_from_slab(None, class),
         }
     }
 
@@ -87,7 +146,7 @@ impl Inner {
     }
 
     /// Fresh chunks: one for the caller, the rest for the magazine.
-    fn alloc_from_slab(&self, cache: Option<&ThreadCache>, class: u8) -> Result<u32, AllocError> {
+    fn alloc_from_slab(&self, cache: Option<&ThreadCache>, class: u8) -> Result<Found, AllocError> {
         let mut units = [0; BATCH_MAX];
         // Without a magazine there is no place for more than the one that is wanted.
         let want = if cache.is_some() && !self.under_pressure.load(Ordering::Relaxed) {
@@ -101,7 +160,7 @@ impl Inner {
             Err(AllocError::Exhausted { .. }) => match self.alloc_by_reclaim(class, units) {
                 Ok(Reclaimed::Single(unit)) => {
                     self.end_exhaustion(class);
-                    return Ok(unit);
+                    return Ok(Found::used(unit));
                 }
                 Ok(Reclaimed::Fresh(carved)) => Ok(carved),
                 Err(error) => Err(error),
@@ -122,10 +181,13 @@ impl Inner {
             );
         }
         let fresh = &units[..carved.chunks];
-        let answer = self.deliver(cache, class, fresh);
+        let unit = self.deliver(cache, class, fresh);
         self.note_peak(class);
         self.end_exhaustion(class);
-        Ok(answer)
+        Ok(Found {
+            unit,
+            zero: carved.fresh,
+        })
     }
 
     fn carve(&self, class: u8, units: &mut [u32]) -> Result<Carved, AllocError> {

@@ -121,6 +121,10 @@ impl SlabPool {
     /// As [`try_alloc`](Self::try_alloc), and all bytes of the chunk's
     /// [`capacity`](Chunk::capacity) are zero.
     ///
+    /// A chunk of 4096 bytes or more that comes fresh from the system is zero already and not even
+    /// touched. A smaller one is zeroed all the same: it shares its page with others, and they come
+    /// in batches.
+    ///
     /// # Errors
     /// As `try_alloc`.
     ///
@@ -135,8 +139,19 @@ impl SlabPool {
     /// ```
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc_zeroed(&self, len: usize) -> Result<Chunk, AllocError> {
-        let mut chunk = self.try_alloc(len)?;
-        if !self.inner().zero_on_free {
+        if self.inner().zero_on_free {
+            return self.try_alloc(len);
+        }
+        let place = self.class_for(len)?;
+        if let Some(mut chunk) = self.try_alloc_cached(place) {
+            chunk.zeroed();
+            return Ok(chunk);
+        }
+        let inner = self.inner();
+        let found = inner.alloc_slow_zeroed(place.class(), CallSite::here())?;
+        // SAFETY: as in `try_alloc_cached`.
+        let mut chunk = unsafe { Chunk::at(self.inner, place, found.unit) };
+        if !found.zero {
             chunk.zeroed();
         }
         Ok(chunk)

@@ -41,6 +41,8 @@ struct Slab {
     class: u8,
     /// The class it served last; [`UNUSED`] if none, or if its memory went back to the system.
     before: u8,
+    /// Its memory was zero when it took its class.
+    fresh: bool,
     /// Chunks handed out since it took its class.
     carved: u32,
     /// Of these, chunks that are stored here.
@@ -96,6 +98,8 @@ pub(crate) struct Carved {
     pub(crate) chunks: usize,
     /// A slab was newly taken for the class.
     pub(crate) new_slab: bool,
+    /// The chunks' memory is as it came from the system: zero.
+    pub(crate) fresh: bool,
 }
 
 impl Slabs {
@@ -109,6 +113,7 @@ impl Slabs {
                 Slab {
                     class: UNUSED,
                     before: UNUSED,
+                    fresh: false,
                     carved: 0,
                     free: 0,
                 };
@@ -188,6 +193,7 @@ impl Slabs {
             return Ok(Carved {
                 chunks,
                 new_slab: false,
+                fresh: false,
             });
         }
         let geometry = classes.geometry(class);
@@ -206,6 +212,7 @@ impl Slabs {
             self.table[slab] = Slab {
                 class,
                 before: class,
+                fresh: before == UNUSED,
                 carved: 0,
                 free: 0,
             };
@@ -226,10 +233,15 @@ impl Slabs {
         }
         slab.carved += chunks as u32;
         entry.carved += chunks as u64;
+        let fresh = slab.fresh;
         if slab.carved == geometry.chunks_per_slab {
             entry.current = NONE;
         }
-        Ok(Carved { chunks, new_slab })
+        Ok(Carved {
+            chunks,
+            new_slab,
+            fresh,
+        })
     }
 
     fn take_slab(&mut self, arena: &Arena, chunk_bytes: usize) -> Result<usize, AllocError> {

@@ -157,3 +157,39 @@ fn what_no_class_holds_comes_from_the_heap_up_to_a_cap_of_its_own() {
     drop(pool);
     assert!(first.zeroed().iter().all(|&byte| byte == 0), "outlives it");
 }
+
+/// What is resident of a pool after all of it was asked for with zeros.
+#[cfg(target_os = "linux")]
+fn resident_after_zeroed(pool: &SlabPool) -> usize {
+    let all: Vec<Chunk> = std::iter::from_fn(|| pool.try_alloc_zeroed(16384).ok()).collect();
+    assert_eq!(all.len(), (512 << 10) / 16384);
+    let resident = pool.resident_bytes().expect("Linux says");
+    assert!(
+        all.iter()
+            .all(|chunk| bytes(chunk).iter().all(|&byte| byte == 0)),
+        "whether written or not"
+    );
+    resident
+}
+
+#[test]
+#[cfg(all(target_os = "linux", feature = "std"))]
+#[cfg_attr(miri, ignore = "its memory is the heap's")]
+fn memory_fresh_from_the_system_is_not_zeroed_again() {
+    for mode in [Mode::ThreadCached, Mode::DepotOnly] {
+        let pool = builder().mode(mode).build().unwrap();
+        assert_eq!(resident_after_zeroed(&pool), 0, "{mode:?}: touched");
+        // Now it was used, and is zeroed: by us.
+        for chunk in &mut fill(&pool, 16384) {
+            chunk.zeroed().fill(7);
+        }
+        assert_eq!(resident_after_zeroed(&pool), 512 << 10, "{mode:?}");
+        // A slab that went to another class is not fresh, and one that was trimmed is.
+        for chunk in &mut fill(&pool, 1024) {
+            chunk.zeroed().fill(7);
+        }
+        assert_eq!(resident_after_zeroed(&pool), 512 << 10, "{mode:?}");
+        assert_eq!(pool.trim(), 512 << 10);
+        assert_eq!(resident_after_zeroed(&pool), 0, "{mode:?}: touched");
+    }
+}
