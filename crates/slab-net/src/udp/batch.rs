@@ -17,7 +17,8 @@ use std::time::SystemTime;
 /// chunk goes back to the pool when the batch and all packets made from it are dropped.
 pub struct PacketBatch {
     chunk: SharedChunk,
-    /// Bytes of payload from the chunk's start.
+    /// Where the payload begins in the chunk, and its bytes.
+    start: u32,
     len: u32,
     /// The length of each datagram but the last, which may be shorter. Not zero unless `len` is.
     stride: u32,
@@ -26,15 +27,16 @@ pub struct PacketBatch {
 
 impl PacketBatch {
     /// # Safety
-    /// The first `len` bytes of the chunk are the batch's payload and nobody writes to them as
-    /// long as a reference to the chunk is left.
+    /// The `len` bytes of the chunk from `start` on are the batch's payload and nobody writes to
+    /// them as long as a reference to the chunk is left.
     pub(super) unsafe fn new(
         chunk: SharedChunk,
+        start: usize,
         len: usize,
         stride: usize,
         meta: Metadata,
     ) -> Self {
-        debug_assert!(len <= chunk.capacity());
+        debug_assert!(start + len <= chunk.capacity());
         // No buffer is longer than `buffer_bytes`, some 64 KiB. A stride that makes no sense would
         // be a kernel bug; take the payload as one datagram then.
         let stride = if stride == 0 || stride > len {
@@ -44,6 +46,7 @@ impl PacketBatch {
         };
         Self {
             chunk,
+            start: start as u32,
             len: len as u32,
             stride: stride as u32,
             meta,
@@ -62,7 +65,13 @@ impl PacketBatch {
     #[must_use]
     pub fn contents(&self) -> &[u8] {
         // SAFETY: `new`'s caller promised initialised bytes that nobody writes to.
-        unsafe { core::slice::from_raw_parts(self.chunk.as_ptr().as_ptr(), self.len as usize) }
+        unsafe { core::slice::from_raw_parts(self.payload().as_ptr(), self.len as usize) }
+    }
+
+    #[inline]
+    fn payload(&self) -> NonNull<u8> {
+        // SAFETY: the payload lies within the chunk.
+        unsafe { self.chunk.as_ptr().add(self.start as usize) }
     }
 
     /// The length in bytes of each datagram but the last, which may be shorter.
@@ -134,7 +143,7 @@ impl PacketBatch {
     pub fn into_packets(self) -> IntoPackets {
         let left = self.datagrams();
         IntoPackets {
-            at: self.chunk.as_ptr(),
+            at: self.payload(),
             clones: self.chunk.clones(left - 1),
             rest: self.len as usize,
             stride: self.stride as usize,
@@ -370,7 +379,7 @@ mod tests {
         let mut meta = Metadata::new((Ipv4Addr::LOCALHOST, 7).into());
         meta.interface = Some(1);
         // SAFETY: the payload was just written, and nobody else has the chunk.
-        unsafe { PacketBatch::new(chunk.into_shared(), payload.len(), stride, meta) }
+        unsafe { PacketBatch::new(chunk.into_shared(), 0, payload.len(), stride, meta) }
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub struct UdpReceiverBuilder {
     coalescing: Coalescing,
     deliver_truncated: bool,
     options: SocketOptions,
+    #[cfg(feature = "io-uring")]
+    io_uring: bool,
 }
 
 impl UdpReceiverBuilder {
@@ -70,6 +72,8 @@ impl UdpReceiverBuilder {
             coalescing: Coalescing::default(),
             deliver_truncated: false,
             options: SocketOptions::default(),
+            #[cfg(feature = "io-uring")]
+            io_uring: false,
         }
     }
 
@@ -93,6 +97,40 @@ impl UdpReceiverBuilder {
     /// Costs some time for each. Default: no. Linux only; ignored elsewhere.
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.options.features.timestamps = timestamps;
+        self
+    }
+
+    /// Receives by io_uring (Linux 6.0): one multishot recvmsg into a ring of pool chunks, without a
+    /// call to the kernel for each batch. Default: no.
+    ///
+    /// Where the system has no io_uring or forbids it, or the pool no size class of 256 bytes more
+    /// than a buffer ([`Coalescing::On`]: 65 792), it receives as without this, and one warning says
+    /// why; [`uses_io_uring`](UdpReceiver::uses_io_uring) tells.
+    ///
+    /// Unlike a receiver that waits for readiness, an idle one holds memory: 8 super-buffers, or 32
+    /// buffers of single datagrams, are with the kernel all the time.
+    ///
+    /// Feature `io-uring`.
+    ///
+    /// ```
+    /// use slab_net::udp::{Transmit, UdpReceiver};
+    /// use slab_net::{PacketPool, SizeClasses};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut sizes = SizeClasses::network().sizes().to_vec();
+    /// sizes.push(66 << 10);
+    /// let classes = SizeClasses::explicit(&sizes)?;
+    /// let pool = PacketPool::builder().max_memory(16 << 20).size_classes(classes).build()?;
+    /// let mut receiver = UdpReceiver::builder(&pool).io_uring(true).bind("127.0.0.1:0".parse()?)?;
+    /// receiver.sender().send(&Transmit::new(b"hello", receiver.local_addr())).await?;
+    /// assert_eq!(receiver.recv_batch().await?.contents(), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "io-uring")]
+    pub fn io_uring(mut self, io_uring: bool) -> Self {
+        self.io_uring = io_uring;
         self
     }
 
@@ -163,22 +201,24 @@ impl UdpReceiverBuilder {
     pub fn from_std(mut self, socket: std::net::UdpSocket) -> Result<UdpReceiver, BindError> {
         let reader = self.reader()?;
         let bound = Bound::adopt(socket, self.options)?;
-        Unstarted {
-            bound,
-            reader,
-            coalescing: self.coalescing,
-        }
-        .start()
+        self.unstarted(bound, reader).start()
     }
 
     /// Binds the socket, without a runtime.
     pub(super) fn open(mut self, address: SocketAddr) -> Result<Unstarted, BindError> {
         let reader = self.reader()?;
-        Ok(Unstarted {
-            bound: Bound::open(address, self.options)?,
+        let bound = Bound::open(address, self.options)?;
+        Ok(self.unstarted(bound, reader))
+    }
+
+    fn unstarted(&self, bound: Bound, reader: Reader) -> Unstarted {
+        Unstarted {
+            bound,
             reader,
             coalescing: self.coalescing,
-        })
+            #[cfg(feature = "io-uring")]
+            io_uring: self.io_uring,
+        }
     }
 
     fn reader(&mut self) -> Result<Reader, BindError> {
@@ -213,6 +253,8 @@ pub(super) struct Unstarted {
     bound: Bound,
     reader: Reader,
     coalescing: Coalescing,
+    #[cfg(feature = "io-uring")]
+    io_uring: bool,
 }
 
 impl Unstarted {
@@ -222,6 +264,15 @@ impl Unstarted {
 
     pub(super) fn start(self) -> Result<UdpReceiver, BindError> {
         let socket = self.bound.register()?;
-        Ok(UdpReceiver::new(socket, self.reader, self.coalescing))
+        let receiver = UdpReceiver::new(socket, self.reader, self.coalescing);
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        let receiver = {
+            let mut receiver = receiver;
+            if self.io_uring {
+                receiver.start_uring();
+            }
+            receiver
+        };
+        Ok(receiver)
     }
 }

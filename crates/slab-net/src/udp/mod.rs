@@ -37,6 +37,7 @@
 //! | `shard` | several sockets at one address |
 //! | `receiver`, `reader`, `slots` | the receive path: who waits, one call to the kernel, the buffers it writes to |
 //! | `batch`, `datagram` | what the receive path yields |
+//! | `uring` | the receive path by io_uring (feature `io-uring`) |
 //! | `sender`, `transmit`, `sink` | the send path: calls, what is sent and how it is cut, a `Sink` |
 //! | `bytes_mut`, `quinn` | for who needs a genuine `BytesMut`; a socket for quinn (feature `quinn`) |
 //! | `sys` | system calls and socket options |
@@ -61,6 +62,8 @@ mod socket;
 mod stats;
 mod sys;
 mod transmit;
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
+mod uring;
 
 pub use batch::{IntoBytes, IntoDatagrams, IntoPackets, Iter, PacketBatch};
 pub use builder::{Coalescing, UdpReceiverBuilder};

@@ -106,6 +106,30 @@ impl Reader {
         self.slots.buffer_bytes()
     }
 
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(super) fn max_slots(&self) -> usize {
+        self.max_slots
+    }
+
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(super) fn pool(&self) -> &SlabPool {
+        &self.pool
+    }
+
+    /// A copy of this payload in a chunk of less than `capacity` bytes, if there is one.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(super) fn smaller_copy(&self, payload: &[u8], capacity: usize) -> Option<Chunk> {
+        smaller_copy(&self.pool, payload, capacity)
+    }
+
+    /// Counts one buffer that was read without a call of ours.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(super) fn count_one(&mut self, received: &Received, datagrams: u64, socket: &Socket) {
+        self.received[0] = *received;
+        self.count(1, datagrams, received.len as u64, socket);
+        self.no_memory.all_well();
+    }
+
     /// Nobody is left to ask for what is ready: counts it.
     pub(super) fn abandon(&mut self, counters: &ReceiveCounters) {
         let datagrams = self.ready.drain(..).map(|batch| batch.datagrams() as u64);
@@ -151,7 +175,7 @@ impl Reader {
 
     /// A cut datagram: counts it, and says whether it is delivered.
     #[cold]
-    fn keeps_cut(&self, counters: &ReceiveCounters, count: u64) -> bool {
+    pub(super) fn keeps_cut(&self, counters: &ReceiveCounters, count: u64) -> bool {
         bump(&counters.truncated, count);
         if self.deliver_truncated {
             bump(&counters.truncated_delivered, count);
@@ -202,7 +226,7 @@ fn batch(
     };
     // SAFETY: the payload was written, by the kernel or the copy, and as nobody else has the chunk
     // or its reference, nobody writes from here on.
-    Some(unsafe { PacketBatch::new(chunk.into_shared(), len, received.stride, received.meta) })
+    Some(unsafe { PacketBatch::new(chunk.into_shared(), 0, len, received.stride, received.meta) })
 }
 
 fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chunk> {

@@ -8,6 +8,8 @@ use super::sender::UdpSender;
 use super::socket::Socket;
 use super::stats::SocketMonitor;
 use super::sys;
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
+use super::uring::Uring;
 use crate::packet::PacketPool;
 use futures_core::Stream;
 use std::future::poll_fn;
@@ -55,6 +57,8 @@ pub struct UdpReceiver {
     socket: Arc<Socket>,
     reader: Reader,
     coalescing: Coalescing,
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    uring: Option<Box<Uring>>,
 }
 
 impl UdpReceiver {
@@ -63,7 +67,38 @@ impl UdpReceiver {
             socket,
             reader,
             coalescing,
+            #[cfg(all(target_os = "linux", feature = "io-uring"))]
+            uring: None,
         }
+    }
+
+    /// Receives by io_uring from now on, if the system lets it.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(super) fn start_uring(&mut self) {
+        self.uring = Uring::start(&self.socket, &mut self.reader);
+    }
+
+    /// Goes back to readiness; what the ring has read is ready then.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    fn stop_uring(&mut self) -> io::Result<()> {
+        match self.uring.take() {
+            Some(uring) => uring.stop(&self.socket, &mut self.reader),
+            None => Ok(()),
+        }
+    }
+
+    /// Does it receive by io_uring? `false` if that was not
+    /// [asked for](UdpReceiverBuilder::io_uring), or the system has none, and after
+    /// [`stop`](Self::stop).
+    ///
+    /// Feature `io-uring`.
+    #[cfg(feature = "io-uring")]
+    #[must_use]
+    pub fn uses_io_uring(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        return self.uring.is_some();
+        #[cfg(not(target_os = "linux"))]
+        return false;
     }
 
     /// A receiver with the defaults of [`builder`](Self::builder).
@@ -128,6 +163,16 @@ impl UdpReceiver {
     /// What the system says.
     pub fn try_recv_batch(&mut self) -> io::Result<Option<PacketBatch>> {
         let Self { socket, reader, .. } = self;
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        if let Some(uring) = &mut self.uring {
+            if reader.ready.is_empty() {
+                match uring.try_fill(socket, reader) {
+                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                    _ => {}
+                }
+            }
+            return Ok(reader.ready.pop_front());
+        }
         let mut is_drained = false;
         loop {
             if let Some(batch) = reader.ready.pop_front() {
@@ -157,6 +202,10 @@ impl UdpReceiver {
     /// Waits for the socket until there is a batch in `ready`, which is empty before.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { socket, reader, .. } = self;
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        if let Some(uring) = &mut self.uring {
+            return uring.poll_fill(socket, reader, cx);
+        }
         loop {
             // Takes from tokio's budget at each turn, so that reads of which nothing remains (all
             // dropped) cannot keep a thread for themselves.
@@ -188,7 +237,10 @@ impl UdpReceiver {
     /// # Errors
     /// The system cannot do that: only Linux can. Receiving then goes on as before.
     pub fn stop(&mut self) -> io::Result<()> {
-        sys::refuse_arrivals(&self.socket.io)
+        sys::refuse_arrivals(&self.socket.io)?;
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        self.stop_uring()?;
+        Ok(())
     }
 
     /// The socket, for another kind of receiver.
@@ -228,6 +280,10 @@ impl UdpReceiver {
 
 impl Drop for UdpReceiver {
     fn drop(&mut self) {
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        if let Err(error) = self.stop_uring() {
+            tracing::warn!(%error, "the ring did not end, its buffers are lost");
+        }
         self.reader.abandon(&self.socket.counters.receive);
     }
 }

@@ -22,7 +22,7 @@ const MAX_SEGMENTS: usize = 64;
 
 /// Room for all that may come with a buffer: destination, ECN of either family, segment size, time
 /// of arrival, drops.
-const RECEIVE_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
+pub(super) const RECEIVE_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
     + cmsg::space(size_of::<libc::in_pktinfo>())
     + 2 * cmsg::space(size_of::<c_int>())
     + cmsg::space(size_of::<c_int>())
@@ -239,28 +239,41 @@ impl ReceiveSlot {
     fn decode(&self, header: &mmsghdr, out: &mut Received) {
         let len = header.msg_len as usize;
         let header = &header.msg_hdr;
-        // Every datagram has a sender of our own socket's family; were it not so, it would be the
-        // unspecified address.
-        let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-        let source = self.name.decode(header.msg_namelen as usize);
-        *out = Received {
-            len,
-            stride: len,
-            kernel_drops: None,
-            meta: Metadata::new(source.unwrap_or(nobody)),
-        };
-        out.meta.truncated = header.msg_flags & libc::MSG_TRUNC != 0;
         // A word or an `u32`, as libc has it.
         #[allow(clippy::unnecessary_cast)]
         let control = (header.msg_controllen as usize).min(RECEIVE_CONTROL);
-        for (level, kind, data) in Reader::new(&self.control.0[..control]) {
-            // A message that is too short for what it claims to be is passed over.
-            let _ = out.take_over(level, kind, data);
-        }
+        let (name_len, control) = (header.msg_namelen as usize, &self.control.0[..control]);
+        *out = Received::decode(len, &self.name, name_len, control, header.msg_flags);
     }
 }
 
 impl Received {
+    /// What the kernel wrote beside a payload.
+    #[inline]
+    pub(super) fn decode(
+        len: usize,
+        name: &Address,
+        name_len: usize,
+        control: &[u8],
+        flags: c_int,
+    ) -> Self {
+        // Every datagram has a sender of our own socket's family; were it not so, it would be the
+        // unspecified address.
+        let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let mut out = Self {
+            len,
+            stride: len,
+            kernel_drops: None,
+            meta: Metadata::new(name.decode(name_len).unwrap_or(nobody)),
+        };
+        out.meta.truncated = flags & libc::MSG_TRUNC != 0;
+        for (level, kind, data) in Reader::new(control) {
+            // A message that is too short for what it claims to be is passed over.
+            let _ = out.take_over(level, kind, data);
+        }
+        out
+    }
+
     fn take_over(&mut self, level: c_int, kind: c_int, data: &[u8]) -> Option<()> {
         let meta = &mut self.meta;
         match (level, kind) {

@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `linux` | recvmmsg, sendmmsg, socket options: all system calls of this crate, and its `unsafe` for them |
+//! | `uring` | io_uring (feature `io-uring`) |
 //! | `cmsg`, `address` | what stands beside the payload, read and written as plain bytes |
 //! | `portable` | the same over quinn-udp, for every other system |
 //!
@@ -18,6 +19,8 @@ mod cmsg;
 mod linux;
 #[cfg(any(test, not(target_os = "linux")))]
 mod portable;
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
+pub(super) mod uring;
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::*;

@@ -1,0 +1,304 @@
+//! io_uring: one multishot recvmsg, and a ring of buffers from which the kernel takes one for each
+//! datagram, or for those it coalesced.
+//!
+//! The buffers are chunks of the pool. A chunk that is *lent* belongs to the kernel until a
+//! completion names it, or until the request has ended; only then is it touched, or its memory given
+//! back. In each buffer the kernel writes, from the front: a header, the sender's address, control
+//! messages, and at [`PREFIX`] the payload.
+
+use super::Received;
+use super::address::{Address, MAX_LEN};
+use super::linux::RECEIVE_CONTROL;
+use arrayvec::ArrayVec;
+use core::alloc::Layout;
+use core::mem::zeroed;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU16, Ordering};
+use io_uring::types::{BufRingEntry, Fd};
+use io_uring::{IoUring, Probe, cqueue, opcode};
+use libc::{c_int, msghdr};
+use slab_core::Chunk;
+use std::alloc::{alloc_zeroed, dealloc};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// `io_uring_recvmsg_out`: four words of 32 bits.
+const HEADER: usize = 16;
+/// Room for an address, a multiple of the word.
+const NAME: usize = 32;
+/// Room for control messages, so that the payload begins at a multiple of 64.
+const CONTROL: usize = (HEADER + NAME + RECEIVE_CONTROL).next_multiple_of(64) - HEADER - NAME;
+
+/// Where a payload begins in its buffer.
+pub(in crate::udp) const PREFIX: usize = HEADER + NAME + CONTROL;
+
+/// The most buffers the kernel has at a time; a power of two.
+pub(in crate::udp) const MAX_LENT: usize = 32;
+
+/// The one group of buffers of a ring.
+const GROUP: u16 = 0;
+const RECEIVE: u64 = 1;
+const CANCEL: u64 = 2;
+
+/// The ring itself, where a runtime can wait for it.
+#[derive(Debug)]
+pub(in crate::udp) struct RingFd(RawFd);
+
+impl AsRawFd for RingFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+/// What the kernel has done.
+pub(in crate::udp) enum Completion {
+    /// A buffer was filled.
+    Filled(Chunk, Received),
+    /// The system reports an error; receiving goes on.
+    Failed(io::Error),
+}
+
+/// A receiver's ring.
+pub(in crate::udp) struct Ring {
+    ring: IoUring,
+    socket: RawFd,
+    /// What the kernel is to write in front of a payload. It reads this when the request is made.
+    header: Box<msghdr>,
+    entries: Entries,
+    /// By the id that the kernel knows it by.
+    lent: [Option<Chunk>; MAX_LENT],
+    ids: ArrayVec<u16, MAX_LENT>,
+    buffer_bytes: usize,
+    /// Is the request under way?
+    is_armed: bool,
+}
+
+// SAFETY: the pointers in `header` are null, and those in `entries` lead to memory that this ring
+// owns; system calls on a ring may come from any thread.
+unsafe impl Send for Ring {}
+// SAFETY: nothing is changed through a shared reference.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// Asks the kernel for a ring whose buffers are of `buffer_bytes`, and for what it needs to be
+    /// of use: multishot recvmsg (Linux 6.0) and rings of buffers (5.19).
+    pub(in crate::udp) fn new(socket: &impl AsRawFd, buffer_bytes: usize) -> io::Result<Self> {
+        // One completion for each buffer, the end of the request, and that of its cancellation.
+        let ring = IoUring::builder()
+            .setup_cqsize(2 * MAX_LENT as u32)
+            .build(4)?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        if !probe.is_supported(opcode::SendZc::CODE) {
+            // It came with the same release as multishot recvmsg, which itself cannot be asked for.
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let entries = Entries::new()?;
+        let at = entries.at.as_ptr() as u64;
+        let submitter = ring.submitter();
+        // SAFETY: the entries are as many as is said, and are freed after the ring is closed.
+        unsafe { submitter.register_buf_ring_with_flags(at, MAX_LENT as u16, GROUP, 0) }?;
+        // SAFETY: a `msghdr` is integers and pointers, for which zeros are values.
+        let mut header: Box<msghdr> = Box::new(unsafe { zeroed() });
+        header.msg_namelen = NAME as _;
+        header.msg_controllen = CONTROL as _;
+        Ok(Self {
+            ring,
+            socket: socket.as_raw_fd(),
+            header,
+            entries,
+            lent: [const { None }; MAX_LENT],
+            ids: (0..MAX_LENT as u16).collect(),
+            buffer_bytes,
+            is_armed: false,
+        })
+    }
+
+    pub(in crate::udp) fn fd(&self) -> RingFd {
+        RingFd(self.ring.as_raw_fd())
+    }
+
+    /// How many buffers the kernel has.
+    pub(in crate::udp) fn lent(&self) -> usize {
+        MAX_LENT - self.ids.len()
+    }
+
+    /// Gives the kernel a buffer to write to. The chunk is dropped if it has all it can have.
+    pub(in crate::udp) fn lend(&mut self, chunk: Chunk) {
+        debug_assert!(chunk.capacity() >= self.buffer_bytes);
+        let Some(id) = self.ids.pop() else {
+            return;
+        };
+        let at = chunk.as_ptr().as_ptr() as u64;
+        self.entries.push(at, self.buffer_bytes as u32, id);
+        self.lent[usize::from(id)] = Some(chunk);
+    }
+
+    /// Makes the request, if none is under way and there are buffers for it.
+    pub(in crate::udp) fn arm(&mut self) -> io::Result<()> {
+        if self.is_armed || self.lent() == 0 {
+            return Ok(());
+        }
+        let header: *const msghdr = &raw const *self.header;
+        let request = opcode::RecvMsgMulti::new(Fd(self.socket), header, GROUP)
+            .build()
+            .user_data(RECEIVE);
+        self.push(&request)?;
+        self.is_armed = true;
+        self.ring.submit().map(drop)
+    }
+
+    /// Lets the kernel do what it has put off, such as completions for this thread.
+    pub(in crate::udp) fn catch_up(&self) {
+        let submitter = self.ring.submitter();
+        // SAFETY: nothing is submitted and nothing waited for; there is no argument. An error would
+        // be that of a system call that has nothing to do.
+        let _ = unsafe { submitter.enter::<libc::sigset_t>(0, 0, GET_EVENTS, None) };
+    }
+
+    /// The next thing that the kernel has done, if it has done any.
+    pub(in crate::udp) fn next(&mut self) -> Option<Completion> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            if entry.user_data() != RECEIVE {
+                continue;
+            }
+            if !cqueue::more(entry.flags()) {
+                self.is_armed = false;
+            }
+            let id = cqueue::buffer_select(entry.flags()).map(usize::from);
+            let chunk = id.and_then(|id| self.take(id));
+            match (usize::try_from(entry.result()), chunk) {
+                (Ok(len), Some(chunk)) => {
+                    let received = decode(written(&chunk, len));
+                    return Some(Completion::Filled(chunk, received));
+                }
+                (Ok(_), None) => {}
+                (Err(_), _) => match -entry.result() {
+                    // No buffer was left; or the request was ended, by us or with its thread.
+                    libc::ENOBUFS | libc::ECANCELED | libc::EINTR => {}
+                    code => return Some(Completion::Failed(io::Error::from_raw_os_error(code))),
+                },
+            }
+        }
+    }
+
+    /// Ends the request, and waits until the kernel has let go of all buffers. What it completed
+    /// before stays to be taken by [`next`](Self::next).
+    pub(in crate::udp) fn stop(&mut self, out: &mut Vec<Completion>) -> io::Result<()> {
+        let cancel = opcode::AsyncCancel::new(RECEIVE).build().user_data(CANCEL);
+        if self.is_armed {
+            self.push(&cancel)?;
+        }
+        while self.is_armed {
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => out.extend(std::iter::from_fn(|| self.next())),
+            }
+        }
+        out.extend(std::iter::from_fn(|| self.next()));
+        Ok(())
+    }
+
+    fn take(&mut self, id: usize) -> Option<Chunk> {
+        let chunk = self.lent.get_mut(id)?.take()?;
+        self.ids.push(id as u16);
+        Some(chunk)
+    }
+
+    fn push(&mut self, request: &io_uring::squeue::Entry) -> io::Result<()> {
+        // SAFETY: what the request points to is the header, which lives as long as the ring; and
+        // the socket is open as long as that: `Drop` waits for the request's end.
+        unsafe { self.ring.submission().push(request) }
+            .map_err(|_| io::Error::from(io::ErrorKind::StorageFull))
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.stop(&mut Vec::new()).is_err() {
+            // The kernel may still write to them: rather lose them for good.
+            for chunk in self.lent.iter_mut().filter_map(Option::take) {
+                core::mem::forget(chunk);
+            }
+        }
+    }
+}
+
+/// IORING_ENTER_GETEVENTS.
+const GET_EVENTS: u32 = 1;
+
+/// The first `len` bytes of a buffer that the kernel has given back.
+pub(in crate::udp) fn written(chunk: &Chunk, len: usize) -> &[u8] {
+    let len = len.min(chunk.capacity());
+    // SAFETY: all bytes of a chunk are initialised, and nobody writes to this one any more.
+    unsafe { core::slice::from_raw_parts(chunk.as_ptr().as_ptr(), len) }
+}
+
+fn decode(buffer: &[u8]) -> Received {
+    let word = |at: usize| {
+        let bytes = buffer.get(at..).and_then(|rest| rest.first_chunk());
+        bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+    };
+    let (name_len, control_len, flags) = (word(0) as usize, word(4) as usize, word(12));
+    let mut name = Address::EMPTY;
+    if let Some(bytes) = buffer.get(HEADER..HEADER + MAX_LEN) {
+        name.0.copy_from_slice(bytes);
+    }
+    let control = buffer.get(HEADER + NAME..PREFIX).unwrap_or_default();
+    let control = &control[..control_len.min(control.len())];
+    let payload = buffer.len().saturating_sub(PREFIX);
+    Received::decode(payload, &name, name_len, control, flags as c_int)
+}
+
+/// The ring of buffers as the kernel sees it: an array of entries, the first of which holds the
+/// index of the next one to be written, too.
+#[derive(Debug)]
+struct Entries {
+    at: NonNull<BufRingEntry>,
+    tail: u16,
+}
+
+impl Entries {
+    const LAYOUT: Layout = match Layout::from_size_align(MAX_LENT * 16, 4096) {
+        Ok(layout) => layout,
+        Err(_) => unreachable!(),
+    };
+
+    fn new() -> io::Result<Self> {
+        const { assert!(size_of::<BufRingEntry>() == 16) };
+        // SAFETY: the layout is not empty.
+        let at = unsafe { alloc_zeroed(Self::LAYOUT) };
+        let at = NonNull::new(at).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self {
+            at: at.cast(),
+            tail: 0,
+        })
+    }
+
+    fn push(&mut self, addr: u64, len: u32, id: u16) {
+        let index = usize::from(self.tail) % MAX_LENT;
+        // SAFETY: an index below the number of entries.
+        let entry = unsafe { self.at.add(index) };
+        // SAFETY: the entry was allocated zeroed, and is ours: the kernel has read what was there,
+        // or its buffer would not have come back. It never reads the tail through this.
+        let entry = unsafe { &mut *entry.as_ptr() };
+        entry.set_addr(addr);
+        entry.set_len(len);
+        entry.set_bid(id);
+        self.tail = self.tail.wrapping_add(1);
+        // SAFETY: the address of the first entry.
+        let tail = unsafe { BufRingEntry::tail(self.at.as_ptr()) };
+        // SAFETY: aligned, valid, and only ever written here.
+        let tail = unsafe { AtomicU16::from_ptr(tail.cast_mut()) };
+        // The kernel reads the entry after it has seen this.
+        tail.store(self.tail, Ordering::Release);
+    }
+}
+
+impl Drop for Entries {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout. The ring, a field in front of this one, is closed.
+        unsafe { dealloc(self.at.as_ptr().cast(), Self::LAYOUT) };
+    }
+}

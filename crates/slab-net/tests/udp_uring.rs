@@ -1,0 +1,316 @@
+//! Receiving by io_uring: the same datagrams, counters and promises as by readiness.
+//!
+//! Where the system forbids io_uring, each test says so and has nothing to test.
+#![cfg(all(target_os = "linux", feature = "io-uring"))]
+
+use slab_net::pipeline::{Overflow, forward, queue};
+use slab_net::udp::{Coalescing, Ecn, PacketBatch, Transmit, UdpReceiver, UdpReceiverBuilder};
+use slab_net::{PacketPool, SizeClasses};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const OFF: Coalescing = Coalescing::Off { max_datagram: 1500 };
+
+/// With a class for a super-buffer and what stands in front of it.
+fn pool(mebibytes: usize) -> PacketPool {
+    let mut sizes = SizeClasses::network().sizes().to_vec();
+    sizes.push(66 << 10);
+    PacketPool::builder()
+        .max_memory(mebibytes << 20)
+        .size_classes(SizeClasses::explicit(&sizes).unwrap())
+        .build()
+        .unwrap()
+}
+
+fn builder(pool: &PacketPool, coalescing: Coalescing) -> UdpReceiverBuilder {
+    UdpReceiver::builder(pool)
+        .coalescing(coalescing)
+        .receive_buffer_bytes(1 << 20)
+        .timestamps(true)
+        .io_uring(true)
+}
+
+/// `None` where there is no io_uring.
+fn bind(pool: &PacketPool, coalescing: Coalescing) -> Option<UdpReceiver> {
+    let receiver = builder(pool, coalescing).bind(ANY).unwrap();
+    receiver.uses_io_uring().then_some(receiver)
+}
+
+async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
+    let mut payloads = Vec::new();
+    while payloads.len() < count {
+        let batch = receiver.recv_batch().await.unwrap();
+        payloads.extend(batch.into_packets().map(|packet| packet.to_vec()));
+    }
+    payloads
+}
+
+#[tokio::test]
+async fn every_length_arrives_whole_with_all_that_the_kernel_knows() {
+    let pool = pool(16);
+    for coalescing in [Coalescing::On, OFF] {
+        let Some(mut receiver) = bind(&pool, coalescing) else {
+            return;
+        };
+        let sender = UdpReceiver::bind(ANY, &pool).unwrap().sender();
+        let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n / 5) as u8).collect();
+        let longest = if coalescing == OFF { 1500 } else { 65_507 };
+        for len in [0, 1, 63, 1200, 1500, 0, 0, 32_768, 65_507, 7] {
+            let len = len.min(longest);
+            let transmit = Transmit::new(&bytes[..len], receiver.local_addr()).ecn(Ecn::Ect1);
+            sender.send(&transmit).await.unwrap();
+            let batch = receiver.recv_batch().await.unwrap();
+            assert_eq!(batch.contents(), &bytes[..len]);
+            assert_eq!(batch.source(), sender.local_addr());
+            assert_eq!(batch.destination(), Some(ANY.ip()));
+            assert_eq!(batch.ecn(), Some(Ecn::Ect1));
+            assert!(batch.timestamp().is_some() && batch.interface().is_some());
+            assert!(!batch.is_truncated());
+            assert!(
+                len > 600 || batch.pinned_bytes() <= 2048,
+                "a lone short one"
+            );
+        }
+        let run = Transmit::new(&bytes[..64_999], receiver.local_addr()).segment_size(1200);
+        assert_eq!(sender.send(&run).await.unwrap(), 55);
+        let got = receive(&mut receiver, 55).await;
+        assert_eq!(got.concat(), &bytes[..64_999]);
+        assert!(got[..54].iter().all(|one| one.len() == 1200));
+        assert_eq!(receiver.monitor().stats().received_datagrams, 10 + 55);
+    }
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn what_is_held_is_not_written_again_and_cancelled_receives_lose_nothing() {
+    let pool = pool(16);
+    let Some(mut receiver) = bind(&pool, Coalescing::On) else {
+        return;
+    };
+    let sender = receiver.sender();
+    let to = receiver.local_addr();
+    let mut held: Vec<(u8, PacketBatch)> = Vec::new();
+    let mut next = 0_u64;
+    for round in 0..600_u64 {
+        let len = [1200, 40_000, 3, 64_800][round as usize % 4];
+        let contents = vec![round as u8; len];
+        let transmit = Transmit::new(&contents, to).segment_size(1200);
+        sender.send(&transmit).await.unwrap();
+        // A receive that is dropped while it waits, or has just read.
+        tokio::select! {
+            biased;
+            () = tokio::task::yield_now() => {}
+            batch = receiver.recv_batch() => held.push((round as u8, batch.unwrap())),
+        }
+        while next + held.len() as u64 <= round {
+            let batch = receiver.recv_batch().await.unwrap();
+            held.push((next as u8 + held.len() as u8, batch));
+        }
+        if held.len() > 40 {
+            for (round, batch) in held.drain(..30) {
+                assert!(batch.contents().iter().all(|&byte| byte == round));
+                next += 1;
+            }
+        }
+    }
+    assert_eq!(receiver.monitor().stats().dropped(), 0);
+}
+
+/// Takes all memory of the pool, down to its smallest class.
+fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
+    let mut chunks = Vec::new();
+    for &size in pool.slab().size_classes().sizes().iter().rev() {
+        while let Ok(chunk) = pool.slab().try_alloc(size) {
+            chunks.push(chunk);
+        }
+    }
+    chunks
+}
+
+#[tokio::test]
+async fn with_the_pool_exhausted_it_drops_and_counts_and_then_goes_on() {
+    let pool = pool(4);
+    let Some(mut receiver) = bind(&pool, Coalescing::On) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let full = vec![5; 54 * 1200];
+    let transmit = Transmit::new(&full, receiver.local_addr()).segment_size(1200);
+    for round in 1..=3_u64 {
+        let mut chunks = exhaust(&pool);
+        let mut held = Vec::new();
+        // What is lent comes back full and stays with us; the rest has nowhere to go.
+        for _ in 0..40 {
+            sender.send(&transmit).await.unwrap();
+            for _ in 0..4 {
+                tokio::select! {
+                    biased;
+                    batch = receiver.recv_batch() => held.push(batch.unwrap()),
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+        }
+        while monitor.stats().received_datagrams < round * 40 * 54 + (round - 1) {
+            tokio::select! {
+                biased;
+                batch = receiver.recv_batch() => held.push(batch.unwrap()),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+        assert!(monitor.stats().dropped_no_memory > 0);
+        assert!(
+            held.iter()
+                .all(|batch| batch.contents().iter().all(|&b| b == 5))
+        );
+        chunks.clear();
+        held.clear();
+        let after = Transmit::new(b"after", receiver.local_addr());
+        sender.send(&after).await.unwrap();
+        assert_eq!(receiver.recv_batch().await.unwrap().contents(), b"after");
+    }
+    drop(receiver);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn what_nobody_took_is_counted_and_all_memory_comes_back() {
+    let pool = pool(16);
+    for coalescing in [Coalescing::On, OFF] {
+        let Some(mut receiver) = bind(&pool, coalescing) else {
+            return;
+        };
+        let (sender, monitor) = (receiver.sender(), receiver.monitor());
+        assert!(receiver.try_recv_batch().unwrap().is_none());
+        // As many as it has buffers for: the others would be the kernel's alone.
+        for n in 0..8_u8 {
+            let one = [n; 100];
+            let transmit = Transmit::new(&one, receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        let first = receiver.try_recv_batch().unwrap().unwrap();
+        assert_eq!(first.contents(), [0; 100]);
+        drop(receiver);
+        let stats = monitor.stats();
+        assert_eq!((stats.received_datagrams, stats.dropped_closed), (8, 7));
+    }
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn stopping_delivers_what_was_read_and_what_is_queued() {
+    let pool = pool(16);
+    let Some(receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    // More than the ring has buffers for.
+    for n in 0..100_u8 {
+        let one = [n; 100];
+        let transmit = Transmit::new(&one, receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    let (to_consumer, batches) = queue(128.try_into().unwrap(), Overflow::DropNewest);
+    let report = forward(receiver, to_consumer, std::future::ready(())).await;
+    assert_eq!(report.socket.received_datagrams, 100);
+    for n in 0..100_u8 {
+        assert_eq!(batches.recv().await.unwrap().contents(), [n; 100]);
+    }
+    assert!(batches.recv().await.is_none());
+    assert_eq!(monitor.stats().dropped(), 0);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// The kernel ends a request when the thread that made it does.
+#[test]
+fn it_moves_to_another_thread_when_the_first_one_ends() {
+    let pool = pool(16);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_io()
+        .build()
+        .unwrap();
+    let handle = runtime.handle().clone();
+    let of = pool.clone();
+    let made = std::thread::spawn(move || {
+        let _inside = handle.enter();
+        bind(&of, Coalescing::On)
+    });
+    let Some(mut receiver) = made.join().unwrap() else {
+        return;
+    };
+    runtime.block_on(async {
+        let sender = receiver.sender();
+        let to = receiver.local_addr();
+        let task = tokio::spawn(async move {
+            let mut got = 0_u32;
+            while got < 2000 {
+                for one in receive(&mut receiver, 1).await {
+                    assert_eq!(one, got.to_le_bytes());
+                    got += 1;
+                }
+                if got.is_multiple_of(50) {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        for n in 0..2000_u32 {
+            sender
+                .send(&Transmit::new(&n.to_le_bytes(), to))
+                .await
+                .unwrap();
+            if n.is_multiple_of(100) {
+                tokio::task::yield_now().await;
+            }
+        }
+        task.await.unwrap();
+    });
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::field::Visit for Warnings {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "error" {
+            self.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+}
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// The one test that makes the warning, of which there is one a process.
+#[tokio::test]
+async fn without_a_class_for_its_buffers_it_falls_back_with_one_warning() {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    for _ in 0..3 {
+        let mut receiver = builder(&pool, Coalescing::On).bind(ANY).unwrap();
+        assert!(!receiver.uses_io_uring());
+        let hello = Transmit::new(b"hello", receiver.local_addr());
+        receiver.sender().send(&hello).await.unwrap();
+        assert_eq!(receiver.recv_batch().await.unwrap().contents(), b"hello");
+    }
+    let said = warnings.0.lock().unwrap();
+    assert!(said.len() <= 1, "{said:?}");
+    if let Some(reason) = said.first() {
+        assert!(reason.contains("65792"), "{reason}");
+    }
+}
