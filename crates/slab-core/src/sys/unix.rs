@@ -2,9 +2,9 @@
 
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut};
-use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munmap,
-};
+#[cfg(target_os = "linux")]
+use rustix::mm::{Advice, madvise};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mlock, mmap_anonymous, mprotect, munmap};
 
 /// The smallest page there is: touching more often than needed does no harm.
 const PAGE: usize = 4096;
@@ -71,9 +71,18 @@ impl Region {
     /// The part is committed, and nobody uses it until this returns.
     pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
         let at = self.part(offset, bytes);
+        #[cfg(target_os = "linux")]
         // SAFETY: the part lies in this mapping; by this function's contract no one relies on
         // its contents, and it stays mapped.
         let release = || unsafe { madvise(at, bytes, Advice::LinuxDontNeed) };
+        // Elsewhere that advice need not make zeros; a new mapping in the place of the old one does.
+        #[cfg(not(target_os = "linux"))]
+        let release = || {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+            // SAFETY: the part lies in this mapping, and nobody relies on its contents.
+            unsafe { mmap_anonymous(at, bytes, protection, flags) }
+        };
         if super::supply::ask().is_err() || release().is_err() {
             // The promise is zeros; giving memory back is only the better way to keep it.
             let bytes_at = NonNull::new(at.cast::<u8>()).expect("a part of a mapping");
