@@ -10,13 +10,18 @@
 //! | `core` | [`Session`] |
 //! | `endpoint` | [`Endpoint`], [`Connection`], [`Stream`] |
 //! | `budget` | [`MemoryBudget`]: what sessions may promise and use |
+//! | `fec`, `crypto` | lost datagrams computed from others; encryption: features `fec`, `aes-gcm` |
 //! | `config`, `error`, `stats`, `time` | what they say |
 
 mod budget;
 mod config;
 mod core;
+#[cfg(feature = "aes-gcm")]
+pub mod crypto;
 mod endpoint;
 mod error;
+#[cfg(feature = "fec")]
+pub mod fec;
 mod stats;
 mod time;
 pub mod wire;

@@ -1,0 +1,116 @@
+//! The Reed-Solomon code: parity is a matrix times data, over the field of 256 elements.
+//!
+//! The matrix is that of klauspost/reedsolomon, and so of kcp-go: Vandermonde's, made systematic.
+//! The crate has the same; it is found out by encoding the unit vectors. What is done with it here
+//! is done without the crate's `reconstruct`, which allocates. Any square part of the matrix can be
+//! inverted: that is what makes any `data` shards of a group enough.
+
+use super::FecShards;
+use reed_solomon_erasure::galois_8::{self, ReedSolomon};
+
+#[derive(Debug)]
+pub(in crate::rudp) struct Code {
+    pub(in crate::rudp) shards: FecShards,
+    /// Row by row: one row for each parity shard, one column for each data shard.
+    matrix: Box<[u8]>,
+}
+
+impl Code {
+    pub(in crate::rudp) fn new(shards: FecShards) -> Self {
+        let (data, parity) = (shards.data(), shards.parity());
+        let code = ReedSolomon::new(data, parity).expect("shard counts were checked");
+        let mut unit = vec![vec![0; data]; data];
+        for (at, row) in unit.iter_mut().enumerate() {
+            row[at] = 1;
+        }
+        let mut rows = vec![vec![0; data]; parity];
+        code.encode_sep(&unit, &mut rows)
+            .expect("as many shards as the code has, all of one length");
+        Self {
+            shards,
+            matrix: rows.concat().into_boxed_slice(),
+        }
+    }
+
+    pub(super) fn coefficient(&self, parity: usize, data: usize) -> u8 {
+        self.matrix[parity * self.shards.data() + data]
+    }
+
+    /// Adds what data shard number `data` gives to parity shard number `parity`, which is no
+    /// shorter. As adding is its own inverse here, the second time takes it away.
+    pub(super) fn add(&self, parity: usize, data: usize, from: &[u8], to: &mut [u8]) {
+        add_multiple(self.coefficient(parity, data), from, to);
+    }
+}
+
+/// Adds `factor` times `from` to the front of `to`, which is no shorter.
+pub(super) fn add_multiple(factor: u8, from: &[u8], to: &mut [u8]) {
+    galois_8::mul_slice_xor(factor, from, &mut to[..from.len()]);
+}
+
+/// Inverts the `n` by `n` matrix in `matrix`; `inverse` is as long. `false` if it has no inverse;
+/// the contents of both are then of no use.
+pub(super) fn invert(matrix: &mut [u8], inverse: &mut [u8], n: usize) -> bool {
+    inverse.fill(0);
+    for at in 0..n {
+        inverse[at * n + at] = 1;
+    }
+    for column in 0..n {
+        let Some(pivot) = (column..n).find(|row| matrix[row * n + column] != 0) else {
+            return false;
+        };
+        let factor = galois_8::div(1, matrix[pivot * n + column]);
+        for matrix in [&mut *matrix, &mut *inverse] {
+            for at in 0..n {
+                matrix.swap(pivot * n + at, column * n + at);
+                let scaled = galois_8::mul(matrix[column * n + at], factor);
+                matrix[column * n + at] = scaled;
+            }
+        }
+        for row in (0..n).filter(|&row| row != column) {
+            let factor = matrix[row * n + column];
+            for matrix in [&mut *matrix, &mut *inverse] {
+                for at in 0..n {
+                    let less = galois_8::mul(matrix[column * n + at], factor);
+                    matrix[row * n + at] ^= less;
+                }
+            }
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As klauspost/reedsolomon v1.12.0 has it: `New(10, 3)` and `Encode` of the unit vectors.
+    #[test]
+    fn the_matrix_is_that_of_kcp_go() {
+        let code = Code::new(FecShards::new(10, 3).unwrap());
+        let rows = [
+            [129, 150, 175, 184, 210, 196, 254, 232, 3, 2],
+            [150, 129, 184, 175, 196, 210, 232, 254, 2, 3],
+            [191, 214, 98, 10, 6, 111, 223, 183, 5, 4],
+        ];
+        assert_eq!(code.matrix[..], rows.concat()[..]);
+    }
+
+    #[test]
+    fn a_matrix_times_its_inverse_is_one() {
+        let code = Code::new(FecShards::new(20, 20).unwrap());
+        let n = 20;
+        let mut matrix = code.matrix.to_vec();
+        let mut inverse = vec![0; n * n];
+        assert!(invert(&mut matrix, &mut inverse, n));
+        for row in 0..n {
+            for column in 0..n {
+                let sum = (0..n).fold(0, |sum, at| {
+                    sum ^ galois_8::mul(code.matrix[row * n + at], inverse[at * n + column])
+                });
+                assert_eq!(sum, u8::from(row == column));
+            }
+        }
+        assert!(!invert(&mut [1, 2, 1, 2], &mut [0; 4], 2), "singular");
+    }
+}

@@ -1,0 +1,331 @@
+//! [`FecDecoder`]: computes what was lost from what arrived.
+//!
+//! Of each group in the window the shards are kept until its data is complete. With `m` data shards
+//! missing, what the others contribute is taken away from `m` parity shards; that leaves `m`
+//! equations with the missing ones as unknowns.
+
+use super::code::{self, Code};
+use super::{COVERED_AT, FEC_HEADER_BYTES, FecShards, FecStats, Framing, seqid};
+use crate::packet::{Packet, PacketBuf, PacketPool};
+use crate::rudp::budget::{Account, MemoryBudget};
+use std::sync::Arc;
+
+/// The window holds so many shards, and no fewer groups than [`MIN_GROUPS`].
+const WINDOW_SHARDS: u32 = 64;
+const MIN_GROUPS: u32 = 4;
+
+/// Takes the shards that arrive from one address, and recovers datagrams that do not.
+///
+/// Bounded: it keeps shards of 64 datagrams or 4 groups, whichever is more, in memory of the pool
+/// that counts in the budget; without memory, it recovers nothing and counts that. Whatever it is
+/// given, it does not panic. A datagram that it returns is what was protected only if all shards
+/// came from the one who protected it: against forgery there is encryption.
+///
+/// See [`FecEncoder`](super::FecEncoder) for an example.
+#[derive(Debug)]
+pub struct FecDecoder {
+    code: Arc<Code>,
+    longest_shard: usize,
+    pool: PacketPool,
+    account: Account,
+    /// The group of number `n` is at `n` modulo their number.
+    groups: Vec<Group>,
+    newest: Option<u32>,
+    /// Shards in a row that were behind the window.
+    astray: u32,
+    /// Shards left until the peer's shard counts are believed to be ours.
+    distrust: u32,
+    /// Two matrices, for computing.
+    matrices: Vec<u8>,
+    stats: FecStats,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    number: u32,
+    /// By position; allocated with the window.
+    shards: Vec<Option<PacketBuf>>,
+    data: usize,
+    parity: usize,
+    /// Is nothing missing any more, or nothing known of it?
+    closed: bool,
+}
+
+impl FecDecoder {
+    /// A decoder that refuses shards of more than `longest_shard` bytes, headers included.
+    #[must_use]
+    pub fn new(
+        shards: FecShards,
+        longest_shard: usize,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+    ) -> Self {
+        Self::with_code(Arc::new(Code::new(shards)), longest_shard, pool, budget)
+    }
+
+    pub(in crate::rudp) fn with_code(
+        code: Arc<Code>,
+        longest_shard: usize,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+    ) -> Self {
+        Self {
+            code,
+            longest_shard,
+            pool: pool.clone(),
+            account: budget.account(),
+            groups: Vec::new(),
+            newest: None,
+            astray: 0,
+            distrust: 0,
+            matrices: Vec::new(),
+            stats: FecStats::default(),
+        }
+    }
+
+    /// Takes a shard, as it came off the wire, and appends the datagrams that it makes it possible
+    /// to recover. The datagram in a data shard is not among them: it is there already.
+    pub fn handle_shard(&mut self, shard: &[u8], recovered: &mut Vec<Packet>) {
+        let shards = self.code.shards;
+        let is_data = match Framing::of(shard) {
+            Some(Framing::Data) => true,
+            Some(Framing::Parity) => false,
+            _ => return self.stats.rejected += 1,
+        };
+        let Some(seqid) = seqid(shard).filter(|&seqid| seqid < shards.wrap()) else {
+            return self.stats.rejected += 1;
+        };
+        self.stats.received_parity += u64::from(!is_data);
+        let position = (seqid % shards.total()) as usize;
+        if (position < shards.data()) != is_data {
+            // Of other counts: its groups are not those that they are taken for, and what would be
+            // computed from them was never sent.
+            self.stats.rejected += 1;
+            self.clear();
+            self.distrust = 2 * shards.total();
+            return;
+        }
+        if self.distrust > 0 {
+            self.distrust -= 1;
+            return;
+        }
+        if shard.len() > self.longest_shard || (is_data && !is_whole(&shard[COVERED_AT..])) {
+            return self.stats.rejected += 1;
+        }
+        let Some(at) = self.group(seqid / shards.total()) else {
+            return;
+        };
+        if self.groups[at].closed || self.groups[at].shards[position].is_some() {
+            return;
+        }
+        if !self.keep(at, position, &shard[COVERED_AT..]) {
+            return self.stats.no_memory += 1;
+        }
+        let group = &self.groups[at];
+        if group.data == shards.data() {
+            self.close(at);
+        } else if group.data + group.parity >= shards.data() {
+            self.recover(at, recovered);
+            self.close(at);
+        }
+    }
+
+    /// Forgets all shards: what comes next is of another encoder.
+    pub fn clear(&mut self) {
+        for at in 0..self.groups.len() {
+            self.close(at);
+        }
+        self.newest = None;
+        self.astray = 0;
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn stats(&self) -> FecStats {
+        self.stats
+    }
+
+    /// Bytes of pool memory that it keeps in use.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.account.bytes()
+    }
+
+    /// Groups in the window.
+    fn window(&self) -> u32 {
+        let groups = WINDOW_SHARDS.div_ceil(self.code.shards.total());
+        groups.max(MIN_GROUPS)
+    }
+
+    /// Where a group is; moves the window if it is a new one.
+    fn group(&mut self, number: u32) -> Option<usize> {
+        let (window, all) = (self.window(), self.code.shards.groups());
+        if self.groups.is_empty() {
+            let positions = self.code.shards.total() as usize;
+            self.groups.resize_with(window as usize, || Group {
+                shards: (0..positions).map(|_| None).collect(),
+                closed: true,
+                ..Group::default()
+            });
+        }
+        let ahead = match self.newest {
+            // As far forward as backward is forward.
+            Some(newest) => (number + all - newest) % all,
+            None => 0,
+        };
+        let behind = if ahead == 0 { 0 } else { all - ahead };
+        if self.newest.is_none() {
+            self.begin(number);
+        } else if ahead > 0 && ahead <= all / 2 {
+            // What it skips has to be closed as well, but no more than all.
+            for step in (0..ahead.min(window)).rev() {
+                self.begin((number + all - step) % all);
+            }
+        } else if behind >= window {
+            self.stats.late += 1;
+            self.astray += 1;
+            if self.astray <= self.code.shards.total().max(WINDOW_SHARDS) {
+                return None;
+            }
+            // So many are not late: the one ahead was forged, or the peer began anew.
+            self.clear();
+            self.begin(number);
+        }
+        self.astray = 0;
+        let at = self.place(number);
+        // All groups of the window have been begun, but at the beginning.
+        (self.groups[at].number == number).then_some(at)
+    }
+
+    /// Where in the window a group is. Where numbers wrap, two of a window may meet: the older one is
+    /// then given up early.
+    fn place(&self, number: u32) -> usize {
+        (number % self.window()) as usize
+    }
+
+    /// Makes a group the newest one, and closes the one whose place it takes.
+    fn begin(&mut self, number: u32) {
+        let at = self.place(number);
+        let group = &self.groups[at];
+        if !group.closed && group.data < self.code.shards.data() {
+            self.stats.expired += 1;
+        }
+        self.close(at);
+        let group = &mut self.groups[at];
+        group.number = number;
+        group.closed = false;
+        self.newest = Some(number);
+    }
+
+    /// Gives the memory of a group back.
+    fn close(&mut self, at: usize) {
+        let group = &mut self.groups[at];
+        group.closed = true;
+        if group.data + group.parity > 0 {
+            (group.data, group.parity) = (0, 0);
+            for buf in group.shards.iter_mut().filter_map(Option::take) {
+                self.account.release(occupied(&buf));
+            }
+        }
+    }
+
+    /// Copies what the code covers of a shard; `false` if there is no memory.
+    fn keep(&mut self, at: usize, position: usize, covered: &[u8]) -> bool {
+        let Ok(mut buf) = self.pool.try_alloc(covered.len()) else {
+            return false;
+        };
+        if !self.account.reserve(occupied(&buf)) {
+            return false;
+        }
+        buf.extend_from_slice(covered);
+        let group = &mut self.groups[at];
+        group.shards[position] = Some(buf);
+        if position < self.code.shards.data() {
+            group.data += 1;
+        } else {
+            group.parity += 1;
+        }
+        true
+    }
+
+    /// Computes the missing data of a group that has as many parity shards as data is missing.
+    fn recover(&mut self, at: usize, recovered: &mut Vec<Packet>) {
+        let data = self.code.shards.data();
+        let group = &mut self.groups[at];
+        let missing = data - group.data;
+        let (kept, parity) = group.shards.split_at_mut(data);
+        // The rows: the first parity shards that there are. All are as long as the longest data.
+        let mut rows = parity
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(row, buf)| Some((row, buf.as_mut()?)))
+            .take(missing);
+        self.matrices.resize(2 * missing * missing, 0);
+        let (matrix, inverse) = self.matrices.split_at_mut(missing * missing);
+        let mut length = None;
+        let fits = rows.by_ref().enumerate().all(|(at, (row, parity))| {
+            let columns = (0..data).filter(|&column| kept[column].is_none());
+            for (cell, column) in matrix[at * missing..].iter_mut().zip(columns) {
+                *cell = self.code.coefficient(row, column);
+            }
+            for (column, data) in kept.iter().enumerate() {
+                let Some(data) = data else { continue };
+                if data.len() > parity.len() {
+                    return false;
+                }
+                self.code.add(row, column, data, parity);
+            }
+            *length.get_or_insert(parity.len()) == parity.len()
+        });
+        if !fits || !code::invert(matrix, inverse, missing) {
+            self.stats.rejected += 1;
+            return;
+        }
+        let length = length.unwrap_or(0);
+        for row in inverse.chunks(missing) {
+            let Ok(mut buf) = self.pool.try_alloc(length) else {
+                self.stats.no_memory += 1;
+                continue;
+            };
+            buf.resize(length, 0);
+            for (factor, parity) in row.iter().zip(parity.iter().flatten()) {
+                code::add_multiple(*factor, parity, &mut buf);
+            }
+            match datagram(buf) {
+                Some(datagram) => {
+                    self.stats.recovered += 1;
+                    recovered.push(datagram);
+                }
+                None => self.stats.rejected += 1,
+            }
+        }
+    }
+}
+
+/// Bytes of pool memory that a buffer takes.
+fn occupied(buf: &PacketBuf) -> usize {
+    buf.headroom() + buf.capacity()
+}
+
+/// The `size` of what the code covers.
+fn size(covered: &[u8]) -> usize {
+    covered
+        .first_chunk()
+        .map_or(0, |size| u16::from_le_bytes(*size).into())
+}
+
+/// Does a data shard say of itself how long it is?
+fn is_whole(covered: &[u8]) -> bool {
+    size(covered) == covered.len()
+}
+
+/// The datagram in what was computed, if it is one: of a size that is possible, and zeros behind.
+fn datagram(computed: PacketBuf) -> Option<Packet> {
+    let size = size(&computed);
+    let inner = FEC_HEADER_BYTES - COVERED_AT..size;
+    let padding = computed.get(size..)?;
+    if size < inner.start || padding.iter().any(|&byte| byte != 0) {
+        return None;
+    }
+    Some(computed.freeze().slice(inner))
+}

@@ -1,0 +1,211 @@
+//! [`FecEncoder`]: makes the shards to be sent.
+//!
+//! Parity is added up as the data passes by, so that no datagram is kept for it.
+
+use super::code::Code;
+use super::{COVERED_AT, DATA, FEC_HEADER_BYTES, FecShards, FecStats, PARITY, seqid, write_header};
+use crate::packet::{PacketBuf, PacketPool};
+use crate::rudp::budget::{Account, MemoryBudget};
+use crate::rudp::time::Time;
+use core::time::Duration;
+use std::sync::Arc;
+
+/// Parity that would come this long after the datagram before the last one helps nobody.
+const CONTINUOUS: Duration = Duration::from_millis(500);
+
+/// Makes datagrams to one address shards, and the parity for them.
+///
+/// Its memory, a datagram for each parity shard of a group that is not complete, comes from the
+/// pool and counts in the budget. It makes no heap allocation after the first group.
+///
+/// ```
+/// use slab_net::PacketPool;
+/// use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards};
+/// use slab_net::rudp::{MemoryBudget, Time};
+///
+/// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// let budget = MemoryBudget::new(1 << 20);
+/// let shards = FecShards::new(2, 1)?;
+/// let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
+/// let mut decoder = FecDecoder::new(shards, 1500, &pool, &budget);
+///
+/// // Any bytes will do as a datagram here.
+/// let mut wire = vec![vec![0; FEC_HEADER_BYTES]; 2];
+/// wire[0].extend_from_slice(b"to be lost");
+/// wire[1].extend_from_slice(b"to arrive");
+/// for shard in &mut wire {
+///     encoder.protect(Time::ZERO, shard);
+/// }
+/// let mut parity = [0; 1400];
+/// let len = encoder.next_parity(&mut parity).expect("the group is complete");
+///
+/// let mut recovered = Vec::new();
+/// decoder.handle_shard(&wire[1], &mut recovered);
+/// decoder.handle_shard(&parity[..len], &mut recovered);
+/// assert_eq!(recovered[0], b"to be lost"[..]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct FecEncoder {
+    code: Arc<Code>,
+    longest_shard: usize,
+    pool: PacketPool,
+    account: Account,
+    next: u32,
+    /// Data shards of the group so far.
+    filled: usize,
+    /// The parity of these; empty if there is none or no memory for it.
+    parity: Vec<PacketBuf>,
+    /// Parity shards of the group that have been taken; all of them while it is not complete.
+    taken: usize,
+    last: Option<Time>,
+    stats: FecStats,
+}
+
+impl FecEncoder {
+    /// An encoder for shards of at most `longest_shard` bytes, headers included.
+    #[must_use]
+    pub fn new(
+        shards: FecShards,
+        longest_shard: usize,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+    ) -> Self {
+        Self::with_code(Arc::new(Code::new(shards)), longest_shard, pool, budget)
+    }
+
+    pub(in crate::rudp) fn with_code(
+        code: Arc<Code>,
+        longest_shard: usize,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+    ) -> Self {
+        Self {
+            taken: code.shards.parity(),
+            code,
+            longest_shard,
+            pool: pool.clone(),
+            account: budget.account(),
+            next: 0,
+            filled: 0,
+            parity: Vec::new(),
+            last: None,
+            stats: FecStats::default(),
+        }
+    }
+
+    /// Makes a data shard of a datagram that lies behind [`FEC_HEADER_BYTES`] free bytes. After
+    /// each, [`next_parity`](Self::next_parity) is to be called until it returns nothing.
+    ///
+    /// # Panics
+    /// If the shard is shorter than its header, or longer than was said.
+    pub fn protect(&mut self, now: Time, shard: &mut [u8]) {
+        assert!(
+            shard.len() >= FEC_HEADER_BYTES && shard.len() <= self.longest_shard,
+            "a shard of {} bytes",
+            shard.len()
+        );
+        let covered = shard.len() - COVERED_AT;
+        self.skip_parity();
+        self.write_header(shard, DATA);
+        shard[COVERED_AT..FEC_HEADER_BYTES].copy_from_slice(&(covered as u16).to_le_bytes());
+        if self.filled == 0 {
+            self.begin_group();
+        }
+        for (row, parity) in self.parity.iter_mut().enumerate() {
+            if parity.len() < covered {
+                parity.resize(covered, 0);
+            }
+            self.code
+                .add(row, self.filled, &shard[COVERED_AT..], parity);
+        }
+        self.filled += 1;
+        let before = self.last.replace(now);
+        if self.filled == self.code.shards.data() {
+            self.filled = 0;
+            self.taken = 0;
+            if before.is_some_and(|before| now.since(before) >= CONTINUOUS) {
+                self.skip_parity();
+            }
+        }
+    }
+
+    /// Bytes of the next parity shard that is due, if one is.
+    #[must_use]
+    pub fn parity_len(&self) -> Option<usize> {
+        // Beyond the end while none is due, and empty if there was no memory.
+        let parity = self.parity.get(self.taken)?;
+        Some(COVERED_AT + parity.len())
+    }
+
+    /// Writes the next parity shard that is due to the front of `to`, and returns its length.
+    ///
+    /// # Panics
+    /// If `to` is shorter than the shard.
+    pub fn next_parity(&mut self, to: &mut [u8]) -> Option<usize> {
+        let len = self.parity_len()?;
+        let shard = &mut to[..len];
+        shard[COVERED_AT..].copy_from_slice(&self.parity[self.taken]);
+        self.write_header(shard, PARITY);
+        self.taken += 1;
+        self.stats.sent_parity += 1;
+        if self.taken == self.code.shards.parity() {
+            self.release();
+        }
+        Some(len)
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn stats(&self) -> FecStats {
+        self.stats
+    }
+
+    /// Bytes of pool memory that it keeps in use.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.account.bytes()
+    }
+
+    fn write_header(&mut self, shard: &mut [u8], kind: u16) {
+        write_header(shard, self.next, kind);
+        debug_assert_eq!(seqid(shard), Some(self.next));
+        self.next = (self.next + 1) % self.code.shards.wrap();
+    }
+
+    /// The parity that is due is not sent. It keeps its numbers, as the group begins at a multiple
+    /// of its size.
+    fn skip_parity(&mut self) {
+        let left = self.code.shards.parity() - self.taken;
+        if left > 0 {
+            self.next =
+                ((u64::from(self.next) + left as u64) % u64::from(self.code.shards.wrap())) as u32;
+            self.taken += left;
+            self.release();
+        }
+    }
+
+    /// Takes memory for the parity of a group, all of it or none.
+    fn begin_group(&mut self) {
+        let shards = self.code.shards.parity();
+        self.parity.reserve_exact(shards);
+        for _ in 0..shards {
+            let Ok(buf) = self.pool.try_alloc(self.longest_shard) else {
+                break;
+            };
+            if !self.account.reserve(buf.headroom() + buf.capacity()) {
+                break;
+            }
+            self.parity.push(buf);
+        }
+        if self.parity.len() < shards {
+            self.stats.no_memory += 1;
+            self.release();
+        }
+    }
+
+    fn release(&mut self) {
+        self.parity.clear();
+        self.account.release(self.account.bytes());
+    }
+}

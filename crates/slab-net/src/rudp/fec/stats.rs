@@ -1,0 +1,41 @@
+//! What error correction counts.
+
+use core::ops::AddAssign;
+
+/// What error correction did so far: plain numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FecStats {
+    /// Parity shards made for sending.
+    pub sent_parity: u64,
+    /// Parity shards received.
+    pub received_parity: u64,
+    /// Datagrams that were lost and computed from others.
+    pub recovered: u64,
+    /// Groups that were given up with data missing: too many of their shards were lost or late.
+    pub expired: u64,
+    /// Shards refused because their header makes no sense, or is that of other shard counts, and
+    /// datagrams refused because they were computed from shards that do not fit each other.
+    pub rejected: u64,
+    /// Shards of groups that had been given up or were never in reach: late, or forged.
+    pub late: u64,
+    /// Shards not kept, and groups not protected, because there was no memory.
+    pub no_memory: u64,
+}
+
+impl AddAssign<&Self> for FecStats {
+    fn add_assign(&mut self, other: &Self) {
+        let pairs = [
+            (&mut self.sent_parity, other.sent_parity),
+            (&mut self.received_parity, other.received_parity),
+            (&mut self.recovered, other.recovered),
+            (&mut self.expired, other.expired),
+            (&mut self.rejected, other.rejected),
+            (&mut self.late, other.late),
+            (&mut self.no_memory, other.no_memory),
+        ];
+        for (mine, theirs) in pairs {
+            *mine += theirs;
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Encryption, without sockets: what was sealed is opened, everything else is refused.
+
+#![cfg(feature = "aes-gcm")]
+
+mod rudp_common;
+
+use rudp_common::Random;
+use slab_net::rudp::crypto::{AesGcm, KeyError, NONCE_BYTES, TAG_BYTES};
+use std::collections::HashSet;
+
+fn sealed(key: &AesGcm, contents: &[u8]) -> Vec<u8> {
+    let mut datagram = vec![0; NONCE_BYTES];
+    datagram.extend_from_slice(contents);
+    datagram.extend_from_slice(&[0; TAG_BYTES]);
+    key.seal(&mut datagram);
+    datagram
+}
+
+#[test]
+fn what_was_sealed_is_opened_by_the_same_key_only() {
+    let mut random = Random::new(1);
+    for bytes in [16, 32] {
+        let secret: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
+        let (key, same) = (AesGcm::new(&secret).unwrap(), AesGcm::new(&secret).unwrap());
+        let other = AesGcm::new(&vec![1; bytes]).unwrap();
+        for len in [0, 1, 15, 16, 17, 1372, 9000] {
+            let contents: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+            let datagram = sealed(&key, &contents);
+            assert!(len < 16 || !datagram.windows(len).any(|part| part == contents));
+            let opened = same.open(&mut datagram.clone()).unwrap();
+            let mut copy = datagram.clone();
+            same.open(&mut copy).unwrap();
+            assert_eq!(copy[opened], contents);
+            assert_eq!(other.open(&mut datagram.clone()), None);
+        }
+    }
+}
+
+#[test]
+fn a_datagram_with_any_bit_changed_is_refused() {
+    let key = AesGcm::new(&[7; 16]).unwrap();
+    let datagram = sealed(&key, b"twenty-four bytes of it.");
+    for bit in 0..datagram.len() * 8 {
+        let mut changed = datagram.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(key.open(&mut changed), None, "bit {bit}");
+    }
+    for len in 0..datagram.len() {
+        assert_eq!(key.open(&mut datagram[..len].to_vec()), None, "{len} bytes");
+    }
+    let mut longer = datagram.clone();
+    longer.push(0);
+    assert_eq!(key.open(&mut longer), None);
+}
+
+#[test]
+fn garbage_is_refused() {
+    let mut random = Random::new(3);
+    let key = AesGcm::new(&[7; 32]).unwrap();
+    for _ in 0..5000 {
+        let len = random.below(200);
+        let mut garbage: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+        assert_eq!(key.open(&mut garbage), None);
+    }
+}
+
+#[test]
+fn no_nonce_is_used_twice_also_by_clones_and_threads() {
+    let key = AesGcm::new(&[7; 16]).unwrap();
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let key = key.clone();
+            std::thread::spawn(move || {
+                let nonce = |_| sealed(&key, b"")[..NONCE_BYTES].to_vec();
+                (0..500).map(nonce).collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let mut seen = HashSet::new();
+    for thread in threads {
+        for nonce in thread.join().unwrap() {
+            assert!(seen.insert(nonce));
+        }
+    }
+    // Another user of the same key begins elsewhere.
+    let other = AesGcm::new(&[7; 16]).unwrap();
+    for _ in 0..500 {
+        assert!(seen.insert(sealed(&other, b"")[..NONCE_BYTES].to_vec()));
+    }
+}
+
+#[test]
+fn keys_of_other_lengths_are_refused_and_none_is_shown() {
+    for bytes in [0, 1, 15, 17, 24, 31, 33] {
+        let error = AesGcm::new(&vec![0; bytes]).unwrap_err();
+        assert_eq!(error, KeyError::Length { bytes });
+        assert!(error.to_string().contains(&bytes.to_string()));
+    }
+    let key = AesGcm::new(b"sixteen secret b").unwrap();
+    assert_eq!(format!("{key:?}"), "AesGcm { .. }");
+}

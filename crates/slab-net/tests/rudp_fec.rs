@@ -1,0 +1,392 @@
+//! Forward error correction, without sockets: what is lost is recovered, as far as it can be; what
+//! is no shard does no harm; memory is bounded and comes back.
+
+#![cfg(feature = "fec")]
+
+mod rudp_common;
+
+use rudp_common::Random;
+use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards, Framing};
+use slab_net::rudp::{MemoryBudget, Time};
+use slab_net::{Packet, PacketPool};
+use std::time::Duration;
+
+const LONGEST: usize = 1500;
+
+struct Pair {
+    pool: PacketPool,
+    budget: MemoryBudget,
+    encoder: FecEncoder,
+    decoder: FecDecoder,
+    now: Time,
+}
+
+impl Pair {
+    fn new(data: usize, parity: usize) -> Self {
+        Self::with_budget(data, parity, 8 << 20)
+    }
+
+    fn with_budget(data: usize, parity: usize, bytes: usize) -> Self {
+        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        let budget = MemoryBudget::new(bytes);
+        let shards = FecShards::new(data, parity).unwrap();
+        Self {
+            encoder: FecEncoder::new(shards, LONGEST, &pool, &budget),
+            decoder: FecDecoder::new(shards, LONGEST, &pool, &budget),
+            pool,
+            budget,
+            now: Time::ZERO,
+        }
+    }
+
+    /// The shards that a datagram leads to: its own, and parity if the group is complete.
+    fn shards(&mut self, datagram: &[u8]) -> Vec<Vec<u8>> {
+        let mut shard = vec![0; FEC_HEADER_BYTES];
+        shard.extend_from_slice(datagram);
+        self.encoder.protect(self.now, &mut shard);
+        let mut all = vec![shard];
+        let mut parity = [0; LONGEST];
+        while let Some(len) = self.encoder.next_parity(&mut parity) {
+            all.push(parity[..len].to_vec());
+        }
+        all
+    }
+
+    fn handle(&mut self, shard: &[u8]) -> Vec<Vec<u8>> {
+        let mut recovered: Vec<Packet> = Vec::new();
+        self.decoder.handle_shard(shard, &mut recovered);
+        recovered.iter().map(|datagram| datagram.to_vec()).collect()
+    }
+
+    fn check_memory(&self) {
+        let held = self.encoder.held_bytes() + self.decoder.held_bytes();
+        assert_eq!(self.budget.reserved(), held);
+        assert!(self.budget.reserved() <= self.budget.limit());
+        let in_use = self.pool.slab().stats().in_use_bytes() as usize;
+        assert!(in_use <= held, "{in_use} bytes in use, {held} held");
+    }
+
+    /// Drops both ends, and sees whether everything comes back.
+    fn finish(self) {
+        drop((self.encoder, self.decoder));
+        assert_eq!(self.budget.reserved(), 0);
+        assert_eq!(self.pool.slab().stats().in_use(), 0);
+    }
+}
+
+fn datagram(random: &mut Random, longest: u64) -> Vec<u8> {
+    let len = 1 + random.below(longest);
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+/// Every set of losses that a group can bear, for small groups; random ones for large groups.
+#[test]
+fn any_data_shards_of_a_group_are_enough() {
+    let mut random = Random::new(1);
+    for (data, parity) in [
+        (1, 1),
+        (2, 2),
+        (3, 1),
+        (1, 3),
+        (4, 3),
+        (10, 3),
+        (10, 20),
+        (60, 8),
+    ] {
+        let total = data + parity;
+        let masks: Vec<u128> = if total <= 9 {
+            (0..1 << total).collect()
+        } else {
+            (0..10)
+                .map(|_| u128::from(random.next()) << 64 | u128::from(random.next()))
+                .collect()
+        };
+        let mut pair = Pair::new(data, parity);
+        let mut total_recovered = 0;
+        for mask in masks {
+            let sent: Vec<_> = (0..data).map(|_| datagram(&mut random, 300)).collect();
+            let shards: Vec<_> = sent.iter().flat_map(|d| pair.shards(d)).collect();
+            assert_eq!(shards.len(), total);
+            // The first `parity` shards that the mask marks are lost.
+            let mut left = parity;
+            let lost: Vec<bool> = (0..total)
+                .map(|at| {
+                    let lost = left > 0 && mask >> (at % 128) & 1 == 1;
+                    left -= usize::from(lost);
+                    lost
+                })
+                .collect();
+            let mut recovered = Vec::new();
+            for (shard, _) in shards.iter().zip(&lost).filter(|(_, lost)| !**lost) {
+                recovered.extend(pair.handle(shard));
+            }
+            pair.check_memory();
+            let missing: Vec<_> = (0..data)
+                .filter(|&at| lost[at])
+                .map(|at| &sent[at])
+                .collect();
+            assert_eq!(recovered.len(), missing.len(), "({data},{parity}) {lost:?}");
+            for (recovered, missing) in recovered.iter().zip(missing) {
+                assert_eq!(recovered[..], missing[..]);
+            }
+            total_recovered += recovered.len() as u64;
+            assert_eq!(pair.decoder.stats().recovered, total_recovered);
+            assert_eq!(
+                pair.decoder.held_bytes(),
+                0,
+                "a complete group keeps nothing"
+            );
+        }
+        pair.finish();
+    }
+}
+
+#[test]
+fn a_long_run_with_losses_duplicates_and_reordering_recovers_what_was_sent() {
+    for seed in rudp_common::seeds(12) {
+        let mut random = Random::new(seed);
+        let (data, parity) = random.pick(&[(2, 2), (10, 3), (3, 1), (4, 8)]);
+        let mut pair = Pair::new(data, parity);
+        let (mut late, mut sent, mut recovered) = (Vec::new(), Vec::new(), 0);
+        for n in 0..600u32 {
+            let mut bytes = datagram(&mut random, 1000);
+            bytes.splice(0..0, n.to_le_bytes());
+            sent.push(bytes.clone());
+            for shard in pair.shards(&bytes) {
+                if random.chance(80) {
+                    continue;
+                }
+                if random.chance(50) {
+                    late.push(shard);
+                    continue;
+                }
+                let mut arriving = vec![shard];
+                if random.chance(50) {
+                    arriving.push(arriving[0].clone());
+                }
+                if random.chance(300) {
+                    arriving.append(&mut late);
+                }
+                for shard in arriving {
+                    for datagram in pair.handle(&shard) {
+                        let n = u32::from_le_bytes(*datagram.first_chunk().unwrap());
+                        assert_eq!(datagram[..], sent[n as usize][..], "seed {seed}");
+                        recovered += 1;
+                    }
+                    pair.check_memory();
+                }
+            }
+        }
+        let stats = pair.decoder.stats();
+        assert!(
+            recovered > 0 && stats.recovered == recovered,
+            "seed {seed}: {stats:?}"
+        );
+        assert_eq!((stats.rejected, stats.no_memory), (0, 0), "seed {seed}");
+        pair.finish();
+    }
+}
+
+#[test]
+fn the_headers_are_those_of_kcp_go() {
+    let mut pair = Pair::new(2, 1);
+    let [first] = &pair.shards(b"abc")[..] else {
+        panic!()
+    };
+    assert_eq!(first[..], *b"\0\0\0\0\xf1\0\x05\0abc");
+    let [second, parity] = &pair.shards(b"defghi")[..] else {
+        panic!()
+    };
+    assert_eq!(second[..], *b"\x01\0\0\0\xf1\0\x08\0defghi");
+    assert_eq!(parity[..6], *b"\x02\0\0\0\xf2\0");
+    // As long as the longest shard, `size` included.
+    assert_eq!(parity.len(), 6 + 2 + 6);
+    assert_eq!(Framing::of(parity), Some(Framing::Parity));
+    assert_eq!(pair.shards(b"x")[0][..4], *b"\x03\0\0\0");
+    pair.finish();
+}
+
+/// As kcp-go does: the numbers of the parity are left out.
+#[test]
+fn after_a_pause_of_half_a_second_there_is_no_parity() {
+    let mut pair = Pair::new(2, 2);
+    assert_eq!(pair.shards(b"a").len(), 1);
+    pair.now = pair.now + Duration::from_millis(500);
+    assert_eq!(pair.shards(b"b").len(), 1);
+    pair.check_memory();
+    let next = pair.shards(b"c");
+    assert_eq!(next[0][..4], 4u32.to_le_bytes());
+    pair.now = pair.now + Duration::from_millis(499);
+    assert_eq!(pair.shards(b"d").len(), 3);
+    pair.finish();
+}
+
+#[test]
+fn groups_with_too_much_missing_expire_and_give_their_memory_back() {
+    let mut pair = Pair::new(10, 3);
+    for n in 0..100u8 {
+        let shards = pair.shards(&[n; 1000]);
+        // Only every second one arrives, and no parity.
+        if n % 2 == 0 {
+            assert!(pair.handle(&shards[0]).is_empty());
+        }
+        pair.check_memory();
+    }
+    // 10 groups began; the window holds 5.
+    assert_eq!(pair.decoder.stats().expired, 5);
+    assert!(pair.decoder.held_bytes() <= 5 * 5 * 2048);
+    pair.decoder.clear();
+    assert_eq!(pair.decoder.held_bytes(), 0);
+    pair.finish();
+}
+
+/// One forged shard from far ahead must not end error correction.
+#[test]
+fn a_forged_number_costs_some_groups_only() {
+    let mut pair = Pair::new(2, 2);
+    for _ in 0..5 {
+        for shard in pair.shards(b"before") {
+            pair.handle(&shard);
+        }
+    }
+    let mut forged = pair.shards(b"forged")[0].clone();
+    forged[..4].copy_from_slice(&(1u32 << 30).to_le_bytes());
+    pair.handle(&forged);
+    let mut recovered = 0;
+    for n in 0..100 {
+        for (at, shard) in pair.shards(b"after").iter().enumerate() {
+            // The first of each group is lost.
+            if n % 2 == 1 || at > 0 {
+                recovered += pair.handle(shard).len();
+            }
+        }
+    }
+    let stats = pair.decoder.stats();
+    assert!(stats.late > 60 && stats.late < 80, "{stats:?}");
+    assert!(recovered > 20, "{stats:?}");
+    pair.finish();
+}
+
+/// What would be computed from groups that are not those of the peer was never sent.
+#[test]
+fn shards_of_other_counts_are_refused_and_nothing_is_computed_from_them() {
+    let mut random = Random::new(4);
+    for (theirs, ours) in [
+        ((3, 1), (2, 2)),
+        ((10, 3), (5, 3)),
+        ((2, 2), (1, 1)),
+        ((4, 1), (8, 2)),
+    ] {
+        let mut peer = Pair::new(theirs.0, theirs.1);
+        let mut here = Pair::new(ours.0, ours.1);
+        for _ in 0..300 {
+            for shard in peer.shards(&datagram(&mut random, 100)) {
+                if random.chance(100) {
+                    continue;
+                }
+                assert!(here.handle(&shard).is_empty(), "{theirs:?} {ours:?}");
+            }
+        }
+        assert!(here.decoder.stats().rejected > 10);
+        peer.finish();
+        here.finish();
+    }
+}
+
+#[test]
+fn the_numbers_wrap_as_those_of_kcp_go() {
+    // The last group but one of (2,1) begins here.
+    let wrap = u32::MAX / 3 * 3;
+    let mut pair = Pair::new(2, 1);
+    let mut seqid = wrap - 6;
+    let mut recovered = 0;
+    for n in 0..12u8 {
+        for (at, mut shard) in pair.shards(&[n; 40]).into_iter().enumerate() {
+            shard[..4].copy_from_slice(&seqid.to_le_bytes());
+            seqid = (seqid + 1) % wrap;
+            if n % 2 == 0 && at == 0 {
+                continue;
+            }
+            for datagram in pair.handle(&shard) {
+                assert_eq!(datagram, [n - 1; 40][..]);
+                recovered += 1;
+            }
+        }
+    }
+    assert_eq!(recovered, 6);
+    let mut beyond = pair.shards(b"x")[0].clone();
+    beyond[..4].copy_from_slice(&wrap.to_le_bytes());
+    pair.handle(&beyond);
+    assert_eq!(pair.decoder.stats().rejected, 1);
+    pair.finish();
+}
+
+#[test]
+fn garbage_is_refused_and_counted() {
+    let mut random = Random::new(7);
+    let mut pair = Pair::new(3, 2);
+    let mut handled = 0;
+    for _ in 0..20_000 {
+        let mut garbage = datagram(&mut random, 1600);
+        if garbage.len() >= 8 {
+            // Plausible enough to come far.
+            garbage[..4].copy_from_slice(&(random.below(50) as u32).to_le_bytes());
+            garbage[4..6].copy_from_slice(&(0xf1 + random.below(2) as u16).to_le_bytes());
+            if random.chance(700) {
+                let size = garbage.len() as u16 - 6;
+                garbage[6..8].copy_from_slice(&size.to_le_bytes());
+            }
+        }
+        pair.handle(&garbage);
+        pair.check_memory();
+        handled += 1;
+    }
+    assert!(pair.decoder.stats().rejected > handled / 10);
+    pair.finish();
+}
+
+/// A shard that was changed on its way makes a datagram that was never sent, or none: the length it
+/// claims has to fit and what is behind it has to be zeros.
+#[test]
+fn what_is_computed_from_changed_shards_is_mostly_refused() {
+    let mut random = Random::new(9);
+    let mut pair = Pair::new(2, 1);
+    let (mut refused, rounds) = (0, 500);
+    for _ in 0..rounds {
+        let mut shards = pair.shards(&datagram(&mut random, 100));
+        shards.extend(pair.shards(&datagram(&mut random, 1000)));
+        for at in 6..shards[2].len() {
+            shards[2][at] = random.next() as u8;
+        }
+        pair.handle(&shards[1]);
+        refused += u64::from(pair.handle(&shards[2]).is_empty());
+    }
+    assert_eq!(pair.decoder.stats().rejected, refused);
+    assert!(refused > rounds * 9 / 10, "{refused}");
+    pair.finish();
+}
+
+#[test]
+fn without_memory_nothing_is_protected_or_recovered_and_that_is_counted() {
+    // Room for one shard.
+    let mut pair = Pair::with_budget(2, 2, 1500);
+    for n in 0..4 {
+        let shards = pair.shards(&[n; 1000]);
+        assert_eq!(shards.len(), 1, "no parity");
+        pair.check_memory();
+    }
+    assert_eq!(pair.encoder.stats().no_memory, 2);
+    let mut other = Pair::new(2, 2);
+    for n in 0..10 {
+        for (at, shard) in other.shards(&[n; 1000]).iter().enumerate() {
+            // The first of each group is lost.
+            if n % 2 == 1 || at > 0 {
+                assert!(pair.handle(shard).is_empty());
+            }
+            pair.check_memory();
+        }
+    }
+    assert!(pair.decoder.stats().no_memory > 5);
+    pair.finish();
+    other.finish();
+}
