@@ -7,24 +7,28 @@
 
 use crate::chunk::Chunk;
 use crate::pool::SlabPool;
-use crate::sync::{AtomicU32, Ordering, abort, acquire_fence};
+use crate::sync::{AtomicU32, Ordering, abort};
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
-/// References to one chunk, at most; far above what memory holds handles for, far below overflow.
-const MAX_REFERENCES: u32 = 1 << 30;
-
 /// The rules of the count; free functions so that the model checker can run them on a bare word.
+///
+/// They ask only for the sign of what an addition leaves: that answer is in the processor's flags
+/// (`lock inc`, `lock dec`), where the old value would take an instruction that is slower by half
+/// (`lock xadd`; 5.2 ns for a clone and its drop instead of 3.3).
 pub(crate) mod count {
     use super::*;
 
-    /// `n` more references. The caller holds one.
-    #[inline]
+    /// References that are added at once, at most.
+    pub(crate) const MAX_AT_ONCE: u32 = 1 << 30;
+
+    /// `n` more references, at most [`MAX_AT_ONCE`]. The caller holds one.
+    #[inline(always)]
     pub(crate) fn add(extra: &AtomicU32, n: u32) {
         // Relaxed, as in `Arc`: a new reference is made from an existing one.
         let before = extra.fetch_add(n, Ordering::Relaxed);
-        if before > MAX_REFERENCES {
+        if before > i32::MAX as u32 {
             // Only forgetting references by the billion leads here; going on would free a chunk
             // that is in use.
             abort();
@@ -32,28 +36,32 @@ pub(crate) mod count {
     }
 
     /// Is the caller's reference the only one? Then all that the others did has happened before.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_unique(extra: &AtomicU32) -> bool {
         extra.load(Ordering::Acquire) == 0
     }
 
     /// Gives up one reference; `true` if it was the last, and the count is zero for the next owner.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release(extra: &AtomicU32) -> bool {
-        if is_unique(extra) {
-            return true;
-        }
-        release_shared(extra, 1)
+        is_unique(extra) || release_shared(extra, 1)
     }
 
     /// Gives up `n` references while the count may not be zero; `true` if the last was among them.
+    #[inline(always)]
     pub(crate) fn release_shared(extra: &AtomicU32, n: u32) -> bool {
-        let before = extra.fetch_sub(n, Ordering::Release);
-        if before >= n {
+        // An addition, because of a subtraction the compiler does not see that its flags suffice.
+        let less = n.wrapping_neg();
+        let after = extra.fetch_add(less, Ordering::Release).wrapping_add(less);
+        if after.cast_signed() >= 0 {
             return false;
         }
-        // The others went between the load and the subtraction.
-        acquire_fence(extra);
+        // One below none: nobody else has a reference any more, who could change it. (Negative in
+        // another way: too many references, and somebody is about to abort.) Acquire: what the
+        // others did came before they gave up theirs.
+        if extra.load(Ordering::Acquire) != u32::MAX {
+            return false;
+        }
         extra.store(0, Ordering::Relaxed);
         true
     }
@@ -143,6 +151,22 @@ impl SharedChunk {
         Ok(unsafe { ManuallyDrop::take(&mut this.0) })
     }
 
+    /// Gives up this reference; the chunk itself, if it was the last one. Of references that are
+    /// given up at the same time, exactly one becomes the chunk.
+    ///
+    /// Dropping, in two parts: what is done for every reference is a few instructions in the
+    /// caller, and freeing the chunk can be a call.
+    #[inline(always)]
+    #[must_use = "dropping the reference does the same"]
+    pub fn into_inner(self) -> Option<Chunk> {
+        let mut this = ManuallyDrop::new(self);
+        if !count::release(this.extra()) {
+            return None;
+        }
+        // SAFETY: the last reference, and `this` is not dropped, so the chunk is taken out once.
+        Some(unsafe { ManuallyDrop::take(&mut this.0) })
+    }
+
     /// Do both refer to the same chunk?
     #[must_use]
     pub fn same_chunk(&self, other: &Self) -> bool {
@@ -158,7 +182,7 @@ impl SharedChunk {
     pub fn clones(&self, n: usize) -> Clones {
         let n = u32::try_from(n)
             .ok()
-            .filter(|&n| n <= MAX_REFERENCES)
+            .filter(|&n| n <= count::MAX_AT_ONCE)
             .expect("at most 2^30 references to a chunk");
         if n > 0 {
             count::add(self.extra(), n);
@@ -177,7 +201,7 @@ impl SharedChunk {
 }
 
 impl Clone for SharedChunk {
-    #[inline]
+    #[inline(always)]
     fn clone(&self) -> Self {
         count::add(self.extra(), 1);
         Self(self.duplicate())

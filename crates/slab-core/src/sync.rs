@@ -41,17 +41,6 @@ pub(crate) fn barrier_is_asymmetric() -> bool {
     SYMMETRIC || crate::sys::has_membarrier()
 }
 
-/// A fence after a relaxed read of `word`: what was released into the word happens before what
-/// follows.
-#[inline(always)]
-pub(crate) fn acquire_fence(_word: &AtomicU32) {
-    // ThreadSanitizer does not follow fences and would report races that are none.
-    #[cfg(slab_tsan)]
-    _word.load(Ordering::Acquire);
-    #[cfg(not(slab_tsan))]
-    fence(Ordering::Acquire);
-}
-
 /// Waits a little inside a loop that waits for another thread: spins first, then yields.
 #[derive(Default)]
 pub(crate) struct Backoff(u32);

@@ -145,15 +145,19 @@ impl Drop for Owner {
     fn drop(&mut self) {
         // SAFETY: the owner is not used again.
         match unsafe { ManuallyDrop::take(&mut self.0) } {
-            Memory::Pool(chunk) => release(chunk),
+            Memory::Pool(chunk) => {
+                if let Some(last) = chunk.into_inner() {
+                    release(last);
+                }
+            }
             Memory::Other(None) => {}
             Memory::Other(Some(block)) => release(block),
         }
     }
 }
 
-/// Gives up one reference. To a chunk that is not shared: a load and a push onto a magazine, see
-/// [`SharedChunk`].
+/// What does not have to be done for every reference: frees the chunk (a push onto a magazine), or
+/// gives up the reference to other memory. A call, so that dropping a packet is little code.
 #[inline(never)]
 fn release<T>(memory: T) {
     drop(memory);
