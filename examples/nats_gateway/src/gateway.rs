@@ -1,0 +1,217 @@
+//! From the socket to the server.
+//!
+//! What arrives lies in the pool until the server has it: in the queue as whole batches, in the
+//! client's channel and buffer as payloads. A server that is slow or gone makes `publish` wait,
+//! then the queue grow, then the pool reach its cap; from there on the receivers drop what arrives,
+//! counted as `no_memory`. Nothing grows beyond the cap, and when the server is back, so is the
+//! flow.
+
+use crate::options::Options;
+use async_nats::{Client, ConnectOptions, Subject};
+use futures_util::StreamExt;
+use packet_slab::slab_metrics::{Collector, Exporter, MetricsServer};
+use packet_slab::slab_net::PacketPool;
+use packet_slab::slab_net::pipeline::{
+    Forwarded, Overflow, QueueMonitor, QueueReceiver, forward, queue,
+};
+use packet_slab::slab_net::udp::UdpReceiver;
+use std::error::Error;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// What the kernel is asked to queue for a shard; it may grant less.
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+/// Payloads that may wait in the client of one connection, at most.
+const CLIENT_PAYLOADS: usize = 1024;
+/// How long the server may take at the end to get what is left.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// A gateway that runs.
+pub(crate) struct Gateway {
+    address: SocketAddr,
+    metrics_address: SocketAddr,
+    queue: QueueMonitor,
+    receivers: JoinSet<Forwarded>,
+    publishers: JoinSet<Published>,
+    stop: watch::Sender<bool>,
+}
+
+/// What one publisher did.
+#[derive(Debug, Clone, Copy, Default)]
+struct Published {
+    /// Payloads that the server has, as it said itself.
+    confirmed: u64,
+    /// Payloads taken from the queue of which that is not known.
+    unconfirmed: u64,
+}
+
+impl Gateway {
+    /// Connects to the server and starts to receive.
+    pub(crate) async fn start(options: &Options) -> Result<Self, Box<dyn Error>> {
+        let pool = PacketPool::builder()
+            .name("rx")
+            .max_memory(options.max_memory_bytes())
+            .build()?;
+        let collector = Collector::new();
+        collector.register_packet_pool(&pool)?;
+
+        // A batch can be one datagram, in a chunk of its own size. With room for one a KiB, the
+        // pool's cap is what limits the queue, unless all of them are tiny.
+        let batches = options.max_memory_bytes() >> 10;
+        let (to_publishers, batches) = queue(batches.try_into()?, Overflow::DropNewest);
+        let queue = batches.monitor();
+        collector.register_queue("publish", queue.clone())?;
+
+        let stop = watch::Sender::new(false);
+        let mut publishers = JoinSet::new();
+        for _ in 0..options.shards.get() {
+            let client = ConnectOptions::new()
+                .client_capacity(CLIENT_PAYLOADS)
+                .connect(&options.nats)
+                .await?;
+            let subject = Subject::from(options.subject.as_str());
+            publishers.spawn(publish(batches.clone(), client, subject, stop.subscribe()));
+        }
+        drop(batches);
+
+        let mut receivers = JoinSet::new();
+        let mut address = options.listen;
+        for shard in 0..options.shards.get() {
+            let receiver = UdpReceiver::builder(&pool)
+                .reuse_port(options.reuse_port || options.shards.get() > 1)
+                .receive_buffer_bytes(RECEIVE_BUFFER_BYTES)
+                .bind(address)?;
+            // The port that the system chose, for the others too.
+            address = receiver.local_addr();
+            collector.register_socket(shard.to_string(), receiver.monitor())?;
+            let mut stopped = stop.subscribe();
+            receivers.spawn(forward(receiver, to_publishers.clone(), async move {
+                // An error means that the gateway is gone, which is the same.
+                let _ = stopped.wait_for(|&stop| stop).await;
+            }));
+        }
+
+        let server = MetricsServer::builder(Exporter::new(collector))
+            .address(options.metrics)
+            .bind()
+            .await?;
+        let metrics_address = server.local_addr();
+        tokio::spawn(server.serve(std::future::pending()));
+        Ok(Self {
+            address,
+            metrics_address,
+            queue,
+            receivers,
+            publishers,
+            stop,
+        })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(crate) fn metrics_address(&self) -> SocketAddr {
+        self.metrics_address
+    }
+
+    /// Stops to receive, publishes what is left, and says what became of everything.
+    pub(crate) async fn stop(self) -> Outcome {
+        self.stop.send_replace(true);
+        let mut outcome = Outcome::default();
+        for shard in self.receivers.join_all().await {
+            outcome.received += shard.socket.received_datagrams;
+            outcome.dropped += shard.socket.dropped();
+        }
+        for published in self.publishers.join_all().await {
+            outcome.published += published.confirmed;
+            outcome.unconfirmed += published.unconfirmed;
+        }
+        // What publishers gave up to take is counted when the queue goes.
+        outcome.dropped += self.queue.stats().dropped();
+        outcome
+    }
+}
+
+/// Publishes until the queue has ended, or, once the gateway is to stop, for as long as it may.
+async fn publish(
+    batches: QueueReceiver,
+    client: Client,
+    subject: Subject,
+    mut stop: watch::Receiver<bool>,
+) -> Published {
+    let mut taken = 0;
+    let all = async {
+        while let Some(batch) = batches.recv().await {
+            // One owner for the whole batch; its memory goes back when the last payload is written.
+            for payload in batch.into_bytes() {
+                taken += 1;
+                // Waits while the client's channel is full: this is where backpressure begins.
+                if client.publish(subject.clone(), payload).await.is_err() {
+                    return false;
+                }
+            }
+        }
+        client.flush().await.is_ok()
+    };
+    let too_long = async {
+        let _ = stop.wait_for(|&stop| stop).await;
+        tokio::time::sleep(DRAIN).await;
+    };
+    let complete = tokio::select! {
+        complete = all => complete,
+        () = too_long => false,
+    };
+    // A flush says that everything was written; an answer from the server that it was read.
+    let confirmed = complete && matches!(timeout(DRAIN, ping(&client)).await, Ok(true));
+    match confirmed {
+        true => Published {
+            confirmed: taken,
+            unconfirmed: 0,
+        },
+        false => Published {
+            confirmed: 0,
+            unconfirmed: taken,
+        },
+    }
+}
+
+/// Has the server read everything that was published before? It answers in order.
+async fn ping(client: &Client) -> bool {
+    let inbox = client.new_inbox();
+    let Ok(mut answers) = client.subscribe(inbox.clone()).await else {
+        return false;
+    };
+    let sent = client.publish(inbox, bytes::Bytes::new()).await.is_ok();
+    sent && answers.next().await.is_some()
+}
+
+/// What became of everything that was received.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Outcome {
+    received: u64,
+    published: u64,
+    unconfirmed: u64,
+    dropped: u64,
+}
+
+impl Outcome {
+    /// Is every datagram accounted for?
+    pub(crate) fn adds_up(&self) -> bool {
+        self.received == self.published + self.unconfirmed + self.dropped
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "summary received={} published={} unconfirmed={} dropped={}",
+            self.received, self.published, self.unconfirmed, self.dropped
+        )
+    }
+}

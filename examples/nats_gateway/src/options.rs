@@ -1,0 +1,47 @@
+//! The command line.
+
+use clap::Parser;
+use packet_slab::slab_metrics::DEFAULT_ADDRESS;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+
+/// Receives UDP and publishes each datagram to a NATS server, until Ctrl-C.
+#[derive(Debug, Clone, Parser)]
+#[command(version)]
+pub(crate) struct Options {
+    /// Where to receive; port 0 takes any free port
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4433")]
+    pub(crate) listen: SocketAddr,
+
+    /// Receiving sockets and, for each, a publishing connection
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) shards: NonZeroUsize,
+
+    /// Share the address with other gateways on this machine, by SO_REUSEPORT
+    #[arg(long)]
+    pub(crate) reuse_port: bool,
+
+    /// The NATS server
+    #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222")]
+    pub(crate) nats: String,
+
+    /// The subject that datagrams are published to
+    #[arg(long, default_value = "udp.in")]
+    pub(crate) subject: String,
+
+    /// The pool's cap in MiB: what may wait for the server, at most
+    #[arg(long, value_name = "MIB", default_value_t = 64,
+          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) max_memory: u16,
+
+    /// Where to serve /metrics and the live page; port 0 takes any free port
+    #[arg(long, value_name = "ADDR", default_value_t = DEFAULT_ADDRESS)]
+    pub(crate) metrics: SocketAddr,
+}
+
+impl Options {
+    /// The pool's cap in bytes.
+    pub(crate) fn max_memory_bytes(&self) -> usize {
+        usize::from(self.max_memory) << 20
+    }
+}

@@ -1,0 +1,219 @@
+//! The gateway against a real NATS server, also while that does not read. Needs Debian's package
+//! `nats-server`; `ci/nats` installs it and runs this:
+//!
+//!     cargo test -p nats_gateway -- --ignored
+
+use futures_util::StreamExt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How long anything may take before the test gives up; nothing is asserted about it.
+const PATIENCE: Duration = Duration::from_secs(60);
+const CAP_MIB: u64 = 4;
+const PAYLOAD: usize = 1200;
+
+/// A process that ends with the test.
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, signal: i32) {
+        // SAFETY: a system call about a child that has not been waited for, so that its number is
+        // its own.
+        let result = unsafe { libc::kill(self.0.id() as i32, signal) };
+        assert_eq!(result, 0);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn nats_server() -> (Process, SocketAddr) {
+    // One that was free just now.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let server = Command::new("nats-server")
+        .args(["--addr", "127.0.0.1", "--port", &address.port().to_string()])
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("Debian's package nats-server is not installed: see ci/nats");
+    until("nats-server listens", || TcpStream::connect(address).ok());
+    (Process(server), address)
+}
+
+/// The gateway, what it will say, and where it receives and shows its metrics.
+fn gateway(nats: SocketAddr) -> (Process, BufReader<ChildStdout>, SocketAddr, SocketAddr) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+        .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
+        .args(["--nats", &format!("nats://{nats}")])
+        .args(["--max-memory", &CAP_MIB.to_string()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut says = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    let words: Vec<&str> = line.split([' ', '/', ',']).collect();
+    let mut addresses = words.iter().filter_map(|word| word.parse().ok());
+    let udp = addresses.next().expect(&line);
+    let metrics = addresses.next_back().expect(&line);
+    (Process(child), says, udp, metrics)
+}
+
+fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(
+            start.elapsed() < PATIENCE,
+            "not within {PATIENCE:?}: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn stats(metrics: SocketAddr) -> serde_json::Value {
+    let mut stream = TcpStream::connect(metrics).unwrap();
+    let request = "GET /stats.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    serde_json::from_str(body).unwrap()
+}
+
+fn in_use_bytes(stats: &serde_json::Value) -> u64 {
+    let classes = stats["pools"][0]["classes"].as_array().unwrap();
+    let bytes =
+        |c: &serde_json::Value| c["in_use"].as_u64().unwrap() * c["chunk_bytes"].as_u64().unwrap();
+    classes.iter().map(bytes).sum()
+}
+
+fn received(metrics: SocketAddr) -> u64 {
+    stats(metrics)["sockets"][0]["received_datagrams"]
+        .as_u64()
+        .unwrap()
+}
+
+/// Datagrams that begin with their number.
+struct Load {
+    socket: UdpSocket,
+    to: SocketAddr,
+    sent: u64,
+}
+
+impl Load {
+    fn send(&mut self, count: u64) {
+        for _ in 0..count {
+            let mut payload = [0; PAYLOAD];
+            payload[..8].copy_from_slice(&self.sent.to_be_bytes());
+            self.socket.send_to(&payload, self.to).unwrap();
+            self.sent += 1;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs nats-server: ci/nats"]
+async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
+    let (nats, at) = nats_server();
+    let client = async_nats::connect(format!("nats://{at}")).await.unwrap();
+    let mut arriving = client.subscribe("udp.in").await.unwrap();
+    client.flush().await.unwrap();
+    let (gateway, mut says, udp, metrics) = gateway(at);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut load = Load {
+        socket,
+        to: udp,
+        sent: 0,
+    };
+
+    // In small steps, so that the kernel drops nothing: all of it arrives, in order and whole.
+    for _ in 0..50 {
+        load.send(40);
+        until("received", || {
+            (received(metrics) == load.sent).then_some(())
+        });
+    }
+    for number in 0..load.sent {
+        let message = tokio::time::timeout(PATIENCE, arriving.next()).await;
+        let payload = message.expect("lost").unwrap().payload;
+        assert_eq!(payload.len(), PAYLOAD);
+        assert_eq!(payload[..8], number.to_be_bytes());
+    }
+
+    let in_steps = load.sent;
+
+    // A server that does not read: the pool fills to its cap, not above, and what finds no memory
+    // is dropped and counted.
+    nats.signal(libc::SIGSTOP);
+    let start = Instant::now();
+    let dropped = loop {
+        load.send(200);
+        let stats = stats(metrics);
+        let (used, cap) = (in_use_bytes(&stats), CAP_MIB << 20);
+        assert!(used <= cap, "{used} of {cap}");
+        let dropped = stats["sockets"][0]["dropped_no_memory"].as_u64().unwrap();
+        let queue = stats["queues"][0]["dropped_queue_full"].as_u64().unwrap();
+        if dropped + queue > 0 {
+            assert!(used > cap / 2, "{used} of {cap}");
+            break dropped + queue;
+        }
+        assert!(start.elapsed() < PATIENCE, "never full: {stats}");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(dropped > 0);
+
+    // It reads again: the backlog goes through, the memory comes back.
+    nats.signal(libc::SIGCONT);
+    let arrived = Arc::new(AtomicU64::new(in_steps));
+    tokio::spawn({
+        let arrived = Arc::clone(&arrived);
+        async move {
+            while let Some(message) = arriving.next().await {
+                assert_eq!(message.payload.len(), PAYLOAD);
+                arrived.fetch_add(1, Relaxed);
+            }
+        }
+    });
+    until("the backlog is through", || {
+        let stats = stats(metrics);
+        let waiting = stats["queues"][0]["datagrams"].as_u64().unwrap();
+        (waiting == 0).then_some(())
+    });
+    load.send(40);
+
+    // Ctrl-C: what is left goes through, and everything is accounted for.
+    gateway.signal(libc::SIGINT);
+    let mut summary = String::new();
+    says.read_line(&mut summary).unwrap();
+    let field = |name: &str| -> u64 {
+        let (_, rest) = summary.split_once(&format!("{name}=")).expect(&summary);
+        rest.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    assert_eq!(field("unconfirmed"), 0, "{summary}");
+    assert_eq!(
+        field("received"),
+        field("published") + field("dropped"),
+        "{summary}"
+    );
+    assert!(field("received") <= load.sent);
+    assert!(field("dropped") >= dropped, "{summary}");
+
+    // The subscriber has what was published, to the message.
+    let published = field("published");
+    until("the subscriber has it", || {
+        (arrived.load(Relaxed) >= published).then_some(())
+    });
+    assert_eq!(arrived.load(Relaxed), published, "{summary}");
+}
