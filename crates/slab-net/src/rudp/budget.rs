@@ -66,6 +66,11 @@ pub(super) struct Account {
 }
 
 impl Account {
+    /// Another account of the same budget, without a reservation.
+    pub(super) fn sibling(&self) -> Self {
+        self.budget.account()
+    }
+
     /// Reserves `bytes` more, or nothing and says so.
     pub(super) fn reserve(&mut self, bytes: usize) -> bool {
         let inner = &*self.budget.inner;

@@ -20,6 +20,8 @@ pub enum CloseReason {
     DeadLink,
     /// The peer gave no sign of life for [the idle timeout](super::SessionConfig::keepalive).
     TimedOut,
+    /// There is nobody at the peer's address, as its host said before anything else came from there.
+    Refused,
     /// The peer sent a message of more segments than fit into the receive window, or more than
     /// there was memory for.
     MessageTooLong,
@@ -34,6 +36,7 @@ impl fmt::Display for CloseReason {
             Self::ClosedByPeer => "the peer closed the session",
             Self::DeadLink => "the peer acknowledges nothing",
             Self::TimedOut => "the peer gives no sign of life",
+            Self::Refused => "nobody listens at the peer's address",
             Self::MessageTooLong => "the peer sent a message longer than the receive window",
         })
     }
@@ -56,6 +59,13 @@ pub enum SendError {
         /// How many the peer can take.
         max: usize,
     },
+    /// A datagram longer than what is sent in one piece.
+    DatagramTooLong {
+        /// The longest that is sent, in bytes.
+        max: usize,
+    },
+    /// The peer is not of this library, or not yet known to be: it would not understand a datagram.
+    PeerIsForeign,
     /// A message of no bytes, which stops some implementations for good.
     Empty,
     /// The session has ended, or is about to.
@@ -71,6 +81,10 @@ impl fmt::Display for SendError {
                 f,
                 "a message of {segments} segments is too long for the peer's window of {max}"
             ),
+            Self::DatagramTooLong { max } => {
+                write!(f, "a datagram of more than {max} bytes")
+            }
+            Self::PeerIsForeign => f.write_str("the peer is not known to take datagrams"),
             Self::Empty => f.write_str("a message of no bytes"),
             Self::Closed(reason) => reason.fmt(f),
         }
@@ -125,11 +139,13 @@ pub enum Rejection {
     SegmentTooLong,
     /// A close notice that does not know what this end told the peer.
     ForgedClose,
+    /// A datagram that does not know what this end told the peer.
+    ForgedDatagram,
 }
 
 impl Rejection {
     /// All of them, in the order of [`RudpStats::rejected`](super::RudpStats::rejected).
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::TooShort,
         Self::UnknownCommand,
         Self::LengthBeyondDatagram,
@@ -142,6 +158,7 @@ impl Rejection {
         Self::TooManyFragments,
         Self::SegmentTooLong,
         Self::ForgedClose,
+        Self::ForgedDatagram,
     ];
 
     /// A short name, for a metric's label.
@@ -160,6 +177,7 @@ impl Rejection {
             Self::TooManyFragments => "too_many_fragments",
             Self::SegmentTooLong => "segment_too_long",
             Self::ForgedClose => "forged_close",
+            Self::ForgedDatagram => "forged_datagram",
         }
     }
 }
@@ -192,6 +210,6 @@ mod tests {
         for (n, rejection) in Rejection::ALL.into_iter().enumerate() {
             assert_eq!(rejection as usize, n);
         }
-        assert_eq!(Rejection::ForgedClose as usize + 1, Rejection::ALL.len());
+        assert_eq!(Rejection::ForgedDatagram as usize + 1, Rejection::ALL.len());
     }
 }

@@ -39,6 +39,12 @@ pub struct RudpStats {
     pub copied_segments: u64,
     /// Times that the receive window did not grow for want of memory in the budget.
     pub window_refused: u64,
+    /// Unreliable datagrams sent.
+    pub sent_unreliable: u64,
+    /// Unreliable datagrams received.
+    pub received_unreliable: u64,
+    /// Unreliable datagrams received and dropped, because nobody read them or there was no memory.
+    pub dropped_unreliable: u64,
     /// Windows asked for, by WASK.
     pub probes: u64,
     /// Datagrams refused, by [`Rejection`], in the order of [`Rejection::ALL`].
@@ -78,6 +84,9 @@ impl AddAssign<&Self> for RudpStats {
             (&mut self.dropped_no_memory, other.dropped_no_memory),
             (&mut self.copied_segments, other.copied_segments),
             (&mut self.window_refused, other.window_refused),
+            (&mut self.sent_unreliable, other.sent_unreliable),
+            (&mut self.received_unreliable, other.received_unreliable),
+            (&mut self.dropped_unreliable, other.dropped_unreliable),
             (&mut self.probes, other.probes),
         ];
         for (mine, theirs) in pairs {

@@ -35,6 +35,12 @@ pub enum Command {
     /// Says that the sender has closed the session. Not of KCP: sent only to a peer that has shown
     /// to be of this library (see [`Session`](super::Session)).
     Close = 85,
+    /// Carries payload once, unordered. Not of KCP: as above.
+    Datagram = 86,
+    /// A server's answer, without a session, to a client that is to prove its address first; and the
+    /// client's next attempt. Its payload is the cookie. Not of KCP: sent only where a WASK could be
+    /// of this library, and passed over by others as a command that they do not know.
+    Cookie = 87,
 }
 
 impl Command {
@@ -45,6 +51,8 @@ impl Command {
             83 => Some(Self::AskWindow),
             84 => Some(Self::TellWindow),
             85 => Some(Self::Close),
+            86 => Some(Self::Datagram),
+            87 => Some(Self::Cookie),
             _ => None,
         }
     }
@@ -242,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn only_five_commands_exist() {
+    fn only_seven_commands_exist() {
         let mut bytes = [0; HEADER_BYTES];
         header(Command::Ack, 0).encode(&mut bytes);
         let known: Vec<u8> = (0..=255)
@@ -251,7 +259,7 @@ mod tests {
                 Header::decode(&bytes).is_ok()
             })
             .collect();
-        assert_eq!(known, [81, 82, 83, 84, 85]);
+        assert_eq!(known, [81, 82, 83, 84, 85, 86, 87]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod lossy;
 pub(crate) mod proxy;
 
 use slab_net::rudp::{
@@ -72,6 +73,8 @@ pub(crate) struct End {
     plan: Plan,
     sent: u32,
     pub(crate) received: u32,
+    /// Unreliable datagrams.
+    pub(crate) datagrams: u32,
     /// Bytes of the stream, where there are no messages.
     stream: Option<(u64, u64)>,
     next_read: Time,
@@ -239,6 +242,7 @@ impl World {
                 plan,
                 sent: 0,
                 received: 0,
+                datagrams: 0,
                 stream: stream.then_some((0, 0)),
                 next_read: now,
                 armed: Some(now),
@@ -381,6 +385,11 @@ impl World {
             me.next_read = now + Duration::from_millis(me.plan.reads_every);
         }
         let (from, longest) = (1 - end, me.plan.longest);
+        while let Some(datagram) = me.session.recv_datagram() {
+            let whole = datagram.iter().all(|&b| b == from as u8);
+            assert!(whole || self.path.corrupt > 0, "seed {seed}: a datagram");
+            me.datagrams += 1;
+        }
         if self.path.corrupt > 0 {
             while me.session.read().is_some() {}
         } else if let Some((_, received)) = &mut me.stream {
@@ -408,6 +417,12 @@ impl World {
     fn write(&mut self, end: usize) {
         let seed = self.seed;
         let pool = self.pool.clone();
+        if self.random.chance(100)
+            && let Ok(datagram) = pool.try_copy_from_slice(&[end as u8; 50])
+        {
+            // To a peer that is known by now, or given back.
+            let _ = self.ends[end].session.send_datagram(datagram);
+        }
         let me = &mut self.ends[end];
         if let Some((sent, _)) = &mut me.stream {
             let total = u64::from(me.plan.messages) * 500;

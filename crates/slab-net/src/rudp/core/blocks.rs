@@ -8,7 +8,6 @@
 use super::super::budget::Account;
 use super::super::wire::HEADER_BYTES;
 use crate::packet::{PacketBuf, PacketPool};
-use bytes::BufMut;
 
 /// The largest block: what one call to the kernel takes with GSO.
 const MAX_BLOCK: usize = 65507;
@@ -72,8 +71,16 @@ impl Blocks {
         self.account.bytes()
     }
 
+    /// Another account of the same budget.
+    pub(super) fn sibling_account(&self) -> Account {
+        self.account.sibling()
+    }
+
     /// Lays out a segment of `payload`, of which `more` bytes of segments are to follow at once;
     /// `None` if there is no memory.
+    // Inlined, so that the place is not read back from the stack: that would wait until all of the
+    // payload, written just before, is in the cache.
+    #[inline(always)]
     pub(super) fn push(&mut self, payload: &[u8], more: usize, pool: &PacketPool) -> Option<Place> {
         let needed = HEADER_BYTES + payload.len();
         let block = match self.open {
@@ -82,7 +89,7 @@ impl Blocks {
         };
         let Block { buf, live, .. } = &mut self.blocks[block as usize];
         let offset = buf.len() as u32;
-        buf.put_bytes(0, HEADER_BYTES);
+        buf.extend_from_slice(&[0; HEADER_BYTES]);
         buf.extend_from_slice(payload);
         *live += 1;
         Some(Place {

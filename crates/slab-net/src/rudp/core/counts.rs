@@ -2,6 +2,7 @@
 
 use super::super::error::Rejection;
 use super::super::stats::RudpStats;
+use super::datagrams::Datagrams;
 use super::receive::ReceiveQueue;
 
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub(super) struct Counts {
     pub(super) dropped_beyond_window: u64,
     pub(super) dropped_no_memory: u64,
     pub(super) probes: u64,
+    pub(super) sent_unreliable: u64,
+    pub(super) received_unreliable: u64,
     /// Allocated with the first one.
     rejected: Option<Box<[u64; Rejection::ALL.len()]>>,
 }
@@ -31,7 +34,11 @@ impl Counts {
         self.rejected.get_or_insert_default()[reason as usize] += 1;
     }
 
-    pub(super) fn snapshot(&self, receive: &ReceiveQueue) -> RudpStats {
+    pub(super) fn snapshot(
+        &self,
+        receive: &ReceiveQueue,
+        datagrams: Option<&Datagrams>,
+    ) -> RudpStats {
         RudpStats {
             sent_datagrams: self.sent_datagrams,
             sent_bytes: self.sent_bytes,
@@ -50,6 +57,9 @@ impl Counts {
             copied_segments: receive.copied,
             window_refused: receive.refused,
             probes: self.probes,
+            sent_unreliable: self.sent_unreliable,
+            received_unreliable: self.received_unreliable,
+            dropped_unreliable: datagrams.map_or(0, |datagrams| datagrams.dropped),
             rejected: self.rejected.as_deref().copied().unwrap_or_default(),
         }
     }

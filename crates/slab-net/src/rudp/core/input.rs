@@ -91,6 +91,16 @@ impl Session {
                         return Err(Rejection::ForgedClose);
                     }
                 }
+                Command::Datagram => {
+                    if header.ts != self.token {
+                        return Err(Rejection::ForgedDatagram);
+                    }
+                    if header.len as usize > self.config.max_segment() {
+                        return Err(Rejection::SegmentTooLong);
+                    }
+                }
+                // Looked at where a session begins, and passed over otherwise.
+                Command::Cookie => {}
             }
         }
         Ok(())
@@ -138,6 +148,11 @@ impl Session {
             };
             let payload = payload.start + at..payload.end + at;
             at = payload.end;
+            if header.cmd == Command::Cookie {
+                // Not of a session yet: its other fields say nothing.
+                self.on_cookie(&header, &datagram[payload.start - cut..payload.end - cut]);
+                continue;
+            }
             let newer = |&(una, _): &(u32, u32)| before(una, header.una);
             if digest.una.is_none_or(|una| newer(&una)) {
                 digest.una = Some((header.una, header.wnd.into()));
@@ -149,6 +164,12 @@ impl Session {
                     let segment = take(&mut datagram, &mut cut, payload, end);
                     self.on_push(&header, segment, batch);
                 }
+                Command::Datagram => {
+                    let end = datagram.len() + cut;
+                    let payload = take(&mut datagram, &mut cut, payload, end);
+                    self.on_datagram(payload);
+                }
+                Command::Cookie => {}
                 Command::AskWindow => {
                     self.tell = true;
                     self.peer.token = header.ts;
@@ -176,11 +197,28 @@ impl Session {
         self.conclude(&digest);
     }
 
+    /// The server keeps nothing of us until we have shown that we receive at our address.
+    fn on_cookie(&mut self, header: &Header, payload: &[u8]) {
+        let Ok(cookie) = payload.try_into().map(u64::from_le_bytes) else {
+            return;
+        };
+        if self.peer.told || header.ts != self.token || self.cookie == Some(cookie) {
+            return;
+        }
+        self.cookie = Some(cookie);
+        self.ask = true;
+        // Nothing of it was taken.
+        while let Some(sn) = self.send.oldest() {
+            if !self.lose(sn, Cause::Timeout) {
+                return;
+            }
+        }
+    }
+
     /// The peer received at its address what was sent there.
     fn validated(&mut self) {
         if !self.path.validated {
-            self.path.validated = true;
-            self.receive.set_grows(true);
+            self.trust_address();
         }
     }
 

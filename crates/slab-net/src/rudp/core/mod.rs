@@ -9,6 +9,7 @@
 //! | `receive` | what was received and not yet read, and the memory promised for it |
 //! | `send`, `blocks` | what is to be sent or on its way, and the memory it lies in |
 //! | `recovery`, `congestion` | what is lost, and how much may be on its way |
+//! | `datagrams` | what is sent once and in no order |
 //! | `ack` | acknowledgements that are owed |
 //! | `counts` | what happened so far |
 //! | `sn` | sequence numbers, and the rings they index |
@@ -18,6 +19,7 @@ mod application;
 mod blocks;
 mod congestion;
 mod counts;
+mod datagrams;
 mod input;
 mod output;
 mod receive;
@@ -40,6 +42,7 @@ use congestion::{Control, Pacer};
 use core::fmt;
 use core::time::Duration;
 use counts::Counts;
+use datagrams::Datagrams;
 use receive::ReceiveQueue;
 use recovery::Recovery;
 use send::SendQueue;
@@ -66,6 +69,9 @@ const MAX_FRAGMENTS: u32 = 255;
 /// the `ts` of the WASK that it answers: so two ends of this library recognise each other, prove
 /// their addresses and may tell each other of a close (a segment of command 85, never sent to
 /// others). The `sn` of a WINS, which means nothing elsewhere, says how large the window can become.
+/// Unreliable [datagrams](Self::send_datagram) are segments of command 86. A server short of room for
+/// peers that have not proved their address answers a WASK by a cookie, command 87, which the client
+/// sends along with its next attempt; others pass it over.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -125,6 +131,11 @@ pub struct Session {
     keepalive_at: Time,
     last_received: Time,
     phase: Phase,
+    datagrams: Option<Box<Datagrams>>,
+    /// Was the last thing that was paced a datagram?
+    datagram_went: bool,
+    /// What the server wants to see before it opens a session, and has it to be sent?
+    cookie: Option<u64>,
     stats: Counts,
 }
 
@@ -294,6 +305,9 @@ impl Session {
             last_received: now,
             phase: Phase::Open,
             config,
+            datagrams: None,
+            datagram_went: false,
+            cookie: None,
             stats: Counts::default(),
         })
     }
@@ -393,6 +407,19 @@ impl Session {
         self.peer.answered
     }
 
+    /// The peer has proved its address otherwise: a [`Side::Server`] does without the proof.
+    pub(in super::super) fn trust_address(&mut self) {
+        self.path.validated = true;
+        self.receive.set_grows(true);
+    }
+
+    /// There is nobody at the peer's address. Believed only as long as nothing came from there.
+    pub(in super::super) fn refused(&mut self) {
+        if !self.peer.told {
+            self.end(CloseReason::Refused);
+        }
+    }
+
     /// Is the peer of this library? Known after a round trip.
     #[must_use]
     pub fn is_peer_ours(&self) -> bool {
@@ -408,19 +435,24 @@ impl Session {
     /// Bytes of pool memory that are reserved for it: what it holds, and what its window promises.
     #[must_use]
     pub fn reserved_bytes(&self) -> usize {
-        self.receive.reserved() + self.send.blocks.reserved()
+        self.receive.reserved() + self.send.blocks.reserved() + self.datagram_bytes()
     }
 
     /// Bytes of pool memory that it keeps in use, at most.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
-        self.receive.charged() + self.send.blocks.reserved()
+        self.receive.charged() + self.send.blocks.reserved() + self.datagram_bytes()
+    }
+
+    fn datagram_bytes(&self) -> usize {
+        self.datagrams.as_deref().map_or(0, Datagrams::bytes)
     }
 
     /// What it did so far.
     #[must_use]
     pub fn stats(&self) -> RudpStats {
-        self.stats.snapshot(&self.receive)
+        self.stats
+            .snapshot(&self.receive, self.datagrams.as_deref())
     }
 
     /// The clock never goes back.
@@ -439,6 +471,9 @@ impl Session {
         }
         self.phase = Phase::Over(reason);
         self.send.clear();
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.clear();
+        }
         if reason != CloseReason::ClosedByPeer {
             self.receive.clear();
         }

@@ -103,6 +103,7 @@ impl Session {
             self.pacer.fill(self.now, rate);
         }
         let control = self.write_control(scratch);
+        let control = self.write_datagrams(scratch, control);
         let outgoing = if control > 0 {
             let filled = self.fill_up(scratch, control);
             Outgoing {
@@ -138,7 +139,7 @@ impl Session {
     }
 
     /// A header with what every segment carries.
-    fn header(&self, cmd: Command) -> Header {
+    pub(super) fn header(&self, cmd: Command) -> Header {
         Header {
             conv: self.conv,
             cmd,
@@ -156,9 +157,11 @@ impl Session {
     fn write_control(&mut self, to: &mut [u8]) -> usize {
         let limit = self.config.mtu.min(self.allowance());
         let mut at = 0;
-        let mut put = |header: Header| {
+        let mut put = |header: Header, payload: &[u8]| {
             header.encode(&mut to[at..]);
             at += HEADER_BYTES;
+            to[at..at + payload.len()].copy_from_slice(payload);
+            at += payload.len();
             at + HEADER_BYTES <= limit
         };
         if limit < HEADER_BYTES {
@@ -168,7 +171,7 @@ impl Session {
             // An answer to the peer's close notice is the last that is heard of us.
             if self.notify && matches!(reason, CloseReason::ClosedByPeer | CloseReason::Closed) {
                 self.notify = false;
-                put(self.close_notice());
+                put(self.close_notice(), &[]);
             }
             return at;
         }
@@ -182,9 +185,20 @@ impl Session {
                     acks.sent(self.now, !payload);
                     break;
                 };
-                room = put(Header { sn, ts, ..header });
+                room = put(Header { sn, ts, ..header }, &[]);
                 self.stats.sent_acks += 1;
             }
+        }
+        if self.ask
+            && let Some(cookie) = self.cookie.filter(|_| !self.peer.told)
+        {
+            // In front of everything: the server looks no further.
+            let header = Header {
+                ts: self.token,
+                len: size_of::<u64>() as u32,
+                ..self.header(Command::Cookie)
+            };
+            room = put(header, &cookie.to_le_bytes());
         }
         if self.ask && room {
             self.ask = false;
@@ -193,22 +207,24 @@ impl Session {
             if !self.peer.answered {
                 self.ask_again();
             }
-            room = put(Header {
+            let header = Header {
                 ts: self.token,
                 ..self.header(Command::AskWindow)
-            });
+            };
+            room = put(header, &[]);
         }
         if self.tell && room {
             self.tell = false;
-            room = put(Header {
+            let header = Header {
                 ts: self.peer.token,
                 sn: self.config.recv_window,
                 ..self.header(Command::TellWindow)
-            });
+            };
+            room = put(header, &[]);
         }
         if self.notify && room {
             self.notify = false;
-            put(self.close_notice());
+            put(self.close_notice(), &[]);
         }
         if at > 0 {
             self.told();
@@ -238,7 +254,7 @@ impl Session {
     }
 
     /// As [`next_segment`](Self::next_segment), but for pacing.
-    fn wanted_segment(&self) -> Option<u32> {
+    pub(super) fn wanted_segment(&self) -> Option<u32> {
         if self.allowance() < HEADER_BYTES {
             return None;
         }
@@ -251,7 +267,8 @@ impl Session {
         if self.pacer.allows() {
             return None;
         }
-        self.wanted_segment().map(|_| self.pacer.next(rate))
+        let waits = self.wanted_segment().is_some() || self.has_datagram_to_send();
+        waits.then(|| self.pacer.next(rate))
     }
 
     /// The segment `ahead` of the next one that was never sent, if it may be sent.
@@ -280,9 +297,8 @@ impl Session {
     /// Marks a segment as sent and writes its header.
     fn stamp(&mut self, sn: u32) {
         let ts = self.ts();
-        self.send.sent(sn, self.now, ts);
-        let slot = *self.send.slot(sn);
-        match slot.cause {
+        let sent = self.send.sent(sn, self.now, ts);
+        match sent.cause {
             Cause::New => self.acks.data_sent(self.now),
             Cause::Fast => self.stats.retransmits_fast += 1,
             Cause::Timeout => self.stats.retransmits_timeout += 1,
@@ -290,18 +306,19 @@ impl Session {
         }
         if self.rate.is_some() {
             self.pacer.take();
+            self.datagram_went = false;
         }
-        if slot.cause == Cause::Fast && !slot.doubled && self.is_held_up() {
+        if sent.cause == Cause::Fast && !sent.doubled && self.is_held_up() {
             self.send.double(sn);
         }
         let header = Header {
-            frg: slot.frg,
+            frg: sent.frg,
             ts,
             sn,
-            len: slot.place.len,
+            len: sent.place.len,
             ..self.header(Command::Push)
         };
-        header.encode(self.send.blocks.bytes_mut(slot.place));
+        header.encode(self.send.blocks.bytes_mut(sent.place));
         self.stats.sent_segments += 1;
     }
 

@@ -169,6 +169,11 @@ impl ReceiveQueue {
         self.window
     }
 
+    /// The chunk that the longest segment takes, in bytes.
+    pub(super) fn slot(&self) -> usize {
+        self.slot
+    }
+
     /// Messages that can be read.
     pub(super) fn complete(&self) -> u32 {
         self.complete

@@ -60,6 +60,16 @@ pub(super) struct Slot {
     next: u32,
 }
 
+/// What is needed of a slot to send it: less than the whole, which was written a moment ago piece by
+/// piece and would be read back in one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) place: Place,
+    pub(super) frg: u8,
+    pub(super) cause: Cause,
+    pub(super) doubled: bool,
+}
+
 /// A list of slots, linked by sequence number.
 #[derive(Debug, Clone, Copy, Default)]
 struct List {
@@ -234,7 +244,8 @@ impl SendQueue {
     }
 
     /// `sn` is sent now: the front of the lost ones, or else the next never sent.
-    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32) {
+    #[inline]
+    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32) -> Sent {
         if self.slots.at(sn).state == State::Lost {
             self.lost.remove(&mut self.slots, sn);
         } else {
@@ -253,7 +264,14 @@ impl SendQueue {
         slot.sent_at = now;
         slot.serial = self.serial;
         slot.state = State::InFlight;
+        let sent = Sent {
+            place: slot.place,
+            frg: slot.frg,
+            cause: slot.cause,
+            doubled: slot.doubled,
+        };
         self.flight.push_back(&mut self.slots, sn);
+        sent
     }
 
     /// A segment in flight has to be sent again.

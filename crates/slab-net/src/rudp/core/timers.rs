@@ -142,6 +142,8 @@ impl Session {
                 return;
             }
         }
+        // With the cookie, if there is one: it may have been lost with the rest.
+        self.ask |= self.cookie.is_some() && !self.peer.told;
         self.recovery.timed_out();
         self.control.timed_out();
         self.reduced_at = self.send.serial();

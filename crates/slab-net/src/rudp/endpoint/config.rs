@@ -21,6 +21,7 @@ pub struct EndpointConfig {
     pub(super) max_sessions: usize,
     pub(super) max_half_open: usize,
     pub(super) max_half_open_per_prefix: usize,
+    pub(super) require_cookie: bool,
     pub(super) backlog: usize,
     pub(super) memory: Option<usize>,
     pub(super) socket_buffers: Option<usize>,
@@ -40,6 +41,7 @@ impl EndpointConfig {
             max_sessions: 4096,
             max_half_open: 1024,
             max_half_open_per_prefix: 128,
+            require_cookie: false,
             backlog: 128,
             memory: None,
             socket_buffers: Some(4 << 20),
@@ -62,6 +64,14 @@ impl EndpointConfig {
     pub fn max_half_open(mut self, sessions: usize, per_prefix: usize) -> Self {
         self.max_half_open = sessions;
         self.max_half_open_per_prefix = per_prefix;
+        self
+    }
+
+    /// Opens sessions only for peers that have proved their address by a cookie, which costs them a
+    /// round trip and this end nothing. Peers of other implementations cannot. Default: no, only where
+    /// there would be more half-open sessions than [allowed](Self::max_half_open).
+    pub fn require_cookie(mut self, require: bool) -> Self {
+        self.require_cookie = require;
         self
     }
 

@@ -143,6 +143,56 @@ impl Connection {
         self.with(|inner| inner.session.recv())
     }
 
+    /// Sends a datagram beside the messages: once, in no order, and without waiting. See
+    /// [`Session::send_datagram`](super::super::Session::send_datagram).
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// client.ready().await?; // it has to be known that the peer understands
+    /// client.send_datagram(pool.try_copy_from_slice(b"position")?)?;
+    ///
+    /// let accepted = server.accept().await.expect("it is open");
+    /// assert_eq!(accepted.recv_datagram().await?.unwrap(), b"position"[..]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Gives the datagram back: the session has ended, the peer is of another implementation or has
+    /// not answered yet, the datagram is too long, the queue of 64 is full, or there is no memory.
+    pub fn send_datagram(&self, datagram: impl Into<Packet>) -> Result<(), Unsent> {
+        self.with(|inner| inner.session.send_datagram(datagram.into()))
+    }
+
+    /// The next datagram, once there is one; `None` if the peer has closed the session. Of those that
+    /// nobody reads the last 64 are kept.
+    ///
+    /// Cancel-safe.
+    ///
+    /// # Errors
+    /// Why the session has ended.
+    pub async fn recv_datagram(&self) -> Result<Option<Packet>, CloseReason> {
+        poll_fn(|cx| {
+            let mut inner = self.link().lock();
+            if let Some(datagram) = inner.session.recv_datagram() {
+                return Poll::Ready(Ok(Some(datagram)));
+            }
+            if let Some(end) = end_of_input(&inner) {
+                return Poll::Ready(end.map(|()| None));
+            }
+            inner.readers.add(cx.waker());
+            Poll::Pending
+        })
+        .await
+    }
+
     /// Waits until the peer has answered for the first time: a session is opened without asking.
     ///
     /// # Errors
@@ -152,7 +202,7 @@ impl Connection {
         self.with(|_| ());
         poll_fn(|cx| {
             let mut inner = self.link().lock();
-            if inner.session.has_heard() {
+            if inner.session.is_peer_window_known() {
                 return Poll::Ready(Ok(()));
             }
             if let Some(reason) = inner.session.ended() {

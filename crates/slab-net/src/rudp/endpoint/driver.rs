@@ -4,8 +4,10 @@ use super::super::core::Side;
 use super::super::error::Rejection;
 use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
+use super::cookie;
 use super::link::Link;
 use super::shared::Shared;
+use super::table::Refusal;
 use crate::packet::Packet;
 use crate::udp::{PacketBatch, Transmit, UdpReceiver};
 use core::future::{Future, poll_fn};
@@ -202,11 +204,23 @@ fn find_or_open(
     if let Some(link) = table.get(peer, conv) {
         return Some(Arc::clone(link));
     }
-    if let Err(refusal) = table.may_open(&shared.config, peer, datagram, now) {
+    let proved = cookie::proves(&shared.secret, peer, datagram, now);
+    if let Err(refusal) = table.may_open(&shared.config, peer, datagram, proved, now) {
         table.count_refusal(refusal);
+        if matches!(refusal, Refusal::HalfOpen | Refusal::Prefix)
+            && let Some(answer) = cookie::answer(&shared.secret, peer, datagram, now)
+        {
+            table.stats.cookies_sent += 1;
+            drop(table);
+            // If it gets lost the peer tries again.
+            let _ = shared.sender.try_send(&Transmit::new(&answer, peer));
+        }
         return None;
     }
-    let link = shared.open(&mut table, peer, conv, Side::Server).ok()?;
+    let link = shared
+        .open(&mut table, peer, conv, Side::Server, proved)
+        .ok()?;
+    table.stats.cookies_taken += u64::from(proved);
     table.backlog.push_back(Arc::clone(&link));
     let acceptors = core::mem::take(&mut table.acceptors);
     drop(table);

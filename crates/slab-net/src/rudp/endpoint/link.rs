@@ -5,7 +5,7 @@ use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::shared::Shared;
 use crate::packet::Packet;
-use crate::udp::Transmit;
+use crate::udp::{SendErrorKind, Transmit};
 use core::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -140,7 +140,8 @@ impl Link {
         } = inner;
         let over = session.ended().is_some();
         let mut woken = Woken::default();
-        if over || session.is_read_closed() || session.has_message() || session.has_bytes() {
+        let readable = session.has_message() || session.has_bytes() || session.has_datagram();
+        if over || session.is_read_closed() || readable {
             woken.reader = readers.take();
         }
         if over || session.wants_more() {
@@ -206,10 +207,16 @@ impl Link {
             while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
                 let (contents, size) = (outgoing.contents(), outgoing.segment_size());
                 let transmit = Transmit::new(contents, self.peer).segment_size(size);
-                let Ok(sent) = self.shared.sender.try_send(&transmit) else {
-                    // As good as lost on the way; it will be found missing.
-                    self.shared.table().stats.send_errors += 1;
-                    return;
+                let sent = match self.shared.sender.try_send(&transmit) {
+                    Ok(sent) => sent,
+                    Err(error) => {
+                        // As good as lost on the way; it will be found missing.
+                        self.shared.table().stats.send_errors += 1;
+                        if matches!(error.kind(), SendErrorKind::Refused) {
+                            inner.session.refused();
+                        }
+                        return;
+                    }
                 };
                 if sent < outgoing.datagrams() {
                     // The socket is full: the rest waits in memory of its own, or is lost if there

@@ -6,10 +6,12 @@
 //! | `driver` | the task that reads the socket and looks after the sessions |
 //! | `link`, `shared` | what the two have in common |
 //! | `table`, `timers`, `gone` | which sessions there are, when each wants to be looked after, and which there were |
+//! | `cookie` | proofs of an address for which nothing is kept |
 //! | `config`, `stats` | limits, and counts |
 
 mod config;
 mod connection;
+mod cookie;
 mod driver;
 mod gone;
 mod link;
@@ -97,14 +99,14 @@ impl Endpoint {
         pool: &PacketPool,
         config: EndpointConfig,
     ) -> Result<Self, OpenError> {
-        Self::start(address, pool, config, true)
+        Self::start(address, pool, config, None)
     }
 
     fn start(
         address: SocketAddr,
         pool: &PacketPool,
         config: EndpointConfig,
-        listening: bool,
+        peer: Option<SocketAddr>,
     ) -> Result<Self, OpenError> {
         config.session.validate().map_err(OpenError::Config)?;
         let needed = config.session.max_segment() + pool.headroom() + pool.tailroom();
@@ -112,9 +114,13 @@ impl Endpoint {
         if needed > largest {
             return Err(OpenError::NoSegmentClass { needed, largest });
         }
-        let receiver = config.receiver(pool).bind(address)?;
+        let mut receiver = config.receiver(pool);
+        if let Some(peer) = peer {
+            receiver = receiver.connect(peer);
+        }
+        let receiver = receiver.bind(address)?;
         let shared = Shared::new(receiver.sender(), pool.clone(), config);
-        shared.table().listening = listening;
+        shared.table().listening = peer.is_none();
         let shared = Arc::new(shared);
         tokio::spawn(Driver::new(Arc::clone(&shared), receiver).run());
         Ok(Self {
@@ -122,7 +128,7 @@ impl Endpoint {
         })
     }
 
-    /// A socket for sessions to peers of this address family, that takes none from others.
+    /// A socket connected to a peer: datagrams of others do not get as far as this process.
     fn client(
         peer: SocketAddr,
         pool: &PacketPool,
@@ -132,7 +138,7 @@ impl Endpoint {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
-        Self::start(any, pool, config, false)
+        Self::start(any, pool, config, Some(peer))
     }
 
     /// The next session that a peer has opened; `None` once the endpoint's task is gone, with its
@@ -205,7 +211,7 @@ impl Endpoint {
         conv: u32,
     ) -> Result<Connection, OpenError> {
         let shared = &self.handle.shared;
-        let link = shared.open(&mut table, peer, conv, Side::Client)?;
+        let link = shared.open(&mut table, peer, conv, Side::Client, false)?;
         // A link is locked before the table, never after it.
         drop(table);
         link.arm(&mut link.lock());
@@ -226,8 +232,9 @@ impl Endpoint {
 }
 
 impl Connection {
-    /// Opens a session to a peer, on a socket of its own that takes nothing from others. Nothing is
-    /// waited for: see [`ready`](Self::ready).
+    /// Opens a session to a peer, on a socket of its own that is connected: what others send is not
+    /// received, and if nobody listens at the peer's address the session ends as
+    /// [refused](super::CloseReason::Refused). Nothing is waited for: see [`ready`](Self::ready).
     ///
     /// # Errors
     /// As [`Endpoint::bind`] and [`Endpoint::connect`].

@@ -34,7 +34,7 @@ pub(super) struct Shared {
     asleep_until: AtomicU64,
     driver: Notify,
     /// A keyed function of a counter: numbers that nobody can foretell.
-    secret: RandomState,
+    pub(super) secret: RandomState,
     drawn: AtomicU64,
 }
 
@@ -127,6 +127,7 @@ impl Shared {
         peer: SocketAddr,
         conv: u32,
         side: Side,
+        proved: bool,
     ) -> Result<Arc<Link>, OpenError> {
         let session = Session::open_shared(
             conv,
@@ -138,11 +139,14 @@ impl Shared {
             self.now(),
             (0, 0),
         );
-        let Some(session) = session else {
+        let Some(mut session) = session else {
             table.stats.refused_memory += 1;
             return Err(OpenError::NoMemory);
         };
-        let half_open = side == Side::Server;
+        if proved {
+            session.trust_address();
+        }
+        let half_open = side == Side::Server && !proved;
         let place = table.reserve_place();
         let link = Link::new(Arc::clone(self), peer, place, session, half_open);
         let link = Arc::new(link);

@@ -31,6 +31,10 @@ pub struct EndpointStats {
     pub refused_backlog: u64,
     /// Sessions refused because the memory budget was used up.
     pub refused_memory: u64,
+    /// Cookies sent to peers for whose unproved addresses there was no room.
+    pub cookies_sent: u64,
+    /// Sessions opened because their peer had such a cookie.
+    pub cookies_taken: u64,
     /// Datagrams that the system would not send; the sessions take them for lost.
     pub send_errors: u64,
     /// What all sessions did together, those that are gone included.

@@ -176,6 +176,7 @@ fn io_error(reason: super::super::error::CloseReason) -> io::Error {
     let kind = match reason {
         R::TimedOut | R::DeadLink | R::LingerExpired => io::ErrorKind::TimedOut,
         R::Aborted => io::ErrorKind::ConnectionAborted,
+        R::Refused => io::ErrorKind::ConnectionRefused,
         R::Closed | R::ClosedByPeer => io::ErrorKind::BrokenPipe,
         R::MessageTooLong => io::ErrorKind::InvalidData,
     };

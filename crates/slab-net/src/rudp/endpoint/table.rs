@@ -91,12 +91,13 @@ impl Table {
         self.links.iter().flatten()
     }
 
-    /// May a session be opened for this datagram?
+    /// May a session be opened for this datagram? Has its sender `proved` its address?
     pub(super) fn may_open(
         &self,
         config: &EndpointConfig,
         peer: SocketAddr,
         datagram: &[u8],
+        proved: bool,
         now: Time,
     ) -> Result<(), Refusal> {
         if !self.listening || self.closed {
@@ -107,6 +108,7 @@ impl Table {
             Ok(header) => match header.cmd {
                 Command::Push => header.sn < OPENING_WINDOW,
                 Command::AskWindow => header.una == 0,
+                Command::Cookie => proved,
                 _ => false,
             },
             Err(_) => false,
@@ -117,15 +119,18 @@ impl Table {
         if self.len() >= config.max_sessions {
             return Err(Refusal::TableFull);
         }
-        if self.half_open_count >= config.max_half_open {
+        if self.backlog.len() >= config.backlog {
+            return Err(Refusal::Backlog);
+        }
+        if proved {
+            return Ok(());
+        }
+        if config.require_cookie || self.half_open_count >= config.max_half_open {
             return Err(Refusal::HalfOpen);
         }
         let same = self.half_open.get(&Prefix::of(peer)).copied();
         if same.unwrap_or(0) >= config.max_half_open_per_prefix {
             return Err(Refusal::Prefix);
-        }
-        if self.backlog.len() >= config.backlog {
-            return Err(Refusal::Backlog);
         }
         Ok(())
     }

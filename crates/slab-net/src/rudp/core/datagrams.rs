@@ -1,0 +1,211 @@
+//! Unreliable datagrams beside the reliable segments, between two ends of this library.
+//!
+//! Each is a segment of its own command, with the number that the peer gave away in its WASK, so that
+//! nobody else can slip one in. They share the session's memory budget, and wait in short queues: to
+//! be sent until the next call to the kernel, to be read until the application does. Where that takes
+//! too long the oldest are dropped, as who wants them wants them soon.
+
+use super::super::budget::Account;
+use super::super::error::{SendError, Unsent};
+use super::super::wire::{Command, HEADER_BYTES, Header};
+use super::{Phase, Session};
+use crate::packet::{Packet, PacketPool};
+use std::collections::VecDeque;
+
+/// The most datagrams that wait to be sent, and the most that wait to be read.
+const QUEUE: usize = 64;
+
+/// Allocated with the first datagram.
+#[derive(Debug)]
+pub(super) struct Datagrams {
+    out: VecDeque<(Packet, usize)>,
+    received: VecDeque<(Packet, usize)>,
+    account: Account,
+    pub(super) dropped: u64,
+}
+
+impl Datagrams {
+    fn new(account: Account) -> Self {
+        Self {
+            out: VecDeque::with_capacity(QUEUE),
+            received: VecDeque::with_capacity(QUEUE),
+            account,
+            dropped: 0,
+        }
+    }
+
+    /// Bytes of pool memory in use, all of them reserved.
+    pub(super) fn bytes(&self) -> usize {
+        self.account.bytes()
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Keeps one for the application; the oldest makes room for it.
+    fn keep(&mut self, packet: Packet, slot: usize, pool: &PacketPool) {
+        let Some((packet, bytes)) = own(packet, slot, pool) else {
+            self.dropped += 1;
+            return;
+        };
+        if self.received.len() == QUEUE {
+            self.drop_oldest();
+        }
+        if !self.account.reserve(bytes) {
+            self.dropped += 1;
+            return;
+        }
+        self.received.push_back((packet, bytes));
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some((_, bytes)) = self.received.pop_front() {
+            self.account.release(bytes);
+            self.dropped += 1;
+        }
+    }
+
+    /// Gives up everything.
+    pub(super) fn clear(&mut self) {
+        self.out.clear();
+        self.received.clear();
+        self.account.release(self.account.bytes());
+    }
+}
+
+/// The packet with the bytes that it keeps in use, copied if it is a part of something larger.
+fn own(packet: Packet, slot: usize, pool: &PacketPool) -> Option<(Packet, usize)> {
+    if packet.is_empty() {
+        return Some((Packet::new(), 0));
+    }
+    let bytes = packet.len() + packet.pinned_bytes();
+    if bytes <= slot {
+        return Some((packet, bytes));
+    }
+    let copy = pool.try_copy_from_slice(&packet).ok()?;
+    let bytes = copy.len() + copy.pinned_bytes();
+    Some((copy, bytes))
+}
+
+impl Session {
+    /// The longest [datagram](Self::send_datagram), in bytes.
+    #[must_use]
+    pub fn max_datagram(&self) -> usize {
+        self.config.mss()
+    }
+
+    /// Sends a datagram beside the reliable messages: once, at the next opportunity, in no order.
+    /// What becomes of it nobody learns. Only to a peer of this library
+    /// ([`is_peer_ours`](Self::is_peer_ours), known after a round trip).
+    ///
+    /// # Errors
+    /// Gives the datagram back, with the reason.
+    pub fn send_datagram(&mut self, datagram: Packet) -> Result<(), Unsent> {
+        self.queue_datagram(datagram)
+            .map_err(|(packet, reason)| Unsent { packet, reason })
+    }
+
+    fn queue_datagram(&mut self, packet: Packet) -> Result<(), (Packet, SendError)> {
+        if let Some(reason) = self.send_closed() {
+            return Err((packet, SendError::Closed(reason)));
+        }
+        if !(self.peer.is_ours && self.peer.has_token) {
+            return Err((packet, SendError::PeerIsForeign));
+        }
+        if packet.len() > self.max_datagram() {
+            let max = self.max_datagram();
+            return Err((packet, SendError::DatagramTooLong { max }));
+        }
+        let datagrams = self.datagrams_mut();
+        if datagrams.out.len() == QUEUE {
+            return Err((packet, SendError::Blocked));
+        }
+        let bytes = match packet.is_empty() {
+            true => 0,
+            false => packet.len() + packet.pinned_bytes(),
+        };
+        if !datagrams.account.reserve(bytes) {
+            return Err((packet, SendError::NoMemory));
+        }
+        datagrams.out.push_back((packet, bytes));
+        Ok(())
+    }
+
+    /// The next datagram, of those that have arrived and were not read.
+    pub fn recv_datagram(&mut self) -> Option<Packet> {
+        let datagrams = self.datagrams.as_deref_mut()?;
+        let (packet, bytes) = datagrams.received.pop_front()?;
+        datagrams.account.release(bytes);
+        Some(packet)
+    }
+
+    /// Can a datagram be [read](Self::recv_datagram)?
+    #[must_use]
+    pub fn has_datagram(&self) -> bool {
+        let datagrams = self.datagrams.as_deref();
+        datagrams.is_some_and(|datagrams| !datagrams.received.is_empty())
+    }
+
+    fn datagrams_mut(&mut self) -> &mut Datagrams {
+        let account = &self.send.blocks;
+        self.datagrams
+            .get_or_insert_with(|| Box::new(Datagrams::new(account.sibling_account())))
+    }
+
+    /// One has come, checked already.
+    pub(super) fn on_datagram(&mut self, packet: Packet) {
+        if self.phase != Phase::Open {
+            return;
+        }
+        self.stats.received_unreliable += 1;
+        let (slot, pool) = (self.receive.slot(), self.pool.clone());
+        self.datagrams_mut().keep(packet, slot, &pool);
+    }
+
+    /// Does one wait to be sent that only waits for its pace?
+    pub(super) fn has_datagram_to_send(&self) -> bool {
+        let datagrams = self.datagrams.as_deref();
+        datagrams.is_some_and(Datagrams::is_waiting) && self.allowance() >= self.config.mtu
+    }
+
+    /// Adds those that wait to a datagram of which `at` bytes are written, as far as it has room;
+    /// returns its length.
+    pub(super) fn write_datagrams(&mut self, to: &mut [u8], mut at: usize) -> usize {
+        while self.has_datagram_to_send() && self.is_turn_of_datagrams() {
+            let header = self.header(Command::Datagram);
+            let Some(datagrams) = self.datagrams.as_deref_mut() else {
+                break;
+            };
+            let next = datagrams.out.front().map_or(0, |(packet, _)| packet.len());
+            if at + HEADER_BYTES + next > self.config.mtu {
+                break;
+            }
+            let Some((packet, bytes)) = datagrams.out.pop_front() else {
+                break;
+            };
+            datagrams.account.release(bytes);
+            let header = Header {
+                ts: self.peer.token,
+                len: packet.len() as u32,
+                ..header
+            };
+            header.encode(&mut to[at..]);
+            at += HEADER_BYTES;
+            to[at..at + packet.len()].copy_from_slice(&packet);
+            at += packet.len();
+            self.stats.sent_unreliable += 1;
+            if self.rate.is_some() {
+                self.pacer.take();
+                self.datagram_went = true;
+            }
+        }
+        at
+    }
+
+    /// Where they are paced, datagrams and segments take turns.
+    fn is_turn_of_datagrams(&self) -> bool {
+        let segment_waits = || self.datagram_went && self.wanted_segment().is_some();
+        self.rate.is_none() || (self.pacer.allows() && !segment_waits())
+    }
+}

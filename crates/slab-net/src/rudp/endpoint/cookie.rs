@@ -1,0 +1,106 @@
+//! Cookies: a peer proves its address before anything is kept of it.
+//!
+//! Where there is no more room for sessions of unproved addresses, a WASK that opens one is answered by
+//! a keyed hash of the address, the conversation and the time, and forgotten. Whoever receives it there
+//! sends it along with the next attempt, and gets a session whose address is proved (the idea of TCP's
+//! SYN cookies, and of QUIC's Retry, RFC 9000, 8.1.2). So a flood of forged addresses takes the
+//! half-open sessions from other implementations, but not from this one.
+
+use super::super::time::Time;
+use super::super::wire::{Command, HEADER_BYTES, Header, segments};
+use core::hash::BuildHasher;
+use core::time::Duration;
+use std::collections::hash_map::RandomState;
+use std::net::SocketAddr;
+
+/// A cookie is good for this long at least, and for no longer than twice that.
+const PERIOD: Duration = Duration::from_secs(30);
+
+/// Bytes of an answer with a cookie: less than twice those of the shortest question.
+pub(super) const ANSWER_BYTES: usize = HEADER_BYTES + size_of::<u64>();
+
+/// The cookie of a conversation in the period of `now`, or in the one `ago` periods before.
+fn cookie(secret: &RandomState, peer: SocketAddr, conv: u32, now: Time, ago: u64) -> u64 {
+    let period = now.as_micros() / PERIOD.as_micros() as u64;
+    secret.hash_one(("cookie", peer, conv, period.wrapping_sub(ago)))
+}
+
+/// Does a datagram begin with a cookie that was given to its sender?
+pub(super) fn proves(secret: &RandomState, peer: SocketAddr, datagram: &[u8], now: Time) -> bool {
+    let Some(Ok((header, payload))) = segments(datagram).next() else {
+        return false;
+    };
+    let Ok(given) = datagram[payload].try_into().map(u64::from_le_bytes) else {
+        return false;
+    };
+    header.cmd == Command::Cookie
+        && (0..2).any(|ago| cookie(secret, peer, header.conv, now, ago) == given)
+}
+
+/// The answer to a datagram that may be the first of this library's: one that asks for the window, with
+/// the number that the answer has to have.
+pub(super) fn answer(
+    secret: &RandomState,
+    peer: SocketAddr,
+    datagram: &[u8],
+    now: Time,
+) -> Option<[u8; ANSWER_BYTES]> {
+    let (asked, _) = segments(datagram)
+        .flatten()
+        .find(|(header, _)| header.cmd == Command::AskWindow)?;
+    if asked.ts == 0 {
+        // As others have it; ours is never.
+        return None;
+    }
+    let mut answer = [0; ANSWER_BYTES];
+    let header = Header {
+        conv: asked.conv,
+        cmd: Command::Cookie,
+        frg: 0,
+        wnd: 0,
+        ts: asked.ts,
+        sn: 0,
+        una: 0,
+        len: size_of::<u64>() as u32,
+    };
+    header.encode(&mut answer);
+    let cookie = cookie(secret, peer, asked.conv, now, 0);
+    answer[HEADER_BYTES..].copy_from_slice(&cookie.to_le_bytes());
+    Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_good_for_its_address_its_conversation_and_a_time() {
+        let secret = RandomState::new();
+        let peer: SocketAddr = "192.0.2.1:9".parse().unwrap();
+        let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+        let mut question = [0; HEADER_BYTES];
+        let ask = Header {
+            conv: 7,
+            cmd: Command::AskWindow,
+            frg: 0,
+            wnd: 32,
+            ts: 99,
+            sn: 0,
+            una: 0,
+            len: 0,
+        };
+        ask.encode(&mut question);
+        let answer = answer(&secret, peer, &question, at(100)).unwrap();
+        assert!(proves(&secret, peer, &answer, at(100)));
+        assert!(proves(&secret, peer, &answer, at(130)));
+        assert!(!proves(&secret, peer, &answer, at(160)), "too late");
+        let other: SocketAddr = "192.0.2.2:9".parse().unwrap();
+        assert!(!proves(&secret, other, &answer, at(100)));
+        assert!(!proves(&RandomState::new(), peer, &answer, at(100)));
+        let mut forged = answer;
+        forged[0] = 8;
+        assert!(!proves(&secret, peer, &forged, at(100)), "another session");
+        assert!(!proves(&secret, peer, &question, at(100)));
+        assert!(!proves(&secret, peer, &answer[..30], at(100)));
+    }
+}

@@ -1,0 +1,183 @@
+//! Who may open a session, and from where: cookies, and sockets that are connected.
+
+use slab_net::PacketPool;
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn pool() -> PacketPool {
+    PacketPool::builder()
+        .max_memory(64 << 20)
+        .headroom(24)
+        .build()
+        .unwrap()
+}
+
+fn fast() -> EndpointConfig {
+    EndpointConfig::new(SessionConfig::fast())
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// What opens a session of another implementation.
+fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
+    let mut datagram = vec![0; HEADER_BYTES];
+    let header = Header {
+        conv,
+        cmd,
+        frg: 0,
+        wnd: 32,
+        ts,
+        sn: 0,
+        una: 0,
+        len: 0,
+    };
+    header.encode(&mut datagram);
+    datagram
+}
+
+async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint) -> bool) {
+    for _ in 0..2000 {
+        if done(server) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{what}: {:?}", server.stats());
+}
+
+/// Says something long and hears it again.
+async fn talks(server: &Endpoint, client: &Connection) {
+    client.send_slice(&[7; 20_000]).await.unwrap();
+    client.send_slice(b"and more").await.unwrap();
+    let echo = async {
+        let connection = server.accept().await.unwrap();
+        for _ in 0..2 {
+            let message = connection.recv().await.unwrap().unwrap();
+            connection.send(message).await.unwrap();
+        }
+        connection
+    };
+    let connection = timeout(SOON, echo).await.unwrap();
+    let first = timeout(SOON, client.recv())
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert_eq!(first, [7; 20_000][..]);
+    let second = timeout(SOON, client.recv()).await.unwrap().unwrap();
+    assert_eq!(second.unwrap(), b"and more"[..]);
+    drop(connection);
+}
+
+/// Forged addresses use up what there is for unproved ones; who receives at his own still gets in.
+#[tokio::test]
+async fn a_flood_of_half_open_sessions_does_not_keep_ours_out() {
+    let pool = pool();
+    let config = fast().max_half_open(3, 100);
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let flood = UdpSocket::bind(any()).await.unwrap();
+    for conv in 0..50 {
+        let datagram = opening(conv, Command::Push, 1);
+        flood.send_to(&datagram, server.local_addr()).await.unwrap();
+    }
+    until(&server, "flooded", |server| {
+        server.stats().refused_half_open >= 40
+    })
+    .await;
+    assert_eq!(server.stats().half_open, 3);
+    assert_eq!(server.stats().cookies_sent, 0, "they asked for nothing");
+    for _ in 0..3 {
+        drop(server.accept().await);
+    }
+
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    talks(&server, &client).await;
+    let stats = server.stats();
+    assert!(stats.cookies_sent >= 1, "{stats:?}");
+    assert_eq!(stats.cookies_taken, 1);
+}
+
+#[tokio::test]
+async fn a_server_may_ask_everybody_for_a_cookie() {
+    let pool = pool();
+    let config = fast().require_cookie(true);
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let foreign = UdpSocket::bind(any()).await.unwrap();
+    let push = opening(1, Command::Push, 1);
+    foreign.send_to(&push, server.local_addr()).await.unwrap();
+    until(&server, "refused", |server| {
+        server.stats().refused_half_open == 1
+    })
+    .await;
+
+    // Three times what was received is the bound for a forged address; it is far from it.
+    let ask = opening(1, Command::AskWindow, 77);
+    foreign.send_to(&ask, server.local_addr()).await.unwrap();
+    let mut answer = [0; 2000];
+    let (len, _) = foreign.recv_from(&mut answer).await.unwrap();
+    assert!(len <= 2 * ask.len(), "{len} bytes");
+    let header = Header::decode(&answer).unwrap();
+    assert_eq!((header.cmd, header.ts), (Command::Cookie, 77));
+    assert_eq!(server.stats().sessions, 0, "nothing is kept");
+    // A cookie that was made up.
+    let mut forged = answer[..len].to_vec();
+    forged[len - 1] ^= 1;
+    foreign.send_to(&forged, server.local_addr()).await.unwrap();
+    until(&server, "forged", |server| {
+        server.stats().unknown_session == 1
+    })
+    .await;
+
+    for _ in 0..5 {
+        let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        talks(&server, &client).await;
+    }
+    assert_eq!(server.stats().cookies_taken, 5);
+    assert_eq!(server.stats().half_open, 0);
+}
+
+/// Its own peer's datagrams are all that a client's socket lets in.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_client_hears_nobody_but_its_peer() {
+    let pool = pool();
+    let server = UdpSocket::bind(any()).await.unwrap();
+    let peer = server.local_addr().unwrap();
+    let client = Connection::connect(peer, &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let mut buf = [0; 2000];
+    let (_, from) = server.recv_from(&mut buf).await.unwrap();
+    // Connected from its side, so that a refusal by the system is heard of.
+    let stranger = UdpSocket::bind(any()).await.unwrap();
+    stranger.connect(from).await.unwrap();
+    stranger
+        .send(&opening(client.conv(), Command::Push, 1))
+        .await
+        .unwrap();
+    let refused = timeout(SOON, stranger.recv(&mut buf)).await.unwrap();
+    assert_eq!(
+        refused.unwrap_err().kind(),
+        std::io::ErrorKind::ConnectionRefused
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_client_learns_that_nobody_listens() {
+    let pool = pool();
+    let gone = UdpSocket::bind(any()).await.unwrap();
+    let peer = gone.local_addr().unwrap();
+    drop(gone);
+    let client = Connection::connect(peer, &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let end = timeout(SOON, client.recv()).await.unwrap();
+    assert_eq!(end, Err(CloseReason::Refused));
+}

@@ -1,0 +1,157 @@
+//! Two sessions and a path with a delay that loses and reorders, in virtual time: for figures.
+
+use super::Random;
+use slab_net::rudp::{MemoryBudget, Session, SessionConfig, Side, Time};
+use slab_net::{Packet, PacketPool};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A driver's timer, tokio's, is not finer than this.
+const TICK: Duration = Duration::from_millis(1);
+
+/// What the path does to each datagram.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Conditions {
+    pub(crate) delay: Duration,
+    /// Of a thousand.
+    pub(crate) lost: u64,
+    /// Of a thousand: delayed by up to twice as much.
+    pub(crate) reordered: u64,
+    /// Bytes a second that a queue of `queue` bytes lets through; without end if `None`.
+    pub(crate) bottleneck: Option<(u64, u64)>,
+}
+
+pub(crate) struct Lossy {
+    pub(crate) pool: PacketPool,
+    pub(crate) ends: [Session; 2],
+    pub(crate) now: Time,
+    pub(crate) dropped_by_queue: u64,
+    /// The most datagrams that one side sent at one time.
+    pub(crate) longest_burst: [usize; 2],
+    conditions: Conditions,
+    random: Random,
+    /// By time and order: where to, and what.
+    wire: BTreeMap<(Time, u64), (usize, Packet)>,
+    order: u64,
+    /// When the bottleneck is free again, each way.
+    busy_until: [Time; 2],
+    timer: [Option<Time>; 2],
+    scratch: Vec<u8>,
+}
+
+impl Lossy {
+    pub(crate) fn new(config: &SessionConfig, conditions: Conditions, seed: u64) -> Self {
+        let pool = PacketPool::builder()
+            .max_memory(64 << 20)
+            .headroom(24)
+            .build()
+            .unwrap();
+        let budget = MemoryBudget::new(32 << 20);
+        let mut random = Random::new(seed);
+        let ends = [Side::Client, Side::Server].map(|side| {
+            Session::open(7, config, side, &pool, &budget, random.next(), Time::ZERO).unwrap()
+        });
+        Self {
+            pool,
+            ends,
+            now: Time::ZERO,
+            dropped_by_queue: 0,
+            longest_burst: [0; 2],
+            conditions,
+            random,
+            wire: BTreeMap::new(),
+            order: 0,
+            busy_until: [Time::ZERO; 2],
+            timer: [None; 2],
+            scratch: vec![0; 64 << 10],
+        }
+    }
+
+    /// Sends what an end has to send, and sets its timer.
+    pub(crate) fn settle(&mut self, end: usize) {
+        let mut burst = 0;
+        loop {
+            let (now, session) = (self.now, &mut self.ends[end]);
+            let Some(out) = session.poll_transmit(now, &mut self.scratch, 64) else {
+                break;
+            };
+            let size = out.segment_size();
+            let datagrams: Vec<Packet> = out
+                .contents()
+                .chunks(size)
+                .map(|datagram| self.pool.try_copy_from_slice(datagram).unwrap())
+                .collect();
+            burst += datagrams.len();
+            for datagram in datagrams {
+                self.carry(1 - end, datagram);
+            }
+        }
+        self.longest_burst[end] = self.longest_burst[end].max(burst);
+        self.timer[end] = self.ends[end].poll_timeout().map(|at| {
+            let ticks = at.as_micros().div_ceil(TICK.as_micros() as u64);
+            Time::from_micros(ticks * TICK.as_micros() as u64).max(self.now)
+        });
+    }
+
+    fn carry(&mut self, to: usize, datagram: Packet) {
+        let Conditions {
+            delay,
+            lost,
+            reordered,
+            bottleneck,
+        } = self.conditions;
+        if self.random.chance(lost) {
+            return;
+        }
+        let mut leaves = self.now;
+        if let Some((rate, queue)) = bottleneck {
+            let busy = &mut self.busy_until[to];
+            let waiting = busy.since(self.now).as_secs_f64() * rate as f64;
+            if waiting as u64 > queue {
+                self.dropped_by_queue += 1;
+                return;
+            }
+            let takes = Duration::from_secs_f64(datagram.len() as f64 / rate as f64);
+            *busy = (*busy).max(self.now) + takes;
+            leaves = *busy;
+        }
+        let mut at = leaves + delay;
+        if self.random.chance(reordered) {
+            at = at + Duration::from_micros(self.random.below(delay.as_micros() as u64));
+        }
+        self.order += 1;
+        self.wire.insert((at, self.order), (to, datagram));
+    }
+
+    /// Goes to the next thing that happens, if that is before `until`; returns to which end.
+    pub(crate) fn step(&mut self, until: Time) -> Option<usize> {
+        let arrival = self.wire.keys().next().map(|&(at, _)| at);
+        let timers = [0, 1].map(|end| (Reverse(self.timer[end]), end));
+        let due = timers.into_iter().filter(|(at, _)| at.0.is_some()).max();
+        let timer = due.and_then(|(at, end)| at.0.map(|at| (at, end)));
+        let (at, end) = match (arrival, timer) {
+            (Some(arrival), Some((timer, end))) if timer < arrival => (timer, Some(end)),
+            (Some(arrival), _) => (arrival, None),
+            (None, Some((timer, end))) => (timer, Some(end)),
+            (None, None) => return None,
+        };
+        if at > until {
+            self.now = until;
+            return None;
+        }
+        self.now = self.now.max(at);
+        match end {
+            Some(end) => {
+                self.timer[end] = None;
+                self.ends[end].handle_timeout(self.now);
+                Some(end)
+            }
+            None => {
+                let ((_, _), (to, datagram)) = self.wire.pop_first()?;
+                self.ends[to].handle_datagram(self.now, datagram).unwrap();
+                Some(to)
+            }
+        }
+    }
+}

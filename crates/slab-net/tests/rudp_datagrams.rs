@@ -1,0 +1,172 @@
+//! Unreliable datagrams beside the reliable messages.
+
+mod rudp_common;
+
+use rudp_common::{Random, lossy};
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::{
+    Connection, Endpoint, EndpointConfig, Rejection, SendError, Session, SessionConfig, Time,
+};
+use slab_net::{Packet, PacketPool};
+use std::time::Duration;
+
+fn world(lost: u64, seed: u64) -> lossy::Lossy {
+    let conditions = lossy::Conditions {
+        delay: Duration::from_millis(5),
+        lost,
+        reordered: 0,
+        bottleneck: None,
+    };
+    lossy::Lossy::new(&SessionConfig::fast(), conditions, seed)
+}
+
+/// Runs for so many milliseconds.
+fn run(world: &mut lossy::Lossy, ms: u64) {
+    let until = world.now + Duration::from_millis(ms);
+    world.settle(0);
+    world.settle(1);
+    while let Some(end) = world.step(until) {
+        world.settle(end);
+    }
+}
+
+fn datagrams(session: &mut Session) -> Vec<Packet> {
+    std::iter::from_fn(|| session.recv_datagram()).collect()
+}
+
+#[test]
+fn they_arrive_beside_messages_and_are_not_sent_again() {
+    let mut world = world(200, 3);
+    run(&mut world, 500);
+    assert!(world.ends[0].is_peer_ours());
+    let (mut sent, mut arrived, mut messages) = (0, 0, 0);
+    for n in 0..300_u32 {
+        world.ends[0].send_slice(&[1; 100]).unwrap();
+        let packet = world.pool.try_copy_from_slice(&n.to_le_bytes()).unwrap();
+        world.ends[0].send_datagram(packet).unwrap();
+        sent += 1;
+        run(&mut world, 10);
+        arrived += datagrams(&mut world.ends[1]).len();
+        messages += std::iter::from_fn(|| world.ends[1].recv()).count();
+    }
+    run(&mut world, 5000);
+    arrived += datagrams(&mut world.ends[1]).len();
+    messages += std::iter::from_fn(|| world.ends[1].recv()).count();
+    assert_eq!(messages, 300, "all of what is reliable");
+    // One in five is lost, for good.
+    assert!((200..280).contains(&arrived), "{arrived} of {sent}");
+    let stats = world.ends[0].stats();
+    assert_eq!(stats.sent_unreliable, 300);
+    assert_eq!(world.ends[1].stats().received_unreliable, arrived as u64);
+}
+
+#[test]
+fn a_peer_that_is_not_known_to_be_ours_gets_none() {
+    let mut world = world(0, 1);
+    let packet = world.pool.try_copy_from_slice(b"too early").unwrap();
+    let unsent = world.ends[0].send_datagram(packet).unwrap_err();
+    assert_eq!(unsent.reason, SendError::PeerIsForeign);
+    assert_eq!(unsent.packet, b"too early"[..]);
+    run(&mut world, 100);
+    world.ends[0].send_datagram(unsent.packet).unwrap();
+    run(&mut world, 100);
+    assert_eq!(datagrams(&mut world.ends[1]), [&b"too early"[..]]);
+    // None at all, and the longest.
+    world.ends[0].send_datagram(Packet::new()).unwrap();
+    let max = world.ends[0].max_datagram();
+    let longest = world.pool.try_copy_from_slice(&vec![5; max]).unwrap();
+    world.ends[0].send_datagram(longest).unwrap();
+    let longer = world.pool.try_copy_from_slice(&vec![5; max + 1]).unwrap();
+    let unsent = world.ends[0].send_datagram(longer).unwrap_err();
+    assert_eq!(unsent.reason, SendError::DatagramTooLong { max });
+    run(&mut world, 100);
+    let lengths: Vec<usize> = datagrams(&mut world.ends[1])
+        .iter()
+        .map(|packet| packet.len())
+        .collect();
+    assert_eq!(lengths, [0, max]);
+}
+
+#[test]
+fn the_queues_are_bounded_and_the_newest_are_kept() {
+    let mut world = world(0, 1);
+    run(&mut world, 100);
+    let reserved = world.ends[1].reserved_bytes();
+    for n in 0..200_u32 {
+        let packet = world.pool.try_copy_from_slice(&n.to_le_bytes()).unwrap();
+        world.ends[0].send_datagram(packet).unwrap();
+        run(&mut world, 10);
+        assert!(world.ends[1].held_bytes() <= world.ends[1].reserved_bytes());
+    }
+    assert!(
+        world.ends[1].reserved_bytes() > reserved,
+        "they are counted"
+    );
+    let kept = datagrams(&mut world.ends[1]);
+    assert_eq!(kept.len(), 64);
+    assert_eq!(kept[63], 199_u32.to_le_bytes()[..]);
+    assert_eq!(world.ends[1].stats().dropped_unreliable, 136);
+    assert_eq!(world.ends[1].reserved_bytes(), reserved);
+    drop(kept);
+    // What nothing carries away is refused in the end.
+    let mut taken = 0;
+    let reason = loop {
+        let packet = world.pool.try_copy_from_slice(&[1; 1000]).unwrap();
+        match world.ends[0].send_datagram(packet) {
+            Ok(()) => taken += 1,
+            Err(unsent) => break unsent.reason,
+        }
+    };
+    assert_eq!((taken, reason), (64, SendError::Blocked));
+    world.ends[0].abort();
+    assert_eq!(world.ends[0].reserved_bytes(), 0);
+}
+
+/// Who does not see the traffic cannot slip one in.
+#[test]
+fn forged_ones_are_refused() {
+    let mut world = world(0, 1);
+    run(&mut world, 100);
+    let mut random = Random::new(5);
+    for _ in 0..1000 {
+        let mut forged = vec![0; HEADER_BYTES + 4];
+        let header = Header {
+            conv: world.ends[1].conv(),
+            cmd: Command::Datagram,
+            frg: 0,
+            wnd: 128,
+            ts: random.next() as u32,
+            sn: 0,
+            una: 0,
+            len: 4,
+        };
+        header.encode(&mut forged);
+        let packet = world.pool.try_copy_from_slice(&forged).unwrap();
+        let refused = world.ends[1].handle_datagram(Time::ZERO, packet);
+        assert_eq!(refused, Err(Rejection::ForgedDatagram));
+    }
+    assert!(!world.ends[1].has_datagram());
+}
+
+#[tokio::test]
+async fn over_sockets() {
+    let pool = PacketPool::builder()
+        .max_memory(32 << 20)
+        .headroom(24)
+        .build()
+        .unwrap();
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    client.ready().await.unwrap();
+    let accepted = server.accept().await.unwrap();
+    for n in 0..100_u32 {
+        let packet = pool.try_copy_from_slice(&n.to_le_bytes()).unwrap();
+        client.send_datagram(packet).unwrap();
+        let got = accepted.recv_datagram().await.unwrap().unwrap();
+        assert_eq!(got, n.to_le_bytes()[..]);
+    }
+    client.close().await.unwrap();
+    assert_eq!(accepted.recv_datagram().await, Ok(None));
+}

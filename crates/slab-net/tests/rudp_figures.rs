@@ -1,0 +1,118 @@
+//! RUDP's figures on a path with delay, loss and reordering, in virtual time: the same numbers on every
+//! machine, printed by
+//!
+//!     cargo test --release -p slab-net --test rudp_figures -- --nocapture
+//!
+//! 10 ms each way, 2 % of the datagrams delayed by up to 10 ms more, nodelay 1, interval 10, resend 2,
+//! nc 1, windows of 1024, MTU 1400, timers of 1 ms as tokio's. Median of five seeds; without `--release`
+//! one, and shorter.
+
+mod rudp_common;
+
+use rudp_common::lossy::{Conditions, Lossy};
+use slab_net::rudp::{Session, SessionConfig, Time};
+use std::time::Duration;
+
+const SEEDS: u64 = if cfg!(debug_assertions) { 1 } else { 5 };
+
+fn config() -> SessionConfig {
+    SessionConfig::fast().window(1024, 1024)
+}
+
+fn path(lost: u64) -> Conditions {
+    Conditions {
+        delay: Duration::from_millis(10),
+        lost,
+        reordered: 20,
+        bottleneck: None,
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "figures are to be seen")]
+fn report(what: &str, lost: u64, mut values: Vec<f64>, unit: &str) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let (median, last) = (values[values.len() / 2], values.len() - 1);
+    println!(
+        "{what}, {} % lost: {median:.1} {unit} ({:.1} .. {:.1})",
+        lost / 10,
+        values[0],
+        values[last]
+    );
+    median
+}
+
+/// Megabytes a second of a stream, once the windows have grown.
+fn bulk(lost: u64, seed: u64) -> f64 {
+    let mut world = Lossy::new(&config().stream(true), path(lost), seed);
+    let (warm, end) = match cfg!(debug_assertions) {
+        true => (Time::from_micros(400_000), Time::from_micros(800_000)),
+        false => (Time::from_micros(500_000), Time::from_micros(2_000_000)),
+    };
+    let piece = [7; 16 << 10];
+    let mut received = 0;
+    let write = |session: &mut Session| while session.write(&piece).is_ok() {};
+    write(&mut world.ends[0]);
+    world.settle(0);
+    world.settle(1);
+    while let Some(end) = world.step(end) {
+        write(&mut world.ends[0]);
+        while let Some(bytes) = world.ends[1].read() {
+            if world.now >= warm {
+                received += bytes.len();
+            }
+        }
+        world.settle(end);
+        if end == 1 {
+            // What was read may have opened the window.
+            world.settle(1);
+        }
+    }
+    received as f64 / 1e6 / end.since(warm).as_secs_f64()
+}
+
+/// The 99th percentile of the time that messages of 1 KiB each 5 ms take, in milliseconds.
+fn latency(lost: u64, seed: u64) -> f64 {
+    let mut world = Lossy::new(&config(), path(lost), seed);
+    let count = if cfg!(debug_assertions) {
+        1000_u32
+    } else {
+        4000
+    };
+    let every = Duration::from_millis(5);
+    let mut times = Vec::new();
+    for number in 0..count {
+        let at = Time::ZERO + every * number;
+        while let Some(end) = world.step(at) {
+            while let Some(message) = world.ends[1].recv() {
+                let sent = u64::from_le_bytes(*message.first_chunk().unwrap());
+                times.push(world.now.since(Time::from_micros(sent)));
+            }
+            world.settle(end);
+        }
+        world.now = at;
+        let mut message = [1; 1024];
+        message[..8].copy_from_slice(&at.as_micros().to_le_bytes());
+        world.ends[0].send_slice(&message).unwrap();
+        world.settle(0);
+    }
+    times.sort();
+    times[times.len() * 99 / 100].as_secs_f64() * 1e3
+}
+
+#[test]
+fn bulk_over_a_lossy_path() {
+    for (lost, at_least) in [(10, 1.15 * 32.0), (50, 1.25 * 21.0)] {
+        let rates = (0..SEEDS).map(|seed| bulk(lost, seed)).collect();
+        let median = report("bulk", lost, rates, "MB/s");
+        assert!(median >= at_least, "{median} of {at_least} MB/s");
+    }
+}
+
+#[test]
+fn messages_over_a_lossy_path() {
+    for (lost, at_most) in [(10, 46.0), (50, 70.0)] {
+        let times = (0..SEEDS).map(|seed| latency(lost, seed)).collect();
+        let median = report("1 KiB each 5 ms, p99", lost, times, "ms");
+        assert!(median <= at_most, "{median} of {at_most} ms");
+    }
+}
