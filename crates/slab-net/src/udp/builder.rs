@@ -265,13 +265,10 @@ impl Unstarted {
     pub(super) fn start(self) -> Result<UdpReceiver, BindError> {
         let socket = self.bound.register()?;
         let receiver = UdpReceiver::new(socket, self.reader, self.coalescing);
-        #[cfg(all(target_os = "linux", feature = "io-uring"))]
-        let receiver = {
-            let mut receiver = receiver;
-            if self.io_uring {
-                receiver.start_uring();
-            }
-            receiver
+        #[cfg(feature = "io-uring")]
+        let receiver = match self.io_uring {
+            true => receiver.with_uring(),
+            false => receiver,
         };
         Ok(receiver)
     }

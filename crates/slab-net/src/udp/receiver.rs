@@ -74,8 +74,17 @@ impl UdpReceiver {
 
     /// Receives by io_uring from now on, if the system lets it.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    pub(super) fn start_uring(&mut self) {
+    pub(super) fn with_uring(mut self) -> Self {
         self.uring = Uring::start(&self.socket, &mut self.reader);
+        self
+    }
+
+    /// Only Linux has io_uring.
+    #[cfg(all(not(target_os = "linux"), feature = "io-uring"))]
+    pub(super) fn with_uring(self) -> Self {
+        static WARNING: std::sync::Once = std::sync::Once::new();
+        WARNING.call_once(|| tracing::warn!("no io_uring, receiving by readiness"));
+        self
     }
 
     /// Goes back to readiness; what the ring has read is ready then.

@@ -1,0 +1,360 @@
+//! What a system does that loopback does not: send buffers that are full, memory that is short,
+//! interfaces that go down. In threads with a network, or a filter for system calls, of their own.
+//!
+//! A network of one's own takes privileges; without them these tests have nothing to test.
+#![cfg(target_os = "linux")]
+
+use futures_util::SinkExt;
+use slab_net::PacketPool;
+use slab_net::udp::{Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::mem::zeroed;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(8 << 20).build().unwrap()
+}
+
+/// Runs in a thread of its own, whose end gives back what it changed about itself.
+fn apart<F: Future<Output = ()> + 'static>(prepare: fn() -> io::Result<()>, test: fn() -> F) {
+    let run = move || {
+        if prepare().is_err() {
+            return;
+        }
+        tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .unwrap()
+            .block_on(test());
+    };
+    std::thread::spawn(run).join().unwrap();
+}
+
+fn checked(result: i32) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A network with nothing but a loopback interface that is down.
+fn network_of_its_own() -> io::Result<()> {
+    // SAFETY: changes what this thread sees of the system, and no memory.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })
+}
+
+/// Makes the calls that send fail with this error, for this thread and for good.
+fn refuse_to_send(code: i32) -> io::Result<()> {
+    let step = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let mut program = [
+        // The number of the call, which comes first.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_sendmmsg as u32,
+        ),
+        step(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            0,
+            libc::SECCOMP_RET_ERRNO | code as u32,
+        ),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: takes numbers only.
+    checked(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    // SAFETY: the program is as long as is said, and the kernel copies it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            0,
+            &raw const program,
+        )
+    };
+    checked(result as i32)
+}
+
+#[test]
+fn what_the_system_refuses_has_a_kind_and_the_sink_goes_on_behind_it() {
+    async fn no_buffers() {
+        let (sender, transmits) = (UdpSender::bind(ANY).unwrap(), [Transmit::new(b"x", ANY)]);
+        let error = sender.send_all(&transmits).await.unwrap_err();
+        assert!(matches!(error.kind(), SendErrorKind::NoBuffers), "{error}");
+        assert_eq!(
+            (error.sent(), sender.monitor().stats().sent_datagrams),
+            (0, 0)
+        );
+        // Three packets; each flush reports one of them.
+        let mut sink = sender.sink();
+        for _ in 0..3 {
+            let payload = slab_net::Packet::from_static(b"payload");
+            sink.feed(Outgoing::new(payload, ANY)).await.unwrap();
+        }
+        for left in [2, 1, 0] {
+            let error = sink.flush().await.unwrap_err();
+            assert!(matches!(error.kind(), SendErrorKind::NoBuffers), "{error}");
+            assert_eq!(sink.queued(), left);
+        }
+        sink.flush().await.unwrap();
+    }
+    async fn too_large() {
+        let sender = UdpSender::bind(ANY).unwrap();
+        // Of two segments, then of one alone: this is not about GSO.
+        let both = Transmit::new(b"onetwo", ANY).segment_size(3);
+        let error = sender.send(&both).await.unwrap_err();
+        assert!(
+            matches!(error.kind(), SendErrorKind::TooLarge { bytes: 3 }),
+            "{error}"
+        );
+    }
+    async fn forbidden() {
+        let sender = UdpSender::bind(ANY).unwrap();
+        let error = sender.send(&Transmit::new(b"x", ANY)).await.unwrap_err();
+        match error.kind() {
+            SendErrorKind::Io(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+            other => panic!("{other:?}"),
+        }
+    }
+    apart(|| refuse_to_send(libc::ENOBUFS), no_buffers);
+    apart(|| refuse_to_send(libc::EMSGSIZE), too_large);
+    apart(|| refuse_to_send(libc::EPERM), forbidden);
+}
+
+/// An `ifreq` for an interface.
+fn request(name: &[u8]) -> libc::ifreq {
+    // SAFETY: integers and a union of such, for which zeros are values.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    request
+}
+
+fn ioctl<T>(file: &impl AsRawFd, code: libc::c_ulong, argument: &mut T) {
+    let argument: *mut T = argument;
+    // SAFETY: each call in this file passes the structure that belongs to its code.
+    checked(unsafe { libc::ioctl(file.as_raw_fd(), code as _, argument) }).unwrap();
+}
+
+fn set_up(name: &[u8], up: bool) {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let mut request = request(name);
+    let flags = if up { libc::IFF_UP } else { 0 };
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    ioctl(&socket, libc::SIOCSIFFLAGS, &mut request);
+}
+
+#[test]
+fn an_interface_that_goes_down_is_an_error_and_no_end() {
+    async fn test() {
+        let pool = pool();
+        let mut receiver = UdpReceiver::bind((Ipv4Addr::UNSPECIFIED, 0).into(), &pool).unwrap();
+        let to = (Ipv4Addr::LOCALHOST, receiver.local_addr().port()).into();
+        let sender = UdpSender::bind((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap();
+        let three = Transmit::new(b"onetwosix", to).segment_size(3);
+        let error = sender.send(&three).await.unwrap_err();
+        assert!(matches!(error.kind(), SendErrorKind::Io(_)), "{error:?}");
+        for _ in 0..3 {
+            // Down again, some kernels report it and others drop what is sent.
+            let _ = sender.send(&three).await;
+            assert!(receiver.try_recv_batch().unwrap().is_none());
+            set_up(b"lo", true);
+            assert_eq!(sender.send(&three).await.unwrap(), 3);
+            let batch = receiver.recv_batch().await.unwrap();
+            // GSO was not given up for an error that is not about it.
+            assert_eq!(
+                (batch.contents(), batch.datagrams()),
+                (&b"onetwosix"[..], 3)
+            );
+            // What is in the queue stays when the interface goes.
+            sender.send(&three).await.unwrap();
+            set_up(b"lo", false);
+            assert_eq!(receiver.recv_batch().await.unwrap().datagrams(), 3);
+        }
+        assert_eq!(receiver.monitor().stats().received_datagrams, 18);
+    }
+    apart(network_of_its_own, test);
+}
+
+/// An Ethernet whose other end is a file.
+struct Tap {
+    file: File,
+    name: [u8; 5],
+}
+
+impl Tap {
+    const OURS: Ipv4Addr = Ipv4Addr::new(10, 9, 9, 1);
+    const THEIRS: Ipv4Addr = Ipv4Addr::new(10, 9, 9, 2);
+
+    fn open() -> io::Result<Self> {
+        const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/net/tun")?;
+        let name = *b"slab0";
+        let mut make = request(&name);
+        make.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+        ioctl(&file, TUNSETIFF, &mut make);
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let mut address = request(&name);
+        address.ifr_ifru.ifru_addr = sockaddr(Self::OURS);
+        ioctl(&socket, libc::SIOCSIFADDR, &mut address);
+        set_up(&name, true);
+        Ok(Self { file, name })
+    }
+
+    /// Tells the kernel where the other end is. Until then it keeps what is sent there.
+    fn answer_arp(&self) {
+        // SAFETY: integers only.
+        let mut entry: libc::arpreq = unsafe { zeroed() };
+        entry.arp_pa = sockaddr(Self::THEIRS);
+        entry.arp_ha.sa_family = libc::ARPHRD_ETHER;
+        entry.arp_ha.sa_data[0] = 2;
+        entry.arp_flags = libc::ATF_COM | libc::ATF_PERM;
+        for (to, from) in entry.arp_dev.iter_mut().zip(self.name) {
+            *to = from as libc::c_char;
+        }
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        ioctl(&socket, libc::SIOCSARP, &mut entry);
+    }
+
+    /// The payloads of all datagrams that arrived for this port.
+    fn datagrams(&mut self, port: u16) -> Vec<Vec<u8>> {
+        const ETHERNET: usize = 14;
+        let mut frame = [0; 4096];
+        let mut payloads = Vec::new();
+        while let Ok(len) = self.file.read(&mut frame) {
+            let frame = &frame[..len];
+            let is_udp = frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&17);
+            let to = frame.get(ETHERNET + 22..ETHERNET + 24);
+            if is_udp && to == Some(&port.to_be_bytes()) {
+                let len = u16::from_be_bytes([frame[ETHERNET + 24], frame[ETHERNET + 25]]);
+                payloads.push(frame[ETHERNET + 28..][..usize::from(len) - 8].to_vec());
+            }
+        }
+        payloads
+    }
+}
+
+fn sockaddr(ip: Ipv4Addr) -> libc::sockaddr {
+    // SAFETY: integers only.
+    let mut address: libc::sockaddr = unsafe { zeroed() };
+    address.sa_family = libc::AF_INET as libc::sa_family_t;
+    for (to, from) in address.sa_data[2..].iter_mut().zip(ip.octets()) {
+        *to = from as libc::c_char;
+    }
+    address
+}
+
+/// Polls once or a few times.
+async fn does_wait<T: std::fmt::Debug>(future: &mut (impl Future<Output = T> + Unpin)) {
+    tokio::select! {
+        biased;
+        done = future => panic!("it does not wait: {done:?}"),
+        () = tokio::task::yield_now() => {}
+    }
+}
+
+#[test]
+fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
+    async fn test() {
+        let Ok(mut tap) = Tap::open() else {
+            return;
+        };
+        let pool = pool();
+        let receiver = UdpReceiver::builder(&pool)
+            .send_buffer_bytes(4096)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        let (sender, to) = (receiver.sender(), SocketAddr::from((Tap::THEIRS, 7777)));
+        let payloads: Vec<[u8; 1000]> = (0..60_u8).map(|n| [n; 1000]).collect();
+        // Different destinations, so that each is a message and the kernel may stop at any.
+        let transmits: Vec<Transmit<'_>> =
+            payloads.iter().map(|one| Transmit::new(one, to)).collect();
+        sender.send(&transmits[0]).await.unwrap();
+        let mut sent = 1;
+        loop {
+            match sender.try_send(&transmits[sent]).unwrap() {
+                0 => break,
+                count => sent += count,
+            }
+            assert!(sent < 40, "the send buffer is never full");
+        }
+        assert_eq!(sender.try_send_all(&transmits[sent..]).unwrap(), 0);
+        assert_eq!(sender.monitor().stats().sent_datagrams, sent as u64);
+
+        // One that waits in a task's future, and one in a sink, beside each other.
+        let mut rest = Box::pin(sender.send_all(&transmits[sent..50]));
+        does_wait(&mut rest).await;
+        let mut sink = sender.sink();
+        for one in &payloads[50..] {
+            let payload = pool.try_copy_from_slice(one).unwrap();
+            sink.feed(Outgoing::new(payload, to)).await.unwrap();
+        }
+        let mut flush = Box::pin(sink.flush());
+        does_wait(&mut flush).await;
+        tap.answer_arp();
+        let (all, flushed) = tokio::join!(rest, flush);
+        assert_eq!(all.unwrap(), 50 - sent);
+        flushed.unwrap();
+        let mut arrived: Vec<u8> = tap.datagrams(7777).iter().map(|one| one[0]).collect();
+        arrived.sort_unstable();
+        assert_eq!(arrived, (0..60).collect::<Vec<u8>>());
+        assert_eq!(sender.monitor().stats().sent_datagrams, 60);
+    }
+    apart(network_of_its_own, test);
+}
+
+/// A device's MTU is below the segments: EMSGSIZE, told as what it is, and smaller ones go.
+#[test]
+fn a_datagram_above_the_mtu_is_too_large_and_those_before_it_are_sent() {
+    async fn test() {
+        let Ok(mut tap) = Tap::open() else {
+            return;
+        };
+        tap.answer_arp();
+        let sender = UdpSender::bind((Tap::OURS, 0).into()).unwrap();
+        let to = SocketAddr::from((Tap::THEIRS, 7777));
+        let bytes = [7; 4000];
+        let transmits = [
+            Transmit::new(&bytes[..2000], to).segment_size(1000),
+            Transmit::new(&bytes[..1473], to),
+            Transmit::new(&bytes[..1], to),
+        ];
+        let error = sender.send_all(&transmits).await.unwrap_err();
+        assert_eq!(error.sent(), 2);
+        assert!(
+            matches!(error.kind(), SendErrorKind::TooLarge { bytes: 1473 }),
+            "{error}"
+        );
+        let segments = Transmit::new(&bytes, to).segment_size(1900);
+        let error = sender.send(&segments).await.unwrap_err();
+        assert!(
+            matches!(error.kind(), SendErrorKind::TooLarge { bytes: 1900 }),
+            "{error}"
+        );
+        assert_eq!(sender.send(&transmits[0]).await.unwrap(), 2);
+        let lens: Vec<usize> = tap.datagrams(7777).iter().map(Vec::len).collect();
+        assert_eq!(lens, [1000; 4]);
+    }
+    apart(network_of_its_own, test);
+}
