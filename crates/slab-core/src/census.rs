@@ -2,6 +2,7 @@
 
 use crate::inner::Inner;
 use crate::magazine::Tally;
+use crate::reclaim::SlabLayer;
 use crate::registry::Registered;
 use crate::slab::ClassSlabs;
 use crate::stats::{ClassStats, PoolStats};
@@ -17,6 +18,7 @@ struct Whereabouts {
 
 impl Inner {
     /// Adds up one class.
+    #[inline(always)]
     pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
         let uncached = &self.uncached[usize::from(class)];
         let singles = self.count_singles(class);
@@ -37,10 +39,8 @@ impl Inner {
     /// pool is quiet, they are exact.
     fn whereabouts(&self, owned: &ClassSlabs, class: u8, cached: u64) -> Whereabouts {
         let out = owned.out();
-        let in_depot = self
-            .depot
-            .with_open(class, |open| self.depot.chunks(class, open));
-        let in_depot = (in_depot + self.count_singles(class).chunks).min(out);
+        let in_depot = self.depot.chunks(class) + self.count_singles(class).chunks;
+        let in_depot = in_depot.min(out);
         let in_magazines = cached.min(out - in_depot);
         Whereabouts {
             in_use: out - in_depot - in_magazines,
@@ -49,65 +49,84 @@ impl Inner {
         }
     }
 
+    /// Raises the class's high-water mark to what is in use now; returns it.
+    fn raise_peak(&self, _one_at_a_time: &SlabLayer, class: u8, in_use: u64) -> u64 {
+        let mark = &self.uncached[usize::from(class)].in_use_peak;
+        let before = mark.load(Ordering::Relaxed);
+        if in_use > before {
+            mark.store(in_use, Ordering::Relaxed);
+        }
+        in_use.max(before)
+    }
+
     pub(crate) fn note_peak(&self, class: u8) {
         let layer = self.slabs.lock();
         let cached = self.tally(&self.registry.lock(), class).cached;
         let now = self.whereabouts(layer.slabs.class(class), class, cached);
-        self.uncached[usize::from(class)]
-            .in_use_peak
-            .fetch_max(now.in_use, Ordering::Relaxed);
+        self.raise_peak(&layer, class, now.in_use);
     }
 
     pub(crate) fn stats(&self) -> PoolStats {
-        let mut classes = ArrayVec::new();
-        let layer = self.slabs.lock();
-        let slabs = &layer.slabs;
-        let registry = self.registry.lock();
-        for class in 0..self.classes.count() as u8 {
-            let geometry = self.classes.geometry(class);
-            let tally = self.tally(&registry, class);
-            let owned = slabs.class(class);
-            let now = self.whereabouts(owned, class, tally.cached);
-            let in_use = now.in_use;
-            let uncached = &self.uncached[usize::from(class)];
-            let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
-            classes.push(ClassStats {
-                chunk_bytes: geometry.bytes,
-                committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
-                committed_chunks,
-                in_use,
-                in_magazines: now.in_magazines,
-                in_depot: now.in_depot,
-                in_slabs: committed_chunks - owned.out(),
-                in_use_peak: uncached
-                    .in_use_peak
-                    .fetch_max(in_use, Ordering::Relaxed)
-                    .max(in_use),
-                allocs: tally.frees + in_use,
-                allocs_from_depot: tally.from_depot,
-                allocs_from_slab: tally.from_slab,
-                frees: tally.frees,
-                frees_remote: tally.frees_remote.min(tally.frees),
-                slab_commits: owned.commits,
-                slab_rebalances: owned.rebalances,
-                slab_trims: owned.trims,
-                exhausted: uncached.exhausted.load(Ordering::Relaxed),
-                waits: uncached.waits.load(Ordering::Relaxed),
-                waiting: layer.waiters.waiting(class) as u64,
-                waiters_refused: uncached.waiters_refused.load(Ordering::Relaxed),
-            });
-        }
-        PoolStats {
+        let mut stats = PoolStats {
             max_memory: self.arena.bytes(),
-            committed_bytes: slabs.committed() * self.arena.slab_bytes(),
+            committed_bytes: 0,
             slab_bytes: self.arena.slab_bytes(),
-            thread_caches: registry.iter().filter(|entry| entry.attached).count(),
+            thread_caches: 0,
             too_large: self.too_large.load(Ordering::Relaxed),
             oversize_bytes: self.oversize.bytes(),
             oversize_allocs: self.oversize.allocs(),
             oversize_refused: self.oversize.refused(),
-            commit_failures: slabs.commit_failures,
-            classes,
+            commit_failures: 0,
+            classes: ArrayVec::new(),
+        };
+        self.fill(&mut stats);
+        stats
+    }
+
+    // A call of its own: where locks are held, the compiler builds what is returned in one place and
+    // copies it to another, and this is 4 KiB long.
+    #[inline(never)]
+    fn fill(&self, stats: &mut PoolStats) {
+        let layer = self.slabs.lock();
+        let registry = self.registry.lock();
+        stats.committed_bytes = layer.slabs.committed() * self.arena.slab_bytes();
+        stats.commit_failures = layer.slabs.commit_failures;
+        stats.thread_caches = registry.iter().filter(|entry| entry.attached).count();
+        for class in 0..self.classes.count() as u8 {
+            let class = self.class_stats(&layer, &registry, class);
+            stats.classes.push(class);
+        }
+    }
+
+    #[inline(always)]
+    fn class_stats(&self, layer: &SlabLayer, registry: &[Registered], class: u8) -> ClassStats {
+        let geometry = self.classes.geometry(class);
+        let tally = self.tally(registry, class);
+        let owned = layer.slabs.class(class);
+        let now = self.whereabouts(owned, class, tally.cached);
+        let uncached = &self.uncached[usize::from(class)];
+        let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
+        ClassStats {
+            chunk_bytes: geometry.bytes,
+            committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
+            committed_chunks,
+            in_use: now.in_use,
+            in_magazines: now.in_magazines,
+            in_depot: now.in_depot,
+            in_slabs: committed_chunks - owned.out(),
+            in_use_peak: self.raise_peak(layer, class, now.in_use),
+            allocs: tally.frees + now.in_use,
+            allocs_from_depot: tally.from_depot,
+            allocs_from_slab: tally.from_slab,
+            frees: tally.frees,
+            frees_remote: tally.frees_remote.min(tally.frees),
+            slab_commits: owned.commits,
+            slab_rebalances: owned.rebalances,
+            slab_trims: owned.trims,
+            exhausted: uncached.exhausted.load(Ordering::Relaxed),
+            waits: uncached.waits.load(Ordering::Relaxed),
+            waiting: layer.waiters.waiting(class) as u64,
+            waiters_refused: uncached.waiters_refused.load(Ordering::Relaxed),
         }
     }
 }

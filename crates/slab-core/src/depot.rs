@@ -138,6 +138,9 @@ fn next_tag(head: u64) -> u64 {
     (head & !u64::from(u32::MAX)).wrapping_add(1 << 32)
 }
 
+/// Nothing depends on its order with anything else: of no interest to models.
+type StatCounter = core::sync::atomic::AtomicU32;
+
 /// Less than a batch of free chunks, for callers without magazines.
 pub(crate) type Open = ArrayVec<u32, BATCH_MAX>;
 
@@ -149,6 +152,9 @@ pub(crate) struct Depot {
     empty: Stack,
     full: [Stack; MAX_CLASSES],
     open: [Mutex<Open>; MAX_CLASSES],
+    /// How many chunks the open batches hold, for the statistics: a lock a class would be most of
+    /// what a snapshot costs.
+    open_lens: [StatCounter; MAX_CLASSES],
     batch: [u32; MAX_CLASSES],
 }
 
@@ -173,6 +179,7 @@ impl Depot {
             empty: Stack::new(),
             full: core::array::from_fn(|_| Stack::new()),
             open: core::array::from_fn(|_| Mutex::new(Open::new())),
+            open_lens: core::array::from_fn(|_| StatCounter::new(0)),
             batch,
         })
     }
@@ -224,10 +231,11 @@ impl Depot {
         len
     }
 
-    /// Chunks of the class in the depot now.
-    pub(crate) fn chunks(&self, class: u8, open: &Open) -> u64 {
-        let stacked = self.full[usize::from(class)].chunks.load(Ordering::Relaxed);
-        stacked + open.len() as u64
+    /// Chunks of the class in the depot now; exact while nobody moves any.
+    pub(crate) fn chunks(&self, class: u8) -> u64 {
+        let class = usize::from(class);
+        let stacked = self.full[class].chunks.load(Ordering::Relaxed);
+        stacked + u64::from(self.open_lens[class].load(Ordering::Relaxed))
     }
 
     /// Takes every chunk of the class that is in the depot now, and gives it to `sink`.
@@ -253,7 +261,11 @@ impl Depot {
 
     /// Runs `f` on the class's open batch. `f` takes no lock and waits for nothing.
     pub(crate) fn with_open<R>(&self, class: u8, f: impl FnOnce(&mut Open) -> R) -> R {
-        f(&mut self.open[usize::from(class)].lock())
+        let class = usize::from(class);
+        let mut open = self.open[class].lock();
+        let result = f(&mut open);
+        self.open_lens[class].store(open.len() as u32, Ordering::Relaxed);
+        result
     }
 
     /// Adds single chunks to the open batch; whole batches leave it for the stack.

@@ -392,9 +392,7 @@ impl Inner {
                 magazine.add_to(&mut tally);
             }
             // Under its lock: from here on, every free sees that the pool is closed.
-            let in_depot = self
-                .depot
-                .with_open(class, |open| self.depot.chunks(class, open));
+            let in_depot = self.depot.with_open(class, |_| self.depot.chunks(class));
             // In the very word that says it: a free is in, and found here, or sees that it is shut.
             let singles = self.take_singles(class, true, |_| ());
             live += layer.slabs.class(class).out() - in_depot - singles - tally.cached;

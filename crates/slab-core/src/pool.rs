@@ -230,7 +230,8 @@ impl SlabPool {
     /// ```
     /// # use slab_core::SlabPool;
     /// let pool = SlabPool::builder().build()?;
-    /// let chunk = pool.try_alloc_zeroed(65536)?;
+    /// let mut chunk = pool.try_alloc(65536)?;
+    /// chunk.zeroed();
     /// if let Some(bytes) = pool.resident_bytes() {
     ///     assert!(bytes >= 65536);
     ///     assert!(bytes <= pool.stats().committed_bytes);
