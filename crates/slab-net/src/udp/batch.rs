@@ -74,6 +74,34 @@ impl PacketBatch {
         unsafe { self.chunk.as_ptr().add(self.start as usize) }
     }
 
+    /// All payloads, to be changed where they are; `None` if anything else refers to the batch's
+    /// chunk.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// # socket.sender().send(&Transmit::new(b"hello", socket.local_addr())).await?;
+    /// let mut batch = socket.recv_batch().await?;
+    /// batch.contents_mut().expect("it was just received").make_ascii_uppercase();
+    /// assert_eq!(batch.contents(), b"HELLO");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn contents_mut(&mut self) -> Option<&mut [u8]> {
+        if !self.chunk.is_unique() {
+            return None;
+        }
+        let (start, len) = (self.chunk.as_ptr().as_ptr(), self.len as usize);
+        // SAFETY: `new`'s caller promised initialised bytes. The only reference to the chunk is
+        // this batch's, which stays borrowed, so nobody else reads or writes them meanwhile.
+        Some(unsafe { core::slice::from_raw_parts_mut(start, len) })
+    }
+
     /// The length in bytes of each datagram but the last, which may be shorter.
     #[inline]
     #[must_use]

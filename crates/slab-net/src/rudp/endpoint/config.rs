@@ -1,6 +1,7 @@
 //! [`EndpointConfig`]: what the sessions of one socket share, and how many there may be.
 
 use super::super::config::{SessionConfig, SessionConfigError};
+use super::protect::Wanted;
 use crate::packet::PacketPool;
 use crate::udp::{BindError, UdpReceiver};
 use core::fmt;
@@ -25,6 +26,7 @@ pub struct EndpointConfig {
     pub(super) backlog: usize,
     pub(super) memory: Option<usize>,
     pub(super) socket_buffers: Option<usize>,
+    pub(super) protection: Wanted,
 }
 
 impl Default for EndpointConfig {
@@ -45,6 +47,7 @@ impl EndpointConfig {
             backlog: 128,
             memory: None,
             socket_buffers: Some(4 << 20),
+            protection: Wanted::default(),
         }
     }
 

@@ -6,6 +6,7 @@ use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
 use super::cookie;
 use super::link::Link;
+use super::protect::Intake;
 use super::shared::Shared;
 use super::table::Refusal;
 use crate::packet::Packet;
@@ -26,6 +27,7 @@ pub(super) struct Driver {
     batches: Vec<PacketBatch>,
     /// Sessions that received something in this turn.
     touched: Vec<Arc<Link>>,
+    intake: Intake,
 }
 
 impl Driver {
@@ -35,6 +37,7 @@ impl Driver {
             receiver,
             batches: Vec::with_capacity(32),
             touched: Vec::new(),
+            intake: Intake::default(),
         }
     }
 
@@ -100,7 +103,14 @@ impl Driver {
     /// Hands what was received to the sessions, and then lets them send.
     fn take_in(&mut self, now: Time) {
         for batch in self.batches.drain(..) {
-            take_in_batch(&self.shared, batch, now, &mut self.touched);
+            let (shared, touched) = (&self.shared, &mut self.touched);
+            let peer = batch.source();
+            match &shared.protection {
+                None => take_in_packets(shared, peer, batch.into_packets(), now, touched),
+                Some(protection) => self.intake.take_in(protection, batch, |datagrams| {
+                    take_in_packets(shared, peer, datagrams, now, touched);
+                }),
+            }
         }
         for link in self.touched.drain(..) {
             link.act(now, |_| {});
@@ -157,14 +167,14 @@ impl Drop for Driver {
     }
 }
 
-fn take_in_batch(
+fn take_in_packets(
     shared: &Arc<Shared>,
-    batch: PacketBatch,
+    peer: SocketAddr,
+    datagrams: impl Iterator<Item = Packet>,
     now: Time,
     touched: &mut Vec<Arc<Link>>,
 ) {
-    let peer = batch.source();
-    let mut datagrams = batch.into_packets().peekable();
+    let mut datagrams = datagrams.peekable();
     while let Some(first) = datagrams.peek() {
         let Some(conv) = conversation(first) else {
             shared.table().past.rejected[Rejection::TooShort as usize] += 1;
@@ -213,7 +223,10 @@ fn find_or_open(
             table.stats.cookies_sent += 1;
             drop(table);
             // If it gets lost the peer tries again.
-            let _ = shared.sender.try_send(&Transmit::new(&answer, peer));
+            match &shared.protection {
+                Some(protection) => protection.send_alone(&shared.sender, peer, &answer),
+                None => drop(shared.sender.try_send(&Transmit::new(&answer, peer))),
+            }
         }
         return None;
     }

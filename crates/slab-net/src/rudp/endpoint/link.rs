@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 /// The most datagrams in one call to the kernel.
-const MAX_BURST: usize = 64;
+pub(super) const MAX_BURST: usize = 64;
 /// What one call to the kernel takes at most.
 const SCRATCH_BYTES: usize = 65507;
 
@@ -189,6 +189,9 @@ impl Link {
         }
         inner.removed = true;
         self.shared.timers().clear(self.place);
+        if let Some(protection) = &self.shared.protection {
+            protection.leave(self.peer);
+        }
         let mut table = self.shared.table();
         table.past += &inner.session.stats();
         table.remove(self, self.shared.now(), &self.shared.config);
@@ -204,6 +207,15 @@ impl Link {
             return;
         }
         SCRATCH.with_borrow_mut(|scratch| {
+            if let Some(protection) = &self.shared.protection {
+                return protection.transmit(
+                    self,
+                    &mut inner.session,
+                    &mut inner.unsent,
+                    now,
+                    scratch,
+                );
+            }
             while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
                 let (contents, size) = (outgoing.contents(), outgoing.segment_size());
                 let transmit = Transmit::new(contents, self.peer).segment_size(size);

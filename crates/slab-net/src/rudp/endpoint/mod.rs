@@ -7,6 +7,7 @@
 //! | `link`, `shared` | what the two have in common |
 //! | `table`, `timers`, `gone` | which sessions there are, when each wants to be looked after, and which there were |
 //! | `cookie` | proofs of an address for which nothing is kept |
+//! | `protect` | error correction and encryption, where they are asked for |
 //! | `config`, `stats` | limits, and counts |
 
 mod config;
@@ -15,6 +16,7 @@ mod cookie;
 mod driver;
 mod gone;
 mod link;
+mod protect;
 mod shared;
 mod stats;
 mod stream;
@@ -105,9 +107,10 @@ impl Endpoint {
     fn start(
         address: SocketAddr,
         pool: &PacketPool,
-        config: EndpointConfig,
+        mut config: EndpointConfig,
         peer: Option<SocketAddr>,
     ) -> Result<Self, OpenError> {
+        config.make_room_for_protection();
         config.session.validate().map_err(OpenError::Config)?;
         let needed = config.session.max_segment() + pool.headroom() + pool.tailroom();
         let largest = pool.slab().size_classes().largest();

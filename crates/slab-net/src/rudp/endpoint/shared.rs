@@ -5,6 +5,7 @@ use super::super::core::{Session, Side};
 use super::super::time::Time;
 use super::config::{EndpointConfig, OpenError};
 use super::link::Link;
+use super::protect::Protection;
 use super::stats::EndpointStats;
 use super::table::Table;
 use super::timers::Timers;
@@ -23,6 +24,8 @@ pub(super) struct Shared {
     pub(super) pool: PacketPool,
     pub(super) budget: MemoryBudget,
     pub(super) config: EndpointConfig,
+    /// What is between the sessions and the socket.
+    pub(super) protection: Option<Protection>,
     epoch: Instant,
     /// Locked after a link, never before.
     table: Mutex<Table>,
@@ -46,10 +49,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     pub(super) fn new(sender: UdpSender, pool: PacketPool, config: EndpointConfig) -> Self {
         let memory = config.memory.unwrap_or(pool.slab().stats().max_memory / 2);
+        let budget = MemoryBudget::new(memory);
         Self {
+            protection: Protection::new(&config, &pool, &budget),
             sender,
             pool,
-            budget: MemoryBudget::new(memory),
+            budget,
             config,
             epoch: Instant::now(),
             table: Mutex::default(),
@@ -147,6 +152,9 @@ impl Shared {
             session.trust_address();
         }
         let half_open = side == Side::Server && !proved;
+        if let Some(protection) = &self.protection {
+            protection.join(peer);
+        }
         let place = table.reserve_place();
         let link = Link::new(Arc::clone(self), peer, place, session, half_open);
         let link = Arc::new(link);
@@ -168,6 +176,9 @@ impl Shared {
             };
             (stats, table.links().cloned().collect::<Vec<_>>())
         };
+        if let Some(protection) = &self.protection {
+            protection.count(&mut stats);
+        }
         for link in links {
             let inner = link.lock();
             // One that has gone since is in neither sum for this once.

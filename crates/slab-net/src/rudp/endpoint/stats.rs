@@ -37,6 +37,11 @@ pub struct EndpointStats {
     pub cookies_taken: u64,
     /// Datagrams that the system would not send; the sessions take them for lost.
     pub send_errors: u64,
+    /// Datagrams that could not be opened with the key: they are of somebody else, or damaged.
+    pub unopened: u64,
+    /// What error correction did, for all peers together.
+    #[cfg(feature = "fec")]
+    pub fec: crate::rudp::fec::FecStats,
     /// What all sessions did together, those that are gone included.
     pub total: RudpStats,
 }

@@ -26,6 +26,7 @@ mod decoder;
 mod encoder;
 mod stats;
 
+pub(in crate::rudp) use code::Code;
 pub use decoder::FecDecoder;
 pub use encoder::FecEncoder;
 pub use stats::FecStats;

@@ -1,0 +1,289 @@
+//! [`Protection`]: what is between the sessions and the socket, where either is asked for: error
+//! correction, and around it encryption.
+//!
+//! A datagram on the wire, with what each takes:
+//!
+//! | nonce | header of error correction | the session's datagram | tag |
+//! |---|---|---|---|
+//! | 12 | 8 | | 16 |
+//!
+//! On its way out a datagram is copied once, into memory of its thread between the room for these,
+//! and sealed there: the session keeps what it may have to send again. On its way in it is opened in
+//! the buffer that the kernel filled, and what the session gets is a part of that buffer.
+//!
+//! | module | what |
+//! |---|---|
+//! | `wanted` | what a configuration asks for |
+//! | `transmit` | the way out |
+//! | `wire` | datagrams that are ready, as the kernel takes them |
+//! | `paths` | error correction, by address |
+
+#[cfg(feature = "fec")]
+mod paths;
+mod transmit;
+mod wanted;
+mod wire;
+
+use super::super::core::Outgoing;
+use super::super::time::Time;
+use super::EndpointConfig;
+use super::stats::EndpointStats;
+use crate::packet::{Packet, PacketPool};
+use crate::rudp::budget::MemoryBudget;
+#[cfg(feature = "aes-gcm")]
+use crate::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
+#[cfg(feature = "fec")]
+use crate::rudp::fec::{FEC_HEADER_BYTES, Framing};
+use crate::udp::PacketBatch;
+use core::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "fec")]
+use paths::Paths;
+use std::net::SocketAddr;
+use std::vec;
+pub(super) use wanted::Wanted;
+use wire::Wire;
+
+pub(super) struct Protection {
+    #[cfg(feature = "aes-gcm")]
+    key: Option<AesGcm>,
+    #[cfg(feature = "fec")]
+    paths: Option<Paths>,
+    /// Bytes in front of a datagram, and behind it.
+    room: (usize, usize),
+    unopened: AtomicU64,
+}
+
+impl Protection {
+    /// What the configuration asks for, if it does.
+    pub(super) fn new(
+        config: &EndpointConfig,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+    ) -> Option<Self> {
+        let wanted = &config.protection;
+        let _ = (pool, budget);
+        let room = (wanted.front(), wanted.behind());
+        (room != (0, 0)).then(|| Self {
+            #[cfg(feature = "aes-gcm")]
+            key: wanted.key.clone(),
+            #[cfg(feature = "fec")]
+            paths: wanted
+                .shards
+                .map(|shards| Paths::new(shards, &config.session, pool, budget)),
+            room,
+            unopened: AtomicU64::new(0),
+        })
+    }
+
+    /// A session to or from this address begins.
+    pub(super) fn join(&self, peer: SocketAddr) {
+        let _ = peer;
+        #[cfg(feature = "fec")]
+        if let Some(paths) = &self.paths {
+            paths.join(peer);
+        }
+    }
+
+    /// A session that has joined is gone.
+    pub(super) fn leave(&self, peer: SocketAddr) {
+        let _ = peer;
+        #[cfg(feature = "fec")]
+        if let Some(paths) = &self.paths {
+            paths.leave(peer);
+        }
+    }
+
+    /// Makes a session's datagrams ready for the wire, and the parity that is due behind them, if
+    /// any may be sent. `flush` makes room when there is none.
+    fn seal(
+        &self,
+        peer: SocketAddr,
+        now: Time,
+        outgoing: &Outgoing<'_>,
+        parity: bool,
+        wire: &mut Wire,
+        mut flush: impl FnMut(&mut Wire),
+    ) {
+        let _ = (peer, now, parity);
+        #[cfg(feature = "fec")]
+        let path = self.paths.as_ref().and_then(|paths| paths.get(peer));
+        #[cfg(feature = "fec")]
+        let mut encoder = path.as_ref().map(|path| path.encoder());
+        let (front, behind) = self.room;
+        for datagram in outgoing.contents().chunks(outgoing.segment_size()) {
+            let len = front + datagram.len() + behind;
+            if !wire.has_room(len) {
+                flush(wire);
+            }
+            let sealed = wire.push(len);
+            sealed[front..front + datagram.len()].copy_from_slice(datagram);
+            #[cfg(feature = "fec")]
+            if let Some(encoder) = &mut encoder {
+                let (front, behind) = self.around_shards();
+                encoder.protect(now, &mut sealed[front..len - behind]);
+            }
+            self.encrypt(sealed);
+            #[cfg(feature = "fec")]
+            if let Some(encoder) = encoder.as_mut().filter(|_| parity) {
+                self.add_parity(encoder, wire, &mut flush);
+            }
+        }
+    }
+
+    #[cfg(feature = "fec")]
+    fn add_parity(
+        &self,
+        encoder: &mut crate::rudp::fec::FecEncoder,
+        wire: &mut Wire,
+        mut flush: impl FnMut(&mut Wire),
+    ) {
+        let (front, behind) = self.around_shards();
+        while let Some(shard) = encoder.parity_len() {
+            let len = front + shard + behind;
+            if !wire.has_room(len) {
+                flush(wire);
+            }
+            let sealed = wire.push(len);
+            encoder.next_parity(&mut sealed[front..front + shard]);
+            self.encrypt(sealed);
+        }
+    }
+
+    /// Bytes in front of a shard, or of a datagram that is none, and behind it.
+    fn around_shards(&self) -> (usize, usize) {
+        let (front, behind) = self.room;
+        #[cfg(feature = "fec")]
+        if self.paths.is_some() {
+            return (front - FEC_HEADER_BYTES, behind);
+        }
+        (front, behind)
+    }
+
+    fn encrypt(&self, datagram: &mut [u8]) {
+        let _ = datagram;
+        #[cfg(feature = "aes-gcm")]
+        if let Some(key) = &self.key {
+            key.seal(datagram);
+        }
+    }
+
+    /// Opens what was received, in place.
+    fn decrypt(&self, batch: PacketBatch, opened: &mut Vec<Packet>) {
+        #[cfg(feature = "aes-gcm")]
+        if let Some(key) = &self.key {
+            return self.open_batch(key, batch, opened);
+        }
+        opened.extend(batch.into_packets());
+    }
+
+    #[cfg(feature = "aes-gcm")]
+    fn open_batch(&self, key: &AesGcm, mut batch: PacketBatch, opened: &mut Vec<Packet>) {
+        let stride = batch.segment_size().max(1);
+        let Some(contents) = batch.contents_mut() else {
+            // Somebody else has a part of it: not from a receiver of ours.
+            let refused = batch.datagrams() as u64;
+            self.unopened.fetch_add(refused, Ordering::Relaxed);
+            return;
+        };
+        // Which were not opened; with more than 128, which kernels do not make, others with them.
+        let mut bad = 0u128;
+        for (at, datagram) in contents.chunks_mut(stride).enumerate() {
+            if key.open(datagram).is_none() {
+                bad |= 1 << (at % 128);
+                self.unopened.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        for (at, mut datagram) in batch.into_packets().enumerate() {
+            // One of a stride of zero is empty, and none of the chunks above.
+            if bad >> (at % 128) & 1 == 1 || datagram.len() < NONCE_BYTES + TAG_BYTES {
+                continue;
+            }
+            datagram.truncate(datagram.len() - TAG_BYTES);
+            bytes::Buf::advance(&mut datagram, NONCE_BYTES);
+            opened.push(datagram);
+        }
+    }
+
+    /// Adds what it counted.
+    pub(super) fn count(&self, stats: &mut EndpointStats) {
+        stats.unopened = self.unopened.load(Ordering::Relaxed);
+        #[cfg(feature = "fec")]
+        if let Some(paths) = &self.paths {
+            stats.fec = paths.stats();
+        }
+    }
+}
+
+/// What was received, between the steps; kept, so that nothing is allocated for it each time.
+#[derive(Debug, Default)]
+pub(super) struct Intake {
+    opened: Vec<Packet>,
+    #[cfg(feature = "fec")]
+    datagrams: Vec<Packet>,
+}
+
+impl Intake {
+    /// Opens what was received from one address and hands the sessions' datagrams on, those that
+    /// could be recovered with them. `hand_on` opens a session where one begins.
+    pub(super) fn take_in(
+        &mut self,
+        protection: &Protection,
+        batch: PacketBatch,
+        mut hand_on: impl FnMut(vec::Drain<'_, Packet>),
+    ) {
+        #[cfg(feature = "fec")]
+        let peer = batch.source();
+        protection.decrypt(batch, &mut self.opened);
+        #[cfg(feature = "fec")]
+        if let Some(paths) = &protection.paths {
+            return self.correct(paths, peer, hand_on);
+        }
+        hand_on(self.opened.drain(..));
+    }
+
+    #[cfg(feature = "fec")]
+    fn correct(
+        &mut self,
+        paths: &Paths,
+        peer: SocketAddr,
+        mut hand_on: impl FnMut(vec::Drain<'_, Packet>),
+    ) {
+        let Self { opened, datagrams } = self;
+        let known = paths.get(peer);
+        let mut decoder = known.as_ref().map(|path| path.decoder());
+        for shard in &mut *opened {
+            let is_data = match Framing::of(shard) {
+                Some(Framing::Data) => true,
+                Some(Framing::Parity) => false,
+                // Nothing to correct, or nothing at all: the sessions tell.
+                Some(Framing::Plain) | None => {
+                    datagrams.push(core::mem::take(shard));
+                    continue;
+                }
+            };
+            if is_data {
+                datagrams.push(shard.slice(FEC_HEADER_BYTES..));
+            }
+            if let Some(decoder) = &mut decoder {
+                decoder.handle_shard(shard, datagrams);
+            }
+        }
+        drop(decoder);
+        if known.is_some() {
+            opened.clear();
+        }
+        hand_on(datagrams.drain(..));
+        // What opened a session is the first that is kept for it.
+        if known.is_none()
+            && let Some(path) = paths.get(peer)
+        {
+            let mut decoder = path.decoder();
+            for shard in opened.iter().filter(|shard| !shard.is_empty()) {
+                decoder.handle_shard(shard, datagrams);
+            }
+            drop(decoder);
+            hand_on(datagrams.drain(..));
+        }
+        opened.clear();
+    }
+}

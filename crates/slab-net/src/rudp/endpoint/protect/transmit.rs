@@ -1,0 +1,111 @@
+//! On the way out: from a session to the socket.
+
+use super::super::link::{Link, MAX_BURST};
+use super::Protection;
+use super::wire::{Wire, with_wire};
+use crate::packet::Packet;
+use crate::rudp::core::{Outgoing, Session};
+use crate::rudp::time::Time;
+use crate::udp::UdpSender;
+use std::net::SocketAddr;
+
+/// Datagrams that the socket had no room for, and the length of each.
+type Unsent = Option<(Packet, usize)>;
+
+impl Protection {
+    /// Sends what a session has to send, until it has nothing more or the socket has no room.
+    pub(in super::super) fn transmit(
+        &self,
+        link: &Link,
+        session: &mut Session,
+        unsent: &mut Unsent,
+        now: Time,
+        scratch: &mut [u8],
+    ) {
+        with_wire(|wire| {
+            while unsent.is_none() {
+                let allowance = self.allowance(session);
+                let Some(outgoing) = session.poll_transmit(now, scratch, MAX_BURST) else {
+                    return;
+                };
+                // What may not be sent is as good as lost on the way.
+                if self.added(&outgoing) <= allowance {
+                    self.seal(
+                        link.peer,
+                        now,
+                        &outgoing,
+                        allowance == u64::MAX,
+                        wire,
+                        |wire| flush(link, wire, unsent),
+                    );
+                    flush(link, wire, unsent);
+                }
+            }
+        });
+    }
+
+    /// Sends a datagram that is of no session, if the socket has room. It is no shard, as shards are
+    /// counted; peers take it as it is.
+    pub(in super::super) fn send_alone(
+        &self,
+        sender: &UdpSender,
+        peer: SocketAddr,
+        datagram: &[u8],
+    ) {
+        with_wire(|wire| {
+            let (front, behind) = self.around_shards();
+            let sealed = wire.push(front + datagram.len() + behind);
+            sealed[front..front + datagram.len()].copy_from_slice(datagram);
+            self.encrypt(sealed);
+            let _ = sender.try_send_all(&wire.transmits(peer));
+        });
+    }
+
+    /// Bytes on the wire that may be sent: three times those received, until the peer has proved its
+    /// address. The session sees to it for its own, which is most of it.
+    fn allowance(&self, session: &Session) -> u64 {
+        if session.is_validated() {
+            return u64::MAX;
+        }
+        let stats = session.stats();
+        let added = (self.room.0 + self.room.1) as u64;
+        let received = stats.received_bytes + stats.received_datagrams * added;
+        let sent = stats.sent_bytes + stats.sent_datagrams * added;
+        (3 * received).saturating_sub(sent)
+    }
+
+    /// Bytes of these on the wire, parity apart.
+    fn added(&self, outgoing: &Outgoing<'_>) -> u64 {
+        let added = outgoing.datagrams() * (self.room.0 + self.room.1);
+        (outgoing.contents().len() + added) as u64
+    }
+}
+
+/// Sends what is ready. What the socket has no room for waits in memory of its own, as far as it is
+/// of one length and there is any; the rest is as good as lost on the way.
+fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) {
+    let shared = &link.shared;
+    let transmits = wire.transmits(link.peer);
+    let lost = match shared.sender.try_send_all(&transmits) {
+        Ok(sent) if sent < wire.datagrams() => {
+            let rest = wire.rest(sent);
+            let kept = match unsent {
+                // Full since the flush before this one.
+                Some(_) => None,
+                None => shared.pool.try_copy_from_slice(rest.contents).ok(),
+            };
+            if let Some(kept) = kept {
+                *unsent = Some((kept, rest.segment_size));
+                shared.block(link.place);
+            }
+            rest.others
+        }
+        Ok(_) => 0,
+        Err(_) => 1,
+    };
+    drop(transmits);
+    if lost > 0 {
+        shared.table().stats.send_errors += lost as u64;
+    }
+    wire.clear();
+}

@@ -1,0 +1,94 @@
+//! [`Wanted`]: which protection a configuration asks for.
+
+use super::super::EndpointConfig;
+#[cfg(feature = "aes-gcm")]
+use crate::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
+#[cfg(feature = "fec")]
+use crate::rudp::fec::{FEC_HEADER_BYTES, FecShards};
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Default)]
+pub(in super::super) struct Wanted {
+    #[cfg(feature = "aes-gcm")]
+    pub(super) key: Option<AesGcm>,
+    #[cfg(feature = "fec")]
+    pub(super) shards: Option<FecShards>,
+}
+
+impl Wanted {
+    /// Bytes in front of a datagram.
+    pub(super) fn front(&self) -> usize {
+        [
+            #[cfg(feature = "aes-gcm")]
+            self.key.as_ref().map(|_| NONCE_BYTES),
+            #[cfg(feature = "fec")]
+            self.shards.map(|_| FEC_HEADER_BYTES),
+        ]
+        .into_iter()
+        .map(|bytes: Option<usize>| bytes.unwrap_or(0))
+        .sum()
+    }
+
+    /// Bytes behind a datagram.
+    pub(super) fn behind(&self) -> usize {
+        #[cfg(feature = "aes-gcm")]
+        if self.key.is_some() {
+            return TAG_BYTES;
+        }
+        0
+    }
+}
+
+impl EndpointConfig {
+    /// Encrypts and authenticates each datagram, in the framing of kcp-go, which takes 28 bytes of
+    /// the [MTU](crate::rudp::SessionConfig::mtu). What does not open with the key is dropped and
+    /// counted. Both ends need the same key. Default: none.
+    ///
+    /// A datagram that was recorded and is sent again opens. A live session takes each segment once,
+    /// and one that has ended is not opened again for
+    /// [the idle timeout](crate::rudp::SessionConfig::keepalive); a session that is replayed
+    /// later than that gets what its peer had sent then, so an application for which that
+    /// matters should have both ends contribute something fresh to what they say first.
+    ///
+    /// ```
+    /// use slab_net::rudp::crypto::AesGcm;
+    /// use slab_net::rudp::{EndpointConfig, SessionConfig};
+    ///
+    /// let key = AesGcm::new(b"sixteen secret b")?;
+    /// let config = EndpointConfig::new(SessionConfig::fast()).aes_gcm(key);
+    /// # let _ = config;
+    /// # Ok::<(), slab_net::rudp::crypto::KeyError>(())
+    /// ```
+    #[cfg(feature = "aes-gcm")]
+    pub fn aes_gcm(mut self, key: AesGcm) -> Self {
+        self.protection.key = Some(key);
+        self
+    }
+
+    /// Sends parity, in the format of kcp-go, and recovers datagrams that are lost; takes 8 bytes of
+    /// the [MTU](crate::rudp::SessionConfig::mtu). Both ends need the same counts. Default: none.
+    ///
+    /// It pays where a round trip is long and messages are urgent: what is lost need not be asked
+    /// for. No parity is sent to a peer that has not proved its address.
+    ///
+    /// ```
+    /// use slab_net::rudp::fec::FecShards;
+    /// use slab_net::rudp::{EndpointConfig, SessionConfig};
+    ///
+    /// let config = EndpointConfig::new(SessionConfig::fast()).fec(FecShards::new(10, 3)?);
+    /// # let _ = config;
+    /// # Ok::<(), slab_net::rudp::fec::FecConfigError>(())
+    /// ```
+    #[cfg(feature = "fec")]
+    pub fn fec(mut self, shards: FecShards) -> Self {
+        self.protection.shards = Some(shards);
+        self
+    }
+
+    /// Takes what protection needs of each datagram from what sessions may fill.
+    pub(in super::super) fn make_room_for_protection(&mut self) {
+        let added = self.protection.front() + self.protection.behind();
+        let mtu = self.session.mtu.saturating_sub(added);
+        Arc::make_mut(&mut self.session).mtu = mtu;
+    }
+}

@@ -1,0 +1,117 @@
+//! [`Wire`]: datagrams that are ready, one behind the other, as the kernel takes them.
+
+use crate::udp::Transmit;
+use arrayvec::ArrayVec;
+use core::cell::RefCell;
+use std::net::SocketAddr;
+
+/// What one call to the kernel takes with GSO.
+const BYTES: usize = 65507;
+const MOST: usize = 64;
+
+thread_local! {
+    /// One for each thread that sends, allocated when it first does.
+    static WIRE: RefCell<Wire> = RefCell::new(Wire {
+        buf: vec![0; BYTES].into_boxed_slice(),
+        len: 0,
+        lengths: ArrayVec::new_const(),
+    });
+}
+
+/// Lends the memory of this thread.
+pub(super) fn with_wire(act: impl FnOnce(&mut Wire)) {
+    WIRE.with_borrow_mut(|wire| {
+        wire.clear();
+        act(wire);
+    });
+}
+
+pub(super) struct Wire {
+    buf: Box<[u8]>,
+    len: usize,
+    lengths: ArrayVec<usize, MOST>,
+}
+
+impl Wire {
+    pub(super) fn clear(&mut self) {
+        self.len = 0;
+        self.lengths.clear();
+    }
+
+    pub(super) fn has_room(&self, len: usize) -> bool {
+        !self.lengths.is_full() && self.len + len <= self.buf.len()
+    }
+
+    /// Adds a datagram of `len` bytes, to be written by the caller. There has to be room.
+    pub(super) fn push(&mut self, len: usize) -> &mut [u8] {
+        let start = self.len;
+        self.len += len;
+        self.lengths.push(len);
+        &mut self.buf[start..self.len]
+    }
+
+    /// How many there are.
+    pub(super) fn datagrams(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// All datagrams, those of one length in a row as one transmit.
+    pub(super) fn transmits(&self, to: SocketAddr) -> ArrayVec<Transmit<'_>, MOST> {
+        let (mut transmits, mut at, mut start) = (ArrayVec::new(), 0, 0);
+        while at < self.lengths.len() {
+            let run = self.run(at);
+            transmits.push(
+                Transmit::new(&self.buf[start..start + run.bytes], to).segment_size(run.size),
+            );
+            (at, start) = (at + run.datagrams, start + run.bytes);
+        }
+        transmits
+    }
+
+    /// What is left once `sent` are sent, as far as it is of one length.
+    pub(super) fn rest(&self, sent: usize) -> Rest<'_> {
+        let start: usize = self.lengths[..sent].iter().sum();
+        let run = self.run(sent);
+        Rest {
+            contents: &self.buf[start..start + run.bytes],
+            segment_size: run.size,
+            others: self.lengths.len() - sent - run.datagrams,
+        }
+    }
+
+    /// The datagrams from number `at` on that GSO takes: of one length but for the last, which may
+    /// be shorter.
+    fn run(&self, at: usize) -> Run {
+        let size = self.lengths[at];
+        let (mut datagrams, mut bytes) = (0, 0);
+        for &len in &self.lengths[at..] {
+            if len > size {
+                break;
+            }
+            datagrams += 1;
+            bytes += len;
+            if len < size {
+                break;
+            }
+        }
+        Run {
+            size,
+            datagrams,
+            bytes,
+        }
+    }
+}
+
+struct Run {
+    size: usize,
+    datagrams: usize,
+    bytes: usize,
+}
+
+/// Datagrams of one length that the socket had no room for.
+pub(super) struct Rest<'a> {
+    pub(super) contents: &'a [u8],
+    pub(super) segment_size: usize,
+    /// Datagrams behind these.
+    pub(super) others: usize,
+}

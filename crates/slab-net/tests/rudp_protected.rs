@@ -1,0 +1,352 @@
+//! Sessions with error correction and encryption on sockets: everything arrives, nothing is lost of
+//! the pool, and what is not from a peer with the key does nothing.
+
+#![cfg(all(feature = "fec", feature = "aes-gcm"))]
+
+mod rudp_common;
+
+use rudp_common::{Random, proxy};
+use slab_net::PacketPool;
+use slab_net::rudp::crypto::AesGcm;
+use slab_net::rudp::fec::FecShards;
+use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(60);
+const KEY: &[u8] = b"sixteen secret b";
+
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    fec: Option<(usize, usize)>,
+    key: Option<&'static [u8]>,
+}
+
+const KINDS: [Kind; 4] = [
+    Kind {
+        fec: Some((2, 2)),
+        key: None,
+    },
+    Kind {
+        fec: None,
+        key: Some(KEY),
+    },
+    Kind {
+        fec: Some((10, 3)),
+        key: Some(KEY),
+    },
+    Kind {
+        fec: Some((3, 1)),
+        key: Some(b"thirty-two bytes of a secret key"),
+    },
+];
+
+impl Kind {
+    fn config(&self, session: SessionConfig) -> EndpointConfig {
+        let mut config = EndpointConfig::new(session.linger(Duration::from_secs(2)));
+        if let Some((data, parity)) = self.fec {
+            config = config.fec(FecShards::new(data, parity).unwrap());
+        }
+        if let Some(key) = self.key {
+            config = config.aes_gcm(AesGcm::new(key).unwrap());
+        }
+        config
+    }
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn pool() -> PacketPool {
+    let builder = PacketPool::builder().max_memory(32 << 20).headroom(24);
+    builder.build().unwrap()
+}
+
+async fn settled(pool: &PacketPool) {
+    for _ in 0..500 {
+        if pool.slab().stats().in_use() == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{} chunks in use", pool.slab().stats().in_use());
+}
+
+fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+/// Sends messages of many lengths and expects each back.
+async fn exchange(client: &Connection, server: &Endpoint) {
+    let echo = async {
+        let connection = server.accept().await.unwrap();
+        while let Ok(Some(message)) = connection.recv().await {
+            connection.send(message).await.unwrap();
+        }
+        connection
+    };
+    let ask = async {
+        let mut random = Random::new(5);
+        for len in [1, 24, 1300, 1356, 1357, 1400, 9000, 40_000, 100] {
+            let message = bytes(&mut random, len);
+            client.send_slice(&message).await.unwrap();
+            let answer = client.recv().await.unwrap().unwrap();
+            assert!(answer == message[..], "{len} bytes");
+        }
+        client.close().await.unwrap();
+    };
+    timeout(SOON, async { tokio::join!(echo, ask) })
+        .await
+        .expect("in time");
+}
+
+#[tokio::test]
+async fn messages_arrive_with_each_kind_and_all_memory_comes_back() {
+    for kind in KINDS {
+        let pool = pool();
+        let server = Endpoint::bind(any(), &pool, kind.config(SessionConfig::fast())).unwrap();
+        let config = kind.config(SessionConfig::fast());
+        let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+        exchange(&client, &server).await;
+        let stats = server.stats();
+        assert_eq!((stats.unopened, stats.send_errors), (0, 0), "{kind:?}");
+        assert_eq!(stats.total.rejected_datagrams(), 0);
+        assert_eq!(stats.fec.rejected + stats.fec.no_memory, 0);
+        assert_eq!(stats.fec.sent_parity > 0, kind.fec.is_some(), "{stats:?}");
+        drop((client, server));
+        settled(&pool).await;
+    }
+}
+
+#[tokio::test]
+async fn bytes_arrive_through_a_path_that_loses_some_and_some_of_them_are_recovered() {
+    for kind in KINDS {
+        let pool = pool();
+        let session = SessionConfig::fast().stream(true);
+        let server = Endpoint::bind(any(), &pool, kind.config(session)).unwrap();
+        let address = proxy::lossy(server.local_addr(), 30, 7).await;
+        let client = Connection::connect(address, &pool, kind.config(session)).unwrap();
+        let mut stream = client.into_stream();
+        let data = bytes(&mut Random::new(8), 300_000);
+        let echo = async {
+            let mut stream = server.accept().await.unwrap().into_stream();
+            let mut got = vec![0; 300_000];
+            stream.read_exact(&mut got).await.unwrap();
+            stream.write_all(&got).await.unwrap();
+            stream.shutdown().await.unwrap();
+        };
+        let ask = async {
+            stream.write_all(&data).await.unwrap();
+            let mut got = vec![0; 300_000];
+            stream.read_exact(&mut got).await.unwrap();
+            assert!(got == data);
+            stream.shutdown().await.unwrap();
+        };
+        timeout(SOON, async { tokio::join!(echo, ask) })
+            .await
+            .expect("in time");
+        let stats = server.stats();
+        assert_eq!(stats.unopened, 0);
+        assert_eq!(stats.fec.recovered > 0, kind.fec.is_some(), "{stats:?}");
+        drop((stream, server));
+        settled(&pool).await;
+    }
+}
+
+#[tokio::test]
+async fn sessions_of_one_socket_share_what_is_counted_through() {
+    let kind = KINDS[2];
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, kind.config(SessionConfig::fast())).unwrap();
+    let client = Endpoint::bind(any(), &pool, kind.config(SessionConfig::fast())).unwrap();
+    let address = proxy::lossy(server.local_addr(), 50, 9).await;
+    let connections: Vec<_> = (0..5).map(|_| client.connect(address).unwrap()).collect();
+    let mut random = Random::new(10);
+    let talk = async {
+        for round in 0..40 {
+            for connection in &connections {
+                let message = bytes(&mut random, 700 + round);
+                connection.send_slice(&message).await.unwrap();
+            }
+        }
+        for connection in &connections {
+            for round in 0..40 {
+                assert_eq!(connection.recv().await.unwrap().unwrap().len(), 700 + round);
+            }
+            connection.close().await.unwrap();
+        }
+    };
+    let echo = async {
+        let mut tasks = Vec::new();
+        for _ in 0..5 {
+            let connection = server.accept().await.unwrap();
+            tasks.push(tokio::spawn(async move {
+                while let Ok(Some(message)) = connection.recv().await {
+                    connection.send(message).await.unwrap();
+                }
+            }));
+        }
+    };
+    timeout(SOON, async { tokio::join!(talk, echo) })
+        .await
+        .expect("in time");
+    assert_eq!(server.stats().total.rejected_datagrams(), 0);
+    drop((connections, client, server));
+    settled(&pool).await;
+}
+
+#[tokio::test]
+async fn a_peer_with_another_key_opens_no_session_and_is_counted() {
+    let pool = pool();
+    let session = SessionConfig::fast();
+    let server = Endpoint::bind(any(), &pool, KINDS[1].config(session)).unwrap();
+    let wrong = Kind {
+        key: Some(b"another secret b"),
+        ..KINDS[1]
+    };
+    let none = Kind {
+        fec: None,
+        key: None,
+    };
+    for kind in [wrong, none, KINDS[0]] {
+        let client = Connection::connect(server.local_addr(), &pool, kind.config(session)).unwrap();
+        client
+            .send_slice(b"let me in, please, I have no key")
+            .await
+            .unwrap();
+        let before = server.stats().unopened;
+        while server.stats().unopened == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    let stats = server.stats();
+    assert_eq!((stats.sessions, stats.opened), (0, 0));
+    assert!(stats.unopened >= 3);
+}
+
+/// A live session, with the key or without, is not harmed by anything that is sent to it.
+#[tokio::test]
+async fn garbage_and_replays_harm_no_session() {
+    for kind in KINDS {
+        let pool = pool();
+        let session = SessionConfig::fast();
+        let server = Endpoint::bind(any(), &pool, kind.config(session)).unwrap();
+        // A proxy that repeats everything, changes every second repetition, and adds garbage; from
+        // the server's view all of it comes from the client.
+        let front = UdpSocket::bind(any()).await.unwrap();
+        let back = UdpSocket::bind(any()).await.unwrap();
+        back.connect(server.local_addr()).await.unwrap();
+        let address = front.local_addr().unwrap();
+        let proxy = tokio::spawn(async move {
+            let (mut random, mut client) = (Random::new(11), None);
+            let (mut there, mut here) = ([0; 2000], [0; 2000]);
+            loop {
+                tokio::select! {
+                    Ok((len, from)) = front.recv_from(&mut there) => {
+                        client = Some(from);
+                        back.send(&there[..len]).await.unwrap();
+                        back.send(&there[..len]).await.unwrap();
+                        let mut garbage = there[..len].to_vec();
+                        let keep = [0, 6, 8][random.below(3) as usize].min(len);
+                        for byte in &mut garbage[keep..] {
+                            *byte = random.next() as u8;
+                        }
+                        garbage.truncate(1 + random.below(len as u64) as usize);
+                        back.send(&garbage).await.unwrap();
+                    }
+                    Ok(len) = back.recv(&mut here) => {
+                        if let Some(client) = client {
+                            front.send_to(&here[..len], client).await.unwrap();
+                            front.send_to(&here[..len], client).await.unwrap();
+                        }
+                    }
+                }
+            }
+        });
+        let client = Connection::connect(address, &pool, kind.config(session)).unwrap();
+        exchange(&client, &server).await;
+        let stats = server.stats();
+        assert_eq!(stats.unopened > 0, kind.key.is_some(), "{stats:?}");
+        proxy.abort();
+        drop((client, server));
+        settled(&pool).await;
+    }
+}
+
+/// Three times what came in, headers, tags and parity included, as long as the peer's address is
+/// not proved.
+#[tokio::test]
+async fn no_more_than_three_times_is_sent_to_an_address_that_is_not_proved() {
+    for kind in KINDS {
+        let pool = pool();
+        let config = || kind.config(SessionConfig::fast());
+        let server = Endpoint::bind(any(), &pool, config()).unwrap();
+        // The client's first datagrams reach the server; the answers reach nobody who speaks.
+        let front = UdpSocket::bind(any()).await.unwrap();
+        let back = UdpSocket::bind(any()).await.unwrap();
+        let client = Connection::connect(front.local_addr().unwrap(), &pool, config()).unwrap();
+        client.send_slice(&[7; 1000]).await.unwrap();
+        let (mut buf, mut sent, mut received) = ([0; 2000], 0, 0);
+        while sent < 1000 {
+            let len = front.recv(&mut buf).await.unwrap();
+            back.send_to(&buf[..len], server.local_addr())
+                .await
+                .unwrap();
+            sent += len;
+        }
+        let connection = server.accept().await.unwrap();
+        for n in 0..100 {
+            let _ = connection.try_send(pool.try_copy_from_slice(&[n; 30]).unwrap());
+        }
+        let answers = async {
+            loop {
+                received += back.recv(&mut buf).await.unwrap();
+            }
+        };
+        let _ = timeout(Duration::from_millis(250), answers).await;
+        assert!(
+            received > 0 && received <= 3 * sent,
+            "{kind:?}: {received} for {sent}"
+        );
+    }
+}
+
+/// The answer with the cookie is sealed as everything else is.
+#[tokio::test]
+async fn a_session_that_needs_a_cookie_is_opened() {
+    for kind in KINDS {
+        let pool = pool();
+        let config = kind.config(SessionConfig::fast());
+        let server = Endpoint::bind(any(), &pool, config.clone().require_cookie(true)).unwrap();
+        let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+        exchange(&client, &server).await;
+        let stats = server.stats();
+        assert!(
+            stats.cookies_sent > 0 && stats.cookies_taken == 1,
+            "{stats:?}"
+        );
+    }
+}
+
+/// Room for headers and tags comes out of the MTU.
+#[tokio::test]
+async fn no_datagram_is_longer_than_the_mtu() {
+    for kind in KINDS {
+        let pool = pool();
+        let front = UdpSocket::bind(any()).await.unwrap();
+        let config = kind.config(SessionConfig::fast().mtu(600));
+        let client = Connection::connect(front.local_addr().unwrap(), &pool, config).unwrap();
+        client.send_slice(&[7; 10_000]).await.unwrap();
+        let (mut longest, mut buf) = (0, [0; 2000]);
+        for _ in 0..15 {
+            longest = longest.max(front.recv(&mut buf).await.unwrap());
+        }
+        assert_eq!(longest, 600, "{kind:?}");
+        let too_short = kind.config(SessionConfig::fast().mtu(70));
+        assert!(Endpoint::bind(any(), &pool, too_short).is_err());
+    }
+}
