@@ -430,6 +430,8 @@ fn model_sweep_races_with_allocation_and_free() {
             // SAFETY: gives up the chunk just allocated.
             unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit) };
         });
+        // The second one meets an owner that has just learned of the first.
+        handle.inner().trim(0);
         handle.inner().trim(0);
         worker.join().unwrap();
         let mut units: Vec<u32> = (0..8)
