@@ -158,6 +158,11 @@ impl PoolSource {
         }
     }
 
+    /// Of each class that somebody can wait for.
+    fn wait_times(&self) -> impl Iterator<Item = WaitTimes> + '_ {
+        (0..self.class_bytes.len()).map_while(|class| self.pool.wait_times(class))
+    }
+
     /// Reads the pool; `each` gets every class with its totals.
     fn read_classes(&self, mut each: impl FnMut(Class)) -> PoolStats {
         // Read under the lock: what two scrapes read then reaches the totals in that order. A
@@ -219,13 +224,10 @@ impl Source for PoolSource {
     fn read(&self, values: &mut Vec<u64>) {
         let stats = self.read_classes(|class| read_rows(CLASS_ROWS, &class, values));
         read_rows(ROWS, &stats, values);
-        // Over all classes: a class more is sixteen lines more.
+        // Over all classes: a label more would be sixteen lines more for each.
         let first = values.len();
         values.resize(first + POOL_WAIT_SECONDS.width(), 0);
-        for class in 0..self.class_bytes.len() {
-            let Some(times) = self.pool.wait_times(class) else {
-                break;
-            };
+        for times in self.wait_times() {
             let numbers = times.counts().iter().copied().chain([times.sum_nanos()]);
             for (sum, number) in values[first..].iter_mut().zip(numbers) {
                 *sum += number;
@@ -270,6 +272,9 @@ impl Source for PoolSource {
             json.number("resident_bytes", bytes);
         }
         json.number("thread_caches", stats.thread_caches);
+        let waited = |of: fn(&WaitTimes) -> u64| self.wait_times().map(|t| of(&t)).sum::<u64>();
+        json.number("waits_ended", waited(WaitTimes::count));
+        json.number("waits_nanos", waited(WaitTimes::sum_nanos));
         json.number("too_large", stats.too_large);
         json.number("oversize_bytes", stats.oversize_bytes);
         json.number("oversize_refused", stats.oversize_refused);

@@ -114,12 +114,27 @@ impl Source for EndpointSource {
 
     fn write_json(&self, json: &mut Json) {
         let stats = self.endpoint.stats();
+        let total = &stats.total;
         json.number("sessions", stats.sessions);
-        json.number("sent_segments", stats.total.sent_segments);
-        json.number("received_segments", stats.total.received_segments);
-        json.number("retransmits_timeout", stats.total.retransmits_timeout);
-        json.number("retransmits_fast", stats.total.retransmits_fast);
-        json.number("dropped_no_memory", stats.total.dropped_no_memory);
-        json.number("rejected_datagrams", stats.total.rejected_datagrams());
+        json.number("half_open", stats.half_open);
+        json.number("reserved_bytes", stats.reserved_bytes);
+        json.number("reserve_limit_bytes", stats.reserve_limit_bytes);
+        let limits = stats.refused_table_full + stats.refused_backlog;
+        json.number("refused_limits", limits);
+        json.number(
+            "refused_unproved",
+            stats.refused_half_open + stats.refused_prefix,
+        );
+        json.number("refused_memory", stats.refused_memory);
+        json.number("send_errors", stats.send_errors);
+        json.number("sent_bytes", total.sent_bytes);
+        json.number("received_bytes", total.received_bytes);
+        json.number("sent_segments", total.sent_segments);
+        json.number("received_segments", total.received_segments);
+        json.number("retransmits_timeout", total.retransmits_timeout);
+        json.number("retransmits_fast", total.retransmits_fast);
+        json.number("dropped_no_memory", total.dropped_no_memory);
+        json.number("window_refused", total.window_refused);
+        json.number("rejected_datagrams", total.rejected_datagrams());
     }
 }

@@ -1,0 +1,47 @@
+//! A million pairs of allocation and free, of a pool that is scraped or of one that is not:
+//! something for a profiler to count the instructions of. `ci/metrics-cost` does, and wants the
+//! same number twice.
+//!
+//!     cargo run --release -p slab-metrics --example alloc_free -- alone
+//!     cargo run --release -p slab-metrics --example alloc_free -- scraped
+
+#![allow(clippy::print_stdout)]
+
+use slab_core::SlabPool;
+use slab_metrics::{Collector, Exporter};
+use std::error::Error;
+use std::hint::black_box;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let scraped = match std::env::args().nth(1).as_deref() {
+        Some("alone") => false,
+        Some("scraped") => true,
+        _ => return Err("say whether: alone or scraped".into()),
+    };
+    let pool = SlabPool::builder().name("rx").build()?;
+    // The first ones fill the thread's magazine.
+    pairs(&pool, 1000);
+    let collector = Collector::new();
+    if scraped {
+        collector.register_pool(&pool)?;
+    }
+    let exporter = Exporter::new(collector);
+    let before = exporter.scrape();
+    counted(&pool);
+    let after = exporter.scrape();
+    println!("{} bytes of metrics, then {}", before.len(), after.len());
+    Ok(())
+}
+
+/// What is to be counted.
+#[inline(never)]
+fn counted(pool: &SlabPool) {
+    pairs(pool, 1_000_000);
+}
+
+#[inline(always)]
+fn pairs(pool: &SlabPool, count: usize) {
+    for _ in 0..count {
+        drop(black_box(pool.try_alloc(black_box(2048))));
+    }
+}
