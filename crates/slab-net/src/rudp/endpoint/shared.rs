@@ -183,6 +183,11 @@ impl Shared {
             let inner = link.lock();
             // One that has gone since is in neither sum for this once.
             stats.total += &inner.session.stats();
+            if let Some(rtt) = inner.session.rtt() {
+                stats.rtt_sessions += 1;
+                stats.rtt_sum += rtt;
+                stats.rtt_max = stats.rtt_max.max(rtt);
+            }
         }
         stats
     }

@@ -1,6 +1,7 @@
 //! What an endpoint counts.
 
 use super::super::stats::RudpStats;
+use core::time::Duration;
 
 /// A snapshot of an endpoint: how many sessions there are, and what was counted since it was bound.
 /// Plain numbers.
@@ -13,6 +14,12 @@ pub struct EndpointStats {
     pub half_open: usize,
     /// Sessions now that wait to be accepted.
     pub backlog: usize,
+    /// Sessions now that have measured a round trip.
+    pub rtt_sessions: usize,
+    /// The smoothed round-trip times of these together: divided by their number, the mean.
+    pub rtt_sum: Duration,
+    /// The longest of them.
+    pub rtt_max: Duration,
     /// Bytes of pool memory reserved now, by all sessions.
     pub reserved_bytes: usize,
     /// Bytes of pool memory that may be reserved.
@@ -35,6 +42,8 @@ pub struct EndpointStats {
     pub cookies_sent: u64,
     /// Sessions opened because their peer had such a cookie.
     pub cookies_taken: u64,
+    /// Times that the endpoint's task woke up, for datagrams or for a timer.
+    pub wakeups: u64,
     /// Datagrams that the system would not send; the sessions take them for lost.
     pub send_errors: u64,
     /// Datagrams that could not be opened with the key: they are of somebody else, or damaged.
