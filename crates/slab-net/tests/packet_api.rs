@@ -1,7 +1,9 @@
 //! Whatever `BytesMut` and `Bytes` have, `PacketBuf` and `Packet` have: the compiler takes one text
-//! for both. A new release of `bytes` fails the test of the list's age.
+//! for both, and the methods in the text are those in the source of the `bytes` that is locked. A
+//! new release fails here, and says which method is missing.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// Compiled once for each pair of types: every method with the signature that `bytes` gives it, and
 /// every trait.
@@ -209,9 +211,8 @@ surface!(ours, slab_net::PacketBuf, slab_net::Packet);
 /// The release of `bytes` whose public methods and traits `surface!` lists.
 const LISTED: &str = "1.12.";
 
-/// A release with new methods shows itself here, where somebody updates the lock file.
-#[test]
-fn the_list_is_of_the_release_that_is_locked() {
+/// The version of `bytes` that this build uses.
+fn locked() -> String {
     let lock = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .map(|folder| folder.join("Cargo.lock"))
@@ -221,13 +222,80 @@ fn the_list_is_of_the_release_that_is_locked() {
     let version = lock
         .split("name = \"bytes\"\nversion = \"")
         .nth(1)
-        .and_then(|rest| rest.split('"').next())
-        .expect("bytes is a dependency");
+        .and_then(|rest| rest.split('"').next());
+    version.expect("bytes is a dependency").to_owned()
+}
+
+/// A release with new traits shows itself here, where somebody updates the lock file.
+#[test]
+fn the_list_is_of_the_release_that_is_locked() {
+    let version = locked();
     assert!(
         version.starts_with(LISTED),
         "bytes {version} is locked, but `surface!` lists {LISTED}x: \
          add what its changelog calls new to `surface!` and to the packets, then raise LISTED"
     );
+}
+
+/// Where cargo unpacked this release of `bytes`.
+fn source_of_bytes() -> Option<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))?;
+    let crate_name = format!("bytes-{}", locked());
+    let registries = std::fs::read_dir(home.join("registry/src")).ok()?;
+    registries
+        .filter_map(|registry| Some(registry.ok()?.path().join(&crate_name).join("src")))
+        .find(|source| source.exists())
+}
+
+/// The names of the public functions in the `impl`s of a file.
+fn public_functions(file: &Path) -> BTreeSet<String> {
+    let source = std::fs::read_to_string(file).unwrap();
+    let name = |line: &str| {
+        // Of an `impl` at the outermost level; what is deeper is an example, or in a function.
+        let declared = line.strip_prefix("    pub ")?;
+        let declared = declared.trim_start_matches("const ");
+        let declared = declared.trim_start_matches("unsafe ").strip_prefix("fn ")?;
+        let end = declared.find(['(', '<'])?;
+        Some(declared[..end].to_owned())
+    };
+    source.lines().filter_map(name).collect()
+}
+
+/// The methods of `of` that `surface!` names.
+fn listed(of: &str) -> BTreeSet<String> {
+    let this = include_str!("packet_api.rs");
+    let text = &this[this.find("macro_rules! surface").unwrap()..];
+    let text = &text[..text.find("fn shared_traits").unwrap()];
+    let path = format!(" {of}::");
+    let named = text.split(&path).skip(1);
+    let end = |name: &str| name.find(|c: char| !c.is_alphanumeric() && c != '_');
+    named
+        .filter_map(|rest| Some(rest[..end(rest)?].to_owned()))
+        .collect()
+}
+
+#[test]
+fn every_method_of_bytes_is_listed() {
+    let Some(source) = source_of_bytes() else {
+        // Vendored, or built by something else than cargo: the release is all that can be compared.
+        return the_list_is_of_the_release_that_is_locked();
+    };
+    for (file, of) in [("bytes_mut.rs", "BytesMut"), ("bytes.rs", "Bytes")] {
+        let theirs = public_functions(&source.join(file));
+        assert!(theirs.contains("split_to"), "{file} is not understood");
+        let listed = listed(of);
+        let missing: Vec<_> = theirs.difference(&listed).collect();
+        assert!(
+            missing.is_empty(),
+            "{of} has {missing:?}, which `surface!` lacks"
+        );
+        let gone: Vec<_> = listed.difference(&theirs).collect();
+        assert!(
+            gone.is_empty(),
+            "`surface!` lists {gone:?}, which {of} lacks"
+        );
+    }
 }
 
 #[test]

@@ -143,9 +143,10 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If `capacity` is above `u32::MAX`.
+    /// As [`PacketPool::with_capacity`].
     #[inline]
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn with_capacity(capacity: usize) -> Self {
         if capacity == 0 {
             return Self::new();
@@ -161,8 +162,9 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If `len` is above `u32::MAX`.
+    /// As [`PacketPool::with_capacity`].
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn zeroed(len: usize) -> Self {
         if len == 0 {
             return Self::new();
@@ -360,7 +362,8 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If `new_len` is above `u32::MAX`.
+    /// As [`reserve`](Self::reserve).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn resize(&mut self, new_len: usize, value: u8) {
         match new_len.checked_sub(self.len()) {
             Some(additional) => self.put_bytes(value, additional),
@@ -379,8 +382,9 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If the new length is above `u32::MAX`.
+    /// As [`reserve`](Self::reserve).
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn extend_from_slice(&mut self, extend: &[u8]) {
         self.reserve(extend.len());
         // SAFETY: there is room for them behind the contents now. `extend` is borrowed, so it
@@ -398,7 +402,8 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If `range` is out of bounds, or the new length above `u32::MAX`.
+    /// If `range` is out of bounds, and as [`reserve`](Self::reserve).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn extend_from_within(&mut self, range: impl RangeBounds<usize>) {
         let (start, end) = resolve(range, self.len());
         self.reserve(end - start);

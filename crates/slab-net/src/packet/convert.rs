@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 
 impl From<&[u8]> for PacketBuf {
     /// A copy, from the [process-wide pool](PacketPool::default_pool).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(src: &[u8]) -> Self {
         let mut buf = Self::with_capacity(src.len());
         buf.extend_from_slice(src);
@@ -17,6 +18,7 @@ impl From<&[u8]> for PacketBuf {
 
 impl From<&str> for PacketBuf {
     /// A copy, from the [process-wide pool](PacketPool::default_pool).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(src: &str) -> Self {
         Self::from(src.as_bytes())
     }
@@ -24,6 +26,7 @@ impl From<&str> for PacketBuf {
 
 impl Clone for PacketBuf {
     /// A copy of the contents, from the same pool.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn clone(&self) -> Self {
         if self.is_empty() {
             return Self::new();
@@ -46,17 +49,18 @@ impl From<PacketBuf> for Packet {
 impl From<Packet> for PacketBuf {
     /// [`Packet::try_into_mut`], or a copy from the packet's pool (the
     /// [process-wide one](PacketPool::default_pool) if it has none).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(packet: Packet) -> Self {
-        packet.try_into_mut().unwrap_or_else(|packet| {
-            if packet.is_empty() {
-                return Self::new();
-            }
-            let pool = packet.pool();
-            let pool = pool.as_ref().unwrap_or_else(|| PacketPool::default_pool());
-            let mut copy = pool.with_capacity(packet.len());
-            copy.extend_from_slice(&packet);
-            copy
-        })
+        let packet = match packet.try_into_mut() {
+            Ok(buf) => return buf,
+            Err(packet) if packet.is_empty() => return Self::new(),
+            Err(packet) => packet,
+        };
+        let pool = packet.pool();
+        let pool = pool.as_ref().unwrap_or_else(|| PacketPool::default_pool());
+        let mut copy = pool.with_capacity(packet.len());
+        copy.extend_from_slice(&packet);
+        copy
     }
 }
 

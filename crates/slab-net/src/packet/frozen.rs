@@ -111,8 +111,9 @@ impl Packet {
     /// ```
     ///
     /// # Panics
-    /// If `data` is longer than `u32::MAX`.
+    /// As [`PacketPool::with_capacity`].
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn copy_from_slice(data: &[u8]) -> Self {
         if data.is_empty() {
             return Self::new();
@@ -251,6 +252,7 @@ impl Packet {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn compact(self) -> Self {
         match self.pool() {
             Some(pool) => pool.compact(self),

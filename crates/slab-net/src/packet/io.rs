@@ -52,6 +52,7 @@ unsafe impl BufMut for PacketBuf {
     }
 
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn chunk_mut(&mut self) -> &mut UninitSlice {
         if self.tailroom() == 0 {
             self.reserve(MIN_GROWTH);
@@ -59,6 +60,7 @@ unsafe impl BufMut for PacketBuf {
         self.spare_capacity_mut().into()
     }
 
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn put<T: Buf>(&mut self, mut src: T)
     where
         Self: Sized,
@@ -73,10 +75,12 @@ unsafe impl BufMut for PacketBuf {
     }
 
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn put_slice(&mut self, src: &[u8]) {
         self.extend_from_slice(src);
     }
 
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn put_bytes(&mut self, val: u8, cnt: usize) {
         self.reserve(cnt);
         let to = self.spare_capacity_mut().as_mut_ptr();

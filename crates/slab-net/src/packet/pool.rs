@@ -7,6 +7,9 @@ use super::held::HeldPacket;
 use super::settings::{self, Refusal, Settings};
 use bytes::BufMut;
 use core::fmt;
+use core::future::poll_fn;
+use core::pin::pin;
+use core::task::Poll;
 use slab_core::{AllocError, SlabPool};
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,6 +118,7 @@ impl PacketPool {
     // Always: a call would return the buffer through memory, in parts that are read as wholes at
     // once, and that costs more than what it does.
     #[inline(always)]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<PacketBuf, AllocError> {
         let room = self.headroom as usize + self.tailroom as usize;
         let chunk = self.slab.try_alloc(len.saturating_add(room))?;
@@ -143,10 +147,15 @@ impl PacketPool {
     /// # Errors
     /// As [`SlabPool::alloc`]: what can never be served is refused at once, and so is who comes
     /// behind too many others.
-    pub async fn alloc(&self, len: usize) -> Result<PacketBuf, AllocError> {
+    // No `async fn`: that one would not know its caller.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    pub fn alloc(
+        &self,
+        len: usize,
+    ) -> impl Future<Output = Result<PacketBuf, AllocError>> + Send + use<'_> {
         let room = self.headroom as usize + self.tailroom as usize;
-        let chunk = self.slab.alloc(len.saturating_add(room)).await?;
-        Ok(PacketBuf::from_chunk(chunk, self.headroom))
+        let chunk = self.slab.alloc(len.saturating_add(room));
+        async move { Ok(PacketBuf::from_chunk(chunk.await?, self.headroom)) }
     }
 
     /// As [`alloc`](Self::alloc), but waits no longer than `patience`.
@@ -169,19 +178,27 @@ impl PacketPool {
     ///
     /// # Panics
     /// If it has to wait outside of a tokio runtime with time enabled.
-    pub async fn alloc_timeout(
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    pub fn alloc_timeout(
         &self,
         len: usize,
         patience: Duration,
-    ) -> Result<PacketBuf, AllocError> {
-        match self.try_alloc(len) {
-            Err(AllocError::Exhausted { .. }) => {}
-            done => return done,
-        }
-        match tokio::time::timeout(patience, self.alloc(len)).await {
-            Ok(done) => done,
+    ) -> impl Future<Output = Result<PacketBuf, AllocError>> + Send + use<'_> {
+        let alloc = self.alloc(len);
+        async move {
+            {
+                let mut alloc = pin!(alloc);
+                // Who does not have to wait needs no timer, and so no runtime.
+                let at_once = poll_fn(|context| Poll::Ready(alloc.as_mut().poll(context)));
+                if let Poll::Ready(done) = at_once.await {
+                    return done;
+                }
+                if let Ok(done) = tokio::time::timeout(patience, alloc).await {
+                    return done;
+                }
+            }
             // The error as the pool puts it, or what came at the last moment.
-            Err(_) => self.try_alloc(len),
+            self.try_alloc(len)
         }
     }
 
@@ -193,6 +210,7 @@ impl PacketPool {
     /// cap and its [heap limit](PacketPoolBuilder::heap_limit) reached.
     #[inline]
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn with_capacity(&self, capacity: usize) -> PacketBuf {
         match self.try_alloc(capacity) {
             Ok(buf) => buf,
@@ -214,6 +232,7 @@ impl PacketPool {
     ///
     /// # Errors
     /// As [`try_alloc`](Self::try_alloc).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_zeroed(&self, len: usize) -> Result<PacketBuf, AllocError> {
         let mut buf = self.try_alloc(len)?;
         buf.put_bytes(0, len);
@@ -226,6 +245,7 @@ impl PacketPool {
     /// # Panics
     /// As [`with_capacity`](Self::with_capacity).
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn zeroed(&self, len: usize) -> PacketBuf {
         let mut buf = self.with_capacity(len);
         buf.put_bytes(0, len);
@@ -260,6 +280,7 @@ impl PacketPool {
     ///
     /// # Errors
     /// As [`try_alloc`](Self::try_alloc).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_copy_from_slice(&self, data: &[u8]) -> Result<Packet, AllocError> {
         if data.is_empty() {
             return Ok(Packet::new());
@@ -275,6 +296,7 @@ impl PacketPool {
     /// # Panics
     /// As [`with_capacity`](Self::with_capacity).
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn copy_from_slice(&self, data: &[u8]) -> Packet {
         if data.is_empty() {
             return Packet::new();
@@ -308,6 +330,7 @@ impl PacketPool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn compact(&self, packet: Packet) -> Packet {
         let (len, pinned) = (packet.len(), packet.pinned_bytes());
         if len == 0 {
@@ -338,6 +361,7 @@ impl PacketPool {
     /// [`packet_stats`](Self::packet_stats) until it is dropped or let go. Allocates nothing on the
     /// heap; has no limit of its own, because whoever keeps packets has one.
     #[must_use]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn hold(&self, packet: Packet) -> HeldPacket {
         HeldPacket::new(self.compact(packet), Arc::clone(&self.settings))
     }

@@ -15,6 +15,10 @@ impl PacketBuf {
     /// class as now if this handle has the end of a chunk whose front was split off (so that a
     /// receive buffer stays as large as it was). Free bytes do not keep what was written to them.
     ///
+    /// Where the pool cannot serve, the heap does, as
+    /// [the pool's policy](PacketPool#when-the-pool-is-at-its-cap) says;
+    /// [`try_reserve`](Self::try_reserve) returns the error instead.
+    ///
     /// ```
     /// # use slab_net::PacketBuf;
     /// let mut buf = PacketBuf::with_capacity(128);
@@ -30,6 +34,7 @@ impl PacketBuf {
     /// If the new capacity is above `u32::MAX`, or the pool is at its cap and its
     /// [heap limit](super::PacketPoolBuilder::heap_limit) reached. The buffer is then as before.
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn reserve(&mut self, additional: usize) {
         if additional > self.tailroom() {
             // By value, there and back: its address would keep the buffer out of registers where
@@ -45,6 +50,7 @@ impl PacketBuf {
     /// Itself with room for `additional` more bytes, or as it is and why not.
     #[cold]
     #[inline(never)]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn grown(mut self, additional: usize) -> (Self, Result<(), Refusal>) {
         if self.reclaim(additional) {
             return (self, Ok(()));
@@ -82,6 +88,7 @@ impl PacketBuf {
     ///
     /// # Errors
     /// As [`PacketPool::try_alloc`]; the buffer is then as before.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_reserve(&mut self, additional: usize) -> Result<(), AllocError> {
         if self.try_reclaim(additional) {
             return Ok(());
@@ -105,6 +112,7 @@ impl PacketBuf {
     /// # Errors
     /// As [`PacketPool::try_alloc`]; the buffer is then as before.
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_extend_from_slice(&mut self, extend: &[u8]) -> Result<(), AllocError> {
         if extend.len() > self.tailroom() {
             self.try_reserve(extend.len())?;
@@ -169,8 +177,9 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If the new length is above `u32::MAX`.
+    /// As [`reserve`](Self::reserve).
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn prepend(&mut self, header: &[u8]) {
         self.open_front(header.len());
         // SAFETY: the front was opened by as many bytes as the header has, and the borrowed header
@@ -192,6 +201,7 @@ impl PacketBuf {
     ///
     /// # Errors
     /// As [`PacketPool::try_alloc`]; the buffer is then as before.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_prepend(&mut self, header: &[u8]) -> Result<(), AllocError> {
         self.try_open_front(header.len())?;
         // SAFETY: as in `prepend`.
@@ -211,7 +221,8 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If the new length is above `u32::MAX`.
+    /// As [`reserve`](Self::reserve).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn prepend_header(&mut self, len: usize) -> &mut [u8] {
         self.open_front(len);
         let start = self.ptr.as_ptr();
@@ -230,6 +241,7 @@ impl PacketBuf {
 
     /// Lengthens the contents by `n` bytes in front, which the caller writes at once.
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn open_front(&mut self, n: usize) {
         if !self.open_headroom(n) {
             // By value, as in `reserve`.
@@ -243,6 +255,7 @@ impl PacketBuf {
 
     /// As [`open_front`](Self::open_front), with memory of the pool only.
     #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn try_open_front(&mut self, n: usize) -> Result<(), AllocError> {
         if self.open_headroom(n) {
             return Ok(());
@@ -271,6 +284,7 @@ impl PacketBuf {
     /// Itself, longer by `n` bytes in front that the caller writes, or as it is and why not.
     #[cold]
     #[inline(never)]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn opened(self, n: usize) -> (Self, Result<(), Refusal>) {
         let (mut this, result) = self.opened_in_pool(n);
         if result.is_ok() {
@@ -291,6 +305,7 @@ impl PacketBuf {
     /// As [`opened`](Self::opened), with memory of the pool only.
     #[cold]
     #[inline(never)]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn opened_in_pool(mut self, n: usize) -> (Self, Result<(), AllocError>) {
         let needed = self.len().saturating_add(n);
         if let Some((start, capacity)) = self.owner.region()
@@ -363,6 +378,7 @@ impl PacketBuf {
     }
 
     /// Moves the contents into a chunk with room for `needed` bytes; on failure changes nothing.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn move_to(&mut self, pool: &PacketPool, needed: usize) -> Result<(), AllocError> {
         let wanted = self.wanted(pool, needed);
         let moved = match pool.try_alloc(wanted) {

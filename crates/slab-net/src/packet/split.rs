@@ -112,7 +112,8 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If they are no neighbours and the new length is above `u32::MAX`.
+    /// If they are no neighbours, as [`reserve`](Self::reserve).
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn unsplit(&mut self, other: Self) {
         if self.is_empty() {
             *self = other;
