@@ -3,7 +3,8 @@
 
 mod rudp_common;
 
-use rudp_common::{World, seeds};
+use rudp_common::World;
+use rudp_common::random::seeds;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 

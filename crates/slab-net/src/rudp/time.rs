@@ -1,5 +1,7 @@
 //! [`Time`]: the caller's clock, as a number.
 
+use core::fmt;
+use core::num::NonZeroU64;
 use core::time::Duration;
 
 /// A moment, in microseconds since a beginning of the caller's choice. A [`Session`] has no clock:
@@ -17,29 +19,33 @@ use core::time::Duration;
 /// ```
 ///
 /// [`Session`]: super::Session
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Time(u64);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+// One more than the microseconds, so that an `Option` of it takes no more room.
+pub struct Time(NonZeroU64);
 
 impl Time {
     /// The beginning.
-    pub const ZERO: Self = Self(0);
+    pub const ZERO: Self = Self::from_micros(0);
 
     /// This many microseconds after the beginning.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
-        Self(micros)
+        match NonZeroU64::MIN.checked_add(micros) {
+            Some(time) => Self(time),
+            None => Self(NonZeroU64::MAX),
+        }
     }
 
     /// Microseconds since the beginning.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
-        self.0
+        self.0.get() - 1
     }
 
     /// How long after `earlier` it is; zero if it is before.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
-        Duration::from_micros(self.0.saturating_sub(earlier.0))
+        Duration::from_micros(self.0.get().saturating_sub(earlier.0.get()))
     }
 }
 
@@ -50,5 +56,17 @@ impl core::ops::Add<Duration> for Time {
     fn add(self, duration: Duration) -> Self {
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(micros))
+    }
+}
+
+impl Default for Time {
+    fn default() -> Self {
+        Self::ZERO
+    }
+}
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Time").field(&self.as_micros()).finish()
     }
 }

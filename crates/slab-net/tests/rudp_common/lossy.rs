@@ -1,6 +1,7 @@
 //! Two sessions and a path with a delay that loses and reorders, in virtual time: for figures.
 
 use super::Random;
+use slab_net::rudp::wire::{Command, segments};
 use slab_net::rudp::{MemoryBudget, Session, SessionConfig, Side, Time};
 use slab_net::{Packet, PacketPool};
 use std::cmp::Reverse;
@@ -30,6 +31,10 @@ pub(crate) struct Lossy {
     /// The most datagrams that one side sent at one time.
     pub(crate) longest_burst: [usize; 2],
     conditions: Conditions,
+    /// Datagrams to be lost next, whoever sends them.
+    lose_next: u32,
+    /// A sequence number of the first end's, and how many more of its transmissions are lost.
+    lose_pushes: (u32, u32),
     random: Random,
     /// By time and order: where to, and what.
     wire: BTreeMap<(Time, u64), (usize, Packet)>,
@@ -59,6 +64,8 @@ impl Lossy {
             dropped_by_queue: 0,
             longest_burst: [0; 2],
             conditions,
+            lose_next: 0,
+            lose_pushes: (0, 0),
             random,
             wire: BTreeMap::new(),
             order: 0,
@@ -66,6 +73,31 @@ impl Lossy {
             timer: [None; 2],
             scratch: vec![0; 64 << 10],
         }
+    }
+
+    /// Loses the next so many datagrams.
+    pub(crate) fn lose_next(&mut self, datagrams: u32) {
+        self.lose_next = datagrams;
+    }
+
+    /// Loses the first so many transmissions of a segment of the first end's.
+    pub(crate) fn lose_pushes_of(&mut self, sn: u32, transmissions: u32) {
+        self.lose_pushes = (sn, transmissions);
+    }
+
+    fn is_lost(&mut self, to: usize, datagram: &[u8]) -> bool {
+        if self.lose_next > 0 {
+            self.lose_next -= 1;
+            return true;
+        }
+        let (wanted, left) = self.lose_pushes;
+        let carries = left > 0
+            && to == 1
+            && segments(datagram)
+                .flatten()
+                .any(|(header, _)| header.cmd == Command::Push && header.sn == wanted);
+        self.lose_pushes.1 -= u32::from(carries);
+        carries || self.random.chance(self.conditions.lost)
     }
 
     /// Sends what an end has to send, and sets its timer.
@@ -97,11 +129,11 @@ impl Lossy {
     fn carry(&mut self, to: usize, datagram: Packet) {
         let Conditions {
             delay,
-            lost,
             reordered,
             bottleneck,
+            ..
         } = self.conditions;
-        if self.random.chance(lost) {
+        if self.is_lost(to, &datagram) {
             return;
         }
         let mut leaves = self.now;

@@ -9,6 +9,9 @@
 use super::super::time::Time;
 use core::time::Duration;
 
+/// How long one waits for an answer of the application to go with, where it answers. Well below the
+/// shortest time-out of a peer.
+const ANSWER_DELAY: Duration = Duration::from_millis(10);
 /// Segments in order that are acknowledged together, at most.
 const EVERY: u32 = 16;
 
@@ -27,7 +30,7 @@ pub(super) struct Acks {
     due: Option<Time>,
     last_sent: Option<Time>,
     last_arrival: Option<Time>,
-    /// Does the application answer what it receives within the delay?
+    /// Does the application answer what it receives within [`ANSWER_DELAY`]?
     answers: bool,
 }
 
@@ -57,7 +60,11 @@ impl Acks {
         if self.unacknowledged >= EVERY || (sparse && !self.answers) {
             self.due = Some(now);
         } else if self.due.is_none() {
-            self.due = Some(now + self.delay);
+            let delay = match self.answers {
+                true => ANSWER_DELAY,
+                false => self.delay,
+            };
+            self.due = Some(now + delay);
         }
     }
 
@@ -116,11 +123,18 @@ impl Acks {
         self.last_sent = Some(now);
     }
 
+    /// Gives the list's memory back if it is empty.
+    pub(super) fn shrink(&mut self) {
+        if self.list.is_empty() {
+            self.list = Vec::new();
+        }
+    }
+
     /// Data is sent for the first time.
     pub(super) fn data_sent(&mut self, now: Time) {
         self.answers = self
             .last_arrival
-            .is_some_and(|at| now.since(at) < self.delay);
+            .is_some_and(|at| now.since(at) < ANSWER_DELAY);
     }
 }
 
@@ -179,9 +193,9 @@ mod tests {
         drain(&mut acks, 1, at(0));
         acks.data_sent(at(1));
         acks.in_order(1, 0, at(100));
-        assert_eq!(acks.due(), Some(at(102)));
+        assert_eq!(acks.due(), Some(at(110)));
         // It does not answer this one.
-        drain(&mut acks, 2, at(102));
+        drain(&mut acks, 2, at(110));
         acks.in_order(2, 0, at(200));
         assert_eq!(acks.due(), Some(at(200)));
     }

@@ -184,9 +184,11 @@ impl Session {
         self.send.room() as usize
     }
 
-    /// Is there room enough that a waiting sender should go on: a fourth of the send queue?
+    /// Is there room enough that a waiting sender should go on: half of what may wait beyond the
+    /// window?
     pub(in super::super) fn wants_more(&self) -> bool {
-        self.send.room() >= self.send.limit() / 4 || self.send.is_empty()
+        let beyond = self.send.limit() - self.config.send_window;
+        self.send.room() >= beyond.div_ceil(2) || self.send.is_empty()
     }
 
     /// Is everything acknowledged that was taken for sending?

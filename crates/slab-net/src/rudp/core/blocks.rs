@@ -181,6 +181,12 @@ impl Blocks {
                 index
             }
             None => {
+                if self.blocks.len() == self.blocks.capacity() {
+                    // Most sessions never have a second one. All of them may be free at once.
+                    let more = self.blocks.len().max(1);
+                    self.blocks.reserve_exact(more);
+                    self.free.reserve_exact(self.blocks.capacity());
+                }
                 self.blocks.push(block);
                 (self.blocks.len() - 1) as u32
             }
@@ -213,6 +219,14 @@ impl Blocks {
         block.buf = PacketBuf::new();
         self.account.release(block.reserved);
         self.free.push(index);
+    }
+
+    /// Gives the memory of the lists back if they are empty.
+    pub(super) fn shrink(&mut self) {
+        if self.blocks.len() == self.free.len() {
+            self.blocks = Vec::new();
+            self.free = Vec::new();
+        }
     }
 
     /// Gives up all segments.

@@ -261,8 +261,9 @@ impl Session {
             budget.account(),
         )?;
         receive.set_grows(side == Side::Client);
-        // What is not yet in flight waits here: a window of it.
-        let limit = (config.send_window * 2).max(MAX_FRAGMENTS + 1);
+        // What is not yet in flight waits here, but not so much that it leaves the processor's cache
+        // before it is sent.
+        let limit = (config.send_window + config.send_window / 2).max(MAX_FRAGMENTS + 1);
         Some(Self {
             conv,
             pool: pool.clone(),

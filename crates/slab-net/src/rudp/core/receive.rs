@@ -367,6 +367,11 @@ impl ReceiveQueue {
                 index
             }
             None => {
+                if self.buffers.len() == self.buffers.capacity() {
+                    self.buffers.reserve(1);
+                    // All of them may be free at once.
+                    self.free_buffers.reserve_exact(self.buffers.capacity());
+                }
                 self.buffers.push(buffer);
                 (self.buffers.len() - 1) as u32
             }
@@ -461,6 +466,16 @@ impl ReceiveQueue {
                 return Some((segments, bytes));
             }
             sn = sn.wrapping_add(1);
+        }
+    }
+
+    /// Gives the memory of the ring and the lists back if nothing is in them.
+    pub(super) fn shrink(&mut self) {
+        let mut held = (0..self.ring.capacity()).map(|n| self.ring.at(self.read.wrapping_add(n)));
+        if held.all(Option::is_none) {
+            self.ring = Ring::new(1);
+            self.buffers = Vec::new();
+            self.free_buffers = Vec::new();
         }
     }
 

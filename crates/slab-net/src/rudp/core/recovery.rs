@@ -26,15 +26,15 @@ const FORGET_REORDERING: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Recovery {
-    interval: Duration,
-    min_rto: Duration,
+    /// All durations in microseconds: there are many sessions.
+    interval: u32,
     nodelay: bool,
     fast_resend: u32,
     /// Smoothed round-trip time; zero before the first sample.
-    srtt: Duration,
-    variance: Duration,
-    latest: Duration,
-    rto: Duration,
+    srtt: u32,
+    variance: u32,
+    latest: u32,
+    rto: u32,
     /// Time-outs since the last progress.
     backoff: u32,
     /// The latest transmission known to have arrived.
@@ -51,18 +51,13 @@ pub(super) struct Recovery {
 impl Recovery {
     pub(super) fn new(config: &SessionConfig) -> Self {
         Self {
-            interval: config.interval,
-            min_rto: if config.nodelay {
-                MIN_RTO_NODELAY
-            } else {
-                MIN_RTO
-            },
+            interval: micros(config.interval),
             nodelay: config.nodelay,
             fast_resend: config.fast_resend,
-            srtt: Duration::ZERO,
-            variance: Duration::ZERO,
-            latest: INITIAL_RTO,
-            rto: INITIAL_RTO,
+            srtt: 0,
+            variance: 0,
+            latest: micros(INITIAL_RTO),
+            rto: micros(INITIAL_RTO),
             backoff: 0,
             arrived: 0,
             reordering: 0,
@@ -74,7 +69,7 @@ impl Recovery {
 
     /// The smoothed round-trip time, once there is one.
     pub(super) fn srtt(&self) -> Option<Duration> {
-        (!self.srtt.is_zero()).then_some(self.srtt)
+        (self.srtt > 0).then_some(duration(self.srtt))
     }
 
     /// How long after its transmission a segment is overdue, the backoff included.
@@ -82,14 +77,16 @@ impl Recovery {
         let factor = if self.nodelay { 1.5_f64 } else { 2.0 };
         // 2^30 is far beyond the maximum already.
         let backoff = i32::try_from(self.backoff.min(30)).unwrap_or(30);
-        self.rto.mul_f64(factor.powi(backoff)).min(MAX_RTO)
+        let timeout = duration(self.rto).mul_f64(factor.powi(backoff));
+        timeout.min(MAX_RTO)
     }
 
     /// A transmission is known to have arrived, which was made this long ago.
     pub(super) fn sample(&mut self, rtt: Duration) {
-        let rtt = rtt.max(Duration::from_micros(1));
+        // An echo is of 32 bits of microseconds, so that it is no longer than an hour.
+        let rtt = micros(rtt).clamp(1, u32::MAX / 8);
         self.latest = rtt;
-        if self.srtt.is_zero() {
+        if self.srtt == 0 {
             self.srtt = rtt;
             self.variance = rtt / 2;
         } else {
@@ -97,8 +94,12 @@ impl Recovery {
             self.variance = (3 * self.variance + delta) / 4;
             self.srtt = (7 * self.srtt + rtt) / 8;
         }
+        let min = match self.nodelay {
+            true => MIN_RTO_NODELAY,
+            false => MIN_RTO,
+        };
         let rto = self.srtt + self.interval.max(4 * self.variance);
-        self.rto = rto.clamp(self.min_rto, MAX_RTO);
+        self.rto = rto.clamp(micros(min), micros(MAX_RTO));
     }
 
     /// This transmission has arrived.
@@ -162,7 +163,7 @@ impl Recovery {
         if counts && self.arrived - serial > u64::from(self.fast_resend) {
             return Verdict::Lost;
         }
-        let rtt = self.latest.max(self.srtt);
+        let rtt = duration(self.latest.max(self.srtt));
         let window = (rtt * self.reordering.max(1) / 4).max(MIN_REORDERING);
         let at = sent_at + rtt + window;
         if at <= now {
@@ -171,6 +172,15 @@ impl Recovery {
             Verdict::LostAt(at)
         }
     }
+}
+
+/// As far as 32 bits go, which is beyond every time-out.
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}
+
+fn duration(micros: u32) -> Duration {
+    Duration::from_micros(micros.into())
 }
 
 /// What is known of a segment in flight.

@@ -309,6 +309,14 @@ impl SendQueue {
         true
     }
 
+    /// Gives the ring's memory back if nothing is in it.
+    pub(super) fn shrink(&mut self) {
+        if self.is_empty() {
+            self.slots = Ring::new(1);
+            self.blocks.shrink();
+        }
+    }
+
     /// Gives up everything.
     pub(super) fn clear(&mut self) {
         self.blocks.clear();

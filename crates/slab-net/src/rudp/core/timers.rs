@@ -74,13 +74,8 @@ impl Session {
             return None;
         }
         let newest = self.send.slot(self.send.newest()?);
-        // How long the peer may keep an acknowledgement back.
-        let held_back = if self.peer.is_ours {
-            self.config.ack_delay()
-        } else {
-            self.config.interval
-        };
-        let wait = self.recovery.srtt()? * 2 + held_back;
+        // The peer may keep an acknowledgement back for an interval.
+        let wait = self.recovery.srtt()? * 2 + self.config.interval;
         (wait < self.recovery.timeout()).then_some(newest.sent_at + wait)
     }
 
@@ -110,6 +105,7 @@ impl Session {
         if self.keepalive_at <= now {
             self.ask = true;
             self.keepalive_at = now + self.config.keepalive;
+            self.shrink();
         }
         if let Some((at, wait)) = self.probe
             && at <= now
@@ -129,6 +125,13 @@ impl Session {
             self.tail_probed = Some(self.send.serial());
             self.lose(sn, Cause::Tail);
         }
+    }
+
+    /// Nothing has come for long: gives the heap back that traffic had asked for.
+    fn shrink(&mut self) {
+        self.send.shrink();
+        self.receive.shrink();
+        self.acks.shrink();
     }
 
     fn time_out(&mut self) {

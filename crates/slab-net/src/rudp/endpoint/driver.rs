@@ -73,7 +73,8 @@ impl Driver {
             self.take_in(now);
             self.look_after(now);
             self.unblock(now).await;
-            let table = shared.table();
+            let mut table = shared.table();
+            table.stats.wakeups += 1;
             if table.closed && table.len() == 0 {
                 return;
             }

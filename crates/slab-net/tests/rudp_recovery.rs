@@ -1,0 +1,160 @@
+//! How losses are found and mended, and how much is sent, in virtual time.
+
+mod rudp_common;
+
+use rudp_common::lossy::{Conditions, Lossy};
+use slab_net::rudp::{Congestion, SessionConfig, Time};
+use std::time::Duration;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn path(delay: Duration) -> Conditions {
+    Conditions {
+        delay,
+        lost: 0,
+        reordered: 0,
+        bottleneck: None,
+    }
+}
+
+fn run(world: &mut Lossy, until: Time) {
+    world.settle(0);
+    world.settle(1);
+    while let Some(end) = world.step(until) {
+        world.settle(end);
+    }
+}
+
+/// The last message is lost: a probe finds out long before the time-out would.
+#[test]
+fn the_loss_of_the_last_one_is_found_by_a_probe() {
+    // Not without delay: the time-out is the round trip and 100 ms.
+    let config = SessionConfig::default().interval(10 * MS);
+    let mut world = Lossy::new(&config, path(2 * MS), 1);
+    for _ in 0..20 {
+        world.ends[0].send_slice(&[1; 100]).unwrap();
+        let until = world.now + 50 * MS;
+        run(&mut world, until);
+    }
+    while world.ends[1].recv().is_some() {}
+    world.lose_next(1);
+    world.ends[0].send_slice(b"the last").unwrap();
+    let sent = world.now;
+    world.settle(0);
+    while world.ends[1].recv().is_none() {
+        let end = world.step(sent + 1000 * MS).expect("it arrives");
+        world.settle(end);
+    }
+    let took = world.now.since(sent);
+    assert!(took < 40 * MS, "{took:?}");
+    let stats = world.ends[0].stats();
+    assert_eq!(
+        (stats.retransmits_tail, stats.retransmits_timeout),
+        (1, 0),
+        "{stats:?}"
+    );
+}
+
+/// A retransmission that is lost is found missing like any other, without a time-out.
+#[test]
+fn a_retransmission_that_is_lost_is_sent_again_at_once() {
+    let config = SessionConfig::fast().window(256, 256);
+    let mut world = Lossy::new(&config, path(20 * MS), 1);
+    // So many that the window grows well beyond what follows.
+    for _ in 0..2000 {
+        let _ = world.ends[0].send_slice(&[1; 100]);
+        let until = world.now + MS / 3;
+        run(&mut world, until);
+        while world.ends[1].recv().is_some() {}
+    }
+    let until = world.now + 500 * MS;
+    run(&mut world, until);
+    while world.ends[1].recv().is_some() {}
+    let start = world.now;
+    // A message each other millisecond; one of them is lost, and its next three transmissions.
+    let stats = world.ends[0].stats();
+    let again = stats.retransmits_tail + stats.retransmits_fast + stats.retransmits_timeout;
+    world.lose_pushes_of((stats.sent_segments - again) as u32, 4);
+    for n in 0..200_u64 {
+        world.ends[0].send_slice(&n.to_le_bytes()).unwrap();
+        let until = start + MS * 2 * (n as u32 + 1);
+        run(&mut world, until);
+    }
+    let stats = world.ends[0].stats();
+    let before = again;
+    assert_eq!(stats.retransmits_timeout, 0, "{stats:?}");
+    assert!(stats.retransmits_fast >= before + 4, "{stats:?}");
+    let until = world.now + 500 * MS;
+    run(&mut world, until);
+    let got = std::iter::from_fn(|| world.ends[1].recv()).count();
+    assert_eq!(got, 200);
+}
+
+/// A stream for so long through 10 MB/s with a queue of 64 KB; megabytes a second, datagrams sent in
+/// vain of a thousand, and the longest burst.
+fn bottleneck(congestion: Congestion, seconds: u64) -> (f64, f64, usize) {
+    let conditions = Conditions {
+        bottleneck: Some((10_000_000, 64 << 10)),
+        ..path(10 * MS)
+    };
+    let config = SessionConfig::fast()
+        .window(1024, 1024)
+        .stream(true)
+        .congestion(congestion);
+    let mut world = Lossy::new(&config, conditions, 1);
+    let piece = [7; 16 << 10];
+    let end = Time::ZERO + Duration::from_secs(seconds);
+    let mut received = 0;
+    world.settle(0);
+    world.settle(1);
+    while let Some(end) = world.step(end) {
+        while world.ends[0].write(&piece).is_ok() {}
+        while let Some(bytes) = world.ends[1].read() {
+            received += bytes.len();
+        }
+        world.settle(0);
+        if end == 1 {
+            world.settle(1);
+        }
+    }
+    let sent = world.ends[0].stats().sent_segments as f64;
+    (
+        received as f64 / 1e6 / seconds as f64,
+        world.dropped_by_queue as f64 / sent * 1000.0,
+        world.longest_burst[0],
+    )
+}
+
+#[test]
+fn a_congestion_control_fills_a_bottleneck_and_loses_little_there() {
+    let seconds = if cfg!(debug_assertions) { 4 } else { 20 };
+    for congestion in [Congestion::Reno, Congestion::Cubic] {
+        let (rate, vain, burst) = bottleneck(congestion, seconds);
+        assert!(rate > 6.0, "{congestion:?}: {rate} MB/s");
+        assert!(vain < 20.0, "{congestion:?}: {vain} of 1000 in vain");
+        // A round trip's window is spread over the round trip.
+        assert!(burst <= 48, "{congestion:?}: {burst} at once");
+    }
+    // Without, the window is sent whatever becomes of it.
+    let (_, vain, _) = bottleneck(Congestion::Off, 1);
+    assert!(vain > 50.0, "{vain} of 1000 in vain");
+}
+
+/// What one that only receives promises follows what the path carries.
+#[test]
+fn the_window_follows_the_path() {
+    let reserved = |delay, every| {
+        let config = SessionConfig::fast().window(1024, 1024);
+        let mut world = Lossy::new(&config, path(delay), 1);
+        for n in 1..3000_u32 {
+            let _ = world.ends[0].send_slice(&[1; 1000]);
+            run(&mut world, Time::ZERO + every * n);
+            while world.ends[1].recv().is_some() {}
+        }
+        world.ends[1].reserved_bytes()
+    };
+    let (slow, fast) = (reserved(MS, MS), reserved(50 * MS, MS / 2));
+    // 2 segments on the way, and 200.
+    assert!(slow <= 32 * 1536 * 5 / 4, "{slow}");
+    assert!(fast >= 200 * 1536, "{fast}");
+}
