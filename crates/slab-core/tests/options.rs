@@ -159,7 +159,7 @@ fn what_no_class_holds_comes_from_the_heap_up_to_a_cap_of_its_own() {
 }
 
 /// What is resident of a pool after all of it was asked for with zeros.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "std"))]
 fn resident_after_zeroed(pool: &SlabPool) -> usize {
     let all: Vec<Chunk> = std::iter::from_fn(|| pool.try_alloc_zeroed(16384).ok()).collect();
     assert_eq!(all.len(), (512 << 10) / 16384);

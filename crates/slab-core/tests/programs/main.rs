@@ -8,6 +8,7 @@
 //! | `machine` | runs them, one at a time, on several threads |
 //! | `model` | what the pool promises |
 //! | `concurrent` | programs on several threads at once |
+//! | `typed` | the same idea over typed slabs, in each mode |
 //!
 //! `fuzz/` runs the same programs.
 
@@ -15,6 +16,7 @@ mod concurrent;
 mod machine;
 mod model;
 mod op;
+mod typed;
 
 use op::Step;
 use proptest::prelude::*;
