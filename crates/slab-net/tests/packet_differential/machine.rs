@@ -1,13 +1,12 @@
-//! Random programs on `PacketBuf`/`Packet` and on `BytesMut`/`Bytes` side by side: contents,
-//! lengths and panics are equal throughout, over pools so small that growth, exhaustion and reuse
-//! happen all the time.
+//! Runs a program on `PacketBuf`/`Packet` and on `BytesMut`/`Bytes` side by side: contents, lengths
+//! and panics are equal throughout, over pools so small that growth, exhaustion and reuse happen
+//! all the time.
 
+use crate::op::Op;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
+use std::cell::Cell;
 use std::fmt::Write as _;
-use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,133 +17,9 @@ enum Pair {
     Frozen(Packet, Bytes),
 }
 
-/// Operands are taken modulo something sensible where used; `slot` picks the pair.
-#[derive(Debug, Clone)]
-enum Op {
-    Alloc(usize),
-    New,
-    FromVec(Vec<u8>),
-    FromStatic,
-    FromOwner(Vec<u8>),
-    CopyFromSlice(Vec<u8>),
-    Zeroed(usize),
-    Collect(Vec<u8>),
-    Drop(usize),
-    Extend(usize, Vec<u8>),
-    ExtendByBytes(usize, Vec<u8>),
-    ExtendByPairs(usize, usize),
-    ExtendWithin(usize, Bound<usize>, Bound<usize>),
-    PutChain(usize, Vec<u8>, Vec<u8>),
-    PutBytes(usize, u8, usize),
-    PutInts(usize, u64),
-    WriteSpare(usize, Vec<u8>),
-    ChunkMut(usize, Vec<u8>),
-    Format(usize, u32),
-    Flip(usize, usize),
-    Prepend(usize, Vec<u8>),
-    PrependHeader(usize, Vec<u8>),
-    SplitTo(usize, usize),
-    SplitOff(usize, usize),
-    SplitOffFar(usize),
-    Split(usize),
-    CopyToBytes(usize, usize),
-    Unsplit(usize, usize),
-    SplitAndJoin(usize, usize, Vec<u8>),
-    Truncate(usize, usize),
-    Clear(usize),
-    Resize(usize, usize, u8),
-    Reserve(usize, usize),
-    ReserveHuge(usize, usize),
-    TryReclaim(usize, usize),
-    Advance(usize, usize),
-    GetInts(usize),
-    Freeze(usize),
-    Thaw(usize),
-    Clone(usize),
-    Slice(usize, Bound<usize>, Bound<usize>),
-    SliceRef(usize, usize, usize),
-    Compact(usize),
-    ThroughBytes(usize),
-}
-
-fn bound() -> impl Strategy<Value = Bound<usize>> {
-    let n = prop_oneof![8 => 0..40usize, 2 => 0..3000usize, 1 => Just(usize::MAX)];
-    prop_oneof![
-        n.clone().prop_map(Bound::Included),
-        n.prop_map(Bound::Excluded),
-        Just(Bound::Unbounded),
-    ]
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    use Op::*;
-    let slot = 0..16usize;
-    let s = || slot.clone();
-    // Generating a byte takes Miri longer than what is done with it.
-    let (much, long) = if cfg!(miri) {
-        (300, 5000)
-    } else {
-        (3000, 40_000usize)
-    };
-    let len = move || prop_oneof![6 => 0..100usize, 3 => 0..5000usize, 1 => 0..long];
-    let data = move || {
-        prop_oneof![
-            6 => prop::collection::vec(any::<u8>(), 0..80),
-            1 => prop::collection::vec(any::<u8>(), 200..much),
-        ]
-    };
-    let making = prop_oneof![
-        4 => len().prop_map(Alloc),
-        1 => Just(New),
-        1 => data().prop_map(FromVec),
-        1 => Just(FromStatic),
-        1 => data().prop_map(FromOwner),
-        1 => data().prop_map(CopyFromSlice),
-        1 => len().prop_map(Zeroed),
-        1 => data().prop_map(Collect),
-    ];
-    let writing = prop_oneof![
-        (s(), data()).prop_map(|(s, d)| Extend(s, d)),
-        (s(), data()).prop_map(|(s, d)| ExtendByBytes(s, d)),
-        (s(), s()).prop_map(|(s, t)| ExtendByPairs(s, t)),
-        (s(), bound(), bound()).prop_map(|(s, a, b)| ExtendWithin(s, a, b)),
-        (s(), data(), data()).prop_map(|(s, a, b)| PutChain(s, a, b)),
-        (s(), any::<u8>(), len()).prop_map(|(s, b, n)| PutBytes(s, b, n)),
-        (s(), any::<u64>()).prop_map(|(s, n)| PutInts(s, n)),
-        (s(), data()).prop_map(|(s, d)| WriteSpare(s, d)),
-        (s(), data()).prop_map(|(s, d)| ChunkMut(s, d)),
-        (s(), any::<u32>()).prop_map(|(s, n)| Format(s, n)),
-        (s(), len()).prop_map(|(s, n)| Flip(s, n)),
-        (s(), data()).prop_map(|(s, d)| Prepend(s, d)),
-        (s(), data()).prop_map(|(s, d)| PrependHeader(s, d)),
-    ];
-    let shaping = prop_oneof![
-        (s(), len()).prop_map(|(s, n)| SplitTo(s, n)),
-        (s(), len()).prop_map(|(s, n)| SplitOff(s, n)),
-        s().prop_map(SplitOffFar),
-        s().prop_map(Split),
-        (s(), len()).prop_map(|(s, n)| CopyToBytes(s, n)),
-        (s(), s()).prop_map(|(s, t)| Unsplit(s, t)),
-        (s(), len(), data()).prop_map(|(s, n, d)| SplitAndJoin(s, n, d)),
-        (s(), len()).prop_map(|(s, n)| Truncate(s, n)),
-        s().prop_map(Clear),
-        (s(), len(), any::<u8>()).prop_map(|(s, n, b)| Resize(s, n, b)),
-        (s(), len()).prop_map(|(s, n)| Reserve(s, n)),
-        (s(), 0..200usize).prop_map(|(s, n)| ReserveHuge(s, n)),
-        (s(), len()).prop_map(|(s, n)| TryReclaim(s, n)),
-        (s(), len()).prop_map(|(s, n)| Advance(s, n)),
-        s().prop_map(GetInts),
-    ];
-    let sharing = prop_oneof![
-        s().prop_map(Freeze),
-        s().prop_map(Thaw),
-        s().prop_map(Op::Clone),
-        (s(), bound(), bound()).prop_map(|(s, a, b)| Slice(s, a, b)),
-        (s(), len(), len()).prop_map(|(s, a, b)| SliceRef(s, a, b)),
-        s().prop_map(Compact),
-        s().prop_map(ThroughBytes),
-    ];
-    prop_oneof![3 => making, 2 => s().prop_map(Op::Drop), 8 => writing, 9 => shaping, 6 => sharing]
+thread_local! {
+    /// What runs now is allowed to panic if the other side does.
+    static MAY_PANIC: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Mostly within `len`, now and then beyond.
@@ -154,8 +29,10 @@ fn near(n: usize, len: usize) -> usize {
 
 /// Runs both; either both return or both panic.
 fn both<A, B>(ours: impl FnOnce() -> A, theirs: impl FnOnce() -> B) -> Option<(A, B)> {
+    MAY_PANIC.set(true);
     let ours = catch_unwind(AssertUnwindSafe(ours));
     let theirs = catch_unwind(AssertUnwindSafe(theirs));
+    MAY_PANIC.set(false);
     match (ours, theirs) {
         (Ok(a), Ok(b)) => Some((a, b)),
         (Err(_), Err(_)) => {
@@ -171,15 +48,65 @@ fn both<A, B>(ours: impl FnOnce() -> A, theirs: impl FnOnce() -> B) -> Option<(A
 }
 
 // What the programs have met, so that the test can tell that they meet it.
-static PANICS: AtomicU64 = AtomicU64::new(0);
-static FALLBACKS: AtomicU64 = AtomicU64::new(0);
-static EXHAUSTED: AtomicU64 = AtomicU64::new(0);
-static RECLAIMED: AtomicU64 = AtomicU64::new(0);
-static REJOINED: AtomicU64 = AtomicU64::new(0);
-static THAWED: AtomicU64 = AtomicU64::new(0);
-static COMPACTED: AtomicU64 = AtomicU64::new(0);
+pub(crate) static PANICS: AtomicU64 = AtomicU64::new(0);
+pub(crate) static FALLBACKS: AtomicU64 = AtomicU64::new(0);
+pub(crate) static EXHAUSTED: AtomicU64 = AtomicU64::new(0);
+pub(crate) static RECLAIMED: AtomicU64 = AtomicU64::new(0);
+pub(crate) static REJOINED: AtomicU64 = AtomicU64::new(0);
+pub(crate) static THAWED: AtomicU64 = AtomicU64::new(0);
+pub(crate) static COMPACTED: AtomicU64 = AtomicU64::new(0);
 
 const STATIC: &[u8] = b"bytes that live for ever, and belong to nobody";
+
+/// A pool of two slabs for four classes: two classes always go without.
+fn tiny() -> slab_net::PacketPoolBuilder {
+    PacketPool::builder()
+        .name("tiny")
+        .size_classes(SizeClasses::explicit(&[64, 256, 4096, 16_384]).unwrap())
+        .max_memory(2 * 65_536)
+}
+
+/// Once a process: a small default pool, and silence about panics that are expected, which come by
+/// the thousand.
+pub(crate) fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        tiny().install_default().unwrap();
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !MAY_PANIC.get() {
+                report(info);
+            }
+        }));
+    });
+}
+
+/// Runs the program over a pool of its own, and sees that it leaves nothing behind.
+pub(crate) fn run(headroom: usize, tailroom: usize, program: impl IntoIterator<Item = Op>) {
+    let pool = tiny()
+        .headroom(headroom)
+        .tailroom(tailroom)
+        .build()
+        .unwrap();
+    let mut machine = Machine {
+        pool: pool.clone(),
+        slots: Vec::new(),
+    };
+    for op in program {
+        machine.make(op);
+        machine.check();
+    }
+    drop(machine);
+    let (slab, packets) = (pool.slab().stats(), pool.packet_stats());
+    assert_eq!(
+        (slab.in_use(), packets.heap_bytes),
+        (0, 0),
+        "something leaked"
+    );
+    FALLBACKS.fetch_add(packets.heap_fallbacks, Relaxed);
+    let exhausted = slab.classes().iter().map(|class| class.exhausted).sum();
+    EXHAUSTED.fetch_add(exhausted, Relaxed);
+}
 
 struct Machine {
     pool: PacketPool,
@@ -593,89 +520,5 @@ impl Machine {
                 }
             }
         }
-    }
-}
-
-/// A pool of two slabs for four classes: two classes always go without.
-fn tiny() -> slab_net::PacketPoolBuilder {
-    PacketPool::builder()
-        .name("tiny")
-        .size_classes(SizeClasses::explicit(&[64, 256, 4096, 16_384]).unwrap())
-        .max_memory(2 * 65_536)
-}
-
-fn quiet() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        tiny().install_default().unwrap();
-        // Expected panics by the thousand: only those of the test's own assertions are told.
-        let print = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if info
-                .location()
-                .is_some_and(|at| at.file().ends_with("packet_differential.rs"))
-            {
-                print(info);
-            }
-        }));
-    });
-}
-
-fn run(headroom: usize, tailroom: usize) {
-    quiet();
-    let config = Config {
-        failure_persistence: None,
-        cases: if cfg!(miri) { 4 } else { 50 },
-        ..Config::default()
-    };
-    let programs = prop::collection::vec(op(), 1..if cfg!(miri) { 40 } else { 120 });
-    TestRunner::new(config)
-        .run(&programs, |program| {
-            let pool = tiny()
-                .headroom(headroom)
-                .tailroom(tailroom)
-                .build()
-                .unwrap();
-            let mut machine = Machine {
-                pool: pool.clone(),
-                slots: Vec::new(),
-            };
-            for op in program {
-                machine.make(op);
-                machine.check();
-            }
-            drop(machine);
-            let (slab, packets) = (pool.slab().stats(), pool.packet_stats());
-            assert_eq!(
-                (slab.in_use(), packets.heap_bytes),
-                (0, 0),
-                "something leaked"
-            );
-            FALLBACKS.fetch_add(packets.heap_fallbacks, Relaxed);
-            let exhausted = slab.classes().iter().map(|class| class.exhausted).sum();
-            EXHAUSTED.fetch_add(exhausted, Relaxed);
-            Ok(())
-        })
-        .unwrap();
-}
-
-#[test]
-fn random_programs_agree_with_bytes() {
-    for (headroom, tailroom) in [(0, 0), (32, 16), (200, 0)] {
-        run(headroom, tailroom);
-    }
-    if cfg!(miri) {
-        return;
-    }
-    for (met, what) in [
-        (&PANICS, "panics"),
-        (&FALLBACKS, "fallbacks to the heap"),
-        (&EXHAUSTED, "an exhausted pool"),
-        (&RECLAIMED, "reclaimed chunks"),
-        (&REJOINED, "halves joined in place"),
-        (&THAWED, "packets made mutable"),
-        (&COMPACTED, "packets made compact"),
-    ] {
-        assert!(met.load(Relaxed) > 0, "the programs never meet {what}");
     }
 }
