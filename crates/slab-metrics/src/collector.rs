@@ -3,7 +3,7 @@
 use crate::build::BuildSource;
 use crate::error::{RegisterError, SourceKind};
 use crate::pool::{PoolSource, ReadPool};
-use crate::series::Source;
+use crate::series::{NeverFalling, Source};
 #[cfg(feature = "allocator-api2")]
 use slab_core::SlabAllocator;
 use slab_core::{Slab, SlabPool};
@@ -129,7 +129,7 @@ impl Collector {
         pool: impl ReadPool + 'static,
     ) -> Result<(), RegisterError> {
         let source = PoolSource::new(name, pool);
-        self.register(SourceKind::Pool, name, Arc::new(source))
+        self.register(SourceKind::Pool, name, source)
     }
 
     /// Adds a packet pool, under the name of its slab pool: that one's series and those of the
@@ -140,7 +140,7 @@ impl Collector {
     #[cfg(feature = "net")]
     pub fn register_packet_pool(&self, pool: &PacketPool) -> Result<(), RegisterError> {
         let source = crate::net::PacketPoolSource::new(pool.clone());
-        self.register(SourceKind::Pool, pool.slab().name(), Arc::new(source))
+        self.register(SourceKind::Pool, pool.slab().name(), source)
     }
 
     /// Adds a UDP socket. `name` is the label `socket`; it should come from a small fixed set, as
@@ -159,7 +159,7 @@ impl Collector {
             name: name.clone(),
             monitor,
         };
-        self.register(SourceKind::Socket, &name, Arc::new(source))
+        self.register(SourceKind::Socket, &name, source)
     }
 
     /// Adds a hand-off queue. `name` is the label `queue`.
@@ -177,7 +177,7 @@ impl Collector {
             name: name.clone(),
             monitor,
         };
-        self.register(SourceKind::Queue, &name, Arc::new(source))
+        self.register(SourceKind::Queue, &name, source)
     }
 
     /// Adds an RUDP endpoint. `name` is the label `endpoint`. It stays open, as a pool
@@ -198,15 +198,16 @@ impl Collector {
             name: name.clone(),
             endpoint: endpoint.clone(),
         };
-        self.register(SourceKind::RudpEndpoint, &name, Arc::new(source))
+        self.register(SourceKind::RudpEndpoint, &name, source)
     }
 
     pub(crate) fn register(
         &self,
         kind: SourceKind,
         name: &str,
-        source: Arc<dyn Source>,
+        source: impl Source + 'static,
     ) -> Result<(), RegisterError> {
+        let source = Arc::new(NeverFalling::new(source));
         let mut sources = self.lock();
         if sources.position(kind, name).is_some() {
             return Err(RegisterError::DuplicateName {

@@ -24,6 +24,8 @@ pub const WAIT_SECONDS_BOUNDS: [f64; WaitTimes::BOUNDS_NANOS.len()] = {
 pub(crate) enum Kind {
     Counter,
     Gauge,
+    /// A gauge that is read in nanoseconds. Its name is in seconds.
+    Seconds,
     /// With the upper bounds of all buckets but the last, in nanoseconds. Its name is in seconds.
     Histogram(&'static [u64]),
 }
@@ -33,7 +35,7 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
-            Self::Gauge => "gauge",
+            Self::Gauge | Self::Seconds => "gauge",
             Self::Histogram(_) => "histogram",
         }
     }
@@ -52,7 +54,7 @@ impl Family {
     /// cumulative, and the sum in nanoseconds.
     pub(crate) fn width(&self) -> usize {
         match self.kind {
-            Kind::Counter | Kind::Gauge => 1,
+            Kind::Counter | Kind::Gauge | Kind::Seconds => 1,
             Kind::Histogram(bounds) => bounds.len() + 2,
         }
     }
@@ -191,12 +193,22 @@ families! {
         "Bytes of pool memory reserved by all sessions.";
     RUDP_RESERVE_LIMIT_BYTES = Gauge "slab_rudp_reserve_limit_bytes",
         "Bytes of pool memory that sessions may reserve.";
+    RUDP_RTT_MEAN_SECONDS = Seconds "slab_rudp_rtt_mean_seconds",
+        "Mean of the smoothed round-trip times of the sessions that there are; 0 if none is known.";
+    RUDP_RTT_MAX_SECONDS = Seconds "slab_rudp_rtt_max_seconds",
+        "The longest of the smoothed round-trip times of the sessions that there are.";
     RUDP_OPENED_SESSIONS_TOTAL = Counter "slab_rudp_opened_sessions_total",
         "Sessions opened, by either side.";
     RUDP_REFUSED_SESSIONS_TOTAL = Counter "slab_rudp_refused_sessions_total",
         "Sessions refused, by reason.";
     RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL = Counter "slab_rudp_unknown_session_datagrams_total",
         "Datagrams that belonged to no session and opened none.";
+    RUDP_SENT_COOKIES_TOTAL = Counter "slab_rudp_sent_cookies_total",
+        "Cookies sent to peers for whose unproved addresses there was no room.";
+    RUDP_TAKEN_COOKIES_TOTAL = Counter "slab_rudp_taken_cookies_total",
+        "Sessions opened because their peer had such a cookie.";
+    RUDP_UNOPENED_DATAGRAMS_TOTAL = Counter "slab_rudp_unopened_datagrams_total",
+        "Datagrams that could not be opened with the key.";
     RUDP_SEND_ERRORS_TOTAL = Counter "slab_rudp_send_errors_total",
         "Datagrams that the system would not send; sessions take them for lost.";
     RUDP_DATAGRAMS_TOTAL = Counter "slab_rudp_datagrams_total",
@@ -221,6 +233,22 @@ families! {
         "Times that a receive window did not grow for want of memory.";
     RUDP_WINDOW_PROBES_TOTAL = Counter "slab_rudp_window_probes_total",
         "Windows asked for because the peer's was closed.";
+    RUDP_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_unreliable_datagrams_total",
+        "Unreliable datagrams of sessions, by direction.";
+    RUDP_DROPPED_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_dropped_unreliable_datagrams_total",
+        "Unreliable datagrams received and dropped, because nobody read them or there was no memory.";
     RUDP_REJECTED_DATAGRAMS_TOTAL = Counter "slab_rudp_rejected_datagrams_total",
         "Datagrams refused because of what they contain, by reason.";
+}
+
+#[cfg(feature = "fec")]
+families! {
+    RUDP_FEC_SHARDS_TOTAL = Counter "slab_rudp_fec_shards_total",
+        "Parity shards of error correction, by direction.";
+    RUDP_FEC_RECOVERED_DATAGRAMS_TOTAL = Counter "slab_rudp_fec_recovered_datagrams_total",
+        "Datagrams that were lost and computed from others.";
+    RUDP_FEC_EXPIRED_GROUPS_TOTAL = Counter "slab_rudp_fec_expired_groups_total",
+        "Groups given up with data missing: too many of their shards were lost or late.";
+    RUDP_FEC_DROPPED_SHARDS_TOTAL = Counter "slab_rudp_fec_dropped_shards_total",
+        "Shards that were of no use, by reason.";
 }

@@ -4,6 +4,7 @@ use crate::json::Json;
 use crate::names::*;
 use crate::series::{Describe, Label, Row, Source, describe_rows, read_rows};
 use slab_net::rudp::{Endpoint, EndpointStats, Rejection};
+use std::time::Duration;
 
 const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_SESSIONS, None, |s| s.sessions as u64),
@@ -13,6 +14,10 @@ const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_RESERVE_LIMIT_BYTES, None, |s| {
         s.reserve_limit_bytes as u64
     }),
+    Row(&RUDP_RTT_MEAN_SECONDS, None, |s| {
+        nanos(s.rtt_sum) / (s.rtt_sessions as u64).max(1)
+    }),
+    Row(&RUDP_RTT_MAX_SECONDS, None, |s| nanos(s.rtt_max)),
     Row(&RUDP_OPENED_SESSIONS_TOTAL, None, |s| s.opened),
     Row(
         &RUDP_REFUSED_SESSIONS_TOTAL,
@@ -42,6 +47,9 @@ const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL, None, |s| {
         s.unknown_session
     }),
+    Row(&RUDP_SENT_COOKIES_TOTAL, None, |s| s.cookies_sent),
+    Row(&RUDP_TAKEN_COOKIES_TOTAL, None, |s| s.cookies_taken),
+    Row(&RUDP_UNOPENED_DATAGRAMS_TOTAL, None, |s| s.unopened),
     Row(&RUDP_SEND_ERRORS_TOTAL, None, |s| s.send_errors),
     Row(&RUDP_DATAGRAMS_TOTAL, Some(("direction", "sent")), |s| {
         s.total.sent_datagrams
@@ -70,6 +78,9 @@ const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_RETRANSMITS_TOTAL, Some(("trigger", "fast")), |s| {
         s.total.retransmits_fast
     }),
+    Row(&RUDP_RETRANSMITS_TOTAL, Some(("trigger", "tail")), |s| {
+        s.total.retransmits_tail
+    }),
     Row(&RUDP_SPURIOUS_RETRANSMITS_TOTAL, None, |s| {
         s.total.retransmits_spurious
     }),
@@ -89,7 +100,59 @@ const ROWS: &[Row<EndpointStats>] = &[
     }),
     Row(&RUDP_WINDOW_REFUSED_TOTAL, None, |s| s.total.window_refused),
     Row(&RUDP_WINDOW_PROBES_TOTAL, None, |s| s.total.probes),
+    Row(
+        &RUDP_UNRELIABLE_DATAGRAMS_TOTAL,
+        Some(("direction", "sent")),
+        |s| s.total.sent_unreliable,
+    ),
+    Row(
+        &RUDP_UNRELIABLE_DATAGRAMS_TOTAL,
+        Some(("direction", "received")),
+        |s| s.total.received_unreliable,
+    ),
+    Row(&RUDP_DROPPED_UNRELIABLE_DATAGRAMS_TOTAL, None, |s| {
+        s.total.dropped_unreliable
+    }),
 ];
+
+/// What error correction did.
+#[cfg(feature = "fec")]
+const FEC_ROWS: &[Row<EndpointStats>] = &[
+    Row(&RUDP_FEC_SHARDS_TOTAL, Some(("direction", "sent")), |s| {
+        s.fec.sent_parity
+    }),
+    Row(
+        &RUDP_FEC_SHARDS_TOTAL,
+        Some(("direction", "received")),
+        |s| s.fec.received_parity,
+    ),
+    Row(&RUDP_FEC_RECOVERED_DATAGRAMS_TOTAL, None, |s| {
+        s.fec.recovered
+    }),
+    Row(&RUDP_FEC_EXPIRED_GROUPS_TOTAL, None, |s| s.fec.expired),
+    Row(
+        &RUDP_FEC_DROPPED_SHARDS_TOTAL,
+        Some(("reason", "rejected")),
+        |s| s.fec.rejected,
+    ),
+    Row(
+        &RUDP_FEC_DROPPED_SHARDS_TOTAL,
+        Some(("reason", "late")),
+        |s| s.fec.late,
+    ),
+    Row(
+        &RUDP_FEC_DROPPED_SHARDS_TOTAL,
+        Some(("reason", "no_memory")),
+        |s| s.fec.no_memory,
+    ),
+];
+
+#[cfg(not(feature = "fec"))]
+const FEC_ROWS: &[Row<EndpointStats>] = &[];
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
 
 pub(crate) struct EndpointSource {
     pub(crate) name: String,
@@ -100,6 +163,7 @@ impl Source for EndpointSource {
     fn describe(&self, to: &mut Describe<'_>) {
         let endpoint: Label = ("endpoint", self.name.clone().into());
         describe_rows(ROWS, std::slice::from_ref(&endpoint), to);
+        describe_rows(FEC_ROWS, std::slice::from_ref(&endpoint), to);
         for reason in Rejection::ALL {
             let reason = ("reason", reason.name().into());
             to(&RUDP_REJECTED_DATAGRAMS_TOTAL, &[endpoint.clone(), reason]);
@@ -109,6 +173,7 @@ impl Source for EndpointSource {
     fn read(&self, values: &mut Vec<u64>) {
         let stats = self.endpoint.stats();
         read_rows(ROWS, &stats, values);
+        read_rows(FEC_ROWS, &stats, values);
         values.extend(Rejection::ALL.map(|reason| stats.total.rejected_for(reason)));
     }
 
@@ -132,7 +197,9 @@ impl Source for EndpointSource {
         json.number("sent_segments", total.sent_segments);
         json.number("received_segments", total.received_segments);
         json.number("retransmits_timeout", total.retransmits_timeout);
+        json.number("retransmits_tail", total.retransmits_tail);
         json.number("retransmits_fast", total.retransmits_fast);
+        json.number("rtt_max_nanos", nanos(stats.rtt_max));
         json.number("dropped_no_memory", total.dropped_no_memory);
         json.number("window_refused", total.window_refused);
         json.number("rejected_datagrams", total.rejected_datagrams());

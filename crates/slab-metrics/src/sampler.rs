@@ -66,6 +66,8 @@ struct Tracked {
 enum Handle {
     Counter(Counter),
     Gauge(Gauge),
+    /// A gauge of seconds.
+    Seconds(Gauge),
     Histogram {
         histogram: Histogram,
         bounds_nanos: &'static [u64],
@@ -166,9 +168,13 @@ impl Handle {
                 recorder.describe_counter(name, None, help);
                 Self::Counter(recorder.register_counter(&key, &METADATA))
             }
-            Kind::Gauge => {
+            Kind::Gauge | Kind::Seconds => {
                 recorder.describe_gauge(name, None, help);
-                Self::Gauge(recorder.register_gauge(&key, &METADATA))
+                let gauge = recorder.register_gauge(&key, &METADATA);
+                match family.kind {
+                    Kind::Seconds => Self::Seconds(gauge),
+                    _ => Self::Gauge(gauge),
+                }
             }
             Kind::Histogram(bounds_nanos) => {
                 recorder.describe_histogram(name, None, help);
@@ -191,6 +197,10 @@ impl Handle {
             Self::Gauge(gauge) => {
                 // Exact up to 2^53, which is 8 PiB.
                 gauge.set(values[0] as f64);
+                &values[1..]
+            }
+            Self::Seconds(gauge) => {
+                gauge.set(values[0] as f64 / 1e9);
                 &values[1..]
             }
             Self::Histogram {
@@ -216,8 +226,9 @@ impl Handle {
     }
 
     fn end(&self) {
-        if let Self::Gauge(gauge) = self {
-            gauge.set(0.0);
+        match self {
+            Self::Gauge(gauge) | Self::Seconds(gauge) => gauge.set(0.0),
+            Self::Counter(_) | Self::Histogram { .. } => {}
         }
     }
 }

@@ -5,8 +5,9 @@
 //! a page, [`sampler`](crate::sampler) sets the handles of a recorder.
 
 use crate::json::Json;
-use crate::names::Family;
+use crate::names::{Family, Kind};
 use metrics::SharedString;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A label's name and value.
 pub(crate) type Label = (&'static str, SharedString);
@@ -25,6 +26,20 @@ pub(crate) trait Source: Send + Sync {
 
     /// Writes the statistics as members of an object that has a `name` already.
     fn write_json(&self, json: &mut Json);
+}
+
+impl<S: Source + ?Sized> Source for Arc<S> {
+    fn describe(&self, to: &mut Describe<'_>) {
+        (**self).describe(to);
+    }
+
+    fn read(&self, values: &mut Vec<u64>) {
+        (**self).read(values);
+    }
+
+    fn write_json(&self, json: &mut Json) {
+        (**self).write_json(json);
+    }
 }
 
 /// One series: its family, a label beside those of its source, and where its value is.
@@ -47,4 +62,90 @@ pub(crate) fn describe_rows<S>(rows: &[Row<S>], labels: &[Label], to: &mut Descr
 /// Appends the values of a table.
 pub(crate) fn read_rows<S>(rows: &[Row<S>], stats: &S, values: &mut Vec<u64>) {
     values.extend(rows.iter().map(|Row(_, _, read)| read(stats)));
+}
+
+/// A source whose counters never fall.
+///
+/// Statistics are put together from parts of slightly different moments: a session that ends, or a
+/// thread, can for one snapshot be in neither of two sums. A counter on a page must not fall, for
+/// Prometheus would take that for a restart and count everything before it a second time.
+pub(crate) struct NeverFalling<S> {
+    source: S,
+    /// For each value: can it only rise?
+    rises: Box<[bool]>,
+    /// What each value was last.
+    last: Mutex<Box<[u64]>>,
+}
+
+impl<S: Source> NeverFalling<S> {
+    pub(crate) fn new(source: S) -> Self {
+        let mut rises = Vec::new();
+        source.describe(&mut |family, _| {
+            let is_counter = matches!(family.kind, Kind::Counter | Kind::Histogram(_));
+            rises.resize(rises.len() + family.width(), is_counter);
+        });
+        Self {
+            source,
+            last: Mutex::new(vec![0; rises.len()].into()),
+            rises: rises.into(),
+        }
+    }
+}
+
+impl<S: Source> Source for NeverFalling<S> {
+    fn describe(&self, to: &mut Describe<'_>) {
+        self.source.describe(to);
+    }
+
+    fn read(&self, values: &mut Vec<u64>) {
+        // Held while reading, so that of two readers the later one has the later values. A panic
+        // in between leaves values that are at worst old.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = values.len();
+        self.source.read(values);
+        debug_assert_eq!(values.len() - first, self.rises.len());
+        let values = values[first..].iter_mut();
+        for ((value, last), &rises) in values.zip(&mut *last).zip(&self.rises) {
+            if rises {
+                *value = (*value).max(*last);
+                *last = *value;
+            }
+        }
+    }
+
+    fn write_json(&self, json: &mut Json) {
+        self.source.write_json(json);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::{POOL_THREAD_CACHES, POOL_TOO_LARGE_TOTAL};
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    struct Falling(AtomicU64);
+
+    impl Source for Falling {
+        fn describe(&self, to: &mut Describe<'_>) {
+            to(&POOL_THREAD_CACHES, &[]);
+            to(&POOL_TOO_LARGE_TOTAL, &[]);
+        }
+
+        fn read(&self, values: &mut Vec<u64>) {
+            let now = self.0.fetch_sub(1, Relaxed);
+            values.extend([now, now]);
+        }
+
+        fn write_json(&self, _json: &mut Json) {}
+    }
+
+    #[test]
+    fn gauges_fall_and_counters_do_not() {
+        let source = NeverFalling::new(Falling(AtomicU64::new(9)));
+        let mut values = vec![77];
+        source.read(&mut values);
+        source.read(&mut values);
+        assert_eq!(values, [77, 9, 9, 8, 9]);
+    }
 }

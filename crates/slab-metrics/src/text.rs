@@ -134,9 +134,10 @@ fn lines(family: &Family, labels: &[Label], at: usize, to: &mut Vec<Line>) {
             number,
         });
     };
-    let Kind::Histogram(bounds_nanos) = family.kind else {
-        line("", labels, Number::At(at));
-        return;
+    let bounds_nanos = match family.kind {
+        Kind::Counter | Kind::Gauge => return line("", labels, Number::At(at)),
+        Kind::Seconds => return line("", labels, Number::Nanos(at)),
+        Kind::Histogram(bounds_nanos) => bounds_nanos,
     };
     let bounds = bounds_nanos.iter().map(|&n| (n as f64 / 1e9).to_string());
     for (bucket, bound) in bounds.chain(["+Inf".into()]).enumerate() {

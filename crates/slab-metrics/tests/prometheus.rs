@@ -1,9 +1,9 @@
 //! A real Prometheus scrapes a server under load, and is asked everything that the README, the
 //! dashboard and the rules promise. Needs Debian's package `prometheus`; `ci/prometheus` runs it:
 //!
-//!     cargo test -p slab-metrics --test prometheus -- --ignored
+//!     cargo test -p slab-metrics --features fec --test prometheus -- --ignored
 
-#![cfg(feature = "net")]
+#![cfg(feature = "fec")]
 
 use serde_json::Value;
 use slab_core::SlabPool;

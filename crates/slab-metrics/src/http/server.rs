@@ -119,7 +119,7 @@ impl MetricsServerBuilder {
         let stats = Arc::<ServerStats>::default();
         self.exporter
             .collector()
-            .register(SourceKind::Server, "", Arc::clone(&stats) as _)
+            .register(SourceKind::Server, "", Arc::clone(&stats))
             .map_err(|error| io::Error::new(io::ErrorKind::AlreadyExists, error))?;
         Ok(MetricsServer {
             listener,
