@@ -49,7 +49,7 @@ func tune(session *kcp.UDPSession) {
 }
 
 func listen(address string, serve func(*kcp.UDPSession)) error {
-	listener, err := kcp.ListenWithOptions(address, nil, 0, 0)
+	listener, err := listenProtected(address)
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func run(mode, address string) error {
 	case "sink":
 		return listen(address, sink)
 	}
-	session, err := connect(address)
+	session, err := connectProtected(address)
 	if err != nil {
 		return err
 	}
