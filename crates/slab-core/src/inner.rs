@@ -378,7 +378,9 @@ impl Inner {
         self.closed.store(true, Ordering::Relaxed);
         let classes = 0..self.classes.count() as u8;
         for entry in registry.iter() {
-            for class in classes.clone() {
+            // Those that no class has too: another pool at this address may have more, and a thread
+            // that takes this cache for its own (see `local`) is to find it shut.
+            for class in 0..MAX_CLASSES as u8 {
                 entry.cache.magazine(class).guard.raise(CLOSED);
             }
         }
