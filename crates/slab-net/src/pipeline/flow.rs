@@ -1,6 +1,6 @@
 //! [`flow_queues`]: a queue for each consumer, each source always to the same one.
 
-use super::queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, queue};
+use super::queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, Rest, queue};
 use super::stats::QueueMonitor;
 use crate::udp::PacketBatch;
 use core::num::NonZeroUsize;
@@ -75,6 +75,29 @@ impl FlowSender {
     /// That queue's receivers are gone; others may not be.
     pub async fn send(&self, batch: PacketBatch) -> Result<(), QueueClosed> {
         self.queue_of(&batch).send(batch).await
+    }
+
+    /// Puts many batches into their sources' queues, as [`send`](Self::send) does each. Those that
+    /// have a consumer are delivered even if others have none.
+    ///
+    /// Batches in a future that is dropped while it waits are counted as `closed`, with those that
+    /// the iterator has not yielded yet.
+    ///
+    /// # Errors
+    /// The receivers of one of the queues are gone; others may not be.
+    pub async fn send_many(
+        &self,
+        batches: impl IntoIterator<Item = PacketBatch>,
+    ) -> Result<(), QueueClosed> {
+        let mut rest = Rest {
+            batches: batches.into_iter(),
+            give_up: |batch| self.queue_of(&batch).give_up(batch),
+        };
+        let mut result = Ok(());
+        for batch in rest.batches.by_ref() {
+            result = self.queue_of(&batch).send(batch).await.and(result);
+        }
+        result
     }
 
     /// Are the receivers of all queues gone?

@@ -19,6 +19,12 @@ pub trait Deliver {
         batch: PacketBatch,
     ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_;
 
+    /// Puts many batches in, in their order.
+    fn deliver_many(
+        &self,
+        batches: impl Iterator<Item = PacketBatch> + Send,
+    ) -> impl Future<Output = Result<(), QueueClosed>> + Send;
+
     /// Is there nobody left to deliver to?
     fn is_closed(&self) -> bool;
 }
@@ -29,6 +35,13 @@ impl Deliver for QueueSender {
         batch: PacketBatch,
     ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_ {
         self.send(batch)
+    }
+
+    fn deliver_many(
+        &self,
+        batches: impl Iterator<Item = PacketBatch> + Send,
+    ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
+        self.send_many(batches)
     }
 
     fn is_closed(&self) -> bool {
@@ -42,6 +55,13 @@ impl Deliver for FlowSender {
         batch: PacketBatch,
     ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_ {
         self.send(batch)
+    }
+
+    fn deliver_many(
+        &self,
+        batches: impl Iterator<Item = PacketBatch> + Send,
+    ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
+        self.send_many(batches)
     }
 
     fn is_closed(&self) -> bool {
@@ -119,12 +139,13 @@ pub async fn forward<Q: Deliver>(
         // Stopping goes before receiving, or a flood would keep it from being seen.
         let next = poll_fn(|cx| match stop.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => receiver.poll_recv_batch(cx).map(Some),
+            Poll::Pending => receiver.poll_ready(cx).map(Some),
         });
         match next.await {
             None => break drain(&mut receiver, &queue, &mut receive_errors).await,
-            Some(Ok(batch)) => {
-                if queue.deliver(batch).await.is_err() && queue.is_closed() {
+            Some(Ok(())) => {
+                let batches = receiver.drain_ready();
+                if queue.deliver_many(batches).await.is_err() && queue.is_closed() {
                     break Ended::QueueClosed;
                 }
             }

@@ -34,6 +34,7 @@
 
 mod flow;
 mod forward;
+mod gate;
 mod lanes;
 mod queue;
 mod stats;

@@ -1,36 +1,20 @@
-//! The queue: an array of batches, two places to wait at, and counters.
+//! The queue: an array of batches, two [gates](super::gate) to wait at, and counters.
 //!
-//! # Why no wake-up is lost
+//! The end of a side sets its counter to zero and then wakes all who wait at its gate; who comes
+//! there later sees the zero.
 //!
-//! Each side that finds nothing to do *registers* with a [`Notify`] first, and then looks *again*
-//! before it waits. The other side changes the queue first and then notifies. Registering and
-//! notifying are read-modify-writes of one word inside of the `Notify`, so one of them comes first:
-//!
-//! * the notification came first: it is stored, the registration takes it and does not wait; or
-//!   somebody else has taken it, and then the second look happens after the change;
-//! * the registration came first: the notification wakes a registered waiter.
-//!
-//! Every batch that enters notifies once, so that no fewer consumers are woken than there are
-//! batches, up to the number that wait. A consumer that is notified and then leaves with a batch it
-//! saw by its second look, or whose future is dropped, hands its notification on: that is what
-//! dropping a `Notified` does. Batches that entered when nobody was registered are stored as one
-//! notification only, which is enough, since each consumer looks before it waits.
-//!
-//! The end of a side sets its counter to zero and then wakes all who are registered; who registers
-//! later sees the zero. The same holds for producers that wait for room.
-//!
-//! In the steady state nothing here allocates: a `Notified` is part of the future that waits.
+//! What can be done for many batches at once is: one addition to a counter, one look at who waits.
+//! In the steady state nothing here allocates: a place to wait is part of the future that waits.
 
+use super::gate::Gate;
 use super::lanes::{Lanes, Priority, Pushed};
 use super::stats::{QueueCounters, QueueMonitor};
 use crate::udp::{DropEpisode, PacketBatch};
 use core::fmt;
 use core::num::NonZeroUsize;
-use core::pin::pin;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
-use tokio::sync::Notify;
 
 /// What a full queue does with the next batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,8 +83,8 @@ pub fn priority_queue(
 fn ends(capacity: NonZeroUsize, store: Store) -> (QueueSender, QueueReceiver) {
     let shared = Arc::new(Shared {
         store,
-        items: Notify::new(),
-        room: Notify::new(),
+        items: Gate::default(),
+        room: Gate::default(),
         senders: AtomicUsize::new(1),
         receivers: AtomicUsize::new(1),
         counters: Arc::new(QueueCounters {
@@ -129,11 +113,10 @@ enum Store {
 #[derive(Debug)]
 struct Shared {
     store: Store,
-    /// Notified once for each batch that enters, and when the last sender goes.
-    items: Notify,
-    /// Notified once for each batch that leaves, and when the last receiver goes; only producers
-    /// under [`Overflow::Wait`] wait here.
-    room: Notify,
+    /// Where consumers wait for a batch or for the last sender's end.
+    items: Gate,
+    /// Where producers under [`Overflow::Wait`] wait for room or for the last receiver's end.
+    room: Gate,
     senders: AtomicUsize,
     receivers: AtomicUsize,
     counters: Arc<QueueCounters>,
@@ -141,16 +124,34 @@ struct Shared {
 }
 
 impl Shared {
-    /// Puts a batch in if there is room, and gives it back if not.
-    fn try_push(
-        &self,
-        batches: &ArrayQueue<PacketBatch>,
-        batch: PacketBatch,
-    ) -> Result<(), PacketBatch> {
+    /// Does with a batch what the policy says, and returns how many datagrams entered; gives it
+    /// back if there is to be waited for room. What enters is to be [announced](Self::entered).
+    #[inline]
+    fn offer(&self, batch: PacketBatch) -> Result<u64, PacketBatch> {
         let datagrams = batch.datagrams() as u64;
-        batches.push(batch)?;
-        self.entered(datagrams);
-        Ok(())
+        match &self.store {
+            Store::Fifo(batches, Overflow::Wait) => batches.push(batch)?,
+            Store::Fifo(batches, Overflow::DropNewest) => match batches.push(batch) {
+                Ok(()) => self.overflowing.all_well(),
+                Err(batch) => {
+                    self.full(batch);
+                    return Ok(0);
+                }
+            },
+            Store::Fifo(batches, Overflow::DropOldest) => match batches.force_push(batch) {
+                None => self.overflowing.all_well(),
+                Some(oldest) => self.evicted(oldest),
+            },
+            Store::Lanes(lanes) => match lanes.push(batch) {
+                Pushed::In => self.overflowing.all_well(),
+                Pushed::InsteadOf(other) => self.evicted(other),
+                Pushed::Refused(batch) => {
+                    self.full(batch);
+                    return Ok(0);
+                }
+            },
+        }
+        Ok(datagrams)
     }
 
     /// There was no room for a batch that arrived.
@@ -169,8 +170,11 @@ impl Shared {
         self.overflowing.dropped(datagrams);
     }
 
-    /// A batch went in.
-    fn entered(&self, datagrams: u64) {
+    /// So many batches went in, with so many datagrams.
+    fn entered(&self, batches: usize, datagrams: u64) {
+        if batches == 0 {
+            return;
+        }
         add(&self.counters.producers.enqueued, datagrams);
         if self.receivers.load(Ordering::SeqCst) == 0 {
             // The last receiver emptied the queue after it had set the counter to zero. Of its
@@ -178,7 +182,7 @@ impl Shared {
             // the zero here and do.
             self.abandon();
         }
-        self.items.notify_one();
+        self.items.open(batches);
     }
 
     /// Drops all that is queued: nobody is left to deliver it to.
@@ -197,11 +201,34 @@ impl Shared {
 
     fn pop(&self) -> Option<PacketBatch> {
         let batch = self.take()?;
-        add(&self.counters.consumers.delivered, batch.datagrams() as u64);
-        if matches!(self.store, Store::Fifo(_, Overflow::Wait)) {
-            self.room.notify_one();
-        }
+        self.left(1, batch.datagrams() as u64);
         Some(batch)
+    }
+
+    /// Moves up to `limit` batches to `out`, and returns how many if there are any.
+    fn pop_many(&self, out: &mut Vec<PacketBatch>, limit: usize) -> Option<usize> {
+        let (mut count, mut datagrams) = (0, 0);
+        while count < limit {
+            let Some(batch) = self.take() else {
+                break;
+            };
+            datagrams += batch.datagrams() as u64;
+            out.push(batch);
+            count += 1;
+        }
+        self.left(count, datagrams);
+        (count > 0).then_some(count)
+    }
+
+    /// So many batches are with a consumer now, with so many datagrams.
+    fn left(&self, batches: usize, datagrams: u64) {
+        if batches == 0 {
+            return;
+        }
+        add(&self.counters.consumers.delivered, datagrams);
+        if matches!(self.store, Store::Fifo(_, Overflow::Wait)) {
+            self.room.open(batches);
+        }
     }
 
     fn refuse(&self, batch: PacketBatch) -> QueueClosed {
@@ -247,59 +274,91 @@ impl QueueSender {
         if shared.receivers.load(Ordering::Relaxed) == 0 {
             return Err(shared.refuse(batch));
         }
-        match &shared.store {
-            Store::Fifo(batches, Overflow::DropNewest) => match shared.try_push(batches, batch) {
-                Ok(()) => shared.overflowing.all_well(),
-                Err(batch) => shared.full(batch),
-            },
-            Store::Fifo(batches, Overflow::DropOldest) => {
-                let datagrams = batch.datagrams() as u64;
-                match batches.force_push(batch) {
-                    None => shared.overflowing.all_well(),
-                    Some(oldest) => shared.evicted(oldest),
-                }
-                shared.entered(datagrams);
+        match shared.offer(batch) {
+            Ok(0) => Ok(()),
+            Ok(datagrams) => {
+                shared.entered(1, datagrams);
+                Ok(())
             }
-            Store::Fifo(batches, Overflow::Wait) => {
-                return self.send_when_room(batches, batch).await;
-            }
-            Store::Lanes(lanes) => {
-                let datagrams = batch.datagrams() as u64;
-                match lanes.push(batch) {
-                    Pushed::In => shared.overflowing.all_well(),
-                    Pushed::InsteadOf(other) => shared.evicted(other),
-                    Pushed::Refused(batch) => {
-                        shared.full(batch);
-                        return Ok(());
-                    }
-                }
-                shared.entered(datagrams);
-            }
+            Err(batch) => self.send_when_room(batch).await,
         }
-        Ok(())
     }
 
-    async fn send_when_room(
+    /// Puts many batches into the queue in their order, as [`send`](Self::send) does each, and wakes
+    /// consumers once for all of them.
+    ///
+    /// Batches in a future that is dropped while it waits are counted as `closed`, with those that
+    /// the iterator has not yielded yet.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let (sender, receiver) = queue(64.try_into()?, Overflow::DropNewest);
+    /// # let hello = Transmit::new(b"hello", socket.local_addr());
+    /// # socket.sender().send(&hello).await?;
+    /// let mut batches = Vec::new();
+    /// socket.recv_batches(&mut batches).await?;
+    /// sender.send_many(batches.drain(..)).await?;
+    /// assert_eq!(receiver.recv().await.unwrap().contents(), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// All receivers are gone; what was not delivered is counted as `closed`.
+    pub async fn send_many(
         &self,
-        batches: &ArrayQueue<PacketBatch>,
-        batch: PacketBatch,
+        batches: impl IntoIterator<Item = PacketBatch>,
     ) -> Result<(), QueueClosed> {
+        let shared = &*self.shared;
+        let mut rest = Rest {
+            batches: batches.into_iter(),
+            give_up: |batch| {
+                shared.refuse(batch);
+            },
+        };
+        if shared.receivers.load(Ordering::Relaxed) == 0 {
+            return Err(QueueClosed);
+        }
+        loop {
+            let (mut count, mut datagrams, mut no_room) = (0, 0, None);
+            for batch in &mut rest.batches {
+                match shared.offer(batch) {
+                    Ok(0) => {}
+                    Ok(entered) => {
+                        count += 1;
+                        datagrams += entered;
+                    }
+                    Err(batch) => {
+                        no_room = Some(batch);
+                        break;
+                    }
+                }
+            }
+            shared.entered(count, datagrams);
+            match no_room {
+                None => return Ok(()),
+                Some(batch) => self.send_when_room(batch).await?,
+            }
+        }
+    }
+
+    async fn send_when_room(&self, batch: PacketBatch) -> Result<(), QueueClosed> {
         let mut waiting = Waiting {
             shared: &self.shared,
-            batches,
             batch: Some(batch),
         };
-        loop {
-            if let Some(end) = waiting.attempt() {
-                return end;
-            }
-            let mut room = pin!(self.shared.room.notified());
-            room.as_mut().enable();
-            if let Some(end) = waiting.attempt() {
-                return end;
-            }
-            room.await;
-        }
+        self.shared.room.pass(|| waiting.attempt()).await
+    }
+
+    /// Counts a batch that is not sent after all, because somebody gave up.
+    pub(super) fn give_up(&self, batch: PacketBatch) {
+        self.shared.refuse(batch);
     }
 
     /// Are all receivers gone?
@@ -315,10 +374,21 @@ impl QueueSender {
     }
 }
 
+/// Batches that are still to be sent; counted if they are not.
+pub(super) struct Rest<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> {
+    pub(super) batches: I,
+    pub(super) give_up: F,
+}
+
+impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for Rest<I, F> {
+    fn drop(&mut self) {
+        self.batches.by_ref().for_each(&mut self.give_up);
+    }
+}
+
 /// A batch that waits for room; counted if the waiting ends otherwise.
 struct Waiting<'a> {
     shared: &'a Shared,
-    batches: &'a ArrayQueue<PacketBatch>,
     batch: Option<PacketBatch>,
 }
 
@@ -329,9 +399,16 @@ impl Waiting<'_> {
             // The batch is counted when `self` is dropped.
             return Some(Err(QueueClosed));
         }
-        let batch = self.batch.take()?;
-        self.batch = self.shared.try_push(self.batches, batch).err();
-        self.batch.is_none().then_some(Ok(()))
+        match self.shared.offer(self.batch.take()?) {
+            Ok(datagrams) => {
+                self.shared.entered(1, datagrams);
+                Some(Ok(()))
+            }
+            Err(batch) => {
+                self.batch = Some(batch);
+                None
+            }
+        }
     }
 }
 
@@ -356,7 +433,7 @@ impl Drop for QueueSender {
     fn drop(&mut self) {
         // Release: whoever sees the zero sees what was pushed before.
         if self.shared.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.items.notify_waiters();
+            self.shared.items.open_for_all();
         }
     }
 }
@@ -374,25 +451,7 @@ impl QueueReceiver {
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     pub async fn recv(&self) -> Option<PacketBatch> {
-        // A consumer that never has to wait lets others run nevertheless.
-        tokio::task::consume_budget().await;
-        let shared = &*self.shared;
-        loop {
-            if let Some(batch) = shared.pop() {
-                return Some(batch);
-            }
-            let mut item = pin!(shared.items.notified());
-            item.as_mut().enable();
-            // Before the second look: batches that came before the last sender's end are there.
-            let ended = shared.senders.load(Ordering::Acquire) == 0;
-            if let Some(batch) = shared.pop() {
-                return Some(batch);
-            }
-            if ended {
-                return None;
-            }
-            item.await;
-        }
+        self.look(Shared::pop).await
     }
 
     /// Appends up to `limit` batches to `out`, at least one once there is one, and returns how
@@ -403,19 +462,25 @@ impl QueueReceiver {
         if limit == 0 {
             return 0;
         }
-        let Some(first) = self.recv().await else {
-            return 0;
-        };
-        out.push(first);
-        let mut count = 1;
-        while count < limit {
-            let Some(batch) = self.shared.pop() else {
-                break;
-            };
-            out.push(batch);
-            count += 1;
+        let look = |shared: &Shared| shared.pop_many(out, limit);
+        self.look(look).await.unwrap_or(0)
+    }
+
+    /// Waits until something is found, or all senders are gone and nothing was.
+    async fn look<T>(&self, mut look: impl FnMut(&Shared) -> Option<T>) -> Option<T> {
+        // A consumer that never has to wait lets others run nevertheless.
+        tokio::task::consume_budget().await;
+        let shared = &*self.shared;
+        if let Some(found) = look(shared) {
+            return Some(found);
         }
-        count
+        let find_or_end = || {
+            // Before the look: batches that came before the last sender's end are there.
+            let ended = shared.senders.load(Ordering::Acquire) == 0;
+            let found = look(shared);
+            (ended || found.is_some()).then_some(found)
+        };
+        shared.items.pass(find_or_end).await
     }
 
     /// The next batch if there is one right now.
@@ -444,7 +509,7 @@ impl Drop for QueueReceiver {
     fn drop(&mut self) {
         if self.shared.receivers.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.shared.abandon();
-            self.shared.room.notify_waiters();
+            self.shared.room.open_for_all();
         }
     }
 }

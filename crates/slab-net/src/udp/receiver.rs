@@ -158,12 +158,23 @@ impl UdpReceiver {
     /// # Errors
     /// What the system says; `out` is as before then.
     pub async fn recv_batches(&mut self, out: &mut Vec<PacketBatch>) -> io::Result<usize> {
-        if self.reader.ready.is_empty() {
-            poll_fn(|cx| self.poll_fill(cx)).await?;
-        }
+        poll_fn(|cx| self.poll_ready(cx)).await?;
         let count = self.reader.ready.len();
-        out.extend(self.reader.ready.drain(..));
+        out.extend(self.drain_ready());
         Ok(count)
+    }
+
+    /// Waits until there is a batch to [drain](Self::drain_ready).
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.reader.ready.is_empty() {
+            true => self.poll_fill(cx),
+            false => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// All batches at hand.
+    pub(crate) fn drain_ready(&mut self) -> impl Iterator<Item = PacketBatch> + Send {
+        self.reader.ready.drain(..)
     }
 
     /// The next batch if there is one right now.
