@@ -4,6 +4,7 @@ use crate::call_site::CallSite;
 use crate::class::BATCH_MAX;
 use crate::error::AllocError;
 use crate::inner::Inner;
+use crate::local;
 use crate::magazine::{Source, ThreadCache};
 use crate::reclaim::Reclaimed;
 use crate::slab::Carved;
@@ -38,7 +39,16 @@ enum Rest {
 impl Inner {
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
     pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
-        let found = self.find(self.attach().as_deref(), class, Rest::Magazine);
+        // Mostly it was empty: a batch of the depot fills it, which happens for every batch and is
+        // not to cost a look into the thread's list of caches.
+        let quick = local::with_current(self, |cache| self.alloc_from_depot(cache, class));
+        let found = match quick {
+            Some(unit) => {
+                self.end_exhaustion(class);
+                Ok(Found::used(unit))
+            }
+            None => self.find(self.attach().as_deref(), class, Rest::Magazine),
+        };
         self.answer(class, found, call_site).map(|found| found.unit)
     }
 

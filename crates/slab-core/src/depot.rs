@@ -13,6 +13,7 @@
 //! `blocks <= chunks / batch + one in the hand of each thread that moves a batch`
 
 use crate::class::{BATCH_MAX, ClassTable, MAX_CLASSES};
+use crate::magazine::write_units;
 use crate::sync::{AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, Zeroable};
 use arrayvec::ArrayVec;
 
@@ -46,12 +47,35 @@ impl Default for Batch {
 
 impl Batch {
     /// Copies the chunk indices out; returns how many there are.
-    fn read(&self, out: &mut [u32; BATCH_MAX]) -> usize {
+    ///
+    /// # Safety
+    /// The block is in the caller's hand alone.
+    unsafe fn read(&self, out: &mut [u32; BATCH_MAX]) -> usize {
         let len = self.len.load(Ordering::Relaxed) as usize;
+        #[cfg(any(loom, shuttle))]
         for (unit, slot) in out.iter_mut().zip(&self.units[..len]) {
             *unit = slot.load(Ordering::Relaxed);
         }
+        // All of them, so that the length of the copy is known.
+        #[cfg(not(any(loom, shuttle)))]
+        {
+            let all = self.units.as_ptr().cast::<[u32; BATCH_MAX]>();
+            // SAFETY: an `AtomicU32` has the layout of a `u32`, all are initialised, and nobody
+            // writes them: late readers of a block that was popped read its link only.
+            *out = unsafe { all.read() };
+        }
         len
+    }
+
+    /// Sets the chunk indices, at most [`BATCH_MAX`].
+    ///
+    /// # Safety
+    /// The block is in the caller's hand alone.
+    unsafe fn write(&self, units: &[u32]) {
+        let slots = &self.units[..units.len()];
+        self.len.store(units.len() as u32, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { write_units(slots, units) };
     }
 }
 
@@ -206,10 +230,8 @@ impl Depot {
         debug_assert_eq!(units.len(), self.batch_len(class));
         let block = self.empty_block();
         let batch = self.blocks.at(block as usize);
-        for (slot, &unit) in batch.units.iter().zip(units) {
-            slot.store(unit, Ordering::Relaxed);
-        }
-        batch.len.store(units.len() as u32, Ordering::Relaxed);
+        // SAFETY: the block was just taken off the stack of empty ones, or never used before.
+        unsafe { batch.write(units) };
         let stack = &self.full[usize::from(class)];
         // Before they can be popped, so that the sum never wraps below zero.
         stack
@@ -225,7 +247,8 @@ impl Depot {
             return 0;
         };
         let batch = self.blocks.at(block as usize);
-        let len = batch.read(out);
+        // SAFETY: the block was just taken off its stack.
+        let len = unsafe { batch.read(out) };
         stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
         self.empty.push(&self.blocks, block);
         len
@@ -250,7 +273,8 @@ impl Depot {
         while block != NIL {
             let batch = self.blocks.at(block as usize);
             let mut units = [0; BATCH_MAX];
-            let len = batch.read(&mut units);
+            // SAFETY: the whole stack was just taken.
+            let len = unsafe { batch.read(&mut units) };
             let next = batch.next.load(Ordering::Relaxed);
             stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
             self.empty.push(&self.blocks, block);

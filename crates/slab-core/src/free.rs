@@ -2,6 +2,7 @@
 
 use crate::class::BATCH_MAX;
 use crate::inner::Inner;
+use crate::local;
 use crate::magazine::ThreadCache;
 use crate::sync::Ordering;
 use arrayvec::ArrayVec;
@@ -31,9 +32,16 @@ impl Inner {
         if pool.attends() {
             pool.given_back(class, unit);
         }
-        let cache = pool.attach();
-        // SAFETY: the caller's promise.
-        unsafe { Self::free_with(this, cache.as_deref(), class, unit) };
+        // Mostly it was full: half of it goes to the depot, which happens for every batch and is
+        // not to cost a look into the thread's list of caches.
+        let freed = local::with_current(this.as_ptr(), |cache| {
+            pool.free_cached(cache, class, unit).then_some(())
+        });
+        if freed.is_none() {
+            let cache = pool.attach();
+            // SAFETY: the caller's promise.
+            unsafe { Self::free_with(this, cache.as_deref(), class, unit) };
+        }
     }
 
     /// # Safety

@@ -48,6 +48,31 @@ fn in_pieces(units: &[u32], mut copy: impl FnMut(&[u32])) {
     }
 }
 
+/// Sets as many slots as there are units.
+///
+/// # Safety
+/// Nobody else reads or writes the slots meanwhile.
+#[inline]
+pub(crate) unsafe fn write_units(slots: &[AtomicU32], units: &[u32]) {
+    debug_assert_eq!(slots.len(), units.len());
+    #[cfg(any(loom, shuttle))]
+    for (slot, &unit) in slots.iter().zip(units) {
+        slot.store(unit, Ordering::Relaxed);
+    }
+    #[cfg(not(any(loom, shuttle)))]
+    {
+        let start = slots.as_ptr().cast::<u32>().cast_mut();
+        // SAFETY: an `AtomicU32` may be written through a shared reference and has the layout of a
+        // `u32`, the slots are initialised, and by contract nobody else is there.
+        let mut to = unsafe { core::slice::from_raw_parts_mut(start, slots.len()) };
+        in_pieces(units, |piece| {
+            let (front, behind) = core::mem::take(&mut to).split_at_mut(piece.len());
+            front.copy_from_slice(piece);
+            to = behind;
+        });
+    }
+}
+
 /// The length and the number of frees in one word, so that counting costs no store of its own:
 /// bits 0..8 the length, 8..64 the frees (at a thousand million a second, enough for two years).
 #[derive(Clone, Copy)]
@@ -229,23 +254,8 @@ impl Magazine {
     #[inline]
     fn write(&self, from: usize, units: &[u32]) {
         let slots = &self.slots[from..from + units.len()];
-        #[cfg(any(loom, shuttle))]
-        for (slot, &unit) in slots.iter().zip(units) {
-            slot.store(unit, Ordering::Relaxed);
-        }
-        #[cfg(not(any(loom, shuttle)))]
-        {
-            let start = slots.as_ptr().cast::<u32>().cast_mut();
-            // SAFETY: an `AtomicU32` may be written through a shared reference and has the layout
-            // of a `u32`, the slots are initialised, and the guard keeps every other access out for
-            // as long as the slice lives.
-            let mut to = unsafe { core::slice::from_raw_parts_mut(start, slots.len()) };
-            in_pieces(units, |piece| {
-                let (front, behind) = core::mem::take(&mut to).split_at_mut(piece.len());
-                front.copy_from_slice(piece);
-                to = behind;
-            });
-        }
+        // SAFETY: the guard keeps every other access out.
+        unsafe { write_units(slots, units) };
     }
 
     /// Takes a chunk. After `enter_slow` only.
