@@ -43,6 +43,8 @@ pub(crate) struct Lossy {
     busy_until: [Time; 2],
     timer: [Option<Time>; 2],
     scratch: Vec<u8>,
+    #[cfg(feature = "fec")]
+    correction: Option<[super::fec::Coder; 2]>,
 }
 
 impl Lossy {
@@ -72,7 +74,17 @@ impl Lossy {
             busy_until: [Time::ZERO; 2],
             timer: [None; 2],
             scratch: vec![0; 64 << 10],
+            #[cfg(feature = "fec")]
+            correction: None,
         }
+    }
+
+    /// With error correction at both ends.
+    #[cfg(feature = "fec")]
+    pub(crate) fn with_correction(mut self, shards: slab_net::rudp::fec::FecShards) -> Self {
+        let coder = || super::fec::Coder::new(shards, &self.pool);
+        self.correction = Some([coder(), coder()]);
+        self
     }
 
     /// Loses the next so many datagrams.
@@ -114,6 +126,11 @@ impl Lossy {
                 .chunks(size)
                 .map(|datagram| self.pool.try_copy_from_slice(datagram).unwrap())
                 .collect();
+            #[cfg(feature = "fec")]
+            let datagrams = match &mut self.correction {
+                Some(coders) => coders[end].shards(now, &datagrams, &self.pool),
+                None => datagrams,
+            };
             burst += datagrams.len();
             for datagram in datagrams {
                 self.carry(1 - end, datagram);
@@ -181,6 +198,13 @@ impl Lossy {
             }
             None => {
                 let ((_, _), (to, datagram)) = self.wire.pop_first()?;
+                #[cfg(feature = "fec")]
+                if let Some(coders) = &mut self.correction {
+                    for datagram in coders[to].datagrams(datagram) {
+                        self.ends[to].handle_datagram(self.now, datagram).unwrap();
+                    }
+                    return Some(to);
+                }
                 self.ends[to].handle_datagram(self.now, datagram).unwrap();
                 Some(to)
             }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+#[cfg(feature = "fec")]
+pub(crate) mod fec;
 pub(crate) mod lossy;
 pub(crate) mod proxy;
 pub(crate) mod random;
