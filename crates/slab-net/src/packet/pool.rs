@@ -13,6 +13,7 @@ use core::task::Poll;
 use slab_core::{AllocError, SlabPool};
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::{Instrument, Span};
 
 /// A cheap handle to a [`SlabPool`] that hands out [`PacketBuf`]s; share it by cloning.
 ///
@@ -154,8 +155,24 @@ impl PacketPool {
         len: usize,
     ) -> impl Future<Output = Result<PacketBuf, AllocError>> + Send + use<'_> {
         let room = self.headroom as usize + self.tailroom as usize;
-        let chunk = self.slab.alloc(len.saturating_add(room));
-        async move { Ok(PacketBuf::from_chunk(chunk.await?, self.headroom)) }
+        let mut chunk = self.slab.alloc(len.saturating_add(room));
+        async move {
+            // Who does not have to wait makes no span.
+            let at_once = poll_fn(|context| Poll::Ready(pin!(&mut chunk).poll(context)));
+            let chunk = match at_once.await {
+                Poll::Ready(chunk) => chunk?,
+                Poll::Pending => chunk.instrument(self.waiting(len + room)).await?,
+            };
+            Ok(PacketBuf::from_chunk(chunk, self.headroom))
+        }
+    }
+
+    /// The span of a wait for memory, for `tracing`: who waits, in which pool, for which size class.
+    #[cold]
+    fn waiting(&self, len: usize) -> Span {
+        let sizes = self.slab.size_classes().sizes();
+        let size_class = sizes.iter().find(|&&size| size >= len);
+        tracing::debug_span!("waiting for memory", pool = self.slab.name(), size_class)
     }
 
     /// As [`alloc`](Self::alloc), but waits no longer than `patience`.

@@ -1,0 +1,77 @@
+//! Spans are of the slow paths, with pool and size class; a packet that does not wait has none.
+
+#![cfg(feature = "net")]
+
+use slab_core::SizeClasses;
+use slab_net::PacketPool;
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Writes down each span that is made.
+#[derive(Clone, Default)]
+struct Spans {
+    made: Arc<Mutex<Vec<String>>>,
+    last: Arc<AtomicU64>,
+}
+
+impl Spans {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.made.lock().unwrap())
+    }
+}
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0 += &format!(" {field}={value:?}");
+    }
+}
+
+impl Subscriber for Spans {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span()
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut fields = Fields(span.metadata().name().to_owned());
+        span.record(&mut fields);
+        self.made.lock().unwrap().push(fields.0);
+        Id::from_u64(self.last.fetch_add(1, Relaxed) + 1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn who_waits_for_memory_is_in_a_span_and_nobody_else() {
+    let spans = Spans::default();
+    let _default = tracing::subscriber::set_default(spans.clone());
+    let pool = PacketPool::builder()
+        .name("rx")
+        .size_classes(SizeClasses::explicit(&[2048, 65536]).unwrap())
+        .max_memory(1 << 20)
+        .build()
+        .unwrap();
+    for _ in 0..1000 {
+        drop(pool.try_alloc(1500).unwrap());
+        drop(pool.alloc(1500).await.unwrap());
+    }
+    let is_wait = |span: &String| span.starts_with("waiting");
+    assert!(!spans.take().iter().any(is_wait));
+
+    let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(2048).ok()).collect();
+    spans.take();
+    let (waited, ()) = tokio::join!(pool.alloc(1500), async { drop(all.pop()) });
+    assert_eq!(waited.unwrap().capacity(), 2048);
+    let waits: Vec<_> = spans.take().into_iter().filter(is_wait).collect();
+    assert_eq!(waits, ["waiting for memory pool=\"rx\" size_class=2048"]);
+}
