@@ -53,6 +53,8 @@ mod free;
 mod guard;
 mod hardening;
 mod inner;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod layout;
 #[cfg(feature = "std")]
 mod local;
 mod magazine;

@@ -1,0 +1,411 @@
+//! Traps that other allocators fell into, each by its name. Those that need a model checker, or a
+//! look at what is private, are in `src`; `TESTING.md` has the list (`grep -rn "Trap: "`).
+#![cfg(feature = "std")]
+
+use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+
+const MODES: [Mode; 4] = [
+    Mode::ThreadCached,
+    Mode::DepotOnly,
+    Mode::Ring,
+    Mode::Locked,
+];
+
+fn builder() -> SlabPoolBuilder {
+    SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
+        .max_memory(256 << 10)
+}
+
+fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
+}
+
+/// Each chunk can be had, and once.
+fn assert_whole(pool: &SlabPool) {
+    assert_eq!(pool.stats().in_use(), 0);
+    let all = fill(pool, 16384);
+    assert_eq!(all.len() * 16384, pool.max_memory());
+    let different: HashSet<_> = all.iter().map(Chunk::as_ptr).collect();
+    assert_eq!(different.len(), all.len());
+}
+
+/// Runs a function when its thread ends.
+struct AtExit(Option<Box<dyn FnOnce()>>);
+
+impl Drop for AtExit {
+    fn drop(&mut self) {
+        if let Some(f) = self.0.take() {
+            f();
+        }
+    }
+}
+
+thread_local!(static AT_EXIT: RefCell<AtExit> = const { RefCell::new(AtExit(None)) });
+
+/// Trap: double flush at thread exit. A thread flushes by hand, ends, and flushes and frees again
+/// when its caches are gone already.
+#[test]
+fn double_flush_at_thread_exit() {
+    for late in [true, false] {
+        let pool = builder().build().unwrap();
+        let in_thread = pool.clone();
+        thread::spawn(move || {
+            let pool = in_thread;
+            if late {
+                // Thread-locals go in the reverse order of their first use.
+                AT_EXIT.with(|_| ());
+            }
+            drop(
+                (0..30)
+                    .map(|_| pool.try_alloc(1024).unwrap())
+                    .collect::<Vec<_>>(),
+            );
+            pool.flush_thread_cache();
+            let held: Vec<_> = (0..30).map(|_| pool.try_alloc(1024).unwrap()).collect();
+            let last = pool.try_alloc(1024).unwrap();
+            drop(held);
+            AT_EXIT.with_borrow_mut(|at_exit| {
+                at_exit.0 = Some(Box::new(move || {
+                    pool.flush_thread_cache();
+                    drop(last);
+                    drop(pool.try_alloc(1024).unwrap());
+                    pool.flush_thread_cache();
+                }));
+            });
+        })
+        .join()
+        .unwrap();
+        let stats = pool.stats();
+        assert_eq!(stats.thread_caches, 0);
+        assert_eq!(stats.classes()[0].in_magazines, 0);
+        assert_whole(&pool);
+    }
+}
+
+/// Trap: frees during and after thread-local teardown. When a thread has given its cache back and
+/// another one has it, what the first still frees must not go there: two owners of one magazine.
+#[test]
+fn a_cache_that_went_to_another_thread_is_left_alone_by_its_first() {
+    let pool = builder().build().unwrap();
+    let steps = Arc::new(Barrier::new(2));
+    let first = {
+        let (pool, steps) = (pool.clone(), steps.clone());
+        thread::spawn(move || {
+            AT_EXIT.with(|_| ());
+            let last = pool.try_alloc(1024).unwrap();
+            AT_EXIT.with_borrow_mut(|at_exit| {
+                at_exit.0 = Some(Box::new(move || {
+                    steps.wait(); // This thread's caches are gone.
+                    steps.wait(); // The other thread has one.
+                    drop(last);
+                    steps.wait();
+                }));
+            });
+        })
+    };
+    steps.wait();
+    assert_eq!(pool.stats().thread_caches, 0);
+    let mine = pool.try_alloc(1024).unwrap();
+    let at = mine.as_ptr();
+    drop(mine);
+    let cached = pool.stats().classes()[0].in_magazines;
+    steps.wait();
+    steps.wait();
+    assert_eq!(pool.stats().classes()[0].in_magazines, cached);
+    // Last in, first out: this thread's own.
+    let again = pool.try_alloc(1024).unwrap();
+    assert_eq!(
+        again.as_ptr(),
+        at,
+        "somebody else pushed onto this thread's magazine"
+    );
+    drop(again);
+    first.join().unwrap();
+    assert_whole(&pool);
+}
+
+/// Trap: remote free after the owner died. Chunks whose thread is gone, whose cache another thread
+/// has by now, and then whose pool is gone too.
+#[test]
+fn remote_free_after_the_owner_died() {
+    for mode in MODES {
+        let pool = builder().mode(mode).build().unwrap();
+        let allocate = |count: usize| {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                (0..count)
+                    .map(|_| pool.try_alloc(1024).unwrap())
+                    .collect::<Vec<_>>()
+            })
+            .join()
+            .unwrap()
+        };
+        let (first, second) = (allocate(40), allocate(40));
+        thread::spawn(move || drop(first)).join().unwrap();
+        let stats = pool.stats();
+        assert_eq!((stats.in_use(), stats.thread_caches), (40, 0), "{mode:?}");
+        assert_eq!(stats.classes()[0].frees, 40);
+        // The pool stays mapped for the last of them, also on a thread that never met it.
+        drop(pool);
+        thread::spawn(move || {
+            for mut chunk in second {
+                chunk.zeroed().fill(1);
+            }
+        })
+        .join()
+        .unwrap();
+    }
+}
+
+/// Trap: integer overflow in size rounding. At every entrance that takes a size, what cannot be
+/// met is an error, and what is met is large enough.
+#[test]
+fn integer_overflow_in_size_rounding() {
+    let half = isize::MAX as usize;
+    let huge = [
+        usize::MAX,
+        usize::MAX - 63,
+        usize::MAX - 4095,
+        half + 2,
+        half + 1,
+        half,
+        half - 63,
+        u32::MAX as usize + 2,
+        u32::MAX as usize + 1,
+    ];
+    let pool = builder().max_oversize_memory(1 << 20).build().unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    for len in huge {
+        let too_large =
+            |error| matches!(error, AllocError::TooLarge { requested, .. } if requested == len);
+        assert!(too_large(pool.try_alloc(len).unwrap_err()), "{len:x}");
+        assert!(too_large(pool.try_alloc_zeroed(len).unwrap_err()));
+        assert!(too_large(pool.chunk_batch(len).unwrap_err()));
+        let waits = std::pin::pin!(pool.alloc(len)).poll(&mut cx);
+        assert!(matches!(waits, Poll::Ready(Err(error)) if too_large(error)));
+        assert!(
+            pool.try_alloc_any(len).is_err(),
+            "beyond the cap of what has no class"
+        );
+        let classes = pool.size_classes();
+        assert_eq!(classes.class_for(len), None);
+        assert_eq!(classes.round_up(len), None);
+        assert_eq!(classes.exact(len), None);
+        assert_eq!(classes.class_for_aligned(len, 64), None);
+        assert_eq!(
+            classes.class_for_aligned(64, len.next_power_of_two_or_top()),
+            None
+        );
+        // Configurations: refused, or rounded in the direction that the documentation says.
+        assert!(SizeClasses::explicit(&[len]).is_err());
+        assert!(SizeClasses::explicit(&[64, len]).is_err());
+        assert!(SizeClasses::geometric(64, len, 2.0).is_err());
+        assert!(SizeClasses::geometric(len, len, 2.0).is_err());
+        match builder().max_memory(len).build() {
+            Ok(pool) => assert!(pool.max_memory() <= len),
+            Err(ConfigError::CapTooLarge { .. } | ConfigError::Reserve { .. }) => {}
+            Err(other) => panic!("{len:x}: {other}"),
+        }
+    }
+    let mut batch = pool.chunk_batch(1024).unwrap();
+    assert!(
+        batch
+            .fill(usize::MAX)
+            .is_ok_and(|got| got <= pool.max_memory() / 1024)
+    );
+    drop(batch);
+    assert_eq!(pool.stats().in_use(), 0);
+    assert!(pool.stats().too_large > 0);
+}
+
+trait TopPowerOfTwo {
+    fn next_power_of_two_or_top(self) -> usize;
+}
+
+impl TopPowerOfTwo for usize {
+    fn next_power_of_two_or_top(self) -> usize {
+        self.checked_next_power_of_two()
+            .unwrap_or(1 << (usize::BITS - 1))
+    }
+}
+
+/// Trap: stale data readable through a safe API, with every policy of zeroing, in every mode, after
+/// memory has gone through every way there is: reused, moved to another class, trimmed.
+#[test]
+fn stale_data_with_every_zeroing_policy() {
+    for mode in MODES {
+        for (zero_on_free, hardened) in [(false, false), (true, false), (false, true), (true, true)]
+        {
+            let pool = builder()
+                .mode(mode)
+                .zero_on_free(zero_on_free)
+                .hardened(hardened)
+                .build()
+                .unwrap();
+            let rounds = if cfg!(miri) { 2 } else { 4 };
+            for round in 0..rounds {
+                for len in [1024, 16384] {
+                    let mut all = fill(&pool, len);
+                    assert!(!all.is_empty());
+                    all.iter_mut().for_each(|chunk| chunk.zeroed().fill(0xA5));
+                    // Some stay, so that slabs are trimmed in part.
+                    all.retain(|chunk| chunk.as_ptr().addr().get() / 1024 % 5 == round % 5);
+                    if round % 2 == 1 {
+                        pool.trim();
+                    }
+                    assert_shows_nothing(&pool, len);
+                    drop(all);
+                }
+                if round % 3 == 2 {
+                    pool.trim();
+                }
+            }
+        }
+    }
+}
+
+fn assert_shows_nothing(pool: &SlabPool, len: usize) {
+    let held: Vec<_> = (0..)
+        .map_while(|turn| {
+            let mut chunk = if turn % 3 == 0 {
+                let mut chunk = pool.try_alloc(len).ok()?;
+                chunk.zeroed();
+                chunk
+            } else {
+                pool.try_alloc_zeroed(len).ok()?
+            };
+            let at = chunk.as_ptr().as_ptr();
+            // SAFETY: a chunk's bytes are initialised, and these are ours alone.
+            let bytes = unsafe { std::slice::from_raw_parts(at, chunk.capacity()) };
+            assert!(bytes.iter().all(|&byte| byte == 0), "{len} in turn {turn}");
+            // What is copied in is all that is shown.
+            assert_eq!(chunk.copy_from_slice(b"mine").unwrap(), b"mine");
+            assert!(chunk.copy_from_slice(&vec![1; len + 1]).is_none());
+            Some(chunk)
+        })
+        .collect();
+    drop(held);
+}
+
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Trap: wake-up of a cancelled waiter. A task that waits three times is dropped at each of its
+/// awaits, in each state of the one it stands at: never looked at, waiting, asked to wait with
+/// another waker, with a chunk set aside. What it had goes to the one who waits behind it.
+#[test]
+fn cancel_at_every_await_of_the_waiting_path() {
+    for mode in MODES {
+        // One chunk is freed before each poll of a number whose bit is set.
+        for frees in 0..1_u32 << 5 {
+            for cancel_at in 0..=5 {
+                cancel(mode, frees, cancel_at);
+            }
+        }
+        if cfg!(miri) {
+            break;
+        }
+    }
+}
+
+fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
+    let pool = SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[16384]).unwrap())
+        .max_memory(128 << 10)
+        .mode(mode)
+        .build()
+        .unwrap();
+    let mut all = fill(&pool, 16384);
+    let total = all.len();
+    let mut task = Box::pin(async {
+        let first = pool.alloc(16384).await.unwrap();
+        let second = pool.alloc(16384).await.unwrap();
+        let third = pool.alloc(16384).await.unwrap();
+        (first, second, third)
+    });
+    let wakers: [Arc<Woken>; 2] = Default::default();
+    let mut done = None;
+    for poll in 0..cancel_at {
+        if frees & 1 << poll != 0 {
+            all.pop();
+        }
+        let waker = Waker::from(wakers[poll % 2].clone());
+        if let Poll::Ready(chunks) = task.as_mut().poll(&mut Context::from_waker(&waker)) {
+            done = Some(chunks);
+            break;
+        }
+    }
+    let behind = Arc::new(Woken::default());
+    let waker = Waker::from(behind.clone());
+    let mut next = Box::pin(pool.alloc(16384));
+    let mut looked = next.as_mut().poll(&mut Context::from_waker(&waker));
+    // Set aside for the task, or free.
+    if frees & 1 << cancel_at.min(4) != 0 {
+        all.pop();
+    }
+    drop((task, done));
+    let given = total - all.len();
+    if looked.is_pending() {
+        // Woken exactly if there was something for it, and once.
+        assert_eq!(behind.0.load(Ordering::Relaxed), usize::from(given > 0));
+        looked = next.as_mut().poll(&mut Context::from_waker(&waker));
+        assert_eq!(
+            looked.is_ready(),
+            given > 0,
+            "{mode:?} {frees:b} {cancel_at}"
+        );
+    }
+    drop((next, looked));
+    let stats = pool.stats();
+    assert_eq!(stats.classes()[0].waiting, 0);
+    assert_eq!(stats.in_use(), all.len() as u64);
+    drop(all);
+    assert_eq!(fill(&pool, 16384).len(), total);
+}
+
+/// Trap: two pools on one thread, one after the other in the same place: a thread finds its caches
+/// by the pool's address, and may still have one of the pool that was there before, made for other
+/// classes.
+#[test]
+fn a_pool_in_the_place_of_a_former_one() {
+    let lists: [&[usize]; 3] = [&[64], &[64, 256, 1024, 4096], &[512, 2048]];
+    let mut held = Vec::new();
+    for round in 0..if cfg!(miri) { 6 } else { 60 } {
+        let sizes = lists[round % lists.len()];
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(sizes).unwrap())
+            .max_memory(1 << 20)
+            .build()
+            .unwrap();
+        for &len in sizes.iter().rev() {
+            let first = pool.try_alloc(len).unwrap();
+            let at = first.as_ptr();
+            drop(first);
+            let again = pool.try_alloc(len).unwrap();
+            assert_eq!(again.as_ptr(), at, "{len} in round {round}");
+            let many: Vec<_> = (0..300).map_while(|_| pool.try_alloc(len).ok()).collect();
+            drop((again, many));
+        }
+        let stats = pool.stats();
+        assert_eq!((stats.in_use(), stats.thread_caches), (0, 1));
+        // Some pools outlive their handle, so that the places change.
+        if round % 4 == 0 {
+            held.push(pool.try_alloc(1).unwrap());
+        }
+        held.truncate(3);
+    }
+}
