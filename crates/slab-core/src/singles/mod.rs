@@ -121,3 +121,110 @@ impl Inner {
         }
     }
 }
+
+/// Whole pools in these modes; `stack` and `ring` have models of their own.
+#[cfg(all(test, loom))]
+mod tests {
+    use super::*;
+    use crate::builder::SlabPoolBuilder;
+    use crate::class::{ClassTable, SizeClasses};
+    use crate::inner::{ENDED, Handle};
+    use crate::model::model;
+    use crate::sync::{AtomicBool, Ordering};
+    use crate::wait::{Answer, Turn};
+    use alloc::sync::Arc;
+    use alloc::task::Wake;
+    use core::ptr::NonNull;
+    use core::task::Waker;
+    use loom::thread;
+
+    const MODES: [Mode; 2] = [Mode::DepotOnly, Mode::Ring];
+
+    /// A pool of two slabs of four chunks.
+    fn pool(mode: Mode) -> Arc<Handle> {
+        let classes = ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 8 << 10);
+        let options = SlabPoolBuilder::default().mode(mode).max_memory(8 << 10);
+        Inner::open(classes, &options).unwrap()
+    }
+
+    struct Sendable(NonNull<Inner>);
+    // SAFETY: `Inner` is `Send + Sync`.
+    unsafe impl Send for Sendable {}
+
+    fn free(handle: &Handle, unit: u32) -> thread::JoinHandle<()> {
+        let inner = Sendable(handle.as_ptr());
+        thread::spawn(move || {
+            let inner = inner;
+            // SAFETY: the caller gives up a chunk of the pool.
+            unsafe { Inner::free_slow(inner.0, 0, unit) };
+        })
+    }
+
+    fn alloc(handle: &Handle) -> Option<u32> {
+        handle.inner().alloc_with(None, 0).ok()
+    }
+
+    /// Whoever waits for it in vain never ends, which loom reports.
+    struct Flag(AtomicBool);
+
+    impl Flag {
+        fn wait(&self) {
+            while !self.0.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    /// One of the last chunks goes while the last handle does, the other after or before: the pool
+    /// ends once, and nobody touches it afterwards.
+    #[test]
+    fn model_singles_close_against_the_last_frees() {
+        for mode in MODES {
+            model(Some(3), move || {
+                let handle = pool(mode);
+                let units = [alloc(&handle).unwrap(), alloc(&handle).unwrap()];
+                let frees = units.map(|unit| free(&handle, unit));
+                drop(handle);
+                for free in frees {
+                    free.join().unwrap();
+                }
+                assert_eq!(ENDED.replace(0), 1, "the pool ends once");
+            });
+        }
+    }
+
+    /// The pool is full. One thread waits for a chunk while two others free one each: the waiter
+    /// gets one, and the other can be had.
+    #[test]
+    fn model_singles_wait_against_frees() {
+        for mode in MODES {
+            model(Some(2), move || {
+                let handle = pool(mode);
+                let units: Vec<u32> = (0..8).map(|_| alloc(&handle).unwrap()).collect();
+                let frees = [units[0], units[7]].map(|unit| free(&handle, unit));
+                let flag = Arc::new(Flag(AtomicBool::new(false)));
+                let waker = Waker::from(flag.clone());
+                let pool = handle.inner();
+                let first = match pool.alloc_or_wait(None, 0, &waker) {
+                    Answer::Now(result) => result.unwrap(),
+                    Answer::Later(ticket) => {
+                        flag.wait();
+                        let grant = pool.redeem(&Turn::new(0, ticket), &waker);
+                        grant.expect("woken for a reason").unwrap()
+                    }
+                };
+                for free in frees {
+                    free.join().unwrap();
+                }
+                assert_ne!(first, alloc(&handle).unwrap());
+                assert_eq!(alloc(&handle), None);
+            });
+        }
+    }
+}
