@@ -1,0 +1,162 @@
+//! No heap allocation for a datagram with error correction and encryption, once rings have grown:
+//! neither on sockets nor where lost datagrams are recovered.
+
+#![cfg(all(feature = "fec", feature = "aes-gcm"))]
+
+use slab_net::PacketPool;
+use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
+use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards};
+use slab_net::rudp::{Connection, Endpoint, EndpointConfig, MemoryBudget, SessionConfig, Time};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    ALLOCATIONS.with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: everything is the system allocator's, which keeps the contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(ptr, layout, new_size) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Counting = Counting;
+
+/// Allocations of this thread so far.
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+fn pool() -> PacketPool {
+    let builder = PacketPool::builder().max_memory(64 << 20).headroom(24);
+    builder.build().unwrap()
+}
+
+fn configs(session: SessionConfig) -> [EndpointConfig; 3] {
+    let (plain, key) = (EndpointConfig::new(session), AesGcm::new(&[7; 16]).unwrap());
+    let fec = plain.clone().fec(FecShards::new(10, 3).unwrap());
+    [plain.aes_gcm(key.clone()), fec.clone(), fec.aes_gcm(key)]
+}
+
+/// A stream in bulk, both ends in this task, so that no other thread allocates unseen.
+#[tokio::test]
+async fn a_protected_stream_over_sockets_allocates_nothing() {
+    for config in configs(SessionConfig::fast().stream(true)) {
+        let pool = pool();
+        let server = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config.clone()).unwrap();
+        let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+        let mut out = client.into_stream();
+        out.write_all(b"x").await.unwrap();
+        let mut input = server.accept().await.unwrap().into_stream();
+        assert_eq!(input.read_u8().await.unwrap(), b'x');
+        let (data, mut buf) = (vec![7; 64 << 10], vec![0; 64 << 10]);
+        let mut before = 0;
+        for round in 0..60 {
+            if round == 30 {
+                before = allocations();
+            }
+            let (written, read) = tokio::join!(out.write_all(&data), input.read_exact(&mut buf));
+            written.unwrap();
+            read.unwrap();
+        }
+        assert_eq!(allocations() - before, 0, "for {} bytes", 30 * data.len());
+    }
+}
+
+#[tokio::test]
+async fn a_protected_echo_over_sockets_allocates_nothing() {
+    for config in configs(SessionConfig::fast()) {
+        let pool = pool();
+        let server = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config.clone()).unwrap();
+        let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+        let echo = async {
+            let connection = server.accept().await.unwrap();
+            while let Some(message) = connection.recv().await.unwrap() {
+                connection.send(message).await.unwrap();
+            }
+        };
+        let ask = async {
+            let round = || async {
+                let message = pool.try_copy_from_slice(&[1; 1000]).unwrap();
+                client.send(message).await.unwrap();
+                assert_eq!(client.recv().await.unwrap().unwrap().len(), 1000);
+            };
+            for _ in 0..200 {
+                round().await;
+            }
+            let before = allocations();
+            for _ in 0..400 {
+                round().await;
+            }
+            assert_eq!(allocations() - before, 0);
+            client.close().await.unwrap();
+        };
+        tokio::join!(echo, ask);
+    }
+}
+
+/// 5 % of the shards are lost, and what can be is recovered.
+#[test]
+fn recovering_and_sealing_allocate_nothing() {
+    let pool = pool();
+    let budget = MemoryBudget::new(8 << 20);
+    let key = AesGcm::new(&[7; 32]).unwrap();
+    for (data, parity) in [(2, 2), (10, 3)] {
+        let shards = FecShards::new(data, parity).unwrap();
+        let mut encoder = FecEncoder::new(shards, 1500, &pool, &budget);
+        let mut decoder = FecDecoder::new(shards, 1500, &pool, &budget);
+        let mut recovered = Vec::with_capacity(16);
+        let (mut shard, mut parity) = ([0; 1000 + FEC_HEADER_BYTES], [0; 1500]);
+        let mut sealed = [0; NONCE_BYTES + 1500 + TAG_BYTES];
+        let (mut random, mut before, mut count) = (1_u64, (0, 0), 0);
+        for round in 0..6000 {
+            if round == 3000 {
+                before = (allocations(), count);
+            }
+            let mut arrive = |shard: &[u8]| {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                if (random >> 33).is_multiple_of(20) {
+                    return;
+                }
+                let sealed = &mut sealed[..NONCE_BYTES + shard.len() + TAG_BYTES];
+                sealed[NONCE_BYTES..][..shard.len()].copy_from_slice(shard);
+                key.seal(sealed);
+                let opened = key.open(sealed).unwrap();
+                decoder.handle_shard(&sealed[opened], &mut recovered);
+                count += recovered.len();
+                recovered.clear();
+            };
+            encoder.protect(Time::from_micros(round * 1000), &mut shard);
+            arrive(&shard);
+            while let Some(len) = encoder.next_parity(&mut parity) {
+                arrive(&parity[..len]);
+            }
+        }
+        assert!(count - before.1 > 100, "{count} recovered");
+        assert_eq!(allocations() - before.0, 0);
+    }
+}
