@@ -1,0 +1,82 @@
+//! What is left of a peak: with the system, and with the threads.
+#![cfg(all(feature = "std", target_os = "linux", not(miri)))]
+
+use slab_core::{Chunk, SizeClasses, SlabPool};
+use std::thread;
+
+const PAGE: usize = 4096;
+
+/// Writes to every page, so that all of the chunk is resident.
+fn touch(chunk: &mut Chunk) {
+    for at in (0..chunk.capacity()).step_by(PAGE) {
+        // SAFETY: within the chunk, which is borrowed mutably.
+        let byte = unsafe { chunk.as_ptr().add(at) };
+        // SAFETY: as above.
+        unsafe { byte.write(1) };
+    }
+}
+
+/// Chunks of several sizes that take `bytes`.
+fn peak(pool: &SlabPool, bytes: usize) -> Vec<Chunk> {
+    let sizes = pool.size_classes().sizes().to_vec();
+    let mut chunks = Vec::new();
+    let mut taken = 0;
+    for &len in sizes.iter().cycle() {
+        if taken >= bytes {
+            break;
+        }
+        let mut chunk = pool.try_alloc(len).expect("below the cap");
+        touch(&mut chunk);
+        taken += len;
+        chunks.push(chunk);
+    }
+    chunks
+}
+
+#[test]
+fn after_a_peak_of_400_mb_resident_memory_is_what_was_asked_for() {
+    const MB: usize = 1_000_000;
+    let classes = SizeClasses::explicit(&[2048, 9216, 65536]).unwrap();
+    let pool = SlabPool::builder()
+        .size_classes(classes)
+        .max_memory(420 * MB)
+        .build()
+        .unwrap();
+    for level in [100 * MB, 20 * MB] {
+        let mut chunks = peak(&pool, 400 * MB);
+        assert!(pool.resident_bytes().unwrap() >= 400 * MB);
+        // Every other one on another thread.
+        let mut number = 0;
+        let (here, there): (Vec<_>, Vec<_>) = chunks.drain(..).partition(|_| {
+            number += 1;
+            number % 2 == 0
+        });
+        drop(here);
+        thread::spawn(move || drop(there)).join().unwrap();
+        assert_eq!(pool.stats().in_use(), 0);
+        pool.trim_to(level);
+        let resident = pool.resident_bytes().unwrap();
+        assert!(
+            (level / 100 * 95..=level / 100 * 105).contains(&resident),
+            "{resident} bytes instead of {level}"
+        );
+    }
+    pool.trim();
+    assert_eq!(pool.resident_bytes(), Some(0));
+}
+
+#[test]
+fn what_a_thread_keeps_is_bounded_in_chunks_and_in_bytes() {
+    let max_memory = 64 << 20;
+    let pool = SlabPool::builder().max_memory(max_memory).build().unwrap();
+    for (class, &len) in pool.size_classes().sizes().iter().enumerate() {
+        let chunks: Vec<_> = (0..300).map(|_| pool.try_alloc(len).unwrap()).collect();
+        drop(chunks);
+        let kept = pool.stats().classes()[class].in_magazines;
+        assert!((2..=112).contains(&kept), "{kept} chunks of {len} bytes");
+        let bytes = kept as usize * len;
+        assert!(bytes <= max_memory / 128, "{bytes} bytes of {len}");
+        pool.flush_thread_cache();
+        assert_eq!(pool.stats().classes()[class].in_magazines, 0);
+    }
+}
