@@ -32,6 +32,8 @@ var (
 	nodelay  = flag.Bool("acknodelay", false, "acknowledges at once")
 	echoes   = flag.Int("echoes", 20000, "how many of 1 KiB pingpong makes")
 	messages = flag.Int("messages", 200, "how many of 1 KiB a session of paced sends")
+	parity   = flag.Int("parity", 0, "datagrams of parity to as many of data, when measuring")
+	after    = flag.Duration("after", 0, "how long bulk sends before it measures, and idle waits")
 	length   = flag.Duration("for", time.Second, "how long send, bulk, fanout and idle take")
 )
 

@@ -45,7 +45,7 @@ func measures(mode string) func([]string, *kcp.Listener) ([]float64, error) {
 }
 
 func measure(address string, run func([]string, *kcp.Listener) ([]float64, error)) error {
-	listener, err := kcp.ListenWithOptions(address, nil, 0, 0)
+	listener, err := kcp.ListenWithOptions(address, nil, *parity, *parity)
 	if err != nil {
 		return err
 	}
@@ -89,13 +89,12 @@ func cpu() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// Megabytes a second that arrive in the window, and CPU seconds for a gigabyte.
+// Bytes that arrive in the window, its seconds, CPU nanoseconds, allocations of the heap.
 func bulk(to []string, listener *kcp.Listener) ([]float64, error) {
 	client, server, err := pair(to[0], listener)
 	if err != nil {
 		return nil, err
 	}
-	begin, used := time.Now(), cpu()
 	go func() {
 		piece := make([]byte, 64<<10)
 		for {
@@ -104,17 +103,32 @@ func bulk(to []string, listener *kcp.Listener) ([]float64, error) {
 			}
 		}
 	}()
+	read(server, *after)
+	begin, used, count := time.Now(), cpu(), allocations()
+	total := read(server, *length)
+	took, spent := time.Since(begin), cpu()-used
+	return []float64{total, took.Seconds(), float64(spent.Nanoseconds()), float64(allocations() - count)}, nil
+}
+
+func allocations() uint64 {
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.Mallocs
+}
+
+// Bytes that come within the window.
+func read(server *kcp.UDPSession, window time.Duration) float64 {
 	buf, total := make([]byte, 64<<10), 0
-	server.SetReadDeadline(begin.Add(*length + *length/8))
-	for time.Since(begin) < *length {
+	begin := time.Now()
+	server.SetReadDeadline(begin.Add(window + window/8))
+	for time.Since(begin) < window {
 		n, err := server.Read(buf)
 		if err != nil {
 			break
 		}
 		total += n
 	}
-	took, spent := time.Since(begin), cpu()-used
-	return []float64{float64(total) / 1e6 / took.Seconds(), spent.Seconds() / (float64(total) / 1e9)}, nil
+	return float64(total)
 }
 
 // CPU seconds of this end for a gigabyte that is sent to a sink elsewhere.
@@ -173,52 +187,80 @@ func pingpong(to []string, listener *kcp.Listener) ([]float64, error) {
 	return []float64{micros(50), micros(99)}, nil
 }
 
-// The 99th percentile from a message's Write until it is read, in milliseconds.
+// The 99th percentile from a message's Write until it is read, in milliseconds: of the sessions in
+// the first half of the addresses, and of those in the second.
 func paced(to []string, listener *kcp.Listener) ([]float64, error) {
-	var clients, servers []*kcp.UDPSession
-	for _, address := range to {
-		client, server, err := pair(address, listener)
+	type end struct {
+		session *kcp.UDPSession
+		half    byte
+	}
+	var clients []end
+	for n, address := range to {
+		client, err := connect(address)
 		if err != nil {
 			return nil, err
 		}
-		clients, servers = append(clients, client), append(servers, server)
+		half := byte(n * 2 / len(to))
+		if _, err := client.Write([]byte{half}); err != nil {
+			return nil, err
+		}
+		clients = append(clients, end{client, half})
+	}
+	// In the order in which they come, which is not that of the clients.
+	var servers []end
+	for range to {
+		server, err := listener.AcceptKCP()
+		if err != nil {
+			return nil, err
+		}
+		tune(server)
+		hello := make([]byte, 1)
+		if _, err := io.ReadFull(server, hello); err != nil {
+			return nil, err
+		}
+		servers = append(servers, end{server, hello[0]})
 	}
 	epoch := time.Now()
-	var all []time.Duration
-	var lock sync.Mutex
-	var reading sync.WaitGroup
-	for session := range to {
+	for _, client := range clients {
 		go func() {
 			buf := make([]byte, message)
 			for n := 0; n < *messages; n++ {
 				time.Sleep(time.Until(epoch.Add(time.Duration(n) * pace)))
 				binary.LittleEndian.PutUint64(buf, uint64(time.Since(epoch)))
-				if _, err := clients[session].Write(buf); err != nil {
+				if _, err := client.session.Write(buf); err != nil {
 					return
 				}
 			}
 		}()
+	}
+	var all [2][]time.Duration
+	var lock sync.Mutex
+	var reading sync.WaitGroup
+	for _, server := range servers {
 		reading.Add(1)
 		go func() {
 			defer reading.Done()
 			buf := make([]byte, message)
-			var times []time.Duration
 			for n := 0; n < *messages; n++ {
-				if _, err := io.ReadFull(servers[session], buf); err != nil {
+				if _, err := io.ReadFull(server.session, buf); err != nil {
 					return
 				}
-				times = append(times, time.Since(epoch)-time.Duration(binary.LittleEndian.Uint64(buf)))
+				took := time.Since(epoch) - time.Duration(binary.LittleEndian.Uint64(buf))
+				lock.Lock()
+				all[server.half] = append(all[server.half], took)
+				lock.Unlock()
 			}
-			lock.Lock()
-			defer lock.Unlock()
-			all = append(all, times...)
 		}()
 	}
 	reading.Wait()
-	if len(all) < len(to)**messages {
-		return nil, errors.New("messages are missing")
+	var figures []float64
+	for _, times := range all {
+		if len(times) < len(to)/2**messages {
+			return nil, errors.New("messages are missing")
+		}
+		figures = append(figures, float64(percentile(times, 99).Nanoseconds())/1e6)
 	}
-	return []float64{float64(percentile(all, 99).Nanoseconds()) / 1e6}, nil
+	return figures, nil
 }
 
 // CPU microseconds for a message, both ends.
@@ -279,15 +321,14 @@ func idle(to []string, listener *kcp.Listener) ([]float64, error) {
 	if err := open(to[0]); err != nil {
 		return nil, err
 	}
-	settle := 150 * time.Millisecond
-	time.Sleep(settle)
+	time.Sleep(*after)
 	before := memory()
 	for _, address := range to {
 		if err := open(address); err != nil {
 			return nil, err
 		}
 	}
-	time.Sleep(settle)
+	time.Sleep(*after)
 	grown := float64(memory()) - float64(before)
 	begin, used := time.Now(), cpu()
 	time.Sleep(*length)
@@ -311,7 +352,7 @@ func connect(address string) (*kcp.UDPSession, error) {
 	}
 	socket.SetReadBuffer(4 << 20)
 	socket.SetWriteBuffer(4 << 20)
-	session, err := kcp.NewConn3(uint32(*conv), peer, nil, 0, 0, socket)
+	session, err := kcp.NewConn3(uint32(*conv), peer, nil, *parity, *parity, socket)
 	if err != nil {
 		return nil, err
 	}

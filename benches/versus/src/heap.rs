@@ -65,6 +65,11 @@ pub(crate) fn allocations() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
+/// Are they?
+pub(crate) fn is_counted() -> bool {
+    CHOICE.load(Ordering::Relaxed) == COUNTING
+}
+
 /// Reads the environment, without allocating. The first allocation comes before any thread.
 #[cold]
 fn choose() -> u8 {

@@ -10,6 +10,7 @@ mod packet;
 mod report;
 mod results;
 mod rudp;
+mod scaling;
 mod udp;
 
 use clap::{Parser, ValueEnum};
@@ -43,10 +44,24 @@ struct Options {
     /// Measure nothing: print the results page of these files that `--json` wrote.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     page: Option<Vec<PathBuf>>,
+    /// Measure how things scale instead: writes `scaling.json`, plots and a page into this folder.
+    #[arg(long, value_name = "FOLDER")]
+    scaling: Option<PathBuf>,
+    /// Measure nothing: draw the plots and the page of the `scaling.json` in this folder again.
+    #[arg(long, value_name = "FOLDER")]
+    draw: Option<PathBuf>,
     /// Measure one resident-memory scenario in this process and print it: how a run starts its
     /// child processes.
     #[arg(long, hide = true, num_args = 3, value_names = ["SCENARIO", "PEER", "OBJECTS"])]
     child: Option<Vec<String>>,
+    /// Count the allocations of one run of a group in this process and print them: how a run starts
+    /// its child processes.
+    #[arg(long, hide = true, num_args = 2..)]
+    count: Option<Vec<String>>,
+    /// Measure nothing: copy what comes in to what goes out, and write it to this file as JSON, beside
+    /// the machine.
+    #[arg(long, value_name = "FILE")]
+    keep_output: Option<PathBuf>,
     /// Measure the group `packet` on the allocator that this process has and print it as JSON: how a
     /// run starts its child processes.
     #[arg(long, hide = true)]
@@ -70,17 +85,24 @@ fn main() -> ExitCode {
     if let Some(arguments) = &options.child {
         return alloc::child(arguments);
     }
-    if let Some(files) = &options.page {
-        return match results::page(files) {
-            Ok(page) => {
-                print!("{page}");
-                ExitCode::SUCCESS
-            }
-            Err(problem) => {
-                eprintln!("versus: {problem}");
-                ExitCode::from(2)
-            }
+    if let Some(arguments) = &options.count {
+        let counted = match &arguments[0][..] {
+            "udp" => udp::child(&arguments[1..]),
+            _ => rudp::child(&arguments[1..]),
         };
+        return ended(counted.ok_or_else(|| "it cannot be counted".into()));
+    }
+    if let Some(file) = &options.keep_output {
+        return ended(results::keep_output(file));
+    }
+    if let Some(files) = &options.page {
+        return ended(results::page(files).map(|page| print!("{page}")));
+    }
+    if let Some(folder) = &options.scaling {
+        return ended(scaling::run(folder));
+    }
+    if let Some(folder) = &options.draw {
+        return ended(scaling::draw(folder));
     }
     let plan = if options.quick {
         Plan::quick()
@@ -112,9 +134,8 @@ fn main() -> ExitCode {
         Group::Udp => udp::run(ours(group), &plan, &filter, &mut report),
         Group::Rudp => rudp::run(ours(group), options.quick, &filter, &mut report),
     });
-    if let Err(problem) = outcome {
-        eprintln!("versus: {problem}");
-        return ExitCode::from(2);
+    if outcome.is_err() {
+        return ended(outcome);
     }
     print!("{}", report.markdown());
     if let Some(path) = options.json
@@ -124,4 +145,15 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
+}
+
+/// One line on stderr and status 2 if it did not end well.
+fn ended(outcome: Result<(), String>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("versus: {problem}");
+            ExitCode::from(2)
+        }
+    }
 }

@@ -125,6 +125,11 @@ impl Sampler {
         }
     }
 
+    /// So many operations, whatever a sample has.
+    pub(crate) fn run(&mut self, ops: u64) -> Reading {
+        (self.run)(ops)
+    }
+
     fn sample(&mut self) -> Reading {
         (self.run)(self.ops.unwrap_or(MIN_OPS))
     }

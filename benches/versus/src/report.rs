@@ -287,7 +287,7 @@ impl Comparison {
     }
 }
 
-fn spread(of: &Spread) -> Value {
+pub(crate) fn spread(of: &Spread) -> Value {
     json!({ "median": rounded(of.median), "min": rounded(of.min), "max": rounded(of.max) })
 }
 
@@ -306,7 +306,7 @@ fn cell(of: &Spread) -> String {
 }
 
 /// At least three significant digits, without an exponent.
-fn figure(value: f64) -> String {
+pub(crate) fn figure(value: f64) -> String {
     if value >= 1000.0 {
         format!("{value:.0}")
     } else if value >= 100.0 {
@@ -317,6 +317,23 @@ fn figure(value: f64) -> String {
     } else {
         format!("{value:.2}")
     }
+}
+
+/// Where and when, in one line.
+pub(crate) fn origin(machine: &Value) -> String {
+    let known = |name: &str| match &machine[name] {
+        Value::Null => None,
+        // It says its own name.
+        Value::String(text) if name == "rustc" => Some(text.clone()),
+        Value::String(text) => Some(format!("{name} {text}")),
+        other => Some(format!("{name} {other}")),
+    };
+    let names = ["date", "commit", "quick", "cpu", "cpus", "kernel", "rustc"];
+    names
+        .into_iter()
+        .filter_map(known)
+        .collect::<Vec<_>>()
+        .join(" · ")
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! The results page: what `--json` wrote earlier, as tables again. The page is made from the JSON and
 //! from nothing else, so that the two cannot differ.
 
-use crate::report::{Report, Target};
-use crate::{alloc, packet, rudp, udp};
-use serde_json::Value;
+use crate::report::{Report, Target, origin};
+use crate::{alloc, machine, packet, rudp, udp};
+use serde_json::json;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The page of these files.
 ///
@@ -28,6 +28,23 @@ pub(crate) fn page(files: &[PathBuf]) -> Result<String, String> {
     Ok(page)
 }
 
+/// Copies lines from stdin to stdout, and writes them to a file beside the machine.
+///
+/// # Errors
+/// What cannot be read or written; nothing came.
+pub(crate) fn keep_output(file: &Path) -> Result<(), String> {
+    let lines: Vec<String> = std::io::stdin()
+        .lines()
+        .collect::<Result<_, _>>()
+        .map_err(|error| error.to_string())?;
+    if lines.is_empty() {
+        return Err("nothing came on stdin".into());
+    }
+    println!("{}", lines.join("\n"));
+    let json = json!({ "machine": machine::describe(), "output": lines });
+    fs::write(file, format!("{json:#}\n")).map_err(|e| format!("{}: {e}", file.display()))
+}
+
 const HEAD: &str = "\
 # Results of versus
 
@@ -45,27 +62,9 @@ fn targets_of(group: &str, case: &str, peer: &str) -> Vec<Target> {
     }
 }
 
-/// Where and when, in one line.
-fn origin(machine: &Value) -> String {
-    let known = |name: &str| match &machine[name] {
-        Value::Null => None,
-        // It says its own name.
-        Value::String(text) if name == "rustc" => Some(text.clone()),
-        Value::String(text) => Some(format!("{name} {text}")),
-        other => Some(format!("{name} {other}")),
-    };
-    let names = ["date", "commit", "quick", "cpu", "cpus", "kernel", "rustc"];
-    names
-        .into_iter()
-        .filter_map(known)
-        .collect::<Vec<_>>()
-        .join(" · ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn the_committed_page_is_that_of_the_committed_json() {

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::mem;
 
 /// Blocks of a `batch`.
-const BATCH: usize = 64;
+pub(super) const BATCH: usize = 64;
 /// Blocks that live at once in `random`.
 const LIVE: usize = 1024;
 
@@ -75,7 +75,7 @@ pub(super) fn pair<P: Peer>(peer: &P, len: usize, ops: u64) -> f64 {
 }
 
 #[inline(never)]
-fn batch<P: Peer, const COUNT: usize>(peer: &P, len: usize, ops: u64) -> f64 {
+pub(super) fn batch<P: Peer, const COUNT: usize>(peer: &P, len: usize, ops: u64) -> f64 {
     let mut held = Vec::with_capacity(COUNT);
     let batches = ops.div_ceil(COUNT as u64);
     let clock = ThreadClock::start();

@@ -6,6 +6,7 @@ mod local;
 mod mixed;
 mod peers;
 mod resident;
+pub(crate) mod scaling;
 mod stats;
 mod targets;
 mod threads;

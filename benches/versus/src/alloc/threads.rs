@@ -2,11 +2,11 @@
 
 use super::local;
 use super::peers::{Peer, VisitShared};
-use crate::cpu::pin;
+use crate::cpu::{ThreadClock, pin};
 use crate::measure::Sampler;
 use std::sync::Barrier;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Blocks that a thread of `threads-N` allocates before it frees them: more than a thread cache
 /// holds, so that every turn goes to what the threads share.
@@ -76,25 +76,46 @@ fn scaling<P: Peer + Sync>(peer: &P, together: &Together, ops: u64) -> f64 {
 /// threads, if nothing that one does stands in another's way.
 fn turns<P: Peer + Sync>(peer: &P, together: &Together, ops: u64, count: usize) -> f64 {
     let cpus = [together.main, together.other];
+    let found = crowd(peer, together.len, cpus, ops, count);
+    let available = found.wall.as_nanos() as f64 * cpus.len().min(count) as f64;
+    available / found.ops as f64
+}
+
+/// What so many threads did together.
+pub(super) struct Crowded {
+    pub(super) ops: u64,
+    pub(super) wall: Duration,
+    /// Of all of them.
+    pub(super) cpu_ns: f64,
+}
+
+/// At least so many operations, by threads that do them in turns of [`TURN`].
+pub(super) fn crowd<P: Peer + Sync>(
+    peer: &P,
+    len: usize,
+    cpus: [usize; 2],
+    ops: u64,
+    count: usize,
+) -> Crowded {
     let rounds = ops.div_ceil((count * TURN) as u64).max(LEAST_TURNS);
     let started = Barrier::new(count);
     let run = |cpu| {
         pin(cpu);
         let mut held = Vec::with_capacity(TURN);
         let mut turn = || {
-            held.extend((0..TURN).map(|_| local::alloc(peer, together.len)));
+            held.extend((0..TURN).map(|_| local::alloc(peer, len)));
             held.drain(..).for_each(|block| peer.free(block));
         };
         // What a thread's first allocation costs is not the question.
         turn();
         started.wait();
-        let start = Instant::now();
+        let (start, clock) = (Instant::now(), ThreadClock::start());
         for _ in 0..rounds {
             turn();
         }
-        (start, Instant::now())
+        (start, Instant::now(), clock.elapsed_ns())
     };
-    let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {
+    let spans: Vec<(Instant, Instant, f64)> = thread::scope(|scope| {
         let threads: Vec<_> = (0..count)
             .map(|number| {
                 let run = &run;
@@ -108,6 +129,9 @@ fn turns<P: Peer + Sync>(peer: &P, together: &Together, ops: u64, count: usize) 
     let first = spans.iter().map(|span| span.0).min();
     let last = spans.iter().map(|span| span.1).max();
     let wall = last.zip(first).map(|(last, first)| last - first);
-    let available = wall.unwrap_or_default().as_nanos() as f64 * cpus.len().min(count) as f64;
-    available / (rounds * (count * TURN) as u64) as f64
+    Crowded {
+        ops: rounds * (count * TURN) as u64,
+        wall: wall.unwrap_or_default(),
+        cpu_ns: spans.iter().map(|span| span.2).sum(),
+    }
 }

@@ -1,9 +1,11 @@
 //! rusty_enet: ENet, a library that is polled, on two threads. It has no stream, so it sends whole
 //! messages, and no bound for what waits to be sent, so the sender waits for the receiver itself.
 
-use super::path::Paths;
-use super::scenario::{FANOUT_MESSAGE, FANOUT_RATE, MESSAGE, PACE, Scenario, Size};
-use super::streams::{heap, percentile};
+use super::path::{Conduct, Paths};
+use super::scenario::{
+    FANOUT_MESSAGE, FANOUT_RATE, MESSAGE, PACE, PACED_LOSS, Scenario, Size, Transfer,
+};
+use super::streams::{heap, milliseconds_since, percentile};
 use super::transports::socket;
 use crate::cpu::process_cpu_ns;
 use rusty_enet::{Event, Host, HostSettings, Packet, PeerID};
@@ -29,10 +31,12 @@ pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
     match scenario {
         Scenario::Bulk | Scenario::Lossy(_) => bulk(scenario, size, seed),
         Scenario::Echo => echo(size),
-        Scenario::Paced(_) => paced(scenario, size, seed),
+        Scenario::Paced => paced(size, seed),
         Scenario::Fanout => fanout(size),
         Scenario::Idle => idle(size),
-        Scenario::ToKcpGo => panic!("it does not speak KCP"),
+        Scenario::Sealed | Scenario::Corrected | Scenario::Counted(_) | Scenario::ToKcpGo => {
+            panic!("it has no such case")
+        }
     }
 }
 
@@ -132,8 +136,9 @@ fn bulk(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
     let to = paths.as_ref().map_or(address, |paths| paths.addresses[0]);
     let (peers, _) = connect(&mut client, &mut server, &[to]);
     let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let cpu = process_cpu_ns();
-    let begin = Instant::now();
+    let (start, window) = size.windows(scenario);
+    let mut begin = Instant::now();
+    let mut before = None;
     thread::scope(|scope| {
         scope.spawn(|| {
             while let Some(packet) = server.receive(&stop) {
@@ -142,8 +147,17 @@ fn bulk(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
         });
         let piece = vec![7; PIECE];
         let mut sent = 0;
-        while begin.elapsed() < size.window {
-            if sent - received.load(Ordering::Relaxed) < IN_FLIGHT {
+        loop {
+            let got = received.load(Ordering::Relaxed);
+            match before {
+                None if begin.elapsed() >= start => {
+                    before = Some((got, process_cpu_ns()));
+                    begin = Instant::now();
+                }
+                Some(_) if begin.elapsed() >= window => break,
+                _ => {}
+            }
+            if sent - got < IN_FLIGHT {
                 client.send(peers[0], &piece);
                 sent += PIECE as u64;
             } else if client.turn().is_none() {
@@ -152,14 +166,14 @@ fn bulk(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    let took = begin.elapsed();
-    let bytes = received.into_inner() as f64;
-    let cpu = process_cpu_ns() - cpu;
-    let rate = bytes / 1e6 / took.as_secs_f64();
-    match scenario {
-        Scenario::Bulk => vec![rate, cpu / bytes],
-        _ => vec![rate],
-    }
+    let (took, cpu) = (begin.elapsed(), process_cpu_ns());
+    let (got, cpu_before) = before.unwrap_or_default();
+    scenario.of_transfer(&Transfer {
+        bytes: (received.into_inner() - got) as f64,
+        seconds: took.as_secs_f64(),
+        cpu_ns: cpu - cpu_before,
+        allocations: 0.0,
+    })
 }
 
 fn echo(size: &Size) -> Vec<f64> {
@@ -188,23 +202,26 @@ fn echo(size: &Size) -> Vec<f64> {
     vec![percentile(&mut times, 50), percentile(&mut times, 99)]
 }
 
-fn paced(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
-    let (mut server, address) = End::open(size.paced_sessions);
-    let (mut client, _) = End::open(size.paced_sessions);
-    let conduct = scenario.conduct().expect("it has a path");
-    let paths = Paths::open(address, size.paced_sessions, conduct, seed);
-    let (peers, _) = connect(&mut client, &mut server, &paths.addresses);
-    let all = size.paced_sessions * size.paced_messages;
+fn paced(size: &Size, seed: u64) -> Vec<f64> {
+    let sessions = PACED_LOSS.len() * size.paced_sessions;
+    let (mut server, address) = End::open(sessions);
+    let (mut client, _) = End::open(sessions);
+    let kinds = PACED_LOSS.map(Conduct::lossy);
+    let paths = kinds.map(|conduct| Paths::open(address, size.paced_sessions, conduct, seed));
+    // One kind after the other, so that it is known which session is of which.
+    let peers = paths
+        .each_ref()
+        .map(|paths| connect(&mut client, &mut server, &paths.addresses).0);
+    let all = sessions * size.paced_messages;
     let (epoch, stop) = (Instant::now(), AtomicBool::new(false));
     let mut times = thread::scope(|scope| {
         let reading = scope.spawn(|| {
-            let mut times = Vec::with_capacity(all);
-            while times.len() < all
+            let mut times = PACED_LOSS.map(|_| Vec::new());
+            while times.iter().map(Vec::len).sum::<usize>() < all
                 && let Some(packet) = server.receive(&stop)
             {
-                let sent = packet.data().first_chunk();
-                let sent = sent.map_or(0, |sent| u64::from_le_bytes(*sent));
-                times.push((epoch.elapsed().as_nanos() as u64 - sent) as f64 / 1e6);
+                let kind = usize::from(packet.data()[KIND]);
+                times[kind].push(milliseconds_since(epoch, packet.data()));
             }
             times
         });
@@ -213,10 +230,13 @@ fn paced(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
         let mut left = size.paced_messages;
         while !reading.is_finished() {
             if left > 0 && Instant::now() >= next {
-                for &peer in &peers {
-                    let sent = epoch.elapsed().as_nanos() as u64;
-                    message[..8].copy_from_slice(&sent.to_le_bytes());
-                    client.send(peer, &message);
+                for (kind, peers) in peers.iter().enumerate() {
+                    message[KIND] = kind as u8;
+                    for &peer in peers {
+                        let sent = epoch.elapsed().as_nanos() as u64;
+                        message[..KIND].copy_from_slice(&sent.to_le_bytes());
+                        client.send(peer, &message);
+                    }
                 }
                 client.host.flush();
                 next += PACE;
@@ -227,8 +247,14 @@ fn paced(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
         }
         reading.join().expect("read")
     });
-    vec![percentile(&mut times, 99)]
+    times
+        .iter_mut()
+        .map(|times| percentile(times, 99))
+        .collect()
 }
+
+/// Where a paced message says which kind of path it takes, behind when it was sent.
+const KIND: usize = 8;
 
 fn fanout(size: &Size) -> Vec<f64> {
     let count = size.fanout_sessions;

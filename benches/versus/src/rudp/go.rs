@@ -1,7 +1,7 @@
 //! kcp-go, in a process of its own (`interop/kcp-go`), which is built when there is Go.
 
-use super::path::Paths;
-use super::scenario::{Scenario, Size};
+use super::path::{Conduct, Paths};
+use super::scenario::{PACED_LOSS, Scenario, Size, Transfer};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -47,40 +47,62 @@ pub(super) fn available() -> Result<(), String> {
 /// # Panics
 /// The program fails.
 pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
-    let (mode, sessions, window) = match scenario {
-        Scenario::Bulk | Scenario::Lossy(_) => ("bulk", 1, size.window),
-        Scenario::Echo => ("pingpong", 1, size.window),
-        Scenario::Paced(_) => ("paced", size.paced_sessions, size.window),
-        Scenario::Fanout => ("fanout", size.fanout_sessions, size.fanout_window),
-        Scenario::Idle => ("idle", size.idle_sessions, size.idle_window),
+    let (mode, sessions) = match scenario {
+        Scenario::Bulk | Scenario::Sealed | Scenario::Lossy(_) | Scenario::Counted(_) => {
+            ("bulk", 1)
+        }
+        Scenario::Echo => ("pingpong", 1),
+        Scenario::Paced | Scenario::Corrected => ("paced", size.paced_sessions),
+        Scenario::Fanout => ("fanout", size.fanout_sessions),
+        Scenario::Idle => ("idle", size.idle_sessions),
         Scenario::ToKcpGo => return vec![send(size.window)],
     };
+    let (start, window) = size.windows(scenario);
     let mut process = Process::start(&[
         format!("-echoes={}", size.echoes),
         format!("-messages={}", size.paced_messages),
+        format!(
+            "-parity={}",
+            if scenario == Scenario::Corrected {
+                2
+            } else {
+                0
+            }
+        ),
+        format!("-after={}ms", start.as_millis()),
         format!("-for={}ms", window.as_millis()),
         mode.into(),
         "127.0.0.1:0".into(),
     ]);
     let address = process.line().parse().expect("an address");
-    let paths = scenario
-        .conduct()
-        .map(|conduct| Paths::open(address, sessions, conduct, seed));
-    let to = match &paths {
-        Some(paths) => paths.addresses.clone(),
-        None => vec![address; sessions],
+    let conducts = match scenario {
+        Scenario::Paced | Scenario::Corrected => PACED_LOSS.map(Conduct::lossy).to_vec(),
+        _ => Vec::from_iter(scenario.conduct()),
     };
+    let paths: Vec<Paths> = conducts
+        .into_iter()
+        .map(|conduct| Paths::open(address, sessions, conduct, seed))
+        .collect();
+    let mut to: Vec<SocketAddr> = paths.iter().flat_map(|p| p.addresses.clone()).collect();
+    if to.is_empty() {
+        to = vec![address; sessions];
+    }
     let to: Vec<String> = to.iter().map(SocketAddr::to_string).collect();
     process.say(&to.join(" "));
     let line = process.line();
-    let mut figures: Vec<f64> = line
+    let figures: Vec<f64> = line
         .split_whitespace()
         .map(|figure| figure.parse().expect("a figure"))
         .collect();
-    assert!(!figures.is_empty(), "kcp-go ended without a figure");
-    // It says what it can; a lossy path's CPU time is no row.
-    figures.truncate(scenario.figures().len());
-    figures
+    match (mode, &figures[..]) {
+        ("bulk", &[bytes, seconds, cpu_ns, allocations]) => scenario.of_transfer(&Transfer {
+            bytes,
+            seconds,
+            cpu_ns,
+            allocations,
+        }),
+        _ => figures,
+    }
 }
 
 /// Its own end, against a sink in another process.

@@ -11,11 +11,16 @@ mod streams;
 mod targets;
 mod transports;
 
+use crate::alloc::scaling::Run;
 use crate::cpu::Cpus;
+use crate::heap::{self, Choice};
 use crate::measure::{compare, guarded};
 use crate::report::{Filter, Report, Row};
+use crate::scaling::Point;
 use scenario::{Figure, Scenario, Size};
-use transports::{Ours, Quinn, TokioKcp};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use transports::{CORRECTED, Ours, Quinn, SEALED, TokioKcp};
 
 pub(crate) use targets::of as targets_of;
 
@@ -27,7 +32,11 @@ const PEERS: [&str; 4] = ["tokio_kcp", "quinn", "kcp-go", "rusty_enet"];
 impl Scenario {
     fn peers(self) -> &'static [&'static str] {
         match self {
-            Self::ToKcpGo => &["kcp-go"],
+            Self::ToKcpGo | Self::Corrected => &["kcp-go"],
+            Self::Sealed => &["quinn"],
+            Self::Counted(_) => &["tokio_kcp", "kcp-go"],
+            // Five hundred TLS handshakes a sample are too long for it.
+            Self::Fanout => &["tokio_kcp", "kcp-go", "rusty_enet"],
             _ => &PEERS,
         }
     }
@@ -41,6 +50,11 @@ impl Scenario {
             (Self::ToKcpGo, OURS) => {
                 go::sink(|address| streams::send_to::<Ours>(address, size.window))
             }
+            (Self::Counted(_), OURS | "tokio_kcp") if !heap::is_counted() => {
+                in_child(self, peer, size, seed)
+            }
+            (Self::Sealed, OURS) => streams::run::<Ours<SEALED>>(self, size, seed),
+            (Self::Corrected, OURS) => streams::run::<Ours<CORRECTED>>(self, size, seed),
             (_, "kcp-go") => go::run(self, size, seed),
             (_, "rusty_enet") => enet::run(self, size, seed),
             (_, "tokio_kcp") => streams::run::<TokioKcp>(self, size, seed),
@@ -68,7 +82,7 @@ pub(crate) fn run(
     let size = if quick { Size::quick() } else { Size::full() };
     for scenario in Scenario::ALL {
         let wanted = |peer: &&&'static str| {
-            let mut figures = scenario.figures().iter();
+            let mut figures = scenario.figures().into_iter();
             figures.any(|figure| filter.takes(figure.case, peer))
         };
         let peers: Vec<&'static str> = scenario.peers().iter().filter(wanted).copied().collect();
@@ -77,15 +91,78 @@ pub(crate) fn run(
         }
         eprintln!("{scenario:?} against {}", peers.join(", "));
         let rounds = rounds(scenario, ours, &peers, &size);
-        for (nth, figure) in scenario.figures().iter().enumerate() {
+        for (nth, figure) in scenario.figures().into_iter().enumerate() {
             for (peer, rounds) in peers.iter().zip(&rounds) {
                 if filter.takes(figure.case, peer) {
-                    put(report, ours, peer, figure, nth, rounds);
+                    put(report, ours, peer, &figure, nth, rounds);
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Runs a [`Scenario::Counted`] in a process of its own, whose global allocator counts.
+///
+/// # Panics
+/// The process fails.
+fn in_child(scenario: Scenario, peer: &str, size: &Size, seed: u64) -> Vec<f64> {
+    let loss = scenario.conduct().map_or(0.0, |conduct| conduct.loss);
+    let program = std::env::current_exe().expect("it has a name");
+    let (start, window) = size.windows(scenario);
+    let arguments = [
+        "rudp".to_owned(),
+        peer.to_owned(),
+        loss.to_string(),
+        seed.to_string(),
+        start.as_millis().to_string(),
+        window.as_millis().to_string(),
+    ];
+    let output = Command::new(program)
+        .arg("--count")
+        .args(arguments)
+        .env(heap::VARIABLE, Choice::Counting.name())
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    vec![text.trim().parse().expect("a count")]
+}
+
+/// The child's side of a run that counts: prints the figure.
+pub(crate) fn child(arguments: &[String]) -> Option<()> {
+    let [peer, numbers @ ..] = arguments else {
+        return None;
+    };
+    let numbers: Option<Vec<u64>> = numbers.iter().map(|number| number.parse().ok()).collect();
+    let [loss, seed, start, window] = numbers?[..] else {
+        return None;
+    };
+    let size = Size {
+        lossy_start: Duration::from_millis(start),
+        lossy_window: Duration::from_millis(window),
+        ..Size::quick()
+    };
+    let scenario = Scenario::Counted(u8::try_from(loss).ok()?);
+    let figures = scenario.run(peer, &size, seed).ok()?;
+    println!("{}", figures.first()?);
+    Some(())
+}
+
+/// So many sessions that send as fast as they can, for the plots: MB/s and CPU seconds for a gigabyte.
+///
+/// # Errors
+/// There is no such peer.
+pub(crate) fn scaling(peer: &str, sessions: usize, ops: u64) -> Result<Run, String> {
+    // As long as so many operations of a microsecond.
+    let window = Duration::from_micros(ops);
+    let run: fn(usize, Duration) -> Point = match peer {
+        OURS => streams::many::<Ours>,
+        "tokio_kcp" => streams::many::<TokioKcp>,
+        "quinn" => streams::many::<Quinn>,
+        _ => return Err("it has no such case".into()),
+    };
+    Ok(Box::new(move || run(sessions, window)))
 }
 
 /// The figures of ours and of a peer in each round, or why there are none.
@@ -153,7 +230,7 @@ mod tests {
     fn every_target_speaks_about_a_row_that_exists() {
         for (case, peer) in targets::spoken_of() {
             let exists = |scenario: &Scenario| {
-                let mut figures = scenario.figures().iter();
+                let mut figures = scenario.figures().into_iter();
                 figures.any(|figure| figure.case == case) && scenario.peers().contains(&peer)
             };
             assert!(Scenario::ALL.iter().any(exists), "{case}/{peer}");
@@ -163,6 +240,10 @@ mod tests {
     #[test]
     fn every_peer_runs_every_scenario() {
         for scenario in Scenario::ALL {
+            // Those start this program again, which is the test here.
+            if matches!(scenario, Scenario::Counted(_)) {
+                continue;
+            }
             for &peer in scenario.peers().iter().chain([&OURS]) {
                 match scenario.run(peer, &Size::smallest(), 1) {
                     Ok(figures) => {
@@ -194,16 +275,16 @@ mod tests {
                 .all(|rounds| rounds.as_ref().is_ok_and(|r| r.len() == 1))
         );
         let mut report = Report::new(OURS.into(), true);
-        let figure = &Scenario::Echo.figures()[0];
+        let figure = Scenario::Echo.figures()[0];
         put(
             &mut report,
             OURS,
             "quinn",
-            figure,
+            &figure,
             0,
             &Err("it is away".into()),
         );
-        put(&mut report, OURS, "tokio_kcp", figure, 0, &found[0]);
+        put(&mut report, OURS, "tokio_kcp", &figure, 0, &found[0]);
         let text = report.markdown();
         assert!(
             text.contains("because it is away: echo-p50/quinn"),

@@ -13,12 +13,19 @@ pub(super) enum Scenario {
     Echo,
     /// As `Bulk`, over a path of 10 ms each way that loses so many percent and reorders 2.
     Lossy(u8),
-    /// 1 KiB each 5 ms, over the same path.
-    Paced(u8),
+    /// 1 KiB each 5 ms in each of many sessions, half of them over a path that loses 1 percent, half
+    /// over one that loses 5.
+    Paced,
     /// Many sessions with 20 messages a second each.
     Fanout,
     /// Sessions with nothing to do.
     Idle,
+    /// `Bulk`, encrypted.
+    Sealed,
+    /// `Paced` with two datagrams of parity to two of data.
+    Corrected,
+    /// `Lossy`, or `Bulk` at 0 percent, in a process that counts allocations.
+    Counted(u8),
     /// As `Bulk`, to a sink of kcp-go in a process of its own.
     ToKcpGo,
 }
@@ -33,89 +40,142 @@ pub(super) struct Figure {
     pub(super) resolution: f64,
 }
 
-const fn figure(case: &'static str, unit: &'static str, better: Better) -> Figure {
-    Figure {
-        case,
-        unit,
-        better,
-        resolution: 0.0,
+impl Figure {
+    fn cost(case: &'static str, unit: &'static str) -> Self {
+        Self {
+            case,
+            unit,
+            better: Better::Less,
+            resolution: 0.0,
+        }
+    }
+
+    fn count(case: &'static str) -> Self {
+        Self {
+            resolution: 0.001,
+            ..Self::cost(case, "allocs/packet")
+        }
+    }
+
+    fn rate(case: &'static str) -> Self {
+        Self {
+            case,
+            unit: "MB/s",
+            better: Better::More,
+            // A peer may get nothing through.
+            resolution: 0.01,
+        }
     }
 }
 
 impl Scenario {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Bulk,
         Self::Echo,
         Self::Lossy(1),
         Self::Lossy(5),
-        Self::Paced(1),
-        Self::Paced(5),
+        Self::Paced,
         Self::Fanout,
         Self::Idle,
+        Self::Sealed,
+        Self::Corrected,
+        Self::Counted(0),
+        Self::Counted(5),
         Self::ToKcpGo,
     ];
 
     /// In the order in which a run returns them.
-    pub(super) fn figures(self) -> &'static [Figure] {
-        use Better::{Less, More};
+    pub(super) fn figures(self) -> Vec<Figure> {
         match self {
-            Self::Bulk => {
-                &const {
-                    [
-                        figure("bulk", "MB/s", More),
-                        figure("cpu-per-gb", "s/GB", Less),
-                    ]
-                }
-            }
-            Self::Echo => {
-                &const {
-                    [
-                        figure("echo-p50", "us", Less),
-                        figure("echo-p99", "us", Less),
-                    ]
-                }
-            }
-            Self::Lossy(1) => &const { [figure("loss1", "MB/s", More)] },
-            Self::Lossy(_) => &const { [figure("loss5", "MB/s", More)] },
-            Self::Paced(1) => &const { [figure("paced1-p99", "ms", Less)] },
-            Self::Paced(_) => &const { [figure("paced5-p99", "ms", Less)] },
-            Self::Fanout => &const { [figure("fanout-cpu", "us/message", Less)] },
-            Self::ToKcpGo => &const { [figure("to-kcp-go", "s/GB", Less)] },
-            Self::Idle => {
-                &const {
-                    [
-                        figure("idle-heap", "bytes/end", Less),
-                        Figure {
-                            resolution: 0.1,
-                            ..figure("idle-cpu", "us/session/s", Less)
-                        },
-                    ]
-                }
-            }
+            Self::Bulk => vec![Figure::rate("bulk"), Figure::cost("cpu-per-gb", "s/GB")],
+            Self::Echo => vec![
+                Figure::cost("echo-p50", "us"),
+                Figure::cost("echo-p99", "us"),
+            ],
+            Self::Lossy(1) => vec![Figure::rate("loss1")],
+            Self::Lossy(_) => vec![Figure::rate("loss5")],
+            Self::Paced => vec![
+                Figure::cost("paced1-p99", "ms"),
+                Figure::cost("paced5-p99", "ms"),
+            ],
+            Self::Fanout => vec![Figure::cost("fanout-cpu", "us/message")],
+            Self::Idle => vec![
+                Figure::cost("idle-heap", "bytes/end"),
+                Figure {
+                    resolution: 0.1,
+                    ..Figure::cost("idle-cpu", "us/session/s")
+                },
+            ],
+            Self::Sealed => vec![
+                Figure::rate("aes-bulk"),
+                Figure::cost("aes-cpu-per-gb", "s/GB"),
+            ],
+            Self::Corrected => vec![
+                Figure::cost("paced1-fec-p99", "ms"),
+                Figure::cost("paced5-fec-p99", "ms"),
+            ],
+            Self::Counted(0) => vec![Figure::count("allocs")],
+            Self::Counted(_) => vec![Figure::count("allocs-loss5")],
+            Self::ToKcpGo => vec![Figure::cost("to-kcp-go", "s/GB")],
         }
     }
 
+    /// The path of a single session.
     pub(super) fn conduct(self) -> Option<Conduct> {
         match self {
-            Self::Lossy(percent) | Self::Paced(percent) => Some(Conduct::lossy(percent)),
+            Self::Lossy(percent) | Self::Counted(percent @ 1..) => Some(Conduct::lossy(percent)),
             _ => None,
         }
     }
+
+    /// What of a transfer it shows.
+    pub(super) fn of_transfer(self, transfer: &Transfer) -> Vec<f64> {
+        let Transfer {
+            bytes,
+            seconds,
+            cpu_ns,
+            allocations,
+        } = *transfer;
+        let (rate, cpu) = (bytes / 1e6 / seconds, cpu_ns / bytes);
+        match self {
+            Self::Bulk | Self::Sealed => vec![rate, cpu],
+            Self::Counted(_) => vec![allocations / (bytes / SEGMENT)],
+            _ => vec![rate],
+        }
+    }
 }
+
+/// What came in the measured window of a transfer, and what it cost both ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Transfer {
+    pub(super) bytes: f64,
+    pub(super) seconds: f64,
+    pub(super) cpu_ns: f64,
+    /// Of the heap, if they are counted.
+    pub(super) allocations: f64,
+}
+
+/// Bytes of a full segment of KCP: what counts as a packet, whatever the library sends.
+const SEGMENT: f64 = 1376.0;
 
 /// How much of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     pub(super) rounds: usize,
-    /// How long `Bulk` and `Lossy` send.
+    /// How long `Bulk` sends.
     pub(super) window: Duration,
+    /// How long `Lossy` sends before that is measured: windows have to open first.
+    pub(super) lossy_start: Duration,
+    pub(super) lossy_window: Duration,
     pub(super) echoes: usize,
-    /// `Paced`: sessions beside each other, so that a sample has enough messages for its p99.
+    /// Beside each other on a path of each kind, so that a sample has enough messages for its p99.
     pub(super) paced_sessions: usize,
     pub(super) paced_messages: usize,
     pub(super) fanout_sessions: usize,
     pub(super) fanout_window: Duration,
     pub(super) idle_sessions: usize,
+    /// Until sessions are at rest.
+    pub(super) idle_settle: Duration,
     pub(super) idle_window: Duration,
 }
 
@@ -128,32 +188,48 @@ pub(super) const FANOUT_MESSAGE: usize = 200;
 /// Messages a second and session of `Fanout`.
 pub(super) const FANOUT_RATE: usize = 20;
 
+/// The kinds of path of `Paced`, in percent of loss.
+pub(super) const PACED_LOSS: [u8; 2] = [1, 5];
+
 impl Size {
     pub(super) fn quick() -> Self {
         Self {
             rounds: 7,
-            window: Duration::from_millis(200),
+            window: Duration::from_millis(80),
+            lossy_start: Duration::from_millis(50),
+            lossy_window: Duration::from_millis(100),
             echoes: 1500,
             paced_sessions: 16,
-            paced_messages: 30,
+            paced_messages: 20,
             fanout_sessions: 500,
-            fanout_window: Duration::from_millis(200),
-            idle_sessions: 100,
-            idle_window: Duration::from_millis(100),
+            fanout_window: Duration::from_millis(100),
+            idle_sessions: 200,
+            idle_settle: Duration::from_millis(50),
+            idle_window: Duration::from_millis(50),
         }
     }
 
     pub(super) fn full() -> Self {
         Self {
-            rounds: 7,
             window: Duration::from_secs(1),
+            lossy_start: Duration::from_millis(500),
+            lossy_window: Duration::from_secs(1),
             echoes: 20_000,
-            paced_sessions: 16,
             paced_messages: 200,
-            fanout_sessions: 500,
             fanout_window: Duration::from_secs(1),
-            idle_sessions: 200,
+            idle_settle: Duration::from_millis(500),
             idle_window: Duration::from_secs(1),
+            ..Self::quick()
+        }
+    }
+
+    /// Before the measured window of a scenario, and that.
+    pub(super) fn windows(&self, scenario: Scenario) -> (Duration, Duration) {
+        match scenario {
+            Scenario::Lossy(_) | Scenario::Counted(_) => (self.lossy_start, self.lossy_window),
+            Scenario::Fanout => (Duration::ZERO, self.fanout_window),
+            Scenario::Idle => (self.idle_settle, self.idle_window),
+            _ => (Duration::ZERO, self.window),
         }
     }
 
@@ -163,12 +239,15 @@ impl Size {
         Self {
             rounds: 1,
             window: Duration::from_millis(30),
+            lossy_start: Duration::ZERO,
+            lossy_window: Duration::from_millis(50),
             echoes: 20,
             paced_sessions: 2,
             paced_messages: 4,
             fanout_sessions: 8,
             fanout_window: Duration::from_millis(60),
             idle_sessions: 4,
+            idle_settle: Duration::from_millis(10),
             idle_window: Duration::from_millis(20),
         }
     }

@@ -1,8 +1,13 @@
 //! The scenarios over any library whose sessions are streams of bytes on tokio.
 
+use super::path::Conduct;
 use super::path::Paths;
-use super::scenario::{FANOUT_MESSAGE, FANOUT_RATE, MESSAGE, PACE, Scenario, Size};
+use super::scenario::{
+    FANOUT_MESSAGE, FANOUT_RATE, MESSAGE, PACE, PACED_LOSS, Scenario, Size, Transfer,
+};
 use crate::cpu::process_cpu_ns;
+use crate::heap::allocations;
+use crate::scaling::Point;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,9 +64,11 @@ pub(super) fn run<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> V
     runtime.block_on(async {
         let figures = async {
             match scenario {
-                Scenario::Bulk | Scenario::Lossy(_) => bulk::<T>(scenario, size, seed).await,
+                Scenario::Bulk | Scenario::Sealed | Scenario::Lossy(_) | Scenario::Counted(_) => {
+                    scenario.of_transfer(&transfer::<T>(scenario, size, seed).await)
+                }
                 Scenario::Echo => echo::<T>(size).await,
-                Scenario::Paced(_) => paced::<T>(scenario, size, seed).await,
+                Scenario::Paced | Scenario::Corrected => paced::<T>(size, seed).await,
                 Scenario::Fanout => fanout::<T>(size).await,
                 Scenario::Idle => idle::<T>(size).await,
                 Scenario::ToKcpGo => panic!("it has no sink of kcp-go's"),
@@ -105,28 +112,32 @@ async fn greet<T: Transport>(
     Pair { client, server }
 }
 
-async fn bulk<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+async fn transfer<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Transfer {
     let (mut listener, address) = T::listen().await;
     let paths = scenario
         .conduct()
         .map(|conduct| Paths::open(address, 1, conduct, seed));
     let to = paths.as_ref().map_or(address, |paths| paths.addresses[0]);
     let Pair { mut client, server } = greet::<T>(&mut listener, T::connect(to)).await;
-    let window = size.window;
-    let begin = Instant::now();
-    let cpu = process_cpu_ns();
+    let (start, window) = size.windows(scenario);
     tokio::spawn(async move {
         let piece = vec![7; PIECE];
         while client.write_all(&piece).await.is_ok() {}
     });
-    let reading = tokio::spawn(read_for(server, begin, window));
-    let (bytes, took) = reading.await.expect("read");
-    let cpu = process_cpu_ns() - cpu;
-    let rate = bytes as f64 / 1e6 / took.as_secs_f64();
-    match scenario {
-        Scenario::Bulk => vec![rate, cpu / bytes as f64],
-        _ => vec![rate],
-    }
+    // A task, as the other end is: the main thread would have to be woken each time.
+    let reading = tokio::spawn(async move {
+        let mut server = server;
+        read_for(&mut server, start).await;
+        let (cpu, heap) = (process_cpu_ns(), allocations());
+        let (bytes, took) = read_for(&mut server, window).await;
+        Transfer {
+            bytes: bytes as f64,
+            seconds: took.as_secs_f64(),
+            cpu_ns: process_cpu_ns() - cpu,
+            allocations: (allocations() - heap) as f64,
+        }
+    });
+    reading.await.expect("read")
 }
 
 /// CPU seconds of this end for a gigabyte that is sent to a sink elsewhere.
@@ -152,28 +163,54 @@ pub(super) fn send_to<T: Transport>(address: SocketAddr, window: Duration) -> Ve
     })
 }
 
+/// So many sessions that send as fast as they can.
+///
+/// # Panics
+/// The library fails, or is too slow.
+pub(super) fn many<T: Transport>(sessions: usize, window: Duration) -> Point {
+    let runtime = runtime();
+    runtime.block_on(async {
+        let point = async {
+            let (mut listener, address) = T::listen().await;
+            let mut pairs = Vec::with_capacity(sessions);
+            for _ in 0..sessions {
+                pairs.push(greet::<T>(&mut listener, T::connect(address)).await);
+            }
+            let (begin, cpu) = (Instant::now(), process_cpu_ns());
+            let mut reading = JoinSet::new();
+            for Pair { mut client, server } in pairs {
+                tokio::spawn(async move {
+                    let piece = vec![7; PIECE];
+                    while client.write_all(&piece).await.is_ok() {}
+                });
+                reading.spawn(async move {
+                    let mut server = server;
+                    read_for(&mut server, window).await
+                });
+            }
+            let read = reading.join_all().await;
+            let bytes: usize = read.iter().map(|(bytes, _)| bytes).sum();
+            let (wall, cpu) = (begin.elapsed(), process_cpu_ns() - cpu);
+            let rate = bytes as f64 / 1e6 / wall.as_secs_f64();
+            Point::of(rate, cpu / bytes as f64)
+        };
+        timeout(TOO_LONG, point).await.expect("it hangs")
+    })
+}
+
 /// What comes within the window, and how long it was in fact.
-async fn read_for(
-    mut stream: impl AsyncRead + Unpin,
-    begin: Instant,
-    window: Duration,
-) -> (usize, Duration) {
+async fn read_for(stream: &mut (impl AsyncRead + Unpin), window: Duration) -> (usize, Duration) {
+    let begin = Instant::now();
     let mut buffer = vec![0; PIECE];
     let mut bytes = 0;
     let until_end = async {
-        loop {
+        while begin.elapsed() < window {
             bytes += stream.read(&mut buffer).await.expect("bytes");
-            let took = begin.elapsed();
-            if took >= window {
-                return took;
-            }
         }
     };
     // Nothing may come for a while: a window that ends in such a while ends then.
-    let took = timeout(window + window / 8, until_end)
-        .await
-        .unwrap_or_else(|_| begin.elapsed());
-    (bytes, took)
+    let _ = timeout(window + window / 8, until_end).await;
+    (bytes, begin.elapsed())
 }
 
 async fn echo<T: Transport>(size: &Size) -> Vec<f64> {
@@ -215,22 +252,32 @@ pub(super) fn percentile(values: &mut [f64], percent: usize) -> f64 {
 }
 
 /// From when a message is given to the library until it is read at the other end.
-async fn paced<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
+async fn paced<T: Transport>(size: &Size, seed: u64) -> Vec<f64> {
     let (mut listener, address) = T::listen().await;
-    let conduct = scenario.conduct().expect("it has a path");
-    let paths = Paths::open(address, size.paced_sessions, conduct, seed);
-    let mut pairs = Vec::new();
-    for &to in &paths.addresses {
-        pairs.push(greet::<T>(&mut listener, T::connect(to)).await);
+    let kinds = PACED_LOSS.map(Conduct::lossy);
+    let paths = kinds.map(|conduct| Paths::open(address, size.paced_sessions, conduct, seed));
+    let mut connecting = JoinSet::new();
+    for (kind, paths) in paths.iter().enumerate() {
+        for &to in &paths.addresses {
+            connecting.spawn(async move {
+                let mut client = T::connect(to).await;
+                client.write_all(&[kind as u8]).await.expect("written");
+                client.flush().await.expect("written");
+                client
+            });
+        }
     }
+    // In the order in which they come, which is not that of the clients.
+    let mut servers = Vec::with_capacity(connecting.len());
+    for _ in 0..connecting.len() {
+        let mut server = T::accept(&mut listener).await;
+        let kind = server.read_u8().await.expect("a greeting");
+        servers.push((usize::from(kind), server));
+    }
+    let clients = connecting.join_all().await;
     let epoch = Instant::now();
     let count = size.paced_messages;
-    let mut reading = JoinSet::new();
-    for Pair {
-        mut client,
-        mut server,
-    } in pairs
-    {
+    for mut client in clients {
         tokio::spawn(async move {
             let mut clock = interval(PACE);
             clock.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -245,21 +292,34 @@ async fn paced<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Vec<
             // What is on its way may go with the stream.
             std::future::pending::<()>().await;
         });
+    }
+    let mut reading = JoinSet::new();
+    for (kind, mut server) in servers {
         reading.spawn(async move {
             let mut times = Vec::with_capacity(count);
             let mut message = [0; MESSAGE];
             for _ in 0..count {
                 server.read_exact(&mut message).await.expect("read");
-                let sent = message
-                    .first_chunk()
-                    .map_or(0, |sent| u64::from_le_bytes(*sent));
-                times.push((epoch.elapsed().as_nanos() as u64 - sent) as f64 / 1e6);
+                times.push(milliseconds_since(epoch, &message));
             }
-            times
+            (kind, times)
         });
     }
-    let mut times = reading.join_all().await.concat();
-    vec![percentile(&mut times, 99)]
+    let mut times = PACED_LOSS.map(|_| Vec::new());
+    for (kind, of_session) in reading.join_all().await {
+        times[kind].extend(of_session);
+    }
+    times
+        .iter_mut()
+        .map(|times| percentile(times, 99))
+        .collect()
+}
+
+/// Since a message was sent that begins with when it was.
+pub(super) fn milliseconds_since(epoch: Instant, message: &[u8]) -> f64 {
+    let sent = message.first_chunk();
+    let sent = sent.map_or(0, |sent| u64::from_le_bytes(*sent));
+    (epoch.elapsed().as_nanos() as u64 - sent) as f64 / 1e6
 }
 
 async fn fanout<T: Transport>(size: &Size) -> Vec<f64> {
@@ -317,14 +377,14 @@ async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
     // What is there once does not count: the first sessions are not among those that do.
     let client = T::client();
     let first = greet::<T>(&mut listener, T::connect_from(&client, address)).await;
-    settle().await;
+    sleep(size.idle_settle).await;
     let before = memory::<T>();
     let mut pairs = Vec::with_capacity(size.idle_sessions);
     for _ in 0..size.idle_sessions {
         let connecting = T::connect_from(&client, address);
         pairs.push(greet::<T>(&mut listener, connecting).await);
     }
-    settle().await;
+    sleep(size.idle_settle).await;
     let grown = memory::<T>().saturating_sub(before);
     let cpu = process_cpu_ns();
     let begin = Instant::now();
@@ -337,11 +397,6 @@ async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
         grown as f64 / 2.0 / sessions,
         cpu / 1e3 / sessions / seconds,
     ]
-}
-
-/// Until acknowledgements that wait for company have gone.
-async fn settle() {
-    sleep(Duration::from_millis(150)).await;
 }
 
 /// Bytes in use.

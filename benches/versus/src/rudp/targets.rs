@@ -18,6 +18,16 @@ const ASKED: &[Asked] = &[
     (7, "paced5-p99", &PEERS, Bound::Ours(70.0)),
     (7, "fanout-cpu", &["tokio_kcp"], Bound::Ratio(1.0 / 0.45)),
     (7, "fanout-cpu", &["kcp-go"], Bound::Ratio(1.0 / 0.25)),
+    (7, "aes-cpu-per-gb", &["quinn"], Bound::Ratio(1.0 / 0.85)),
+    (7, "paced5-fec-p99", &["kcp-go"], Bound::Ours(25.5)),
+    // 0.000.
+    (7, "allocs", &["tokio_kcp", "kcp-go"], Bound::Ours(0.0005)),
+    (
+        7,
+        "allocs-loss5",
+        &["tokio_kcp", "kcp-go"],
+        Bound::Ours(0.0005),
+    ),
     // 1.5 KB; "100 000 sessions in 200 MB" is more.
     (7, "idle-heap", &PEERS, Bound::Ours(1500.0)),
     (7, "idle-cpu", &["tokio_kcp"], Bound::Ratio(100.0)),

@@ -1,4 +1,4 @@
-//! `same-core`, `two-cores`: a task receives, another one consumes.
+//! `recv`, `xcore`: a task receives, another one consumes, in the same runtime or on another CPU.
 
 use super::Unit;
 use super::link::Link;
@@ -12,13 +12,21 @@ pub(super) fn sampler(
     peer: &str,
     wire: Wire,
     unit: Unit,
+    bytes: usize,
     other_cpu: Option<usize>,
 ) -> Result<Sampler, String> {
-    visit(peer, unit, Open { wire, other_cpu })
+    let open = Open {
+        wire,
+        bytes,
+        other_cpu,
+    };
+    visit(peer, unit, open)
 }
 
 struct Open {
     wire: Wire,
+    /// Of a datagram.
+    bytes: usize,
     other_cpu: Option<usize>,
 }
 
@@ -28,17 +36,17 @@ impl Visit for Open {
     fn visit<P: Peer>(self) -> Sampler {
         let wire = match P::GRO {
             true => self.wire,
-            false => Wire::Single,
+            false => Wire::Plain,
         };
         match self.other_cpu {
-            None => same_core::<P>(wire),
-            Some(cpu) => two_cores::<P>(wire, cpu),
+            None => same_core::<P>(wire, self.bytes),
+            Some(cpu) => two_cores::<P>(wire, self.bytes, cpu),
         }
     }
 }
 
-fn same_core<P: Peer>(wire: Wire) -> Sampler {
-    let filler = Filler::new(1200, QUEUED);
+fn same_core<P: Peer>(wire: Wire, bytes: usize) -> Sampler {
+    let filler = Filler::new(bytes, QUEUED);
     let runtime = runtime();
     let (to, mut from) = P::Link::open();
     let mut peer = {
@@ -64,8 +72,8 @@ fn same_core<P: Peer>(wire: Wire) -> Sampler {
     })
 }
 
-fn two_cores<P: Peer>(wire: Wire, cpu: usize) -> Sampler {
-    let filler = Filler::new(1200, QUEUED_FOR_TWO);
+fn two_cores<P: Peer>(wire: Wire, bytes: usize, cpu: usize) -> Sampler {
+    let filler = Filler::new(bytes, QUEUED_FOR_TWO);
     let runtime = runtime();
     let (to, mut from) = P::Link::open();
     let mut peer = {

@@ -4,6 +4,7 @@ mod channel;
 mod echo;
 mod inplace;
 mod link;
+mod memory;
 mod paced;
 mod peers;
 mod rig;
@@ -22,16 +23,23 @@ pub(crate) const OURS: &str = "slab-net";
 /// What is measured, without by whom.
 #[derive(Debug, Clone, Copy)]
 enum Case {
-    /// Owned packets, or whole batches, over a channel to another task on the same CPU.
-    SameCore(Wire, Unit),
+    /// Owned packets, or whole batches, over a channel to another task on the same CPU; payloads of
+    /// this many bytes.
+    Recv(Wire, Unit, usize),
     /// The same to another thread on another CPU; the CPU time of both.
-    TwoCores(Wire, Unit),
+    Xcore(Wire, Unit),
     /// Looked at where they lie, without a channel.
-    InPlace(Wire),
+    Batch(Wire),
     /// One datagram every 10 us, from another CPU.
     Paced,
     /// Sent back to where they came from; payloads of this many bytes.
     Echo(usize),
+    /// As `Recv`, coalesced: heap allocations.
+    Allocations(Unit),
+    /// Memory that datagrams keep which came one by one.
+    Pinned,
+    /// Memory that a receiver holds to which nothing comes.
+    IdleReceiver,
 }
 
 /// What ours hands over. Peers hand over what they have.
@@ -47,74 +55,110 @@ enum Unit {
     Bytes,
 }
 
+impl Unit {
+    /// Of the name of a case.
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Packets => "",
+            Self::Queue => "-queue",
+            Self::Batches => "-batches",
+            Self::Bytes => "-bytes",
+        }
+    }
+}
+
 impl Case {
-    const ALL: [Self; 15] = [
-        Self::SameCore(Wire::Coalesced, Unit::Packets),
-        Self::SameCore(Wire::Coalesced, Unit::Queue),
-        Self::SameCore(Wire::Coalesced, Unit::Batches),
-        Self::SameCore(Wire::Coalesced, Unit::Bytes),
-        Self::SameCore(Wire::Single, Unit::Packets),
-        Self::SameCore(Wire::SingleIntoGro, Unit::Packets),
-        Self::TwoCores(Wire::Coalesced, Unit::Packets),
-        Self::TwoCores(Wire::Coalesced, Unit::Queue),
-        Self::TwoCores(Wire::Coalesced, Unit::Batches),
-        Self::TwoCores(Wire::Single, Unit::Packets),
-        Self::TwoCores(Wire::Single, Unit::Queue),
-        Self::InPlace(Wire::Coalesced),
+    const ALL: [Self; 21] = [
+        Self::Recv(Wire::Coalesced, Unit::Packets, 1200),
+        Self::Recv(Wire::Coalesced, Unit::Queue, 1200),
+        Self::Recv(Wire::Coalesced, Unit::Batches, 1200),
+        Self::Recv(Wire::Coalesced, Unit::Bytes, 1200),
+        Self::Recv(Wire::Plain, Unit::Packets, 1200),
+        Self::Recv(Wire::Plain, Unit::Packets, 64),
+        Self::Recv(Wire::PlainIntoGro, Unit::Packets, 1200),
+        Self::Xcore(Wire::Coalesced, Unit::Packets),
+        Self::Xcore(Wire::Coalesced, Unit::Queue),
+        Self::Xcore(Wire::Coalesced, Unit::Batches),
+        Self::Xcore(Wire::Plain, Unit::Packets),
+        Self::Xcore(Wire::Plain, Unit::Queue),
+        Self::Batch(Wire::Coalesced),
+        Self::Batch(Wire::Plain),
         Self::Paced,
         Self::Echo(1200),
         Self::Echo(64),
+        Self::Allocations(Unit::Packets),
+        Self::Allocations(Unit::Bytes),
+        Self::Pinned,
+        Self::IdleReceiver,
     ];
 
     fn name(self) -> String {
-        let unit = |unit| match unit {
-            Unit::Packets => "packets",
-            Unit::Queue => "queue",
-            Unit::Batches => "batches",
-            Unit::Bytes => "bytes",
+        let wire = |wire| match wire {
+            Wire::Coalesced => "coalesced",
+            Wire::Plain => "plain",
+            Wire::PlainIntoGro => "plain-into-gro",
         };
         match self {
-            Self::SameCore(wire, of) => format!("same-core-{}-{}", wire.name(), unit(of)),
-            Self::TwoCores(wire, of) => format!("two-cores-{}-{}", wire.name(), unit(of)),
-            Self::InPlace(wire) => format!("in-place-{}", wire.name()),
-            Self::Paced => "paced-100k".into(),
+            Self::Recv(on, of, bytes) => format!("recv-{bytes}-{}{}", wire(on), of.suffix()),
+            Self::Xcore(Wire::Coalesced, Unit::Batches) => "xcore-1200-batch".into(),
+            Self::Xcore(on, of) => format!("xcore-1200-{}{}", wire(on), of.suffix()),
+            Self::Batch(on) => format!("batch-1200-{}", wire(on)),
+            Self::Paced => "paced-1200-plain".into(),
             Self::Echo(bytes) => format!("echo-{bytes}"),
+            Self::Allocations(of) => format!("allocs-recv-1200-coalesced{}", of.suffix()),
+            Self::Pinned => "pinned-1200-plain-into-gro".into(),
+            Self::IdleReceiver => "idle-receiver".into(),
+        }
+    }
+
+    fn unit(self) -> &'static str {
+        match self {
+            Self::Allocations(_) => "allocs/packet",
+            Self::Pinned => "x payload",
+            Self::IdleReceiver => "bytes",
+            _ => "ns/packet",
         }
     }
 
     fn peers(self) -> &'static [&'static str] {
         match self {
             // What it costs to hand out another type than our own.
-            Self::SameCore(_, Unit::Bytes) => &["slab-net-packets"],
-            Self::SameCore(Wire::Coalesced, _) | Self::TwoCores(Wire::Coalesced, _) => &[
-                "fresh-bytesmut",
-                "recv-from-copy",
-                "reserve-split",
-                "quinn-copy-split",
+            Self::Recv(_, Unit::Bytes, _) => &["slab-net-packets"],
+            Self::Recv(Wire::Coalesced, ..) | Self::Xcore(Wire::Coalesced, _) => &[
+                "tokio-fresh",
+                "tokio-copy",
+                "tokio-split",
+                "quinn-copy",
                 "bytesmut-ring",
                 "bytesmut-ring-many",
             ],
-            Self::SameCore(Wire::SingleIntoGro, _) => &["keep-buffer"],
-            Self::SameCore(Wire::Single, _) | Self::TwoCores(Wire::Single, _) => {
-                &["fresh-bytesmut", "recv-from-copy", "reserve-split"]
+            Self::Recv(Wire::PlainIntoGro, ..) => &["keep-buffer"],
+            Self::Recv(Wire::Plain, ..) | Self::Xcore(Wire::Plain, _) => {
+                &["tokio-fresh", "tokio-copy", "tokio-split"]
             }
-            Self::TwoCores(Wire::SingleIntoGro, _) => &[],
-            Self::InPlace(_) => &["quinn-udp"],
-            Self::Paced => &["recv-buf-from"],
+            Self::Xcore(Wire::PlainIntoGro, _) => &[],
+            Self::Batch(_) => &["quinn-udp-raw", "recvmmsg-raw"],
+            Self::Paced => &["tokio-fresh"],
             Self::Echo(_) => &["tokio"],
+            Self::Allocations(_) => &["tokio-fresh"],
+            Self::Pinned => &["keep-buffer"],
+            Self::IdleReceiver => &["quinn-udp-raw"],
         }
     }
 
     fn sampler(self, peer: &str, cpus: Cpus) -> Result<Sampler, String> {
         match self {
-            Self::SameCore(wire, unit) => channel::sampler(peer, wire, unit, None),
-            Self::TwoCores(wire, unit) => {
+            Self::Recv(wire, unit, bytes) => channel::sampler(peer, wire, unit, bytes, None),
+            Self::Xcore(wire, unit) => {
                 let other = cpus.other.ok_or("it needs two CPUs")?;
-                channel::sampler(peer, wire, unit, Some(other))
+                channel::sampler(peer, wire, unit, 1200, Some(other))
             }
-            Self::InPlace(wire) => inplace::sampler(peer, wire),
+            Self::Batch(wire) => inplace::sampler(peer, wire),
             Self::Paced => paced::sampler(peer, cpus.other.ok_or("it needs two CPUs")?),
             Self::Echo(bytes) => echo::sampler(peer, bytes),
+            Self::Allocations(unit) => memory::counted(peer, unit),
+            Self::Pinned => memory::pinned(peer),
+            Self::IdleReceiver => memory::idle_receiver(peer),
         }
     }
 }
@@ -151,6 +195,15 @@ pub(crate) fn run(
     Ok(())
 }
 
+/// In a process that counts allocations: those of a datagram.
+pub(crate) fn child(arguments: &[String]) -> Option<()> {
+    let [peer, suffix] = arguments else {
+        return None;
+    };
+    println!("{}", memory::count(peer, suffix)?);
+    Some(())
+}
+
 fn row(case: Case, ours: &str, peer: &'static str, plan: &Plan, cpus: Cpus) -> Result<Row, String> {
     let mut our_side = case
         .sampler(ours, cpus)
@@ -158,7 +211,9 @@ fn row(case: Case, ours: &str, peer: &'static str, plan: &Plan, cpus: Cpus) -> R
     let mut their_side = case.sampler(peer, cpus)?;
     let plan = match case {
         // Two threads, or a clock to wait for: short samples would scatter.
-        Case::TwoCores(..) | Case::Paced => plan.with_longer_samples(4),
+        Case::Xcore(..) | Case::Paced => plan.with_longer_samples(4),
+        Case::Allocations(_) => plan.with_resolution(0.001),
+        Case::IdleReceiver => plan.with_resolution(1.0),
         _ => *plan,
     };
     let found = interleave(&plan, &mut our_side, &mut their_side);
@@ -166,7 +221,7 @@ fn row(case: Case, ours: &str, peer: &'static str, plan: &Plan, cpus: Cpus) -> R
         group: "udp",
         case: case.name(),
         peer,
-        unit: "ns/packet",
+        unit: case.unit(),
         found,
         targets: if ours == OURS {
             targets::of(&case.name(), peer)
@@ -192,11 +247,16 @@ mod tests {
     fn every_peer_runs_every_case_that_names_it() {
         let (plan, cpus) = (Plan::smallest(), Cpus::choose());
         for case in Case::ALL {
+            // Those start this program again, which is the test here.
+            if matches!(case, Case::Allocations(_)) {
+                continue;
+            }
             for &peer in case.peers().iter().chain([&OURS]) {
                 match case.sampler(peer, cpus) {
                     Ok(mut sampler) => {
                         let found = interleave(&plan, &mut sampler, &mut Sampler::whole(|| 1.0));
-                        assert!(found.ours.min > 0.0, "{}/{peer}", case.name());
+                        let nothing = matches!(case, Case::IdleReceiver) && peer == OURS;
+                        assert!(nothing || found.ours.min > 0.0, "{}/{peer}", case.name());
                     }
                     Err(reason) => {
                         assert!(reason.contains("two CPUs"), "{}: {reason}", case.name());

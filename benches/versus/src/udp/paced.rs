@@ -17,7 +17,7 @@ const PACE: Duration = Duration::from_micros(10);
 pub(super) fn sampler(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
     match peer {
         super::OURS => Ok(ours(other_cpu)),
-        "recv-buf-from" => Ok(recv_buf_from(other_cpu)),
+        "tokio-fresh" => Ok(recv_buf_from(other_cpu)),
         _ => Err("it has no such case".into()),
     }
 }
@@ -64,7 +64,7 @@ fn ours(cpu: usize) -> Sampler {
     let runtime = runtime();
     let mut receiver = {
         let _inside = runtime.enter();
-        our_receiver(Wire::Single)
+        our_receiver(Wire::Plain)
     };
     let address = receiver.local_addr();
     Sampler::timed(move |ops| {

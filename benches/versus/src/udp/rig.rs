@@ -23,19 +23,9 @@ pub(super) enum Wire {
     /// Sent with GSO, received with GRO: on loopback 54 of 1200 bytes in a buffer.
     Coalesced,
     /// One by one, GRO off.
-    Single,
+    Plain,
     /// One by one, to sockets that have GRO on and buffers of 64 KiB.
-    SingleIntoGro,
-}
-
-impl Wire {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Coalesced => "coalesced",
-            Self::Single => "single",
-            Self::SingleIntoGro => "single-into-gro",
-        }
-    }
+    PlainIntoGro,
 }
 
 pub(super) const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -54,15 +44,20 @@ pub(super) fn pool() -> PacketPool {
         .expect("256 MiB of address space")
 }
 
-/// Our receiver for this wire, in the current runtime.
+/// Our receiver for this wire, with a pool of its own, in the current runtime.
 pub(super) fn our_receiver(wire: Wire) -> UdpReceiver {
+    our_receiver_of(&pool(), wire)
+}
+
+/// Our receiver for this wire, in the current runtime.
+pub(super) fn our_receiver_of(pool: &PacketPool, wire: Wire) -> UdpReceiver {
     let coalescing = match wire {
-        Wire::Coalesced | Wire::SingleIntoGro => Coalescing::On,
-        Wire::Single => Coalescing::Off {
+        Wire::Coalesced | Wire::PlainIntoGro => Coalescing::On,
+        Wire::Plain => Coalescing::Off {
             max_datagram: DATAGRAM_BUFFER,
         },
     };
-    UdpReceiver::builder(&pool())
+    UdpReceiver::builder(pool)
         .coalescing(coalescing)
         .receive_buffer_bytes(RECEIVE_BUFFER)
         .bind(ANY)
@@ -115,7 +110,7 @@ impl Filler {
                 let sent = self.runtime.block_on(self.sender.send(&all));
                 assert_eq!(sent.expect("loopback takes it"), self.count);
             }
-            Wire::Single | Wire::SingleIntoGro => {
+            Wire::Plain | Wire::PlainIntoGro => {
                 for payload in self.payload.chunks(self.bytes) {
                     self.plain.send_to(payload, to).expect("loopback takes it");
                 }

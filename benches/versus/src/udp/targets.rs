@@ -1,43 +1,123 @@
 //! What issue 6 asks of which row. What it asks of owned packets stands at both ways of handing them
 //! over: one by one through tokio's channel, and in batches through our own queue.
 
-use crate::report::{Bound, Target};
+use crate::report::{Asked, Bound, Target};
 
-/// (case, peer, how many times better ours is to be); below 1 it may be that much slower.
-const ASKED: &[(&str, &str, f64)] = &[
-    ("same-core-coalesced-packets", "fresh-bytesmut", 6.5),
-    ("same-core-coalesced-packets", "bytesmut-ring", 2.3),
-    ("same-core-coalesced-packets", "quinn-copy-split", 2.9),
-    ("same-core-coalesced-queue", "fresh-bytesmut", 6.5),
-    ("same-core-coalesced-queue", "bytesmut-ring", 2.3),
-    ("same-core-coalesced-queue", "quinn-copy-split", 2.9),
-    ("same-core-coalesced-bytes", "slab-net-packets", 1.0 / 1.15),
-    ("same-core-single-into-gro-packets", "keep-buffer", 1.0),
-    ("two-cores-coalesced-batches", "fresh-bytesmut", 18.0),
-    ("two-cores-coalesced-batches", "quinn-copy-split", 5.0),
-    ("two-cores-coalesced-packets", "bytesmut-ring", 1.9),
-    ("two-cores-coalesced-queue", "bytesmut-ring", 1.9),
-    ("two-cores-single-queue", "recv-from-copy", 1.9),
-    ("two-cores-single-queue", "reserve-split", 1.3),
-    ("two-cores-single-packets", "recv-from-copy", 1.9),
-    ("two-cores-single-packets", "reserve-split", 1.3),
-    ("in-place-coalesced", "quinn-udp", 1.0 / 1.15),
-    ("paced-100k", "recv-buf-from", 1.0 / 1.03),
-    ("echo-1200", "tokio", 13.0),
-    ("echo-64", "tokio", 30.0),
+const ASKED: &[Asked] = &[
+    (
+        6,
+        "recv-1200-coalesced",
+        &["tokio-fresh"],
+        Bound::Ratio(6.5),
+    ),
+    (
+        6,
+        "recv-1200-coalesced",
+        &["bytesmut-ring"],
+        Bound::Ratio(2.3),
+    ),
+    (6, "recv-1200-coalesced", &["quinn-copy"], Bound::Ratio(2.9)),
+    (
+        6,
+        "recv-1200-coalesced-queue",
+        &["tokio-fresh"],
+        Bound::Ratio(6.5),
+    ),
+    (
+        6,
+        "recv-1200-coalesced-queue",
+        &["bytesmut-ring"],
+        Bound::Ratio(2.3),
+    ),
+    (
+        6,
+        "recv-1200-coalesced-queue",
+        &["quinn-copy"],
+        Bound::Ratio(2.9),
+    ),
+    (
+        6,
+        "recv-1200-coalesced-bytes",
+        &["slab-net-packets"],
+        Bound::Ratio(1.0 / 1.15),
+    ),
+    (
+        6,
+        "recv-1200-plain-into-gro",
+        &["keep-buffer"],
+        Bound::Ratio(1.0),
+    ),
+    (6, "xcore-1200-batch", &["tokio-fresh"], Bound::Ratio(18.0)),
+    (6, "xcore-1200-batch", &["quinn-copy"], Bound::Ratio(5.0)),
+    (
+        6,
+        "xcore-1200-coalesced",
+        &["bytesmut-ring"],
+        Bound::Ratio(1.9),
+    ),
+    (
+        6,
+        "xcore-1200-coalesced-queue",
+        &["bytesmut-ring"],
+        Bound::Ratio(1.9),
+    ),
+    (
+        6,
+        "xcore-1200-plain-queue",
+        &["tokio-copy"],
+        Bound::Ratio(1.9),
+    ),
+    (
+        6,
+        "xcore-1200-plain-queue",
+        &["tokio-split"],
+        Bound::Ratio(1.3),
+    ),
+    (6, "xcore-1200-plain", &["tokio-copy"], Bound::Ratio(1.9)),
+    (6, "xcore-1200-plain", &["tokio-split"], Bound::Ratio(1.3)),
+    (
+        6,
+        "batch-1200-coalesced",
+        &["quinn-udp-raw"],
+        Bound::Ratio(1.0 / 1.15),
+    ),
+    (
+        6,
+        "paced-1200-plain",
+        &["tokio-fresh"],
+        Bound::Ratio(1.0 / 1.03),
+    ),
+    (6, "echo-1200", &["tokio"], Bound::Ratio(13.0)),
+    (6, "echo-64", &["tokio"], Bound::Ratio(30.0)),
+    // 0 exactly over 10^6 packets.
+    (
+        6,
+        "allocs-recv-1200-coalesced",
+        &["tokio-fresh"],
+        Bound::Ours(0.0),
+    ),
+    (
+        6,
+        "allocs-recv-1200-coalesced-bytes",
+        &["tokio-fresh"],
+        Bound::Ours(0.02),
+    ),
+    (
+        6,
+        "pinned-1200-plain-into-gro",
+        &["keep-buffer"],
+        Bound::Ours(2.0),
+    ),
+    // 4 KiB.
+    (6, "idle-receiver", &["quinn-udp-raw"], Bound::Ours(4096.0)),
 ];
 
 pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
-    let about = |&&(asked, of, _): &&(&str, &str, f64)| asked == case && of == peer;
-    let target = |&(_, _, least): &(&str, &str, f64)| Target {
-        issue: 6,
-        bound: Bound::Ratio(least),
-    };
-    ASKED.iter().filter(about).map(target).collect()
+    crate::report::asked_of(ASKED, case, peer)
 }
 
 /// Each row that a line speaks about.
 #[cfg(test)]
-pub(crate) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
-    ASKED.iter().map(|&(case, peer, _)| (case, peer))
+pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
+    crate::report::spoken_of(ASKED)
 }

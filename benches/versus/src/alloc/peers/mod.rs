@@ -5,6 +5,8 @@ mod no_alloc;
 mod ours;
 mod pools;
 
+pub(crate) use ours::Ours;
+
 use crate::alloc::OURS;
 use std::fmt;
 use std::hint::black_box;

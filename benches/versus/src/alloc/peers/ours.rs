@@ -10,17 +10,30 @@ pub(crate) struct Ours {
     pool: SlabPool,
 }
 
+impl Ours {
+    /// A class for each of these lengths, and room for so many blocks of the longest.
+    pub(crate) fn with_classes(lens: &[usize], live: usize) -> Self {
+        let longest = lens.last().copied().unwrap_or(1);
+        let classes = SizeClasses::explicit(lens).expect("the classes are valid");
+        Self::of(classes, longest * live)
+    }
+
+    fn of(classes: SizeClasses, memory: usize) -> Self {
+        let pool = SlabPool::builder()
+            .name("versus")
+            .size_classes(classes)
+            .max_memory(memory.max(LEAST_MEMORY))
+            .build()
+            .expect("the configuration is valid");
+        Self { pool }
+    }
+}
+
 impl Peer for Ours {
     type Block<'p> = Chunk;
 
     fn open(len: usize, live: usize) -> Self {
-        let pool = SlabPool::builder()
-            .name("versus")
-            .size_classes(SizeClasses::network())
-            .max_memory((len * live * 4).max(LEAST_MEMORY))
-            .build()
-            .expect("the configuration is valid");
-        Self { pool }
+        Self::of(SizeClasses::network(), len * live * 4)
     }
 
     #[inline(always)]

@@ -2,24 +2,38 @@
 
 use super::super::streams::Transport;
 use slab_net::PacketPool;
+use slab_net::rudp::crypto::AesGcm;
+use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig, Stream};
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
-pub(crate) struct Ours;
+/// As it is, or with what [`SEALED`] and [`CORRECTED`] say.
+pub(crate) struct Ours<const KIND: u8 = PLAIN>;
+
+const PLAIN: u8 = 0;
+/// With AES-GCM.
+pub(crate) const SEALED: u8 = 1;
+/// With two datagrams of parity to two of data.
+pub(crate) const CORRECTED: u8 = 2;
 
 /// As many sessions from one prefix as a scenario opens.
 const SESSIONS: usize = 4096;
 
-pub(crate) fn config() -> EndpointConfig {
-    EndpointConfig::new(SessionConfig::fast().window(1024, 1024).stream(true))
+fn config(kind: u8) -> EndpointConfig {
+    let config = EndpointConfig::new(SessionConfig::fast().window(1024, 1024).stream(true))
         .max_sessions(SESSIONS)
         .max_half_open(SESSIONS, SESSIONS)
-        .backlog(SESSIONS)
+        .backlog(SESSIONS);
+    match kind {
+        SEALED => config.aes_gcm(AesGcm::new(b"sixteen secret b").expect("a key")),
+        CORRECTED => config.fec(FecShards::new(2, 2).expect("shards")),
+        _ => config,
+    }
 }
 
 /// One for all ends of all runs.
-pub(crate) fn pool() -> &'static PacketPool {
+fn pool() -> &'static PacketPool {
     static POOL: OnceLock<PacketPool> = OnceLock::new();
     POOL.get_or_init(|| {
         PacketPool::builder()
@@ -30,7 +44,7 @@ pub(crate) fn pool() -> &'static PacketPool {
     })
 }
 
-impl Transport for Ours {
+impl<const KIND: u8> Transport for Ours<KIND> {
     type Listener = Endpoint;
     type Stream = Stream;
     type Client = Endpoint;
@@ -46,14 +60,14 @@ impl Transport for Ours {
     }
 
     async fn connect(to: SocketAddr) -> Stream {
-        Connection::connect(to, pool(), config())
+        Connection::connect(to, pool(), config(KIND))
             .expect("a socket")
             .into_stream()
     }
 
     fn client() -> Endpoint {
         let any = ([127, 0, 0, 1], 0).into();
-        Endpoint::bind(any, pool(), config()).expect("a socket")
+        Endpoint::bind(any, pool(), config(KIND)).expect("a socket")
     }
 
     async fn connect_from(client: &Endpoint, to: SocketAddr) -> Stream {

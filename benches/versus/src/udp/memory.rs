@@ -1,0 +1,112 @@
+//! What is not time: heap allocations of a datagram, memory that a datagram keeps, memory that a
+//! receiver holds while nothing comes.
+
+use super::rig::{Filler, QUEUED, SUPER_BUFFER, Wire, our_receiver_of, pool, runtime};
+use super::{Case, OURS, Unit};
+use crate::cpu::Cpus;
+use crate::heap::{self, Choice, allocations};
+use crate::measure::Sampler;
+use slab_net::PacketPool;
+use slab_net::udp::PacketBatch;
+use std::process::{Command, Stdio};
+
+/// Heap allocations for a datagram that goes to another task, counted in a process of its own.
+pub(super) fn counted(peer: &str, unit: Unit) -> Result<Sampler, String> {
+    let peer = peer.to_owned();
+    Ok(Sampler::whole(move || {
+        let program = std::env::current_exe().expect("it has a name");
+        let output = Command::new(program)
+            .args(["--count", "udp", &peer, unit.suffix()])
+            .env(heap::VARIABLE, Choice::Counting.name())
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("it starts");
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.trim().parse().expect("a count")
+    }))
+}
+
+/// The child's side of [`counted`]; `None` if there is no such thing.
+pub(super) fn count(peer: &str, suffix: &str) -> Option<f64> {
+    /// Datagrams before it counts, and while.
+    const ROUNDS: (u64, u64) = (16 * QUEUED as u64, 256 * QUEUED as u64);
+    let unit = [Unit::Packets, Unit::Bytes]
+        .into_iter()
+        .find(|unit| unit.suffix() == suffix)?;
+    let case = Case::Recv(Wire::Coalesced, unit, 1200);
+    let mut sampler = case.sampler(peer, Cpus::choose()).ok()?;
+    sampler.run(ROUNDS.0);
+    let before = allocations();
+    sampler.run(ROUNDS.1);
+    Some((allocations() - before) as f64 / ROUNDS.1 as f64)
+}
+
+fn in_use(pool: &PacketPool) -> usize {
+    let stats = pool.slab().stats();
+    let classes = stats.classes().iter();
+    let bytes = classes.map(|class| class.in_use as usize * class.chunk_bytes);
+    bytes.sum()
+}
+
+/// What so many datagrams keep of memory, over their payload, that came one by one to a socket with
+/// GRO.
+pub(super) fn pinned(peer: &str) -> Result<Sampler, String> {
+    let per_datagram = match peer {
+        OURS => {
+            return Ok(Sampler::whole(|| {
+                let (held, payload) = hold();
+                held as f64 / payload as f64
+            }));
+        }
+        // A buffer each, by what it does.
+        "keep-buffer" => SUPER_BUFFER as f64 / 1200.0,
+        _ => return Err("it has no such case".into()),
+    };
+    Ok(Sampler::whole(move || per_datagram))
+}
+
+/// Bytes of a pool in use by a round of datagrams that are kept, and their payload.
+fn hold() -> (usize, usize) {
+    let filler = Filler::new(1200, QUEUED);
+    let runtime = runtime();
+    let pool = pool();
+    let mut receiver = {
+        let _inside = runtime.enter();
+        our_receiver_of(&pool, Wire::PlainIntoGro)
+    };
+    filler.fill(receiver.local_addr(), Wire::PlainIntoGro);
+    let mut batches: Vec<PacketBatch> = Vec::new();
+    let mut kept = Vec::new();
+    runtime.block_on(async {
+        while kept.len() < QUEUED {
+            receiver.recv_batches(&mut batches).await.expect("loopback");
+            kept.extend(batches.drain(..).flat_map(PacketBatch::into_packets));
+        }
+    });
+    let held = in_use(&pool);
+    drop(receiver);
+    (held, kept.iter().map(|packet| packet.len()).sum())
+}
+
+/// Pool memory, or buffers, of a receiver to which nothing has come yet.
+pub(super) fn idle_receiver(peer: &str) -> Result<Sampler, String> {
+    const RECEIVERS: usize = 100;
+    match peer {
+        OURS => Ok(Sampler::whole(|| {
+            let runtime = runtime();
+            let _inside = runtime.enter();
+            let pool = pool();
+            let receivers: Vec<_> = (0..RECEIVERS)
+                .map(|_| our_receiver_of(&pool, Wire::Coalesced))
+                .collect();
+            let held = in_use(&pool) as f64 / RECEIVERS as f64;
+            drop(receivers);
+            held
+        })),
+        // Its buffers must be there before it is asked.
+        "quinn-udp-raw" => Ok(Sampler::whole(|| {
+            (super::rig::BUFFERS * SUPER_BUFFER) as f64
+        })),
+        _ => Err("it has no such case".into()),
+    }
+}
