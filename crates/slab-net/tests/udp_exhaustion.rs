@@ -106,3 +106,67 @@ async fn a_flood_into_a_full_pool_stays_at_the_cap_and_adds_up() {
     drop(receiver);
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
+
+/// Counts how often a task is woken.
+#[derive(Default)]
+struct Wakes(std::sync::atomic::AtomicUsize);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// With the pool exhausted, a look at the socket takes a bounded number of calls, however much is
+/// queued; and with nothing queued there is no look.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use std::task::Context;
+
+    let pool = small_pool();
+    let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
+    let mut receiver = builder
+        .coalescing(Coalescing::Off { max_datagram: 1500 })
+        .bind(ANY)
+        .unwrap();
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let _held = exhaust(&pool);
+    for _ in 0..300 {
+        let one = Transmit::new(&[1; 100], receiver.local_addr());
+        sender.send(&one).await.unwrap();
+    }
+    let wakes = Arc::<Wakes>::default();
+    let waker = Arc::clone(&wakes).into();
+    let mut cx = Context::from_waker(&waker);
+    // Readiness comes to the runtime first.
+    tokio::task::yield_now().await;
+    let mut looks = 0;
+    while monitor.stats().dropped_no_memory < 300 {
+        let before = monitor.stats();
+        assert!(receiver.poll_recv_batch(&mut cx).is_pending());
+        let after = monitor.stats();
+        assert!(after.receive_calls - before.receive_calls <= 4);
+        assert!(after.dropped_no_memory - before.dropped_no_memory <= 4 * 32);
+        looks += 1;
+        tokio::task::yield_now().await;
+    }
+    assert!(looks >= 3, "{looks}");
+    // Nothing is left: it finds that out once, and nobody wakes it from then on.
+    while receiver.poll_recv_batch(&mut cx).is_pending() {
+        let before = wakes.0.load(Ordering::SeqCst);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        if wakes.0.load(Ordering::SeqCst) == before {
+            break;
+        }
+    }
+    let quiet = wakes.0.load(Ordering::SeqCst);
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(wakes.0.load(Ordering::SeqCst), quiet);
+}

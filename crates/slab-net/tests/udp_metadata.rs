@@ -252,6 +252,69 @@ async fn a_socket_from_outside_is_served_as_one_of_our_own() {
     assert!(!answer.source().ip().is_multicast());
 }
 
+/// What socket2 sets stays set; and what it sets is on the wire.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn options_of_a_socket_from_outside_are_left_as_they_are() {
+    let pool = pool();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+    socket.bind(&ANY.into()).unwrap();
+    socket.set_ttl_v4(7).unwrap();
+    // ECT(0) is the second bit of the type of service.
+    socket.set_tos_v4(0b10).unwrap();
+    socket.set_multicast_ttl_v4(3).unwrap();
+    socket.set_recv_buffer_size(100_000).unwrap();
+    socket.set_send_buffer_size(50_000).unwrap();
+    let buffers = (
+        socket.recv_buffer_size().unwrap(),
+        socket.send_buffer_size().unwrap(),
+    );
+    let same = socket.try_clone().unwrap();
+    let ours = UdpReceiver::builder(&pool).from_std(socket.into()).unwrap();
+    assert_eq!((same.ttl_v4().unwrap(), same.tos_v4().unwrap()), (7, 0b10));
+    assert_eq!(same.multicast_ttl_v4().unwrap(), 3);
+    let after = (
+        same.recv_buffer_size().unwrap(),
+        same.send_buffer_size().unwrap(),
+    );
+    assert_eq!(after, buffers);
+
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let marked = Transmit::new(b"marked", receiver.local_addr());
+    ours.sender().send(&marked).await.unwrap();
+    assert_eq!(receiver.recv_batch().await.unwrap().ecn(), Some(Ecn::Ect0));
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_group_of_ipv6_is_joined_through_socket2() {
+    let pool = pool();
+    let group: std::net::Ipv6Addr = "ff12::7:7:7".parse().unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, None).unwrap();
+    let any = SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0));
+    const LOOPBACK: u32 = 1;
+    let joined = socket
+        .bind(&any.into())
+        .and_then(|()| socket.join_multicast_v6(&group, LOOPBACK));
+    if joined.is_err() || socket.set_multicast_if_v6(LOOPBACK).is_err() {
+        return; // a machine without IPv6
+    }
+    let mut member = UdpReceiver::builder(&pool).from_std(socket.into()).unwrap();
+    let to = SocketAddr::from((group, member.local_addr().port()));
+    if member
+        .sender()
+        .send(&Transmit::new(b"to all", to))
+        .await
+        .is_err()
+    {
+        return; // no route to any group
+    }
+    let batch = member.recv_batch().await.unwrap();
+    assert_eq!(batch.contents(), b"to all");
+    assert_eq!(batch.destination(), Some(group.into()));
+    assert_eq!(batch.interface(), Some(LOOPBACK));
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn one_socket_serves_both_address_families() {
