@@ -5,10 +5,11 @@ use crate::class::BATCH_MAX;
 use crate::error::AllocError;
 use crate::inner::Inner;
 use crate::local;
-use crate::magazine::{Source, ThreadCache};
+use crate::magazine::Source;
 use crate::reclaim::Reclaimed;
 use crate::slab::Carved;
 use crate::sync::Ordering;
+use crate::thread_cache::ThreadCache;
 use core::task::Waker;
 
 /// From here on zeroing a chunk again costs more than going to the slabs for each.

@@ -2,10 +2,10 @@
 
 use crate::inner::Inner;
 use crate::local;
-use crate::magazine::Place;
 use crate::pool::SlabPool;
 use crate::shared::SharedChunk;
 use crate::sys::asan;
+use crate::thread_cache::Place;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::num::NonZeroU64;

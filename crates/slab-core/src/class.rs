@@ -5,8 +5,8 @@
 //! comparing with the few classes above.
 
 use crate::error::ConfigError;
-use crate::magazine::Place;
 use crate::sync::MODELLED;
+use crate::thread_cache::Place;
 use arrayvec::ArrayVec;
 
 /// The most size classes that one pool can have: 24.

@@ -13,8 +13,8 @@
 //! `blocks <= chunks / batch + one in the hand of each thread that moves a batch`
 
 use crate::class::{BATCH_MAX, ClassTable, MAX_CLASSES};
-use crate::magazine::write_units;
 use crate::sync::{AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, Zeroable};
+use crate::units::write_units;
 use arrayvec::ArrayVec;
 
 /// No block: the end of a stack. Block 0 exists but is never used.

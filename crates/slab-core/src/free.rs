@@ -3,8 +3,8 @@
 use crate::class::BATCH_MAX;
 use crate::inner::Inner;
 use crate::local;
-use crate::magazine::ThreadCache;
 use crate::sync::Ordering;
+use crate::thread_cache::ThreadCache;
 use arrayvec::ArrayVec;
 use core::ptr::NonNull;
 use core::task::Waker;

@@ -4,7 +4,8 @@
 use crate::depot::Depot;
 use crate::guard::Guard;
 use crate::inner::Inner;
-use crate::magazine::{Magazine, ThreadCache};
+use crate::magazine::Magazine;
+use crate::thread_cache::ThreadCache;
 use core::mem::{align_of, offset_of, size_of};
 
 /// Trap: false sharing, between threads' magazines.

@@ -79,9 +79,11 @@ mod spin;
 mod stats;
 mod sync;
 mod sys;
+mod thread_cache;
 #[cfg(feature = "leak-tracking")]
 mod track;
 mod typed;
+mod units;
 mod wait;
 #[cfg(feature = "std")]
 mod wait_times;

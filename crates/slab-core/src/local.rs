@@ -11,8 +11,8 @@
 //! never used again, puts the right cache in its place.
 
 use crate::inner::{Handle, Inner};
-use crate::magazine::ThreadCache;
 use crate::sync::thread_local;
+use crate::thread_cache::ThreadCache;
 use core::cell::{Cell, RefCell};
 use core::ptr::null;
 use std::sync::{Arc, Weak};

@@ -5,13 +5,13 @@
 //! Thread-locals are left out: loom's threads share one system thread, so a model hands each of
 //! its threads a cache by name and enters one level below `local`.
 
-use crate::builder::SlabPoolBuilder;
+use crate::builder::{Mode, SlabPoolBuilder};
 use crate::class::{BATCH_MAX, ClassTable, SizeClasses};
 use crate::depot::Depot;
 use crate::inner::{ENDED, Handle, Inner};
-use crate::magazine::ThreadCache;
 use crate::shared::count;
 use crate::sync::{AtomicU32, Ordering};
+use crate::thread_cache::ThreadCache;
 use crate::wait::{Answer, Turn};
 use arrayvec::ArrayVec;
 use core::mem::ManuallyDrop;
@@ -86,8 +86,10 @@ fn model_depot_push_and_pop() {
     });
 }
 
-/// The shape of ABA: one thread stands in a pop while another pops twice and pushes the first
-/// block back.
+/// Trap: ABA on the depot head. One thread stands in a pop while another pops twice and pushes the
+/// first block back. The tag wraps at its first change (`FIRST_TAG`), so wrapping does no harm; what
+/// would, a tag so small that just these three changes bring it back, is the planted bug
+/// `depot-small-tag`.
 #[test]
 fn model_depot_head_that_comes_back() {
     model(None, || {
@@ -173,7 +175,8 @@ fn take(cache: &ThreadCache) -> Vec<u32> {
     out
 }
 
-/// The owner frees and allocates by the fast path while another thread empties its magazine.
+/// Trap: the asymmetric guard losing a race with its owner. The owner frees and allocates by the
+/// fast path while another thread empties its magazine.
 #[test]
 fn model_guard_owner_against_taker() {
     model(None, || {
@@ -385,7 +388,39 @@ fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
     });
 }
 
-/// A thread that ends flushes its magazine while another sweeps and then needs every chunk.
+/// What one owner wrote into a chunk is seen by the next, who gets it from a stack, a ring or an open
+/// batch. (Magazines have this from their guard, batches from their stack.)
+#[test]
+fn model_hand_over_without_magazines() {
+    for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
+        model(Some(BOUND), move || {
+            let options = SlabPoolBuilder::default().max_memory(8 << 10).mode(mode);
+            let handle = Inner::open(classes(), &options).unwrap();
+            let pool = handle.inner();
+            let unit = pool.alloc_with(None, 0).unwrap();
+            let bytes = Arc::new(loom::cell::UnsafeCell::new(0));
+            let freeing = {
+                let (inner, bytes) = (Sendable(handle.as_ptr()), bytes.clone());
+                thread::spawn(move || {
+                    let inner = inner;
+                    // SAFETY: the chunk's owner, which stands for its bytes.
+                    bytes.with_mut(|bytes| unsafe { *bytes = 7 });
+                    // SAFETY: gives up the chunk allocated above.
+                    unsafe { Inner::free_with(inner.0, None, 0, unit) };
+                })
+            };
+            let next = pool.alloc_with(None, 0).unwrap();
+            if next == unit {
+                // SAFETY: the chunk's next owner.
+                bytes.with(|bytes| assert_eq!(unsafe { *bytes }, 7));
+            }
+            freeing.join().unwrap();
+        });
+    }
+}
+
+/// Trap: double flush at thread exit. A thread that ends flushes its magazine while another sweeps
+/// and then needs every chunk, once.
 #[test]
 fn model_thread_ends_while_another_sweeps() {
     model(Some(BOUND), || {
@@ -462,7 +497,7 @@ impl Wake for Flag {
     }
 }
 
-/// The pool is full. One thread waits for a chunk while two others free one each, through a magazine
+/// Trap: lost wake-up. The pool is full. One thread waits for a chunk while two others free one each, through a magazine
 /// and without: the waiter gets one and the other can be had.
 #[test]
 fn model_wait_is_served_by_whoever_frees() {
@@ -500,7 +535,8 @@ fn model_wait_is_served_by_whoever_frees() {
     });
 }
 
-/// Two wait, one chunk is freed, and the first waiter gives up meanwhile: the second gets it.
+/// Trap: wake-up of a cancelled waiter. Two wait, one chunk is freed, and the first waiter gives up
+/// meanwhile: the second gets it.
 #[test]
 fn model_wait_that_is_given_up_passes_on() {
     model(Some(2), || {

@@ -2,7 +2,7 @@
 //! and everything goes through the depot.
 
 use crate::inner::{Handle, Inner};
-use crate::magazine::ThreadCache;
+use crate::thread_cache::ThreadCache;
 use alloc::sync::{Arc, Weak};
 
 #[inline(always)]

@@ -7,8 +7,8 @@ use crate::class::SizeClasses;
 use crate::error::AllocError;
 use crate::inner::{Handle, Inner};
 use crate::local;
-use crate::magazine::Place;
 use crate::stats::PoolStats;
+use crate::thread_cache::Place;
 use crate::wait::Alloc;
 #[cfg(feature = "std")]
 use crate::wait_times::WaitTimes;

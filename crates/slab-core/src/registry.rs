@@ -5,8 +5,9 @@ use crate::class::BATCH_MAX;
 use crate::guard::{PRESSURE, SCRUB};
 use crate::inner::Inner;
 use crate::local;
-use crate::magazine::{Magazine, ThreadCache};
+use crate::magazine::Magazine;
 use crate::sync::Ordering;
+use crate::thread_cache::ThreadCache;
 use alloc::sync::Arc;
 use arrayvec::ArrayVec;
 
