@@ -392,6 +392,7 @@ fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
 /// batch. (Magazines have this from their guard, batches from their stack.)
 #[test]
 fn model_hand_over_without_magazines() {
+    std::thread_local!(static MET: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
     for mode in [Mode::DepotOnly, Mode::Ring, Mode::Locked] {
         model(Some(BOUND), move || {
             let options = SlabPoolBuilder::default().max_memory(8 << 10).mode(mode);
@@ -399,23 +400,30 @@ fn model_hand_over_without_magazines() {
             let pool = handle.inner();
             let unit = pool.alloc_with(None, 0).unwrap();
             let bytes = Arc::new(loom::cell::UnsafeCell::new(0));
-            let freeing = {
+            // The next owner is not the thread that loom runs first: it is to find something.
+            let next = {
                 let (inner, bytes) = (Sendable(handle.as_ptr()), bytes.clone());
                 thread::spawn(move || {
                     let inner = inner;
-                    // SAFETY: the chunk's owner, which stands for its bytes.
-                    bytes.with_mut(|bytes| unsafe { *bytes = 7 });
-                    // SAFETY: gives up the chunk allocated above.
-                    unsafe { Inner::free_with(inner.0, None, 0, unit) };
+                    // SAFETY: the pool's handle outlives this thread, which is joined before it is
+                    // dropped.
+                    let next = unsafe { inner.0.as_ref() }.alloc_with(None, 0).unwrap();
+                    if next == unit {
+                        // SAFETY: the chunk's next owner.
+                        bytes.with(|bytes| assert_eq!(unsafe { *bytes }, 7));
+                    }
+                    next == unit
                 })
             };
-            let next = pool.alloc_with(None, 0).unwrap();
-            if next == unit {
-                // SAFETY: the chunk's next owner.
-                bytes.with(|bytes| assert_eq!(unsafe { *bytes }, 7));
+            // SAFETY: the chunk's owner, which stands for its bytes.
+            bytes.with_mut(|bytes| unsafe { *bytes = 7 });
+            // SAFETY: gives up the chunk allocated above.
+            unsafe { Inner::free_with(handle.as_ptr(), None, 0, unit) };
+            if next.join().unwrap() {
+                MET.set(true);
             }
-            freeing.join().unwrap();
         });
+        assert!(MET.replace(false), "{mode:?}: the chunk was met again");
     }
 }
 
@@ -497,8 +505,8 @@ impl Wake for Flag {
     }
 }
 
-/// Trap: lost wake-up. The pool is full. One thread waits for a chunk while two others free one each, through a magazine
-/// and without: the waiter gets one and the other can be had.
+/// Trap: lost wake-up. The pool is full. One thread waits for a chunk while two others free one
+/// each, through a magazine and without: the waiter gets one and the other can be had.
 #[test]
 fn model_wait_is_served_by_whoever_frees() {
     model(Some(2), || {

@@ -1,6 +1,6 @@
 //! Waiting for memory under the cap.
 
-use slab_core::{Alloc, AllocError, Chunk, SizeClasses, SlabPool};
+use slab_core::{Alloc, AllocError, Chunk, Mode, SizeClasses, SlabPool};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -138,6 +138,26 @@ fn the_fast_path_comes_back_when_nobody_waits() {
     assert!(waiter.poll().is_some());
     drop(all);
     assert!(pool.stats().classes()[0].in_magazines > 0);
+}
+
+/// The ring is shut while somebody waits; afterwards its order shows that it is in use again.
+#[test]
+fn a_ring_comes_back_when_nobody_waits() {
+    let pool = SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+        .max_memory(256 << 10)
+        .mode(Mode::Ring)
+        .build()
+        .unwrap();
+    let mut all = fill(&pool, 1024);
+    let mut waiter = Waiter::new(&pool, 1024);
+    drop(all.pop());
+    let served = waiter.poll().unwrap().unwrap();
+    let (first, second) = (served.as_ptr(), all.last().unwrap().as_ptr());
+    drop(served);
+    drop(all.pop());
+    let taken = [(); 2].map(|()| pool.try_alloc(1024).unwrap());
+    assert_eq!(taken.each_ref().map(Chunk::as_ptr), [first, second]);
 }
 
 #[test]
