@@ -26,7 +26,7 @@ fn chunk() -> (SlabPool, Chunk) {
     (pool, chunk)
 }
 
-/// The pool is kept: it is not to go with what is measured.
+// The pool is kept: it is not to go with what is measured.
 #[library_benchmark]
 #[bench::of_64(64, pool())]
 #[bench::of_2048(2048, pool())]
@@ -81,7 +81,7 @@ fn freeze((pool, buffer): (PacketPool, PacketBuf)) -> (PacketPool, Packet) {
     (pool, packet)
 }
 
-/// Of a packet that nobody shares yet.
+// Of a packet that nobody shares yet.
 #[library_benchmark]
 #[bench::first(packet())]
 fn clone_first((pool, packet): (PacketPool, Packet)) -> (PacketPool, Packet, Packet) {
@@ -98,7 +98,7 @@ fn clone(
     (pool, packet, other, clone)
 }
 
-/// Of a packet that somebody else has too.
+// Of a packet that somebody else has too.
 #[library_benchmark]
 #[bench::of_two(shared())]
 fn drop_clone((pool, packet, clone): (PacketPool, Packet, Packet)) -> (PacketPool, Packet) {
@@ -106,7 +106,7 @@ fn drop_clone((pool, packet, clone): (PacketPool, Packet, Packet)) -> (PacketPoo
     (pool, packet)
 }
 
-/// Of the last one, which gives the chunk back.
+// Of the last one, which gives the chunk back.
 #[library_benchmark]
 #[bench::last(packet())]
 fn drop_packet((pool, packet): (PacketPool, Packet)) -> PacketPool {
