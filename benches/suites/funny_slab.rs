@@ -15,7 +15,7 @@ const LENS: [usize; 3] = [128, 256, 512];
 const CLASSES: &[usize] = &[128, 256, 512, 1024];
 
 fn alloc_and_free(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("funny_slab/AllocAndFree");
+    let mut group = criterion.benchmark_group("funny_slab");
     let cached = pool(CLASSES);
     let shared = |mode| {
         SlabPool::builder()
@@ -32,31 +32,46 @@ fn alloc_and_free(criterion: &mut Criterion) {
     );
     for len in LENS {
         // The counterpart of SyncPool, which keeps free buffers by processor.
-        group.bench_function(BenchmarkId::new("slab-core", len), |b| {
-            b.iter(|| pair(&cached, len));
-        });
+        group.bench_function(
+            BenchmarkId::new("SyncPool_AllocAndFree/slab-core", len),
+            |b| {
+                b.iter(|| pair(&cached, len));
+            },
+        );
         // Of AtomPool, ChanPool and LockPool: one place that all threads go to.
-        group.bench_function(BenchmarkId::new("slab-core-depot-only", len), |b| {
-            b.iter(|| pair(&depot, len));
-        });
-        group.bench_function(BenchmarkId::new("slab-core-ring", len), |b| {
-            b.iter(|| pair(&ring, len));
-        });
-        group.bench_function(BenchmarkId::new("slab-core-locked", len), |b| {
-            b.iter(|| pair(&locked, len));
-        });
+        group.bench_function(
+            BenchmarkId::new("AtomPool_AllocAndFree/slab-core-depot-only", len),
+            |b| {
+                b.iter(|| pair(&depot, len));
+            },
+        );
+        group.bench_function(
+            BenchmarkId::new("ChanPool_AllocAndFree/slab-core-ring", len),
+            |b| {
+                b.iter(|| pair(&ring, len));
+            },
+        );
+        group.bench_function(
+            BenchmarkId::new("LockPool_AllocAndFree/slab-core-locked", len),
+            |b| {
+                b.iter(|| pair(&locked, len));
+            },
+        );
         let (give, take) = std::sync::mpsc::sync_channel(64);
         let take = Mutex::new(take);
         give.send(Vec::<u8>::with_capacity(len)).expect("has room");
-        group.bench_function(BenchmarkId::new("channel", len), |b| {
-            b.iter(|| {
-                let free = take.lock().ok().and_then(|take| take.try_recv().ok());
-                let bytes = free.unwrap_or_else(|| Vec::with_capacity(len));
-                drop(give.try_send(black_box(bytes)));
-            });
-        });
+        group.bench_function(
+            BenchmarkId::new("ChanPool_AllocAndFree/channel", len),
+            |b| {
+                b.iter(|| {
+                    let free = take.lock().ok().and_then(|take| take.try_recv().ok());
+                    let bytes = free.unwrap_or_else(|| Vec::with_capacity(len));
+                    drop(give.try_send(black_box(bytes)));
+                });
+            },
+        );
         let locked = Mutex::new(vec![Vec::<u8>::with_capacity(len)]);
-        group.bench_function(BenchmarkId::new("lock", len), |b| {
+        group.bench_function(BenchmarkId::new("LockPool_AllocAndFree/lock", len), |b| {
             b.iter(|| {
                 let free = locked.lock().ok().and_then(|mut free| free.pop());
                 let bytes = free.unwrap_or_else(|| Vec::with_capacity(len));
@@ -72,7 +87,7 @@ fn alloc_and_free(criterion: &mut Criterion) {
 /// Buffers that do not come back: each is memory that no free list had. Ours are given back outside
 /// the measured time, and the pool's memory returned, so that the next ones are as new.
 fn cache_miss(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("funny_slab/CacheMiss");
+    let mut group = criterion.benchmark_group("funny_slab/SyncPool_CacheMiss");
     for len in LENS {
         let pool = pool(CLASSES);
         group.bench_function(BenchmarkId::new("slab-core", len), |b| {

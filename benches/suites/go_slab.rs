@@ -33,8 +33,8 @@ fn rows_of(criterion: &mut Criterion, name: &str, pool: &SlabPool, lens: &[usize
 }
 
 fn sizes(criterion: &mut Criterion) {
-    // `DirectAllocation` is the rows `heap` and `heap-zeroed` of this one.
     row(criterion, "BasicAllocation", BASIC, BASIC);
+    direct_allocation(criterion);
     let small = &[64, 128, 256, 512];
     row(criterion, "SmallBuffers", small, small);
     row(criterion, "LargeBuffers", LARGE, LARGE);
@@ -53,6 +53,17 @@ fn sizes(criterion: &mut Criterion) {
         &[64, 256, 1024, 4096, 16_384, 65_536],
         &[64, 256, 64, 256, 64, 4096, 1024, 4096, 16_384, 65_536],
     );
+}
+
+/// What a program does that has no pool.
+fn direct_allocation(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("go_slab/DirectAllocation");
+    let mut turn = Rotation::new(BASIC);
+    group.bench_function("heap", |b| b.iter(|| heap_pair(turn.next())));
+    group.bench_function("heap-zeroed", |b| {
+        b.iter(|| heap_pair_zeroed(turn.next()));
+    });
+    group.finish();
 }
 
 fn oversized(criterion: &mut Criterion) {
