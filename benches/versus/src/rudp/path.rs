@@ -52,8 +52,9 @@ impl Paths {
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut buffer = vec![0; 65536];
+            let mut sockets = Vec::with_capacity(2 * lines.len());
             while !stopped.load(Ordering::Relaxed) {
-                wait(&lines);
+                wait(&lines, &mut sockets);
                 for line in &mut lines {
                     line.turn(&mut buffer);
                 }
@@ -77,16 +78,15 @@ impl Drop for Paths {
 }
 
 /// Until something came or is due.
-fn wait(lines: &[Line]) {
+fn wait(lines: &[Line], sockets: &mut Vec<libc::pollfd>) {
     let ready = |socket: &UdpSocket| libc::pollfd {
         fd: socket.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     };
-    let mut sockets: Vec<_> = lines
-        .iter()
-        .flat_map(|line| [ready(&line.front), ready(&line.back)])
-        .collect();
+    sockets.clear();
+    let both = |line: &Line| [ready(&line.front), ready(&line.back)];
+    sockets.extend(lines.iter().flat_map(both));
     let now = Instant::now();
     let next = lines.iter().filter_map(Line::due).min();
     let left = next.map(|at| at.saturating_duration_since(now));
@@ -107,6 +107,11 @@ fn wait(lines: &[Line]) {
     }
 }
 
+/// Datagrams on a path for which there is memory beforehand, more than windows let be there.
+const SPARE: usize = 4096;
+/// Bytes of one of those.
+const DATAGRAM: usize = 1536;
+
 const IDLE: Duration = Duration::from_millis(20);
 
 /// A datagram that is on its way: when it is due, its number, is it on its way home, its bytes.
@@ -121,6 +126,8 @@ struct Line {
     back: UdpSocket,
     client: Option<SocketAddr>,
     waiting: BinaryHeap<Reverse<Waiting>>,
+    /// Memory of datagrams that have passed: where allocations are counted, none is to be the path's.
+    spare: Vec<Vec<u8>>,
     order: u64,
     random: u64,
 }
@@ -134,7 +141,8 @@ impl Line {
             front: socket().expect("a socket on loopback"),
             back,
             client: None,
-            waiting: BinaryHeap::new(),
+            waiting: BinaryHeap::with_capacity(SPARE),
+            spare: (0..SPARE).map(|_| Vec::with_capacity(DATAGRAM)).collect(),
             order: 0,
             random: (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
         }
@@ -157,8 +165,10 @@ impl Line {
         }
         self.order += 1;
         let due = Instant::now() + delay;
-        let datagram = (due, self.order, homewards, datagram.to_vec());
-        self.waiting.push(Reverse(datagram));
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.extend_from_slice(datagram);
+        let waiting = (due, self.order, homewards, bytes);
+        self.waiting.push(Reverse(waiting));
     }
 
     fn due(&self) -> Option<Instant> {
@@ -176,7 +186,7 @@ impl Line {
         }
         let now = Instant::now();
         while self.due().is_some_and(|at| at <= now)
-            && let Some(Reverse((_, _, homewards, datagram))) = self.waiting.pop()
+            && let Some(Reverse((_, _, homewards, mut datagram))) = self.waiting.pop()
         {
             // An end that is gone, or whose queue is full, is like one that loses.
             let _ = match (homewards, self.client) {
@@ -184,6 +194,8 @@ impl Line {
                 (true, None) => Ok(0),
                 (false, _) => self.back.send(&datagram),
             };
+            datagram.clear();
+            self.spare.push(datagram);
         }
     }
 }

@@ -136,7 +136,11 @@ impl Scenario {
             cpu_ns,
             allocations,
         } = *transfer;
-        let (rate, cpu) = (bytes / 1e6 / seconds, cpu_ns / bytes);
+        let rate = bytes / 1e6 / seconds;
+        // Over a lossy path a window may pass without any, and that is a figure; a cost is none then.
+        let costs = !matches!(self, Self::Lossy(_));
+        assert!(bytes > 0.0 || !costs, "nothing came through");
+        let cpu = cpu_ns / bytes;
         match self {
             Self::Bulk | Self::Sealed => vec![rate, cpu],
             Self::Counted(_) => vec![allocations / (bytes / SEGMENT)],

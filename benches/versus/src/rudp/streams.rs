@@ -191,6 +191,7 @@ pub(super) fn many<T: Transport>(sessions: usize, window: Duration) -> Point {
             let read = reading.join_all().await;
             let bytes: usize = read.iter().map(|(bytes, _)| bytes).sum();
             let (wall, cpu) = (begin.elapsed(), process_cpu_ns() - cpu);
+            assert!(bytes > 0, "nothing came through");
             let rate = bytes as f64 / 1e6 / wall.as_secs_f64();
             Point::of(rate, cpu / bytes as f64)
         };

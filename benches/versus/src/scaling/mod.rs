@@ -116,7 +116,7 @@ impl Axis {
             Self::Threads => alloc::scaling::threads(side, place, 4 * ops),
             Self::Payload => alloc::scaling::payload(side, place, ops),
             Self::Classes => alloc::scaling::classes(side, place, ops),
-            Self::Sessions => rudp::scaling(side, place, ops),
+            Self::Sessions => rudp::scaling(side, place, 3 * ops),
         }
     }
 }
@@ -175,6 +175,8 @@ fn measure(
     let cpus = Cpus::choose();
     for &place in axis.places() {
         eprintln!("{} {place}", axis.name());
+        // Or there would be one CPU to choose from.
+        cpus.unpin();
         let mut sides = Vec::new();
         for &side in axis.sides() {
             match guarded(|| axis.run(side, place, ops)).and_then(|run| run) {

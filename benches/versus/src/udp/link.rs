@@ -74,3 +74,21 @@ impl Link for Queue {
         packets.map(Payload::consume).sum()
     }
 }
+
+/// The same, and the consumer makes `Bytes` of them.
+pub(super) struct QueueOfBytes;
+
+impl Link for QueueOfBytes {
+    type To = QueueSender;
+    type From = (QueueReceiver, Vec<PacketBatch>);
+
+    fn open() -> (Self::To, Self::From) {
+        Queue::open()
+    }
+
+    async fn take((from, many): &mut Self::From) -> usize {
+        from.recv_many(many, MANY).await;
+        let payloads = many.drain(..).flat_map(PacketBatch::into_bytes);
+        payloads.map(Payload::consume).sum()
+    }
+}

@@ -16,7 +16,12 @@ pub(super) fn counted(peer: &str, unit: Unit) -> Result<Sampler, String> {
     Ok(Sampler::whole(move || {
         let program = std::env::current_exe().expect("it has a name");
         let output = Command::new(program)
-            .args(["--count", "udp", &peer, unit.suffix()])
+            .args([
+                "--count",
+                "udp",
+                &peer,
+                unit.suffix().trim_start_matches('-'),
+            ])
             .env(heap::VARIABLE, Choice::Counting.name())
             .stderr(Stdio::inherit())
             .output()
@@ -30,9 +35,9 @@ pub(super) fn counted(peer: &str, unit: Unit) -> Result<Sampler, String> {
 pub(super) fn count(peer: &str, suffix: &str) -> Option<f64> {
     /// Datagrams before it counts, and while.
     const ROUNDS: (u64, u64) = (16 * QUEUED as u64, 256 * QUEUED as u64);
-    let unit = [Unit::Packets, Unit::Bytes]
+    let unit = [Unit::Queue, Unit::QueueOfBytes]
         .into_iter()
-        .find(|unit| unit.suffix() == suffix)?;
+        .find(|unit| unit.suffix().trim_start_matches('-') == suffix)?;
     let case = Case::Recv(Wire::Coalesced, unit, 1200);
     let mut sampler = case.sampler(peer, Cpus::choose()).ok()?;
     sampler.run(ROUNDS.0);

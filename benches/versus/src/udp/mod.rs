@@ -11,7 +11,7 @@ mod rig;
 mod targets;
 
 use crate::cpu::{Cpus, pin};
-use crate::measure::{Plan, Sampler, interleave};
+use crate::measure::{Plan, Sampler, guarded, interleave};
 use crate::report::{Filter, Report, Row};
 use rig::Wire;
 
@@ -51,6 +51,8 @@ enum Unit {
     Batches,
     /// Whole, by our own queue; the consumer makes packets of them.
     Queue,
+    /// Whole, by our own queue; the consumer makes [`bytes::Bytes`] of them.
+    QueueOfBytes,
     /// One by one as [`bytes::Bytes`], by tokio's channel.
     Bytes,
 }
@@ -61,6 +63,7 @@ impl Unit {
         match self {
             Self::Packets => "",
             Self::Queue => "-queue",
+            Self::QueueOfBytes => "-queue-bytes",
             Self::Batches => "-batches",
             Self::Bytes => "-bytes",
         }
@@ -86,8 +89,8 @@ impl Case {
         Self::Paced,
         Self::Echo(1200),
         Self::Echo(64),
-        Self::Allocations(Unit::Packets),
-        Self::Allocations(Unit::Bytes),
+        Self::Allocations(Unit::Queue),
+        Self::Allocations(Unit::QueueOfBytes),
         Self::Pinned,
         Self::IdleReceiver,
     ];
@@ -205,10 +208,10 @@ pub(crate) fn child(arguments: &[String]) -> Option<()> {
 }
 
 fn row(case: Case, ours: &str, peer: &'static str, plan: &Plan, cpus: Cpus) -> Result<Row, String> {
-    let mut our_side = case
-        .sampler(ours, cpus)
+    let mut our_side = guarded(|| case.sampler(ours, cpus))
+        .and_then(|sampler| sampler)
         .map_err(|reason| format!("{ours}: {reason}"))?;
-    let mut their_side = case.sampler(peer, cpus)?;
+    let mut their_side = guarded(|| case.sampler(peer, cpus)).and_then(|sampler| sampler)?;
     let plan = match case {
         // Two threads, or a clock to wait for: short samples would scatter.
         Case::Xcore(..) | Case::Paced => plan.with_longer_samples(4),
@@ -216,7 +219,7 @@ fn row(case: Case, ours: &str, peer: &'static str, plan: &Plan, cpus: Cpus) -> R
         Case::IdleReceiver => plan.with_resolution(1.0),
         _ => *plan,
     };
-    let found = interleave(&plan, &mut our_side, &mut their_side);
+    let found = guarded(|| interleave(&plan, &mut our_side, &mut their_side))?;
     Ok(Row {
         group: "udp",
         case: case.name(),

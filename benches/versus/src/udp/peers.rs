@@ -1,7 +1,7 @@
 //! Receivers that hand over owned payloads, as one would write them.
 
 use super::Unit;
-use super::link::{Link, Many, OneByOne, Queue};
+use super::link::{Link, Many, OneByOne, Queue, QueueOfBytes};
 use super::rig::{BUFFERS, DATAGRAM_BUFFER, SUPER_BUFFER, Wire, our_receiver, pool, their_socket};
 use bytes::{Bytes, BytesMut};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
@@ -77,7 +77,8 @@ pub(super) fn check(payload: &[u8]) {
 pub(super) fn visit<V: Visit>(name: &str, unit: Unit, visit: V) -> Result<V::Out, String> {
     Ok(match (name, unit) {
         (super::OURS, Unit::Packets) | ("slab-net-packets", _) => visit.visit::<OurPackets>(),
-        (super::OURS, Unit::Queue) => visit.visit::<OurQueue>(),
+        (super::OURS, Unit::Queue) => visit.visit::<OurQueue<Queue>>(),
+        (super::OURS, Unit::QueueOfBytes) => visit.visit::<OurQueue<QueueOfBytes>>(),
         (super::OURS, Unit::Batches) => visit.visit::<OurBatches>(),
         (super::OURS, Unit::Bytes) => visit.visit::<OurBytes>(),
         ("tokio-fresh", _) => visit.visit::<FreshBytesMut>(),
@@ -190,13 +191,16 @@ impl Peer for OurBatches {
     }
 }
 
-struct OurQueue(OurPackets);
+struct OurQueue<L>(OurPackets, PhantomData<L>);
 
-impl Peer for OurQueue {
-    type Link = Queue;
+impl<L> Peer for OurQueue<L>
+where
+    L: Link<To = QueueSender> + Send + 'static,
+{
+    type Link = L;
 
     fn open(wire: Wire) -> Self {
-        Self(OurPackets::open(wire))
+        Self(OurPackets::open(wire), PhantomData)
     }
 
     fn address(&self) -> SocketAddr {
@@ -204,7 +208,7 @@ impl Peer for OurQueue {
     }
 
     async fn pump(&mut self, to: &QueueSender) -> usize {
-        let Self(OurPackets { receiver, batches }) = self;
+        let OurPackets { receiver, batches } = &mut self.0;
         receiver.recv_batches(batches).await.expect("loopback");
         let count = batches.iter().map(PacketBatch::datagrams).sum();
         for batch in batches.drain(..) {

@@ -92,13 +92,13 @@ const ASKED: &[Asked] = &[
     // 0 exactly over 10^6 packets.
     (
         6,
-        "allocs-recv-1200-coalesced",
+        "allocs-recv-1200-coalesced-queue",
         &["tokio-fresh"],
         Bound::Ours(0.0),
     ),
     (
         6,
-        "allocs-recv-1200-coalesced-bytes",
+        "allocs-recv-1200-coalesced-queue-bytes",
         &["tokio-fresh"],
         Bound::Ours(0.02),
     ),
