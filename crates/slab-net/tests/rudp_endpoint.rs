@@ -107,9 +107,10 @@ async fn a_message_with_headroom_is_not_copied() {
     assert_eq!(allocs() - before, 1, "the message's own chunk");
 }
 
-async fn transfer_through_loss(loss: u64, len: usize) {
+async fn transfer_through_loss(loss: u64, len: usize, offload: bool) {
     let pool = pool();
     let config = EndpointConfig::new(SessionConfig::fast().stream(true).window(512, 512));
+    let config = config.offload(offload);
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let address = proxy::lossy(server.local_addr(), loss, 42).await;
     let client = Connection::connect(address, &pool, config).unwrap();
@@ -142,12 +143,17 @@ async fn transfer_through_loss(loss: u64, len: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_arrives_whole() {
-    transfer_through_loss(0, 3_000_000).await;
+    transfer_through_loss(0, 3_000_000, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_arrives_whole_without_offload() {
+    transfer_through_loss(20, 1_000_000, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_arrives_whole_through_loss_duplicates_and_reordering() {
-    transfer_through_loss(50, 1_000_000).await;
+    transfer_through_loss(50, 1_000_000, true).await;
 }
 
 #[tokio::test]

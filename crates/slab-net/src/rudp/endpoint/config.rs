@@ -1,9 +1,10 @@
 //! [`EndpointConfig`]: what the sessions of one socket share, and how many there may be.
 
 use super::super::config::{SessionConfig, SessionConfigError};
+use super::link::MAX_BURST;
 use super::protect::Wanted;
 use crate::packet::PacketPool;
-use crate::udp::{BindError, UdpReceiver};
+use crate::udp::{BindError, Coalescing, UdpReceiver};
 use core::fmt;
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ pub struct EndpointConfig {
     pub(super) backlog: usize,
     pub(super) memory: Option<usize>,
     pub(super) socket_buffers: Option<usize>,
+    pub(super) offload: bool,
     pub(super) protection: Wanted,
 }
 
@@ -47,6 +49,7 @@ impl EndpointConfig {
             backlog: 128,
             memory: None,
             socket_buffers: Some(4 << 20),
+            offload: true,
             protection: Wanted::default(),
         }
     }
@@ -98,9 +101,33 @@ impl EndpointConfig {
         self
     }
 
+    /// Lets the kernel cut what goes out (GSO) and join what comes in (GRO). Without, each datagram is a
+    /// call of its own on the way out, and a buffer of its own on the way in: for devices that get it
+    /// wrong, and to see what it is worth. Sessions with error correction or encryption are sent with it
+    /// in any case. Default: yes.
+    pub fn offload(mut self, offload: bool) -> Self {
+        self.offload = offload;
+        self
+    }
+
+    /// The most datagrams in one call to the kernel.
+    pub(super) fn burst(&self) -> usize {
+        match self.offload {
+            true => MAX_BURST,
+            false => 1,
+        }
+    }
+
     /// The receiver that this configuration asks for, not yet bound.
     pub(super) fn receiver(&self, pool: &PacketPool) -> crate::udp::UdpReceiverBuilder {
-        let builder = UdpReceiver::builder(pool);
+        let coalescing = match self.offload {
+            true => Coalescing::On,
+            // With room for what a peer with a longer MTU sends.
+            false => Coalescing::Off {
+                max_datagram: self.session.mtu.max(1500),
+            },
+        };
+        let builder = UdpReceiver::builder(pool).coalescing(coalescing);
         match self.socket_buffers {
             Some(bytes) => builder.receive_buffer_bytes(bytes).send_buffer_bytes(bytes),
             None => builder,

@@ -216,7 +216,8 @@ impl Link {
                     scratch,
                 );
             }
-            while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
+            let burst = self.shared.config.burst();
+            while let Some(outgoing) = inner.session.poll_transmit(now, scratch, burst) {
                 let (contents, size) = (outgoing.contents(), outgoing.segment_size());
                 let transmit = Transmit::new(contents, self.peer).segment_size(size);
                 let sent = match self.shared.sender.try_send(&transmit) {

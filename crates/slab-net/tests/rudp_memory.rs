@@ -1,0 +1,116 @@
+//! What goes on where there is no memory: acknowledgements and retransmissions need none, so that what
+//! is on its way arrives and gives its memory back.
+
+use slab_net::rudp::{
+    Connection, Endpoint, EndpointConfig, MemoryBudget, SendError, Session, SessionConfig, Side,
+    Time,
+};
+use slab_net::{Packet, PacketPool};
+use std::time::Duration;
+
+/// Everything that the pool has left, in chunks of this size.
+fn exhaust(pool: &PacketPool) -> Vec<Packet> {
+    let chunk = || pool.try_alloc(1000).ok().map(|chunk| chunk.freeze());
+    std::iter::from_fn(chunk).collect()
+}
+
+#[test]
+fn acknowledgements_and_retransmissions_need_no_pool_memory() {
+    let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+    let budget = MemoryBudget::new(4 << 20);
+    let config = SessionConfig::fast();
+    let mut now = Time::ZERO;
+    let mut ends = [Side::Client, Side::Server]
+        .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+    for n in 0..30_u8 {
+        ends[0].send_slice(&[n; 1000]).unwrap();
+    }
+    let rest = exhaust(&pool);
+    assert!(pool.try_alloc(1).is_err(), "nothing is left");
+    // What is left of the last block, and no more.
+    let mut sent: Vec<u8> = (0..30).collect();
+    let refused = loop {
+        match ends[0].send_slice(&[99; 1000]) {
+            Ok(()) => sent.push(99),
+            Err(reason) => break reason,
+        }
+    };
+    assert_eq!(refused, SendError::NoMemory);
+
+    let mut scratch = vec![0; 64 << 10];
+    let (mut received, mut lost) = (Vec::new(), 0);
+    for turn in 0..2000 {
+        now = now + Duration::from_millis(1);
+        for end in 0..2 {
+            if ends[end].poll_timeout().is_some_and(|at| at <= now) {
+                ends[end].handle_timeout(now);
+            }
+            let mut datagrams = Vec::new();
+            while let Some(out) = ends[end].poll_transmit(now, &mut scratch, 4) {
+                // Of the heap: what the kernel has received is in memory that was there before.
+                let parts = out.contents().chunks(out.segment_size());
+                datagrams.extend(parts.map(|part| Packet::from(part.to_vec())));
+            }
+            for datagram in datagrams {
+                if turn < 20 && end == 0 {
+                    lost += 1;
+                } else {
+                    ends[1 - end].handle_datagram(now, datagram).unwrap();
+                }
+            }
+        }
+        received.extend(std::iter::from_fn(|| ends[1].recv()).map(|message| message[0]));
+    }
+    assert!(lost >= 15, "{lost} datagrams");
+    assert_eq!(received, sent);
+    assert!(ends[0].is_sent(), "all is acknowledged");
+    assert!(pool.try_alloc(1000).is_ok(), "and its memory is back");
+    drop((ends, rest));
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// The sessions' budget is used up, then the pool by the application: what was sent still arrives, once
+/// there is memory to receive it.
+#[tokio::test]
+async fn a_session_outlives_a_pool_without_memory() {
+    let pool = PacketPool::builder()
+        .max_memory(8 << 20)
+        .headroom(24)
+        .build()
+        .unwrap();
+    let config = EndpointConfig::new(SessionConfig::fast()).memory(1 << 20);
+    let any = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let accepted = server.accept().await.unwrap();
+    assert_eq!(accepted.recv().await.unwrap().unwrap(), b"hello"[..]);
+    let mut sent = 0;
+    while accepted.stats().received_segments < 20 {
+        for _ in 0..5 {
+            client.send_slice(&[1; 1000]).await.unwrap();
+            sent += 1;
+        }
+        // Few enough that none of them has to wait for a reader.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let rest = exhaust(&pool);
+    let refused = (0..5000).any(|_| match client.try_send(Packet::from(vec![1; 1000])) {
+        Ok(()) => {
+            sent += 1;
+            false
+        }
+        Err(_) => true,
+    });
+    assert!(refused, "there is a limit");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let stats = server.stats();
+    assert!(stats.reserved_bytes <= stats.reserve_limit_bytes);
+    drop(rest);
+    for _ in 0..sent {
+        let received = tokio::time::timeout(Duration::from_secs(20), accepted.recv());
+        let message = received.await.unwrap().unwrap().unwrap();
+        assert_eq!(message, [1; 1000][..]);
+    }
+    assert_eq!((client.ended(), accepted.ended()), (None, None));
+}
