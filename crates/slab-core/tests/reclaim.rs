@@ -214,3 +214,26 @@ fn trim_gives_everything_back_after_a_full_free_and_keeps_what_it_is_told_to() {
     assert!(stats.classes()[0].slab_trims > 0);
     drop(assert_whole_cap(&pool, large));
 }
+
+/// Among chunks in use, whole pages of free ones go back, and trim says exactly how many bytes.
+#[test]
+#[cfg(all(unix, feature = "std", not(miri)))]
+fn trim_counts_the_pages_between_chunks_in_use() {
+    let pool = SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[16384]).unwrap())
+        .max_memory(256 << 10)
+        .build()
+        .unwrap();
+    let mut chunks = fill(&pool, 16384);
+    chunks.sort_by_key(Chunk::as_ptr);
+    let in_slab = pool.stats().slab_bytes / 16384;
+    assert_eq!(in_slab, 4, "a run of one, one in use, a run of two");
+    let mut place = 0;
+    chunks.retain(|_| {
+        place += 1;
+        place % in_slab == 2
+    });
+    let free = pool.max_memory() - chunks.len() * 16384;
+    assert_eq!(pool.trim(), free);
+    drop(chunks);
+}

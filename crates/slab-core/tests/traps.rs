@@ -263,6 +263,8 @@ fn stale_data_with_every_zeroing_policy() {
                     }
                     assert_shows_nothing(&pool, len);
                     drop(all);
+                    // Slabs that this class has used change to the other one.
+                    assert_shows_nothing(&pool, 1024 + 16384 - len);
                 }
                 if round % 3 == 2 {
                     pool.trim();
@@ -273,6 +275,7 @@ fn stale_data_with_every_zeroing_policy() {
 }
 
 fn assert_shows_nothing(pool: &SlabPool, len: usize) {
+    let (zeros, too_long) = (vec![0; len], vec![1; len + 1]);
     let held: Vec<_> = (0..)
         .map_while(|turn| {
             let mut chunk = if turn % 3 == 0 {
@@ -285,10 +288,10 @@ fn assert_shows_nothing(pool: &SlabPool, len: usize) {
             let at = chunk.as_ptr().as_ptr();
             // SAFETY: a chunk's bytes are initialised, and these are ours alone.
             let bytes = unsafe { std::slice::from_raw_parts(at, chunk.capacity()) };
-            assert!(bytes.iter().all(|&byte| byte == 0), "{len} in turn {turn}");
+            assert!(bytes == zeros, "{len} in turn {turn}");
             // What is copied in is all that is shown.
             assert_eq!(chunk.copy_from_slice(b"mine").unwrap(), b"mine");
-            assert!(chunk.copy_from_slice(&vec![1; len + 1]).is_none());
+            assert!(chunk.copy_from_slice(&too_long).is_none());
             Some(chunk)
         })
         .collect();
