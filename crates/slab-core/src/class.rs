@@ -34,7 +34,7 @@ const MIN_SLAB_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
 /// How many bytes of chunks move between a magazine and the depot at once, at most.
 const BATCH_BYTES: usize = 256 << 10;
 /// The most chunks in a batch. A magazine of two batches and its counters then take 512 bytes, and
-/// a batch block in the depot 256.
+/// a batch block in the depot 232.
 ///
 /// Models have tiny batches (as they have tiny slabs and few classes), so that every path is taken
 /// within a few steps; for Miri a batch costs time in proportion to its length.

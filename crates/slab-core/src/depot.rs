@@ -23,14 +23,19 @@ const NIL: u32 = 0;
 /// In models the tag wraps at its first change.
 const FIRST_TAG: u64 = if MODELLED { u32::MAX as u64 } else { 0 };
 
-/// A block of 256 bytes: the link, and the chunk indices of one batch.
+/// A block of 232 bytes: the link, and the chunk indices of one batch. Not aligned to a cache line:
+/// that would be 24 bytes more for 56 free chunks, 0.7 % of them if they have 64 bytes, and saves no
+/// time that could be measured.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub(crate) struct Batch {
     next: AtomicU32,
     len: AtomicU32,
     units: [AtomicU32; BATCH_MAX],
 }
+
+#[cfg(not(any(loom, shuttle, miri)))]
+const _: () = assert!(size_of::<Batch>() == 232);
 
 // SAFETY: all fields are atomic integers, for which zero is a value; none needs dropping.
 unsafe impl Zeroable for Batch {}
