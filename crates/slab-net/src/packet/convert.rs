@@ -129,6 +129,9 @@ impl From<Packet> for Bytes {
     /// none if the packet came from `Bytes`. The memory is freed with the last
     /// `Bytes` that shares it.
     ///
+    /// `bytes` 1.12 has no public way without that allocation, since its vtables are private. Packets
+    /// that are parts of one can share it: turn the whole one into `Bytes`, and slice that.
+    ///
     /// ```
     /// # use bytes::Bytes;
     /// # use slab_net::Packet;

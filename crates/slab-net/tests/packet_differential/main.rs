@@ -125,7 +125,7 @@ fn random_programs_agree_with_bytes() {
 fn random_bytes_agree_with_bytes() {
     machine::prepare();
     let asked = std::env::var("PACKET_PROGRAMS").ok();
-    let programs = asked.map_or(if cfg!(miri) { 6 } else { 100 }, |n| n.parse().unwrap());
+    let programs = asked.map_or(if cfg!(miri) { 3 } else { 100 }, |n| n.parse().unwrap());
     // Xorshift (Marsaglia, 2003).
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     for _ in 0..programs {
