@@ -118,7 +118,9 @@ impl Endpoint {
             return Err(OpenError::NoSegmentClass { needed, largest });
         }
         let mut receiver = config.receiver(pool);
-        if let Some(peer) = peer {
+        // The BSDs refuse to send by a connected socket where an address is given, even its own; there
+        // the table refuses what others send.
+        if let Some(peer) = peer.filter(|_| cfg!(any(target_os = "linux", windows))) {
             receiver = receiver.connect(peer);
         }
         let receiver = receiver.bind(address)?;
@@ -235,8 +237,8 @@ impl Endpoint {
 }
 
 impl Connection {
-    /// Opens a session to a peer, on a socket of its own that is connected: what others send is not
-    /// received, and if nobody listens at the peer's address the session ends as
+    /// Opens a session to a peer, on a socket of its own. On Linux and Windows it is connected: the
+    /// system drops what others send, and if nobody listens at the peer's address the session ends as
     /// [refused](super::CloseReason::Refused). Nothing is waited for: see [`ready`](Self::ready).
     ///
     /// # Errors
