@@ -139,7 +139,7 @@ pub(crate) fn child(arguments: &[String]) -> Option<()> {
         return None;
     };
     let size = Size {
-        lossy_start: Duration::from_millis(start),
+        lossy_start: Duration::from_millis(start) / 4,
         lossy_window: Duration::from_millis(window),
         ..Size::quick()
     };

@@ -230,7 +230,9 @@ impl Size {
     /// Before the measured window of a scenario, and that.
     pub(super) fn windows(&self, scenario: Scenario) -> (Duration, Duration) {
         match scenario {
-            Scenario::Lossy(_) | Scenario::Counted(_) => (self.lossy_start, self.lossy_window),
+            Scenario::Lossy(_) => (self.lossy_start, self.lossy_window),
+            // Rings grow at first.
+            Scenario::Counted(_) => (4 * self.lossy_start, self.lossy_window),
             Scenario::Fanout => (Duration::ZERO, self.fanout_window),
             Scenario::Idle => (self.idle_settle, self.idle_window),
             _ => (Duration::ZERO, self.window),

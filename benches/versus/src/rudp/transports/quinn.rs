@@ -4,13 +4,15 @@ use super::super::streams::Transport;
 use super::socket;
 use quinn::rustls::RootCertStore;
 use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
-use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, RecvStream, SendStream};
+use quinn::{ClientConfig, Connection, Endpoint, EndpointConfig, Incoming};
+use quinn::{RecvStream, SendStream};
 use quinn::{ServerConfig, TokioRuntime, TransportConfig};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::mpsc;
 
 pub(crate) struct Quinn;
 
@@ -100,26 +102,42 @@ impl AsyncWrite for Stream {
     }
 }
 
+/// Sessions whose handshakes are done. Each has a task for that, or one that loses a datagram would
+/// hold up all behind it.
+pub(crate) struct Listener {
+    ready: mpsc::UnboundedReceiver<Stream>,
+}
+
+async fn shake(incoming: Incoming, ready: mpsc::UnboundedSender<Stream>) {
+    let connection = incoming.await.expect("a connection");
+    let (send, recv) = connection.accept_bi().await.expect("a stream");
+    // Nobody waits for it once a run is over.
+    let _ = ready.send(Stream {
+        send,
+        recv,
+        _connection: connection,
+    });
+}
+
 impl Transport for Quinn {
-    type Listener = Endpoint;
+    type Listener = Listener;
     type Stream = Stream;
     type Client = Endpoint;
 
-    async fn listen() -> (Endpoint, SocketAddr) {
+    async fn listen() -> (Listener, SocketAddr) {
         let server = endpoint(Some(configs().server.clone()));
         let address = server.local_addr().expect("an address");
-        (server, address)
+        let (done, ready) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Some(incoming) = server.accept().await {
+                tokio::spawn(shake(incoming, done.clone()));
+            }
+        });
+        (Listener { ready }, address)
     }
 
-    async fn accept(listener: &mut Endpoint) -> Stream {
-        let connection = listener.accept().await.expect("it is open");
-        let connection = connection.await.expect("a connection");
-        let (send, recv) = connection.accept_bi().await.expect("a stream");
-        Stream {
-            send,
-            recv,
-            _connection: connection,
-        }
+    async fn accept(listener: &mut Listener) -> Stream {
+        listener.ready.recv().await.expect("it is open")
     }
 
     async fn connect(to: SocketAddr) -> Stream {
