@@ -175,7 +175,7 @@ mod linux {
             1
         };
         println!(
-            "ns of CPU per datagram of {LEN} bytes, median; ratio: times better than io_uring"
+            "ns of CPU per datagram of {LEN} bytes, median; ratio: how many times better io_uring is"
         );
         for (name, load, peer, count) in [
             (
@@ -194,7 +194,7 @@ mod linux {
                 let (a, b) = (sample(peer, load, count), sample(How::Uring, load, count));
                 ours.push(b);
                 theirs.push(a);
-                ratios.push(b / a);
+                ratios.push(a / b);
             }
             let ratio = median(&mut ratios);
             println!(
