@@ -139,7 +139,8 @@ fn plot(axis: Axis, unit: &str, lines: &[Line]) -> Result<String, Box<dyn std::e
             .x_label_area_size(42)
             .y_label_area_size(64)
             .build_cartesian_2d(
-                (first * 0.9..last * 1.1).log_scale().base(2.0),
+                // Room for the names on the right.
+                (first * 0.9..last * 2.0).log_scale().base(2.0),
                 (least * 0.8..most * 1.25).log_scale(),
             )?;
         chart
