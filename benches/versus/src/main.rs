@@ -120,7 +120,8 @@ fn main() -> ExitCode {
         Some(group) => vec![group],
         None => vec![Group::Alloc, Group::Packet, Group::Udp, Group::Rudp],
     };
-    let names: Vec<&str> = groups.iter().map(|&group| ours(group)).collect();
+    let mut names: Vec<&str> = groups.iter().map(|&group| ours(group)).collect();
+    names.dedup();
     let mut report = Report::new(names.join(", "), options.quick);
     let filter = report::Filter::new(options.only.clone());
     if options.in_this_process {
