@@ -1,6 +1,6 @@
 //! Receiving by io_uring: the same datagrams, counters and promises as by readiness.
 //!
-//! Where the system forbids io_uring, each test says so and has nothing to test.
+//! Where the system forbids io_uring, there is nothing to test, and each test ends at once.
 #![cfg(all(target_os = "linux", feature = "io-uring"))]
 
 use slab_net::pipeline::{Overflow, forward, queue};
