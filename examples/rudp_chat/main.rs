@@ -5,10 +5,15 @@
 //!     cargo run --example rudp_chat -- connect 127.0.0.1:9999
 //!     (cd interop/kcp-go && go run . -stream chat 127.0.0.1:9999)
 //!
+//! Both take `--fec 10,3` and `--key` with 32 or 64 hexadecimal digits; kcp-go's are `-shards=10,3`
+//! and `-key=`.
+//!
 //! Lines of the terminal go to the peer, the peer's lines to the terminal, until either ends.
 
 use clap::{Parser, Subcommand};
 use slab_net::PacketPool;
+use slab_net::rudp::crypto::AesGcm;
+use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig, Stream};
 use std::error::Error;
 use std::net::SocketAddr;
@@ -23,6 +28,12 @@ struct Options {
     /// Chats with a kcp-go client that it starts, and ends
     #[arg(long)]
     with_kcp_go: bool,
+    /// Encrypts with this key of 16 or 32 bytes, in hexadecimal; the peer needs the same
+    #[arg(long, global = true, value_name = "HEX", value_parser = key)]
+    key: Option<Key>,
+    /// Error correction, 10,3 for example; the peer needs the same
+    #[arg(long, global = true, value_name = "DATA,PARITY", value_parser = shards)]
+    fec: Option<FecShards>,
     #[command(subcommand)]
     mode: Option<Mode>,
 }
@@ -39,6 +50,50 @@ enum Mode {
         /// Where the peer listens
         address: SocketAddr,
     },
+}
+
+/// A key, and how it was written.
+#[derive(Debug, Clone)]
+struct Key {
+    aes_gcm: AesGcm,
+    hex: String,
+}
+
+fn key(hex: &str) -> Result<Key, String> {
+    let digits: Option<Vec<u8>> = hex
+        .chars()
+        .map(|digit| digit.to_digit(16).map(|digit| digit as u8))
+        .collect();
+    let digits = digits.ok_or("hexadecimal digits are expected")?;
+    let bytes: Vec<u8> = digits
+        .chunks(2)
+        .map(|two| two.iter().fold(0, |a, b| a << 4 | b))
+        .collect();
+    Ok(Key {
+        aes_gcm: AesGcm::new(&bytes).map_err(|error| error.to_string())?,
+        hex: hex.into(),
+    })
+}
+
+fn shards(text: &str) -> Result<FecShards, String> {
+    let numbers = text
+        .split_once(',')
+        .and_then(|(data, parity)| Some((data.trim().parse().ok()?, parity.trim().parse().ok()?)));
+    let (data, parity) = numbers.ok_or("two numbers such as 10,3 are expected")?;
+    FecShards::new(data, parity).map_err(|error| error.to_string())
+}
+
+impl Options {
+    fn config(&self) -> EndpointConfig {
+        let mut config = EndpointConfig::new(SessionConfig::fast().stream(true));
+        if let Some(key) = &self.key {
+            config = config.aes_gcm(key.aes_gcm.clone());
+        }
+        if let Some(shards) = self.fec {
+            config = config.fec(shards);
+        }
+        config
+    }
 }
 
 #[tokio::main]
@@ -59,7 +114,7 @@ fn say(line: &str) {
 
 async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let pool = PacketPool::builder().max_memory(8 << 20).build()?;
-    let config = EndpointConfig::new(SessionConfig::fast().stream(true));
+    let config = options.config();
     let local = "127.0.0.1:0".parse()?;
     let (address, client) = match options.mode {
         Some(Mode::Connect { address }) => {
@@ -72,7 +127,7 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let server = Endpoint::bind(address, &pool, config)?;
     say(&format!("listening on {}", server.local_addr()));
     if client {
-        return demonstrate(&server).await;
+        return demonstrate(&server, &options).await;
     }
     let connection = server.accept().await.ok_or("the endpoint is gone")?;
     say(&format!("{} is here", connection.peer_addr()));
@@ -101,8 +156,8 @@ async fn chat(stream: Stream) -> Result<(), Box<dyn Error>> {
 }
 
 /// A chat with a kcp-go client, both sides of it.
-async fn demonstrate(server: &Endpoint) -> Result<(), Box<dyn Error>> {
-    let mut go = start_kcp_go(server.local_addr())?;
+async fn demonstrate(server: &Endpoint, options: &Options) -> Result<(), Box<dyn Error>> {
+    let mut go = start_kcp_go(server.local_addr(), options)?;
     let mut typed = go.stdin.take().ok_or("no input")?;
     let mut shown = BufReader::new(go.stdout.take().ok_or("no output")?).lines();
 
@@ -131,7 +186,7 @@ async fn demonstrate(server: &Endpoint) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn start_kcp_go(server: SocketAddr) -> Result<Child, Box<dyn Error>> {
+fn start_kcp_go(server: SocketAddr, options: &Options) -> Result<Child, Box<dyn Error>> {
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/kcp-go");
     let program = std::env::temp_dir().join(format!("kcp-go-peer-{}", std::process::id()));
     let built = std::process::Command::new("go")
@@ -146,7 +201,14 @@ fn start_kcp_go(server: SocketAddr) -> Result<Child, Box<dyn Error>> {
         return Err("the kcp-go client could not be built".into());
     }
     let child = Command::new(&program)
-        .args(["-stream", "chat", &server.to_string()])
+        .arg("-stream")
+        .args(options.key.iter().map(|key| format!("-key={}", key.hex)))
+        .args(
+            options
+                .fec
+                .map(|fec| format!("-shards={},{}", fec.data(), fec.parity())),
+        )
+        .args(["chat", &server.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)

@@ -3,6 +3,7 @@
 //!
 //!     cargo run --release --example rudp_transfer
 //!     cargo run --release --example rudp_transfer -- --file FILE --loss 5 --delay 25ms
+//!     cargo run --release --example rudp_transfer -- --fec 10,3 --encrypt
 //!
 //! | file | what |
 //! |---|---|
@@ -25,8 +26,11 @@ use clap::Parser;
 use options::Options;
 use progress::Progress;
 use slab_net::PacketPool;
+use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+use std::collections::hash_map::RandomState;
 use std::error::Error;
+use std::hash::BuildHasher;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -74,7 +78,15 @@ async fn start(options: &Options) -> Result<Endpoints> {
         .window(options.window, options.window)
         .mtu(options.mtu);
     session.validate()?;
-    let config = EndpointConfig::new(session);
+    let mut config = EndpointConfig::new(session);
+    if let Some(shards) = options.fec {
+        config = config.fec(shards);
+    }
+    if options.encrypt {
+        let made_up = RandomState::new();
+        let key = [1, 2].map(|half| made_up.hash_one(half).to_le_bytes());
+        config = config.aes_gcm(AesGcm::new(key.as_flattened())?);
+    }
     let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
     let (address, counts) = path::open(server.local_addr(), options).await?;
     let client = Connection::connect(address, &pool, config)?;

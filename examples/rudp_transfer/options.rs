@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::Parser;
+use slab_net::rudp::fec::FecShards;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,6 +29,20 @@ pub(crate) struct Options {
     /// The longest datagram, in bytes
     #[arg(long, default_value_t = 1400)]
     pub(crate) mtu: usize,
+    /// Sends so many datagrams of parity to so many of data, and recovers what is lost: 10,3 for example
+    #[arg(long, value_name = "DATA,PARITY", value_parser = shards)]
+    pub(crate) fec: Option<FecShards>,
+    /// Encrypts, with a key made up for this run
+    #[arg(long)]
+    pub(crate) encrypt: bool,
+}
+
+fn shards(text: &str) -> Result<FecShards, String> {
+    let numbers = text
+        .split_once(',')
+        .and_then(|(data, parity)| Some((data.trim().parse().ok()?, parity.trim().parse().ok()?)));
+    let (data, parity) = numbers.ok_or("two numbers such as 10,3 are expected")?;
+    FecShards::new(data, parity).map_err(|error| error.to_string())
 }
 
 fn percent(text: &str) -> Result<f64, String> {
