@@ -82,10 +82,7 @@ impl Chromium {
             .unwrap();
         self.input.write_all(&[0]).unwrap();
         loop {
-            let Ok(mut answer) = self.output.recv_timeout(PATIENCE) else {
-                let log = std::fs::read_to_string(self.directory.join("log")).unwrap_or_default();
-                panic!("no answer from chromium (Debian's package; see ci/page):\n{log}");
-            };
+            let mut answer = self.next();
             if answer["id"].is_null() {
                 self.events.push(answer);
             } else if answer["id"] == self.last_id {
@@ -95,8 +92,27 @@ impl Chromium {
         }
     }
 
+    fn next(&mut self) -> Value {
+        self.output.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+            let log = std::fs::read_to_string(self.directory.join("log")).unwrap_or_default();
+            panic!("no answer from chromium (Debian's package; see ci/page):\n{log}");
+        })
+    }
+
+    /// Goes to a page and waits until it is there.
     pub(crate) fn open(&mut self, address: &str) {
+        let before = self.events.len();
         self.call("Page.navigate", json!({"url": address}));
+        // The load of the page before may still be reported, so: of this one.
+        let is_loaded = |events: &[Value]| {
+            let is_there = |event: &Value| event["params"]["frame"]["url"] == address;
+            let mut since = events.iter().skip_while(|event| !is_there(event));
+            since.any(|event| event["method"] == "Page.loadEventFired")
+        };
+        while !is_loaded(&self.events[before..]) {
+            let event = self.next();
+            self.events.push(event);
+        }
     }
 
     /// The size of the window, and whether the reader likes it `light` or `dark`.
