@@ -89,6 +89,8 @@ impl Inner {
         {
             return false;
         }
+        let chunk_bytes = self.classes.geometry(class).bytes;
+        let _span = tracing::debug_span!("raid", pool = %self.name, chunk_bytes).entered();
         let mut found = false;
         shut_out(&registry, class..class + 1, |class, units| {
             self.depot.put(class, units);
@@ -99,6 +101,7 @@ impl Inner {
 
     /// Brings every free chunk back to its slab.
     pub(crate) fn sweep(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
+        let _span = tracing::debug_span!("sweep", pool = %self.name).entered();
         // Read first: a free that comes later makes the next sweep worth while.
         layer.frees_at_sweep = self.total_frees();
         {
