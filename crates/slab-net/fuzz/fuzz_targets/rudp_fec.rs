@@ -56,7 +56,8 @@ fuzz_target!(|input: &[u8]| {
                 if kind == 7 && shard.len() >= FEC_HEADER_BYTES {
                     // Plausible enough to come far.
                     shard[1..4].fill(0);
-                    shard[4..6].copy_from_slice(&[0xf1 + (shard[4] & 1), 0]);
+                    shard[4] = 0xf1 + (shard[4] & 1);
+                    shard[5] = 0;
                     let size = (shard.len() - 6) as u16;
                     shard[6..8].copy_from_slice(&size.to_le_bytes());
                 }
