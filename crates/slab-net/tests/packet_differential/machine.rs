@@ -57,6 +57,9 @@ pub(crate) static THAWED: AtomicU64 = AtomicU64::new(0);
 pub(crate) static COMPACTED: AtomicU64 = AtomicU64::new(0);
 
 const STATIC: &[u8] = b"bytes that live for ever, and belong to nobody";
+/// What doubles a buffer leaves those alone that are longer, in bytes: twenty doublings in a program
+/// would take all memory there is, and find nothing that a megabyte does not.
+const DOUBLED: usize = 1 << 20;
 
 /// A pool of two slabs for four classes: two classes always go without.
 fn tiny() -> slab_net::PacketPoolBuilder {
@@ -207,15 +210,19 @@ impl Machine {
                     return;
                 };
                 self.with_mut(s, |a, b| {
-                    a.extend([p.clone(), p]);
-                    b.extend([q.clone(), q]);
+                    if a.len() + p.len() <= DOUBLED {
+                        a.extend([p.clone(), p]);
+                        b.extend([q.clone(), q]);
+                    }
                 })
             }
             Op::ExtendWithin(s, from, to) => self.with_mut(s, |a, b| {
-                both(
-                    || a.extend_from_within((from, to)),
-                    || b.extend_from_within((from, to)),
-                );
+                if a.len() <= DOUBLED {
+                    both(
+                        || a.extend_from_within((from, to)),
+                        || b.extend_from_within((from, to)),
+                    );
+                }
             }),
             Op::PutChain(s, v, w) => self.with_mut(s, |a, b| {
                 a.put(Buf::chain(&v[..], &w[..]));
