@@ -126,7 +126,8 @@ impl Guard {
         self.intent.store(OUTSIDE, Ordering::Release);
     }
 
-    /// The way in for as many changes as the owner likes; right on systems without `membarrier` too. `false` if the gate is shut; after `true` comes exactly one
+    /// The way in for as many changes as the owner likes; right on systems without `membarrier`
+    /// too. `false` if the gate is shut; after `true` comes exactly one
     /// [`leave_slow`](Self::leave_slow), and nothing in between may wait for a taker.
     pub(crate) fn enter_slow(&self) -> bool {
         self.intent.store(INSIDE, Ordering::Relaxed);

@@ -3,12 +3,14 @@
 //! `CURRENT` is what the fast path reads: a small direct-mapped table in a `const` thread-local
 //! without a destructor, so that reading it is one access relative to the thread pointer.
 //! `OWNED` holds all caches of the thread and has the destructor; it is touched when a thread
-//! first meets a pool, when two of its pools collide in `CURRENT`, and at thread exit.
+//! first meets a pool, when two of its pools collide in `CURRENT`, when magazine and depot have
+//! nothing, and at thread exit.
 //!
 //! In `CURRENT` a pool is named by its address. Another pool may lie there later, and the entry
 //! then matches it: harmless, because a pool that closes raises the gates of all its magazines for
-//! ever, so the stale cache refuses, and the slow path, where pools are named by an id that is
-//! never used again, puts the right cache in its place.
+//! ever (of those that no class has too: the other pool may have more classes), so the stale cache
+//! refuses. The slow paths begin with the same look, and if that gives nothing go to `OWNED`, where
+//! pools are named by an id that is never used again; that puts the right cache in its place.
 
 use crate::inner::{Handle, Inner};
 use crate::sync::thread_local;

@@ -9,7 +9,7 @@ use crate::sync::Ordering;
 use arrayvec::ArrayVec;
 
 /// Calls `copy` with `units` in pieces of a few fixed lengths, so that copying one is a handful of
-/// moves instead of a call of `memcpy`: for batches of 32, 0.31 ns a chunk instead of 0.44.
+/// moves instead of a call of `memcpy`, which took a third longer for batches of 32.
 #[cfg(not(loom))]
 #[inline(always)]
 fn in_pieces(units: &[u32], mut copy: impl FnMut(&[u32])) {

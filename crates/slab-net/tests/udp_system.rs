@@ -8,7 +8,7 @@ use futures_util::SinkExt;
 use slab_net::PacketPool;
 use slab_net::udp::{Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -23,8 +23,8 @@ fn pool() -> PacketPool {
 /// Runs in a thread of its own, whose end gives back what it changed about itself.
 fn apart<F: Future<Output = ()> + 'static>(prepare: fn() -> io::Result<()>, test: fn() -> F) {
     let run = move || {
-        if prepare().is_err() {
-            return;
+        if let Err(why) = prepare() {
+            return skipped("this thread's system cannot be changed", &why);
         }
         tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -33,6 +33,11 @@ fn apart<F: Future<Output = ()> + 'static>(prepare: fn() -> io::Result<()>, test
             .block_on(test());
     };
     std::thread::spawn(run).join().unwrap();
+}
+
+/// Not by `eprintln!`, which the test harness keeps to itself.
+fn skipped(what: &str, why: &io::Error) {
+    let _ = writeln!(io::stderr(), "skipped: {what}: {why}");
 }
 
 fn checked(result: i32) -> io::Result<()> {
@@ -277,8 +282,9 @@ async fn does_wait<T: std::fmt::Debug>(future: &mut (impl Future<Output = T> + U
 #[test]
 fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
     async fn test() {
-        let Ok(mut tap) = Tap::open() else {
-            return;
+        let mut tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
         };
         let pool = pool();
         let receiver = UdpReceiver::builder(&pool)
@@ -328,8 +334,9 @@ fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
 #[test]
 fn a_datagram_above_the_mtu_is_too_large_and_those_before_it_are_sent() {
     async fn test() {
-        let Ok(mut tap) = Tap::open() else {
-            return;
+        let mut tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
         };
         tap.answer_arp();
         let sender = UdpSender::bind((Tap::OURS, 0).into()).unwrap();
