@@ -84,10 +84,14 @@ impl SlabPool {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
         let place = self.class_for(len)?;
-        match self.try_alloc_cached(place) {
-            Some(chunk) => Ok(chunk),
-            None => self.alloc_slow(place, CallSite::here()),
-        }
+        let unit = match self.try_pop(place) {
+            Some(unit) => unit,
+            None => self.alloc_slow(place, CallSite::here())?,
+        };
+        // Made here for both ways: a handle that the slow one made would come through memory, and
+        // the compiler could not go on with what it knows of this one.
+        // SAFETY: the unit was just taken out of the pool's free chunks of this class.
+        Ok(unsafe { Chunk::at(self.inner, place, unit) })
     }
 
     /// As [`try_alloc`](Self::try_alloc), but waits while the pool is at its cap. Needs no
@@ -168,20 +172,23 @@ impl SlabPool {
 
     /// The allocation fast path: a pop from this thread's magazine.
     #[inline(always)]
-    pub(crate) fn try_alloc_cached(&self, place: Place) -> Option<Chunk> {
-        let unit = local::with_current(self.inner.as_ptr(), |cache| {
+    pub(crate) fn try_pop(&self, place: Place) -> Option<u32> {
+        local::with_current(self.inner.as_ptr(), |cache| {
             cache.magazine_at(place).try_pop()
-        })?;
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) fn try_alloc_cached(&self, place: Place) -> Option<Chunk> {
+        let unit = self.try_pop(place)?;
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
         Some(unsafe { Chunk::at(self.inner, place, unit) })
     }
 
     #[cold]
     #[inline(never)]
-    fn alloc_slow(&self, place: Place, call_site: CallSite) -> Result<Chunk, AllocError> {
-        let unit = self.inner().alloc_slow(place.class(), call_site)?;
-        // SAFETY: as in `try_alloc_cached`.
-        Ok(unsafe { Chunk::at(self.inner, place, unit) })
+    fn alloc_slow(&self, place: Place, call_site: CallSite) -> Result<u32, AllocError> {
+        self.inner().alloc_slow(place.class(), call_site)
     }
 
     /// The name given to the builder.
