@@ -58,11 +58,12 @@ async fn overload(queued_batches: usize) -> (Counts, PacketPool) {
     let _ = stop.send(());
     receiver.await.unwrap();
 
-    let mut consumed = 0;
+    let (mut consumed, mut consumed_bytes) = (0, 0);
     while let Some(batch) = batches.recv().await {
         for packet in batch.into_packets() {
             assert_eq!(packet.len(), PAYLOAD);
             consumed += 1;
+            consumed_bytes += packet.len() as u64;
         }
     }
     let (socket, queue) = (monitor.stats(), queued.stats());
@@ -74,6 +75,9 @@ async fn overload(queued_batches: usize) -> (Counts, PacketPool) {
         no_memory: socket.dropped_no_memory,
         queue_full: queue.dropped_queue_full,
         dropped: socket.dropped() + queue.dropped(),
+        received_bytes: socket.received_bytes,
+        consumed_bytes,
+        dropped_bytes: socket.dropped_bytes() + queue.dropped_bytes(),
     };
     (counts, pool)
 }
@@ -87,12 +91,17 @@ struct Counts {
     no_memory: u64,
     queue_full: u64,
     dropped: u64,
+    received_bytes: u64,
+    consumed_bytes: u64,
+    dropped_bytes: u64,
 }
 
 impl Counts {
     fn check(&self, pool: &PacketPool) {
         assert!(self.most_committed <= CAP, "{self:?}");
         assert_eq!(self.received, self.consumed + self.dropped, "{self:?}");
+        let somewhere = self.consumed_bytes + self.dropped_bytes;
+        assert_eq!(self.received_bytes, somewhere, "{self:?}");
         assert_eq!(pool.slab().stats().in_use(), 0, "{self:?}");
         assert!(pool.slab().stats().committed_bytes <= CAP);
         assert_eq!(pool.packet_stats().heap_fallbacks, 0);

@@ -67,11 +67,16 @@ async fn drop_newest_keeps_what_is_queued() {
     let stats = sender.monitor().stats();
     assert_eq!((stats.datagrams, stats.capacity_batches), (4, 4));
     assert_eq!((stats.enqueued, stats.dropped_queue_full), (4, 6));
+    // Each is a number of eight bytes.
+    assert_eq!((stats.bytes, stats.enqueued_bytes), (4 * 8, 4 * 8));
+    assert_eq!(stats.dropped_queue_full_bytes, 6 * 8);
     assert_eq!(source.in_use(), 4, "what is dropped is free at once");
     assert_eq!(drain(&receiver), [0, 1, 2, 3]);
     let stats = sender.monitor().stats();
     assert_eq!((stats.delivered, stats.datagrams), (4, 0));
     assert_eq!(stats.delivered + stats.dropped(), 10);
+    assert_eq!((stats.delivered_bytes, stats.bytes), (4 * 8, 0));
+    assert_eq!(stats.delivered_bytes + stats.dropped_bytes(), 10 * 8);
     assert_eq!(source.in_use(), 0);
 }
 
@@ -85,6 +90,7 @@ async fn drop_oldest_keeps_what_is_recent() {
     let stats = sender.monitor().stats();
     assert_eq!((stats.datagrams, stats.enqueued), (4, 10));
     assert_eq!((stats.dropped_policy, stats.dropped_queue_full), (6, 0));
+    assert_eq!((stats.dropped_policy_bytes, stats.bytes), (6 * 8, 4 * 8));
     assert_eq!(source.in_use(), 4);
     assert_eq!(drain(&receiver), [6, 7, 8, 9]);
     let stats = sender.monitor().stats();
@@ -117,6 +123,7 @@ async fn wait_waits_for_room_and_drops_nothing() {
     drop(waiting);
     let stats = sender.monitor().stats();
     assert_eq!((stats.dropped_closed, stats.dropped()), (1, 1));
+    assert_eq!((stats.dropped_closed_bytes, stats.dropped_bytes()), (8, 8));
     assert_eq!((stats.delivered, stats.datagrams), (3, 2));
     assert_eq!(source.in_use(), 2);
 }

@@ -137,4 +137,10 @@ async fn a_cut_datagram_is_counted_and_what_nobody_took_is_too() {
     drop(receiver);
     let stats = monitor.stats();
     assert_eq!(stats.received_datagrams, 3 + 1 + stats.dropped_closed);
+    assert_eq!(
+        stats.dropped_closed_bytes, stats.dropped_closed,
+        "a byte each"
+    );
+    let delivered = stats.received_bytes - stats.dropped_bytes();
+    assert_eq!(delivered, 100 + 99 + 1);
 }

@@ -57,6 +57,13 @@ async fn what_finds_no_memory_is_counted_and_then_it_goes_on() {
             assert_eq!(stats.dropped_no_memory, round * 7);
             assert_eq!(stats.dropped(), round * 7);
             assert_eq!(stats.received_bytes, round * 5008);
+            assert_eq!(stats.dropped_no_memory_bytes, round * 5003);
+            assert_eq!(stats.dropped_bytes(), round * 5003);
+            // The one that is delivered each time, in a chunk of its own.
+            assert_eq!(
+                stats.received_chunk_bytes,
+                round * batch.pinned_bytes() as u64
+            );
         }
         drop(receiver);
         assert_eq!(pool.slab().stats().in_use(), 0);
@@ -88,6 +95,8 @@ async fn a_flood_into_a_full_pool_stays_at_the_cap_and_adds_up() {
         kept.push(batch);
     }
     let delivered: u64 = kept.iter().map(|batch| batch.datagrams() as u64).sum();
+    let bytes: u64 = kept.iter().map(|batch| batch.contents().len() as u64).sum();
+    let chunks: u64 = kept.iter().map(|batch| batch.pinned_bytes() as u64).sum();
     let stats = monitor.stats();
     assert_eq!(stats.received_datagrams, 40 * 54);
     assert!(stats.dropped_no_memory > 0);
@@ -95,6 +104,8 @@ async fn a_flood_into_a_full_pool_stays_at_the_cap_and_adds_up() {
         delivered + stats.dropped_no_memory,
         stats.received_datagrams
     );
+    assert_eq!(bytes + stats.dropped_no_memory_bytes, stats.received_bytes);
+    assert_eq!(chunks, stats.received_chunk_bytes);
     assert!(pool.slab().stats().committed_bytes <= pool.slab().max_memory());
     assert!(
         kept.iter()

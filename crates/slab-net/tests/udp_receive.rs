@@ -151,6 +151,9 @@ async fn a_cut_datagram_is_counted_and_never_delivered() {
     assert_eq!(stats.received_datagrams, 10);
     assert_eq!(stats.dropped_truncated, 6);
     assert_eq!(stats.dropped(), 6);
+    let delivered: usize = lens.iter().sum();
+    let rest = stats.received_bytes - stats.dropped_truncated_bytes;
+    assert_eq!(rest, delivered as u64);
     drop(receiver);
     assert_eq!(pool.slab().stats().in_use(), 0);
 }

@@ -9,10 +9,10 @@
 use super::gate::Gate;
 use super::lanes::{Lanes, Priority, Pushed};
 use super::stats::{QueueCounters, QueueMonitor};
-use crate::udp::{DropEpisode, PacketBatch};
+use crate::udp::{Amount, DropEpisode, PacketBatch};
 use core::fmt;
 use core::num::NonZeroUsize;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 
@@ -124,18 +124,18 @@ struct Shared {
 }
 
 impl Shared {
-    /// Does with a batch what the policy says, and returns how many datagrams entered; gives it
+    /// Does with a batch what the policy says, and returns how much entered, if it did; gives it
     /// back if there is to be waited for room. What enters is to be [announced](Self::entered).
     #[inline]
-    fn offer(&self, batch: PacketBatch) -> Result<u64, PacketBatch> {
-        let datagrams = batch.datagrams() as u64;
+    fn offer(&self, batch: PacketBatch) -> Result<Option<Amount>, PacketBatch> {
+        let amount = batch.amount();
         match &self.store {
             Store::Fifo(batches, Overflow::Wait) => batches.push(batch)?,
             Store::Fifo(batches, Overflow::DropNewest) => match batches.push(batch) {
                 Ok(()) => self.overflowing.all_well(),
                 Err(batch) => {
                     self.full(batch);
-                    return Ok(0);
+                    return Ok(None);
                 }
             },
             Store::Fifo(batches, Overflow::DropOldest) => match batches.force_push(batch) {
@@ -147,35 +147,35 @@ impl Shared {
                 Pushed::InsteadOf(other) => self.evicted(other),
                 Pushed::Refused(batch) => {
                     self.full(batch);
-                    return Ok(0);
+                    return Ok(None);
                 }
             },
         }
-        Ok(datagrams)
+        Ok(Some(amount))
     }
 
     /// There was no room for a batch that arrived.
     fn full(&self, batch: PacketBatch) {
-        let datagrams = batch.datagrams() as u64;
+        let amount = batch.amount();
         drop(batch);
-        add(&self.counters.producers.full, datagrams);
-        self.overflowing.dropped(datagrams);
+        self.counters.producers.full.add(amount);
+        self.overflowing.dropped(amount.datagrams);
     }
 
     /// A queued batch made room for another.
     fn evicted(&self, batch: PacketBatch) {
-        let datagrams = batch.datagrams() as u64;
+        let amount = batch.amount();
         drop(batch);
-        add(&self.counters.producers.evicted, datagrams);
-        self.overflowing.dropped(datagrams);
+        self.counters.producers.evicted.add(amount);
+        self.overflowing.dropped(amount.datagrams);
     }
 
-    /// So many batches went in, with so many datagrams.
-    fn entered(&self, batches: usize, datagrams: u64) {
+    /// So many batches went in, with so much in them.
+    fn entered(&self, batches: usize, amount: Amount) {
         if batches == 0 {
             return;
         }
-        add(&self.counters.producers.enqueued, datagrams);
+        self.counters.producers.enqueued.add(amount);
         if self.receivers.load(Ordering::SeqCst) == 0 {
             // The last receiver emptied the queue after it had set the counter to zero. Of its
             // look at the queue and our push one came first: it has dropped our batch, or we see
@@ -188,7 +188,7 @@ impl Shared {
     /// Drops all that is queued: nobody is left to deliver it to.
     fn abandon(&self) {
         while let Some(batch) = self.take() {
-            add(&self.counters.producers.abandoned, batch.datagrams() as u64);
+            self.counters.producers.abandoned.add(batch.amount());
         }
     }
 
@@ -201,44 +201,40 @@ impl Shared {
 
     fn pop(&self) -> Option<PacketBatch> {
         let batch = self.take()?;
-        self.left(1, batch.datagrams() as u64);
+        self.left(1, batch.amount());
         Some(batch)
     }
 
     /// Moves up to `limit` batches to `out`, and returns how many if there are any.
     fn pop_many(&self, out: &mut Vec<PacketBatch>, limit: usize) -> Option<usize> {
-        let (mut count, mut datagrams) = (0, 0);
+        let (mut count, mut amount) = (0, Amount::default());
         while count < limit {
             let Some(batch) = self.take() else {
                 break;
             };
-            datagrams += batch.datagrams() as u64;
+            amount += batch.amount();
             out.push(batch);
             count += 1;
         }
-        self.left(count, datagrams);
+        self.left(count, amount);
         (count > 0).then_some(count)
     }
 
-    /// So many batches are with a consumer now, with so many datagrams.
-    fn left(&self, batches: usize, datagrams: u64) {
+    /// So many batches are with a consumer now, with so much in them.
+    fn left(&self, batches: usize, amount: Amount) {
         if batches == 0 {
             return;
         }
-        add(&self.counters.consumers.delivered, datagrams);
+        self.counters.consumers.delivered.add(amount);
         if matches!(self.store, Store::Fifo(_, Overflow::Wait)) {
             self.room.open(batches);
         }
     }
 
     fn refuse(&self, batch: PacketBatch) -> QueueClosed {
-        add(&self.counters.producers.refused, batch.datagrams() as u64);
+        self.counters.producers.refused.add(batch.amount());
         QueueClosed
     }
-}
-
-fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
 }
 
 /// All receivers are gone. The batch that was sent is dropped and counted as `closed`.
@@ -275,9 +271,9 @@ impl QueueSender {
             return Err(shared.refuse(batch));
         }
         match shared.offer(batch) {
-            Ok(0) => Ok(()),
-            Ok(datagrams) => {
-                shared.entered(1, datagrams);
+            Ok(None) => Ok(()),
+            Ok(Some(amount)) => {
+                shared.entered(1, amount);
                 Ok(())
             }
             Err(batch) => self.send_when_room(batch).await,
@@ -326,13 +322,13 @@ impl QueueSender {
             return Err(QueueClosed);
         }
         loop {
-            let (mut count, mut datagrams, mut no_room) = (0, 0, None);
+            let (mut count, mut amount, mut no_room) = (0, Amount::default(), None);
             for batch in &mut rest.batches {
                 match shared.offer(batch) {
-                    Ok(0) => {}
-                    Ok(entered) => {
+                    Ok(None) => {}
+                    Ok(Some(entered)) => {
                         count += 1;
-                        datagrams += entered;
+                        amount += entered;
                     }
                     Err(batch) => {
                         no_room = Some(batch);
@@ -340,7 +336,7 @@ impl QueueSender {
                     }
                 }
             }
-            shared.entered(count, datagrams);
+            shared.entered(count, amount);
             match no_room {
                 None => return Ok(()),
                 Some(batch) => self.send_when_room(batch).await?,
@@ -400,8 +396,10 @@ impl Waiting<'_> {
             return Some(Err(QueueClosed));
         }
         match self.shared.offer(self.batch.take()?) {
-            Ok(datagrams) => {
-                self.shared.entered(1, datagrams);
+            Ok(entered) => {
+                if let Some(amount) = entered {
+                    self.shared.entered(1, amount);
+                }
                 Some(Ok(()))
             }
             Err(batch) => {

@@ -1,30 +1,43 @@
-//! What a queue did so far, in datagrams: a batch counts as many as it holds.
+//! What a queue did so far, in datagrams and in bytes of their payload: a batch counts as many as it
+//! holds.
 
+use crate::udp::Tally;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A snapshot of one queue's counters, in datagrams since the queue was made unless the name says
 /// otherwise.
 ///
 /// Whenever nobody is in the middle of a send or a receive, everything that was ever offered to
-/// the queue is `delivered + datagrams + dropped()`, exactly.
+/// the queue is `delivered + datagrams + dropped()`, exactly, and the same in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueStats {
     /// Datagrams that wait in the queue now.
     pub datagrams: u64,
+    /// Bytes of payload in these.
+    pub bytes: u64,
     /// How many batches the queue holds at most.
     pub capacity_batches: u64,
     /// Datagrams that entered the queue.
     pub enqueued: u64,
+    /// Bytes of payload in these.
+    pub enqueued_bytes: u64,
     /// Datagrams that consumers took out.
     pub delivered: u64,
+    /// Bytes of payload in these.
+    pub delivered_bytes: u64,
     /// Arriving datagrams that found the queue full and were dropped.
     pub dropped_queue_full: u64,
+    /// Bytes of payload in these.
+    pub dropped_queue_full_bytes: u64,
     /// Queued datagrams that the overflow policy gave up to make room for newer ones.
     pub dropped_policy: u64,
+    /// Bytes of payload in these.
+    pub dropped_policy_bytes: u64,
     /// Datagrams that no consumer was left for, or whose sending was cancelled while it waited.
     pub dropped_closed: u64,
+    /// Bytes of payload in these.
+    pub dropped_closed_bytes: u64,
 }
 
 impl QueueStats {
@@ -32,6 +45,12 @@ impl QueueStats {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped_queue_full + self.dropped_policy + self.dropped_closed
+    }
+
+    /// Bytes of payload in these.
+    #[must_use]
+    pub fn dropped_bytes(&self) -> u64 {
+        self.dropped_queue_full_bytes + self.dropped_policy_bytes + self.dropped_closed_bytes
     }
 }
 
@@ -53,21 +72,29 @@ impl QueueMonitor {
     #[must_use]
     pub fn stats(&self) -> QueueStats {
         let c = &*self.counters;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let delivered = read(&c.consumers.delivered);
-        let dropped_policy = read(&c.producers.evicted);
-        let abandoned = read(&c.producers.abandoned);
-        let enqueued = read(&c.producers.enqueued);
+        let delivered = c.consumers.delivered.read();
+        let policy = c.producers.evicted.read();
+        let abandoned = c.producers.abandoned.read();
+        let enqueued = c.producers.enqueued.read();
+        let full = c.producers.full.read();
+        // A consumer may count a batch before its producer has: then the difference is below zero
+        // for a moment.
+        let queued = enqueued - (delivered + policy + abandoned);
+        let closed = abandoned + c.producers.refused.read();
         QueueStats {
-            // A consumer may count a batch before its producer has: then the difference is below
-            // zero for a moment.
-            datagrams: enqueued.saturating_sub(delivered + dropped_policy + abandoned),
+            datagrams: queued.datagrams,
+            bytes: queued.bytes,
             capacity_batches: c.capacity_batches,
-            enqueued,
-            delivered,
-            dropped_queue_full: read(&c.producers.full),
-            dropped_policy,
-            dropped_closed: abandoned + read(&c.producers.refused),
+            enqueued: enqueued.datagrams,
+            enqueued_bytes: enqueued.bytes,
+            delivered: delivered.datagrams,
+            delivered_bytes: delivered.bytes,
+            dropped_queue_full: full.datagrams,
+            dropped_queue_full_bytes: full.bytes,
+            dropped_policy: policy.datagrams,
+            dropped_policy_bytes: policy.bytes,
+            dropped_closed: closed.datagrams,
+            dropped_closed_bytes: closed.bytes,
         }
     }
 }
@@ -83,19 +110,19 @@ pub(crate) struct QueueCounters {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct ProducerCounters {
-    pub(crate) enqueued: AtomicU64,
+    pub(crate) enqueued: Tally,
     /// Arrived when the queue was full, and dropped.
-    pub(crate) full: AtomicU64,
+    pub(crate) full: Tally,
     /// Taken out of the queue again to make room.
-    pub(crate) evicted: AtomicU64,
+    pub(crate) evicted: Tally,
     /// Still queued when the last consumer went.
-    pub(crate) abandoned: AtomicU64,
+    pub(crate) abandoned: Tally,
     /// Never entered the queue: nobody to deliver to, or the sending was cancelled.
-    pub(crate) refused: AtomicU64,
+    pub(crate) refused: Tally,
 }
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct ConsumerCounters {
-    pub(crate) delivered: AtomicU64,
+    pub(crate) delivered: Tally,
 }

@@ -1,6 +1,7 @@
 //! [`PacketBatch`]: the unit that travels from the socket to whoever consumes it.
 
 use super::datagram::{Datagram, Metadata};
+use super::tally::Amount;
 use super::transmit::Transmit;
 use crate::packet::Packet;
 use bytes::Bytes;
@@ -58,6 +59,12 @@ impl PacketBatch {
     #[must_use]
     pub fn datagrams(&self) -> usize {
         segments(self.len as usize, self.stride as usize)
+    }
+
+    /// What it counts as.
+    #[inline]
+    pub(crate) fn amount(&self) -> Amount {
+        Amount::new(self.datagrams() as u64, self.len.into())
     }
 
     /// All payloads, one behind the other.

@@ -11,8 +11,9 @@ use super::episode::DropEpisode;
 use super::receiver::UdpReceiver;
 use super::sender::UdpSender;
 use super::socket::Socket;
-use super::stats::{SocketMonitor, bump};
+use super::stats::SocketMonitor;
 use super::sys::Received;
+use super::tally::{Amount, bump};
 use arrayvec::ArrayVec;
 use bytes::BytesMut;
 use core::fmt;
@@ -224,18 +225,17 @@ impl BytesMutReceiver {
             true => (offered * 2).min(MAX_SLOTS),
             false => (read + 1).min(MAX_SLOTS),
         };
-        let (mut datagrams, mut bytes) = (0, 0);
+        let mut all = Amount::default();
         for (index, buffer) in self.slots.take().into_iter().enumerate() {
             if index >= read {
                 self.slots.push(buffer);
                 continue;
             }
             let received = self.received[index];
-            datagrams += segments(received.len, received.stride) as u64;
-            bytes += received.len as u64;
+            all += received.amount();
             self.cut(buffer, &received);
         }
-        self.count(socket, read, datagrams, bytes);
+        self.count(socket, read, all);
         self.no_memory.all_well();
         Ok(())
     }
@@ -244,7 +244,7 @@ impl BytesMutReceiver {
     fn cut(&mut self, mut buffer: BytesMut, received: &Received) {
         let (len, counters) = (received.len, &self.socket.counters.receive);
         if received.meta.truncated {
-            bump(&counters.truncated, 1);
+            counters.truncated.bump(received.amount());
             self.truncated.dropped(1);
             self.ring.put(buffer);
             return;
@@ -282,10 +282,9 @@ impl BytesMutReceiver {
         Some(copy)
     }
 
-    fn count(&self, socket: &Socket, read: usize, datagrams: u64, bytes: u64) {
+    fn count(&self, socket: &Socket, read: usize, all: Amount) {
         let counters = &socket.counters.receive;
-        bump(&counters.datagrams, datagrams);
-        bump(&counters.bytes, bytes);
+        counters.received.bump(all);
         bump(&counters.calls, 1);
         let last = read.checked_sub(1).map(|last| &self.received[last]);
         if let Some(counted) = last.and_then(|last| last.kernel_drops) {
@@ -298,14 +297,10 @@ impl BytesMutReceiver {
     fn read_and_drop(&mut self, socket: &Socket) -> io::Result<()> {
         for _ in 0..DRAIN_CALLS {
             let read = socket.backend.discard(&socket.io, &mut self.received)?;
-            let (mut datagrams, mut bytes) = (0, 0);
-            for received in &self.received[..read] {
-                datagrams += segments(received.len, received.stride) as u64;
-                bytes += received.len as u64;
-            }
-            self.count(socket, read, datagrams, bytes);
-            bump(&socket.counters.receive.no_memory, datagrams);
-            self.no_memory.dropped(datagrams);
+            let all = self.received[..read].iter().map(Received::amount).sum();
+            self.count(socket, read, all);
+            socket.counters.receive.no_memory.bump(all);
+            self.no_memory.dropped(all.datagrams);
         }
         Ok(())
     }
@@ -313,8 +308,12 @@ impl BytesMutReceiver {
 
 impl Drop for BytesMutReceiver {
     fn drop(&mut self) {
-        let left = self.ready.len() as u64;
-        bump(&self.socket.counters.receive.closed, left);
+        let bytes = self
+            .ready
+            .iter()
+            .map(|datagram| datagram.packet.len() as u64);
+        let left = Amount::new(self.ready.len() as u64, bytes.sum());
+        self.socket.counters.receive.closed.bump(left);
     }
 }
 

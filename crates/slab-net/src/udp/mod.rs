@@ -41,7 +41,7 @@
 //! | `sender`, `transmit`, `sink` | the send path: calls, what is sent and how it is cut, a `Sink` |
 //! | `bytes_mut`, `quinn` | for who needs a genuine `BytesMut`; a socket for quinn (feature `quinn`) |
 //! | `sys` | system calls and socket options |
-//! | `stats`, `episode` | counters; log events for drops, once an episode |
+//! | `stats`, `tally`, `episode` | counters; log events for drops, once an episode |
 //! | `error` | what can go wrong |
 
 mod batch;
@@ -61,6 +61,7 @@ mod slots;
 mod socket;
 mod stats;
 mod sys;
+mod tally;
 mod transmit;
 #[cfg(all(target_os = "linux", feature = "io-uring"))]
 mod uring;
@@ -78,4 +79,5 @@ pub use sender::UdpSender;
 pub use shard::Shard;
 pub use sink::{Outgoing, UdpSink};
 pub use stats::{SocketMonitor, SocketStats};
+pub(crate) use tally::{Amount, Tally};
 pub use transmit::Transmit;

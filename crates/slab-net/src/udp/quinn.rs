@@ -1,13 +1,13 @@
 //! [`QuinnSocket`]: our socket under quinn 0.11.
 
-use super::batch::segments;
 use super::builder::Coalescing;
 use super::datagram::{Ecn, Metadata};
 use super::receiver::UdpReceiver;
 use super::sender::UdpSender;
 use super::socket::Socket;
-use super::stats::{ReceiveCounters, SocketMonitor};
+use super::stats::SocketMonitor;
 use super::sys::{MAX_BATCH, Received};
+use super::tally::Amount;
 use super::transmit::Transmit;
 use core::fmt;
 use quinn::udp::{EcnCodepoint, RecvMeta};
@@ -15,7 +15,7 @@ use std::io::{self, IoSliceMut};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 
@@ -95,14 +95,13 @@ impl QuinnSocket {
     /// Tells quinn what was received, and counts it.
     fn report(&self, received: &[Received], metas: &mut [RecvMeta]) {
         let counters = &self.socket.counters.receive;
-        let (mut datagrams, mut bytes) = (0, 0);
+        let mut all = Amount::default();
         for (received, meta) in received.iter().zip(metas) {
-            let count = segments(received.len, received.stride) as u64;
-            datagrams += count;
-            bytes += received.len as u64;
+            let amount = received.amount();
+            all += amount;
             *meta = describe(received);
             if received.meta.truncated {
-                add(&counters.truncated, count);
+                counters.truncated.add(amount);
                 // An empty buffer is no datagram to quinn.
                 meta.len = 0;
             }
@@ -110,19 +109,10 @@ impl QuinnSocket {
                 self.socket.counters.kernel.observe(counted);
             }
         }
-        self.count(counters, datagrams, bytes);
+        // Nothing keeps others from calling `poll_recv` beside quinn's own task.
+        counters.received.add(all);
+        counters.calls.fetch_add(1, Ordering::Relaxed);
     }
-
-    fn count(&self, counters: &ReceiveCounters, datagrams: u64, bytes: u64) {
-        add(&counters.datagrams, datagrams);
-        add(&counters.bytes, bytes);
-        add(&counters.calls, 1);
-    }
-}
-
-/// Nothing keeps others from calling `poll_recv` beside quinn's own task.
-fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
 }
 
 fn describe(received: &Received) -> RecvMeta {

@@ -1,12 +1,13 @@
 //! [`Reader`]: one call to the kernel, and what is made of its answer.
 
-use super::batch::{PacketBatch, segments};
+use super::batch::PacketBatch;
 use super::datagram::Metadata;
 use super::episode::DropEpisode;
 use super::slots::Slots;
 use super::socket::Socket;
-use super::stats::{ReceiveCounters, bump};
+use super::stats::ReceiveCounters;
 use super::sys::Received;
+use super::tally::{Amount, bump};
 use slab_core::{AllocError, Chunk, SlabPool};
 use std::collections::VecDeque;
 use std::io;
@@ -124,43 +125,43 @@ impl Reader {
 
     /// Counts one buffer that was read without a call of ours.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    pub(super) fn count_one(&mut self, received: &Received, datagrams: u64, socket: &Socket) {
+    pub(super) fn count_one(&mut self, received: &Received, socket: &Socket) {
         self.received[0] = *received;
-        self.count(1, datagrams, received.len as u64, socket);
+        self.count(1, received.amount(), socket);
         self.no_memory.all_well();
     }
 
     /// Nobody is left to ask for what is ready: counts it.
     pub(super) fn abandon(&mut self, counters: &ReceiveCounters) {
-        let datagrams = self.ready.drain(..).map(|batch| batch.datagrams() as u64);
-        bump(&counters.closed, datagrams.sum());
+        let left = self.ready.drain(..).map(|batch| batch.amount());
+        counters.closed.bump(left.sum());
     }
 
     /// Makes batches of what the kernel wrote to the first `read` buffers.
     fn take_over(&mut self, read: usize, socket: &Socket) {
         let counters = &socket.counters.receive;
-        let (mut datagrams, mut bytes) = (0, 0);
+        let (mut all, mut chunk_bytes) = (Amount::default(), 0);
         for (slot, received) in self.received[..read].iter().enumerate() {
-            let count = segments(received.len, received.stride) as u64;
-            datagrams += count;
-            bytes += received.len as u64;
-            if received.meta.truncated && !self.keeps_cut(counters, count) {
+            let amount = received.amount();
+            all += amount;
+            if received.meta.truncated && !self.keeps_cut(counters, amount) {
                 continue;
             }
             if let Some(batch) = batch(&self.pool, &mut self.slots, slot, received) {
+                chunk_bytes += batch.pinned_bytes() as u64;
                 self.ready.push_back(batch);
             }
         }
         self.slots.close_gaps();
-        self.count(read, datagrams, bytes, socket);
+        self.count(read, all, socket);
+        bump(&counters.chunk_bytes, chunk_bytes);
         self.no_memory.all_well();
     }
 
     /// Counts what one call read.
-    fn count(&self, read: usize, datagrams: u64, bytes: u64, socket: &Socket) {
+    fn count(&self, read: usize, all: Amount, socket: &Socket) {
         let counters = &socket.counters.receive;
-        bump(&counters.datagrams, datagrams);
-        bump(&counters.bytes, bytes);
+        counters.received.bump(all);
         bump(&counters.calls, 1);
         self.truncated.all_well();
         let last = read.checked_sub(1).map(|last| &self.received[last]);
@@ -175,12 +176,12 @@ impl Reader {
 
     /// A cut datagram: counts it, and says whether it is delivered.
     #[cold]
-    pub(super) fn keeps_cut(&self, counters: &ReceiveCounters, count: u64) -> bool {
-        bump(&counters.truncated, count);
+    pub(super) fn keeps_cut(&self, counters: &ReceiveCounters, amount: Amount) -> bool {
+        counters.truncated.bump(amount);
         if self.deliver_truncated {
-            bump(&counters.truncated_delivered, count);
+            counters.truncated_delivered.bump(amount);
         } else {
-            self.truncated.dropped(count);
+            self.truncated.dropped(amount.datagrams);
         }
         self.deliver_truncated
     }
@@ -193,14 +194,10 @@ impl Reader {
         let counters = &socket.counters.receive;
         for _ in 0..DRAIN_CALLS {
             let read = socket.backend.discard(&socket.io, &mut self.received)?;
-            let (mut datagrams, mut bytes) = (0, 0);
-            for received in &self.received[..read] {
-                datagrams += segments(received.len, received.stride) as u64;
-                bytes += received.len as u64;
-            }
-            self.count(read, datagrams, bytes, socket);
-            bump(&counters.no_memory, datagrams);
-            self.no_memory.dropped(datagrams);
+            let all = self.received[..read].iter().map(Received::amount).sum();
+            self.count(read, all, socket);
+            counters.no_memory.bump(all);
+            self.no_memory.dropped(all.datagrams);
         }
         Ok(())
     }

@@ -1,13 +1,15 @@
 //! What a socket did so far: counters beside the socket, read at any time through a monitor.
 
 use super::sys::Probe;
+use super::tally::Tally;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A snapshot of one socket's counters, all since it was bound.
 ///
 /// `received_datagrams - dropped()` is what the receiver delivered, exactly, once it is dropped;
-/// before that, and between two reads, also what it has read and not been asked for.
+/// before that, and between two reads, also what it has read and not been asked for. The same holds
+/// for `received_bytes - dropped_bytes()`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SocketStats {
@@ -15,6 +17,10 @@ pub struct SocketStats {
     pub received_datagrams: u64,
     /// Bytes of payload in these datagrams, as far as the kernel handed them over.
     pub received_bytes: u64,
+    /// Bytes of the pool's chunks that they came to lie in, but for those dropped: divided by the
+    /// bytes of payload, what it costs that buffers are as large as chunks are. 0 for receivers
+    /// that read into other memory.
+    pub received_chunk_bytes: u64,
     /// Calls to the kernel that returned at least one datagram.
     pub receive_calls: u64,
     /// Datagrams that the kernel took for sending.
@@ -25,10 +31,16 @@ pub struct SocketStats {
     pub send_calls: u64,
     /// Datagrams that were read and dropped because the pool had no chunk for them.
     pub dropped_no_memory: u64,
+    /// Bytes of payload in these, as far as the kernel handed them over.
+    pub dropped_no_memory_bytes: u64,
     /// Datagrams that were longer than their buffer, and dropped because the rest is lost.
     pub dropped_truncated: u64,
+    /// Bytes of payload in these, as far as the kernel handed them over.
+    pub dropped_truncated_bytes: u64,
     /// Datagrams that had been read, but not asked for, when the receiver was dropped.
     pub dropped_closed: u64,
+    /// Bytes of payload in these, as far as the kernel handed them over.
+    pub dropped_closed_bytes: u64,
     /// Datagrams that were longer than their buffer: those dropped, and those delivered because
     /// that was [asked for](crate::udp::UdpReceiverBuilder::deliver_truncated).
     pub truncated_datagrams: u64,
@@ -46,6 +58,12 @@ impl SocketStats {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped_no_memory + self.dropped_truncated + self.dropped_closed
+    }
+
+    /// Bytes of payload in these datagrams, as far as the kernel handed them over.
+    #[must_use]
+    pub fn dropped_bytes(&self) -> u64 {
+        self.dropped_no_memory_bytes + self.dropped_truncated_bytes + self.dropped_closed_bytes
     }
 }
 
@@ -70,19 +88,27 @@ impl SocketMonitor {
     pub fn stats(&self) -> SocketStats {
         let c = &*self.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let delivered = read(&c.receive.truncated_delivered);
-        let truncated = read(&c.receive.truncated);
+        let received = c.receive.received.read();
+        let no_memory = c.receive.no_memory.read();
+        let closed = c.receive.closed.read();
+        let delivered = c.receive.truncated_delivered.read();
+        let truncated = c.receive.truncated.read();
+        let cut_and_dropped = truncated - delivered;
         SocketStats {
-            received_datagrams: read(&c.receive.datagrams),
-            received_bytes: read(&c.receive.bytes),
+            received_datagrams: received.datagrams,
+            received_bytes: received.bytes,
+            received_chunk_bytes: read(&c.receive.chunk_bytes),
             receive_calls: read(&c.receive.calls),
             sent_datagrams: read(&c.send.datagrams),
             sent_bytes: read(&c.send.bytes),
             send_calls: read(&c.send.calls),
-            dropped_no_memory: read(&c.receive.no_memory),
-            dropped_truncated: truncated.saturating_sub(delivered),
-            dropped_closed: read(&c.receive.closed),
-            truncated_datagrams: truncated,
+            dropped_no_memory: no_memory.datagrams,
+            dropped_no_memory_bytes: no_memory.bytes,
+            dropped_truncated: cut_and_dropped.datagrams,
+            dropped_truncated_bytes: cut_and_dropped.bytes,
+            dropped_closed: closed.datagrams,
+            dropped_closed_bytes: closed.bytes,
+            truncated_datagrams: truncated.datagrams,
             kernel_dropped_datagrams: c.kernel.total(),
         }
     }
@@ -100,14 +126,15 @@ pub(crate) struct SocketCounters {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct ReceiveCounters {
-    pub(crate) datagrams: AtomicU64,
-    pub(crate) bytes: AtomicU64,
+    pub(crate) received: Tally,
+    /// Of the chunks in which they were handed on.
+    pub(crate) chunk_bytes: AtomicU64,
     pub(crate) calls: AtomicU64,
-    pub(crate) no_memory: AtomicU64,
+    pub(crate) no_memory: Tally,
     /// Cut, and delivered nevertheless; part of `truncated`.
-    pub(crate) truncated_delivered: AtomicU64,
-    pub(crate) truncated: AtomicU64,
-    pub(crate) closed: AtomicU64,
+    pub(crate) truncated_delivered: Tally,
+    pub(crate) truncated: Tally,
+    pub(crate) closed: Tally,
 }
 
 #[derive(Debug, Default)]
@@ -161,13 +188,9 @@ impl KernelDrops {
     }
 }
 
-/// Adds to a counter that only one thread at a time writes: no read-modify-write needed.
-pub(crate) fn bump(counter: &AtomicU64, n: u64) {
-    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::tally::{Amount, bump};
     use super::*;
 
     #[test]
@@ -175,19 +198,25 @@ mod tests {
         let counters = Arc::new(SocketCounters::default());
         let monitor = SocketMonitor::new(Arc::clone(&counters));
         assert_eq!(monitor.stats(), SocketStats::default());
+        let receive = &counters.receive;
+        let tallies = [
+            &receive.received,
+            &receive.no_memory,
+            &receive.truncated,
+            &receive.truncated_delivered,
+            &receive.closed,
+        ];
+        for (tally, n) in tallies.into_iter().zip([1, 7, 20, 12, 10]) {
+            tally.bump(Amount::new(n, 100 * n));
+        }
         let all = [
-            &counters.receive.datagrams,
-            &counters.receive.bytes,
-            &counters.receive.calls,
+            &receive.chunk_bytes,
+            &receive.calls,
             &counters.send.datagrams,
             &counters.send.bytes,
             &counters.send.calls,
-            &counters.receive.no_memory,
-            &counters.receive.truncated,
-            &counters.receive.truncated_delivered,
-            &counters.receive.closed,
         ];
-        for (counter, n) in all.into_iter().zip([1, 2, 3, 4, 5, 6, 7, 20, 12, 10]) {
+        for (counter, n) in all.into_iter().zip([2, 3, 4, 5, 6]) {
             bump(counter, n);
         }
         assert_eq!(counters.kernel.observe(9), 9);
@@ -197,18 +226,23 @@ mod tests {
             stats,
             SocketStats {
                 received_datagrams: 1,
-                received_bytes: 2,
+                received_bytes: 100,
+                received_chunk_bytes: 2,
                 receive_calls: 3,
                 sent_datagrams: 4,
                 sent_bytes: 5,
                 send_calls: 6,
                 dropped_no_memory: 7,
+                dropped_no_memory_bytes: 700,
                 dropped_truncated: 8,
+                dropped_truncated_bytes: 800,
                 dropped_closed: 10,
+                dropped_closed_bytes: 1000,
                 truncated_datagrams: 20,
                 kernel_dropped_datagrams: 9,
             }
         );
+        assert_eq!(stats.dropped_bytes(), 2500);
         assert_eq!(stats.dropped(), 25);
     }
 

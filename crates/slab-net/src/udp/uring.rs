@@ -7,11 +7,12 @@
 //! are lent. With no chunk to lend the request has ended, and the socket is read by readiness, to
 //! count and drop, until there is memory again.
 
-use super::batch::{PacketBatch, segments};
+use super::batch::PacketBatch;
 use super::reader::Reader;
 use super::socket::Socket;
 use super::sys::Received;
 use super::sys::uring::{Completion, PREFIX, Ring, RingFd, written};
+use super::tally::bump;
 use core::fmt;
 use core::task::{Context, Poll, ready};
 use slab_core::{Chunk, SlabPool};
@@ -181,9 +182,9 @@ impl Ring {
 
     fn deliver(&mut self, chunk: Chunk, received: &Received, socket: &Socket, reader: &mut Reader) {
         let len = received.len;
-        let datagrams = segments(len, received.stride) as u64;
-        reader.count_one(received, datagrams, socket);
-        if received.meta.truncated && !reader.keeps_cut(&socket.counters.receive, datagrams) {
+        let counters = &socket.counters.receive;
+        reader.count_one(received, socket);
+        if received.meta.truncated && !reader.keeps_cut(counters, received.amount()) {
             return self.lend(chunk);
         }
         let payload = written(&chunk, PREFIX + len).get(PREFIX..);
@@ -207,6 +208,7 @@ impl Ring {
                 received.meta,
             )
         };
+        bump(&counters.chunk_bytes, batch.pinned_bytes() as u64);
         reader.ready.push_back(batch);
     }
 }

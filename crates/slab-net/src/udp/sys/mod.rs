@@ -27,7 +27,9 @@ pub(super) use linux::*;
 #[cfg(not(target_os = "linux"))]
 pub(super) use portable::*;
 
+use super::batch::segments;
 use super::datagram::{Ecn, Metadata};
+use super::tally::Amount;
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 
@@ -53,6 +55,14 @@ pub(super) struct Received {
     /// All that the kernel has dropped of this socket's so far (it wraps), as far as it says so.
     pub(super) kernel_drops: Option<u32>,
     pub(super) meta: Metadata,
+}
+
+impl Received {
+    /// What it brought.
+    pub(super) fn amount(&self) -> Amount {
+        let datagrams = segments(self.len, self.stride);
+        Amount::new(datagrams as u64, self.len as u64)
+    }
 }
 
 /// One message to the kernel: a datagram, or several with GSO.
