@@ -180,7 +180,7 @@ pub(crate) struct Depot {
     fresh: AtomicU32,
     empty: Stack,
     full: [Stack; MAX_CLASSES],
-    open: [Mutex<Open>; MAX_CLASSES],
+    pub(crate) open: [Mutex<Open>; MAX_CLASSES],
     /// How many chunks the open batches hold, for the statistics: a lock a class would be most of
     /// what a snapshot costs.
     open_lens: [StatCounter; MAX_CLASSES],

@@ -28,6 +28,7 @@ use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::episode::Episode;
 use crate::error::ConfigError;
+use crate::fork;
 use crate::guard::CLOSED;
 use crate::hardening::Hardening;
 use crate::magazine::Tally;
@@ -248,9 +249,11 @@ impl Inner {
             oversize: Oversize::new(options.max_oversize_memory),
             name: options.name.as_str().into(),
         };
-        Ok(Arc::new_cyclic(|home| Handle {
+        let handle = Arc::new_cyclic(|home| Handle {
             inner: NonNull::from(Box::leak(Box::new(open(home)))),
-        }))
+        });
+        fork::watch(handle.as_ptr());
+        Ok(handle)
     }
 
     /// A handle to this pool, unless its last one is gone.
@@ -407,6 +410,7 @@ impl Inner {
     pub(crate) unsafe fn unmap(this: NonNull<Self>) {
         #[cfg(all(test, any(loom, shuttle)))]
         ENDED.set(ENDED.get() + 1);
+        fork::forget(this);
         // SAFETY: the box was leaked in `open`, and by contract this is its last use.
         drop(unsafe { Box::from_raw(this.as_ptr()) });
     }

@@ -49,6 +49,8 @@ mod episode;
 mod error;
 #[cfg(all(test, not(any(loom, shuttle, miri))))]
 mod faults;
+#[cfg(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri))))]
+mod fork;
 mod free;
 mod guard;
 mod hardening;
@@ -60,6 +62,8 @@ mod local;
 mod magazine;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(not(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri)))))]
+mod no_fork;
 #[cfg(not(feature = "std"))]
 mod no_local;
 #[cfg(not(feature = "std"))]
@@ -88,6 +92,8 @@ mod wait;
 #[cfg(feature = "std")]
 mod wait_times;
 
+#[cfg(not(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri)))))]
+use no_fork as fork;
 #[cfg(not(feature = "std"))]
 use no_local as local;
 #[cfg(not(feature = "std"))]

@@ -37,10 +37,14 @@ use core::ptr::NonNull;
 /// ```
 ///
 /// # Fork
-/// The child of a `fork` may use the pools it inherits if no other thread of the parent was inside
-/// one at that moment; its memory is private, so parent and child go separate ways. In the child of
-/// a process whose other threads use pools, do as POSIX says: nothing but what leads to `exec`.
-/// Another thread's lock, or magazine, would stay taken there for ever.
+/// On Linux the child of a `fork` may use the pools it inherits, whatever other threads were doing:
+/// the thread that forks waits until none is inside. Memory is private, so parent and child go
+/// separate ways. What other threads held or waited for stays theirs, and they are not there: chunks
+/// in their hands are in use for ever in the child. Two things are refused by this sentence only: a
+/// fork while another thread builds the very first pool, and the child's use of pools with
+/// [`Mode::Ring`](crate::Mode::Ring) that other threads were using (it may wait for one of them for
+/// ever). On other systems, and after a bare `clone`, do as POSIX says in the child of a process whose
+/// other threads use pools: nothing but what leads to `exec`.
 #[derive(Clone)]
 pub struct SlabPool {
     /// Saves the fast path the way through `handle`.

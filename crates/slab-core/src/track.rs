@@ -44,7 +44,7 @@ impl fmt::Display for LiveChunk {
 }
 
 #[derive(Debug)]
-struct Record {
+pub(crate) struct Record {
     place: &'static Location<'static>,
     since: Instant,
     class: u8,
@@ -57,7 +57,7 @@ pub(crate) struct Tracker {
     allocs: AtomicU64,
     /// A bit per unit of the arena: the chunk that begins there is in `live`.
     tracked: Table<AtomicU32>,
-    live: Mutex<BTreeMap<u32, Record>>,
+    pub(crate) live: Mutex<BTreeMap<u32, Record>>,
 }
 
 impl Tracker {

@@ -2,8 +2,9 @@
 //! (That the system refuses memory at the n-th request is tested in `src/faults.rs`.)
 #![cfg(all(target_os = "linux", not(miri)))]
 
-use slab_core::{AllocError, Chunk, ConfigError, SizeClasses, SlabPool};
+use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, SlabPool};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
@@ -125,6 +126,8 @@ fn thousands_of_threads_come_and_go() {
     assert_eq!(stats.in_use(), passed.len() as u64 * 10);
     assert_eq!(stats.thread_caches, 0);
     drop(passed);
+    // More threads than there can be caches were here, and there is one to be had.
+    assert_eq!(pool.stats().thread_caches, 1);
     assert_whole(&pool);
 }
 
@@ -163,42 +166,130 @@ fn is_mapped(at: usize) -> bool {
     })
 }
 
-/// The child of a process may use the pools it inherits, as long as no other thread was inside one
-/// at that moment: memory is private, so parent and child go separate ways.
+/// The child of a process may use the pools it inherits: memory is private, so parent and child go
+/// separate ways.
 #[test]
 #[cfg(not(slab_tsan))] // The sanitizer does not support what a forked child does here.
 fn the_child_of_a_fork_has_a_pool_of_its_own() {
     let pool = pool(1 << 20);
     let mut inherited = pool.try_alloc(1024).unwrap();
     inherited.copy_from_slice(b"parent").unwrap();
-    let free = pool.try_alloc(1024).unwrap();
+    let mut chunks = vec![inherited, pool.try_alloc(1024).unwrap()];
+    let status = fork(|| {
+        chunks[0].copy_from_slice(b"child!").unwrap();
+        chunks.pop();
+        // Sweeps, which needs the process-wide barrier in the child too.
+        pool.trim();
+        let all = fill(&pool, 1024);
+        assert!(all.len() > 500);
+        drop(all);
+        drop(fill(&pool, 16384));
+        chunks.clear();
+        assert_eq!(pool.stats().in_use(), 0);
+    });
+    assert_eq!(status, 0, "the child failed");
+    // SAFETY: written above.
+    let bytes = unsafe { std::slice::from_raw_parts(chunks[0].as_ptr().as_ptr(), 6) };
+    assert_eq!(bytes, b"parent");
+    assert_eq!(pool.stats().in_use(), 2);
+    drop(chunks);
+    assert_whole(&pool);
+}
+
+/// Trap: fork while another thread holds a lock (snmalloc's issue 735). Other threads are inside two
+/// pools all the time: in their magazines, the depot, the slabs and the list of caches. Each child can
+/// use both nevertheless; one that hangs is killed, and the test fails.
+#[test]
+#[cfg(not(slab_tsan))] // As above.
+fn fork_while_another_thread_holds_a_lock() {
+    for mode in [Mode::ThreadCached, Mode::DepotOnly, Mode::Locked] {
+        let pools = [0, 1].map(|_| {
+            SlabPool::builder()
+                .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
+                .max_memory(1 << 20)
+                .mode(mode)
+                .build()
+                .unwrap()
+        });
+        let mut inherited = pools[0].try_alloc(1024).unwrap();
+        inherited.copy_from_slice(b"parent").unwrap();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for number in 0..3 {
+                let (pools, done) = (&pools, &done);
+                scope.spawn(move || {
+                    while !done.load(Ordering::Relaxed) {
+                        inside(&pools[number % 2], number);
+                    }
+                });
+            }
+            let failed = (0..12).map(|_| {
+                thread::yield_now();
+                fork(|| {
+                    for pool in &pools {
+                        pool.trim();
+                        // What the threads of the parent hold at the most is a small part.
+                        let mut all = fill(pool, 1024);
+                        assert!(all.len() > 100, "{mode:?}: {}", all.len());
+                        for chunk in &mut all {
+                            chunk.copy_from_slice(&[0xA5; 1024]).unwrap();
+                        }
+                        drop(all);
+                        // Built, used and closed beside them.
+                        drop(fill(&self::pool(1 << 20), 1024));
+                        pool.flush_thread_cache();
+                        assert!(pool.stats().in_use() < 500);
+                    }
+                })
+            });
+            let failed = failed.filter(|&status| status != 0).take(1).count();
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(failed, 0, "{mode:?}: a child failed or hung");
+        });
+        // SAFETY: written above, and nobody but this test has the chunk.
+        let bytes = unsafe { std::slice::from_raw_parts(inherited.as_ptr().as_ptr(), 6) };
+        assert_eq!(bytes, b"parent");
+        drop(inherited);
+        pools.iter().for_each(assert_whole);
+    }
+}
+
+/// One thread is nearly always inside its magazine; the others go through every lock of a pool, with
+/// threads of their own that come and go.
+fn inside(pool: &SlabPool, number: usize) {
+    for _ in 0..1000 {
+        drop(pool.try_alloc(1024));
+    }
+    if number == 0 {
+        return;
+    }
+    let chunks: Vec<_> = (0..100).map_while(|_| pool.try_alloc(1024).ok()).collect();
+    drop(chunks);
+    pool.trim();
+    assert!(pool.stats().max_memory > 0);
+    pool.flush_thread_cache();
+    if number == 2 {
+        let pool = pool.clone();
+        let thread = thread::spawn(move || drop(pool.try_alloc(16384)));
+        thread.join().unwrap();
+    }
+}
+
+/// Runs `f` in a child; returns what `waitpid` says of it.
+fn fork(f: impl FnOnce()) -> i32 {
     // SAFETY: the child only runs code below and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            inherited.copy_from_slice(b"child!").unwrap();
-            drop(free);
-            // Sweeps, which needs the process-wide barrier in the child too.
-            pool.trim();
-            let all = fill(&pool, 1024);
-            assert!(all.len() > 500);
-            drop(all);
-            drop(fill(&pool, 16384));
-            drop(inherited);
-            assert_eq!(pool.stats().in_use(), 0);
-        }));
+        // SAFETY: takes a number only. A child that hangs dies of it.
+        unsafe { libc::alarm(30) };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
         // SAFETY: ends the child at once, without the parent's destructors.
         unsafe { libc::_exit(i32::from(outcome.is_err())) };
     }
     let mut status = -1;
     // SAFETY: waits for the child just made; `status` is a valid place.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!((waited, status), (child, 0), "the child failed");
-    // SAFETY: written above.
-    let bytes = unsafe { std::slice::from_raw_parts(inherited.as_ptr().as_ptr(), 6) };
-    assert_eq!(bytes, b"parent");
-    assert_eq!(pool.stats().in_use(), 2);
-    drop((inherited, free));
-    assert_whole(&pool);
+    assert_eq!(waited, child);
+    status
 }

@@ -1,0 +1,138 @@
+//! What makes a pool whole in the child of a `fork`, whatever other threads were doing to it.
+//!
+//! A fork copies the memory of all threads, and one thread. What another thread held stays held in the
+//! child for ever: a lock, or a guard whose owner stands inside (as in snmalloc's issue 735). So the
+//! thread that forks takes every lock of every pool first and waits until all owners are outside, and
+//! lets go on both sides afterwards, as the C library does for its allocator.
+//!
+//! Ordered as `inner.rs` says; the list of pools comes before all of it. Not covered: slots of a ring
+//! (`Mode::Ring`) that somebody stands between the two steps of, and the moment in which the very
+//! first pool is built. Both stand in `SlabPool`'s documentation.
+
+use crate::depot::Open;
+use crate::guard::SHUT;
+use crate::inner::Inner;
+use crate::magazine::Magazine;
+use crate::reclaim::SlabLayer;
+use crate::registry::Registered;
+use crate::sync::{Mutex, MutexGuard, barrier_is_asymmetric, heavy_barrier};
+#[cfg(feature = "leak-tracking")]
+use crate::track::Record;
+use alloc::vec::Vec;
+use core::cell::RefCell;
+use core::ptr::NonNull;
+#[cfg(feature = "leak-tracking")]
+use std::collections::BTreeMap;
+
+/// Every pool from its start until before it is unmapped.
+static POOLS: Mutex<Pools> = Mutex::new(Pools {
+    watched: Vec::new(),
+    has_handlers: false,
+});
+
+struct Pools {
+    watched: Vec<Watched>,
+    has_handlers: bool,
+}
+
+struct Watched(NonNull<Inner>);
+
+// SAFETY: `Inner` is `Send + Sync`.
+unsafe impl Send for Watched {}
+
+std::thread_local! {
+    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+/// From here on forks heed the pool.
+pub(crate) fn watch(pool: NonNull<Inner>) {
+    let mut pools = POOLS.lock();
+    if !pools.has_handlers {
+        // The system is asked once, by whoever is first; not by two processes at once.
+        barrier_is_asymmetric();
+        // SAFETY: the handlers are functions of this library, which take no arguments and do not
+        // unwind. Without memory for them, forks are what they are without this module.
+        unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+        pools.has_handlers = true;
+    }
+    pools.watched.push(Watched(pool));
+}
+
+/// The pool is about to go.
+pub(crate) fn forget(pool: NonNull<Inner>) {
+    let watched = &mut POOLS.lock().watched;
+    if let Some(at) = watched.iter().position(|known| known.0 == pool) {
+        watched.swap_remove(at);
+    }
+}
+
+/// In the thread that forks. Where its thread-locals are gone already, nothing is held.
+extern "C" fn before() {
+    let _ = HELD.try_with(|held| held.replace(Some(Held::new())));
+}
+
+/// In the same thread, and in its copy in the child.
+extern "C" fn after() {
+    let _ = HELD.try_with(RefCell::take);
+}
+
+/// All pools at rest. The fields go in this order.
+struct Held {
+    _at_rest: Vec<AtRest>,
+    _pools: MutexGuard<'static, Pools>,
+}
+
+impl Held {
+    fn new() -> Self {
+        let pools = POOLS.lock();
+        let at_rest = pools.watched.iter().map(|pool| {
+            // SAFETY: a pool is unmapped only after `forget`, which waits for the lock that goes
+            // after all that is made of this reference.
+            AtRest::new(unsafe { pool.0.as_ref() })
+        });
+        Self {
+            _at_rest: at_rest.collect(),
+            _pools: pools,
+        }
+    }
+}
+
+/// One pool, whose locks are all held and whose owners are all outside. The fields go in this order.
+struct AtRest {
+    #[cfg(feature = "leak-tracking")]
+    _tracked: Option<MutexGuard<'static, BTreeMap<u32, Record>>>,
+    _open: Vec<MutexGuard<'static, Open>>,
+    registry: MutexGuard<'static, Vec<Registered>>,
+    _slabs: MutexGuard<'static, SlabLayer>,
+}
+
+impl AtRest {
+    fn new(pool: &'static Inner) -> Self {
+        let slabs = pool.slabs.lock();
+        let registry = pool.registry.lock();
+        magazines(&registry).for_each(Magazine::shut);
+        heavy_barrier();
+        magazines(&registry).for_each(|magazine| magazine.guard.wait_idle());
+        Self {
+            #[cfg(feature = "leak-tracking")]
+            _tracked: pool.tracker.as_ref().map(|tracker| tracker.live.lock()),
+            _open: pool.depot.open.iter().map(Mutex::lock).collect(),
+            registry,
+            _slabs: slabs,
+        }
+    }
+}
+
+impl Drop for AtRest {
+    fn drop(&mut self) {
+        // In the child too, where most of their owners are gone: what is in there can be had by a
+        // sweep, as before.
+        magazines(&self.registry).for_each(|magazine| magazine.guard.lower(SHUT));
+    }
+}
+
+fn magazines(registry: &[Registered]) -> impl Iterator<Item = &Magazine> {
+    registry
+        .iter()
+        .flat_map(|entry| (0..crate::MAX_CLASSES as u8).map(|class| entry.cache.magazine(class)))
+}
