@@ -12,7 +12,7 @@ const ETHERNET_SEGMENT: usize = 1500 - HEADER_BYTES;
 const MIN_MTU: usize = 64;
 /// What fits into an IPv4 datagram.
 const MAX_MTU: usize = 65507;
-const MAX_WINDOW: u32 = 32768;
+pub(super) const MAX_WINDOW: u32 = 32768;
 
 /// How a session sends when the network, rather than the peer's window, is the limit.
 ///

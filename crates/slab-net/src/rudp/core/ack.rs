@@ -17,12 +17,13 @@ const EVERY: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Acks {
-    delay: Duration,
+    /// In microseconds, and numbers in 32 bits: there are many sessions.
+    delay: u32,
     /// Out of order: `sn` and `ts`, in the order of arrival.
     list: Vec<(u32, u32)>,
     /// How many of the list were sent, while more are to follow.
-    sent: usize,
-    most: usize,
+    sent: u32,
+    most: u32,
     /// The latest in order.
     latest: Option<(u32, u32)>,
     /// In order, since the last acknowledgement.
@@ -36,9 +37,9 @@ pub(super) struct Acks {
 
 impl Acks {
     /// At most `most` out-of-order acknowledgements wait.
-    pub(super) fn new(delay: Duration, most: usize) -> Self {
+    pub(super) fn new(delay: Duration, most: u32) -> Self {
         Self {
-            delay,
+            delay: u32::try_from(delay.as_micros()).unwrap_or(u32::MAX),
             list: Vec::new(),
             sent: 0,
             most,
@@ -55,14 +56,15 @@ impl Acks {
     pub(super) fn in_order(&mut self, sn: u32, ts: u32, now: Time) {
         self.latest = Some((sn, ts));
         self.unacknowledged += 1;
-        let sparse = self.last_sent.is_none_or(|at| now.since(at) >= self.delay);
+        let delay = Duration::from_micros(self.delay.into());
+        let sparse = self.last_sent.is_none_or(|at| now.since(at) >= delay);
         self.last_arrival = Some(now);
         if self.unacknowledged >= EVERY || (sparse && !self.answers) {
             self.due = Some(now);
         } else if self.due.is_none() {
             let delay = match self.answers {
                 true => ANSWER_DELAY,
-                false => self.delay,
+                false => delay,
             };
             self.due = Some(now + delay);
         }
@@ -76,7 +78,7 @@ impl Acks {
 
     /// A segment came ahead of a missing one.
     pub(super) fn out_of_order(&mut self, sn: u32, ts: u32, now: Time) {
-        if self.list.len() < self.most {
+        if self.list.len() < self.most as usize {
             self.list.push((sn, ts));
         }
         self.due = Some(now);
@@ -89,7 +91,7 @@ impl Acks {
 
     /// Is there anything to acknowledge?
     pub(super) fn is_pending(&self) -> bool {
-        self.latest.is_some() || self.sent < self.list.len()
+        self.latest.is_some() || (self.sent as usize) < self.list.len()
     }
 
     /// When they have to be sent.
@@ -100,7 +102,7 @@ impl Acks {
     /// The next to be sent, in the order of arrival: a peer that is told of later ones first would
     /// take the earlier for lost. Those of the list that `una` covers by now are passed over.
     pub(super) fn pop(&mut self, una: u32) -> Option<(u32, u32)> {
-        while let Some(&(sn, ts)) = self.list.get(self.sent) {
+        while let Some(&(sn, ts)) = self.list.get(self.sent as usize) {
             self.sent += 1;
             if !super::sn::before(sn, una) {
                 return Some((sn, ts));

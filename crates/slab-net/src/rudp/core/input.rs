@@ -6,7 +6,7 @@ use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted};
-use super::recovery::{INITIAL_RTO, Verdict};
+use super::recovery::Verdict;
 use super::send::{Cause, State};
 use super::sn::{before, diff};
 use super::{MAX_FRAGMENTS, Phase, Session};
@@ -262,9 +262,11 @@ impl Session {
             return;
         }
         let expected = self.receive.next();
+        self.receive.pause(now, self.round_trip());
+        let place = (sn, self.told_edge);
         let inserted = self
             .receive
-            .insert(sn, header.frg, segment, &self.pool, batch);
+            .insert(place, now, header.frg, segment, &self.pool, batch);
         match inserted {
             Inserted::InOrder => {
                 self.acks.in_order(sn, ts, now);
@@ -346,12 +348,15 @@ impl Session {
         self.finish_if_sent();
     }
 
+    /// How long a round trip takes, as far as is known.
+    fn round_trip(&self) -> Option<Duration> {
+        self.recovery.srtt().max(self.peer.answered_after)
+    }
+
     /// Lets the receive window follow what the path carries.
     fn measure_window(&mut self) {
-        let asked = self.peer.answered_after.unwrap_or_default();
-        let rtt = self.recovery.srtt().unwrap_or_default().max(asked);
-        let rtt = if rtt.is_zero() { INITIAL_RTO } else { rtt };
-        let slow = self.receive.measure(self.now, rtt);
+        let slow = self.receive.measure(self.round_trip());
+        self.consider_telling();
         let again = |at| self.now.since(at) >= ASK_AGAIN;
         if slow && self.peer.asked_at.is_none_or(again) {
             // One that only receives has no other measure of the round trip.

@@ -7,6 +7,7 @@
 //! | `output` | what is to be sent, laid out for as few calls to the kernel as it takes |
 //! | `timers` | when it wants to be looked after, and what happens then |
 //! | `receive` | what was received and not yet read, and the memory promised for it |
+//! | `train` | how fast it comes, which says how large a window is of use |
 //! | `send`, `blocks` | what is to be sent or on its way, and the memory it lies in |
 //! | `recovery`, `congestion` | what is lost, and how much may be on its way |
 //! | `datagrams` | what is sent once and in no order |
@@ -27,6 +28,7 @@ mod recovery;
 mod send;
 mod sn;
 mod timers;
+mod train;
 
 pub use output::Outgoing;
 
@@ -275,7 +277,7 @@ impl Session {
             control: Control::new(config.congestion),
             pacer: Pacer::new(now),
             rate: None,
-            acks: Acks::new(config.ack_delay(), config.recv_window as usize),
+            acks: Acks::new(config.ack_delay(), config.recv_window),
             peer: Peer {
                 edge: first_sent.wrapping_add(DEFAULT_WINDOW),
                 largest_window: DEFAULT_WINDOW,

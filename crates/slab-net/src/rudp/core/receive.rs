@@ -16,13 +16,17 @@
 //! a buffer has are promised anew once all of its segments are read and it is gone; until then
 //! those of the segments already read are `deferred`.
 //!
-//! The window follows the product of bandwidth and delay, within the budget: it is doubled when a
-//! window of segments has come within two round trips, as then it may be what limits the peer, and
-//! left as it is when they took longer (after dynamic right-sizing, Fisk and Feng 2001).
+//! The window follows the product of bandwidth and delay, within the budget: it is to hold twice what
+//! comes in a round trip (dynamic right-sizing, Fisk and Feng 2001). What would come if the window did
+//! not limit the peer is told by [`Train`], so that it opens within a round trip or two instead of
+//! doubling in each.
 
 use super::super::budget::Account;
+use super::super::config::MAX_WINDOW;
 use super::super::time::Time;
+use super::recovery::INITIAL_RTO;
 use super::sn::{Ring, before, diff};
+use super::train::Train;
 use crate::packet::{Packet, PacketPool};
 use core::time::Duration;
 
@@ -55,8 +59,8 @@ struct Buffer {
 
 impl Buffer {
     /// What it takes from the reserve.
-    fn extra(&self, slot: usize) -> usize {
-        (self.bytes as usize).saturating_sub(self.count as usize * slot)
+    fn extra(&self, slot: u32) -> usize {
+        (self.bytes as usize).saturating_sub(self.count as usize * slot as usize)
     }
 }
 
@@ -94,12 +98,10 @@ pub(super) struct ReceiveQueue {
     deferred: u32,
     /// Messages that are here in full, and in order.
     complete: u32,
-    /// New segments of this measurement, and since when.
-    measured: u32,
-    measured_since: Option<Time>,
+    train: Train,
     /// May the window grow with the traffic, or only for a message that would not fit otherwise?
     grows: bool,
-    slot: usize,
+    slot: u32,
     charged: usize,
     buffers: Vec<Buffer>,
     free_buffers: Vec<u32>,
@@ -132,10 +134,9 @@ impl ReceiveQueue {
             extra: 0,
             deferred: 0,
             complete: 0,
-            measured: 0,
-            measured_since: None,
+            train: Train::new(),
             grows: true,
-            slot,
+            slot: slot as u32,
             charged: 0,
             buffers: Vec::new(),
             free_buffers: Vec::new(),
@@ -171,7 +172,7 @@ impl ReceiveQueue {
 
     /// The chunk that the longest segment takes, in bytes.
     pub(super) fn slot(&self) -> usize {
-        self.slot
+        self.slot as usize
     }
 
     /// Messages that can be read.
@@ -204,25 +205,31 @@ impl ReceiveQueue {
         diff(sn, self.next)
     }
 
-    /// Lets the window grow to twice its size, if that is allowed and there is budget for it.
-    fn grow(&mut self) -> bool {
-        let larger = (self.window * 2).min(self.max_window);
-        if larger == self.window {
-            return false;
-        }
-        let more = reservation(larger, self.slot) - reservation(self.window, self.slot);
-        if !self.account.reserve(more) {
+    /// Lets the window grow to `wanted`, if that is allowed, as far as there is budget for it.
+    fn grow(&mut self, wanted: u32) {
+        let mut larger = wanted.min(self.max_window);
+        while larger > self.window {
+            let more = reservation(larger, self.slot()) - reservation(self.window, self.slot());
+            if self.account.reserve(more) {
+                self.window = larger;
+                return;
+            }
             self.refused += 1;
-            return false;
+            larger /= 2;
         }
-        self.window = larger;
-        true
     }
 
-    /// Takes a segment, unless it is here already or beyond the window.
+    /// A segment is about to come: see [`Train::pause`].
+    pub(super) fn pause(&mut self, now: Time, rtt: Option<Duration>) {
+        self.train.pause(now, rtt);
+    }
+
+    /// Takes a segment, unless it is here already or beyond the window. `edge` is the end of the window
+    /// that the peer was last told.
     pub(super) fn insert(
         &mut self,
-        sn: u32,
+        (sn, edge): (u32, u32),
+        now: Time,
         frg: u8,
         packet: Packet,
         pool: &PacketPool,
@@ -250,36 +257,41 @@ impl ReceiveQueue {
             return Inserted::NoMemory;
         };
         *self.ring.at_mut(sn) = Some(held);
-        self.measured += 1;
+        let unread = self.unread();
+        self.train.count(sn, edge, self.window, unread, now);
         self.check();
         if sn != self.next {
             return Inserted::OutOfOrder;
         }
         self.advance();
         if self.is_stuck() {
-            self.grow();
+            self.grow(self.window * 2);
         }
         Inserted::InOrder
     }
 
-    /// To be called after segments were taken: whether the peer fills the window within two round
-    /// trips of `rtt`, which lets it grow. `true` if a window came that took longer, as a round trip
-    /// may by now.
-    pub(super) fn measure(&mut self, now: Time, rtt: Duration) -> bool {
-        if self.measured == 0 {
+    /// To be called after segments were taken: lets the window grow if the path, with round trips of
+    /// `rtt` if they are known, carries more than it holds. `true` if it turns out not to, as far as
+    /// that `rtt` is still right.
+    pub(super) fn measure(&mut self, rtt: Option<Duration>) -> bool {
+        if !self.grows {
             return false;
         }
-        let since = *self.measured_since.get_or_insert(now);
-        if self.measured < self.window {
+        let round = rtt.unwrap_or(INITIAL_RTO).max(SHORTEST_ROUND_TRIP);
+        let Some((carried, caught_up)) = self.train.end(self.window, round) else {
             return false;
+        };
+        let wanted = carried.saturating_mul(2).min(MAX_WINDOW);
+        if wanted <= self.window {
+            return true;
         }
-        let took = now.since(since);
-        (self.measured, self.measured_since) = (0, None);
-        let fast = took <= 2 * rtt.max(SHORTEST_ROUND_TRIP);
-        if fast && self.grows {
-            self.grow();
-        }
-        !fast
+        let doubled = self.window * 2;
+        self.grow(match rtt {
+            Some(_) if caught_up => wanted.next_power_of_two().max(doubled),
+            // How much is not known, or it is not the path that limits.
+            _ => doubled,
+        });
+        false
     }
 
     /// Moves `next` over what is here.
@@ -308,7 +320,7 @@ impl ReceiveQueue {
         } else {
             packet.len() + packet.pinned_bytes()
         };
-        if occupied <= self.slot {
+        if occupied <= self.slot() {
             return Some(self.own(frg, packet, occupied));
         }
         let at = packet.as_ptr().addr();
@@ -325,8 +337,8 @@ impl ReceiveQueue {
                 charge: 0,
             });
         }
-        let promised = self.window as usize * self.slot;
-        if promised + self.extra + (occupied - self.slot) <= self.account.bytes() {
+        let promised = self.window as usize * self.slot();
+        if promised + self.extra + (occupied - self.slot()) <= self.account.bytes() {
             let buffer = self.add_buffer(occupied as u32);
             batch.open = Some((buffer, at, occupied));
             return Some(Held {
@@ -340,7 +352,7 @@ impl ReceiveQueue {
         let copy = pool.try_copy_from_slice(&packet).ok()?;
         let occupied = copy.len() + copy.pinned_bytes();
         self.copied += 1;
-        (occupied <= self.slot).then(|| self.own(frg, copy, occupied))
+        (occupied <= self.slot()).then(|| self.own(frg, copy, occupied))
     }
 
     fn own(&mut self, frg: u8, packet: Packet, bytes: usize) -> Held {
@@ -497,7 +509,7 @@ impl ReceiveQueue {
 
     #[inline]
     fn check(&self) {
-        let promised = self.window as usize * self.slot + self.extra;
+        let promised = self.window as usize * self.slot() + self.extra;
         debug_assert!(
             promised <= self.account.bytes() && self.charged <= promised,
             "more promised than reserved"

@@ -175,7 +175,7 @@ impl Recovery {
 }
 
 /// As far as 32 bits go, which is beyond every time-out.
-fn micros(duration: Duration) -> u32 {
+pub(super) fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 

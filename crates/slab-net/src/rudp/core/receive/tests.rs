@@ -16,9 +16,37 @@ fn queue(window: u32, max: u32) -> (ReceiveQueue, MemoryBudget) {
     (queue, budget)
 }
 
+/// As the session does with a segment that comes at this time.
+fn arrive(queue: &mut ReceiveQueue, sn: u32, edge: u32, now: Time, pool: &PacketPool) {
+    let packet = pool.try_copy_from_slice(&sn.to_le_bytes()).unwrap();
+    queue.pause(now, Some(RTT));
+    queue.insert(
+        (sn, edge),
+        now,
+        0,
+        packet,
+        pool,
+        &mut BatchBuffer::default(),
+    );
+    queue.measure(Some(RTT));
+}
+
+/// The end of the window, which the peer has just been told.
+fn edge(queue: &ReceiveQueue) -> u32 {
+    queue.next().wrapping_add(queue.advertised())
+}
+
 fn put(queue: &mut ReceiveQueue, sn: u32, frg: u8, pool: &PacketPool) -> Inserted {
     let packet = pool.try_copy_from_slice(&sn.to_le_bytes()).unwrap();
-    queue.insert(sn, frg, packet, pool, &mut BatchBuffer::default())
+    let place = (sn, edge(queue));
+    queue.insert(
+        place,
+        Time::ZERO,
+        frg,
+        packet,
+        pool,
+        &mut BatchBuffer::default(),
+    )
 }
 
 #[test]
@@ -50,8 +78,8 @@ fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     let pool = pool();
     let (mut queue, _budget) = queue(4, 16);
     for sn in 0..100 {
-        assert_eq!(put(&mut queue, sn, 0, &pool), Inserted::InOrder);
-        queue.measure(Time::ZERO, RTT);
+        let edge = edge(&queue);
+        arrive(&mut queue, sn, edge, Time::ZERO, &pool);
         queue.pop();
     }
     assert_eq!(queue.window(), 16);
@@ -59,8 +87,8 @@ fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     let tight = MemoryBudget::new(reservation(4, SLOT) + 10);
     let mut queue = ReceiveQueue::new(0, (4, 16), SLOT, tight.account()).unwrap();
     for sn in 0..100 {
-        put(&mut queue, sn, 0, &pool);
-        queue.measure(Time::ZERO, RTT);
+        let edge = edge(&queue);
+        arrive(&mut queue, sn, edge, Time::ZERO, &pool);
         queue.pop();
     }
     assert_eq!(queue.window(), 4);
@@ -76,8 +104,8 @@ fn a_window_follows_bandwidth_times_delay() {
     let mut now = Time::ZERO;
     for sn in 0..10_000 {
         now = now + Duration::from_millis(1);
-        put(&mut queue, sn, 0, &pool);
-        queue.measure(now, RTT);
+        let edge = edge(&queue);
+        arrive(&mut queue, sn, edge, now, &pool);
         queue.pop();
     }
     assert_eq!(
@@ -87,11 +115,40 @@ fn a_window_follows_bandwidth_times_delay() {
     );
     for sn in 10_000..20_000 {
         now = now + Duration::from_micros(100);
-        put(&mut queue, sn, 0, &pool);
-        queue.measure(now, RTT);
+        let edge = edge(&queue);
+        arrive(&mut queue, sn, edge, now, &pool);
         queue.pop();
     }
     assert_eq!(queue.window(), 512);
+}
+
+/// 32 segments in 2 ms, with a round trip of 20 ms: the path carries 320 in one.
+#[test]
+fn one_train_that_uses_the_window_up_tells_what_the_path_carries() {
+    let pool = pool();
+    let train = |used: u32, reads: bool| {
+        let (mut queue, _budget) = queue(32, 1024);
+        // Unread of before.
+        for sn in 0..16 {
+            put(&mut queue, sn, 0, &pool);
+            if reads {
+                queue.pop();
+            }
+        }
+        queue.train = Train::new();
+        let (edge, mut now) = (edge(&queue), Time::ZERO);
+        for sn in 16..16 + used {
+            now = now + Duration::from_micros(62);
+            // One is lost on the way, so that the window stays where it is.
+            if sn != 17 {
+                arrive(&mut queue, sn, edge, now, &pool);
+            }
+        }
+        queue.window()
+    };
+    assert_eq!(train(32, true), 1024, "twice 300, and a power of two");
+    assert_eq!(train(20, true), 32, "the peer had no more");
+    assert_eq!(train(16, false), 32, "nobody reads it");
 }
 
 #[test]
@@ -116,7 +173,7 @@ fn a_message_as_long_as_the_window_does_not_wait_for_a_buffer_that_it_keeps_itse
     for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
         // The first is a message by itself, the others begin one of 256.
         let frg = if sn == 0 { 0 } else { 254 };
-        queue.insert(sn as u32, frg, packet, &pool, &mut batch);
+        queue.insert((sn as u32, 0), Time::ZERO, frg, packet, &pool, &mut batch);
     }
     queue.pop();
     for sn in 40..256 {
@@ -142,7 +199,7 @@ fn a_shared_buffer_is_charged_once_and_given_back_with_its_last_segment() {
     let (mut queue, _budget) = queue(512, 512);
     let mut batch = BatchBuffer::default();
     for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
-        queue.insert(sn as u32, 0, packet, &pool, &mut batch);
+        queue.insert((sn as u32, 0), Time::ZERO, 0, packet, &pool, &mut batch);
     }
     assert_eq!((queue.charged(), queue.copied), (65_536, 0));
     assert_eq!(queue.advertised(), 512 - 40);
@@ -167,7 +224,14 @@ fn one_segment_out_of_each_of_many_buffers_pins_no_more_than_was_reserved() {
     let class = pool.slab().size_classes().sizes().len() - 1;
     for sn in 0..512 {
         let packet = super_buffer(&pool).swap_remove(3);
-        let inserted = queue.insert(sn, 0, packet, &pool, &mut BatchBuffer::default());
+        let inserted = queue.insert(
+            (sn, 0),
+            Time::ZERO,
+            0,
+            packet,
+            &pool,
+            &mut BatchBuffer::default(),
+        );
         assert_eq!(inserted, Inserted::InOrder);
         assert!(queue.charged() <= queue.reserved());
         let held = pool.slab().stats().classes()[class].in_use;
@@ -186,7 +250,7 @@ fn where_the_pool_has_no_chunk_to_copy_to_the_segment_is_not_taken() {
     let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1400).ok()).collect();
     let mut batch = BatchBuffer::default();
     assert_eq!(
-        queue.insert(0, 0, packet, &pool, &mut batch),
+        queue.insert((0, 0), Time::ZERO, 0, packet, &pool, &mut batch),
         Inserted::NoMemory
     );
     assert_eq!((queue.next(), queue.charged()), (0, 0));
