@@ -4,6 +4,7 @@ use crate::inner::Inner;
 use crate::local;
 use crate::pool::SlabPool;
 use crate::shared::SharedChunk;
+use crate::sync::AtomicU32;
 use crate::sys::asan;
 use crate::thread_cache::Place;
 use core::fmt;
@@ -15,7 +16,7 @@ use core::ptr::NonNull;
 /// is stored and loaded as it was: fields of different widths cost a failed store forwarding
 /// (about 15 cycles) whenever a handle is copied soon after it was made.
 ///
-/// Bits 0..32 are the unit, 48..64 the class as a [`Place`]. No place is zero, so no word is:
+/// Bits 0..32 are the unit, 32..64 the class as a [`Place`]. No place is zero, so no word is:
 /// `Option<Chunk>`, and an enum of a chunk and something of at most eight bytes, need no further
 /// space to tell their variants apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +26,7 @@ struct Name(NonZeroU64);
 impl Name {
     #[inline(always)]
     fn new(place: Place, unit: u32) -> Self {
-        let bits = u64::from(place.bytes()) << 48 | u64::from(unit);
+        let bits = u64::from(place.bits()) << 32 | u64::from(unit);
         // SAFETY: no place is zero.
         Self(unsafe { NonZeroU64::new_unchecked(bits) })
     }
@@ -37,8 +38,8 @@ impl Name {
 
     #[inline(always)]
     fn place(self) -> Place {
-        // SAFETY: `new` put a place's bytes there.
-        unsafe { Place::from_bytes((self.0.get() >> 48) as u16) }
+        // SAFETY: `new` put a place's bits there.
+        unsafe { Place::from_bits((self.0.get() >> 32) as u32) }
     }
 
     #[inline(always)]
@@ -68,8 +69,10 @@ impl Chunk {
     /// `unit` is a chunk of this class and pool that nobody else has, and the pool is alive.
     #[inline(always)]
     pub(crate) unsafe fn new(pool: NonNull<Inner>, class: u8, unit: u32) -> Self {
+        // SAFETY: the pool is alive, as the caller promises.
+        let place = unsafe { pool.as_ref() }.classes.place(class);
         // SAFETY: the caller's promise.
-        unsafe { Self::at(pool, Place::of(class), unit) }
+        unsafe { Self::at(pool, place, unit) }
     }
 
     /// # Safety
@@ -101,6 +104,12 @@ impl Chunk {
     #[inline(always)]
     pub(crate) fn unit(&self) -> u32 {
         self.name.unit()
+    }
+
+    /// The word that counts the references to the chunk beyond the first.
+    #[inline(always)]
+    pub(crate) fn count(&self) -> &AtomicU32 {
+        self.inner().count(self.name.place(), self.name.unit())
     }
 
     #[inline(always)]

@@ -280,8 +280,8 @@ pub(crate) struct Geometry {
     pub(crate) chunks_per_slab: u32,
     /// Chunks in a batch; a magazine holds twice as many.
     pub(crate) batch: u32,
-    /// Right shift from a chunk's offset in its slab (in units) to its reference count's: distinct
-    /// for distinct chunks, because chunks start at least `1 << count_shift` units apart.
+    /// Right shift from a chunk's unit to its reference count's place: distinct for distinct chunks
+    /// of the class, because they start at least `1 << count_shift` units apart.
     pub(crate) count_shift: u32,
 }
 
@@ -310,13 +310,6 @@ pub(crate) struct ClassTable {
 impl ClassTable {
     pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Self {
         let slab_bytes = slab_bytes_for(classes.largest());
-        let mut lookup = [Place::of(0); TABLE_LEN];
-        let mut from = 0;
-        for (index, &bytes) in classes.sizes().iter().enumerate() {
-            let to = (bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
-            lookup[from..to].fill(Place::of(index as u8));
-            from = to;
-        }
         let empty = Geometry {
             bytes: 0,
             units: 0,
@@ -343,6 +336,13 @@ impl ClassTable {
                 // of neighbouring super-buffers then share nothing.
                 count_shift: if bytes >= 16 << 10 { log2 - 4 } else { log2 },
             };
+        }
+        let mut lookup = [Place::new(0, 0); TABLE_LEN];
+        let mut from = 0;
+        for (class, geometry) in (0_u8..).zip(&geometry[..classes.sizes().len()]) {
+            let to = (geometry.bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
+            lookup[from..to].fill(Place::new(class, geometry.count_shift));
+            from = to;
         }
         Self {
             direct: classes.largest().min(TABLE_BYTES),
@@ -378,7 +378,11 @@ impl ClassTable {
     #[cold]
     fn large_class_for(&self, len: usize) -> Option<Place> {
         let class = self.classes.class_for(len)?;
-        Some(Place::of(class as u8))
+        Some(self.place(class as u8))
+    }
+
+    pub(crate) fn place(&self, class: u8) -> Place {
+        Place::new(class, self.geometry(class).count_shift)
     }
 
     #[inline]
@@ -387,6 +391,12 @@ impl ClassTable {
         // SAFETY: a class index comes from `class_for`, or from a count of this table's classes, of
         // which there are at most `MAX_CLASSES`.
         unsafe { self.geometry.get_unchecked(usize::from(class)) }
+    }
+
+    pub(crate) fn least_count_shift(&self) -> u32 {
+        let classes = &self.geometry[..self.count()];
+        let shifts = classes.iter().map(|geometry| geometry.count_shift);
+        shifts.min().unwrap_or(0)
     }
 
     pub(crate) fn classes(&self) -> &SizeClasses {
@@ -551,6 +561,7 @@ mod tests {
 
     #[test]
     fn chunks_fit_their_slab_and_counts_are_distinct() {
+        const SLABS: usize = 3;
         let lists = if cfg!(miri) {
             vec![SizeClasses::explicit(&[192, 1536, 9216, 20480]).unwrap()]
         } else {
@@ -559,17 +570,29 @@ mod tests {
         for classes in lists {
             let table = ClassTable::new(classes.clone(), 64 << 20);
             let slab_units = table.slab_bytes() / CHUNK_ALIGN;
+            let counts_from = (SLABS * slab_units).next_power_of_two();
+            let counts = (2 * counts_from) >> table.least_count_shift();
+            // Which slab's and which shift's chunk counts there.
+            let mut taken = vec![None; counts];
             for class in 0..table.count() as u8 {
                 let g = table.geometry(class);
                 assert!(g.chunks_per_slab as usize * g.bytes <= table.slab_bytes());
                 assert!(g.chunks_per_slab >= 4);
                 assert!((1..=BATCH_MAX as u32).contains(&g.batch));
+                let chunks = (0..SLABS)
+                    .flat_map(|slab| (0..g.chunks_per_slab as usize).map(move |at| (slab, at)));
                 let mut last = None;
-                for chunk in 0..g.chunks_per_slab {
-                    let count = (chunk * g.units) >> g.count_shift;
-                    assert!((count as usize) < slab_units);
-                    assert!(last.is_none_or(|l| l < count));
+                for (slab, chunk) in chunks {
+                    let unit = slab * slab_units + chunk * g.units as usize;
+                    let count = (counts_from + unit) >> g.count_shift;
+                    assert!(
+                        last.is_none_or(|last| last < count),
+                        "two chunks of a class"
+                    );
                     last = Some(count);
+                    // A slab has one class at a time.
+                    let by = taken[count].replace((slab, g.count_shift));
+                    assert!(by.is_none_or(|by| by == (slab, g.count_shift)));
                 }
             }
         }

@@ -41,6 +41,7 @@ use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, heavy_barrier,
 };
 use crate::sys::asan;
+use crate::thread_cache::Place;
 #[cfg(feature = "leak-tracking")]
 use crate::track::Tracker;
 use alloc::boxed::Box;
@@ -103,8 +104,12 @@ pub(crate) struct Inner {
     base: NonNull<u8>,
     slab_unit_mask: u32,
     pub(crate) classes: ClassTable,
-    /// Per unit of the arena room for a chunk's count of further references; see `shared.rs`.
+    /// The counts of further references to chunks (see `shared.rs`), numbered as the nodes of a
+    /// binary tree are: at `(counts_from + unit) >> count_shift`, with as many units as the arena
+    /// has or more, a power of two. So the counts of all classes of one shift lie side by side, those
+    /// of different shifts apart, and a shift is all that has to be known of the class.
     counts: Table<AtomicU32>,
+    counts_from: usize,
     pub(crate) arena: Arena,
     pub(crate) depot: Depot,
     pub(crate) singles: Singles,
@@ -172,7 +177,9 @@ impl Inner {
             bytes: arena.bytes(),
             errno,
         };
-        let counts = Table::new(arena.bytes() / CHUNK_ALIGN).map_err(reserve_error)?;
+        let counts_from = (arena.bytes() / CHUNK_ALIGN).next_power_of_two();
+        let counts = Table::new((2 * counts_from) >> classes.least_count_shift());
+        let counts = counts.map_err(reserve_error)?;
         // One more mover a class: an open batch that becomes whole is moved under its lock.
         let movers = MAX_THREAD_CACHES + MAX_CLASSES;
         let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
@@ -217,6 +224,7 @@ impl Inner {
             slab_unit_mask: arena.slab_units() - 1,
             classes,
             counts,
+            counts_from,
             depot,
             singles,
             uncached: core::array::from_fn(|_| Uncached {
@@ -302,13 +310,12 @@ impl Inner {
 
     /// The word that counts the references to a chunk beyond the first.
     #[inline(always)]
-    pub(crate) fn count(&self, class: u8, unit: u32) -> &AtomicU32 {
-        let shift = self.classes.geometry(class).count_shift;
-        let slab = unit & !self.slab_unit_mask;
-        let at = slab + ((unit & self.slab_unit_mask) >> shift);
-        debug_assert!((at as usize) < self.counts.len());
-        // SAFETY: `at <= unit`, and the table has an entry for each unit of the arena.
-        unsafe { self.counts.get_unchecked(at as usize) }
+    pub(crate) fn count(&self, place: Place, unit: u32) -> &AtomicU32 {
+        let at = (self.counts_from + unit as usize) >> place.count_shift();
+        debug_assert!(at < self.counts.len());
+        // SAFETY: a unit is below `counts_from`, and the table has twice as many entries, less the
+        // smallest shift.
+        unsafe { self.counts.get_unchecked(at) }
     }
 
     /// Does the pool have something to do with each chunk that goes to a caller or comes back?

@@ -94,7 +94,7 @@ impl SharedChunk {
 
     #[inline(always)]
     fn extra(&self) -> &AtomicU32 {
-        self.0.inner().count(self.0.class_index(), self.0.unit())
+        self.0.count()
     }
 
     /// The chunk's first byte; see [`Chunk::as_ptr`].
@@ -255,11 +255,7 @@ impl Drop for Clones {
         if self.left == 0 {
             return;
         }
-        let extra = self
-            .chunk
-            .inner()
-            .count(self.chunk.class_index(), self.chunk.unit());
-        if count::release_shared(extra, self.left) {
+        if count::release_shared(self.chunk.count(), self.left) {
             // SAFETY: these were the last references; nothing else will drop the chunk.
             unsafe { ManuallyDrop::drop(&mut self.chunk) };
         }

@@ -3,35 +3,46 @@
 use crate::class::{ClassTable, MAX_CLASSES};
 use crate::magazine::Magazine;
 
-/// A class as its magazine's distance from the start of a [`ThreadCache`] in bytes: what the fast
-/// paths have to know, some instructions sooner. Never zero.
+/// A class as what the fast paths have to know of it, some instructions and a load sooner: bits
+/// 0..16 are its magazine's distance from the start of a [`ThreadCache`] in bytes, which is never
+/// zero, bits 16..32 its [`count_shift`](crate::class::Geometry::count_shift).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-pub(crate) struct Place(u16);
+pub(crate) struct Place(u32);
 
 impl Place {
-    const STRIDE: u16 = size_of::<Magazine>() as u16;
+    const STRIDE: u32 = size_of::<Magazine>() as u32;
 
-    #[inline(always)]
-    pub(crate) const fn of(class: u8) -> Self {
-        Self((class as u16 + 1) * Self::STRIDE)
+    pub(crate) fn new(class: u8, count_shift: u32) -> Self {
+        let distance = (u32::from(class) + 1) * Self::STRIDE;
+        Self(count_shift << 16 | distance)
     }
 
     #[inline(always)]
     pub(crate) fn class(self) -> u8 {
-        (self.0 / Self::STRIDE) as u8 - 1
+        (self.distance() / Self::STRIDE as usize) as u8 - 1
     }
 
     #[inline(always)]
-    pub(crate) fn bytes(self) -> u16 {
+    pub(crate) fn distance(self) -> usize {
+        usize::from(self.0 as u16)
+    }
+
+    #[inline(always)]
+    pub(crate) fn count_shift(self) -> u32 {
+        self.0 >> 16
+    }
+
+    #[inline(always)]
+    pub(crate) fn bits(self) -> u32 {
         self.0
     }
 
     /// # Safety
-    /// `bytes` is what [`bytes`](Self::bytes) of a place returned.
+    /// `bits` is what [`bits`](Self::bits) of a place returned.
     #[inline(always)]
-    pub(crate) unsafe fn from_bytes(bytes: u16) -> Self {
-        Self(bytes)
+    pub(crate) unsafe fn from_bits(bits: u32) -> Self {
+        Self(bits)
     }
 }
 
@@ -67,14 +78,13 @@ impl ThreadCache {
         let first: *const Magazine = self.magazines.as_ptr();
         // SAFETY: a place is one more than a class index, which is below `MAX_CLASSES`, times the
         // size of a magazine.
-        let at = unsafe { first.byte_add(usize::from(place.0)) };
+        let at = unsafe { first.byte_add(place.distance()) };
         // SAFETY: a magazine of `self`, which is borrowed as long.
         unsafe { &*at }
     }
 
-    #[inline(always)]
     pub(crate) fn magazine(&self, class: u8) -> &Magazine {
-        self.magazine_at(Place::of(class))
+        &self.magazines[usize::from(class) + 1]
     }
 }
 
@@ -90,9 +100,9 @@ mod tests {
     #[test]
     fn places_are_classes_and_never_zero() {
         for class in 0..MAX_CLASSES as u8 {
-            let place = Place::of(class);
-            assert_eq!(place.class(), class);
-            assert_ne!(place.bytes(), 0);
+            let place = Place::new(class, 5);
+            assert_eq!((place.class(), place.count_shift()), (class, 5));
+            assert_ne!(place.distance(), 0);
         }
     }
 }

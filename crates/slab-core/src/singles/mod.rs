@@ -71,8 +71,9 @@ impl Inner {
     }
 
     fn link<'a>(&'a self, class: u8) -> impl Fn(u32) -> &'a AtomicU32 {
+        let place = self.classes.place(class);
         // A free chunk has no references to count.
-        move |unit| self.count(class, unit)
+        move |unit| self.count(place, unit)
     }
 
     /// Frees a chunk; `false` if it has to go elsewhere. After `true` the pool may be gone.
