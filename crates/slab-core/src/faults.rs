@@ -1,7 +1,7 @@
 //! Tests: the system refuses memory at the n-th request, for each n that a program meets.
 
 use crate::sys::supply::refusing;
-use crate::{AllocError, Chunk, ConfigError, SizeClasses, SlabPool};
+use crate::{AllocError, Chunk, ConfigError, Growth, SizeClasses, SlabPool};
 use core::future::Future;
 use core::task::{Context, Poll, Waker};
 
@@ -121,5 +121,22 @@ fn a_refused_trim_zeroes_by_hand() {
         // SAFETY: a chunk's bytes are initialised.
         let bytes = unsafe { core::slice::from_raw_parts(chunk.as_ptr().as_ptr(), 1024) };
         assert!(bytes.iter().all(|&byte| byte == 0));
+    }
+}
+
+/// A request to the system for each step of growth, and no more.
+#[test]
+fn a_slab_is_asked_for_once() {
+    for (growth, requests) in [(Growth::Slab, 8), (Growth::Double, 4)] {
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
+            .max_memory(512 << 10)
+            .growth(growth)
+            .build()
+            .unwrap();
+        let met = refusing(0..0, || {
+            assert_eq!(Refused::default().fill(&pool, 16384).len(), 32);
+        });
+        assert_eq!(met, requests, "{growth:?}: 1, 1, 2 and 4 slabs");
     }
 }

@@ -112,6 +112,43 @@ fn model_depot_head_that_comes_back() {
     });
 }
 
+/// As before, and the other thread takes the whole stack, then puts the upper block back at the tag
+/// that it would have if taking had begun to count anew; the lower one goes to another class.
+#[test]
+fn model_depot_head_that_comes_back_after_all_was_taken() {
+    model(None, || {
+        let sizes = SizeClasses::explicit(&[512, 1024]).unwrap();
+        let depot = Arc::new(Depot::new(&ClassTable::new(sizes, 8 << 10), 2, 4).unwrap());
+        depot.push_batch(0, &batch(0));
+        depot.push_batch(0, &batch(1));
+        let other = {
+            let depot = depot.clone();
+            thread::spawn(move || {
+                let mut units: Vec<u32> = Vec::new();
+                depot.take_all(0, |taken| units.extend(taken));
+                if units.len() == 2 * BATCH_MAX {
+                    depot.push_batch(1, &batch(0));
+                    depot.push_batch(0, &batch(1));
+                    units.clear();
+                }
+                units
+            })
+        };
+        let mut out = [0; BATCH_MAX];
+        let len = depot.pop_batch(0, &mut out);
+        let mut units = out[..len].to_vec();
+        units.extend(other.join().unwrap());
+        units.extend(drain(&depot));
+        loop {
+            match depot.pop_batch(1, &mut out) {
+                0 => break,
+                len => units.extend(&out[..len]),
+            }
+        }
+        assert_each_once(units, 4);
+    });
+}
+
 #[test]
 fn model_depot_three_threads() {
     model(Some(BOUND), || {

@@ -499,4 +499,26 @@ mod tests {
         assert!(!carve_all(&mut slabs, &arena, &classes, 1).is_empty());
         assert_eq!(slabs.committed(), arena.slabs());
     }
+
+    /// What is stored in several slabs comes out at once, and the books say so.
+    #[test]
+    fn stored_chunks_of_several_slabs_are_taken_in_one_go() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let units = carve_all(&mut slabs, &arena, &classes, 1);
+        let per_slab = classes.geometry(1).chunks_per_slab as usize;
+        // Two of the first slab, three of the second, one of the fourth.
+        let at = |slab: usize, chunk: usize| units[slab * per_slab + chunk];
+        let stored = [at(0, 3), at(0, 7), at(1, 0), at(1, 1), at(1, 9), at(3, 5)];
+        slabs.store(&arena, 1, &stored);
+        let mut out = [0; 5];
+        let carved = slabs.carve(&arena, &classes, 1, &mut out).unwrap();
+        assert_eq!((carved.chunks, carved.new_slab), (5, false));
+        assert_eq!(out, stored[..5]);
+        assert_eq!(slabs.class(1).stored, 1);
+        let carved = slabs.carve(&arena, &classes, 1, &mut out).unwrap();
+        assert_eq!((carved.chunks, out[0]), (1, stored[5]));
+        assert_eq!(slabs.class(1).stored, 0);
+        assert_eq!(slabs.class(1).out(), units.len() as u64);
+    }
 }

@@ -51,6 +51,22 @@ fn what_is_freed_is_zero_before_anyone_else_sees_it() {
     }
 }
 
+/// Attending to each chunk is no reason to go without magazines.
+#[test]
+#[cfg(feature = "std")]
+fn threads_keep_magazines_of_zeroed_and_hardened_chunks() {
+    for builder in [builder().zero_on_free(true), builder().hardened(true)] {
+        let pool = builder.build().unwrap();
+        let chunks: Vec<_> = (0..4).map(|_| pool.try_alloc(1024).unwrap()).collect();
+        let before = pool.stats().classes()[0].in_magazines;
+        drop(chunks);
+        assert_eq!(pool.stats().classes()[0].in_magazines, before + 4);
+        let chunk = pool.try_alloc(1024).unwrap();
+        assert_eq!(pool.stats().classes()[0].in_magazines, before + 3);
+        drop(chunk);
+    }
+}
+
 #[test]
 fn without_it_memory_comes_as_it_was_and_zeroed_on_request() {
     let pool = builder().build().unwrap();

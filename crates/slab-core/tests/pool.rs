@@ -203,6 +203,29 @@ fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
     assert_eq!(fill(&pool, LEN).len(), all);
 }
 
+/// What a thread has flushed comes back by whole batches, and slabs are left alone.
+#[test]
+#[cfg(feature = "std")]
+fn freed_chunks_come_back_from_the_depot_by_the_batch() {
+    const COUNT: usize = if cfg!(miri) { 32 } else { 448 };
+    let pool = pool(16 << 20, &[256]);
+    let allocate = || -> Vec<Chunk> { (0..COUNT).map(|_| pool.try_alloc(256).unwrap()).collect() };
+    drop(allocate());
+    pool.flush_thread_cache();
+    let before = pool.stats().classes()[0];
+    assert!(before.in_depot >= COUNT as u64, "{before:?}");
+    let held = allocate();
+    let after = pool.stats().classes()[0];
+    assert_eq!(after.allocs_from_slab, before.allocs_from_slab);
+    let batches = after.allocs_from_depot - before.allocs_from_depot;
+    assert!((1..=COUNT as u64 / 4).contains(&batches), "{batches}");
+    assert_eq!(
+        after.in_depot + COUNT as u64 + after.in_magazines,
+        before.in_depot
+    );
+    drop(held);
+}
+
 #[test]
 #[cfg(feature = "std")]
 fn threads_that_come_and_go_reuse_a_cache() {

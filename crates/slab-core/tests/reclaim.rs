@@ -237,3 +237,36 @@ fn trim_counts_the_pages_between_chunks_in_use() {
     assert_eq!(pool.trim(), free);
     drop(chunks);
 }
+
+/// A thread whose magazine was emptied goes on with it.
+#[test]
+#[cfg(feature = "std")]
+fn a_magazine_is_used_again_after_a_sweep() {
+    let pool = pool();
+    let (small, _) = sizes(&pool);
+    for round in 0..3 {
+        drop(pool.try_alloc(small).unwrap());
+        assert!(pool.stats().classes()[0].in_magazines > 0, "{round}");
+        pool.trim();
+        assert_eq!(pool.stats().classes()[0].in_magazines, 0);
+    }
+}
+
+#[test]
+fn slabs_that_come_to_a_class_are_counted() {
+    let pool = pool();
+    let (small, large) = sizes(&pool);
+    let slabs = (pool.max_memory() / pool.stats().slab_bytes) as u64;
+    drop(assert_whole_cap(&pool, small));
+    drop(assert_whole_cap(&pool, large));
+    drop(assert_whole_cap(&pool, small));
+    let stats = pool.stats();
+    let counts = [small, large].map(|bytes| {
+        let class = stats
+            .classes()
+            .iter()
+            .find(|class| class.chunk_bytes == bytes);
+        class.map(|class| (class.slab_commits, class.slab_rebalances))
+    });
+    assert_eq!(counts, [Some((2 * slabs, slabs)), Some((slabs, slabs))]);
+}

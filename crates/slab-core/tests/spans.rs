@@ -1,14 +1,16 @@
 //! The slow paths are spans with the pool's name; the fast ones are none.
 #![cfg(feature = "std")]
 
-use slab_core::{SizeClasses, SlabPool};
+use slab_core::{Mode, SizeClasses, SlabPool};
+use std::future::Future;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
-/// Keeps what it hears of spans: name and fields.
-#[derive(Clone, Default)]
-struct Spans(Arc<Mutex<Vec<String>>>);
+/// Keeps what it hears of spans, name and fields, and of events, message and fields.
+#[derive(Clone, Debug, Default)]
+struct Spans(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<String>>>);
 
 struct Fields(String);
 
@@ -32,7 +34,13 @@ impl Subscriber for Spans {
 
     fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn event(&self, _: &Event<'_>) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(String::new());
+        event.record(&mut fields);
+        self.1.lock().unwrap().push(fields.0);
+    }
+
     fn enter(&self, _: &span::Id) {}
     fn exit(&self, _: &span::Id) {}
 }
@@ -85,4 +93,80 @@ fn a_raid_names_the_class_that_ran_out() {
     idle.join().unwrap();
     let spans = spans.0.lock().unwrap();
     assert_eq!(spans[0], "raid pool=tx chunk_bytes=1536");
+}
+
+/// How many spans begin with this.
+fn count(spans: &Spans, what: &str) -> usize {
+    let spans = spans.0.lock().unwrap();
+    spans.iter().filter(|heard| heard.starts_with(what)).count()
+}
+
+#[test]
+fn a_sweep_says_how_many_slabs_it_freed() {
+    let spans = Spans::default();
+    let pool = SlabPool::builder()
+        .name("sw")
+        .size_classes(SizeClasses::explicit(&[16384]).unwrap())
+        .max_memory(512 << 10)
+        .build()
+        .unwrap();
+    let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
+    let per_slab = pool.stats().slab_bytes / 16384;
+    all.sort_by_key(slab_core::Chunk::as_ptr);
+    // Of eight slabs three stay whole, and one of them loses a chunk.
+    all.truncate(3 * per_slab - 1);
+    tracing::subscriber::with_default(spans.clone(), || {
+        pool.trim();
+    });
+    drop(all);
+    let events = spans.1.lock().unwrap();
+    let swept = " message=pool swept pool=sw slabs=5".to_owned();
+    assert!(events.contains(&swept), "{events:?}");
+}
+
+/// A pool that refuses sweeps once, and again only when something was freed since; with somebody
+/// waiting, or fixed shares, never.
+#[test]
+fn only_what_was_freed_since_is_worth_a_sweep() {
+    let builder = |mode| {
+        let classes = SizeClasses::explicit(&[1024, 16384]).unwrap();
+        let pool = SlabPool::builder().name("full").size_classes(classes);
+        pool.max_memory(256 << 10).mode(mode).build().unwrap()
+    };
+    let spans = Spans::default();
+    tracing::subscriber::with_default(spans.clone(), || {
+        let pool = builder(Mode::ThreadCached);
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
+        // In every slab chunks are free, and in none all.
+        all.sort_by_key(slab_core::Chunk::as_ptr);
+        let mut place = 0;
+        all.retain(|_| {
+            place += 1;
+            place % 2 == 0
+        });
+        let before = count(&spans, "sweep");
+        for _ in 0..10 {
+            assert!(pool.try_alloc(16384).is_err());
+        }
+        assert_eq!(count(&spans, "sweep"), before + 1);
+        all.pop();
+        assert!(pool.try_alloc(16384).is_err());
+        assert_eq!(count(&spans, "sweep"), before + 2);
+        // Who waits has swept; what is freed from then on goes to its slab at once.
+        let mut waits = std::pin::pin!(pool.alloc(16384));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        let before = count(&spans, "sweep");
+        all.pop();
+        assert!(pool.try_alloc(16384).is_err());
+        assert_eq!(count(&spans, "sweep"), before);
+
+        let pool = builder(Mode::Ring);
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
+        all.pop();
+        let before = count(&spans, "sweep");
+        let small: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
+        assert!(!small.is_empty());
+        assert_eq!(count(&spans, "sweep"), before);
+    });
 }

@@ -1,0 +1,28 @@
+//! Lists of size classes at their limits: what is just allowed, and what is just not.
+
+use slab_core::{ConfigError, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
+
+#[test]
+fn the_longest_list_and_the_largest_chunk_are_accepted() {
+    let longest: Vec<usize> = (1..=MAX_CLASSES).map(|index| index * 64).collect();
+    let classes = SizeClasses::explicit(&longest).unwrap();
+    assert_eq!(classes.sizes(), longest);
+    let largest = SizeClasses::explicit(&[64, MAX_CHUNK_BYTES]).unwrap();
+    assert_eq!(largest.largest(), MAX_CHUNK_BYTES);
+    assert_eq!(largest.class_for(MAX_CHUNK_BYTES), Some(1));
+    let geometric = SizeClasses::geometric(64, MAX_CHUNK_BYTES, 16.0).unwrap();
+    assert_eq!(geometric.largest(), MAX_CHUNK_BYTES);
+}
+
+#[test]
+fn one_class_more_is_refused_and_counted() {
+    let refused = SizeClasses::geometric(64, 64 * (MAX_CLASSES + 1), 1.0001);
+    let count = MAX_CLASSES + 1;
+    assert_eq!(refused, Err(ConfigError::TooManyClasses { count }));
+}
+
+#[test]
+fn the_list_for_general_use_is_of_powers_of_two() {
+    let powers: Vec<usize> = (6..=20).map(|log2| 1 << log2).collect();
+    assert_eq!(SizeClasses::general().sizes(), powers);
+}
