@@ -57,5 +57,7 @@ pub use error::{GlobalRecorderTaken, RegisterError, SourceKind};
 pub use exporter::Exporter;
 pub use global::GlobalRecorder;
 pub use http::{DEFAULT_ADDRESS, MetricsServer, MetricsServerBuilder};
+#[cfg(feature = "net")]
+pub use names::RTT_SECONDS_BOUNDS;
 pub use names::WAIT_SECONDS_BOUNDS;
 pub use sampler::Sampler;

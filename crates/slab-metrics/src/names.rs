@@ -5,27 +5,37 @@
 //! equal.
 
 use slab_core::WaitTimes;
+#[cfg(feature = "net")]
+use slab_net::rudp::RoundTripTimes;
 
 /// The upper bounds of the buckets of `slab_pool_wait_seconds`, in seconds, but for the last bucket,
 /// which has none: what `PrometheusBuilder::set_buckets_for_metric` wants from a program that feeds
 /// a recorder of its own.
-pub const WAIT_SECONDS_BOUNDS: [f64; WaitTimes::BOUNDS_NANOS.len()] = {
-    let mut bounds = [0.0; WaitTimes::BOUNDS_NANOS.len()];
-    let mut bucket = 0;
-    while bucket < bounds.len() {
-        bounds[bucket] = WaitTimes::BOUNDS_NANOS[bucket] as f64 / 1e9;
-        bucket += 1;
+pub const WAIT_SECONDS_BOUNDS: [f64; WaitTimes::BOUNDS_NANOS.len()] =
+    in_seconds(WaitTimes::BOUNDS_NANOS);
+
+/// The same of `slab_rudp_rtt_seconds`.
+#[cfg(feature = "net")]
+pub const RTT_SECONDS_BOUNDS: [f64; RoundTripTimes::BOUNDS_NANOS.len()] =
+    in_seconds(RoundTripTimes::BOUNDS_NANOS);
+
+const fn in_seconds<const N: usize>(nanos: [u64; N]) -> [f64; N] {
+    let mut seconds = [0.0; N];
+    let mut at = 0;
+    while at < N {
+        seconds[at] = nanos[at] as f64 / 1e9;
+        at += 1;
     }
-    bounds
-};
+    seconds
+}
 
 /// The type of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Counter,
     Gauge,
-    /// A gauge that is read in nanoseconds. Its name is in seconds.
-    Seconds,
+    /// A counter that is read in nanoseconds. Its name is in seconds.
+    SecondsCounter,
     /// With the upper bounds of all buckets but the last, in nanoseconds. Its name is in seconds.
     Histogram(&'static [u64]),
 }
@@ -34,8 +44,8 @@ impl Kind {
     /// As Prometheus calls it.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Counter => "counter",
-            Self::Gauge | Self::Seconds => "gauge",
+            Self::Counter | Self::SecondsCounter => "counter",
+            Self::Gauge => "gauge",
             Self::Histogram(_) => "histogram",
         }
     }
@@ -54,7 +64,7 @@ impl Family {
     /// cumulative, and the sum in nanoseconds.
     pub(crate) fn width(&self) -> usize {
         match self.kind {
-            Kind::Counter | Kind::Gauge | Kind::Seconds => 1,
+            Kind::Counter | Kind::SecondsCounter | Kind::Gauge => 1,
             Kind::Histogram(bounds) => bounds.len() + 2,
         }
     }
@@ -161,6 +171,8 @@ families! {
         "Datagrams read from the kernel, those dropped afterwards included.";
     NET_RECEIVED_BYTES_TOTAL = Counter "slab_net_received_bytes_total",
         "Payload bytes of the datagrams read from the kernel.";
+    NET_RECEIVED_CHUNK_BYTES_TOTAL = Counter "slab_net_received_chunk_bytes_total",
+        "Bytes of the pool's chunks that the datagrams came to lie in, but for those dropped.";
     NET_RECEIVE_CALLS_TOTAL = Counter "slab_net_receive_calls_total",
         "Calls to the kernel that returned at least one datagram.";
     NET_SENT_DATAGRAMS_TOTAL = Counter "slab_net_sent_datagrams_total",
@@ -171,17 +183,27 @@ families! {
         "Calls to the kernel that took at least one datagram for sending.";
     NET_DROPPED_DATAGRAMS_TOTAL = Counter "slab_net_dropped_datagrams_total",
         "Datagrams read from the kernel and dropped by the receiver, by reason.";
+    NET_DROPPED_BYTES_TOTAL = Counter "slab_net_dropped_bytes_total",
+        "Payload bytes of these datagrams, as far as the kernel handed them over, by reason.";
 
     NET_QUEUE_DATAGRAMS = Gauge "slab_net_queue_datagrams",
         "Datagrams that wait in the queue.";
+    NET_QUEUE_BYTES = Gauge "slab_net_queue_bytes",
+        "Payload bytes of the datagrams that wait in the queue.";
     NET_QUEUE_CAPACITY_BATCHES = Gauge "slab_net_queue_capacity_batches",
         "Batches that the queue holds at most.";
     NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL = Counter "slab_net_queue_enqueued_datagrams_total",
         "Datagrams that entered the queue.";
+    NET_QUEUE_ENQUEUED_BYTES_TOTAL = Counter "slab_net_queue_enqueued_bytes_total",
+        "Payload bytes of the datagrams that entered the queue.";
     NET_QUEUE_DELIVERED_DATAGRAMS_TOTAL = Counter "slab_net_queue_delivered_datagrams_total",
         "Datagrams that consumers took out of the queue.";
+    NET_QUEUE_DELIVERED_BYTES_TOTAL = Counter "slab_net_queue_delivered_bytes_total",
+        "Payload bytes of the datagrams that consumers took out of the queue.";
     NET_QUEUE_DROPPED_DATAGRAMS_TOTAL = Counter "slab_net_queue_dropped_datagrams_total",
         "Datagrams dropped at the queue, by reason.";
+    NET_QUEUE_DROPPED_BYTES_TOTAL = Counter "slab_net_queue_dropped_bytes_total",
+        "Payload bytes of the datagrams dropped at the queue, by reason.";
 
     RUDP_SESSIONS = Gauge "slab_rudp_sessions",
         "Sessions now.";
@@ -193,10 +215,12 @@ families! {
         "Bytes of pool memory reserved by all sessions.";
     RUDP_RESERVE_LIMIT_BYTES = Gauge "slab_rudp_reserve_limit_bytes",
         "Bytes of pool memory that sessions may reserve.";
-    RUDP_RTT_MEAN_SECONDS = Seconds "slab_rudp_rtt_mean_seconds",
-        "Mean of the smoothed round-trip times of the sessions that there are; 0 if none is known.";
-    RUDP_RTT_MAX_SECONDS = Seconds "slab_rudp_rtt_max_seconds",
-        "The longest of the smoothed round-trip times of the sessions that there are.";
+    RUDP_RTT_SECONDS = Histogram(&RoundTripTimes::BOUNDS_NANOS) "slab_rudp_rtt_seconds",
+        "How long round trips took, as acknowledgements measured them; at most one a datagram.";
+    RUDP_MEMORY_BLOCKED_SECONDS_TOTAL = SecondsCounter "slab_rudp_memory_blocked_seconds_total",
+        "How long sessions were blocked for want of memory, all together, by direction.";
+    RUDP_WAKEUPS_TOTAL = Counter "slab_rudp_wakeups_total",
+        "Times that the endpoint's task woke up, for datagrams or for a timer.";
     RUDP_OPENED_SESSIONS_TOTAL = Counter "slab_rudp_opened_sessions_total",
         "Sessions opened, by either side.";
     RUDP_REFUSED_SESSIONS_TOTAL = Counter "slab_rudp_refused_sessions_total",

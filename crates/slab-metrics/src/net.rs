@@ -74,6 +74,9 @@ const SOCKET: &[Row<SocketStats>] = &[
         s.received_datagrams
     }),
     Row(&NET_RECEIVED_BYTES_TOTAL, None, |s| s.received_bytes),
+    Row(&NET_RECEIVED_CHUNK_BYTES_TOTAL, None, |s| {
+        s.received_chunk_bytes
+    }),
     Row(&NET_RECEIVE_CALLS_TOTAL, None, |s| s.receive_calls),
     Row(&NET_SENT_DATAGRAMS_TOTAL, None, |s| s.sent_datagrams),
     Row(&NET_SENT_BYTES_TOTAL, None, |s| s.sent_bytes),
@@ -93,6 +96,19 @@ const SOCKET: &[Row<SocketStats>] = &[
         Some(("reason", "closed")),
         |s| s.dropped_closed,
     ),
+    Row(
+        &NET_DROPPED_BYTES_TOTAL,
+        Some(("reason", "no_memory")),
+        |s| s.dropped_no_memory_bytes,
+    ),
+    Row(
+        &NET_DROPPED_BYTES_TOTAL,
+        Some(("reason", "truncated")),
+        |s| s.dropped_truncated_bytes,
+    ),
+    Row(&NET_DROPPED_BYTES_TOTAL, Some(("reason", "closed")), |s| {
+        s.dropped_closed_bytes
+    }),
     Row(&NET_TRUNCATED_DATAGRAMS_TOTAL, None, |s| {
         s.truncated_datagrams
     }),
@@ -121,6 +137,8 @@ impl Source for SocketSource {
         json.number("dropped_no_memory", stats.dropped_no_memory);
         json.number("dropped_truncated", stats.dropped_truncated);
         json.number("dropped_closed", stats.dropped_closed);
+        json.number("dropped_bytes", stats.dropped_bytes());
+        json.number("received_chunk_bytes", stats.received_chunk_bytes);
         json.number("kernel_dropped", stats.kernel_dropped_datagrams);
     }
 }
@@ -132,9 +150,14 @@ pub(crate) struct QueueSource {
 
 const QUEUE: &[Row<QueueStats>] = &[
     Row(&NET_QUEUE_DATAGRAMS, None, |s| s.datagrams),
+    Row(&NET_QUEUE_BYTES, None, |s| s.bytes),
     Row(&NET_QUEUE_CAPACITY_BATCHES, None, |s| s.capacity_batches),
     Row(&NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL, None, |s| s.enqueued),
+    Row(&NET_QUEUE_ENQUEUED_BYTES_TOTAL, None, |s| s.enqueued_bytes),
     Row(&NET_QUEUE_DELIVERED_DATAGRAMS_TOTAL, None, |s| s.delivered),
+    Row(&NET_QUEUE_DELIVERED_BYTES_TOTAL, None, |s| {
+        s.delivered_bytes
+    }),
     Row(
         &NET_QUEUE_DROPPED_DATAGRAMS_TOTAL,
         Some(("reason", "queue_full")),
@@ -150,6 +173,21 @@ const QUEUE: &[Row<QueueStats>] = &[
         Some(("reason", "closed")),
         |s| s.dropped_closed,
     ),
+    Row(
+        &NET_QUEUE_DROPPED_BYTES_TOTAL,
+        Some(("reason", "queue_full")),
+        |s| s.dropped_queue_full_bytes,
+    ),
+    Row(
+        &NET_QUEUE_DROPPED_BYTES_TOTAL,
+        Some(("reason", "policy")),
+        |s| s.dropped_policy_bytes,
+    ),
+    Row(
+        &NET_QUEUE_DROPPED_BYTES_TOTAL,
+        Some(("reason", "closed")),
+        |s| s.dropped_closed_bytes,
+    ),
 ];
 
 impl Source for QueueSource {
@@ -164,11 +202,13 @@ impl Source for QueueSource {
     fn write_json(&self, json: &mut Json) {
         let stats = self.monitor.stats();
         json.number("datagrams", stats.datagrams);
+        json.number("bytes", stats.bytes);
         json.number("capacity_batches", stats.capacity_batches);
         json.number("enqueued", stats.enqueued);
         json.number("delivered", stats.delivered);
         json.number("dropped_queue_full", stats.dropped_queue_full);
         json.number("dropped_policy", stats.dropped_policy);
         json.number("dropped_closed", stats.dropped_closed);
+        json.number("dropped_bytes", stats.dropped_bytes());
     }
 }

@@ -14,10 +14,17 @@ const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_RESERVE_LIMIT_BYTES, None, |s| {
         s.reserve_limit_bytes as u64
     }),
-    Row(&RUDP_RTT_MEAN_SECONDS, None, |s| {
-        nanos(s.rtt_sum) / (s.rtt_sessions as u64).max(1)
-    }),
-    Row(&RUDP_RTT_MAX_SECONDS, None, |s| nanos(s.rtt_max)),
+    Row(
+        &RUDP_MEMORY_BLOCKED_SECONDS_TOTAL,
+        Some(("direction", "sent")),
+        |s| nanos(s.blocked_sending),
+    ),
+    Row(
+        &RUDP_MEMORY_BLOCKED_SECONDS_TOTAL,
+        Some(("direction", "received")),
+        |s| nanos(s.blocked_receiving),
+    ),
+    Row(&RUDP_WAKEUPS_TOTAL, None, |s| s.wakeups),
     Row(&RUDP_OPENED_SESSIONS_TOTAL, None, |s| s.opened),
     Row(
         &RUDP_REFUSED_SESSIONS_TOTAL,
@@ -164,6 +171,7 @@ impl Source for EndpointSource {
         let endpoint: Label = ("endpoint", self.name.clone().into());
         describe_rows(ROWS, std::slice::from_ref(&endpoint), to);
         describe_rows(FEC_ROWS, std::slice::from_ref(&endpoint), to);
+        to(&RUDP_RTT_SECONDS, std::slice::from_ref(&endpoint));
         for reason in Rejection::ALL {
             let reason = ("reason", reason.name().into());
             to(&RUDP_REJECTED_DATAGRAMS_TOTAL, &[endpoint.clone(), reason]);
@@ -174,6 +182,8 @@ impl Source for EndpointSource {
         let stats = self.endpoint.stats();
         read_rows(ROWS, &stats, values);
         read_rows(FEC_ROWS, &stats, values);
+        values.extend(stats.round_trips.counts());
+        values.push(nanos(stats.round_trips.sum()));
         values.extend(Rejection::ALL.map(|reason| stats.total.rejected_for(reason)));
     }
 
@@ -199,7 +209,10 @@ impl Source for EndpointSource {
         json.number("retransmits_timeout", total.retransmits_timeout);
         json.number("retransmits_tail", total.retransmits_tail);
         json.number("retransmits_fast", total.retransmits_fast);
-        json.number("rtt_max_nanos", nanos(stats.rtt_max));
+        json.number("round_trips", stats.round_trips.count());
+        json.number("round_trips_nanos", nanos(stats.round_trips.sum()));
+        let blocked = stats.blocked_sending + stats.blocked_receiving;
+        json.number("memory_blocked_nanos", nanos(blocked));
         json.number("dropped_no_memory", total.dropped_no_memory);
         json.number("window_refused", total.window_refused);
         json.number("rejected_datagrams", total.rejected_datagrams());

@@ -28,7 +28,9 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// Counters are set to totals by `absolute`, which never goes back; gauges are set to what is now.
 /// A histogram is fed what was counted since the last sample, each at the upper bound of its
 /// bucket: give the recorder the bounds of [`WAIT_SECONDS_BOUNDS`](crate::WAIT_SECONDS_BOUNDS) for
-/// `slab_pool_wait_seconds`, and its buckets are exact and its sum is an upper bound.
+/// `slab_pool_wait_seconds` and of `RTT_SECONDS_BOUNDS` (feature `net`) for `slab_rudp_rtt_seconds`,
+/// and its buckets are exact and its sum is an upper bound. Counters of a facade are whole numbers:
+/// those of seconds count whole seconds.
 /// A facade cannot take a series away: when a source is unregistered, its gauges go to 0 and its
 /// counters stand still. A recorder with an idle timeout
 /// (`PrometheusBuilder::idle_timeout`) drops them later.
@@ -65,9 +67,9 @@ struct Tracked {
 
 enum Handle {
     Counter(Counter),
+    /// Of whole seconds, from nanoseconds.
+    SecondsCounter(Counter),
     Gauge(Gauge),
-    /// A gauge of seconds.
-    Seconds(Gauge),
     Histogram {
         histogram: Histogram,
         bounds_nanos: &'static [u64],
@@ -164,17 +166,17 @@ impl Handle {
             .collect();
         let key = Key::from_parts(family.name, labels);
         match family.kind {
-            Kind::Counter => {
+            Kind::Counter | Kind::SecondsCounter => {
                 recorder.describe_counter(name, None, help);
-                Self::Counter(recorder.register_counter(&key, &METADATA))
-            }
-            Kind::Gauge | Kind::Seconds => {
-                recorder.describe_gauge(name, None, help);
-                let gauge = recorder.register_gauge(&key, &METADATA);
+                let counter = recorder.register_counter(&key, &METADATA);
                 match family.kind {
-                    Kind::Seconds => Self::Seconds(gauge),
-                    _ => Self::Gauge(gauge),
+                    Kind::SecondsCounter => Self::SecondsCounter(counter),
+                    _ => Self::Counter(counter),
                 }
+            }
+            Kind::Gauge => {
+                recorder.describe_gauge(name, None, help);
+                Self::Gauge(recorder.register_gauge(&key, &METADATA))
             }
             Kind::Histogram(bounds_nanos) => {
                 recorder.describe_histogram(name, None, help);
@@ -199,8 +201,8 @@ impl Handle {
                 gauge.set(values[0] as f64);
                 &values[1..]
             }
-            Self::Seconds(gauge) => {
-                gauge.set(values[0] as f64 / 1e9);
+            Self::SecondsCounter(counter) => {
+                counter.absolute(values[0] / 1_000_000_000);
                 &values[1..]
             }
             Self::Histogram {
@@ -227,8 +229,8 @@ impl Handle {
 
     fn end(&self) {
         match self {
-            Self::Gauge(gauge) | Self::Seconds(gauge) => gauge.set(0.0),
-            Self::Counter(_) | Self::Histogram { .. } => {}
+            Self::Gauge(gauge) => gauge.set(0.0),
+            Self::Counter(_) | Self::SecondsCounter(_) | Self::Histogram { .. } => {}
         }
     }
 }

@@ -81,7 +81,7 @@ impl<S: Source> NeverFalling<S> {
     pub(crate) fn new(source: S) -> Self {
         let mut rises = Vec::new();
         source.describe(&mut |family, _| {
-            let is_counter = matches!(family.kind, Kind::Counter | Kind::Histogram(_));
+            let is_counter = !matches!(family.kind, Kind::Gauge);
             rises.resize(rises.len() + family.width(), is_counter);
         });
         Self {

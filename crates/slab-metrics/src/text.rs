@@ -136,7 +136,7 @@ fn lines(family: &Family, labels: &[Label], at: usize, to: &mut Vec<Line>) {
     };
     let bounds_nanos = match family.kind {
         Kind::Counter | Kind::Gauge => return line("", labels, Number::At(at)),
-        Kind::Seconds => return line("", labels, Number::Nanos(at)),
+        Kind::SecondsCounter => return line("", labels, Number::Nanos(at)),
         Kind::Histogram(bounds_nanos) => bounds_nanos,
     };
     let bounds = bounds_nanos.iter().map(|&n| (n as f64 / 1e9).to_string());

@@ -58,6 +58,63 @@ async fn an_rudp_endpoint_is_on_the_page_with_what_its_sessions_did() {
     assert!(!exporter.scrape().contains("slab_rudp_"));
 }
 
+/// The server has memory for one session's window and for little to send beside it.
+#[tokio::test]
+async fn round_trips_and_want_of_memory_of_an_rudp_endpoint_are_on_the_page() {
+    let pool = PacketPool::builder()
+        .max_memory(32 << 20)
+        .headroom(24)
+        .build()
+        .unwrap();
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let tight = config.clone().memory(32 * 1536 * 5 / 4 + (64 << 10));
+    let server = Endpoint::bind(any, &pool, tight).unwrap();
+    let collector = Collector::new();
+    collector.register_rudp_endpoint("a", &server).unwrap();
+    let exporter = Exporter::new(collector);
+    let sent = [("endpoint", "a"), ("direction", "sent")];
+    let first = Page::parse(&exporter.scrape());
+    assert_eq!(
+        first.value("slab_rudp_memory_blocked_seconds_total", &sent),
+        0.0
+    );
+
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    client
+        .send(pool.try_copy_from_slice(b"go").unwrap())
+        .await
+        .unwrap();
+    let accepted = server.accept().await.unwrap();
+    let message = [5; 1000];
+    let sending = async {
+        for _ in 0..500 {
+            let message = pool.try_copy_from_slice(&message).unwrap();
+            accepted.send(message).await.unwrap();
+        }
+    };
+    let receiving = async {
+        for _ in 0..500 {
+            assert_eq!(client.recv().await.unwrap().unwrap(), message[..]);
+        }
+    };
+    tokio::join!(sending, receiving);
+    let now = Page::parse(&exporter.scrape());
+    let value = |name: &str| now.sum(name, &[("endpoint", "a")]);
+    let blocked = now.value("slab_rudp_memory_blocked_seconds_total", &sent);
+    assert!(blocked > 0.0 && blocked < 3600.0, "{blocked}");
+    assert!(value("slab_rudp_wakeups_total") > 0.0);
+    let text = exporter.scrape();
+    let line = |start: &str| -> f64 {
+        let found = text.lines().find_map(|line| line.strip_prefix(start));
+        found.expect(start).trim().parse().unwrap()
+    };
+    let all = line("slab_rudp_rtt_seconds_bucket{endpoint=\"a\",le=\"+Inf\"}");
+    assert!(all >= 1.0);
+    assert_eq!(line("slab_rudp_rtt_seconds_count{endpoint=\"a\"}"), all);
+    assert!(line("slab_rudp_rtt_seconds_sum{endpoint=\"a\"}") > 0.0);
+}
+
 #[test]
 fn held_packets_are_on_the_page_with_what_they_pin() {
     let pool = PacketPool::builder().name("rx").build().unwrap();

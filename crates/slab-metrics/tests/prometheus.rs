@@ -394,9 +394,14 @@ fn a_real_prometheus_gets_what_was_promised() {
         ("slab_net_received_bytes_total", bytes),
         ("slab_net_queue_enqueued_datagrams_total", datagrams),
         ("slab_net_queue_delivered_datagrams_total", datagrams),
+        ("slab_net_queue_enqueued_bytes_total", bytes),
+        ("slab_net_queue_delivered_bytes_total", bytes),
         ("slab_net_queue_datagrams", 0.0),
+        ("slab_net_queue_bytes", 0.0),
         ("sum(slab_net_dropped_datagrams_total)", 0.0),
         ("sum(slab_net_queue_dropped_datagrams_total)", 0.0),
+        ("sum(slab_net_dropped_bytes_total)", 0.0),
+        ("sum(slab_net_queue_dropped_bytes_total)", 0.0),
     ] {
         assert_eq!(prometheus.value(query), expected, "{query}");
     }

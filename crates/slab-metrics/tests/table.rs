@@ -124,7 +124,7 @@ async fn the_readme_lists_every_value_of_a_bounded_label() {
             // Each family has reasons of its own.
             let key = match label.as_str() {
                 "reason" => format!("reason of {name}"),
-                "le" => "le, in seconds".to_owned(),
+                "le" => format!("le of {name}"),
                 _ => label,
             };
             exported.entry(key).or_default().insert(value);

@@ -11,6 +11,7 @@
 //! | `endpoint` | [`Endpoint`], [`Connection`], [`Stream`] |
 //! | `budget` | [`MemoryBudget`]: what sessions may promise and use |
 //! | `fec`, `crypto` | lost datagrams computed from others; encryption: features `fec`, `aes-gcm` |
+//! | `measures` | what the sessions of an endpoint measure together |
 //! | `config`, `error`, `stats`, `time` | what they say |
 
 mod budget;
@@ -22,6 +23,7 @@ mod endpoint;
 mod error;
 #[cfg(feature = "fec")]
 pub mod fec;
+mod measures;
 mod stats;
 mod time;
 pub mod wire;
@@ -31,5 +33,6 @@ pub use budget::MemoryBudget;
 pub use config::{Congestion, SessionConfig, SessionConfigError};
 pub use endpoint::{Connection, Endpoint, EndpointConfig, EndpointStats, OpenError, Stream};
 pub use error::{CloseReason, Rejection, SendError, Unsent};
+pub use measures::RoundTripTimes;
 pub use stats::RudpStats;
 pub use time::Time;

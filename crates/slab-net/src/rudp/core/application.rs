@@ -60,6 +60,7 @@ impl Session {
             match message.try_into_mut() {
                 Ok(message) => match self.send.blocks.adopt(message) {
                     Ok(place) => {
+                        self.starved = false;
                         self.send.push(place, 0);
                         return Ok(());
                     }
@@ -77,6 +78,7 @@ impl Session {
     }
 
     fn push_copy(&mut self, message: &[u8], segments: u32) -> Result<(), SendError> {
+        self.starved = false;
         let mut rest = message;
         for frg in (0..segments).rev() {
             let (payload, behind) = rest.split_at(rest.len().min(self.config.mss()));
@@ -84,6 +86,7 @@ impl Session {
             let more = framed(rest.len(), self.config.mss());
             let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
                 self.send.take_back(segments - 1 - frg);
+                self.starved = !self.send.is_empty();
                 return Err(SendError::NoMemory);
             };
             let frg = if self.config.stream { 0 } else { frg as u8 };
@@ -102,6 +105,7 @@ impl Session {
             return Err(SendError::Closed(reason));
         }
         let mss = self.config.mss();
+        self.starved = false;
         let mut taken = self.send.extend_last(bytes, mss);
         while taken < bytes.len() {
             let rest = &bytes[taken..];
@@ -111,6 +115,7 @@ impl Session {
             let (payload, behind) = rest.split_at(rest.len().min(mss));
             let more = framed(behind.len(), mss);
             let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
+                self.starved = !self.send.is_empty();
                 if taken == 0 {
                     return Err(SendError::NoMemory);
                 }

@@ -5,8 +5,8 @@ use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
 use super::congestion::{CongestionControl, Progress};
-use super::receive::{BatchBuffer, Inserted};
-use super::recovery::Verdict;
+use super::receive::{BatchBuffer, Inserted, Measured};
+use super::recovery::{Verdict, micros};
 use super::send::{Cause, State};
 use super::sn::{before, diff};
 use super::{MAX_FRAGMENTS, Phase, Session};
@@ -177,7 +177,8 @@ impl Session {
                 }
                 Command::TellWindow => {
                     self.peer.answered = true;
-                    self.peer.answered_after = self.peer.asked_at.map(|at| self.now.since(at));
+                    let took = self.peer.asked_at.map(|at| self.now.since(at));
+                    self.peer.answered_micros = took.map_or(0, |took| micros(took).max(1));
                     if header.ts == self.token {
                         self.peer.is_ours = true;
                         let most = header.sn.min(MAX_FRAGMENTS);
@@ -331,6 +332,7 @@ impl Session {
         }
         if let Some((_, rtt)) = digest.sample {
             self.recovery.sample(rtt);
+            self.measure(|measures| measures.round_trip(rtt));
         }
         self.measure_window();
         if acknowledged > 0 {
@@ -350,15 +352,21 @@ impl Session {
 
     /// How long a round trip takes, as far as is known.
     fn round_trip(&self) -> Option<Duration> {
-        self.recovery.srtt().max(self.peer.answered_after)
+        let asked = Duration::from_micros(self.peer.answered_micros.into());
+        self.recovery
+            .srtt()
+            .max((!asked.is_zero()).then_some(asked))
     }
 
     /// Lets the receive window follow what the path carries.
     fn measure_window(&mut self) {
-        let slow = self.receive.measure(self.round_trip());
+        let measured = self.receive.measure(self.now, self.round_trip());
+        if let Measured::Refused(took) = measured {
+            self.measure(|measures| measures.blocked_receiving(took));
+        }
         self.consider_telling();
         let again = |at| self.now.since(at) >= ASK_AGAIN;
-        if slow && self.peer.asked_at.is_none_or(again) {
+        if measured == Measured::Slow && self.peer.asked_at.is_none_or(again) {
             // One that only receives has no other measure of the round trip.
             self.ask = true;
         }

@@ -35,6 +35,7 @@ pub use output::Outgoing;
 use super::budget::MemoryBudget;
 use super::config::{DEFAULT_WINDOW, SessionConfig};
 use super::error::CloseReason;
+use super::measures::Measures;
 use super::stats::RudpStats;
 use super::time::Time;
 use crate::packet::PacketPool;
@@ -139,6 +140,10 @@ pub struct Session {
     /// What the server wants to see before it opens a session, and has it to be sent?
     cookie: Option<u64>,
     stats: Counts,
+    /// Was there no memory for what was to be sent last, while some of it is on its way?
+    starved: bool,
+    /// Shared by the sessions of an endpoint.
+    measures: Option<Arc<Measures>>,
 }
 
 /// Who opened the session.
@@ -163,9 +168,9 @@ struct Peer {
     told: bool,
     /// Has it answered a WASK?
     answered: bool,
-    /// When the last WASK was sent, and how long its answer took.
+    /// When the last WASK was sent, and how many microseconds its answer took; 0 if none came.
     asked_at: Option<Time>,
-    answered_after: Option<Duration>,
+    answered_micros: u32,
     /// The `ts` of its last WASK: what our WINS and our close notice carry.
     token: u32,
     has_token: bool,
@@ -220,7 +225,7 @@ impl Session {
         now: Time,
     ) -> Option<Self> {
         let config = Arc::new(*config);
-        Self::open_shared(conv, config, side, pool, budget, random, now, (0, 0))
+        Self::open_shared(conv, config, side, pool, budget, random, now, (0, 0), None)
     }
 
     /// As [`open`](Self::open), with other first sequence numbers than KCP's 0: for tests of what
@@ -239,11 +244,11 @@ impl Session {
         first: (u32, u32),
     ) -> Option<Self> {
         let config = Arc::new(*config);
-        Self::open_shared(conv, config, side, pool, budget, random, now, first)
+        Self::open_shared(conv, config, side, pool, budget, random, now, first, None)
     }
 
     #[expect(clippy::too_many_arguments, reason = "as above")]
-    pub(in super::super) fn open_shared(
+    pub(super) fn open_shared(
         conv: u32,
         config: Arc<SessionConfig>,
         side: Side,
@@ -252,6 +257,7 @@ impl Session {
         random: u64,
         now: Time,
         (first_sent, first_received): (u32, u32),
+        measures: Option<Arc<Measures>>,
     ) -> Option<Self> {
         if let Err(error) = config.validate() {
             panic!("{error}");
@@ -284,7 +290,7 @@ impl Session {
                 told: false,
                 answered: false,
                 asked_at: None,
-                answered_after: None,
+                answered_micros: 0,
                 token: 0,
                 has_token: false,
                 is_ours: false,
@@ -312,6 +318,8 @@ impl Session {
             datagram_went: false,
             cookie: None,
             stats: Counts::default(),
+            starved: false,
+            measures,
         })
     }
 
@@ -460,7 +468,19 @@ impl Session {
 
     /// The clock never goes back.
     fn advance(&mut self, now: Time) {
-        self.now = self.now.max(now);
+        let before = self.now;
+        self.now = before.max(now);
+        // Who has nothing on its way waits for nothing of it.
+        self.starved &= !self.send.is_empty();
+        if self.starved {
+            self.measure(|measures| measures.blocked_sending(now.since(before)));
+        }
+    }
+
+    fn measure(&self, measure: impl FnOnce(&Measures)) {
+        if let Some(measures) = &self.measures {
+            measure(measures);
+        }
     }
 
     /// The `ts` of now.

@@ -79,6 +79,20 @@ pub(super) enum Inserted {
     NoMemory,
 }
 
+/// What the segments that came say of the window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Measured {
+    /// Nothing yet.
+    Nothing,
+    /// The path carries more than it holds: it grew, if it may.
+    Fast,
+    /// The same, but there was no memory for it to grow, or not as far. For so long that may have
+    /// limited the peer: since the train before, but no longer than two round trips.
+    Refused(Duration),
+    /// The path does not carry more, as far as the round trip is still right.
+    Slow,
+}
+
 /// The buffer of the batch that is being handled, if it is charged as a whole.
 #[derive(Debug, Default)]
 pub(super) struct BatchBuffer {
@@ -99,6 +113,8 @@ pub(super) struct ReceiveQueue {
     /// Messages that are here in full, and in order.
     complete: u32,
     train: Train,
+    /// When the last train ended, in microseconds, which may wrap.
+    train_ended: u32,
     /// May the window grow with the traffic, or only for a message that would not fit otherwise?
     grows: bool,
     slot: u32,
@@ -109,7 +125,7 @@ pub(super) struct ReceiveQueue {
     /// Segments copied out of a larger buffer so far.
     pub(super) copied: u64,
     /// Times the window did not grow for want of budget, so far.
-    pub(super) refused: u64,
+    pub(super) refused: u32,
 }
 
 impl ReceiveQueue {
@@ -135,6 +151,7 @@ impl ReceiveQueue {
             deferred: 0,
             complete: 0,
             train: Train::new(),
+            train_ended: 0,
             grows: true,
             slot: slot as u32,
             charged: 0,
@@ -214,7 +231,7 @@ impl ReceiveQueue {
                 self.window = larger;
                 return;
             }
-            self.refused += 1;
+            self.refused = self.refused.saturating_add(1);
             larger /= 2;
         }
     }
@@ -271,27 +288,32 @@ impl ReceiveQueue {
     }
 
     /// To be called after segments were taken: lets the window grow if the path, with round trips of
-    /// `rtt` if they are known, carries more than it holds. `true` if it turns out not to, as far as
-    /// that `rtt` is still right.
-    pub(super) fn measure(&mut self, rtt: Option<Duration>) -> bool {
+    /// `rtt` if they are known, carries more than it holds.
+    pub(super) fn measure(&mut self, now: Time, rtt: Option<Duration>) -> Measured {
         if !self.grows {
-            return false;
+            return Measured::Nothing;
         }
         let round = rtt.unwrap_or(INITIAL_RTO).max(SHORTEST_ROUND_TRIP);
         let Some((carried, caught_up)) = self.train.end(self.window, round) else {
-            return false;
+            return Measured::Nothing;
         };
+        let now = now.as_micros() as u32;
+        let since = now.wrapping_sub(core::mem::replace(&mut self.train_ended, now));
         let wanted = carried.saturating_mul(2).min(MAX_WINDOW);
         if wanted <= self.window {
-            return true;
+            return Measured::Slow;
         }
         let doubled = self.window * 2;
+        let refused = self.refused;
         self.grow(match rtt {
             Some(_) if caught_up => wanted.next_power_of_two().max(doubled),
             // How much is not known, or it is not the path that limits.
             _ => doubled,
         });
-        false
+        if self.refused == refused {
+            return Measured::Fast;
+        }
+        Measured::Refused(Duration::from_micros(since.into()).min(2 * round))
     }
 
     /// Moves `next` over what is here.

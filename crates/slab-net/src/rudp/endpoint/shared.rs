@@ -2,6 +2,7 @@
 
 use super::super::budget::MemoryBudget;
 use super::super::core::{Session, Side};
+use super::super::measures::Measures;
 use super::super::time::Time;
 use super::config::{EndpointConfig, OpenError};
 use super::link::Link;
@@ -24,6 +25,7 @@ pub(super) struct Shared {
     pub(super) pool: PacketPool,
     pub(super) budget: MemoryBudget,
     pub(super) config: EndpointConfig,
+    measures: Arc<Measures>,
     /// What is between the sessions and the socket.
     pub(super) protection: Option<Protection>,
     epoch: Instant,
@@ -56,6 +58,7 @@ impl Shared {
             pool,
             budget,
             config,
+            measures: Arc::default(),
             epoch: Instant::now(),
             table: Mutex::default(),
             timers: Mutex::default(),
@@ -143,6 +146,7 @@ impl Shared {
             self.random(),
             self.now(),
             (0, 0),
+            Some(Arc::clone(&self.measures)),
         );
         let Some(mut session) = session else {
             table.stats.refused_memory += 1;
@@ -180,15 +184,11 @@ impl Shared {
             protection.count(&mut stats);
         }
         for link in links {
-            let inner = link.lock();
             // One that has gone since is in neither sum for this once.
-            stats.total += &inner.session.stats();
-            if let Some(rtt) = inner.session.rtt() {
-                stats.rtt_sessions += 1;
-                stats.rtt_sum += rtt;
-                stats.rtt_max = stats.rtt_max.max(rtt);
-            }
+            stats.total += &link.lock().session.stats();
         }
+        stats.round_trips = self.measures.round_trips();
+        (stats.blocked_sending, stats.blocked_receiving) = self.measures.blocked();
         stats
     }
 }

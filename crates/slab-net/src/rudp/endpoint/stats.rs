@@ -1,5 +1,6 @@
 //! What an endpoint counts.
 
+use super::super::measures::RoundTripTimes;
 use super::super::stats::RudpStats;
 use core::time::Duration;
 
@@ -14,12 +15,6 @@ pub struct EndpointStats {
     pub half_open: usize,
     /// Sessions now that wait to be accepted.
     pub backlog: usize,
-    /// Sessions now that have measured a round trip.
-    pub rtt_sessions: usize,
-    /// The smoothed round-trip times of these together: divided by their number, the mean.
-    pub rtt_sum: Duration,
-    /// The longest of them.
-    pub rtt_max: Duration,
     /// Bytes of pool memory reserved now, by all sessions.
     pub reserved_bytes: usize,
     /// Bytes of pool memory that may be reserved.
@@ -48,6 +43,14 @@ pub struct EndpointStats {
     pub send_errors: u64,
     /// Datagrams that could not be opened with the key: they are of somebody else, or damaged.
     pub unopened: u64,
+    /// The round trips that sessions have measured.
+    pub round_trips: RoundTripTimes,
+    /// How long sessions had something to send and no memory to keep it in, until acknowledgements
+    /// freed some: the sum over all of them.
+    pub blocked_sending: Duration,
+    /// How long sessions' peers filled the whole window, which did not grow for want of memory in
+    /// the budget: the sum over all of them.
+    pub blocked_receiving: Duration,
     /// What error correction did, for all peers together.
     #[cfg(feature = "fec")]
     pub fec: crate::rudp::fec::FecStats,

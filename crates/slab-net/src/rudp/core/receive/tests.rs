@@ -28,7 +28,7 @@ fn arrive(queue: &mut ReceiveQueue, sn: u32, edge: u32, now: Time, pool: &Packet
         pool,
         &mut BatchBuffer::default(),
     );
-    queue.measure(Some(RTT));
+    queue.measure(now, Some(RTT));
 }
 
 /// The end of the window, which the peer has just been told.
