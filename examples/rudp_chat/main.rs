@@ -191,8 +191,7 @@ fn start_kcp_go(server: SocketAddr, options: &Options) -> Result<Child, Box<dyn 
     let program = std::env::temp_dir().join(format!("kcp-go-peer-{}", std::process::id()));
     let built = std::process::Command::new("go")
         .current_dir(sources)
-        .arg("build")
-        .arg("-o")
+        .args(["build", "-buildvcs=false", "-o"])
         .arg(&program)
         .arg(".")
         .status()

@@ -146,7 +146,8 @@ fn build() -> Option<PathBuf> {
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kcp-go-peer");
     fs::create_dir_all(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let built = go()
-        .args(["build", "-o"])
+        // The checkout may be somebody else's, and then git tells Go nothing of it.
+        .args(["build", "-buildvcs=false", "-o"])
         .args([&program, &PathBuf::from(".")])
         .status();
     assert!(built.expect("Go is there").success(), "go build");

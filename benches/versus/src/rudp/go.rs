@@ -24,7 +24,8 @@ fn build() -> Result<PathBuf, String> {
     let mut command = Command::new("go");
     command
         .current_dir(sources)
-        .args(["build", "-o"])
+        // The checkout may be somebody else's, and then git tells Go nothing of it.
+        .args(["build", "-buildvcs=false", "-o"])
         .arg(&program)
         .arg(".");
     match command.stdout(Stdio::null()).status() {
