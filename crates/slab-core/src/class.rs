@@ -150,10 +150,11 @@ impl SizeClasses {
 
     /// The default for networking: 64 B to 64 KiB, with the sizes that packets have (1280 for the
     /// smallest IPv6 MTU, 1536 for Ethernet, 9216 for jumbo frames, 64 KiB for a GRO super-buffer).
+    /// From 32 B on nothing takes a chunk of more than twice its size, which is what 6144 is for.
     #[must_use]
     pub fn network() -> Self {
         let sizes = [
-            64, 128, 256, 512, 1024, 1280, 1536, 2048, 4096, 9216, 16384, 32768, 65536,
+            64, 128, 256, 512, 1024, 1280, 1536, 2048, 4096, 6144, 9216, 16384, 32768, 65536,
         ];
         // Loom's models have room for fewer.
         Self::explicit(&sizes[..sizes.len().min(MAX_CLASSES)])
@@ -531,7 +532,7 @@ mod tests {
         }
         assert_eq!(
             SizeClasses::network().aligned_to(4096).unwrap().sizes(),
-            &[4096usize, 12288, 16384, 32768, 65536]
+            &[4096usize, 8192, 12288, 16384, 32768, 65536]
         );
         for align in [0, 3, 8192] {
             assert_eq!(
