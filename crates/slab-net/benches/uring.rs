@@ -174,19 +174,34 @@ mod linux {
         } else {
             1
         };
-        println!(
-            "ns of CPU per datagram of {LEN} bytes, median; ratio: how many times better io_uring is"
-        );
+        // As the README has it.
+        println!("| {LEN} B, ns of CPU each | io_uring | the other | times better |");
+        println!("|---|---|---|---|");
         for (name, load, peer, count) in [
             (
-                "coalesced, readiness",
+                "coalesced, under load, against readiness",
                 Load::Coalesced,
                 How::Readiness,
                 200_000,
             ),
-            ("single, readiness", Load::Single, How::Readiness, 40_000),
-            ("paced, readiness", Load::Paced, How::Readiness, 2_000),
-            ("paced, recv_buf_from", Load::Paced, How::Tokio, 2_000),
+            (
+                "single, under load, against readiness",
+                Load::Single,
+                How::Readiness,
+                40_000,
+            ),
+            (
+                "paced, against readiness",
+                Load::Paced,
+                How::Readiness,
+                2_000,
+            ),
+            (
+                "paced, against tokio's `recv_buf_from`",
+                Load::Paced,
+                How::Tokio,
+                2_000,
+            ),
         ] {
             let count = if rounds == 1 { count / 20 } else { count };
             let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -198,9 +213,9 @@ mod linux {
             }
             let ratio = median(&mut ratios);
             println!(
-                "{name:22} {:8.1}  io_uring {:8.1}  ratio {ratio:.2} ({:.2} .. {:.2})",
-                median(&mut theirs),
+                "| {name} | {:.0} | {:.0} | {ratio:.2} ({:.2} .. {:.2}) |",
                 median(&mut ours),
+                median(&mut theirs),
                 ratios[0],
                 ratios[rounds - 1],
             );

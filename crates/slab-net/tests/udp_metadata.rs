@@ -71,39 +71,92 @@ async fn each_datagram_carries_all_that_the_kernel_knows() {
     }
 }
 
+/// Also on a socket whose maker had asked for more.
+#[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_cut_datagram_is_delivered_if_that_is_wanted() {
-    let pool = pool();
-    let mut receiver = UdpReceiver::builder(&pool)
-        .coalescing(off(1000))
-        .deliver_truncated(true)
-        .bind(ANY)
-        .unwrap();
-    let sender = receiver.sender();
-    let payload: Vec<u8> = (0..65507_u32).map(|n| n as u8).collect();
-    let lens = [1000, 1001, 0, 65507, 999];
-    for len in lens {
-        let transmit = Transmit::new(&payload[..len], receiver.local_addr());
-        sender.send(&transmit).await.unwrap();
-    }
-    for len in lens {
-        let batch = receiver.recv_batch().await.unwrap();
-        let whole = len <= 1000;
-        assert_eq!(batch.is_truncated(), !whole);
-        let datagram = batch.into_datagrams().next().unwrap();
-        assert_eq!(datagram.truncated, !whole);
-        if whole {
-            assert_eq!(datagram.packet, payload[..len]);
+async fn what_is_not_asked_for_does_not_come() {
+    for (local, coalescing) in [
+        ("127.0.0.1:0", Coalescing::On),
+        ("127.0.0.1:0", off(1500)),
+        ("[::1]:0", off(1500)),
+    ] {
+        let pool = pool();
+        let Ok(socket) = std::net::UdpSocket::bind(local) else {
+            assert!(local.starts_with('['), "a machine without IPv6");
+            continue;
+        };
+        if local.starts_with('[') {
+            socket2::SockRef::from(&socket)
+                .set_recv_tclass_v6(true)
+                .unwrap();
         } else {
-            // The fallback's buffer is one byte longer.
-            assert!(matches!(datagram.packet.len(), 1000 | 1001));
-            assert_eq!(datagram.packet, payload[..datagram.packet.len()]);
+            socket2::SockRef::from(&socket)
+                .set_recv_tos_v4(true)
+                .unwrap();
+        }
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .source_only(true)
+            .from_std(socket)
+            .unwrap();
+        let mut peer = UdpReceiver::bind(local.parse().unwrap(), &pool).unwrap();
+        let two = Transmit::new(&[7; 2000], receiver.local_addr()).segment_size(1000);
+        peer.sender().send(&two.ecn(Ecn::Ect0)).await.unwrap();
+        let mut left = 2;
+        while left > 0 {
+            let batch = receiver.recv_batch().await.unwrap();
+            for datagram in &batch {
+                assert_eq!(datagram.packet, [7; 1000]);
+                assert_eq!(datagram.source, peer.local_addr());
+                assert_eq!((datagram.destination, datagram.interface), (None, None));
+                assert_eq!((datagram.ecn, datagram.timestamp), (None, None));
+                left -= 1;
+            }
+            // And the way back is found without them.
+            receiver.sender().send(&batch.reply()).await.unwrap();
+            let back = peer.recv_batch().await.unwrap();
+            assert_eq!(back.contents(), batch.contents());
+            assert_eq!(back.source(), receiver.local_addr());
         }
     }
-    let stats = receiver.monitor().stats();
-    assert_eq!(stats.truncated_datagrams, 2);
-    assert_eq!((stats.dropped_truncated, stats.dropped()), (0, 0));
-    assert_eq!(stats.received_datagrams, 5);
+}
+
+#[tokio::test]
+async fn a_cut_datagram_is_delivered_if_that_is_wanted() {
+    for source_only in [false, true] {
+        let pool = pool();
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(off(1000))
+            .deliver_truncated(true)
+            .source_only(source_only)
+            .bind(ANY)
+            .unwrap();
+        let sender = receiver.sender();
+        let payload: Vec<u8> = (0..65507_u32).map(|n| n as u8).collect();
+        let lens = [1000, 1001, 0, 65507, 999];
+        for len in lens {
+            let transmit = Transmit::new(&payload[..len], receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        for len in lens {
+            let batch = receiver.recv_batch().await.unwrap();
+            let whole = len <= 1000;
+            assert_eq!(batch.is_truncated(), !whole);
+            let datagram = batch.into_datagrams().next().unwrap();
+            assert_eq!(datagram.truncated, !whole);
+            if whole {
+                assert_eq!(datagram.packet, payload[..len]);
+            } else {
+                // The fallback's buffer is one byte longer.
+                assert!(matches!(datagram.packet.len(), 1000 | 1001));
+                assert_eq!(datagram.packet, payload[..datagram.packet.len()]);
+            }
+        }
+        let stats = receiver.monitor().stats();
+        assert_eq!(stats.truncated_datagrams, 2);
+        assert_eq!((stats.dropped_truncated, stats.dropped()), (0, 0));
+        assert_eq!(stats.received_datagrams, 5);
+    }
 }
 
 /// Takes all that is queued, without waiting.

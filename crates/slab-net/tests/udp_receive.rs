@@ -131,32 +131,36 @@ async fn segments_are_sliced_right_whether_or_not_the_kernel_coalesces() {
 
 #[tokio::test]
 async fn a_cut_datagram_is_counted_and_never_delivered() {
-    let pool = pool(16);
-    let mut receiver = UdpReceiver::builder(&pool)
-        .coalescing(Coalescing::Off { max_datagram: 1000 })
-        .bind(ANY)
-        .unwrap();
-    let sender = receiver.sender();
-    for len in [999, 1001, 1000, 4000, 65507, 0, 1023, 1024, 1025, 7] {
-        let sent = payload(len as u64, len);
-        let transmit = Transmit::new(&sent, receiver.local_addr());
-        sender.send(&transmit).await.unwrap();
+    // With metadata or without: by other system calls.
+    for source_only in [false, true] {
+        let pool = pool(16);
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(Coalescing::Off { max_datagram: 1000 })
+            .source_only(source_only)
+            .bind(ANY)
+            .unwrap();
+        let sender = receiver.sender();
+        for len in [999, 1001, 1000, 4000, 65507, 0, 1023, 1024, 1025, 7] {
+            let sent = payload(len as u64, len);
+            let transmit = Transmit::new(&sent, receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        let got = receive(&mut receiver, 4).await;
+        let lens: Vec<usize> = got.iter().map(Vec::len).collect();
+        assert_eq!(lens, [999, 1000, 0, 7]);
+        for got in got {
+            assert_eq!(got, payload(got.len() as u64, got.len()));
+        }
+        let stats = receiver.monitor().stats();
+        assert_eq!(stats.received_datagrams, 10);
+        assert_eq!(stats.dropped_truncated, 6);
+        assert_eq!(stats.dropped(), 6);
+        let delivered: usize = lens.iter().sum();
+        let rest = stats.received_bytes - stats.dropped_truncated_bytes;
+        assert_eq!(rest, delivered as u64);
+        drop(receiver);
+        assert_eq!(pool.slab().stats().in_use(), 0);
     }
-    let got = receive(&mut receiver, 4).await;
-    let lens: Vec<usize> = got.iter().map(Vec::len).collect();
-    assert_eq!(lens, [999, 1000, 0, 7]);
-    for got in got {
-        assert_eq!(got, payload(got.len() as u64, got.len()));
-    }
-    let stats = receiver.monitor().stats();
-    assert_eq!(stats.received_datagrams, 10);
-    assert_eq!(stats.dropped_truncated, 6);
-    assert_eq!(stats.dropped(), 6);
-    let delivered: usize = lens.iter().sum();
-    let rest = stats.received_bytes - stats.dropped_truncated_bytes;
-    assert_eq!(rest, delivered as u64);
-    drop(receiver);
-    assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
 #[tokio::test]
@@ -166,6 +170,7 @@ async fn cancelled_receives_lose_nothing() {
         let pool = pool(16);
         let mut receiver = UdpReceiver::builder(&pool)
             .coalescing(coalescing)
+            .source_only(coalescing != Coalescing::On)
             .bind(ANY)
             .unwrap();
         let sender = receiver.sender();
@@ -360,6 +365,35 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
         assert_eq!(receiver.monitor().stats().dropped(), 0);
         drop(receiver);
         assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_comes_alone_pins_at_most_twice_its_size() {
+    for coalescing in both_modes() {
+        let pool = pool(16);
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(coalescing)
+            .bind(ANY)
+            .unwrap();
+        let sender = receiver.sender();
+        let sizes = pool.slab().size_classes().sizes();
+        // Each class's longest, and the shortest that it is too small for.
+        let ends = sizes.iter().flat_map(|&bytes| [bytes, bytes + 1]);
+        let lens: Vec<usize> = ends
+            .chain([32, 65507])
+            .filter(|&len| len <= 65507)
+            .collect();
+        assert!(lens.len() > 2 * 13);
+        for len in lens {
+            let alone = payload(len as u64, len);
+            let transmit = Transmit::new(&alone, receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+            let batch = receiver.recv_batch().await.unwrap();
+            assert_eq!(batch.contents(), alone);
+            let pinned = batch.pinned_bytes();
+            assert!(pinned <= 2 * len, "{pinned} by {len}, {coalescing:?}");
+        }
     }
 }
 

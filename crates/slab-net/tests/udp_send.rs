@@ -2,7 +2,9 @@
 
 use futures_util::SinkExt;
 use slab_net::PacketPool;
-use slab_net::udp::{BindError, Ecn, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
+use slab_net::udp::{
+    BindError, Coalescing, Ecn, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender,
+};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -294,24 +296,31 @@ async fn where_gso_is_refused_datagrams_leave_one_by_one() {
 #[tokio::test]
 async fn a_refusal_by_the_peers_host_is_told_once_to_each_side() {
     let pool = pool();
-    let gone = UdpReceiver::bind(ANY, &pool).unwrap().local_addr();
-    let mut client = UdpReceiver::builder(&pool).connect(gone).bind(ANY).unwrap();
-    let sender = client.sender();
-    let hello = Transmit::new(b"hello", gone);
-    sender.send(&hello).await.unwrap();
-    // On loopback the answer is there before the next datagram.
-    let error = sender.send(&hello).await.unwrap_err();
-    assert!(matches!(error.kind(), SendErrorKind::Refused), "{error:?}");
-    assert_eq!(error.sent(), 0);
-    sender.send(&hello).await.unwrap();
-    let error = client.try_recv_batch().unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
-    // Once somebody listens there, it works without further ado.
-    let mut server = UdpReceiver::bind(gone, &pool).unwrap();
-    sender.send(&hello).await.unwrap();
-    let batch = server.recv_batch().await.unwrap();
-    server.sender().send(&batch.reply()).await.unwrap();
-    assert_eq!(client.recv_batch().await.unwrap().contents(), b"hello");
+    for source_only in [false, true] {
+        let gone = UdpReceiver::bind(ANY, &pool).unwrap().local_addr();
+        let mut client = UdpReceiver::builder(&pool)
+            .coalescing(Coalescing::Off { max_datagram: 1500 })
+            .source_only(source_only)
+            .connect(gone)
+            .bind(ANY)
+            .unwrap();
+        let sender = client.sender();
+        let hello = Transmit::new(b"hello", gone);
+        sender.send(&hello).await.unwrap();
+        // On loopback the answer is there before the next datagram.
+        let error = sender.send(&hello).await.unwrap_err();
+        assert!(matches!(error.kind(), SendErrorKind::Refused), "{error:?}");
+        assert_eq!(error.sent(), 0);
+        sender.send(&hello).await.unwrap();
+        let error = client.try_recv_batch().unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+        // Once somebody listens there, it works without further ado.
+        let mut server = UdpReceiver::bind(gone, &pool).unwrap();
+        sender.send(&hello).await.unwrap();
+        let batch = server.recv_batch().await.unwrap();
+        server.sender().send(&batch.reply()).await.unwrap();
+        assert_eq!(client.recv_batch().await.unwrap().contents(), b"hello");
+    }
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use slab_net::udp::{Coalescing, Ecn, PacketBatch, Transmit, UdpReceiver, UdpRece
 use slab_net::{PacketPool, SizeClasses};
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -248,6 +249,8 @@ fn it_moves_to_another_thread_when_the_first_one_ends() {
     runtime.block_on(async {
         let sender = receiver.sender();
         let to = receiver.local_addr();
+        let arrived = Arc::<AtomicU32>::default();
+        let arrives = Arc::clone(&arrived);
         let task = tokio::spawn(async move {
             let mut got = 0_u32;
             while got < 2000 {
@@ -255,6 +258,7 @@ fn it_moves_to_another_thread_when_the_first_one_ends() {
                     assert_eq!(one, got.to_le_bytes());
                     got += 1;
                 }
+                arrives.store(got, Ordering::Relaxed);
                 if got.is_multiple_of(50) {
                     tokio::task::yield_now().await;
                 }
@@ -265,7 +269,8 @@ fn it_moves_to_another_thread_when_the_first_one_ends() {
                 .send(&Transmit::new(&n.to_le_bytes(), to))
                 .await
                 .unwrap();
-            if n.is_multiple_of(100) {
+            // No more under way than the socket's queue holds, however late the receiver runs.
+            while n - arrived.load(Ordering::Relaxed).min(n) > 100 && !task.is_finished() {
                 tokio::task::yield_now().await;
             }
         }

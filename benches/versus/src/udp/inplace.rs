@@ -2,7 +2,7 @@
 
 use super::peers::{Quinn, check};
 use super::rig::{BUFFERS, Filler, QUEUED, SUPER_BUFFER, Wire};
-use super::rig::{DATAGRAM_BUFFER, our_receiver, runtime, their_socket};
+use super::rig::{DATAGRAM_BUFFER, our_receiver_of, pool, runtime, their_socket};
 use crate::cpu::ThreadClock;
 use crate::measure::Sampler;
 use slab_net::udp::PacketBatch;
@@ -36,7 +36,7 @@ fn ours(wire: Wire) -> Sampler {
     let runtime = runtime();
     let mut receiver = {
         let _inside = runtime.enter();
-        our_receiver(wire)
+        our_receiver_of(&pool(), wire)
     };
     let mut batches: Vec<PacketBatch> = Vec::with_capacity(32);
     let address = receiver.local_addr();

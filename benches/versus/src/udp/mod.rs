@@ -136,12 +136,15 @@ impl Case {
                 "bytesmut-ring-many",
             ],
             Self::Recv(Wire::PlainIntoGro, ..) => &["keep-buffer"],
-            Self::Recv(Wire::Plain, ..) | Self::Xcore(Wire::Plain, _) => {
-                &["tokio-fresh", "tokio-copy", "tokio-split"]
-            }
+            Self::Recv(Wire::Plain, ..) | Self::Xcore(Wire::Plain, _) => &[
+                "tokio-fresh",
+                "tokio-copy",
+                "tokio-split",
+                "slab-net-metadata",
+            ],
             Self::Xcore(Wire::PlainIntoGro, _) => &[],
             Self::Batch(_) => &["quinn-udp-raw", "recvmmsg-raw"],
-            Self::Paced => &["tokio-fresh"],
+            Self::Paced => &["tokio-fresh", "slab-net-metadata"],
             Self::Echo(_) => &["tokio"],
             Self::Allocations(_) => &["tokio-fresh"],
             Self::Pinned => &["keep-buffer"],

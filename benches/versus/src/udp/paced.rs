@@ -1,10 +1,12 @@
 //! `paced`: a live sender on another CPU, so slow that the queue is short. The receiver's CPU time.
 
 use super::peers::check;
-use super::rig::{ANY, DATAGRAM_BUFFER, Wire, our_receiver, runtime, their_socket};
+use super::rig::{ANY, DATAGRAM_BUFFER, Wire};
+use super::rig::{our_receiver, our_receiver_of, pool, runtime, their_socket};
 use crate::cpu::{ThreadClock, pin};
 use crate::measure::Sampler;
 use bytes::BytesMut;
+use slab_net::udp::UdpReceiver;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +18,8 @@ const PACE: Duration = Duration::from_micros(10);
 
 pub(super) fn sampler(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
     match peer {
-        super::OURS => Ok(ours(other_cpu)),
+        super::OURS => Ok(ours(other_cpu, || our_receiver(Wire::Plain))),
+        "slab-net-metadata" => Ok(ours(other_cpu, || our_receiver_of(&pool(), Wire::Plain))),
         "tokio-fresh" => Ok(recv_buf_from(other_cpu)),
         _ => Err("it has no such case".into()),
     }
@@ -60,11 +63,11 @@ impl Drop for Pacer {
     }
 }
 
-fn ours(cpu: usize) -> Sampler {
+fn ours(cpu: usize, open: fn() -> UdpReceiver) -> Sampler {
     let runtime = runtime();
     let mut receiver = {
         let _inside = runtime.enter();
-        our_receiver(Wire::Plain)
+        open()
     };
     let address = receiver.local_addr();
     Sampler::timed(move |ops| {

@@ -2,7 +2,8 @@
 
 use super::Unit;
 use super::link::{Link, Many, OneByOne, Queue, QueueOfBytes};
-use super::rig::{BUFFERS, DATAGRAM_BUFFER, SUPER_BUFFER, Wire, our_receiver, pool, their_socket};
+use super::rig::{BUFFERS, DATAGRAM_BUFFER, SUPER_BUFFER, Wire};
+use super::rig::{our_receiver, our_receiver_of, pool, their_socket};
 use bytes::{Bytes, BytesMut};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use slab_core::Chunk;
@@ -77,6 +78,7 @@ pub(super) fn check(payload: &[u8]) {
 pub(super) fn visit<V: Visit>(name: &str, unit: Unit, visit: V) -> Result<V::Out, String> {
     Ok(match (name, unit) {
         (super::OURS, Unit::Packets) | ("slab-net-packets", _) => visit.visit::<OurPackets>(),
+        ("slab-net-metadata", _) => visit.visit::<OurPacketsWithMetadata>(),
         (super::OURS, Unit::Queue) => visit.visit::<OurQueue<Queue>>(),
         (super::OURS, Unit::QueueOfBytes) => visit.visit::<OurQueue<QueueOfBytes>>(),
         (super::OURS, Unit::Batches) => visit.visit::<OurBatches>(),
@@ -114,14 +116,20 @@ struct OurPackets {
     batches: Vec<PacketBatch>,
 }
 
+impl OurPackets {
+    fn new(receiver: UdpReceiver) -> Self {
+        Self {
+            receiver,
+            batches: Vec::with_capacity(32),
+        }
+    }
+}
+
 impl Peer for OurPackets {
     type Link = Many<Packet>;
 
     fn open(wire: Wire) -> Self {
-        Self {
-            receiver: our_receiver(wire),
-            batches: Vec::with_capacity(32),
-        }
+        Self::new(our_receiver(wire))
     }
 
     fn address(&self) -> SocketAddr {
@@ -142,6 +150,25 @@ impl Peer for OurPackets {
             }
         }
         count
+    }
+}
+
+/// With all that the kernel says of a datagram, which is more than tokio's sockets ask it for.
+struct OurPacketsWithMetadata(OurPackets);
+
+impl Peer for OurPacketsWithMetadata {
+    type Link = Many<Packet>;
+
+    fn open(wire: Wire) -> Self {
+        Self(OurPackets::new(our_receiver_of(&pool(), wire)))
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.0.address()
+    }
+
+    async fn pump(&mut self, to: &Sender<Packet>) -> usize {
+        self.0.pump(to).await
     }
 }
 

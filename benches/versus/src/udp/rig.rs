@@ -1,7 +1,7 @@
 //! What all cases share: sockets on loopback, queues that are filled beforehand, clocks.
 
 use slab_net::PacketPool;
-use slab_net::udp::{Coalescing, Transmit, UdpReceiver, UdpSender};
+use slab_net::udp::{Coalescing, Transmit, UdpReceiver, UdpReceiverBuilder, UdpSender};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use tokio::runtime::Runtime;
 
@@ -44,13 +44,22 @@ pub(super) fn pool() -> PacketPool {
         .expect("256 MiB of address space")
 }
 
-/// Our receiver for this wire, with a pool of its own, in the current runtime.
+/// Our receiver for this wire, in the current runtime, that asks the kernel for what its peers there
+/// do: on a plain one for the source alone, as tokio's sockets, and for all else where quinn-udp does.
 pub(super) fn our_receiver(wire: Wire) -> UdpReceiver {
-    our_receiver_of(&pool(), wire)
+    bind(our_builder(&pool(), wire).source_only(wire == Wire::Plain))
 }
 
-/// Our receiver for this wire, in the current runtime.
+/// Our receiver for this wire, in the current runtime, with all metadata.
 pub(super) fn our_receiver_of(pool: &PacketPool, wire: Wire) -> UdpReceiver {
+    bind(our_builder(pool, wire))
+}
+
+fn bind(builder: UdpReceiverBuilder) -> UdpReceiver {
+    builder.bind(ANY).expect("a socket on loopback")
+}
+
+fn our_builder(pool: &PacketPool, wire: Wire) -> UdpReceiverBuilder {
     let coalescing = match wire {
         Wire::Coalesced | Wire::PlainIntoGro => Coalescing::On,
         Wire::Plain => Coalescing::Off {
@@ -60,8 +69,6 @@ pub(super) fn our_receiver_of(pool: &PacketPool, wire: Wire) -> UdpReceiver {
     UdpReceiver::builder(pool)
         .coalescing(coalescing)
         .receive_buffer_bytes(RECEIVE_BUFFER)
-        .bind(ANY)
-        .expect("a socket on loopback")
 }
 
 /// A peer's socket, in the current runtime.

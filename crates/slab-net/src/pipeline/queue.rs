@@ -213,6 +213,8 @@ impl Shared {
                 break;
             };
             amount += batch.amount();
+            // Its turn comes after all the others of this turn.
+            batch.prefetch();
             out.push(batch);
             count += 1;
         }

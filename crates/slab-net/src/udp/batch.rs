@@ -1,6 +1,7 @@
 //! [`PacketBatch`]: the unit that travels from the socket to whoever consumes it.
 
 use super::datagram::{Datagram, Metadata};
+use super::prefetch::prefetch;
 use super::tally::Amount;
 use super::transmit::Transmit;
 use crate::packet::Packet;
@@ -73,6 +74,12 @@ impl PacketBatch {
     pub fn contents(&self) -> &[u8] {
         // SAFETY: `new`'s caller promised initialised bytes that nobody writes to.
         unsafe { core::slice::from_raw_parts(self.payload().as_ptr(), self.len as usize) }
+    }
+
+    /// Starts to fetch the payload's first line.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        prefetch(self.payload().as_ptr());
     }
 
     #[inline]

@@ -36,7 +36,7 @@
 //! | `builder`, `socket` | how a receiver is set up; the socket that both sides share |
 //! | `shard` | several sockets at one address |
 //! | `receiver`, `reader`, `slots` | the receive path: who waits, one call to the kernel, the buffers it writes to |
-//! | `batch`, `datagram` | what the receive path yields |
+//! | `batch`, `datagram`, `prefetch` | what the receive path yields |
 //! | `uring` | the receive path by io_uring (feature `io-uring`) |
 //! | `sender`, `transmit`, `sink` | the send path: calls, what is sent and how it is cut, a `Sink` |
 //! | `bytes_mut`, `quinn` | for who needs a genuine `BytesMut`; a socket for quinn (feature `quinn`) |
@@ -50,6 +50,7 @@ mod bytes_mut;
 mod datagram;
 mod episode;
 mod error;
+mod prefetch;
 #[cfg(feature = "quinn")]
 mod quinn;
 mod reader;

@@ -43,6 +43,8 @@ pub(super) struct Features {
     pub(super) coalesce: bool,
     /// The time of arrival with each buffer.
     pub(super) timestamps: bool,
+    /// Neither destination, interface nor ECN.
+    pub(super) source_only: bool,
 }
 
 /// What one call said about one buffer.
