@@ -1,7 +1,7 @@
 //! What makes a pool whole in the child of a `fork`, whatever other threads were doing to it.
 //!
 //! A fork copies the memory of all threads, and one thread. What another thread held stays held in the
-//! child for ever: a lock, or a guard whose owner stands inside (as in snmalloc's issue 735). So the
+//! child for ever: a lock, or a guard whose owner stands inside (snmalloc #735). So the
 //! thread that forks takes every lock of every pool first and waits until all owners are outside, and
 //! lets go on both sides afterwards, as the C library does for its allocator.
 //!

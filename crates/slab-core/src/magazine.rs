@@ -361,4 +361,39 @@ mod tests {
         magazine.add_to(&mut tally);
         assert_eq!((tally.cached, tally.frees), (SLOTS as u64, 0));
     }
+
+    #[test]
+    fn many_at_once_as_far_as_there_are_and_as_there_is_room() {
+        if !crate::sync::barrier_is_asymmetric() {
+            return; // The fast paths are shut for ever.
+        }
+        let magazine = Magazine::new(SLOTS as u32);
+        let mut out = ArrayVec::<u32, 4>::new();
+        assert!(!magazine.try_pop_many(4, &mut out), "empty");
+        assert_eq!(magazine.refill(&[1, 2, 3, 4, 5]), 5);
+        assert!(!magazine.try_pop_many(0, &mut out), "none asked for");
+        assert!(magazine.try_pop_many(3, &mut out));
+        assert_eq!(out[..], [3, 4, 5]);
+        assert!(magazine.try_pop_many(2, &mut out));
+        assert_eq!(out[3..], [2], "room for one");
+        assert!(!magazine.try_pop_many(2, &mut out), "no room");
+        assert!(!magazine.try_push_many(&[0; SLOTS]), "one too many");
+        assert!(magazine.try_push_many(&[7; SLOTS - 1]));
+        assert!(!magazine.try_push_many(&[7]), "full");
+        assert_eq!(magazine.len(), SLOTS);
+    }
+
+    #[test]
+    fn a_magazine_in_which_nothing_was_found_stays_open() {
+        if !crate::sync::barrier_is_asymmetric() {
+            return;
+        }
+        let magazine = Magazine::new(SLOTS as u32);
+        magazine.shut();
+        assert!(!magazine.try_push(1), "shut");
+        magazine.take(|_| panic!("there is nothing"));
+        assert!(!magazine.was_taken());
+        assert!(magazine.try_push(1));
+        assert_eq!(magazine.try_pop(), Some(1));
+    }
 }

@@ -82,8 +82,9 @@ fn model_depot_push_and_pop() {
     });
 }
 
-/// Trap: ABA on the depot head. One thread stands in a pop while another pops twice and pushes the
-/// first block back. The tag wraps at its first change (`FIRST_TAG`), so wrapping does no harm. What
+/// Trap: ABA on the depot head (argobots #178; rust-lang/rust #121950, with provenance, of which an
+/// index, as here, has none). One thread stands in a pop while another pops twice and pushes the first
+/// block back. The tag wraps at its first change (`FIRST_TAG`), so wrapping does no harm. What
 /// would is a tag so small that it is back within this model: one bit (planted: `depot-small-tag`).
 #[test]
 fn model_depot_head_that_comes_back() {

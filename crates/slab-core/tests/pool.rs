@@ -214,6 +214,7 @@ fn freed_chunks_come_back_from_the_depot_by_the_batch() {
     pool.flush_thread_cache();
     let before = pool.stats().classes()[0];
     assert!(before.in_depot >= COUNT as u64, "{before:?}");
+    assert!(before.allocs_from_slab > 0);
     let held = allocate();
     let after = pool.stats().classes()[0];
     assert_eq!(after.allocs_from_slab, before.allocs_from_slab);
@@ -241,6 +242,7 @@ fn threads_that_come_and_go_reuse_a_cache() {
     assert_balanced(&stats);
 }
 
+/// Trap: frees during and after thread-local teardown (as in `traps.rs`).
 #[test]
 fn frees_from_destructors_of_thread_locals_arrive() {
     struct Late(Option<Chunk>);

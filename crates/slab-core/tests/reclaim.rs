@@ -240,7 +240,7 @@ fn trim_counts_the_pages_between_chunks_in_use() {
 
 /// A thread whose magazine was emptied goes on with it.
 #[test]
-#[cfg(feature = "std")]
+#[cfg(all(feature = "std", not(miri)))] // Minutes.
 fn a_magazine_is_used_again_after_a_sweep() {
     let pool = pool();
     let (small, _) = sizes(&pool);
@@ -253,6 +253,7 @@ fn a_magazine_is_used_again_after_a_sweep() {
 }
 
 #[test]
+#[cfg(not(miri))] // Minutes.
 fn slabs_that_come_to_a_class_are_counted() {
     let pool = pool();
     let (small, large) = sizes(&pool);

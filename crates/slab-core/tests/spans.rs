@@ -92,7 +92,7 @@ fn a_raid_names_the_class_that_ran_out() {
     drop(done);
     idle.join().unwrap();
     let spans = spans.0.lock().unwrap();
-    assert_eq!(spans[0], "raid pool=tx chunk_bytes=1536");
+    assert_eq!(*spans, ["raid pool=tx chunk_bytes=1536"], "and no sweep");
 }
 
 /// How many spans begin with this.
@@ -152,6 +152,8 @@ fn only_what_was_freed_since_is_worth_a_sweep() {
         all.pop();
         assert!(pool.try_alloc(16384).is_err());
         assert_eq!(count(&spans, "sweep"), before + 2);
+        // Nor is there anything to raid: no magazine holds chunks of that size.
+        assert_eq!(count(&spans, "raid pool=full chunk_bytes=16384"), 0);
         // Who waits has swept; what is freed from then on goes to its slab at once.
         let mut waits = std::pin::pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());

@@ -90,7 +90,8 @@ fn double_flush_at_thread_exit() {
     }
 }
 
-/// Trap: frees during and after thread-local teardown. When a thread has given its cache back and
+/// Trap: frees during and after thread-local teardown (mimalloc #1289, #1177 and #221, snmalloc #161).
+/// When a thread has given its cache back and
 /// another one has it, what the first still frees must not go there: two owners of one magazine.
 #[test]
 fn a_cache_that_went_to_another_thread_is_left_alone_by_its_first() {

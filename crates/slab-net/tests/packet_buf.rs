@@ -338,7 +338,7 @@ fn documented_panics() {
     assert!(panics(|| buf().prepend_header(u32::MAX as usize).len()));
 }
 
-/// RUSTSEC-2026-0007: in `bytes` before 1.11.1 the new capacity wrapped around in `reserve` where a
+/// Trap: RUSTSEC-2026-0007. In `bytes` before 1.11.1 the new capacity wrapped around in `reserve` where a
 /// buffer had been split, and later writes went out of bounds.
 #[test]
 fn reserving_next_to_everything_panics_and_leaves_the_buffer_whole() {
