@@ -23,30 +23,52 @@ const KEY: &[u8] = b"sixteen secret b";
 struct Kind {
     fec: Option<(usize, usize)>,
     key: Option<&'static [u8]>,
+    /// By the kernel: GSO and GRO.
+    offload: bool,
 }
 
-const KINDS: [Kind; 4] = [
+const KINDS: [Kind; 7] = [
     Kind {
         fec: Some((2, 2)),
         key: None,
+        offload: true,
     },
     Kind {
         fec: None,
         key: Some(KEY),
+        offload: true,
     },
     Kind {
         fec: Some((10, 3)),
         key: Some(KEY),
+        offload: true,
     },
     Kind {
         fec: Some((3, 1)),
         key: Some(b"thirty-two bytes of a secret key"),
+        offload: true,
+    },
+    Kind {
+        fec: Some((2, 2)),
+        key: None,
+        offload: false,
+    },
+    Kind {
+        fec: None,
+        key: Some(KEY),
+        offload: false,
+    },
+    Kind {
+        fec: Some((10, 3)),
+        key: Some(KEY),
+        offload: false,
     },
 ];
 
 impl Kind {
     fn config(&self, session: SessionConfig) -> EndpointConfig {
-        let mut config = EndpointConfig::new(session.linger(Duration::from_secs(2)));
+        let session = session.linger(Duration::from_secs(2));
+        let mut config = EndpointConfig::new(session).offload(self.offload);
         if let Some((data, parity)) = self.fec {
             config = config.fec(FecShards::new(data, parity).unwrap());
         }
@@ -119,6 +141,24 @@ async fn messages_arrive_with_each_kind_and_all_memory_comes_back() {
         assert_eq!(stats.fec.sent_parity > 0, kind.fec.is_some(), "{stats:?}");
         drop((client, server));
         settled(&pool).await;
+    }
+}
+
+/// Receive buffers have room for what protection adds to the longest datagram.
+#[tokio::test]
+async fn a_long_mtu_is_kept_to_with_what_is_added_and_nothing_is_cut() {
+    for kind in KINDS {
+        let pool = pool();
+        let session = SessionConfig::fast().mtu(9000);
+        let server = Endpoint::bind(any(), &pool, kind.config(session)).unwrap();
+        let config = kind.config(session);
+        let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+        let message = bytes(&mut Random::new(3), 40_000);
+        client.send_slice(&message).await.unwrap();
+        let accepted = timeout(SOON, server.accept()).await.unwrap().unwrap();
+        let received = timeout(SOON, accepted.recv()).await.expect("in time");
+        assert!(received.unwrap().unwrap() == message[..], "{kind:?}");
+        assert_eq!(server.stats().unopened, 0, "{kind:?}");
     }
 }
 
@@ -211,6 +251,7 @@ async fn a_peer_with_another_key_opens_no_session_and_is_counted() {
     let none = Kind {
         fec: None,
         key: None,
+        offload: true,
     };
     for kind in [wrong, none, KINDS[0]] {
         let client = Connection::connect(server.local_addr(), &pool, kind.config(session)).unwrap();

@@ -140,6 +140,11 @@ impl UdpSender {
         }
     }
 
+    /// From here on each datagram is a message of its own, as where GSO is refused.
+    pub(crate) fn give_up_gso(&self) {
+        self.socket.backend.give_up_segmentation();
+    }
+
     /// Completes once the socket's send buffer may have room.
     pub(super) async fn writable(self) -> io::Result<()> {
         self.socket.io.writable().await

@@ -1,7 +1,6 @@
 //! [`EndpointConfig`]: what the sessions of one socket share, and how many there may be.
 
 use super::super::config::{SessionConfig, SessionConfigError};
-use super::link::MAX_BURST;
 use super::protect::Wanted;
 use crate::packet::PacketPool;
 use crate::udp::{BindError, Coalescing, UdpReceiver};
@@ -102,29 +101,21 @@ impl EndpointConfig {
     }
 
     /// Lets the kernel cut what goes out (GSO) and join what comes in (GRO). Without, each datagram is a
-    /// call of its own on the way out, and a buffer of its own on the way in: for devices that get it
-    /// wrong, and to see what it is worth. Sessions with error correction or encryption are sent with it
-    /// in any case. Default: yes.
+    /// message of its own on the way out, several of them a call on Linux, and a buffer of its own on the way in:
+    /// for devices that get it wrong, and to see what it is worth. Default: yes.
     pub fn offload(mut self, offload: bool) -> Self {
         self.offload = offload;
         self
-    }
-
-    /// The most datagrams in one call to the kernel.
-    pub(super) fn burst(&self) -> usize {
-        match self.offload {
-            true => MAX_BURST,
-            false => 1,
-        }
     }
 
     /// The receiver that this configuration asks for, not yet bound.
     pub(super) fn receiver(&self, pool: &PacketPool) -> crate::udp::UdpReceiverBuilder {
         let coalescing = match self.offload {
             true => Coalescing::On,
-            // With room for what a peer with a longer MTU sends.
+            // What protection adds is not in the session's MTU any more. With room for what a peer with
+            // a longer one sends.
             false => Coalescing::Off {
-                max_datagram: self.session.mtu.max(1500),
+                max_datagram: (self.session.mtu + self.protection.added()).max(1500),
             },
         };
         let builder = UdpReceiver::builder(pool).coalescing(coalescing);

@@ -216,8 +216,7 @@ impl Link {
                     scratch,
                 );
             }
-            let burst = self.shared.config.burst();
-            while let Some(outgoing) = inner.session.poll_transmit(now, scratch, burst) {
+            while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
                 let (contents, size) = (outgoing.contents(), outgoing.segment_size());
                 let transmit = Transmit::new(contents, self.peer).segment_size(size);
                 let sent = match self.shared.sender.try_send(&transmit) {

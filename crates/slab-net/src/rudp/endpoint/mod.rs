@@ -124,6 +124,9 @@ impl Endpoint {
             receiver = receiver.connect(peer);
         }
         let receiver = receiver.bind(address)?;
+        if !config.offload {
+            receiver.sender().give_up_gso();
+        }
         let shared = Shared::new(receiver.sender(), pool.clone(), config);
         shared.table().listening = peer.is_none();
         let shared = Arc::new(shared);

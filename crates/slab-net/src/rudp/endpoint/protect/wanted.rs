@@ -37,6 +37,11 @@ impl Wanted {
         }
         0
     }
+
+    /// Bytes that each datagram is longer on the wire.
+    pub(in super::super) fn added(&self) -> usize {
+        self.front() + self.behind()
+    }
 }
 
 impl EndpointConfig {
@@ -87,8 +92,7 @@ impl EndpointConfig {
 
     /// Takes what protection needs of each datagram from what sessions may fill.
     pub(in super::super) fn make_room_for_protection(&mut self) {
-        let added = self.protection.front() + self.protection.behind();
-        let mtu = self.session.mtu.saturating_sub(added);
+        let mtu = self.session.mtu.saturating_sub(self.protection.added());
         Arc::make_mut(&mut self.session).mtu = mtu;
     }
 }
