@@ -26,7 +26,8 @@ pub const MAX_CHUNK_BYTES: usize = 16 << 20;
 pub const MAX_CHUNK_ALIGN: usize = 4096;
 
 /// Requests of up to this many bytes find their class by one load.
-const TABLE_BYTES: usize = 64 << 10;
+// Fewer in models: a pool is built on the stack, of which loom's threads have little.
+const TABLE_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
 const TABLE_LEN: usize = TABLE_BYTES / CHUNK_ALIGN + 1;
 /// A slab holds at least this many chunks of the largest class.
 const MIN_CHUNKS_PER_SLAB: usize = 4;
