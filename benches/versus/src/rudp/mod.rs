@@ -20,24 +20,27 @@ use crate::scaling::Point;
 use scenario::{Figure, Scenario, Size};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use transports::{CORRECTED, Ours, Quinn, SEALED, TokioKcp};
+use transports::{BARE, CORRECTED, Ours, Quinn, SEALED, TokioKcp};
 
 pub(crate) use targets::of as targets_of;
 
 /// The name of our own entry.
 pub(crate) const OURS: &str = "slab-net";
 
+/// Ours without GSO and GRO: the kernel does for it what it does for the others.
+const PLAIN: &str = "slab-net-plain";
+
 const PEERS: [&str; 4] = ["tokio_kcp", "quinn", "kcp-go", "rusty_enet"];
 
 impl Scenario {
     fn peers(self) -> &'static [&'static str] {
         match self {
-            Self::ToKcpGo | Self::Corrected => &["kcp-go"],
-            Self::Sealed => &["quinn"],
-            Self::Counted(_) => &["tokio_kcp", "kcp-go"],
-            // Five hundred TLS handshakes a sample are too long for it.
-            Self::Fanout => &["tokio_kcp", "kcp-go", "rusty_enet"],
-            _ => &PEERS,
+            Self::ToKcpGo | Self::Corrected => &[PLAIN, "kcp-go"],
+            Self::Sealed => &[PLAIN, "quinn"],
+            Self::Counted(_) => &[PLAIN, "tokio_kcp", "kcp-go"],
+            // Five hundred TLS handshakes a sample are too long for quinn.
+            Self::Fanout => &[PLAIN, "tokio_kcp", "kcp-go", "rusty_enet"],
+            _ => &[PLAIN, "tokio_kcp", "quinn", "kcp-go", "rusty_enet"],
         }
     }
 
@@ -47,20 +50,28 @@ impl Scenario {
             go::available()?;
         }
         guarded(|| match (self, peer) {
-            (Self::ToKcpGo, OURS) => {
-                go::sink(|address| streams::send_to::<Ours>(address, size.window))
-            }
-            (Self::Counted(_), OURS | "tokio_kcp") if !heap::is_counted() => {
+            (Self::Counted(_), OURS | PLAIN | "tokio_kcp") if !heap::is_counted() => {
                 in_child(self, peer, size, seed)
             }
-            (Self::Sealed, OURS) => streams::run::<Ours<SEALED>>(self, size, seed),
-            (Self::Corrected, OURS) => streams::run::<Ours<CORRECTED>>(self, size, seed),
             (_, "kcp-go") => go::run(self, size, seed),
             (_, "rusty_enet") => enet::run(self, size, seed),
             (_, "tokio_kcp") => streams::run::<TokioKcp>(self, size, seed),
             (_, "quinn") => streams::run::<Quinn>(self, size, seed),
-            _ => streams::run::<Ours>(self, size, seed),
+            (_, PLAIN) => self.run_ours::<false>(size, seed),
+            _ => self.run_ours::<true>(size, seed),
         })
+    }
+
+    /// With GSO and GRO, or without.
+    fn run_ours<const OFFLOAD: bool>(self, size: &Size, seed: u64) -> Vec<f64> {
+        match self {
+            Self::ToKcpGo => {
+                go::sink(|address| streams::send_to::<Ours<BARE, OFFLOAD>>(address, size.window))
+            }
+            Self::Sealed => streams::run::<Ours<SEALED, OFFLOAD>>(self, size, seed),
+            Self::Corrected => streams::run::<Ours<CORRECTED, OFFLOAD>>(self, size, seed),
+            _ => streams::run::<Ours<BARE, OFFLOAD>>(self, size, seed),
+        }
     }
 }
 
@@ -74,7 +85,7 @@ pub(crate) fn run(
     filter: &Filter,
     report: &mut Report,
 ) -> Result<(), String> {
-    if ours != OURS && !PEERS.contains(&ours) {
+    if ours != OURS && ours != PLAIN && !PEERS.contains(&ours) {
         return Err(format!("no peer is called {ours}"));
     }
     // Two runtime threads, or processes, share the CPUs as they like.

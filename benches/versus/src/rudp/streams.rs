@@ -49,6 +49,10 @@ pub(super) trait Transport: 'static {
     }
 }
 
+/// Of the runtime.
+const THREADS: usize = 2;
+/// How long one of them waits for the others.
+const MEETING: Duration = Duration::from_millis(100);
 /// A run that takes longer hangs.
 const TOO_LONG: Duration = Duration::from_secs(30);
 /// Bytes of a read and of a write of `Bulk` and `Lossy`.
@@ -80,7 +84,7 @@ pub(super) fn run<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> V
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(THREADS)
         .enable_all()
         .build()
         .expect("a runtime")
@@ -375,9 +379,28 @@ async fn fanout<T: Transport>(size: &Size) -> Vec<f64> {
 /// Heap of both ends, and CPU time, of sessions that said hello and nothing since.
 async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
     let (mut listener, address) = T::listen().await;
-    // What is there once does not count: the first sessions are not among those that do.
+    // What is there once does not count: the first sessions are not among those that do, nor is what
+    // each of the runtime's threads keeps once it has sent something.
     let client = T::client();
-    let first = greet::<T>(&mut listener, T::connect_from(&client, address)).await;
+    let here = Arc::new(AtomicU64::new(0));
+    let mut first = JoinSet::new();
+    for _ in 0..THREADS {
+        let mut pair = greet::<T>(&mut listener, T::connect_from(&client, address)).await;
+        let here = Arc::clone(&here);
+        first.spawn(async move {
+            // Each on a thread of its own: it keeps that busy until the other has come, or is late.
+            here.fetch_add(1, Ordering::Relaxed);
+            let begin = Instant::now();
+            while here.load(Ordering::Relaxed) < THREADS as u64 && begin.elapsed() < MEETING {
+                std::thread::yield_now();
+            }
+            pair.client.write_all(&[7]).await.expect("written");
+            pair.client.flush().await.expect("written");
+            assert_eq!(pair.server.read_u8().await.expect("a greeting"), 7);
+            pair
+        });
+    }
+    let first = first.join_all().await;
     sleep(size.idle_settle).await;
     let before = memory::<T>();
     let mut pairs = Vec::with_capacity(size.idle_sessions);

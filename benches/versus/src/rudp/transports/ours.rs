@@ -8,10 +8,10 @@ use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig, Stream
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
-/// As it is, or with what [`SEALED`] and [`CORRECTED`] say.
-pub(crate) struct Ours<const KIND: u8 = PLAIN>;
+/// As it is, or with what [`SEALED`] and [`CORRECTED`] say; with GSO and GRO, or without.
+pub(crate) struct Ours<const KIND: u8 = BARE, const OFFLOAD: bool = true>;
 
-const PLAIN: u8 = 0;
+pub(crate) const BARE: u8 = 0;
 /// With AES-GCM.
 pub(crate) const SEALED: u8 = 1;
 /// With two datagrams of parity to two of data.
@@ -20,8 +20,9 @@ pub(crate) const CORRECTED: u8 = 2;
 /// As many sessions from one prefix as a scenario opens.
 const SESSIONS: usize = 4096;
 
-fn config(kind: u8) -> EndpointConfig {
+fn config(kind: u8, offload: bool) -> EndpointConfig {
     let config = EndpointConfig::new(SessionConfig::fast().window(1024, 1024).stream(true))
+        .offload(offload)
         .max_sessions(SESSIONS)
         .max_half_open(SESSIONS, SESSIONS)
         .backlog(SESSIONS);
@@ -45,7 +46,7 @@ fn pool() -> &'static PacketPool {
     })
 }
 
-impl<const KIND: u8> Transport for Ours<KIND> {
+impl<const KIND: u8, const OFFLOAD: bool> Transport for Ours<KIND, OFFLOAD> {
     type Listener = Endpoint;
     type Stream = Stream;
     type Client = Endpoint;
@@ -61,14 +62,14 @@ impl<const KIND: u8> Transport for Ours<KIND> {
     }
 
     async fn connect(to: SocketAddr) -> Stream {
-        Connection::connect(to, pool(), config(KIND))
+        Connection::connect(to, pool(), config(KIND, OFFLOAD))
             .expect("a socket")
             .into_stream()
     }
 
     fn client() -> Endpoint {
         let any = ([127, 0, 0, 1], 0).into();
-        Endpoint::bind(any, pool(), config(KIND)).expect("a socket")
+        Endpoint::bind(any, pool(), config(KIND, OFFLOAD)).expect("a socket")
     }
 
     async fn connect_from(client: &Endpoint, to: SocketAddr) -> Stream {
