@@ -6,6 +6,7 @@ mod cpu;
 mod heap;
 mod machine;
 mod measure;
+mod metrics;
 mod packet;
 mod report;
 mod results;
@@ -78,6 +79,8 @@ enum Group {
     Udp,
     /// Reliable sessions.
     Rudp,
+    /// Being watched.
+    Metrics,
 }
 
 fn main() -> ExitCode {
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
     if let Some(arguments) = &options.count {
         let counted = match &arguments[0][..] {
             "udp" => udp::child(&arguments[1..]),
+            "metrics" => metrics::child(&arguments[1..]),
             _ => rudp::child(&arguments[1..]),
         };
         return ended(counted.ok_or_else(|| "it cannot be counted".into()));
@@ -115,10 +119,11 @@ fn main() -> ExitCode {
         (None, Group::Packet) => packet::OURS,
         (None, Group::Udp) => udp::OURS,
         (None, Group::Rudp) => rudp::OURS,
+        (None, Group::Metrics) => metrics::OURS,
     };
     let groups = match options.group {
         Some(group) => vec![group],
-        None => vec![Group::Alloc, Group::Packet, Group::Udp, Group::Rudp],
+        None => Group::value_variants().to_vec(),
     };
     let mut names: Vec<&str> = groups.iter().map(|&group| ours(group)).collect();
     names.dedup();
@@ -134,6 +139,7 @@ fn main() -> ExitCode {
         Group::Packet => packet::run(ours(group), options.quick, &filter, &mut report),
         Group::Udp => udp::run(ours(group), &plan, &filter, &mut report),
         Group::Rudp => rudp::run(ours(group), options.quick, &filter, &mut report),
+        Group::Metrics => metrics::run(ours(group), options.quick, &filter, &mut report),
     });
     if outcome.is_err() {
         return ended(outcome);

@@ -2,7 +2,7 @@
 //! from nothing else, so that the two cannot differ.
 
 use crate::report::{Report, Target, origin};
-use crate::{alloc, machine, packet, rudp, udp};
+use crate::{alloc, machine, metrics, packet, rudp, udp};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs;
@@ -58,6 +58,7 @@ fn targets_of(group: &str, case: &str, peer: &str) -> Vec<Target> {
         "packet" => packet::targets_of(case, peer),
         "udp" => udp::targets_of(case, peer),
         "rudp" => rudp::targets_of(case, peer),
+        "metrics" => metrics::targets_of(case, peer),
         _ => Vec::new(),
     }
 }

@@ -104,6 +104,16 @@ fn a_resident_scenario_runs_in_a_child() {
 }
 
 #[test]
+fn rows_of_metrics_are_of_two_processes_or_one() {
+    let json = json_of("metrics", "scrape-allocs/one-class");
+    has_the_promised_form(&json);
+    assert_eq!(json["rows"][0]["ours"], json["rows"][0]["theirs"]);
+    let json = json_of("metrics", "scrape/recorder");
+    has_the_promised_form(&json);
+    assert_eq!(rows(&json), [("scrape", "recorder")]);
+}
+
+#[test]
 fn an_unknown_peer_is_one_line_and_status_2() {
     let output = versus(&["alloc", "--ours", "nobody"]);
     assert_eq!(output.status.code(), Some(2));

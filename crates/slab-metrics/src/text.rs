@@ -4,8 +4,8 @@
 //! each line, all but its number. A scrape then reads the sources into one list of numbers and
 //! writes the page into one string, so that it allocates that string and nothing else, however many
 //! pools and classes there are. The same page by way of a recorder of
-//! `metrics-exporter-prometheus` takes more than ten times as long (`cargo bench -p slab-metrics
-//! --bench scrape`), because a render copies every key.
+//! `metrics-exporter-prometheus` takes more than ten times as long (`cargo run --release -p versus --
+//! metrics --only scrape/`), because a render copies every key.
 
 use crate::collector::Collector;
 use crate::names::{Family, Kind};
