@@ -326,9 +326,9 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
         };
         // Some packets are kept for long, to see that their memory is not given to others.
         let mut kept = HashMap::new();
-        let mut checked = 0;
+        let mut checked = 0_usize;
         let mut seen = vec![false; count as usize];
-        let (mut next, mut in_flight) = (0, 0);
+        let (mut next, mut in_flight) = (0_u64, 0_u64);
         while next < count || in_flight > 0 {
             while next < count && in_flight < WINDOW {
                 if next % 16 == 8 && next + 8 <= count {
@@ -344,11 +344,19 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
                     in_flight += 1;
                 }
             }
-            for packet in receiver.recv_batch().await.unwrap().into_packets() {
+            let second = std::time::Duration::from_secs(1);
+            let Ok(batch) = tokio::time::timeout(second, receiver.recv_batch()).await else {
+                // Where all sockets together have too much queued, the kernel drops, and says so.
+                if receiver.monitor().stats().kernel_dropped_datagrams > 0 {
+                    in_flight = 0;
+                }
+                continue;
+            };
+            for packet in batch.unwrap().into_packets() {
                 let seed = u64::from_le_bytes(packet[..8].try_into().unwrap());
                 assert_eq!(packet[..], make(seed)[..]);
                 assert!(!std::mem::replace(&mut seen[seed as usize], true));
-                in_flight -= 1;
+                in_flight = in_flight.saturating_sub(1);
                 if seed.is_multiple_of(50) {
                     kept.insert(seed, pool.compact(packet));
                 }
@@ -360,9 +368,17 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
                 }
             }
         }
-        assert!(seen.iter().all(|&seen| seen));
-        assert_eq!(checked, count / 50);
-        assert_eq!(receiver.monitor().stats().dropped(), 0);
+        let missing = seen.iter().filter(|&&seen| !seen).count() as u64;
+        let kept = (0..count).step_by(50).filter(|&seed| seen[seed as usize]);
+        assert_eq!(checked, kept.count());
+        let stats = receiver.monitor().stats();
+        let dropped = stats.kernel_dropped_datagrams;
+        assert!(
+            dropped <= missing && missing <= 64 * dropped,
+            "{missing} {stats:?}"
+        );
+        assert_eq!(stats.received_datagrams, count - missing);
+        assert_eq!(stats.dropped(), 0);
         drop(receiver);
         assert_eq!(pool.slab().stats().in_use(), 0);
     }
