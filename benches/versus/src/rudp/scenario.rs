@@ -208,9 +208,9 @@ impl Size {
             fanout_sessions: 500,
             fanout_window: Duration::from_millis(100),
             idle_sessions: 200,
-            // Beyond KCP's first time-out, 200 ms: what was armed for it is a part of opening.
-            idle_settle: Duration::from_millis(250),
-            idle_window: Duration::from_millis(300),
+            // Beyond the first question for a window, 500 ms: what is armed for it is a part of opening.
+            idle_settle: Duration::from_millis(600),
+            idle_window: Duration::from_millis(200),
         }
     }
 
