@@ -164,7 +164,8 @@ impl SessionConfig {
         self
     }
 
-    /// How long a session that was closed goes on trying to deliver what was sent. Default: 10 s.
+    /// How long a session that was closed goes on trying to deliver what was sent, and then to tell
+    /// the peer that it is closed. Default: 10 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self

@@ -310,6 +310,7 @@ impl Session {
                     CloseReason::Closed
                 });
             }
+            // Not answered: two that answer each other's answers would never end.
             Phase::Notifying { .. } | Phase::Quiet { .. } => self.end(CloseReason::Closed),
             // It has not heard our answer.
             Phase::Over(_) => self.notify = true,

@@ -193,10 +193,12 @@ enum Phase {
     Lingering {
         until: Time,
     },
-    /// Everything is delivered; the peer is told, so many times more, next at this time.
+    /// Everything is delivered; the peer is told, again at this time and then after twice the wait,
+    /// until it answers or the linger time is over.
     Notifying {
-        left: u8,
+        until: Time,
         at: Time,
+        wait: Duration,
     },
     /// Over, but for acknowledging what the peer sends again because an acknowledgement was lost.
     Quiet {

@@ -13,8 +13,8 @@ const PROBE_FIRST: Duration = Duration::from_millis(500);
 const PROBE_LONGEST: Duration = Duration::from_secs(10);
 /// Segments sent again for one time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
-/// Close notices, if none is answered.
-const NOTICES: u8 = 3;
+/// Time-outs that a close notice may take, although the linger time is over.
+const NOTICES: u32 = 3;
 
 impl Session {
     /// When [`handle_timeout`](Self::handle_timeout) has to be called, if nothing happens before.
@@ -98,8 +98,10 @@ impl Session {
                 });
             }
             Phase::Quiet { until } if until <= now => return self.end(CloseReason::Closed),
-            Phase::Notifying { left: 0, at } if at <= now => return self.end(CloseReason::Closed),
-            Phase::Notifying { left, at } if at <= now => self.notify_again(left),
+            Phase::Notifying { until, .. } if until <= now => {
+                return self.end(CloseReason::Closed);
+            }
+            Phase::Notifying { until, at, wait } if at <= now => self.notify(until, wait * 2),
             _ => {}
         }
         if self.keepalive_at <= now {
@@ -168,14 +170,18 @@ impl Session {
 
     /// Goes on with closing once everything is delivered.
     pub(super) fn finish_if_sent(&mut self) {
-        if !matches!(self.phase, Phase::Lingering { .. }) || !self.send.is_empty() {
+        let Phase::Lingering { until } = self.phase else {
+            return;
+        };
+        if !self.send.is_empty() {
             return;
         }
         if !self.peer.answered {
             // Whether it would understand a close notice is not known yet.
             self.ask |= self.probe.is_none();
         } else if self.peer.is_ours && self.peer.has_token {
-            self.notify_again(NOTICES);
+            let wait = self.recovery.timeout();
+            self.notify(until.max(self.now + wait * NOTICES), wait);
         } else {
             // As long as the peer would take to send something again.
             let until = self.now + self.recovery.timeout() * 3;
@@ -183,11 +189,14 @@ impl Session {
         }
     }
 
-    fn notify_again(&mut self, left: u8) {
+    /// Tells the peer, until it answers or the time is over: a peer that never hears of it keeps the
+    /// session for its idle timeout.
+    fn notify(&mut self, until: Time, wait: Duration) {
         self.notify = true;
         self.phase = Phase::Notifying {
-            left: left - 1,
-            at: self.now + self.recovery.timeout(),
+            until,
+            at: until.min(self.now + wait),
+            wait,
         };
     }
 }
@@ -202,6 +211,17 @@ mod tests {
 
     /// Lets both talk for that long, and returns how often one was looked after.
     fn run(ends: &mut [Session; 2], pool: &PacketPool, now: &mut Time, until: Time) -> u32 {
+        run_over(ends, pool, now, until, true)
+    }
+
+    /// As [`run`], over a path that may lose everything.
+    fn run_over(
+        ends: &mut [Session; 2],
+        pool: &PacketPool,
+        now: &mut Time,
+        until: Time,
+        arrives: bool,
+    ) -> u32 {
         let mut wakes = 0;
         let mut scratch = [0; 2048];
         while *now < until {
@@ -213,7 +233,9 @@ mod tests {
                 }
                 while let Some(out) = ends[from].poll_transmit(*now, &mut scratch, 1) {
                     let datagram = pool.try_copy_from_slice(out.contents()).unwrap();
-                    ends[1 - from].handle_datagram(*now, datagram).unwrap();
+                    if arrives {
+                        ends[1 - from].handle_datagram(*now, datagram).unwrap();
+                    }
                     said = true;
                 }
             }
@@ -247,5 +269,36 @@ mod tests {
         // Each asks after 15 seconds at the most.
         assert!((20..=120).contains(&wakes), "{wakes} in ten minutes");
         assert!(ends.iter().all(|end| end.ended().is_none()));
+    }
+
+    #[test]
+    fn a_close_notice_is_repeated_until_it_arrives_or_the_linger_time_is_over() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(4 << 20);
+        let config = SessionConfig::fast();
+        for dead_for in [Duration::from_secs(4), Duration::from_secs(20)] {
+            let mut now = Time::ZERO;
+            let mut ends = [Side::Client, Side::Server]
+                .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+            ends[0].send_slice(b"hello").unwrap();
+            ends[1].send_slice(b"hello").unwrap();
+            let settled = now + Duration::from_secs(1);
+            run(&mut ends, &pool, &mut now, settled);
+
+            ends[0].close(now);
+            let before = ends[0].stats().sent_datagrams;
+            let dead = now + dead_for;
+            run_over(&mut ends, &pool, &mut now, dead, false);
+            let notices = ends[0].stats().sent_datagrams - before;
+            assert!(
+                (5..=12).contains(&notices),
+                "{notices}, each after twice the time"
+            );
+            let later = now + Duration::from_secs(10);
+            run(&mut ends, &pool, &mut now, later);
+            assert_eq!(ends[0].ended(), Some(CloseReason::Closed));
+            let heard = ends[1].ended() == Some(CloseReason::ClosedByPeer);
+            assert_eq!(heard, dead_for < config.linger);
+        }
     }
 }
