@@ -389,7 +389,7 @@ impl Session {
             DEFAULT_WINDOW
         };
         self.peer.told = true;
-        if self.peer.answered && diff(self.peer.edge, self.send.next()) > 0 {
+        if self.peer.is_known() && diff(self.peer.edge, self.send.next()) > 0 {
             self.probe = None;
         }
     }

@@ -166,8 +166,10 @@ struct Peer {
     largest_window: u32,
     /// Has it told its window? Any segment does.
     told: bool,
-    /// Has it answered a WASK?
+    /// Has it told its window by a WINS?
     answered: bool,
+    /// How often it was asked by a WASK.
+    asks: u8,
     /// When the last WASK was sent, and how many microseconds its answer took; 0 if none came.
     asked_at: Option<Time>,
     answered_micros: u32,
@@ -176,6 +178,15 @@ struct Peer {
     has_token: bool,
     /// Has it answered a WASK as only this library does?
     is_ours: bool,
+}
+
+impl Peer {
+    /// Is it settled whether the peer is ours? A WINS that does not say so may have come unasked,
+    /// from a peer of ours that did not get the question.
+    fn is_known(&self) -> bool {
+        const ENOUGH: u8 = 4;
+        self.is_ours || self.answered && self.asks >= ENOUGH
+    }
 }
 
 /// How far the peer's address can be trusted.
@@ -291,6 +302,7 @@ impl Session {
                 largest_window: DEFAULT_WINDOW,
                 told: false,
                 answered: false,
+                asks: 0,
                 asked_at: None,
                 answered_micros: 0,
                 token: 0,

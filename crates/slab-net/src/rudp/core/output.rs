@@ -204,7 +204,8 @@ impl Session {
             self.ask = false;
             self.peer.asked_at = Some(self.now);
             self.stats.probes += 1;
-            if !self.peer.answered {
+            self.peer.asks = self.peer.asks.saturating_add(1);
+            if !self.peer.is_known() {
                 self.ask_again();
             }
             let header = Header {

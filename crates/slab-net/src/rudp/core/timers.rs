@@ -176,10 +176,13 @@ impl Session {
         if !self.send.is_empty() {
             return;
         }
-        if !self.peer.answered {
+        if !self.peer.is_known() {
             // Whether it would understand a close notice is not known yet.
             self.ask |= self.probe.is_none();
-        } else if self.peer.is_ours && self.peer.has_token {
+        } else if self.peer.is_ours {
+            if !self.peer.has_token {
+                return; // Its questions were lost; it goes on asking.
+            }
             let wait = self.recovery.timeout();
             self.notify(until.max(self.now + wait * NOTICES), wait);
         } else {
@@ -205,6 +208,7 @@ impl Session {
 mod tests {
     use super::super::super::budget::MemoryBudget;
     use super::super::super::config::SessionConfig;
+    use super::super::super::wire::{Command, Header};
     use super::super::Side;
     use super::*;
     use crate::packet::PacketPool;
@@ -300,5 +304,39 @@ mod tests {
             let heard = ends[1].ended() == Some(CloseReason::ClosedByPeer);
             assert_eq!(heard, dead_for < config.linger);
         }
+    }
+
+    #[test]
+    fn a_window_told_unasked_does_not_pass_for_an_answer() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(4 << 20);
+        let config = SessionConfig::fast();
+        let mut now = Time::ZERO;
+        let mut ends = [Side::Client, Side::Server]
+            .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+        ends[0].send_slice(b"hello").unwrap();
+        // The question is lost, and so is what came with it.
+        while ends[0].poll_transmit(now, &mut [0; 2048], 1).is_some() {}
+        let told = Header {
+            conv: 1,
+            cmd: Command::TellWindow,
+            frg: 0,
+            wnd: 64,
+            ts: 0,
+            sn: 64,
+            una: 0,
+            len: 0,
+        };
+        let mut datagram = [0; HEADER_BYTES];
+        told.encode(&mut datagram);
+        let datagram = pool.try_copy_from_slice(&datagram).unwrap();
+        ends[0].handle_datagram(now, datagram).unwrap();
+        assert!(ends[0].is_peer_window_known());
+
+        ends[0].close(now);
+        let later = now + Duration::from_secs(20);
+        run(&mut ends, &pool, &mut now, later);
+        assert_eq!(ends[0].ended(), Some(CloseReason::Closed));
+        assert_eq!(ends[1].ended(), Some(CloseReason::ClosedByPeer));
     }
 }
