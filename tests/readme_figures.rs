@@ -109,7 +109,7 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// The table, from the JSON of the four groups.
+/// The table, from the JSON of the groups.
 fn table() -> String {
     let mut text = String::from(
         "| what | against | ours | theirs | ours is better by (range) |\n|---|---|---|---|---|\n",
