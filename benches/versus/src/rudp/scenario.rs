@@ -198,16 +198,16 @@ pub(super) const PACED_LOSS: [u8; 2] = [1, 5];
 impl Size {
     pub(super) fn quick() -> Self {
         Self {
-            rounds: 5,
+            rounds: 3,
             window: Duration::from_millis(80),
             lossy_start: Duration::from_millis(80),
             lossy_window: Duration::from_millis(120),
             echoes: 1500,
             paced_sessions: 16,
-            paced_messages: 20,
+            paced_messages: 16,
             fanout_sessions: 500,
             fanout_window: Duration::from_millis(100),
-            idle_sessions: 200,
+            idle_sessions: 100,
             // Beyond the first question for a window, 500 ms: what is armed for it is a part of opening.
             idle_settle: Duration::from_millis(600),
             idle_window: Duration::from_millis(200),
@@ -222,6 +222,7 @@ impl Size {
             lossy_window: Duration::from_secs(1),
             echoes: 20_000,
             paced_messages: 200,
+            idle_sessions: 200,
             fanout_window: Duration::from_secs(1),
             idle_settle: Duration::from_millis(500),
             idle_window: Duration::from_secs(1),

@@ -29,7 +29,12 @@ const ASKED: &[Asked] = &[
         Bound::Ours(0.0005),
     ),
     // 1.5 KB; "100 000 sessions in 200 MB" is more.
-    (7, "idle-heap", &PEERS, Bound::Ours(1500.0)),
+    (
+        7,
+        "idle-heap",
+        &["tokio_kcp", "quinn", "kcp-go"],
+        Bound::Ours(1500.0),
+    ),
     (7, "idle-cpu", &["tokio_kcp"], Bound::Ratio(100.0)),
 ];
 
