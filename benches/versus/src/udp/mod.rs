@@ -20,6 +20,10 @@ pub(crate) use targets::of as targets_of;
 /// The name of our own entry.
 pub(crate) const OURS: &str = "slab-net";
 
+/// Ours by io_uring instead of by readiness. Only where the sender is live: elsewhere the thread that
+/// receives fills the queue first, and the kernel's part would be done there, before the clock runs.
+const URING: &str = "slab-net-uring";
+
 /// What is measured, without by whom.
 #[derive(Debug, Clone, Copy)]
 enum Case {
@@ -144,7 +148,7 @@ impl Case {
             ],
             Self::Xcore(Wire::PlainIntoGro, _) => &[],
             Self::Batch(_) => &["quinn-udp-raw", "recvmmsg-raw"],
-            Self::Paced => &["tokio-fresh", "slab-net-metadata"],
+            Self::Paced => &["tokio-fresh", "slab-net-metadata", URING],
             Self::Echo(_) => &["tokio"],
             Self::Allocations(_) => &["tokio-fresh"],
             Self::Pinned => &["keep-buffer"],

@@ -1,8 +1,10 @@
 //! `paced`: a live sender on another CPU, so slow that the queue is short. The receiver's CPU time.
 
+use super::URING;
 use super::peers::check;
 use super::rig::{ANY, DATAGRAM_BUFFER, Wire};
 use super::rig::{our_receiver, our_receiver_of, pool, runtime, their_socket};
+use super::rig::{uring_is_there, uring_receiver};
 use crate::cpu::{ThreadClock, pin};
 use crate::measure::Sampler;
 use bytes::BytesMut;
@@ -20,6 +22,11 @@ pub(super) fn sampler(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
     match peer {
         super::OURS => Ok(ours(other_cpu, || our_receiver(Wire::Plain))),
         "slab-net-metadata" => Ok(ours(other_cpu, || our_receiver_of(&pool(), Wire::Plain))),
+        URING => {
+            uring_is_there()?;
+            let receiver = || uring_receiver(Wire::Plain).expect("it was there before");
+            Ok(ours(other_cpu, receiver))
+        }
         "tokio-fresh" => Ok(recv_buf_from(other_cpu)),
         _ => Err("it has no such case".into()),
     }

@@ -1,7 +1,7 @@
 //! What all cases share: sockets on loopback, queues that are filled beforehand, clocks.
 
-use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, Transmit, UdpReceiver, UdpReceiverBuilder, UdpSender};
+use slab_net::{PacketPool, SizeClasses};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use tokio::runtime::Runtime;
 
@@ -53,6 +53,35 @@ pub(super) fn our_receiver(wire: Wire) -> UdpReceiver {
 /// Our receiver for this wire, in the current runtime, with all metadata.
 pub(super) fn our_receiver_of(pool: &PacketPool, wire: Wire) -> UdpReceiver {
     bind(our_builder(pool, wire))
+}
+
+/// Our receiver for this wire by io_uring, in the current runtime. Its pool has a class for a
+/// super-buffer and what the kernel puts in front of it.
+///
+/// # Errors
+/// There is no io_uring for us here.
+pub(super) fn uring_receiver(wire: Wire) -> Result<UdpReceiver, String> {
+    let mut sizes = SizeClasses::network().sizes().to_vec();
+    sizes.push(66 << 10);
+    let pool = PacketPool::builder()
+        .size_classes(SizeClasses::explicit(&sizes).expect("the classes are valid"))
+        .max_memory(256 << 20)
+        .build()
+        .expect("256 MiB of address space");
+    let receiver = bind(our_builder(&pool, wire).io_uring(true));
+    if receiver.uses_io_uring() {
+        Ok(receiver)
+    } else {
+        Err("there is no io_uring here".into())
+    }
+}
+
+/// # Errors
+/// There is no io_uring for us here.
+pub(super) fn uring_is_there() -> Result<(), String> {
+    let runtime = runtime();
+    let _inside = runtime.enter();
+    uring_receiver(Wire::Plain).map(drop)
 }
 
 fn bind(builder: UdpReceiverBuilder) -> UdpReceiver {
