@@ -39,7 +39,8 @@ impl Scenario {
             Self::Sealed => &[PLAIN, "quinn"],
             // Neither has to do with system calls.
             Self::Counted(_) => &["tokio_kcp", "kcp-go"],
-            Self::Idle => &["tokio_kcp", "quinn", "kcp-go"],
+            Self::Idle => &["tokio_kcp", "kcp-go"],
+            Self::Paced => &[PLAIN, "tokio_kcp", "quinn", "kcp-go"],
             // Five hundred TLS handshakes a sample are too long for quinn.
             Self::Fanout => &[PLAIN, "tokio_kcp", "kcp-go", "rusty_enet"],
             _ => &[PLAIN, "tokio_kcp", "quinn", "kcp-go", "rusty_enet"],

@@ -200,17 +200,17 @@ impl Size {
         Self {
             rounds: 3,
             window: Duration::from_millis(80),
-            lossy_start: Duration::from_millis(80),
-            lossy_window: Duration::from_millis(120),
+            lossy_start: Duration::from_millis(50),
+            lossy_window: Duration::from_millis(100),
             echoes: 1500,
             paced_sessions: 16,
-            paced_messages: 16,
+            paced_messages: 8,
             fanout_sessions: 500,
             fanout_window: Duration::from_millis(100),
             idle_sessions: 100,
             // Beyond the first question for a window, 500 ms: what is armed for it is a part of opening.
-            idle_settle: Duration::from_millis(600),
-            idle_window: Duration::from_millis(200),
+            idle_settle: Duration::from_millis(550),
+            idle_window: Duration::from_millis(100),
         }
     }
 
