@@ -41,7 +41,7 @@ const ASKED: &[Asked] = &[
     (
         7,
         "idle-heap",
-        &["tokio_kcp", "quinn", "kcp-go"],
+        &["tokio_kcp", "kcp-go"],
         Bound::Ours(1500.0),
     ),
     (7, "idle-cpu", &["tokio_kcp"], Bound::Ratio(100.0)),
