@@ -1,8 +1,8 @@
 //! Allocation when the thread's magazine had nothing: the depot, then the slabs, then reclaim.
 
 use crate::call_site::CallSite;
-use crate::class::BATCH_MAX;
 use crate::error::AllocError;
+use crate::geometry::BATCH_MAX;
 use crate::inner::Inner;
 use crate::local;
 use crate::magazine::Source;

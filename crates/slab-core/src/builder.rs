@@ -1,8 +1,9 @@
 //! [`SlabPoolBuilder`]: how a pool is set up.
 
 use crate::arena::Arena;
-use crate::class::{ClassTable, SizeClasses};
+use crate::class::SizeClasses;
 use crate::error::ConfigError;
+use crate::geometry::ClassTable;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::sys::page_size;

@@ -12,7 +12,8 @@
 //!
 //! `blocks <= chunks / batch + one in the hand of each thread that moves a batch`
 
-use crate::class::{BATCH_MAX, ClassTable, MAX_CLASSES};
+use crate::class::MAX_CLASSES;
+use crate::geometry::{BATCH_MAX, ClassTable};
 use crate::sync::{AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, Zeroable};
 use crate::units::write_units;
 use arrayvec::ArrayVec;

@@ -1,6 +1,6 @@
 //! A free when the thread's magazine was full or shut: the depot, a slab, or the end of the pool.
 
-use crate::class::BATCH_MAX;
+use crate::geometry::BATCH_MAX;
 use crate::inner::Inner;
 use crate::local;
 use crate::sync::Ordering;

@@ -24,11 +24,12 @@
 use crate::arena::Arena;
 use crate::builder::{Backing, Mode, SlabPoolBuilder};
 use crate::call_site::CallSite;
-use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
+use crate::class::{CHUNK_ALIGN, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::episode::Episode;
 use crate::error::ConfigError;
 use crate::fork;
+use crate::geometry::ClassTable;
 use crate::guard::CLOSED;
 use crate::hardening::Hardening;
 use crate::magazine::Tally;

@@ -52,6 +52,7 @@ mod faults;
 #[cfg(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri))))]
 mod fork;
 mod free;
+mod geometry;
 mod guard;
 mod hardening;
 mod inner;

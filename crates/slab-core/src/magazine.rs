@@ -11,7 +11,7 @@
 //! other magazine, no batch and no caller's hand; unless the gate says [`TAKEN`], and then they are
 //! somebody else's, and the magazine counts as empty.
 
-use crate::class::BATCH_MAX;
+use crate::geometry::BATCH_MAX;
 use crate::guard::{Guard, SHUT, TAKEN};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::{read_units, write_units};

@@ -7,8 +7,9 @@
 
 mod pools;
 
-use crate::class::{BATCH_MAX, ClassTable, SizeClasses};
+use crate::class::SizeClasses;
 use crate::depot::Depot;
+use crate::geometry::{BATCH_MAX, ClassTable};
 use crate::shared::count;
 use crate::sync::{AtomicU32, Ordering};
 use crate::thread_cache::ThreadCache;

@@ -1,7 +1,7 @@
 //! Which threads have caches in the pool: they register on first use, and give back what they hold
 //! when they end.
 
-use crate::class::BATCH_MAX;
+use crate::geometry::BATCH_MAX;
 use crate::guard::{PRESSURE, SCRUB};
 use crate::inner::Inner;
 use crate::local;

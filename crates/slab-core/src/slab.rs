@@ -19,8 +19,9 @@
 
 use crate::arena::Arena;
 use crate::builder::Growth;
-use crate::class::{CHUNK_ALIGN, ClassTable, MAX_CLASSES};
+use crate::class::{CHUNK_ALIGN, MAX_CLASSES};
 use crate::error::AllocError;
+use crate::geometry::ClassTable;
 use crate::sync::Table;
 use crate::sys::asan;
 use alloc::{vec, vec::Vec};

@@ -1,11 +1,12 @@
 //! The magazines of one thread in one pool, and where in it a class's magazine lies.
 
-use crate::class::{ClassTable, MAX_CLASSES};
+use crate::class::MAX_CLASSES;
+use crate::geometry::ClassTable;
 use crate::magazine::Magazine;
 
 /// A class as what the fast paths have to know of it, some instructions and a load sooner: bits
 /// 0..16 are its magazine's distance from the start of a [`ThreadCache`] in bytes, which is never
-/// zero, bits 16..32 its [`count_shift`](crate::class::Geometry::count_shift).
+/// zero, bits 16..32 its [`count_shift`](crate::geometry::Geometry::count_shift).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Place(u32);

@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 
 /// Calls `copy` with `units` in pieces of a few fixed lengths, so that copying one is a handful of
 /// moves instead of a call of `memcpy`, which took a third longer for batches of 32.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 #[inline(always)]
 fn in_pieces(units: &[u32], mut copy: impl FnMut(&[u32])) {
     let mut rest = units;

@@ -2,7 +2,8 @@
 
 use super::{BOUND, model};
 use crate::builder::{Mode, SlabPoolBuilder};
-use crate::class::{ClassTable, SizeClasses};
+use crate::class::SizeClasses;
+use crate::geometry::ClassTable;
 use crate::inner::{ENDED, Handle, Inner};
 use crate::sync::Ordering;
 use crate::wait::{Answer, Turn};

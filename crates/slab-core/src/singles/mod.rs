@@ -128,7 +128,8 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::builder::SlabPoolBuilder;
-    use crate::class::{ClassTable, SizeClasses};
+    use crate::class::SizeClasses;
+    use crate::geometry::ClassTable;
     use crate::inner::{ENDED, Handle};
     use crate::model::model;
     use crate::sync::{AtomicBool, Ordering};

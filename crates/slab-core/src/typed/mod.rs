@@ -21,8 +21,9 @@ pub use slab_box::SlabBox;
 
 use crate::builder::SlabPoolBuilder;
 use crate::chunk::Chunk;
-use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, SizeClasses, slab_bytes_for};
+use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, SizeClasses};
 use crate::error::{AllocError, ConfigError, NotAChunk};
+use crate::geometry::slab_bytes_for;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::stats::PoolStats;

@@ -1,0 +1,239 @@
+//! How chunks of each size class lie in a slab and travel, and the table by which a request finds its
+//! class.
+//!
+//! Pure functions of the configuration: nothing here changes once a pool is built. A request of up
+//! to [`TABLE_BYTES`] is looked up in a table, one entry per 64 bytes; a larger one by
+//! comparing with the few classes above.
+
+use crate::class::{CHUNK_ALIGN, MAX_CLASSES, SizeClasses};
+use crate::sync::MODELLED;
+use crate::thread_cache::Place;
+
+/// Requests of up to this many bytes find their class by one load.
+// Fewer in models: a pool is built on the stack, of which loom's threads have little.
+const TABLE_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
+const TABLE_LEN: usize = TABLE_BYTES / CHUNK_ALIGN + 1;
+/// A slab holds at least this many chunks of the largest class.
+const MIN_CHUNKS_PER_SLAB: usize = 4;
+const MIN_SLAB_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
+/// How many bytes of chunks move between a magazine and the depot at once, at most.
+const BATCH_BYTES: usize = 256 << 10;
+/// The most chunks in a batch. A magazine of two batches and its counters then take 512 bytes, and
+/// a batch block in the depot 232.
+///
+/// Models have tiny batches (as they have tiny slabs and few classes), so that every path is taken
+/// within a few steps; for Miri a batch costs time in proportion to its length.
+pub(crate) const BATCH_MAX: usize = if MODELLED {
+    2
+} else if cfg!(miri) {
+    8
+} else {
+    56
+};
+
+/// How chunks of one class lie in a slab, and how they travel. Sizes are in units of
+/// [`CHUNK_ALIGN`] bytes where the name says so.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Geometry {
+    pub(crate) bytes: usize,
+    pub(crate) units: u32,
+    pub(crate) chunks_per_slab: u32,
+    /// Chunks in a batch; a magazine holds twice as many.
+    pub(crate) batch: u32,
+    /// Right shift from a chunk's unit to its reference count's place: distinct for distinct chunks
+    /// of the class, because they start at least `1 << count_shift` units apart.
+    pub(crate) count_shift: u32,
+}
+
+/// The size of a slab in bytes, a power of two, when the largest class has `largest` bytes.
+pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
+    let bytes = (largest * MIN_CHUNKS_PER_SLAB).next_power_of_two();
+    if bytes < MIN_SLAB_BYTES {
+        MIN_SLAB_BYTES
+    } else {
+        bytes
+    }
+}
+
+/// The classes of one pool, ready for the fast path.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct ClassTable {
+    /// Requests of up to this many bytes are in `lookup`.
+    direct: usize,
+    lookup: [Place; TABLE_LEN],
+    geometry: [Geometry; MAX_CLASSES],
+    classes: SizeClasses,
+    slab_bytes: usize,
+}
+
+impl ClassTable {
+    pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Self {
+        let slab_bytes = slab_bytes_for(classes.largest());
+        let empty = Geometry {
+            bytes: 0,
+            units: 0,
+            chunks_per_slab: 0,
+            batch: 0,
+            count_shift: 0,
+        };
+        let mut geometry = [empty; MAX_CLASSES];
+        // A batch is at most 1/256 of the cap, so that a few threads' magazines cannot hold it all.
+        let batch_bytes = if MODELLED {
+            BATCH_BYTES
+        } else {
+            BATCH_BYTES.min(max_memory / 256)
+        };
+        for (entry, &bytes) in geometry.iter_mut().zip(classes.sizes()) {
+            let units = (bytes / CHUNK_ALIGN) as u32;
+            let log2 = units.ilog2();
+            *entry = Geometry {
+                bytes,
+                units,
+                chunks_per_slab: (slab_bytes / bytes) as u32,
+                batch: (batch_bytes / bytes).clamp(1, BATCH_MAX) as u32,
+                // From 16 KiB on, a count has a cache line of its own: two cores that drop packets
+                // of neighbouring super-buffers then share nothing.
+                count_shift: if bytes >= 16 << 10 { log2 - 4 } else { log2 },
+            };
+        }
+        let mut lookup = [Place::new(0, 0); TABLE_LEN];
+        let mut from = 0;
+        for (class, geometry) in (0_u8..).zip(&geometry[..classes.sizes().len()]) {
+            let to = (geometry.bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
+            lookup[from..to].fill(Place::new(class, geometry.count_shift));
+            from = to;
+        }
+        Self {
+            direct: classes.largest().min(TABLE_BYTES),
+            lookup,
+            geometry,
+            classes,
+            slab_bytes,
+        }
+    }
+
+    /// Keeps the last `guard` bytes of each slab out of use.
+    pub(crate) fn with_guard(mut self, guard: usize) -> Self {
+        let usable = self.slab_bytes - guard;
+        for geometry in &mut self.geometry[..self.classes.sizes().len()] {
+            geometry.chunks_per_slab = (usable / geometry.bytes) as u32;
+            debug_assert!(geometry.chunks_per_slab > 0);
+        }
+        self
+    }
+
+    /// The class for a request, or `None` if it is above the largest class.
+    #[inline]
+    pub(crate) fn class_for(&self, len: usize) -> Option<Place> {
+        if len > self.direct {
+            return self.large_class_for(len);
+        }
+        // Rounds up; `div_ceil` would guard against an overflow that cannot be here.
+        let granule = (len + (CHUNK_ALIGN - 1)) >> CHUNK_ALIGN.trailing_zeros();
+        // SAFETY: `direct` is at most `TABLE_BYTES`, whose granule is the table's last.
+        Some(unsafe { *self.lookup.get_unchecked(granule) })
+    }
+
+    #[cold]
+    fn large_class_for(&self, len: usize) -> Option<Place> {
+        let class = self.classes.class_for(len)?;
+        Some(self.place(class as u8))
+    }
+
+    pub(crate) fn place(&self, class: u8) -> Place {
+        Place::new(class, self.geometry(class).count_shift)
+    }
+
+    #[inline]
+    pub(crate) fn geometry(&self, class: u8) -> &Geometry {
+        debug_assert!(usize::from(class) < MAX_CLASSES);
+        // SAFETY: a class index comes from `class_for`, or from a count of this table's classes, of
+        // which there are at most `MAX_CLASSES`.
+        unsafe { self.geometry.get_unchecked(usize::from(class)) }
+    }
+
+    pub(crate) fn least_count_shift(&self) -> u32 {
+        let classes = &self.geometry[..self.count()];
+        let shifts = classes.iter().map(|geometry| geometry.count_shift);
+        shifts.min().unwrap_or(0)
+    }
+
+    pub(crate) fn classes(&self) -> &SizeClasses {
+        &self.classes
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.classes.sizes().len()
+    }
+
+    pub(crate) fn slab_bytes(&self) -> usize {
+        self.slab_bytes
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_agrees_with_the_search_on_every_length() {
+        for classes in [
+            SizeClasses::network(),
+            SizeClasses::general(),
+            SizeClasses::explicit(&[192, 1536, 131_072]).unwrap(),
+        ] {
+            let table = ClassTable::new(classes.clone(), 64 << 20);
+            let step = if cfg!(miri) { 9973 } else { 1 };
+            for len in (0..classes.largest() + 200).step_by(step) {
+                assert_eq!(
+                    table.class_for(len).map(|place| usize::from(place.class())),
+                    classes.class_for(len),
+                    "{len}"
+                );
+            }
+            for len in [usize::MAX, usize::MAX - 62, isize::MAX as usize + 1] {
+                assert_eq!(table.class_for(len), None);
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_fit_their_slab_and_counts_are_distinct() {
+        const SLABS: usize = 3;
+        let lists = if cfg!(miri) {
+            vec![SizeClasses::explicit(&[192, 1536, 9216, 20480]).unwrap()]
+        } else {
+            vec![SizeClasses::network(), SizeClasses::general()]
+        };
+        for classes in lists {
+            let table = ClassTable::new(classes.clone(), 64 << 20);
+            let slab_units = table.slab_bytes() / CHUNK_ALIGN;
+            let counts_from = (SLABS * slab_units).next_power_of_two();
+            let counts = (2 * counts_from) >> table.least_count_shift();
+            // Which slab's and which shift's chunk counts there.
+            let mut taken = vec![None; counts];
+            for class in 0..table.count() as u8 {
+                let g = table.geometry(class);
+                assert!(g.chunks_per_slab as usize * g.bytes <= table.slab_bytes());
+                assert!(g.chunks_per_slab >= 4);
+                assert!((1..=BATCH_MAX as u32).contains(&g.batch));
+                let chunks = (0..SLABS)
+                    .flat_map(|slab| (0..g.chunks_per_slab as usize).map(move |at| (slab, at)));
+                let mut last = None;
+                for (slab, chunk) in chunks {
+                    let unit = slab * slab_units + chunk * g.units as usize;
+                    let count = (counts_from + unit) >> g.count_shift;
+                    assert!(
+                        last.is_none_or(|last| last < count),
+                        "two chunks of a class"
+                    );
+                    last = Some(count);
+                    // A slab has one class at a time.
+                    let by = taken[count].replace((slab, g.count_shift));
+                    assert!(by.is_none_or(|by| by == (slab, g.count_shift)));
+                }
+            }
+        }
+    }
+}
