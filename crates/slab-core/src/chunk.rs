@@ -16,7 +16,8 @@ use core::ptr::NonNull;
 /// is stored and loaded as it was: fields of different widths cost a failed store forwarding
 /// (about 15 cycles) whenever a handle is copied soon after it was made.
 ///
-/// Bits 0..32 are the unit, 32..64 the class as a [`Place`]. No place is zero, so no word is:
+/// Bits 0..32 are the unit, 32..64 the class as a [`Place`], which leaves those bits free for it: making
+/// a name of them is one `or`. No place is zero, so no word is:
 /// `Option<Chunk>`, and an enum of a chunk and something of at most eight bytes, need no further
 /// space to tell their variants apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,9 +27,7 @@ struct Name(NonZeroU64);
 impl Name {
     #[inline(always)]
     fn new(place: Place, unit: u32) -> Self {
-        let bits = u64::from(place.bits()) << 32 | u64::from(unit);
-        // SAFETY: no place is zero.
-        Self(unsafe { NonZeroU64::new_unchecked(bits) })
+        Self(place.bits() | u64::from(unit))
     }
 
     #[inline(always)]
@@ -39,7 +38,7 @@ impl Name {
     #[inline(always)]
     fn place(self) -> Place {
         // SAFETY: `new` put a place's bits there.
-        unsafe { Place::from_bits((self.0.get() >> 32) as u32) }
+        unsafe { Place::from_bits(self.0) }
     }
 
     #[inline(always)]
@@ -131,7 +130,7 @@ impl Chunk {
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.inner().classes.geometry(self.class_index()).bytes
+        self.inner().classes.geometry_at(self.name.place()).bytes
     }
 
     /// The index of the chunk's class in [`SlabPool::size_classes`].

@@ -153,6 +153,13 @@ impl ClassTable {
         unsafe { self.geometry.get_unchecked(usize::from(class)) }
     }
 
+    #[inline(always)]
+    pub(crate) fn geometry_at(&self, place: Place) -> &Geometry {
+        debug_assert!(place.index() < MAX_CLASSES);
+        // SAFETY: places are made of class indices, see `geometry`.
+        unsafe { self.geometry.get_unchecked(place.index()) }
+    }
+
     pub(crate) fn least_count_shift(&self) -> u32 {
         let classes = &self.geometry[..self.count()];
         let shifts = classes.iter().map(|geometry| geometry.count_shift);

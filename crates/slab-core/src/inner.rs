@@ -312,7 +312,7 @@ impl Inner {
     /// The word that counts the references to a chunk beyond the first.
     #[inline(always)]
     pub(crate) fn count(&self, place: Place, unit: u32) -> &AtomicU32 {
-        let at = (self.counts_from + unit as usize) >> place.count_shift();
+        let at = (self.counts_from + unit as usize).wrapping_shr(place.count_shift());
         debug_assert!(at < self.counts.len());
         // SAFETY: a unit is below `counts_from`, and the table has twice as many entries, less the
         // smallest shift.

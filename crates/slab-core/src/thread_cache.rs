@@ -3,46 +3,57 @@
 use crate::class::MAX_CLASSES;
 use crate::geometry::ClassTable;
 use crate::magazine::Magazine;
+use core::num::NonZeroU64;
 
-/// A class as what the fast paths have to know of it, some instructions and a load sooner: bits
-/// 0..16 are its magazine's distance from the start of a [`ThreadCache`] in bytes, which is never
-/// zero, bits 16..32 its [`count_shift`](crate::geometry::Geometry::count_shift).
+/// A class as what the fast paths have to know of it, some instructions and a load sooner, in the
+/// upper half of a word whose lower half is left to a chunk's unit: bits 32..48 are its
+/// [`count_shift`](crate::geometry::Geometry::count_shift), bits 48..64 its magazine's distance from
+/// the start of a [`ThreadCache`] in bytes, which is never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-pub(crate) struct Place(u32);
+pub(crate) struct Place(NonZeroU64);
 
 impl Place {
-    const STRIDE: u32 = size_of::<Magazine>() as u32;
+    const STRIDE: u64 = size_of::<Magazine>() as u64;
 
     pub(crate) fn new(class: u8, count_shift: u32) -> Self {
-        let distance = (u32::from(class) + 1) * Self::STRIDE;
-        Self(count_shift << 16 | distance)
+        let distance = (u64::from(class) + 1) * Self::STRIDE;
+        let bits = distance << 48 | u64::from(count_shift) << 32;
+        Self(NonZeroU64::new(bits).expect("no distance is zero"))
     }
 
     #[inline(always)]
     pub(crate) fn class(self) -> u8 {
-        (self.distance() / Self::STRIDE as usize) as u8 - 1
+        self.index() as u8
+    }
+
+    /// The class where an index is wanted: without a byte in between, subtracting one costs nothing.
+    #[inline(always)]
+    pub(crate) fn index(self) -> usize {
+        self.distance() / Self::STRIDE as usize - 1
     }
 
     #[inline(always)]
     pub(crate) fn distance(self) -> usize {
-        usize::from(self.0 as u16)
+        (self.0.get() >> 48) as usize
     }
 
+    /// For `wrapping_shr`, which looks at the lowest bits only: those above are not zero, and to mask
+    /// them would be an instruction.
     #[inline(always)]
     pub(crate) fn count_shift(self) -> u32 {
-        self.0 >> 16
+        (self.0.get() >> 32) as u32
     }
 
     #[inline(always)]
-    pub(crate) fn bits(self) -> u32 {
+    pub(crate) fn bits(self) -> NonZeroU64 {
         self.0
     }
 
     /// # Safety
-    /// `bits` is what [`bits`](Self::bits) of a place returned.
+    /// The upper half of `bits` is that of a place's [`bits`](Self::bits).
     #[inline(always)]
-    pub(crate) unsafe fn from_bits(bits: u32) -> Self {
+    pub(crate) unsafe fn from_bits(bits: NonZeroU64) -> Self {
         Self(bits)
     }
 }
@@ -102,7 +113,7 @@ mod tests {
     fn places_are_classes_and_never_zero() {
         for class in 0..MAX_CLASSES as u8 {
             let place = Place::new(class, 5);
-            assert_eq!((place.class(), place.count_shift()), (class, 5));
+            assert_eq!((place.class(), place.count_shift() % 64), (class, 5));
             assert_ne!(place.distance(), 0);
         }
     }
