@@ -110,10 +110,10 @@ impl PacketBatch {
         if !self.chunk.is_unique() {
             return None;
         }
-        let (start, len) = (self.chunk.as_ptr().as_ptr(), self.len as usize);
+        let (at, len) = (self.payload().as_ptr(), self.len as usize);
         // SAFETY: `new`'s caller promised initialised bytes. The only reference to the chunk is
         // this batch's, which stays borrowed, so nobody else reads or writes them meanwhile.
-        Some(unsafe { core::slice::from_raw_parts_mut(start, len) })
+        Some(unsafe { core::slice::from_raw_parts_mut(at, len) })
     }
 
     /// The length in bytes of each datagram but the last, which may be shorter.
@@ -416,12 +416,48 @@ mod tests {
     }
 
     fn batch(pool: &SlabPool, payload: &[u8], stride: usize) -> PacketBatch {
-        let mut chunk = pool.try_alloc(payload.len()).unwrap();
-        chunk.copy_from_slice(payload).unwrap();
+        batch_behind(pool, &[], payload, stride)
+    }
+
+    /// With something in front of the payload, as io_uring leaves it there.
+    fn batch_behind(pool: &SlabPool, front: &[u8], payload: &[u8], stride: usize) -> PacketBatch {
+        let (start, all) = (front.len(), [front, payload].concat());
+        let mut chunk = pool.try_alloc(all.len()).unwrap();
+        chunk.copy_from_slice(&all).unwrap();
         let mut meta = Metadata::new((Ipv4Addr::LOCALHOST, 7).into());
         meta.interface = Some(1);
+        meta.destination = Some(Ipv4Addr::LOCALHOST.into());
         // SAFETY: the payload was just written, and nobody else has the chunk.
-        unsafe { PacketBatch::new(chunk.into_shared(), 0, payload.len(), stride, meta) }
+        unsafe { PacketBatch::new(chunk.into_shared(), start, payload.len(), stride, meta) }
+    }
+
+    #[test]
+    fn what_lies_in_front_of_a_payload_is_never_seen_nor_changed() {
+        let pool = pool();
+        let make = || batch_behind(&pool, &[255; 16], b"onetwosix!", 3);
+        let expected = [&b"one"[..], b"two", b"six", b"!"];
+
+        let mut batch = make();
+        assert_eq!(batch.contents(), b"onetwosix!");
+        batch.contents_mut().unwrap().make_ascii_uppercase();
+        assert_eq!(batch.contents(), b"ONETWOSIX!");
+        // SAFETY: the chunk begins with as many bytes as `make` wrote in front.
+        let front = unsafe { core::slice::from_raw_parts(batch.chunk.as_ptr().as_ptr(), 16) };
+        assert_eq!(front, [255; 16]);
+
+        assert!(make().iter().map(|datagram| datagram.packet).eq(expected));
+        assert!(make().into_packets().eq(expected));
+        assert!(make().into_datagrams().map(|d| d.packet).eq(expected));
+        assert!(make().into_bytes().eq(expected));
+        let batch = make();
+        let reply = Transmit::new(b"onetwosix!", batch.source()).segment_size(3);
+        assert_eq!(format!("{:?}", batch.reply()), format!("{reply:?}"));
+
+        let mut shared = make();
+        let kept = shared.chunk.clone();
+        assert!(shared.contents_mut().is_none(), "somebody else reads it");
+        drop(kept);
+        assert!(shared.contents_mut().is_some());
     }
 
     #[test]
