@@ -213,3 +213,28 @@ async fn one_flow_without_a_consumer_does_not_stop_the_others() {
     drop(receivers);
     assert!(sender.is_closed());
 }
+
+#[tokio::test]
+async fn a_batch_whose_priority_panics_is_counted_and_takes_no_place() {
+    let (pool, mut socket) = socket();
+    let (sender, receiver) = priority_queue(1.try_into().unwrap(), |batch| {
+        if batch.contents()[0] == 9 {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        Priority::Normal
+    });
+    for n in 1..=3 {
+        let (to, bad) = (sender.clone(), batch(&mut socket, [9, 9]).await);
+        let panicked = tokio::spawn(async move { to.send(bad).await });
+        assert!(panicked.await.unwrap_err().is_panic());
+        let stats = receiver.monitor().stats();
+        assert_eq!(
+            (stats.dropped_closed, stats.dropped_closed_bytes),
+            (n, 2 * n)
+        );
+        sender.send(batch(&mut socket, [1, 2]).await).await.unwrap();
+        assert_eq!(drain(&receiver), [[1, 2]]);
+    }
+    drop(socket);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}

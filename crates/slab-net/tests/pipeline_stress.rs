@@ -237,56 +237,6 @@ async fn consumers_that_pause_come_back_to_a_working_receiver() {
     assert_eq!(server.pool.slab().stats().in_use(), 0);
 }
 
-#[tokio::test]
-async fn stopping_delivers_what_was_queued_in_the_kernel() {
-    for overflow in [Overflow::DropNewest, Overflow::Wait] {
-        let pool = small_pool();
-        let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-        let (address, socket) = (receiver.local_addr(), receiver.monitor());
-        let (sender, batches) = queue(16.try_into().unwrap(), overflow);
-        let monitor = sender.monitor();
-        let client = UdpSender::bind(ANY).unwrap();
-        for n in 0..10_u8 {
-            client.send(&Transmit::new(&[n], address)).await.unwrap();
-        }
-        // Told to stop before it has read anything.
-        let report = forward(receiver, sender, std::future::ready(())).await;
-        assert_eq!(report.ended, Ended::Stopped);
-        assert_eq!(report.socket.received_datagrams, 10);
-        for n in 0..10_u8 {
-            assert_eq!(batches.recv().await.unwrap().contents(), [n]);
-        }
-        assert!(batches.recv().await.is_none());
-        assert_all_accounted_for(10, true, &socket, &monitor);
-    }
-}
-
-#[tokio::test]
-async fn without_consumers_it_ends_and_counts() {
-    let pool = small_pool();
-    let receiver = UdpReceiver::builder(&pool)
-        .coalescing(Coalescing::Off { max_datagram: 100 })
-        .bind(ANY)
-        .unwrap();
-    let (address, socket) = (receiver.local_addr(), receiver.monitor());
-    let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
-    let monitor = sender.monitor();
-    drop(batches);
-    let client = UdpSender::bind(ANY).unwrap();
-    for n in 0..10_u8 {
-        client.send(&Transmit::new(&[n], address)).await.unwrap();
-    }
-    let report = forward(receiver, sender, std::future::pending()).await;
-    assert_eq!(report.ended, Ended::QueueClosed);
-    let stats = socket.stats();
-    // It met the closed queue with the first call's batches.
-    assert_eq!(monitor.stats().dropped_closed, stats.received_datagrams);
-    assert_eq!(stats.dropped_closed, 0);
-    assert!(stats.received_datagrams > 0);
-    assert_all_accounted_for(stats.received_datagrams, true, &socket, &monitor);
-    assert_eq!(pool.slab().stats().in_use(), 0);
-}
-
 #[test]
 fn a_runtime_that_is_shut_down_in_full_flight_leaves_nothing_behind() {
     for overflow in [Overflow::DropNewest, Overflow::Wait] {

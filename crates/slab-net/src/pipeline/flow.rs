@@ -106,6 +106,14 @@ impl FlowSender {
         self.queues.iter().all(QueueSender::is_closed)
     }
 
+    /// Completes when the receivers of all queues are gone. Cancel-safe.
+    pub async fn closed(&self) {
+        // In any order: who is gone does not come back.
+        for queue in &*self.queues {
+            queue.closed().await;
+        }
+    }
+
     /// Read the queues' counters, in the order of their receivers.
     #[must_use]
     pub fn monitors(&self) -> Vec<QueueMonitor> {

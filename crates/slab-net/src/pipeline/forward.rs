@@ -11,8 +11,18 @@ use std::io;
 /// Batches that are still taken off a socket which cannot refuse new ones (not Linux).
 const MOST_DRAINED: usize = 4096;
 
-/// Where [`forward`] can put batches: a [`QueueSender`] or a [`FlowSender`].
-pub trait Deliver {
+/// Errors with no datagram and no pause between them after which there is no more to be hoped for.
+const MOST_ERRORS_IN_A_ROW: u32 = 64;
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for super::QueueSender {}
+    impl Sealed for super::FlowSender {}
+}
+
+/// Where [`forward`] can put batches: a [`QueueSender`] or a [`FlowSender`], and nothing else.
+pub trait Deliver: sealed::Sealed {
     /// Puts a batch in, or does what the overflow policy says.
     fn deliver(
         &self,
@@ -27,6 +37,9 @@ pub trait Deliver {
 
     /// Is there nobody left to deliver to?
     fn is_closed(&self) -> bool;
+
+    /// Completes when there is nobody left to deliver to.
+    fn closed(&self) -> impl Future<Output = ()> + Send + '_;
 }
 
 impl Deliver for QueueSender {
@@ -46,6 +59,10 @@ impl Deliver for QueueSender {
 
     fn is_closed(&self) -> bool {
         self.is_closed()
+    }
+
+    fn closed(&self) -> impl Future<Output = ()> + Send + '_ {
+        self.closed()
     }
 }
 
@@ -67,6 +84,10 @@ impl Deliver for FlowSender {
     fn is_closed(&self) -> bool {
         self.is_closed()
     }
+
+    fn closed(&self) -> impl Future<Output = ()> + Send + '_ {
+        self.closed()
+    }
 }
 
 /// What [`forward`] did, when it has ended.
@@ -78,7 +99,7 @@ pub struct Forwarded {
     /// `socket.received_datagrams - socket.dropped()` were offered to the queue, whose own counters
     /// say what became of them.
     pub socket: SocketStats,
-    /// Errors of the system while receiving; it went on after each.
+    /// Errors of the system while receiving.
     pub receive_errors: u64,
     /// Why it ended.
     pub ended: Ended,
@@ -92,13 +113,19 @@ pub enum Ended {
     Stopped,
     /// No consumer was left.
     QueueClosed,
+    /// Receiving failed again and again with nothing in between, the last time with an error of
+    /// this kind: the runtime that the socket belongs to was shut down, for example.
+    Failed(io::ErrorKind),
 }
 
 /// Moves batches from a socket to a queue until `stop` completes or no consumer is left.
 ///
-/// When told to stop, it [stops](UdpReceiver::stop) the socket, delivers what was queued there,
+/// However it ends, it [stops](UdpReceiver::stop) the socket, delivers what was queued there,
 /// closes socket and queue (if they have no other handle; consumers drain the queue and then get
 /// `None`), and reports. Nothing is lost unseen: what does not reach a consumer is in a counter.
+///
+/// After an error it goes on. Only 64 in a row, with no datagram and no pause between them, are its
+/// end; refusals by a peer's host (`ECONNREFUSED`) are not among them.
 ///
 /// Under [`Overflow::Wait`](super::Overflow::Wait) it waits for consumers also while it stops;
 /// drop the future to give up, what it holds is then counted as `closed`.
@@ -134,70 +161,123 @@ pub async fn forward<Q: Deliver>(
     stop: impl Future<Output = ()>,
 ) -> Forwarded {
     let mut stop = pin!(stop);
-    let mut receive_errors = 0;
+    let mut closed = pin!(queue.closed());
+    let mut errors = Errors::default();
     let ended = loop {
         // Stopping goes before receiving, or a flood would keep it from being seen.
-        let next = poll_fn(|cx| match stop.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => receiver.poll_ready(cx).map(Some),
+        let next = poll_fn(|cx| {
+            if stop.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Err(Ended::Stopped));
+            }
+            if let Poll::Ready(received) = receiver.poll_ready(cx) {
+                return Poll::Ready(Ok(received));
+            }
+            // With nothing to receive, nothing else would say so.
+            errors.in_a_row = 0;
+            closed.as_mut().poll(cx).map(|()| Err(Ended::QueueClosed))
         });
         match next.await {
-            None => break drain(&mut receiver, &queue, &mut receive_errors).await,
-            Some(Ok(())) => {
+            Err(ended) => break ended,
+            Ok(Ok(())) => {
+                errors.in_a_row = 0;
                 let batches = receiver.drain_ready();
                 if queue.deliver_many(batches).await.is_err() && queue.is_closed() {
                     break Ended::QueueClosed;
                 }
             }
-            Some(Err(error)) => {
-                failed(&error, &mut receive_errors);
+            Ok(Err(error)) => {
+                if let Some(end) = errors.count_in_a_row(&error) {
+                    break end;
+                }
                 tokio::task::yield_now().await;
             }
         }
     };
+    drain(&mut receiver, &queue, &mut errors).await;
     let monitor = receiver.monitor();
     drop(receiver);
     Forwarded {
         socket: monitor.stats(),
-        receive_errors,
+        receive_errors: errors.total,
         ended,
     }
 }
 
-/// Delivers what is queued in the socket, and lets nothing new in.
-async fn drain<Q: Deliver>(
-    receiver: &mut UdpReceiver,
-    queue: &Q,
-    receive_errors: &mut u64,
-) -> Ended {
+/// Delivers what is queued in the socket, and lets nothing new in. With nobody to deliver to, the
+/// queue counts it.
+async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut Errors) {
     let most = match receiver.stop() {
         Ok(()) => usize::MAX,
         Err(_) => MOST_DRAINED,
     };
-    let mut drained = 0;
-    while drained < most {
+    let mut failed = 0;
+    for _ in 0..most {
         tokio::task::consume_budget().await;
         match receiver.try_recv_batch() {
-            Ok(None) => break,
+            Ok(None) => return,
             Ok(Some(batch)) => {
-                drained += 1;
-                if queue.deliver(batch).await.is_err() && queue.is_closed() {
-                    return Ended::QueueClosed;
-                }
+                failed = 0;
+                // What is refused is counted there.
+                let _ = queue.deliver(batch).await;
             }
             Err(error) => {
-                // A socket has one pending error; more than one in a row are not worth the wait.
-                drained += 1;
-                failed(&error, receive_errors);
+                errors.count(&error);
+                failed += 1;
+                if failed == MOST_ERRORS_IN_A_ROW {
+                    return;
+                }
             }
         }
     }
-    Ended::Stopped
 }
 
-fn failed(error: &io::Error, count: &mut u64) {
-    if *count == 0 {
-        tracing::warn!(%error, "receiving failed, going on");
+/// Errors of the system while receiving.
+#[derive(Debug, Default)]
+struct Errors {
+    total: u64,
+    in_a_row: u32,
+}
+
+impl Errors {
+    fn count(&mut self, error: &io::Error) {
+        if self.total == 0 {
+            tracing::warn!(%error, "receiving failed, going on");
+        }
+        self.total += 1;
     }
-    *count += 1;
+
+    /// Counts one, and says whether it was one too many.
+    fn count_in_a_row(&mut self, error: &io::Error) -> Option<Ended> {
+        self.count(error);
+        // As many as datagrams were sent to where nobody listens: no fault of the socket's.
+        if error.kind() != io::ErrorKind::ConnectionRefused {
+            self.in_a_row += 1;
+        }
+        if self.in_a_row < MOST_ERRORS_IN_A_ROW {
+            return None;
+        }
+        tracing::error!(%error, "receiving fails for good");
+        Some(Ended::Failed(error.kind()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_comes_in_a_row_and_is_our_own_is_too_much() {
+        let mut errors = Errors::default();
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        let other = io::Error::from(io::ErrorKind::NetworkDown);
+        for n in 1..MOST_ERRORS_IN_A_ROW {
+            assert_eq!(errors.count_in_a_row(&other), None);
+            for _ in 0..3 {
+                assert_eq!(errors.count_in_a_row(&refused), None);
+            }
+            assert_eq!(errors.total, 4 * u64::from(n));
+        }
+        let end = errors.count_in_a_row(&other);
+        assert_eq!(end, Some(Ended::Failed(io::ErrorKind::NetworkDown)));
+    }
 }

@@ -63,8 +63,13 @@ impl Lanes {
         }
     }
 
-    pub(super) fn push(&self, batch: PacketBatch) -> Pushed {
-        let lane = (self.priority_of)(&batch) as usize;
+    /// What the user's function says of a batch. It may panic.
+    pub(super) fn priority_of(&self, batch: &PacketBatch) -> Priority {
+        (self.priority_of)(batch)
+    }
+
+    pub(super) fn push(&self, priority: Priority, batch: PacketBatch) -> Pushed {
+        let lane = priority as usize;
         if self.reserve() {
             self.push_to(lane, batch);
             return Pushed::In;

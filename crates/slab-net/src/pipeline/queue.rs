@@ -85,6 +85,7 @@ fn ends(capacity: NonZeroUsize, store: Store) -> (QueueSender, QueueReceiver) {
         store,
         items: Gate::default(),
         room: Gate::default(),
+        closed: Gate::default(),
         senders: AtomicUsize::new(1),
         receivers: AtomicUsize::new(1),
         counters: Arc::new(QueueCounters {
@@ -117,6 +118,9 @@ struct Shared {
     items: Gate,
     /// Where producers under [`Overflow::Wait`] wait for room or for the last receiver's end.
     room: Gate,
+    /// Where who has nothing to send waits for the last receiver's end. Not at `room`, where it
+    /// would take the places that are made for others.
+    closed: Gate,
     senders: AtomicUsize,
     receivers: AtomicUsize,
     counters: Arc<QueueCounters>,
@@ -142,7 +146,7 @@ impl Shared {
                 None => self.overflowing.all_well(),
                 Some(oldest) => self.evicted(oldest),
             },
-            Store::Lanes(lanes) => match lanes.push(batch) {
+            Store::Lanes(lanes) => match lanes.push(self.priority(lanes, &batch), batch) {
                 Pushed::In => self.overflowing.all_well(),
                 Pushed::InsteadOf(other) => self.evicted(other),
                 Pushed::Refused(batch) => {
@@ -152,6 +156,22 @@ impl Shared {
             },
         }
         Ok(Some(amount))
+    }
+
+    /// What the user's function says of a batch; counts it if that panics, and takes it along.
+    fn priority(&self, lanes: &Lanes, batch: &PacketBatch) -> Priority {
+        struct Lost<'a>(&'a Shared, Amount);
+
+        impl Drop for Lost<'_> {
+            fn drop(&mut self) {
+                self.0.counters.producers.refused.add(self.1);
+            }
+        }
+
+        let lost = Lost(self, batch.amount());
+        let priority = lanes.priority_of(batch);
+        core::mem::forget(lost);
+        priority
     }
 
     /// There was no room for a batch that arrived.
@@ -365,6 +385,29 @@ impl QueueSender {
         self.shared.receivers.load(Ordering::Relaxed) == 0
     }
 
+    /// Completes when all receivers are gone, of which there never will be new ones then.
+    ///
+    /// Cancel-safe.
+    ///
+    /// ```
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (sender, receiver) = queue(64.try_into()?, Overflow::DropNewest);
+    /// let consumer = tokio::spawn(async move { receiver.recv().await });
+    /// consumer.abort();
+    /// sender.closed().await;
+    /// assert!(sender.is_closed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn closed(&self) {
+        let look = || self.is_closed().then_some(());
+        if look().is_none() {
+            self.shared.closed.pass(look).await;
+        }
+    }
+
     /// Reads the queue's counters while it is in use, and after it is gone.
     #[must_use]
     pub fn monitor(&self) -> QueueMonitor {
@@ -510,6 +553,7 @@ impl Drop for QueueReceiver {
         if self.shared.receivers.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.shared.abandon();
             self.shared.room.open_for_all();
+            self.shared.closed.open_for_all();
         }
     }
 }

@@ -34,7 +34,8 @@ pub struct QueueStats {
     pub dropped_policy: u64,
     /// Bytes of payload in these.
     pub dropped_policy_bytes: u64,
-    /// Datagrams that no consumer was left for, or whose sending was cancelled while it waited.
+    /// Datagrams that no consumer was left for, or whose sending was cancelled while it waited, or
+    /// ended by a panic of the function that was to say how much they matter.
     pub dropped_closed: u64,
     /// Bytes of payload in these.
     pub dropped_closed_bytes: u64,

@@ -1,0 +1,173 @@
+//! The task between a socket and a queue comes to its end in every way there is, and nothing is lost
+//! unseen.
+
+use slab_net::PacketPool;
+use slab_net::pipeline::{Ended, Overflow, QueueMonitor, flow_queues, forward, queue};
+use slab_net::udp::{Coalescing, SocketStats, Transmit, UdpReceiver, UdpSender};
+use std::future::{pending, ready};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Only how long a broken test takes to fail.
+const HANG: Duration = Duration::from_secs(20);
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(2 << 20).build().unwrap()
+}
+
+/// A receiver of single datagrams, two a call at first, so that more are queued than it has read.
+fn bind(pool: &PacketPool) -> UdpReceiver {
+    UdpReceiver::builder(pool)
+        .coalescing(Coalescing::Off { max_datagram: 100 })
+        .bind(ANY)
+        .unwrap()
+}
+
+async fn send_ten(to: SocketAddr) {
+    let client = UdpSender::bind(ANY).unwrap();
+    for n in 0..10_u8 {
+        client.send(&Transmit::new(&[n], to)).await.unwrap();
+    }
+}
+
+/// Each of so many datagrams is in one place.
+fn assert_all_accounted_for(sent: u64, socket: &SocketStats, queues: &[QueueMonitor]) {
+    assert_eq!(
+        socket.received_datagrams + socket.kernel_dropped_datagrams,
+        sent,
+        "{socket:?}"
+    );
+    let queues = queues.iter().map(QueueMonitor::stats);
+    let found = queues.map(|queue| queue.delivered + queue.datagrams + queue.dropped());
+    assert_eq!(
+        found.sum::<u64>() + socket.dropped(),
+        socket.received_datagrams
+    );
+}
+
+#[tokio::test]
+async fn told_to_stop_it_delivers_what_was_queued_in_the_kernel() {
+    for overflow in [Overflow::DropNewest, Overflow::Wait] {
+        let pool = pool();
+        let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+        let (sender, batches) = queue(16.try_into().unwrap(), overflow);
+        let monitor = sender.monitor();
+        send_ten(receiver.local_addr()).await;
+        // Told so before it has read anything.
+        let report = forward(receiver, sender, ready(())).await;
+        assert_eq!(report.ended, Ended::Stopped);
+        assert_eq!(report.receive_errors, 0);
+        assert_eq!(report.socket.received_datagrams, 10);
+        for n in 0..10_u8 {
+            assert_eq!(batches.recv().await.unwrap().contents(), [n]);
+        }
+        assert!(batches.recv().await.is_none());
+        assert_all_accounted_for(10, &report.socket, &[monitor]);
+    }
+}
+
+#[tokio::test]
+async fn without_consumers_it_ends_and_counts_also_what_it_had_not_read() {
+    let pool = pool();
+    let receiver = bind(&pool);
+    let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
+    let monitor = sender.monitor();
+    drop(batches);
+    send_ten(receiver.local_addr()).await;
+    let report = forward(receiver, sender, pending()).await;
+    assert_eq!(report.ended, Ended::QueueClosed);
+    assert_eq!(report.socket.received_datagrams, 10);
+    assert_eq!(report.socket.dropped(), 0);
+    assert_eq!(monitor.stats().dropped_closed, 10);
+    assert_all_accounted_for(10, &report.socket, &[monitor]);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+#[tokio::test]
+async fn without_traffic_it_still_sees_that_consumers_are_gone() {
+    let pool = pool();
+    let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
+    let one = tokio::spawn(forward(bind(&pool), sender, pending()));
+    let (sender, mut by_flow) = flow_queues(
+        3.try_into().unwrap(),
+        16.try_into().unwrap(),
+        Overflow::Wait,
+    );
+    let several = tokio::spawn(forward(bind(&pool), sender, pending()));
+    let other = batches.clone();
+    drop(batches);
+    let last = by_flow.pop();
+    drop(by_flow);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!one.is_finished() && !several.is_finished(), "one is left");
+    drop((other, last));
+    for task in [one, several] {
+        let report = tokio::time::timeout(HANG, task).await.expect("hangs");
+        assert_eq!(report.unwrap().ended, Ended::QueueClosed);
+    }
+}
+
+/// A producer that waits for room is not forgotten over one that waits for the end.
+#[tokio::test]
+async fn who_waits_for_the_end_takes_no_room_from_who_waits_for_that() {
+    let pool = pool();
+    let mut source = bind(&pool);
+    let (sender, batches) = queue(1.try_into().unwrap(), Overflow::Wait);
+    let of = sender.clone();
+    let closed = tokio::spawn(async move { of.closed().await });
+    send_ten(source.local_addr()).await;
+    let producer = tokio::spawn(async move {
+        for _ in 0..10 {
+            sender
+                .send(source.recv_batch().await.unwrap())
+                .await
+                .unwrap();
+        }
+    });
+    for n in 0..10_u8 {
+        let batch = tokio::time::timeout(HANG, batches.recv()).await;
+        assert_eq!(batch.expect("hangs").unwrap().contents(), [n]);
+    }
+    producer.await.unwrap();
+    drop(batches);
+    tokio::time::timeout(HANG, closed)
+        .await
+        .expect("hangs")
+        .unwrap();
+}
+
+#[test]
+fn an_error_that_lasts_is_its_end_and_not_a_busy_loop() {
+    let pool = pool();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let sockets_own = runtime();
+    let receiver = {
+        let _inside = sockets_own.enter();
+        bind(&pool)
+    };
+    drop(sockets_own);
+    runtime().block_on(async {
+        send_ten(receiver.local_addr()).await;
+        let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
+        let monitor = sender.monitor();
+        let all = tokio::time::timeout(HANG, forward(receiver, sender, pending()));
+        let report = all.await.expect("hangs");
+        assert!(matches!(report.ended, Ended::Failed(_)), "{report:?}");
+        assert!(report.receive_errors >= 2, "{report:?}");
+        // What the kernel had is delivered even so.
+        for n in 0..10_u8 {
+            assert_eq!(batches.recv().await.unwrap().contents(), [n]);
+        }
+        assert!(batches.recv().await.is_none());
+        assert_all_accounted_for(10, &report.socket, &[monitor]);
+    });
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
