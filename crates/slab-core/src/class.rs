@@ -109,8 +109,9 @@ impl SizeClasses {
         let mut sizes = ArrayVec::<usize, MAX_CLASSES>::new();
         let mut exact = min as f64;
         loop {
-            // A float above the last class saturates, so the cast cannot wrap.
-            let bytes = (exact as usize).next_multiple_of(CHUNK_ALIGN).min(last);
+            // The smaller one first: what a float above the largest `usize` becomes has no multiple
+            // above it.
+            let bytes = (exact.min(last as f64) as usize).next_multiple_of(CHUNK_ALIGN);
             if sizes.last() != Some(&bytes) && sizes.try_push(bytes).is_err() {
                 return Err(ConfigError::TooManyClasses {
                     count: MAX_CLASSES + 1,
@@ -119,7 +120,8 @@ impl SizeClasses {
             if bytes == last {
                 return Self::explicit(&sizes);
             }
-            exact *= factor;
+            // At least by a byte, so that a factor just above 1 gets somewhere.
+            exact = (exact * factor).max(exact + 1.0);
         }
     }
 
@@ -316,6 +318,20 @@ mod tests {
             SizeClasses::geometric(64, 1 << 20, 1.01),
             Err(ConfigError::TooManyClasses { .. })
         ));
+    }
+
+    #[test]
+    fn geometric_ends_whatever_the_factor() {
+        let tiny = SizeClasses::geometric(64, 128, 1.0 + f64::EPSILON).unwrap();
+        assert_eq!(tiny.sizes(), &[64usize, 128]);
+        assert!(matches!(
+            SizeClasses::geometric(1, MAX_CHUNK_BYTES, 1.0 + f64::EPSILON),
+            Err(ConfigError::TooManyClasses { .. })
+        ));
+        for factor in [1e18, 1e300, f64::MAX] {
+            let huge = SizeClasses::geometric(64, 1000, factor).unwrap();
+            assert_eq!(huge.sizes(), &[64usize, 1024], "{factor}");
+        }
     }
 
     #[test]
