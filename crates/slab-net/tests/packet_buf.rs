@@ -203,6 +203,41 @@ fn at_the_cap_fallible_methods_refuse_and_change_nothing() {
 }
 
 #[test]
+fn at_the_cap_the_room_in_the_own_chunk_is_used_however_long_the_contents_are() {
+    let pool = PacketPool::builder()
+        .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+        .max_memory(65_536)
+        .heap_limit(0)
+        .build();
+    let pool = pool.unwrap();
+    let mut buf = pool.try_alloc(1024).unwrap();
+    buf.extend(0..=255);
+    buf.put_bytes(7, 768);
+    let others = drain(&pool, 1024);
+    buf.advance(1);
+    assert!(!buf.try_reclaim(1), "that would be no bounded cost");
+    assert!(buf.try_reserve(2).is_err());
+    buf.try_reserve(1).unwrap();
+    assert_eq!((buf.len(), buf.capacity()), (1023, 1024));
+    buf.put_u8(1);
+    assert_eq!((buf[0], buf[254], buf[255], buf[1023]), (1, 255, 7, 1));
+
+    // The same for methods that cannot fail, which else would have to panic here.
+    buf.advance(3);
+    buf.put_slice(b"end");
+    assert_eq!((buf[0], &buf[1021..]), (4, &b"end"[..]));
+    assert!(panics(|| buf.put_u8(2)));
+
+    // Not while somebody else may be reading what is in front.
+    let front = buf.split_to(4);
+    assert!(buf.try_reserve(1).is_err());
+    drop(front);
+    buf.try_reserve(4).unwrap();
+    assert_eq!((buf[0], &buf[1017..]), (8, &b"end"[..]));
+    drop(others);
+}
+
+#[test]
 fn at_the_cap_infallible_methods_use_the_heap_and_count_it() {
     let pool = one_slab(&[64, 1024]);
     let mut buf = pool.try_alloc(10).unwrap();
@@ -298,19 +333,6 @@ fn above_the_largest_class_the_heap_grows_by_doubling() {
     assert!(
         (7..=11).contains(&moves),
         "{moves} blocks on the way to 20 000 bytes"
-    );
-}
-
-#[test]
-fn a_pool_that_is_gone_is_replaced_by_the_default_one() {
-    let mut buf = pool().try_alloc(64).unwrap();
-    buf.extend_from_slice(b"orphan");
-    assert!(buf.pool().is_none());
-    buf.reserve(1000);
-    assert_eq!(buf, "orphan");
-    assert_eq!(
-        buf.pool().unwrap().slab().name(),
-        PacketPool::default_pool().slab().name()
     );
 }
 
@@ -451,16 +473,4 @@ fn nothing_is_a_length_too() {
     assert_eq!(pool.try_copy_from_slice(b"").unwrap().class(), None);
     assert_eq!(pool.copy_from_slice(b"").class(), None);
     assert_eq!(pool.slab().stats().in_use(), 0);
-}
-
-#[test]
-fn a_clone_is_a_copy_of_the_contents() {
-    let pool = pool();
-    let mut buf = pool.try_alloc(100).unwrap();
-    buf.extend_from_slice(b"one");
-    let copy = buf.clone();
-    buf[0] = b'O';
-    assert_eq!((&buf[..], &copy[..]), (&b"One"[..], &b"one"[..]));
-    assert_eq!(pool.slab().stats().in_use(), 2);
-    assert_eq!(PacketBuf::new().clone().capacity(), 0);
 }

@@ -6,6 +6,16 @@ use super::settings::Refusal;
 use core::{mem, ptr};
 use slab_core::AllocError;
 
+/// Which contents may be moved to the front of their own chunk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shift {
+    /// No more bytes than were consumed in front: the cost is then proportional to that of the
+    /// consuming.
+    Cheap,
+    /// Any, where there is no other memory.
+    Any,
+}
+
 impl PacketBuf {
     /// Makes room for at least `additional` more bytes behind the contents.
     ///
@@ -15,7 +25,8 @@ impl PacketBuf {
     /// class as now if this handle has the end of a chunk whose front was split off (so that a
     /// receive buffer stays as large as it was). Free bytes do not keep what was written to them.
     ///
-    /// Where the pool cannot serve, the heap does, as
+    /// Where the pool cannot serve, the contents move to the front however long they are; where that
+    /// makes not room enough either, the heap serves, as
     /// [the pool's policy](PacketPool#when-the-pool-is-at-its-cap) says;
     /// [`try_reserve`](Self::try_reserve) returns the error instead.
     ///
@@ -32,19 +43,28 @@ impl PacketBuf {
     ///
     /// # Panics
     /// If the new capacity is above `u32::MAX`, or the pool is at its cap and its
-    /// [heap limit](super::PacketPoolBuilder::heap_limit) reached. The buffer is then as before.
+    /// [heap limit](super::PacketPoolBuilder::heap_limit) reached. After one of these panics the
+    /// buffer is as before. If it has no pool, also as [`PacketPool::default_pool`].
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn reserve(&mut self, additional: usize) {
-        if additional > self.tailroom() {
-            // By value, there and back: its address would keep the buffer out of registers where
-            // it never grows.
-            let (grown, result) = mem::take(self).grown(additional);
-            mem::forget(mem::replace(self, grown));
-            if let Err(refusal) = result {
-                refusal.panic();
-            }
+        if let Err(refusal) = self.reserve_or_refuse(additional) {
+            refusal.panic();
         }
+    }
+
+    /// As [`reserve`](Self::reserve), but says why not; the buffer is then as before.
+    #[inline]
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    pub(super) fn reserve_or_refuse(&mut self, additional: usize) -> Result<(), Refusal> {
+        if additional <= self.tailroom() {
+            return Ok(());
+        }
+        // By value, there and back: its address would keep the buffer out of registers where it
+        // never grows.
+        let (grown, result) = mem::take(self).grown(additional);
+        mem::forget(mem::replace(self, grown));
+        result
     }
 
     /// Itself with room for `additional` more bytes, or as it is and why not.
@@ -52,14 +72,14 @@ impl PacketBuf {
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn grown(mut self, additional: usize) -> (Self, Result<(), Refusal>) {
-        if self.reclaim(additional) {
+        if self.reclaim(additional, Shift::Cheap) {
             return (self, Ok(()));
         }
         let Some(needed) = self.len().checked_add(additional) else {
             return (self, Err(Refusal::Overflow));
         };
         let pool = self.growth_pool();
-        if self.move_to(&pool, needed).is_ok() {
+        if self.move_to(&pool, needed).is_ok() || self.reclaim(additional, Shift::Any) {
             return (self, Ok(()));
         }
         // Doubling, so that appending byte by byte copies each byte a bounded number of times.
@@ -94,7 +114,10 @@ impl PacketBuf {
             return Ok(());
         }
         let needed = self.len().saturating_add(additional);
-        self.move_to(&self.growth_pool(), needed)
+        match self.move_to(&self.growth_pool(), needed) {
+            Err(_) if self.reclaim(additional, Shift::Any) => Ok(()),
+            moved => moved,
+        }
     }
 
     /// As [`extend_from_slice`](Self::extend_from_slice), but takes memory from the pool only.
@@ -138,7 +161,7 @@ impl PacketBuf {
     #[inline]
     #[must_use = "use `reserve` if it must not fail"]
     pub fn try_reclaim(&mut self, additional: usize) -> bool {
-        additional <= self.tailroom() || self.reclaim(additional)
+        additional <= self.tailroom() || self.reclaim(additional, Shift::Cheap)
     }
 
     /// Free bytes in front of the contents that [`prepend`](Self::prepend) can use without moving
@@ -343,7 +366,7 @@ impl PacketBuf {
 
     /// Makes room in place, if no other handle to the memory is alive and it is large enough.
     #[cold]
-    fn reclaim(&mut self, additional: usize) -> bool {
+    fn reclaim(&mut self, additional: usize, shift: Shift) -> bool {
         let Some((start, capacity)) = self.owner.region() else {
             return false;
         };
@@ -361,9 +384,7 @@ impl PacketBuf {
             unsafe { self.set_range(self.ptr, narrow(len), cap) };
             return true;
         }
-        // Moving no more bytes than were consumed in front keeps the cost of this proportional to
-        // that of the consuming.
-        if offset < len {
+        if shift == Shift::Cheap && offset < len {
             return false;
         }
         let headroom = self.pool().map_or(0, |pool| pool.headroom());
