@@ -143,7 +143,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// As [`PacketPool::with_capacity`].
+    /// As [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
     #[inline]
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
@@ -162,7 +162,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// As [`PacketPool::with_capacity`].
+    /// As [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn zeroed(len: usize) -> Self {
@@ -224,7 +224,7 @@ impl PacketBuf {
     }
 
     /// The pool it came from, or whose request the heap served; `None` if it has no memory yet, or
-    /// the pool is closed.
+    /// the pool is closed. What the heap served keeps its pool open, what lies in the pool does not.
     ///
     /// ```
     /// # use slab_net::PacketPool;

@@ -25,18 +25,23 @@ impl From<&str> for PacketBuf {
 }
 
 impl Clone for PacketBuf {
-    /// A copy of the contents, from the same pool.
+    /// A copy of the contents, from the same pool; that of an empty buffer takes a chunk too, because
+    /// it is by its memory that a buffer knows where to grow.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn clone(&self) -> Self {
-        if self.is_empty() {
-            return Self::new();
-        }
-        let pool = self.pool();
-        let pool = pool.as_ref().unwrap_or_else(|| PacketPool::default_pool());
-        let mut copy = pool.with_capacity(self.len());
-        copy.extend_from_slice(self);
-        copy
+        copy(self, self.pool())
     }
+}
+
+/// A copy of `src` from `pool`, or from the process-wide one if there is none.
+#[cfg_attr(feature = "leak-tracking", track_caller)]
+fn copy(src: &[u8], pool: Option<PacketPool>) -> PacketBuf {
+    let Some(pool) = pool else {
+        return PacketBuf::from(src);
+    };
+    let mut buf = pool.with_capacity(src.len());
+    buf.extend_from_slice(src);
+    buf
 }
 
 impl From<PacketBuf> for Packet {
@@ -51,16 +56,10 @@ impl From<Packet> for PacketBuf {
     /// [process-wide one](PacketPool::default_pool) if it has none).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(packet: Packet) -> Self {
-        let packet = match packet.try_into_mut() {
-            Ok(buf) => return buf,
-            Err(packet) if packet.is_empty() => return Self::new(),
-            Err(packet) => packet,
-        };
-        let pool = packet.pool();
-        let pool = pool.as_ref().unwrap_or_else(|| PacketPool::default_pool());
-        let mut copy = pool.with_capacity(packet.len());
-        copy.extend_from_slice(&packet);
-        copy
+        match packet.try_into_mut() {
+            Ok(buf) => buf,
+            Err(packet) => copy(&packet, packet.pool()),
+        }
     }
 }
 

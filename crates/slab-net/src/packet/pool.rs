@@ -1,7 +1,7 @@
 //! [`PacketPool`]: a slab pool that hands out packet buffers.
 
 use super::buf::PacketBuf;
-use super::builder::{COMPACT_RATIO, PacketPoolBuilder};
+use super::builder::PacketPoolBuilder;
 use super::frozen::Packet;
 use super::held::HeldPacket;
 use super::settings::{self, Refusal, Settings};
@@ -21,17 +21,6 @@ use tracing::{Instrument, Span};
 /// of its data and behind what was asked for, so that headers can be put around a payload later
 /// without moving it.
 ///
-/// # When the pool is at its cap
-///
-/// `try_*` methods return the [`AllocError`] and take memory from nowhere else;
-/// [`alloc`](Self::alloc) waits, in turn, until memory is freed. Methods that cannot
-/// fail ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`] has, such
-/// as [`PacketBuf::reserve`]) fall back to the heap, for this one buffer. So do requests above the
-/// largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), and reported
-/// by a `tracing` warning whenever their number has doubled. They have the limit that the builder
-/// [sets](PacketPoolBuilder::heap_limit), which is none by default; beyond it these methods panic.
-/// Code that must stay within the cap uses the `try_*` methods.
-///
 /// ```
 /// use slab_net::PacketPool;
 ///
@@ -46,6 +35,24 @@ use tracing::{Instrument, Span};
 /// assert_eq!(pool.slab().stats().in_use(), 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// # When the pool is at its cap
+///
+/// `try_*` methods return the [`AllocError`] and take memory from nowhere else;
+/// [`alloc`](Self::alloc) waits, in turn, until memory is freed. Methods that cannot
+/// fail ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`] has, such
+/// as [`PacketBuf::reserve`]) fall back to the heap, for this one buffer. So do requests above the
+/// largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), and reported
+/// by a `tracing` warning whenever their number has doubled. They have the limit that the builder
+/// [sets](PacketPoolBuilder::heap_limit), which is none by default; beyond it these methods panic.
+/// Code that must stay within the cap uses the `try_*` methods.
+///
+/// # How long it lives
+///
+/// As long as there are handles to it, one of which is in each buffer that the heap serves in its
+/// place. A buffer that outlives them grows in the [process-wide pool](Self::default_pool); or, if
+/// the application kept a [`SlabPool`] handle, in that one as [`PacketPool::from`] has it, without
+/// headroom and heap limit. So keep a handle for as long as buffers grow. A [`Packet`] needs none.
 #[derive(Clone)]
 pub struct PacketPool {
     slab: SlabPool,
@@ -76,7 +83,8 @@ impl PacketPool {
     /// [`install_default`](PacketPoolBuilder::install_default) came before.
     ///
     /// # Panics
-    /// If it has to be created and the system will not reserve its address range.
+    /// If it has to be created and the system will not reserve its address range. So does then all
+    /// that uses it. The next use tries again.
     pub fn default_pool() -> &'static Self {
         settings::default_pool(|| {
             Self::builder()
@@ -111,7 +119,8 @@ impl PacketPool {
     }
 
     /// An empty buffer with a capacity of at least `len` bytes, of the smallest size class that
-    /// holds them and the pool's headroom and tailroom.
+    /// holds them and the pool's headroom and tailroom. A `len` of 0 takes a chunk as well: a
+    /// buffer knows its pool by its memory, so there is none of this pool that has allocated nothing.
     ///
     /// # Errors
     /// As [`SlabPool::try_alloc`]: the pool is at its cap, `len` with headroom and tailroom is
@@ -223,8 +232,8 @@ impl PacketPool {
     /// [the pool's policy](Self#when-the-pool-is-at-its-cap).
     ///
     /// # Panics
-    /// If `capacity` with headroom and tailroom is above `u32::MAX` bytes, or the pool is at its
-    /// cap and its [heap limit](PacketPoolBuilder::heap_limit) reached.
+    /// If `capacity` with headroom and tailroom is above `u32::MAX` bytes (`isize::MAX` if that is
+    /// less), or the pool is at its cap and its [heap limit](PacketPoolBuilder::heap_limit) reached.
     #[inline]
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
@@ -274,7 +283,8 @@ impl PacketPool {
     pub(super) fn heap_fallback(&self, capacity: usize) -> Result<PacketBuf, Refusal> {
         let room = self.headroom as usize + self.tailroom as usize;
         let total = capacity.saturating_add(room);
-        if u32::try_from(total).is_err() {
+        // No allocation is larger than `isize::MAX`, which is the lower of the two on 32 bits.
+        if u32::try_from(total).is_err() || isize::try_from(total).is_err() {
             return Err(Refusal::Overflow);
         }
         PacketBuf::from_heap(total, self.headroom, Arc::clone(&self.settings))
@@ -333,7 +343,8 @@ impl PacketPool {
     /// no headroom or tailroom beyond what rounding to the size class gives.
     ///
     /// Where the pool cannot serve the copy, the packet stays as it is: that is counted in
-    /// [`packet_stats`](Self::packet_stats), the heap is not asked.
+    /// [`packet_stats`](Self::packet_stats), and by the slab pool as any allocation that it refuses;
+    /// the heap is not asked.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -358,13 +369,12 @@ impl PacketPool {
             return packet;
         }
         let classes = self.slab.size_classes();
-        let gains = |class: usize| classes.sizes()[class] < occupied;
-        if !classes.class_for(len).is_some_and(gains) {
+        let class = classes.class_for(len);
+        let gain = class.and_then(|class| occupied.checked_sub(classes.sizes()[class]));
+        let Some(gain @ 1..) = gain else {
             return packet;
-        }
+        };
         let copy = self.slab.try_alloc(len);
-        let gain = |class: usize| occupied - classes.sizes()[class];
-        let gain = classes.class_for(len).map_or(0, gain);
         self.settings.count_compaction(copy.is_ok(), gain as u64);
         let Ok(chunk) = copy else {
             return packet;
@@ -403,13 +413,7 @@ impl PacketPool {
 /// pools grows by the settings of the one made first.
 impl From<SlabPool> for PacketPool {
     fn from(slab: SlabPool) -> Self {
-        Self::from_settings(settings::register(Settings::new(
-            slab,
-            0,
-            0,
-            COMPACT_RATIO,
-            usize::MAX,
-        )))
+        Self::from_settings(settings::register(Settings::plain(slab)))
     }
 }
 

@@ -1,6 +1,9 @@
 //! What a packet pool adds to its slab pool, and how a chunk finds the way back to it.
 
+use super::builder::COMPACT_RATIO;
 use super::pool::{PacketPool, PacketPoolStats};
+use core::fmt;
+use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use slab_core::{SharedChunk, SlabPool};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
@@ -72,6 +75,11 @@ impl Settings {
             compact_refused: Copies::default(),
             held: Held::default(),
         }
+    }
+
+    /// Those of a slab pool that nothing was set for.
+    pub(super) fn plain(slab: SlabPool) -> Self {
+        Self::new(slab, 0, 0, COMPACT_RATIO, usize::MAX)
     }
 
     /// Counts a heap block in, unless that would exceed the limit.
@@ -149,24 +157,41 @@ pub(super) enum Refusal {
 impl Refusal {
     #[cold]
     pub(super) fn panic(self) -> ! {
-        match self {
-            Self::Overflow => {
-                panic!("capacity overflow: a packet buffer has at most u32::MAX bytes")
-            }
-            Self::HeapLimit => panic!("the packet pool is at its cap, and its heap limit reached"),
-        }
+        panic!("{self}")
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Overflow => "capacity overflow: a packet buffer has at most u32::MAX bytes",
+            Self::HeapLimit => "the packet pool is at its cap, and its heap limit reached",
+        })
     }
 }
 
 /// The settings of every open packet pool, as many as the application has pools. Weak, so that
 /// being listed does not keep a pool open; entries of closed pools go when the next pool comes.
 /// Consulted where a buffer has to move to another chunk, never where one is allocated or freed.
-static OPEN: RwLock<Vec<Weak<Settings>>> = RwLock::new(Vec::new());
+static OPEN: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
+
+/// A packet pool in the list.
+struct Entry {
+    /// Tells apart the slab pools that are open without a handle to each. A later pool may come to
+    /// lie where a closed one lay; the settings of that one are gone by then.
+    slab: usize,
+    settings: Weak<Settings>,
+}
+
+/// An address that no other open slab pool has.
+fn address(slab: &SlabPool) -> usize {
+    ptr::from_ref(slab.size_classes()).addr()
+}
 
 /// The pool of the constructors that take none.
 static DEFAULT: OnceLock<PacketPool> = OnceLock::new();
 
-fn open() -> RwLockReadGuard<'static, Vec<Weak<Settings>>> {
+fn open() -> RwLockReadGuard<'static, Vec<Entry>> {
     // Nothing panics while the lock is held with the list half changed.
     OPEN.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -175,8 +200,11 @@ fn open() -> RwLockReadGuard<'static, Vec<Weak<Settings>>> {
 pub(super) fn register(new: Settings) -> Arc<Settings> {
     let settings = Arc::new(new);
     let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
-    open.retain(|entry| entry.strong_count() > 0);
-    open.push(Arc::downgrade(&settings));
+    open.retain(|entry| entry.settings.strong_count() > 0);
+    open.push(Entry {
+        slab: address(&settings.slab),
+        settings: Arc::downgrade(&settings),
+    });
     settings
 }
 
@@ -187,14 +215,15 @@ pub(super) fn pool_of(chunk: &SharedChunk) -> Option<PacketPool> {
     {
         return Some(pool.clone());
     }
+    let slab = chunk.pool()?;
+    let at = address(&slab);
     let settings = open()
         .iter()
-        .filter_map(Weak::upgrade)
-        .find(|settings| chunk.belongs_to(&settings.slab));
-    match settings {
-        Some(settings) => Some(PacketPool::from_settings(settings)),
-        None => chunk.pool().map(PacketPool::from),
-    }
+        .filter(|entry| entry.slab == at)
+        .find_map(|entry| entry.settings.upgrade());
+    // Not listed: settings that only this buffer knows would be taken for those of the next one.
+    let settings = settings.unwrap_or_else(|| Arc::new(Settings::plain(slab)));
+    Some(PacketPool::from_settings(settings))
 }
 
 /// The process-wide pool, made by `make` if there is none yet.

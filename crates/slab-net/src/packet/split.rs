@@ -101,7 +101,7 @@ impl PacketBuf {
     }
 
     /// Takes back what was split off: in place if the two are neighbours still, by a copy
-    /// otherwise.
+    /// otherwise. An empty buffer becomes the other one, unless that has no memory.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -115,7 +115,8 @@ impl PacketBuf {
     /// If they are no neighbours, as [`reserve`](Self::reserve).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn unsplit(&mut self, other: Self) {
-        if self.is_empty() {
+        // One without memory knows no pool to grow into; this one may.
+        if self.is_empty() && other.capacity() > 0 {
             *self = other;
         } else if let Err(other) = self.try_unsplit(other) {
             self.extend_from_slice(&other);

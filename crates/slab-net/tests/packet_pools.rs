@@ -1,0 +1,133 @@
+//! Which pool a buffer is of, and grows into.
+
+use bytes::{Buf, BufMut};
+use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
+use std::sync::Once;
+
+/// A small process-wide pool, for Miri's sake: it keeps books on every byte.
+fn setup() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let classes = SizeClasses::explicit(&[64, 256, 1024, 4096]).unwrap();
+        let pool = PacketPool::builder().size_classes(classes);
+        pool.max_memory(4 * 65_536).install_default().unwrap();
+    });
+}
+
+/// A pool that nothing leaves: with headroom, and without a share of the heap.
+fn strict(name: &str) -> PacketPool {
+    setup();
+    PacketPool::builder()
+        .name(name)
+        .size_classes(SizeClasses::explicit(&[64, 1024]).unwrap())
+        .max_memory(2 * 65_536)
+        .headroom(16)
+        .heap_limit(0)
+        .build()
+        .unwrap()
+}
+
+/// The name of the pool that it would grow into.
+fn name(buf: &PacketBuf) -> Option<String> {
+    Some(buf.pool()?.slab().name().to_owned())
+}
+
+#[test]
+fn a_clone_is_a_copy_of_the_contents() {
+    let pool = strict("mine");
+    let mut buf = pool.try_alloc(40).unwrap();
+    buf.extend_from_slice(b"one");
+    let copy = buf.clone();
+    buf[0] = b'O';
+    assert_eq!((&buf[..], &copy[..]), (&b"One"[..], &b"one"[..]));
+    assert_eq!(pool.slab().stats().in_use(), 2);
+    assert_eq!(PacketBuf::new().clone().capacity(), 0);
+}
+
+#[test]
+fn a_copy_of_nothing_stays_in_its_pool() {
+    let pool = strict("mine");
+    let empty = pool.try_alloc(0).unwrap();
+    let copy = empty.clone();
+    assert_eq!(name(&copy).as_deref(), Some("mine"));
+    assert_eq!((copy.len(), copy.headroom()), (0, 16));
+
+    // Nor does what all was read of.
+    let mut packet = pool.try_copy_from_slice(b"read").unwrap();
+    let other = packet.clone();
+    packet.advance(4);
+    let buf = PacketBuf::from(packet);
+    assert_eq!(name(&buf).as_deref(), Some("mine"));
+    drop(other);
+
+    // Of what has no pool there is none to stay in.
+    let packet = Packet::from_static(b"static").slice(..0);
+    assert_eq!(name(&PacketBuf::from(packet)), None);
+    assert_eq!(name(&PacketBuf::new().clone()), None);
+}
+
+#[test]
+fn an_empty_buffer_that_is_joined_with_nothing_stays_in_its_pool() {
+    let pool = strict("mine");
+    let mut buf = pool.try_alloc(40).unwrap();
+    buf.unsplit(PacketBuf::new());
+    assert_eq!(name(&buf).as_deref(), Some("mine"));
+    buf.put_bytes(1, 500);
+    assert_eq!((name(&buf).as_deref(), buf.headroom()), (Some("mine"), 16));
+}
+
+/// Of several pools, each finds its own, whether made before or behind others that are gone.
+#[test]
+fn among_many_pools_each_buffer_finds_its_own() {
+    let mut pools: Vec<_> = (0..6).map(|n| strict(&format!("{n}"))).collect();
+    let fill = |pool: &PacketPool| pool.copy_from_slice(b"contents");
+    let packets: Vec<_> = pools.iter().map(fill).collect();
+    drop(pools.remove(4));
+    drop(pools.remove(1));
+    let later = strict("later");
+    for (n, packet) in packets.into_iter().enumerate() {
+        let mut buf = PacketBuf::from(packet);
+        let own = (n != 1 && n != 4).then(|| n.to_string());
+        assert_eq!(name(&buf), own);
+        buf.put_bytes(1, 500);
+        let default = PacketPool::default_pool().slab().name().to_owned();
+        assert_eq!(name(&buf), Some(own.unwrap_or(default)));
+    }
+    assert_eq!(later.slab().stats().in_use(), 0);
+}
+
+#[test]
+fn a_pool_that_is_gone_is_replaced_by_the_default_one() {
+    let mut buf = strict("gone").try_alloc(48).unwrap();
+    buf.extend_from_slice(b"orphan");
+    assert!(buf.pool().is_none());
+    buf.reserve(1000);
+    assert_eq!(buf, "orphan");
+    assert_eq!(
+        buf.pool().unwrap().slab().name(),
+        PacketPool::default_pool().slab().name()
+    );
+}
+
+/// A handle to the slab pool alone keeps the memory, not the settings.
+#[test]
+fn a_slab_pool_without_packet_pool_serves_its_buffers_without_settings() {
+    let pool = strict("mine");
+    let mut buf = pool.try_alloc(48).unwrap();
+    buf.extend_from_slice(b"contents");
+    let slab = pool.slab().clone();
+    drop(pool);
+    buf.reserve(500);
+    assert_eq!(name(&buf).as_deref(), Some("mine"));
+    assert_eq!((buf.headroom(), slab.stats().in_use()), (0, 1));
+    buf.put_bytes(1, 2000);
+    assert_eq!(buf.class(), None, "nothing limits the heap any more");
+    assert_eq!(name(&buf).as_deref(), Some("mine"));
+
+    // The heap's buffer is a handle to the slab pool too.
+    drop(slab);
+    buf.clear();
+    let again = buf.pool().unwrap();
+    assert!(again.try_alloc(64).is_ok());
+    drop((again, buf));
+}
