@@ -111,7 +111,7 @@ impl Packet {
     /// ```
     ///
     /// # Panics
-    /// As [`PacketPool::with_capacity`].
+    /// As [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn copy_from_slice(data: &[u8]) -> Self {
@@ -207,8 +207,8 @@ impl Packet {
         self.owner.is_unique()
     }
 
-    /// The pool it lies in, or whose request the heap served; `None` for other memory, or if the
-    /// pool is closed.
+    /// The pool it lies in, or whose request the heap served, which that keeps open; `None` for other
+    /// memory, of which empty slices are, or if the pool is closed.
     #[must_use]
     pub fn pool(&self) -> Option<PacketPool> {
         self.owner.pool()
@@ -395,7 +395,6 @@ impl Packet {
     /// # Panics
     /// If `len` is above the length.
     #[inline]
-    #[must_use]
     pub fn copy_to_bytes(&mut self, len: usize) -> Self {
         self.split_to(len)
     }

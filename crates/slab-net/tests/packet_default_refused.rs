@@ -1,0 +1,66 @@
+//! The process-wide pool where the system refuses its memory; a process of its own, because the
+//! process is limited.
+#![cfg(all(target_os = "linux", not(miri)))]
+
+use slab_net::{Packet, PacketBuf, PacketPool};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The limit of the process's address space, in bytes.
+fn limit() -> libc::rlimit {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the limit is written to by the call only.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
+    assert_eq!(result, 0);
+    limit
+}
+
+fn set_limit(limit: libc::rlimit) {
+    // SAFETY: the limit is read by the call only.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
+    assert_eq!(result, 0);
+}
+
+/// How much address space the process has taken, in bytes.
+fn taken() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmSize:"));
+    let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+    kib.parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn without_address_space_what_uses_the_default_pool_panics_until_there_is_some() {
+    let before = limit();
+    // Enough for all else that the test does, and half of what the pool needs.
+    let tight = (taken() + (32 << 20)).min(before.rlim_max);
+    set_limit(libc::rlimit {
+        rlim_cur: tight,
+        ..before
+    });
+    type Use = (&'static str, fn());
+    let uses: [Use; 7] = [
+        ("default_pool", || drop(PacketPool::default_pool().clone())),
+        ("with_capacity", || drop(PacketBuf::with_capacity(1))),
+        ("zeroed", || drop(PacketBuf::zeroed(1))),
+        ("from", || drop(PacketBuf::from("text"))),
+        ("reserve", || PacketBuf::new().reserve(1)),
+        ("collect", || drop([1u8].iter().collect::<PacketBuf>())),
+        ("copy_from_slice", || drop(Packet::copy_from_slice(b"x"))),
+    ];
+    for (name, user) in uses {
+        assert!(catch_unwind(user).is_err(), "{name}");
+    }
+    // Growth of a buffer that has no pool leaves it as it was.
+    let mut buf = PacketBuf::new();
+    let grown = catch_unwind(AssertUnwindSafe(|| buf.extend_from_slice(b"text")));
+    assert!(grown.is_err() && buf.is_empty());
+    // What needs no pool needs none of this either.
+    drop((PacketBuf::new(), PacketBuf::zeroed(0), Packet::new()));
+
+    set_limit(before);
+    buf.extend_from_slice(b"text");
+    assert_eq!(buf, "text");
+}
