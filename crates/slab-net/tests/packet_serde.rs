@@ -1,10 +1,24 @@
 //! The same serialised form as `bytes` has.
 #![cfg(feature = "serde")]
 
-use slab_net::{Packet, PacketBuf};
+use slab_net::{Packet, PacketBuf, PacketPool};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+/// A process-wide pool that has an end; for one test at a time.
+fn pool() -> (MutexGuard<'static, ()>, &'static PacketPool) {
+    static ONCE: Once = Once::new();
+    static TURN: Mutex<()> = Mutex::new(());
+    ONCE.call_once(|| {
+        let pool = PacketPool::builder().max_memory(2 << 20).heap_limit(0);
+        pool.install_default().unwrap();
+    });
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    (turn, PacketPool::default_pool())
+}
 
 #[test]
 fn packets_go_through_serde_as_byte_arrays() {
+    let _pool = pool();
     let packet = Packet::from_static(b"\0\x01\xff");
     assert_eq!(serde_json::to_string(&packet).unwrap(), "[0,1,255]");
     let buf: PacketBuf = serde_json::from_str("[0,1,255]").unwrap();
@@ -21,4 +35,33 @@ fn packets_go_through_serde_as_byte_arrays() {
     let long = vec![7u8; 10_000];
     let text = serde_json::to_string(&long).unwrap();
     assert_eq!(serde_json::from_str::<Packet>(&text).unwrap(), long);
+}
+
+#[test]
+fn what_the_pool_cannot_take_is_an_error() {
+    let (_turn, pool) = pool();
+    let read = |text: &str| {
+        let packet = serde_json::from_str::<Packet>(text);
+        packet.map_err(|error| error.to_string())
+    };
+    let array = |len| serde_json::to_string(&vec![7u8; len]).unwrap();
+    let text = |len| serde_json::to_string(&"x".repeat(len)).unwrap();
+    let largest = pool.slab().size_classes().largest();
+    assert_eq!(read(&array(largest)).unwrap().len(), largest);
+    assert_eq!(read(&text(largest)).unwrap().len(), largest);
+    for too_long in [array(largest + 1), text(largest + 1)] {
+        assert!(read(&too_long).unwrap_err().contains("heap limit"));
+    }
+
+    let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(largest).ok()).collect();
+    for short in ["[1]", "[1,2]", "\"x\""] {
+        assert!(read(short).unwrap_err().contains("heap limit"), "{short}");
+    }
+    for nothing in ["[]", "\"\""] {
+        assert!(read(nothing).unwrap().is_empty());
+    }
+    drop(all);
+    assert_eq!(read("[1]").unwrap(), [1][..]);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+    assert_eq!(pool.packet_stats().heap_fallbacks, 0);
 }

@@ -1,4 +1,5 @@
-//! `Serialize` and `Deserialize` as byte arrays; what is read goes into the process-wide pool.
+//! `Serialize` and `Deserialize` as byte arrays; what is read goes into the process-wide pool, and
+//! is an error where that pool and its share of the heap are used up.
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;
@@ -20,16 +21,24 @@ impl<'de> Visitor<'de> for BufVisitor {
     }
 
     fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<PacketBuf, E> {
-        Ok(PacketBuf::from(bytes))
+        let mut buf = PacketBuf::new();
+        buf.reserve_or_refuse(bytes.len()).map_err(E::custom)?;
+        buf.extend_from_slice(bytes);
+        Ok(buf)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<PacketBuf, E> {
-        Ok(PacketBuf::from(text))
+        self.visit_bytes(text.as_bytes())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PacketBuf, A::Error> {
-        let mut buf = PacketBuf::with_capacity(seq.size_hint().unwrap_or(0).min(MAX_HINT));
+        let mut buf = PacketBuf::new();
+        // Only a hint: where there is no room for as much, there may be for what comes.
+        let _ = buf.try_reserve(seq.size_hint().unwrap_or(0).min(MAX_HINT));
         while let Some(byte) = seq.next_element()? {
+            // Byte by byte in the pool, not gathered on the heap first: so the input takes no more
+            // memory than it may, and the reading ends with what is refused.
+            buf.reserve_or_refuse(1).map_err(Error::custom)?;
             buf.put_u8(byte);
         }
         Ok(buf)
