@@ -206,20 +206,24 @@ impl Inner {
         layer.slabs.carve(&self.arena, &self.classes, class, units)
     }
 
-    /// Counts an allocation of the last of `fresh` and stores the others.
+    /// Counts an allocation of one of `fresh` and stores the others.
     fn deliver(&self, cache: Option<&ThreadCache>, class: u8, fresh: &[u32]) -> u32 {
         if let Some(cache) = cache
             && let magazine = cache.magazine(class)
             && self.enter(magazine)
         {
+            // Mostly it is empty. Not if it was shut for a fork, which takes nothing; and a chunk that
+            // lies in it is not fresh.
             let stored = magazine.refill(fresh);
-            magazine.count_source(Source::Slab);
-            let unit = magazine.pop();
+            let unit = if stored > 0 {
+                magazine.count_source(Source::Slab);
+                magazine.pop()
+            } else {
+                None
+            };
             magazine.guard.leave_slow();
-            // The magazine was empty a moment ago and only this thread fills it.
-            debug_assert_eq!(stored, fresh.len());
-            self.put_free(class, &fresh[stored..]);
             if let Some(unit) = unit {
+                self.put_free(class, &fresh[stored..]);
                 return unit;
             }
         }
@@ -287,6 +291,36 @@ impl Inner {
         AllocError::TooLarge {
             requested,
             largest: self.classes.classes().largest(),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "std", not(any(loom, shuttle))))]
+mod tests {
+    use crate::SlabPool;
+
+    /// What a fork leaves behind: a magazine that is not empty when fresh chunks come.
+    #[test]
+    fn who_wants_a_fresh_chunk_gets_none_of_a_magazine_that_was_shut() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let inner = pool.inner();
+        let cache = inner.attach().unwrap();
+        let capacity = cache.magazine(0).guard.capacity();
+        for held in [capacity, capacity - 1] {
+            let chunks: Vec<_> = (0..held).map(|_| pool.try_alloc(64).unwrap()).collect();
+            drop(chunks);
+            let len = cache.magazine(0).len();
+            assert!(len >= held - 1, "{len} of {held}");
+            let mut fresh = [0; 3];
+            let carved = inner.carve(0, &mut fresh).unwrap();
+            assert!(carved.fresh && carved.chunks == 3);
+            let unit = inner.deliver(Some(&cache), 0, &fresh);
+            assert!(fresh.contains(&unit));
+            let stats = pool.stats();
+            assert_eq!(stats.in_use(), 1, "the others can be had");
+            inner
+                .depot
+                .with_open(0, |open| inner.depot.put_in(0, open, unit));
         }
     }
 }

@@ -3,7 +3,9 @@
 //! A fork copies the memory of all threads, and one thread. What another thread held stays held in the
 //! child for ever: a lock, or a guard whose owner stands inside (snmalloc #735). So the
 //! thread that forks takes every lock of every pool first and waits until all owners are outside, and
-//! lets go on both sides afterwards, as the C library does for its allocator.
+//! lets go on both sides afterwards, as the C library does for its allocator. An owner may have come to
+//! a shut gate meanwhile, and been copied before it turned round: the child leaves the guard in its
+//! stead.
 //!
 //! Ordered as `inner.rs` says; the list of pools comes before all of it. Not covered: slots of a ring
 //! (`Mode::Ring`) that somebody stands between the two steps of, and the moment in which the very
@@ -52,7 +54,7 @@ pub(crate) fn watch(pool: NonNull<Inner>) {
         barrier_is_asymmetric();
         // SAFETY: the handlers are functions of this library, which take no arguments and do not
         // unwind. Without memory for them, forks are what they are without this module.
-        unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         pools.has_handlers = true;
     }
     pools.watched.push(Watched(pool));
@@ -71,14 +73,23 @@ extern "C" fn before() {
     let _ = HELD.try_with(|held| held.replace(Some(Held::new())));
 }
 
-/// In the same thread, and in its copy in the child.
-extern "C" fn after() {
+/// In the same thread.
+extern "C" fn in_parent() {
     let _ = HELD.try_with(RefCell::take);
+}
+
+/// In the copy of that thread, the only one of the child.
+extern "C" fn in_child() {
+    let _ = HELD.try_with(|held| {
+        if let Some(held) = held.take() {
+            held.at_rest.iter().for_each(AtRest::leave_for_all);
+        }
+    });
 }
 
 /// All pools at rest. The fields go in this order.
 struct Held {
-    _at_rest: Vec<AtRest>,
+    at_rest: Vec<AtRest>,
     _pools: MutexGuard<'static, Pools>,
 }
 
@@ -91,7 +102,7 @@ impl Held {
             AtRest::new(unsafe { pool.0.as_ref() })
         });
         Self {
-            _at_rest: at_rest.collect(),
+            at_rest: at_rest.collect(),
             _pools: pools,
         }
     }
@@ -121,6 +132,12 @@ impl AtRest {
             _slabs: slabs,
         }
     }
+
+    /// In the child, where nobody else is who could be inside: whoever announced it was refused, and has
+    /// changed nothing.
+    fn leave_for_all(&self) {
+        magazines(&self.registry).for_each(|magazine| magazine.guard.back_out());
+    }
 }
 
 impl Drop for AtRest {
@@ -135,4 +152,30 @@ fn magazines(registry: &[Registered]) -> impl Iterator<Item = &Magazine> {
     registry
         .iter()
         .flat_map(|entry| (0..crate::MAX_CLASSES as u8).map(|class| entry.cache.magazine(class)))
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::SlabPool;
+
+    #[test]
+    fn the_child_leaves_guards_for_owners_that_were_refused_when_it_was_made() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        drop(pool.try_alloc(64).unwrap());
+        let inner = NonNull::from(pool.inner());
+        // SAFETY: the pool outlives `at_rest`.
+        let at_rest = AtRest::new(unsafe { inner.as_ref() });
+        let cache = at_rest.registry[0].cache.clone();
+        let guard = &cache.magazine(0).guard;
+        // As its owner does before it looks at the gate.
+        guard.enter();
+        assert!(!guard.is_idle());
+        at_rest.leave_for_all();
+        drop(at_rest);
+        let is_idle = guard.is_idle();
+        // For the end of this test, whatever comes out.
+        guard.back_out();
+        assert!(is_idle, "a sweep would wait for ever");
+    }
 }

@@ -183,13 +183,15 @@ impl Guard {
     /// state stays what it is.
     pub(crate) fn wait_idle(&self) {
         let mut backoff = Backoff::default();
-        loop {
-            // In this order: an intent that is seen brings the state it was made of.
-            let intent = self.intent.load(Ordering::Acquire);
-            if intent != INSIDE && intent != self.state.load(Ordering::Acquire) {
-                return;
-            }
+        while !self.is_idle() {
             backoff.snooze();
         }
+    }
+
+    /// Does the owner stand outside?
+    pub(crate) fn is_idle(&self) -> bool {
+        // In this order: an intent that is seen brings the state it was made of.
+        let intent = self.intent.load(Ordering::Acquire);
+        intent != INSIDE && intent != self.state.load(Ordering::Acquire)
     }
 }
