@@ -49,6 +49,26 @@ impl Inner {
         }
     }
 
+    /// While the pool is quiet, the parts are exact as they are read: nothing of them had to be cut
+    /// for what is left over to be what callers hold of each class.
+    #[cfg(test)]
+    pub(crate) fn assert_exact(&self, in_use: &[u64]) {
+        let layer = self.slabs.lock();
+        let registry = self.registry.lock();
+        assert_eq!(in_use.len(), self.classes.count());
+        for (class, &in_use) in (0..).zip(in_use) {
+            let tally = self.tally(&registry, class);
+            let in_depot = self.depot.chunks(class) + self.count_singles(class).chunks;
+            let out = layer.slabs.class(class).out();
+            assert_eq!(
+                tally.cached + in_depot + in_use,
+                out,
+                "class {class}: {tally:?}, {in_depot} in the depot"
+            );
+            assert!(tally.frees_remote <= tally.frees, "{tally:?}");
+        }
+    }
+
     /// Raises the class's high-water mark to what is in use now; returns it.
     fn raise_peak(&self, _one_at_a_time: &SlabLayer, class: u8, in_use: u64) -> u64 {
         let mark = &self.uncached[usize::from(class)].in_use_peak;

@@ -1,11 +1,107 @@
-//! Tests: the system refuses memory at the n-th request, for each n that a program meets.
+//! Tests: the system refuses memory at the n-th request, for each n that a program meets, with each
+//! option that asks the system for memory in a way of its own.
 
 use crate::sys::supply::refusing;
-use crate::{AllocError, Chunk, ConfigError, Growth, SizeClasses, SlabPool};
+use crate::{
+    AllocError, Backing, Chunk, ConfigError, Growth, Mode, SizeClasses, Slab, SlabBox, SlabPool,
+    SlabPoolBuilder,
+};
 use core::future::Future;
 use core::task::{Context, Poll, Waker};
 
 const ENOMEM: i32 = 12;
+
+/// A pool, and what a program has to know of it.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    set: fn(SlabPoolBuilder) -> SlabPoolBuilder,
+    /// Chunks of 1 KiB and of 16 KiB that a slab holds.
+    in_slab: [usize; 2],
+    /// Each class has half of the slabs and keeps them.
+    shares: bool,
+    /// The fewest slabs that are not backed if each request is refused once.
+    commits: u64,
+}
+
+fn cases() -> Vec<Case> {
+    let plain = Case {
+        name: "default",
+        set: |pool| pool,
+        in_slab: [64, 4],
+        shares: false,
+        commits: 4,
+    };
+    vec![
+        plain,
+        Case {
+            name: "hardened",
+            set: |pool| pool.hardened(true),
+            ..plain
+        },
+        Case {
+            name: "ring",
+            set: |pool| pool.mode(Mode::Ring),
+            shares: true,
+            ..plain
+        },
+        Case {
+            name: "depot only",
+            set: |pool| pool.mode(Mode::DepotOnly),
+            ..plain
+        },
+        Case {
+            name: "guard pages",
+            set: |pool| pool.guard_pages(true),
+            in_slab: [60, 3],
+            ..plain
+        },
+        // What is refused for several slabs is asked for again for one.
+        Case {
+            name: "doubling",
+            set: |pool| pool.growth(Growth::Double),
+            commits: 2,
+            ..plain
+        },
+        Case {
+            name: "prefault",
+            set: |pool| pool.backing(Backing::Prefault),
+            commits: 0,
+            ..plain
+        },
+        #[cfg(all(feature = "std", target_os = "linux"))]
+        Case {
+            name: "locked",
+            set: |pool| pool.backing(may_lock()),
+            commits: 0,
+            ..plain
+        },
+        #[cfg(feature = "leak-tracking")]
+        Case {
+            name: "leak tracking",
+            set: |pool| pool.track_leaks(1),
+            ..plain
+        },
+    ]
+}
+
+/// Who may lock how much memory is the system's to say.
+#[cfg(all(feature = "std", target_os = "linux"))]
+fn may_lock() -> Backing {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a valid place.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    assert_eq!(failed, 0);
+    // For this test and others that run beside it.
+    if limit.rlim_cur >= 4 << 20 {
+        Backing::Locked
+    } else {
+        Backing::Prefault
+    }
+}
 
 /// Counts what the program was refused, and checks that it was refused properly.
 #[derive(Default)]
@@ -15,14 +111,13 @@ struct Refused {
 }
 
 impl Refused {
-    fn build(&mut self) -> Option<SlabPool> {
-        let built = SlabPool::builder()
-            .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
-            .max_memory(256 << 10)
-            .build();
+    fn built<T>(&mut self, built: Result<T, ConfigError>) -> Option<T> {
         match built {
             Ok(pool) => Some(pool),
-            Err(ConfigError::Reserve { errno: ENOMEM, .. }) => {
+            Err(
+                ConfigError::Reserve { errno: ENOMEM, .. }
+                | ConfigError::Back { errno: ENOMEM, .. },
+            ) => {
                 self.builds += 1;
                 None
             }
@@ -30,38 +125,60 @@ impl Refused {
         }
     }
 
-    /// Fills the pool with chunks of a size; goes on where the system refused.
-    fn fill(&mut self, pool: &SlabPool, len: usize) -> Vec<Chunk> {
-        let mut chunks = Vec::new();
+    fn build(&mut self, case: &Case) -> Option<SlabPool> {
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
+            .max_memory(256 << 10);
+        self.built((case.set)(pool).build())
+    }
+
+    /// Fills the pool; goes on where the system refused.
+    fn fill<T>(&mut self, mut next: impl FnMut() -> Result<T, AllocError>) -> Vec<T> {
+        let mut all = Vec::new();
         loop {
-            match pool.try_alloc(len) {
-                Ok(mut chunk) => {
-                    chunk.copy_from_slice(&[0xA5; 1024]).unwrap();
-                    chunks.push(chunk);
-                }
+            match next() {
+                Ok(one) => all.push(one),
                 Err(AllocError::Commit { errno: ENOMEM }) => self.commits += 1,
-                Err(AllocError::Exhausted { .. }) => return chunks,
+                Err(AllocError::Exhausted { .. }) => return all,
                 Err(error) => panic!("{error}"),
             }
         }
     }
+
+    /// With chunks of a size.
+    fn fill_pool(&mut self, pool: &SlabPool, len: usize) -> Vec<Chunk> {
+        self.fill(|| {
+            let mut chunk = pool.try_alloc(len)?;
+            chunk.copy_from_slice(&[0xA5; 1024]).unwrap();
+            Ok(chunk)
+        })
+    }
 }
 
-/// Meets every kind of request: build, commit, give back (which is done by hand if the system
+/// Meets every kind of request: build, commit, lock, give back (which is done by hand if the system
 /// refuses), come back, wait.
-fn program() -> Refused {
+fn program(case: &Case) -> Refused {
     let mut refused = Refused::default();
-    let Some(pool) = refused.build() else {
+    let Some(pool) = refused.build(case) else {
         return refused;
     };
     let slabs = pool.max_memory() / pool.stats().slab_bytes;
-    let small = refused.fill(&pool, 1024);
-    assert_eq!(small.len(), slabs * 64, "all of the cap in spite of it");
+    let slabs = if case.shares { slabs / 2 } else { slabs };
+    let small = refused.fill_pool(&pool, 1024);
+    let all = small.len();
+    assert_eq!(
+        all,
+        slabs * case.in_slab[0],
+        "all of the cap in spite of it"
+    );
     drop(small);
     pool.trim();
-    assert_eq!(pool.stats().committed_bytes, 0);
-    let mut large = refused.fill(&pool, 16384);
-    assert_eq!(large.len(), slabs * 4);
+    if !case.shares {
+        assert_eq!(pool.stats().committed_bytes, 0);
+    }
+    let mut large = refused.fill_pool(&pool, 16384);
+    assert_eq!(large.len(), slabs * case.in_slab[1]);
+    let had = [all, large.len() + 1];
     {
         let mut waits = core::pin::pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());
@@ -71,49 +188,97 @@ fn program() -> Refused {
     }
     drop(large);
     let stats = pool.stats();
-    assert_eq!(stats.in_use(), 0);
     assert_eq!(stats.commit_failures, refused.commits);
-    for class in stats.classes() {
-        let free = class.in_magazines + class.in_depot + class.in_slabs;
-        assert_eq!(free, class.committed_chunks);
+    for (class, had) in stats.classes().iter().zip(had) {
+        assert_eq!((class.allocs, class.frees), (had as u64, had as u64));
     }
+    pool.inner().assert_exact(&[0, 0]);
     refused
+}
+
+/// The same of a typed slab.
+fn typed_program(case: &Case) -> Refused {
+    let mut refused = Refused::default();
+    let slab = Slab::<[u64; 128]>::builder().max_objects(4 * case.in_slab[0]);
+    let Some(slab) = refused.built(slab.pool(case.set).build()) else {
+        return refused;
+    };
+    for round in 0..2 {
+        let all: Vec<SlabBox<_>> = refused.fill(|| slab.try_insert_with(|| [round; 128]));
+        assert_eq!(all.len(), slab.capacity());
+        assert!(all.iter().all(|value| **value == [round; 128]));
+        drop(all);
+        slab.trim();
+    }
+    let stats = slab.stats();
+    assert_eq!(stats.commit_failures, refused.commits);
+    let had = 2 * slab.capacity() as u64;
+    let class = &stats.classes()[0];
+    assert_eq!((class.allocs, class.frees), (had, had));
+    refused
+}
+
+/// Runs both programs of each case while `of` so many requests from each on are refused.
+fn refuse(length: u32, mut check: impl FnMut(&Case, u32, Refused)) {
+    for case in &cases() {
+        for program in [program, typed_program] {
+            let met = refusing(0..0, || {
+                let refused = program(case);
+                assert_eq!((refused.builds, refused.commits), (0, 0), "{}", case.name);
+            });
+            let mut sum = Refused::default();
+            for number in 0..met {
+                refusing(number..number + length, || {
+                    let refused = program(case);
+                    sum.builds += refused.builds;
+                    sum.commits += refused.commits;
+                });
+            }
+            check(case, met, sum);
+        }
+    }
 }
 
 #[test]
 fn the_system_refuses_memory_at_each_request_in_turn() {
-    let met = refusing(0..0, || {
-        let refused = program();
-        assert_eq!((refused.builds, refused.commits), (0, 0));
+    refuse(1, |case, met, refused| {
+        let Refused { builds, commits } = refused;
+        assert!(builds >= 2, "{}: {builds}", case.name);
+        assert!(commits >= case.commits, "{}: {commits}", case.name);
+        // A refusal that nothing comes of is one to take memory back.
+        assert!(u64::from(builds) + commits <= met.into(), "{}", case.name);
     });
-    assert!(met > 8, "{met} requests: arena, tables, slabs, trims");
-    let (mut builds, mut commits) = (0, 0);
-    for number in 0..met {
-        refusing(number..number + 1, || {
-            let refused = program();
-            builds += refused.builds;
-            commits += refused.commits;
-        });
-    }
-    assert!(builds >= 2, "{builds} builds failed");
-    assert!(commits >= 4, "{commits} slabs were not backed");
 }
 
 #[test]
 fn the_system_refuses_for_a_while() {
-    let met = refusing(0..0, || assert_eq!(program().commits, 0));
-    let mut commits = 0;
-    for number in 0..met {
-        refusing(number..number + 3, || commits += program().commits);
+    refuse(3, |case, _, refused| {
+        let commits = refused.commits;
+        assert!(commits >= 3 * case.commits, "{}: {commits}", case.name);
+    });
+}
+
+/// Locking the memory is a request too.
+#[test]
+#[cfg(all(feature = "std", target_os = "linux"))]
+fn memory_that_may_not_be_locked_is_an_error_of_the_build() {
+    let with = |backing| move |pool: SlabPoolBuilder| pool.max_memory(256 << 10).backing(backing);
+    if may_lock() != Backing::Locked {
+        return;
     }
-    assert!(commits >= 3 * 4, "{commits} slabs were not backed");
+    let requests = |backing| {
+        refusing(0..0, || {
+            drop(with(backing)(SlabPool::builder()).build().unwrap());
+        })
+    };
+    assert_eq!(requests(Backing::Locked), requests(Backing::Prefault) + 1);
 }
 
 /// Memory that the system does not take back reads as zeros all the same.
 #[test]
 fn a_refused_trim_zeroes_by_hand() {
-    let pool = Refused::default().build().unwrap();
-    drop(Refused::default().fill(&pool, 1024));
+    let pool = Refused::default().build(&cases()[0]).unwrap();
+    drop(Refused::default().fill_pool(&pool, 1024));
     refusing(0..u32::MAX, || assert!(pool.trim() > 0));
     let chunks: Vec<Chunk> = (0..).map_while(|_| pool.try_alloc(1024).ok()).collect();
     assert!(!chunks.is_empty());
@@ -135,7 +300,7 @@ fn a_slab_is_asked_for_once() {
             .build()
             .unwrap();
         let met = refusing(0..0, || {
-            assert_eq!(Refused::default().fill(&pool, 16384).len(), 32);
+            assert_eq!(Refused::default().fill_pool(&pool, 16384).len(), 32);
         });
         assert_eq!(met, requests, "{growth:?}: 1, 1, 2 and 4 slabs");
     }

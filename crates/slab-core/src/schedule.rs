@@ -16,7 +16,9 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Runner, thread};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 
 /// Preemptions that PCT places.
 const DEPTH: usize = 3;
@@ -60,16 +62,28 @@ fn explore(test: impl Fn() + Send + Sync + Clone + 'static) {
 
 /// Two slabs of 4 KiB: eight chunks of 1 KiB or 64 of 128 B.
 fn pool() -> SlabPool {
+    pool_of(2)
+}
+
+fn pool_of(slabs: usize) -> SlabPool {
     SlabPool::builder()
         .size_classes(SizeClasses::explicit(&[128, 1024]).unwrap())
-        .max_memory(8 << 10)
+        .max_memory(slabs * (4 << 10))
         .build()
         .unwrap()
 }
 
-/// Addresses in use: no chunk is handed out twice.
+/// What callers have seen: addresses in use, because no chunk is handed out twice, and how often
+/// they were served and refused, by class.
 #[derive(Clone, Default)]
-struct InUse(Arc<Mutex<HashSet<usize>>>);
+struct InUse(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    held: HashSet<usize>,
+    allocs: [u64; 2],
+    refused: [u64; 2],
+}
 
 impl InUse {
     fn alloc(&self, pool: &SlabPool, len: usize) -> Option<Chunk> {
@@ -78,27 +92,48 @@ impl InUse {
                 self.enter(&chunk);
                 Some(chunk)
             }
-            Err(AllocError::Exhausted { .. }) => None,
+            Err(AllocError::Exhausted { chunk_bytes }) => {
+                let class = usize::from(chunk_bytes == 1024);
+                self.0.lock().unwrap().refused[class] += 1;
+                None
+            }
             Err(error) => panic!("{error}"),
         }
     }
 
     fn enter(&self, chunk: &Chunk) {
-        let fresh = self.0.lock().unwrap().insert(chunk.as_ptr().addr().get());
-        assert!(fresh, "handed out twice");
+        let mut seen = self.0.lock().unwrap();
+        assert!(
+            seen.held.insert(chunk.as_ptr().addr().get()),
+            "handed out twice"
+        );
+        seen.allocs[chunk.class()] += 1;
     }
 
     fn free(&self, chunk: Chunk) {
-        let known = self.0.lock().unwrap().remove(&chunk.as_ptr().addr().get());
-        assert!(known);
+        let at = chunk.as_ptr().addr().get();
+        assert!(self.0.lock().unwrap().held.remove(&at));
         drop(chunk);
+    }
+
+    /// All is freed, and the pool has counted what happened. `given_up`: chunks that nobody took.
+    fn assert_counted(&self, pool: &SlabPool, given_up: [u64; 2]) {
+        let seen = self.0.lock().unwrap();
+        assert!(seen.held.is_empty());
+        pool.inner().assert_exact(&[0, 0]);
+        for (class, entry) in pool.stats().classes().iter().enumerate() {
+            let allocs = seen.allocs[class] + given_up[class];
+            assert_eq!((entry.allocs, entry.frees), (allocs, allocs), "{entry:?}");
+            assert_eq!(entry.exhausted, seen.refused[class], "{entry:?}");
+        }
     }
 }
 
 /// All of the pool can be had again, by either class.
 fn assert_whole(pool: &SlabPool) {
     assert_eq!(pool.stats().in_use(), 0);
-    for (len, count) in [(1024, 8), (128, 64), (1024, 8)] {
+    for len in [1024, 128, 1024] {
+        let count = (pool.max_memory() / len) as u64;
         let chunks: Vec<_> = (0..count).map(|_| pool.try_alloc(len).unwrap()).collect();
         assert!(pool.try_alloc(len).is_err());
         assert_eq!(pool.stats().in_use(), count);
@@ -108,6 +143,7 @@ fn assert_whole(pool: &SlabPool) {
     assert_eq!(pool.stats().committed_bytes, 0);
 }
 
+/// What the parts of a snapshot have met at slightly different moments adds up all the same.
 fn assert_balanced(pool: &SlabPool) {
     let stats = pool.stats();
     assert!(stats.committed_bytes <= stats.max_memory);
@@ -152,27 +188,34 @@ fn schedule_programs() {
         threads.into_iter().for_each(|one| one.join().unwrap());
         let left: Vec<Chunk> = hands.lock().unwrap().drain(..).collect();
         left.into_iter().for_each(|one| in_use.free(one));
+        in_use.assert_counted(&pool, [0, 0]);
         assert_whole(&pool);
     });
 }
 
-/// More tasks wait than there are chunks; some give up at a random moment. A lost wake-up is a
+/// Three threads want half of the only slab's large chunks each, and another wants small ones, for
+/// which all of the large ones have to be free; some give up at a random moment. A lost wake-up is a
 /// deadlock here, and shuttle says so.
 #[test]
 fn schedule_waiters() {
     explore(|| {
-        let (pool, in_use) = (pool(), InUse::default());
+        let (pool, in_use) = (pool_of(1), InUse::default());
+        // Chunks that came to somebody who gave up, by class.
+        let given_up = [Arc::<GivenUp>::default(), Arc::default()];
+        // Leaves little room: one 1024 B chunk.
+        let filler: Vec<_> = (0..3).filter_map(|_| in_use.alloc(&pool, 1024)).collect();
         let threads: Vec<_> = (0..4)
             .map(|number| {
                 let (pool, in_use) = (pool.clone(), in_use.clone());
+                let (len, class) = if number == 3 { (128, 0) } else { (1024, 1) };
+                let given_up = given_up[class].clone();
                 thread::spawn(move || {
                     for _ in 0..2 {
-                        let len = if number == 3 { 128 } else { 1024 };
-                        // Half of the pool at a time, so that two cannot go on at once.
+                        // While the others hold one each, there is one for somebody's second.
                         let mut held = Vec::new();
                         for _ in 0..2 {
                             if thread_rng().gen_bool(0.2) {
-                                give_up(&pool, len);
+                                give_up(&pool, len, &given_up);
                             }
                             let chunk = shuttle::future::block_on(pool.alloc(len)).unwrap();
                             in_use.enter(&chunk);
@@ -184,24 +227,33 @@ fn schedule_waiters() {
                 })
             })
             .collect();
-        // Leaves little room: one 1024 B chunk, no free slab.
-        let filler: Vec<_> = (0..7).filter_map(|_| in_use.alloc(&pool, 1024)).collect();
         thread::yield_now();
         filler.into_iter().for_each(|one| in_use.free(one));
         threads.into_iter().for_each(|one| one.join().unwrap());
-        let stats = pool.stats();
-        assert!(stats.classes().iter().all(|class| class.in_use == 0));
+        let given_up = given_up.map(|chunks| chunks.0.load(Ordering::Relaxed));
+        in_use.assert_counted(&pool, given_up);
         assert_whole(&pool);
     });
 }
 
+#[derive(Default)]
+struct GivenUp(AtomicU64);
+
+impl Wake for GivenUp {
+    /// Who is woken has a chunk.
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Asks for memory, looks once, and gives up whether or not it came meanwhile.
-fn give_up(pool: &SlabPool, len: usize) {
+fn give_up(pool: &SlabPool, len: usize, given_up: &Arc<GivenUp>) {
     let mut future = Box::pin(pool.alloc(len));
-    let waker = std::task::Waker::noop();
-    let polled = future
-        .as_mut()
-        .poll(&mut std::task::Context::from_waker(waker));
+    let waker = Waker::from(given_up.clone());
+    let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+    if polled.is_ready() {
+        given_up.0.fetch_add(1, Ordering::Relaxed);
+    }
     thread::yield_now();
     drop((polled, future));
 }

@@ -13,8 +13,11 @@ fn resident() -> usize {
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// Allocates, frees and hands over at random, `operations` times on each thread.
-fn run(pool: &SlabPool, seed: u64, operations: u64) {
+const SIZES: [usize; 3] = [64, 1536, 9216];
+
+/// Allocates, frees and hands over at random, `operations` times on each thread; returns how many
+/// chunks of each class were had, and how often there was none.
+fn run(pool: &SlabPool, seed: u64, operations: u64) -> ([u64; 3], [u64; 3]) {
     let (send, receive) = mpsc::sync_channel::<Chunk>(1000);
     thread::scope(|scope| {
         let freeing = scope.spawn(move || receive.into_iter().for_each(drop));
@@ -24,6 +27,7 @@ fn run(pool: &SlabPool, seed: u64, operations: u64) {
                 scope.spawn(move || {
                     let mut random = seed * THREADS + thread + 1;
                     let mut held = Vec::with_capacity(300);
+                    let (mut had, mut refused) = ([0; 3], [0; 3]);
                     for _ in 0..operations {
                         // xorshift64
                         random ^= random << 13;
@@ -32,7 +36,14 @@ fn run(pool: &SlabPool, seed: u64, operations: u64) {
                         let place = (random >> 32) as usize;
                         match random % 16 {
                             0..=8 if held.len() < 300 => {
-                                held.extend(pool.try_alloc([64, 1536, 9216][place % 3]));
+                                let class = place % 3;
+                                match pool.try_alloc(SIZES[class]) {
+                                    Ok(chunk) => {
+                                        had[class] += 1;
+                                        held.push(chunk);
+                                    }
+                                    Err(_) => refused[class] += 1,
+                                }
                             }
                             9 => {
                                 if let Some(chunk) = held.pop() {
@@ -44,45 +55,60 @@ fn run(pool: &SlabPool, seed: u64, operations: u64) {
                             _ => drop(held.swap_remove(place % held.len())),
                         }
                     }
+                    (had, refused)
                 })
             })
             .collect();
-        workers.into_iter().for_each(|one| one.join().unwrap());
+        let mut sums = ([0; 3], [0; 3]);
+        for worker in workers {
+            let (had, refused) = worker.join().unwrap();
+            for class in 0..3 {
+                sums.0[class] += had[class];
+                sums.1[class] += refused[class];
+            }
+        }
         drop(send);
         freeing.join().unwrap();
-    });
+        sums
+    })
 }
 
-fn long_run(rounds: u64, operations: u64) {
+/// Returns how many requests were refused.
+fn long_run(max_memory: usize, rounds: u64, operations: u64) -> u64 {
     let pool = SlabPool::builder()
-        .size_classes(SizeClasses::explicit(&[64, 1536, 9216]).unwrap())
-        .max_memory(8 << 20)
+        .size_classes(SizeClasses::explicit(&SIZES).unwrap())
+        .max_memory(max_memory)
         .build()
         .unwrap();
-    run(&pool, 1, operations);
+    let (mut had, mut refused) = run(&pool, 1, operations);
     pool.trim();
     let begun = resident();
     for round in 2..=rounds {
-        run(&pool, round, operations);
+        let (more, none) = run(&pool, round, operations);
         let stats = pool.stats();
         assert_eq!(stats.in_use(), 0);
-        for class in stats.classes() {
-            assert_eq!(class.allocs, class.frees);
+        for (index, class) in stats.classes().iter().enumerate() {
+            had[index] += more[index];
+            refused[index] += none[index];
+            assert_eq!((class.allocs, class.frees), (had[index], had[index]));
+            assert_eq!(class.exhausted, refused[index]);
         }
     }
     pool.trim();
     assert_eq!(pool.stats().committed_bytes, 0);
     let grown = resident().saturating_sub(begun);
     assert!(grown <= 1 << 20, "grew by {grown} bytes");
+    refused.iter().sum()
 }
 
 #[test]
 fn memory_and_counters_stay_where_they_were() {
-    long_run(5, 40_000);
+    long_run(8 << 20, 5, 40_000);
+    assert!(long_run(2 << 20, 2, 20_000) > 0, "the cap is met");
 }
 
 #[test]
 #[ignore = "minutes: ci/faults --long"]
 fn memory_and_counters_stay_where_they_were_for_long() {
-    long_run(100, 5_000_000);
+    long_run(8 << 20, 100, 5_000_000);
 }

@@ -97,6 +97,7 @@ impl Region {
     pub(crate) fn populate(&self, offset: usize, bytes: usize, lock: bool) -> Result<(), i32> {
         let at = self.part(offset, bytes);
         if lock {
+            super::supply::ask()?;
             // SAFETY: locking the pages of our own mapping changes nothing about their contents.
             return unsafe { mlock(at, bytes) }.map_err(rustix::io::Errno::raw_os_error);
         }

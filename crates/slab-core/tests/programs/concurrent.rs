@@ -2,7 +2,7 @@
 //! leaves it before it is freed, so if two threads ever have the same memory it complains.
 
 use crate::machine::{base_of, new_model, pool};
-use crate::model::Model;
+use crate::model::{Model, Queue};
 use proptest::prelude::*;
 use slab_core::{AllocError, Chunk, SlabPool};
 use std::sync::{Barrier, Mutex, mpsc};
@@ -24,13 +24,17 @@ fn act(pool: &SlabPool, model: &Mutex<Model>, hands: &Hands, script: &Script) {
     };
     for &(what, operand) in &script.0 {
         match what % 16 {
-            0..=6 => match pool.try_alloc(sizes[usize::from(operand) % sizes.len()]) {
-                Ok(chunk) => {
-                    model.lock().unwrap().enter_chunk(&chunk);
-                    held.push(chunk);
+            0..=6 => {
+                let class = usize::from(operand) % sizes.len();
+                match pool.try_alloc(sizes[class]) {
+                    Ok(chunk) => {
+                        model.lock().unwrap().enter_chunk(&chunk);
+                        held.push(chunk);
+                    }
+                    Err(AllocError::Exhausted { .. }) => model.lock().unwrap().count_refusal(class),
+                    Err(error) => panic!("{error}"),
                 }
-                Err(error) => assert!(matches!(error, AllocError::Exhausted { .. }), "{error}"),
-            },
+            }
             7..=9 => {
                 if !held.is_empty() {
                     free(held.swap_remove(usize::from(operand) % held.len()));
@@ -48,6 +52,7 @@ fn act(pool: &SlabPool, model: &Mutex<Model>, hands: &Hands, script: &Script) {
             14 => {
                 let stats = pool.stats();
                 assert!(stats.committed_bytes <= stats.max_memory);
+                // Whatever the parts of a snapshot have met, they add up.
                 for class in stats.classes() {
                     let places = class.in_magazines + class.in_depot + class.in_slabs;
                     assert_eq!(class.in_use + places, class.committed_chunks);
@@ -84,7 +89,7 @@ fn run(choice: u8, scripts: &[Script]) {
     for chunk in hands.1.into_inner().unwrap().try_iter() {
         model.leave(chunk.as_ptr());
     }
-    let none = vec![0; pool.size_classes().sizes().len()];
+    let none = vec![Queue::default(); pool.size_classes().sizes().len()];
     model.check_stats(&pool.stats(), &none);
     pool.trim();
     let stats = pool.stats();

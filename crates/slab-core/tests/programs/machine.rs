@@ -3,7 +3,7 @@
 //! Steps run on several threads, one at a time: a program is deterministic, and each of its
 //! failures repeats. What happens when they run at once is for `concurrent.rs`.
 
-use crate::model::{Model, WAITERS};
+use crate::model::{Model, Queue, WAITERS};
 use crate::op::{Op, Step};
 use slab_core::{
     Alloc, AllocError, Chunk, ChunkBatch, Growth, Mode, SharedChunk, SizeClasses, SlabPool,
@@ -98,9 +98,10 @@ pub(crate) fn pool(choice: u8) -> SlabPool {
         1 => builder.mode(Mode::DepotOnly),
         2 => builder.zero_on_free(true),
         3 => builder.hardened(true),
-        4 => builder.growth(Growth::Double),
+        DOUBLE => builder.growth(Growth::Double),
         5 => builder.mode(Mode::Locked),
         RING => builder.mode(Mode::Ring),
+        7 => builder.guard_pages(true),
         _ => builder,
     };
     builder.build().expect("a cap of several slabs")
@@ -108,12 +109,16 @@ pub(crate) fn pool(choice: u8) -> SlabPool {
 
 /// The option with which each class has an equal share of the slabs, and keeps it.
 const RING: u8 = 6;
+/// The option with which slabs are backed that nobody has asked for yet.
+const DOUBLE: u8 = 4;
 
 pub(crate) fn new_model(choice: u8, pool: &SlabPool, base: usize) -> Model {
     let stats = pool.stats();
     let share = stats.max_memory / stats.slab_bytes / stats.classes().len();
-    let fixed = choice / 4 % 8 == RING;
-    Model::new(base, &stats, fixed.then_some(share))
+    let option = choice / 4 % 8;
+    let mut model = Model::new(base, &stats, (option == RING).then_some(share));
+    model.magazines = !matches!(option, 1 | 5 | RING);
+    model
 }
 
 pub(crate) fn run(choice: u8, steps: &[Step]) {
@@ -127,6 +132,7 @@ pub(crate) fn run(choice: u8, steps: &[Step]) {
         let mut machine = Machine {
             pool: &pool,
             model,
+            doubles: choice / 4 % 8 == DOUBLE,
             held: Vec::new(),
             waiters: Vec::new(),
             workers: (0..THREADS).map(|_| Some(Worker::start(scope))).collect(),
@@ -179,6 +185,8 @@ impl Held {
 struct Machine<'s, 'p> {
     pool: &'p SlabPool,
     model: Model,
+    /// Is memory committed before it is needed?
+    doubles: bool,
     held: Vec<Held>,
     /// In the order in which they came.
     waiters: Vec<Waiter<'p>>,
@@ -324,8 +332,10 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
             }
             Op::Flush => worker.run(move || pool.flush_thread_cache()),
             Op::Trim => {
+                let before = pool.stats();
                 worker.run(move || pool.trim());
                 let stats = pool.stats();
+                self.model.trimmed(&before, &stats, !self.doubles);
                 let granted = self.granted().count();
                 if granted == 0 && self.model.share.is_none() {
                     assert_eq!(
@@ -336,14 +346,17 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                 }
             }
             Op::TrimTo(slabs) => {
-                let slab_bytes = pool.stats().slab_bytes;
+                let before = pool.stats();
+                let slab_bytes = before.slab_bytes;
                 let target = usize::from(slabs % 8) * slab_bytes;
                 worker.run(move || pool.trim_to(target));
+                let after = pool.stats();
+                self.model.trimmed(&before, &after, !self.doubles);
                 let in_use = match self.model.share {
                     None => self.model.slabs_in_use() + self.granted().count(),
                     Some(share) => share * pool.size_classes().sizes().len(),
                 };
-                assert!(pool.stats().committed_bytes <= target.max(in_use * slab_bytes));
+                assert!(after.committed_bytes <= target.max(in_use * slab_bytes));
             }
             Op::EndThread => unreachable!("handled by `step`"),
         }
@@ -368,6 +381,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
             Err(error) => {
                 let chunk_bytes = pool.size_classes().sizes()[class];
                 assert_eq!(error, AllocError::Exhausted { chunk_bytes });
+                self.model.count_refusal(class);
                 self.check_refusal(class);
                 false
             }
@@ -400,6 +414,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                 }
                 assert!(batch.len() == count.min(ChunkBatch::MAX) || !batch.is_empty());
                 if batch.len() < count.min(ChunkBatch::MAX) {
+                    self.model.count_refusal(class);
                     self.check_refusal(class);
                 }
                 self.held.push(Held::Batch(batch));
@@ -407,6 +422,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
             Err(error) => {
                 assert!(matches!(error, AllocError::Exhausted { .. }), "{error}");
                 assert!(count > 0);
+                self.model.count_refusal(class);
                 self.check_refusal(class);
             }
         }
@@ -459,7 +475,11 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
             woken: Arc::default(),
             class: self.class_of(len),
         });
-        self.poll(worker, self.waiters.len() - 1);
+        let before = self.waiters.len();
+        self.poll(worker, before - 1);
+        if self.waiters.len() == before {
+            self.model.count_wait(self.waiters[before - 1].class);
+        }
     }
 
     fn poll(&mut self, worker: &Worker<'s, 'p>, index: usize) {
@@ -483,7 +503,9 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
             Poll::Ready(chunk) => {
                 let chunk = chunk.expect("the only error is for too large requests");
                 assert_eq!(chunk.class(), waiter.class);
-                if !waiter.is_granted() {
+                if waiter.is_granted() {
+                    self.model.count_granted(waiter.class);
+                } else {
                     let ahead = self.waiting(waiter.class);
                     assert_eq!(ahead, 0, "overtook a waiter of the same class");
                 }
@@ -503,13 +525,18 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
     }
 
     /// The pool says what the model says.
-    fn compare(&self) {
+    fn compare(&mut self) {
         let stats = self.pool.stats();
-        let mut granted = vec![0; stats.classes().len()];
-        for waiter in self.granted() {
-            granted[waiter.class] += 1;
+        let mut queues = vec![Queue::default(); stats.classes().len()];
+        for waiter in &self.waiters {
+            let queue = &mut queues[waiter.class];
+            if waiter.is_granted() {
+                queue.granted += 1;
+            } else {
+                queue.waiting += 1;
+            }
         }
-        self.model.check_stats(&stats, &granted);
+        self.model.check_stats(&stats, &queues);
         for (class, entry) in stats.classes().iter().enumerate() {
             let waiting = self.waiting(class);
             if waiting > 0 {

@@ -16,12 +16,28 @@ pub(crate) struct Live {
     stamp: u64,
 }
 
+/// What the pool is to count of a class, counted here by what callers see.
 #[derive(Debug, Default, Clone)]
 struct Counters {
     allocs: u64,
     frees: u64,
     /// The true high-water mark of chunks in use.
     peak: u64,
+    /// The same, as far as it was looked at.
+    peak_seen: u64,
+    /// Chunks that came from the queue of waiters, and are gone or held by now.
+    allocs_by_waiting: u64,
+    exhausted: u64,
+    waits: u64,
+}
+
+/// What waiters of a class have at the moment.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Queue {
+    /// Chunks set aside for them, which are allocated as far as the counters are concerned.
+    pub(crate) granted: u64,
+    /// How many have nothing yet.
+    pub(crate) waiting: u64,
 }
 
 #[derive(Debug)]
@@ -37,8 +53,12 @@ pub(crate) struct Model {
     max_memory: usize,
     /// Slabs that a class has at most, and keeps, in pools where that is so.
     pub(crate) share: Option<usize>,
+    /// Do threads keep free chunks? If not, each allocation is the depot's, a slab's or a wait's.
+    pub(crate) magazines: bool,
     /// What the pool's high-water mark may exceed the true one by.
     peak_slack: u64,
+    /// Slabs that went back to the system; unknown where any thread may trim at any moment.
+    trims: Option<u64>,
 }
 
 impl Model {
@@ -53,6 +73,10 @@ impl Model {
                     allocs: class.allocs,
                     frees: class.frees,
                     peak: class.in_use_peak,
+                    peak_seen: class.in_use_peak,
+                    exhausted: class.exhausted,
+                    waits: class.waits,
+                    allocs_by_waiting: 0,
                 })
                 .collect(),
             too_large: stats.too_large,
@@ -61,7 +85,9 @@ impl Model {
             slab_bytes: stats.slab_bytes,
             max_memory: stats.max_memory,
             share,
+            magazines: true,
             peak_slack: WAITERS,
+            trims: Some(trims_of(stats)),
         }
     }
 
@@ -145,55 +171,101 @@ impl Model {
     #[allow(dead_code, reason = "fuzz targets run one thread at a time")]
     pub(crate) fn threads_run_at_once(&mut self, threads: usize) {
         self.peak_slack += threads as u64 * 2 * slab_core::ChunkBatch::MAX as u64;
+        self.trims = None;
+    }
+
+    /// An allocation was refused for want of memory.
+    pub(crate) fn count_refusal(&mut self, class: usize) {
+        self.classes[class].exhausted += 1;
+    }
+
+    /// A request waits, for the first time.
+    pub(crate) fn count_wait(&mut self, class: usize) {
+        self.classes[class].waits += 1;
+    }
+
+    /// A waiter has taken what was set aside for it (and has entered it).
+    pub(crate) fn count_granted(&mut self, class: usize) {
+        self.classes[class].allocs_by_waiting += 1;
     }
 
     /// A waiter gave up a chunk that had been set aside for it.
     pub(crate) fn count_granted_and_freed(&mut self, class: usize) {
+        self.count_granted(class);
         let counters = &mut self.classes[class];
         counters.allocs += 1;
         counters.frees += 1;
     }
 
-    /// Right at any moment at which the pool is quiet. `granted` chunks of each class are set aside
-    /// for waiters, which makes them allocated, and in use.
-    pub(crate) fn check_stats(&self, stats: &PoolStats, granted: &[u64]) {
+    /// Memory went back to the system between two snapshots. `exactly`: all of it had served.
+    pub(crate) fn trimmed(&mut self, before: &PoolStats, after: &PoolStats, exactly: bool) {
+        let slabs = ((before.committed_bytes - after.committed_bytes) / self.slab_bytes) as u64;
+        let counted = trims_of(after) - trims_of(before);
+        assert!(counted == slabs || !exactly && counted < slabs, "{after:?}");
+        self.trims = self.trims.map(|trims| trims + counted);
+    }
+
+    /// Right at any moment at which the pool is quiet.
+    ///
+    /// `in_use` is what a pool has left of its chunks when it has counted all free ones, so that
+    /// its sums agree by themselves: what they are worth shows here, where in use is known.
+    pub(crate) fn check_stats(&mut self, stats: &PoolStats, queues: &[Queue]) {
         assert!(stats.committed_bytes <= stats.max_memory);
         assert_eq!(stats.too_large, self.too_large);
+        assert_eq!(stats.commit_failures, 0);
         let mut committed = 0;
         let mut in_use_bytes = 0;
-        for (index, (class, model)) in stats.classes().iter().zip(&self.classes).enumerate() {
+        for (index, (class, model)) in stats.classes().iter().zip(&mut self.classes).enumerate() {
+            let Queue { granted, waiting } = queues[index];
+            let in_use = model.allocs - model.frees + granted;
+            model.peak_seen = model.peak_seen.max(in_use);
             let at = |what: &str| format!("{what} of class {index}: {class:?}, {model:?}");
-            let in_use = model.allocs - model.frees + granted[index];
             assert_eq!(class.in_use, in_use, "{}", at("in use"));
-            assert_eq!(
-                class.allocs,
-                model.allocs + granted[index],
-                "{}",
-                at("allocs")
-            );
+            assert_eq!(class.allocs, model.allocs + granted, "{}", at("allocs"));
             assert_eq!(class.frees, model.frees, "{}", at("frees"));
-            assert!(class.in_use_peak >= class.in_use, "{}", at("peak"));
+            assert!(class.in_use_peak >= model.peak_seen, "{}", at("peak"));
             assert!(
                 class.in_use_peak <= model.peak + self.peak_slack,
                 "{}",
                 at("peak")
             );
+            assert_eq!(class.exhausted, model.exhausted, "{}", at("exhausted"));
+            assert_eq!(class.waits, model.waits, "{}", at("waits"));
+            assert_eq!(class.waiting, waiting, "{}", at("waiting"));
+            assert_eq!(class.waiters_refused, 0, "{}", at("waiters refused"));
+            let elsewhere = class.allocs_from_depot
+                + class.allocs_from_slab
+                + model.allocs_by_waiting
+                + granted;
+            assert!(
+                elsewhere == class.allocs || self.magazines && elsewhere < class.allocs,
+                "{}",
+                at("sources")
+            );
+            // Each slab that serves the class, or did until it was trimmed, came to it.
+            let slabs = (class.committed_bytes / self.slab_bytes) as u64;
+            assert!(
+                class.slab_commits >= slabs + class.slab_trims,
+                "{}",
+                at("commits")
+            );
+            let rebalances = class.slab_rebalances;
+            assert!(rebalances <= class.slab_commits, "{}", at("rebalances"));
+            assert!(rebalances == 0 || self.share.is_none(), "{}", at("share"));
             if let Some(share) = self.share {
                 assert!(class.committed_bytes <= share * self.slab_bytes);
             }
-            assert!(class.frees_remote <= class.frees, "{}", at("remote"));
-            assert_eq!(
-                class.in_use + class.in_magazines + class.in_depot + class.in_slabs,
-                class.committed_chunks,
-                "{}",
-                at("balance")
-            );
             committed += class.committed_bytes;
             in_use_bytes += in_use * class.chunk_bytes as u64;
         }
         assert!(committed <= stats.committed_bytes);
         assert_eq!(stats.in_use_bytes(), in_use_bytes);
+        assert!(self.trims.is_none_or(|trims| trims == trims_of(stats)));
     }
+}
+
+fn trims_of(stats: &PoolStats) -> u64 {
+    stats.classes().iter().map(|class| class.slab_trims).sum()
 }
 
 /// The first and the last word of a chunk.
