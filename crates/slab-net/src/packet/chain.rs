@@ -14,7 +14,8 @@ use std::io::IoSlice;
 /// Bounded: it takes [`limit`](Self::limit) packets and gives the next one back. Implements
 /// [`Buf`], so that tokio's `write_all_buf` or
 /// [`write_vectored`](std::io::Write::write_vectored) over
-/// [`chunks_vectored`](Buf::chunks_vectored) send it.
+/// [`chunks_vectored`](Buf::chunks_vectored) send it; and those slices are what
+/// [`Transmit::gather`](crate::udp::Transmit::gather) sends as one datagram.
 /// Packets that were read are dropped at once. A chain that was emptied keeps its list's memory:
 /// used again, it allocates nothing.
 ///
