@@ -1,10 +1,13 @@
 //! Receiving from real sockets: every length, both coalescing modes, cancelled futures, content.
 
+mod udp_common;
+
 use slab_net::PacketPool;
 use slab_net::udp::{BindError, Coalescing, Transmit, UdpReceiver, UdpSender};
 use std::collections::HashMap;
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
+use udp_common::payload;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -22,19 +25,6 @@ fn both_modes() -> [Coalescing; 2] {
             max_datagram: 65507,
         },
     ]
-}
-
-/// Bytes that depend on their place and on the datagram, so that a mix-up cannot pass unseen.
-fn payload(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        })
-        .collect()
 }
 
 async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {

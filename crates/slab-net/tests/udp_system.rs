@@ -4,15 +4,18 @@
 //! A network of one's own takes privileges; without them these tests have nothing to test.
 #![cfg(target_os = "linux")]
 
+mod udp_common;
+
 use futures_util::SinkExt;
 use slab_net::PacketPool;
 use slab_net::udp::{Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use udp_common::{checked, refuse, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -35,65 +38,14 @@ fn apart<F: Future<Output = ()> + 'static>(prepare: fn() -> io::Result<()>, test
     std::thread::spawn(run).join().unwrap();
 }
 
-/// Not by `eprintln!`, which the test harness keeps to itself.
-fn skipped(what: &str, why: &io::Error) {
-    let _ = writeln!(io::stderr(), "skipped: {what}: {why}");
-}
-
-fn checked(result: i32) -> io::Result<()> {
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// A network with nothing but a loopback interface that is down.
 fn network_of_its_own() -> io::Result<()> {
     // SAFETY: changes what this thread sees of the system, and no memory.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })
 }
 
-/// Makes the calls that send fail with this error, for this thread and for good.
 fn refuse_to_send(code: i32) -> io::Result<()> {
-    let step = |code: u32, jt, jf, k| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let mut program = [
-        // The number of the call, which comes first.
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            0,
-            1,
-            libc::SYS_sendmmsg as u32,
-        ),
-        step(
-            libc::BPF_RET | libc::BPF_K,
-            0,
-            0,
-            libc::SECCOMP_RET_ERRNO | code as u32,
-        ),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: program.len() as u16,
-        filter: program.as_mut_ptr(),
-    };
-    // SAFETY: takes numbers only.
-    checked(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // SAFETY: the program is as long as is said, and the kernel copies it.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER,
-            0,
-            &raw const program,
-        )
-    };
-    checked(result as i32)
+    refuse(libc::SYS_sendmmsg, code)
 }
 
 #[test]

@@ -6,13 +6,13 @@
 //! read, dropped and counted.
 
 use super::batch::segments;
-use super::datagram::{Datagram, Metadata};
+use super::datagram::Datagram;
 use super::episode::DropEpisode;
 use super::receiver::UdpReceiver;
 use super::sender::UdpSender;
 use super::socket::Socket;
 use super::stats::SocketMonitor;
-use super::sys::Received;
+use super::sys::{Buffer, Received};
 use super::tally::{Amount, bump};
 use arrayvec::ArrayVec;
 use bytes::BytesMut;
@@ -20,8 +20,7 @@ use core::fmt;
 use core::future::poll_fn;
 use core::task::{Context, Poll, ready};
 use std::collections::VecDeque;
-use std::io::{self, IoSliceMut};
-use std::net::Ipv4Addr;
+use std::io;
 use std::sync::Arc;
 use tokio::io::Interest;
 
@@ -42,15 +41,12 @@ struct Ring {
 }
 
 impl Ring {
-    /// A buffer of full length that is nobody else's.
+    /// An empty buffer that is nobody else's, with room for `buffer_bytes`.
     fn take(&mut self) -> Option<BytesMut> {
         for _ in 0..self.used.len().min(LOOKS) {
             let mut buffer = self.used.pop_front()?;
             buffer.clear();
             if buffer.try_reclaim(self.buffer_bytes) {
-                // SAFETY: each buffer was allocated zeroed and at this length, and what is
-                // reclaimed is that same memory, all of it initialised therefore.
-                unsafe { buffer.set_len(self.buffer_bytes) };
                 return Some(buffer);
             }
             self.used.push_back(buffer);
@@ -59,7 +55,7 @@ impl Ring {
             return None;
         }
         self.allocated += 1;
-        Some(BytesMut::zeroed(self.buffer_bytes))
+        Some(BytesMut::with_capacity(self.buffer_bytes))
     }
 
     /// What is left of a buffer, to be used again once the rest is dropped.
@@ -101,7 +97,7 @@ impl Ring {
 pub struct BytesMutReceiver {
     socket: Arc<Socket>,
     ring: Ring,
-    /// Free buffers of full length for the next call.
+    /// Free buffers for the next call, empty and [prepared](Buffer::prepare).
     slots: ArrayVec<BytesMut, MAX_SLOTS>,
     /// Where short datagrams are copied to, one behind the other.
     shared: Option<BytesMut>,
@@ -119,12 +115,6 @@ impl UdpReceiver {
     #[must_use]
     pub fn into_bytes_mut(self, max_memory: usize) -> BytesMutReceiver {
         let buffer_bytes = self.buffer_bytes();
-        let nothing = Received {
-            len: 0,
-            stride: 0,
-            kernel_drops: None,
-            meta: Metadata::new((Ipv4Addr::UNSPECIFIED, 0).into()),
-        };
         BytesMutReceiver {
             socket: Arc::clone(self.socket()),
             ring: Ring {
@@ -136,7 +126,7 @@ impl UdpReceiver {
             slots: ArrayVec::new(),
             shared: None,
             want: 1,
-            received: [nothing; MAX_SLOTS],
+            received: [Received::NOTHING; MAX_SLOTS],
             ready: VecDeque::new(),
             no_memory: DropEpisode::new("no_memory"),
             truncated: DropEpisode::new("truncated"),
@@ -204,7 +194,10 @@ impl BytesMutReceiver {
     fn read(&mut self, socket: &Socket) -> io::Result<()> {
         while self.slots.len() < self.want {
             match self.ring.take() {
-                Some(buffer) => self.slots.push(buffer),
+                Some(mut buffer) => {
+                    Buffer::prepare(buffer.spare_capacity_mut());
+                    self.slots.push(buffer);
+                }
                 None => break,
             }
         }
@@ -213,11 +206,13 @@ impl BytesMutReceiver {
             return self.read_and_drop(socket);
         }
         let read = {
-            let mut buffers: ArrayVec<IoSliceMut<'_>, MAX_SLOTS> = self
-                .slots
-                .iter_mut()
-                .map(|buffer| IoSliceMut::new(buffer))
-                .collect();
+            let bytes = self.ring.buffer_bytes;
+            let mut buffers: ArrayVec<Buffer<'_>, MAX_SLOTS> = ArrayVec::new();
+            for buffer in &mut self.slots {
+                let room = &mut buffer.spare_capacity_mut()[..bytes];
+                // SAFETY: prepared when it came to the slots.
+                buffers.push(unsafe { Buffer::prepared(room) });
+            }
             let backend = &socket.backend;
             backend.receive(&socket.io, &mut buffers, &mut self.received)?
         };
@@ -237,30 +232,26 @@ impl BytesMutReceiver {
         }
         self.count(socket, read, all);
         self.no_memory.all_well();
+        self.truncated.all_well();
         Ok(())
     }
 
     /// Makes datagrams of what a buffer received.
     fn cut(&mut self, mut buffer: BytesMut, received: &Received) {
-        let (len, counters) = (received.len, &self.socket.counters.receive);
+        let len = received.len.min(buffer.capacity());
+        let counters = &self.socket.counters.receive;
         if received.meta.truncated {
             counters.truncated.bump(received.amount());
             self.truncated.dropped(1);
             self.ring.put(buffer);
             return;
         }
+        // SAFETY: the kernel says that it wrote as many bytes to what was an empty buffer.
+        unsafe { buffer.set_len(len) };
         let short = len <= self.ring.buffer_bytes / 2;
-        let mut rest = match short.then(|| self.copy(&buffer[..len])).flatten() {
-            Some(copy) => {
-                self.ring.put(buffer);
-                copy
-            }
-            None => {
-                let payload = buffer.split_to(len);
-                self.ring.put(buffer);
-                payload
-            }
-        };
+        let copy = short.then(|| self.copy(&buffer)).flatten();
+        let mut rest = copy.unwrap_or_else(|| buffer.split());
+        self.ring.put(buffer);
         for _ in 1..segments(len, received.stride) {
             let packet = rest.split_to(received.stride);
             self.ready.push_back(received.meta.datagram(packet));
@@ -270,16 +261,16 @@ impl BytesMutReceiver {
 
     /// A copy behind other short datagrams; `None` if there is no buffer for it.
     fn copy(&mut self, payload: &[u8]) -> Option<BytesMut> {
-        let has_room = |rest: &&mut BytesMut| rest.len() >= payload.len();
+        let has_room = |rest: &&mut BytesMut| rest.capacity() >= payload.len();
         if self.shared.as_mut().filter(has_room).is_none() {
             let fresh = self.ring.take()?;
             if let Some(rest) = self.shared.replace(fresh) {
                 self.ring.put(rest);
             }
         }
-        let mut copy = self.shared.as_mut()?.split_to(payload.len());
-        copy.copy_from_slice(payload);
-        Some(copy)
+        let shared = self.shared.as_mut()?;
+        shared.extend_from_slice(payload);
+        Some(shared.split())
     }
 
     fn count(&self, socket: &Socket, read: usize, all: Amount) {

@@ -75,7 +75,7 @@ pub(super) struct Metadata {
 }
 
 impl Metadata {
-    pub(super) fn new(source: SocketAddr) -> Self {
+    pub(super) const fn new(source: SocketAddr) -> Self {
         Self {
             source,
             destination: None,

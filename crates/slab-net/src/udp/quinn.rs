@@ -1,18 +1,19 @@
 //! [`QuinnSocket`]: our socket under quinn 0.11.
 
 use super::builder::Coalescing;
-use super::datagram::{Ecn, Metadata};
+use super::datagram::Ecn;
 use super::receiver::UdpReceiver;
 use super::sender::UdpSender;
 use super::socket::Socket;
 use super::stats::SocketMonitor;
-use super::sys::{MAX_BATCH, Received};
+use super::sys::{Buffer, MAX_BATCH, Received};
 use super::tally::Amount;
 use super::transmit::Transmit;
+use arrayvec::ArrayVec;
 use core::fmt;
 use quinn::udp::{EcnCodepoint, RecvMeta};
 use std::io::{self, IoSliceMut};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -168,19 +169,15 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
         metas: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
         let io = &self.socket.io;
-        let nothing = Received {
-            len: 0,
-            stride: 0,
-            kernel_drops: None,
-            meta: Metadata::new((Ipv4Addr::UNSPECIFIED, 0).into()),
-        };
-        let mut received = [nothing; MAX_BATCH];
+        let mut received = [Received::NOTHING; MAX_BATCH];
         let most = metas.len().min(MAX_BATCH);
+        let buffers = bufs.iter_mut().take(MAX_BATCH).map(|buf| Buffer::new(buf));
+        let mut buffers: ArrayVec<Buffer<'_>, MAX_BATCH> = buffers.collect();
         loop {
             ready!(io.poll_recv_ready(cx))?;
             let read = io.try_io(Interest::READABLE, || {
                 let received = &mut received[..most];
-                self.socket.backend.receive(io, bufs, received)
+                self.socket.backend.receive(io, &mut buffers, received)
             });
             match read {
                 Ok(read) => {

@@ -1,7 +1,6 @@
 //! [`Reader`]: one call to the kernel, and what is made of its answer.
 
 use super::batch::PacketBatch;
-use super::datagram::Metadata;
 use super::episode::DropEpisode;
 use super::slots::Slots;
 use super::socket::Socket;
@@ -11,7 +10,6 @@ use super::tally::{Amount, bump};
 use slab_core::{AllocError, Chunk, SlabPool};
 use std::collections::VecDeque;
 use std::io;
-use std::net::Ipv4Addr;
 
 /// Calls to the kernel in a row that only count, while the pool is exhausted.
 const DRAIN_CALLS: usize = 4;
@@ -44,19 +42,13 @@ impl Reader {
         max_slots: usize,
         deliver_truncated: bool,
     ) -> Self {
-        let nothing = Received {
-            len: 0,
-            stride: 0,
-            kernel_drops: None,
-            meta: Metadata::new((Ipv4Addr::UNSPECIFIED, 0).into()),
-        };
         Self {
             pool,
             slots: Slots::new(buffer_bytes),
             max_slots,
             want: MIN_SLOTS,
             deliver_truncated,
-            received: vec![nothing; max_slots].into_boxed_slice(),
+            received: vec![Received::NOTHING; max_slots].into_boxed_slice(),
             ready: VecDeque::with_capacity(max_slots),
             no_memory: DropEpisode::new("no_memory"),
             truncated: DropEpisode::new("truncated"),
@@ -94,7 +86,7 @@ impl Reader {
         }
         // What comes next is probably not much less.
         self.want = (read + 1).max(self.want / 2).max(MIN_SLOTS);
-        if cfg!(target_os = "linux") {
+        if cfg!(target_os = "linux") && !socket.backend.has_late_error() {
             // A recvmmsg that fills fewer buffers has found the queue empty. A thousand sockets that
             // wait hold no pool memory.
             self.slots.clear();
@@ -117,7 +109,8 @@ impl Reader {
         &self.pool
     }
 
-    /// A copy of this payload in a chunk of less than `capacity` bytes, if there is one.
+    /// A copy of this payload, if it is short for a chunk of `capacity` bytes and there is a smaller
+    /// one.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     pub(super) fn smaller_copy(&self, payload: &[u8], capacity: usize) -> Option<Chunk> {
         smaller_copy(&self.pool, payload, capacity)
@@ -154,15 +147,15 @@ impl Reader {
         }
         self.slots.close_gaps();
         self.count(read, all, socket);
+        bump(&counters.calls, 1);
         bump(&counters.chunk_bytes, chunk_bytes);
         self.no_memory.all_well();
     }
 
-    /// Counts what one call read.
+    /// Counts what was read.
     fn count(&self, read: usize, all: Amount, socket: &Socket) {
         let counters = &socket.counters.receive;
         counters.received.bump(all);
-        bump(&counters.calls, 1);
         self.truncated.all_well();
         let last = read.checked_sub(1).map(|last| &self.received[last]);
         let Some(counted) = last.and_then(|last| last.kernel_drops) else {
@@ -196,6 +189,7 @@ impl Reader {
             let read = socket.backend.discard(&socket.io, &mut self.received)?;
             let all = self.received[..read].iter().map(Received::amount).sum();
             self.count(read, all, socket);
+            bump(&counters.calls, 1);
             counters.no_memory.bump(all);
             self.no_memory.dropped(all.datagrams);
         }
@@ -214,10 +208,9 @@ fn batch(
     received: &Received,
 ) -> Option<PacketBatch> {
     let (len, capacity) = (received.len, slots.capacity(slot));
-    let copy = (len <= capacity / 2)
-        .then(|| smaller_copy(pool, slots.bytes(slot, len), capacity))
-        .flatten();
-    let chunk = match copy {
+    // SAFETY: the kernel says that it wrote as many.
+    let payload = unsafe { slots.bytes(slot, len) };
+    let chunk = match smaller_copy(pool, payload, capacity) {
         Some(copy) => copy,
         None => slots.take(slot)?,
     };
@@ -226,7 +219,11 @@ fn batch(
     Some(unsafe { PacketBatch::new(chunk.into_shared(), 0, len, received.stride, received.meta) })
 }
 
+#[inline]
 fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chunk> {
+    if payload.len() > capacity / 2 {
+        return None;
+    }
     let classes = slab.size_classes();
     let class = classes.class_for(payload.len())?;
     if classes.sizes()[class] >= capacity {

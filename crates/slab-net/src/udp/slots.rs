@@ -1,8 +1,9 @@
 //! The buffers that the kernel writes received datagrams to.
 
+use super::sys::Buffer;
 use arrayvec::ArrayVec;
+use core::mem::MaybeUninit;
 use slab_core::{AllocError, Chunk, SlabPool};
-use std::io::IoSliceMut;
 
 /// The most buffers in one call to the kernel.
 pub(super) const MAX_SLOTS: usize = super::sys::MAX_BATCH;
@@ -39,7 +40,8 @@ impl Slots {
     pub(super) fn fill(&mut self, pool: &SlabPool, want: usize) -> Result<usize, AllocError> {
         while self.filled < want {
             match pool.try_alloc(self.buffer_bytes) {
-                Ok(chunk) => {
+                Ok(mut chunk) => {
+                    Buffer::prepare(bytes_mut(&mut chunk, self.buffer_bytes));
                     self.chunks[self.filled] = Some(chunk);
                     self.filled += 1;
                 }
@@ -52,19 +54,25 @@ impl Slots {
 
     /// The buffers as the kernel wants them, as many as `fill` said.
     #[inline]
-    pub(super) fn buffers(&mut self) -> ArrayVec<IoSliceMut<'_>, MAX_SLOTS> {
+    pub(super) fn buffers(&mut self) -> ArrayVec<Buffer<'_>, MAX_SLOTS> {
         let len = self.buffer_bytes;
         let filled = self.chunks[..self.filled].iter_mut().flatten();
         filled
-            .map(|chunk| IoSliceMut::new(bytes_mut(chunk, len)))
+            // SAFETY: prepared by `fill`, and the chunk was nobody else's since.
+            .map(|chunk| unsafe { Buffer::prepared(bytes_mut(chunk, len)) })
             .collect()
     }
 
-    /// The first `len` bytes of a buffer, as the kernel left them.
-    pub(super) fn bytes(&mut self, slot: usize, len: usize) -> &[u8] {
+    /// The first `len` bytes of a buffer.
+    ///
+    /// # Safety
+    /// The kernel has written them.
+    pub(super) unsafe fn bytes(&self, slot: usize, len: usize) -> &[u8] {
         let len = len.min(self.buffer_bytes);
-        match &mut self.chunks[slot] {
-            Some(chunk) => bytes_mut(chunk, len),
+        match &self.chunks[slot] {
+            // SAFETY: the chunk is ours alone while it is borrowed, long enough, and written to as
+            // far as that by the caller's promise.
+            Some(chunk) => unsafe { core::slice::from_raw_parts(chunk.as_ptr().as_ptr(), len) },
             None => &[],
         }
     }
@@ -100,11 +108,12 @@ impl Slots {
     }
 }
 
-fn bytes_mut(chunk: &mut Chunk, len: usize) -> &mut [u8] {
+/// The first bytes of a chunk, whatever a former owner left there.
+fn bytes_mut(chunk: &mut Chunk, len: usize) -> &mut [MaybeUninit<u8>] {
     debug_assert!(len <= chunk.capacity());
-    let at = chunk.as_ptr().as_ptr();
-    // SAFETY: the chunk is ours alone while it is borrowed, all its bytes are initialised, and it
-    // was allocated for at least `len` of them.
+    let at = chunk.as_ptr().as_ptr().cast();
+    // SAFETY: the chunk is ours alone while it is borrowed, and was allocated for at least `len`
+    // bytes.
     unsafe { core::slice::from_raw_parts_mut(at, len) }
 }
 
@@ -118,13 +127,15 @@ mod tests {
         let mut slots = Slots::new(2000);
         assert_eq!(slots.fill(&pool, 4), Ok(4));
         assert_eq!(slots.fill(&pool, 2), Ok(4), "buffers at hand are used");
-        let lens: Vec<usize> = slots.buffers().iter().map(|b| b.len()).collect();
+        let lens: Vec<usize> = slots.buffers().iter().map(Buffer::len).collect();
         assert_eq!(lens, [2000; 4]);
-        slots.buffers()[3][0] = 42;
+        let fourth = slots.chunks[3].as_mut().unwrap();
+        fourth.copy_from_slice(&[42]).unwrap();
         drop(slots.take(0));
         drop(slots.take(2));
         slots.close_gaps();
-        assert_eq!(slots.bytes(1, 1), &[42], "the fourth is the second now");
+        // SAFETY: what is the second now is the fourth, to which a byte was written.
+        assert_eq!(unsafe { slots.bytes(1, 1) }, &[42]);
         assert_eq!(pool.stats().in_use(), 2);
         assert_eq!(slots.fill(&pool, 3), Ok(3));
         slots.clear();

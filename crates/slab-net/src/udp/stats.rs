@@ -21,7 +21,8 @@ pub struct SocketStats {
     /// bytes of payload, what it costs that buffers are as large as chunks are. 0 for receivers
     /// that read into other memory.
     pub received_chunk_bytes: u64,
-    /// Calls to the kernel that returned at least one datagram.
+    /// Calls to the kernel that returned at least one datagram; by io_uring, looks at its ring that
+    /// found one.
     pub receive_calls: u64,
     /// Datagrams that the kernel took for sending.
     pub sent_datagrams: u64,

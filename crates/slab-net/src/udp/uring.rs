@@ -10,12 +10,11 @@
 use super::batch::PacketBatch;
 use super::reader::Reader;
 use super::socket::Socket;
-use super::sys::Received;
-use super::sys::uring::{Completion, PREFIX, Ring, RingFd, written};
+use super::sys::uring::{Completion, Filled, PREFIX, Ring, RingFd};
 use super::tally::bump;
 use core::fmt;
 use core::task::{Context, Poll, ready};
-use slab_core::{Chunk, SlabPool};
+use slab_core::SlabPool;
 use std::io;
 use std::sync::Once;
 use tokio::io::Interest;
@@ -144,7 +143,14 @@ impl Uring {
             return reader.read(socket);
         }
         self.ring.catch_up();
-        self.ring.reap(socket, reader).map(drop)
+        let reaped = self.ring.reap(socket, reader)?;
+        if reaped == 0 && !self.ring.is_armed() {
+            // It had ended, which is all there was to reap. What is queued takes a new request.
+            self.top_up()?;
+            self.ring.catch_up();
+            self.ring.reap(socket, reader)?;
+        }
+        Ok(())
     }
 
     /// Ends it: what the kernel has read already is in `reader.ready` afterwards.
@@ -152,8 +158,8 @@ impl Uring {
         let mut rest = Vec::new();
         let end = self.ring.stop(&mut rest);
         for completion in rest {
-            if let Completion::Filled(chunk, received) = completion {
-                self.ring.deliver(chunk, &received, socket, reader);
+            if let Completion::Filled(filled) = completion {
+                self.ring.deliver(filled, socket, reader);
             }
         }
         end
@@ -163,51 +169,51 @@ impl Uring {
 impl Ring {
     /// Makes batches of what the kernel has completed, and returns how many completions it was.
     fn reap(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<usize> {
-        let mut reaped = 0;
+        if let Some(late) = self.late_error.take() {
+            return Err(late);
+        }
+        let (mut reaped, mut filled) = (0, 0);
         while reaped < MOST_AT_ONCE {
             match self.next() {
                 None => break,
-                Some(Completion::Filled(chunk, received)) => {
-                    self.deliver(chunk, &received, socket, reader);
+                Some(Completion::Filled(buffer)) => {
+                    self.deliver(buffer, socket, reader);
+                    filled += 1;
                 }
-                Some(Completion::Failed(error)) if reader.ready.is_empty() => return Err(error),
+                Some(Completion::Failed(error)) if filled == 0 => return Err(error),
                 Some(Completion::Failed(error)) => {
-                    tracing::debug!(%error, "receiving failed, going on");
+                    self.late_error = Some(error);
+                    break;
                 }
             }
             reaped += 1;
         }
+        if filled > 0 {
+            bump(&socket.counters.receive.calls, 1);
+        }
         Ok(reaped)
     }
 
-    fn deliver(&mut self, chunk: Chunk, received: &Received, socket: &Socket, reader: &mut Reader) {
-        let len = received.len;
+    fn deliver(&mut self, filled: Filled, socket: &Socket, reader: &mut Reader) {
         let counters = &socket.counters.receive;
-        reader.count_one(received, socket);
+        let received = *filled.received();
+        reader.count_one(&received, socket);
         if received.meta.truncated && !reader.keeps_cut(counters, received.amount()) {
-            return self.lend(chunk);
+            return self.lend(filled.into_chunk());
         }
-        let payload = written(&chunk, PREFIX + len).get(PREFIX..);
-        let short = payload.filter(|_| len <= chunk.capacity() / 2);
-        let copy = short.and_then(|payload| reader.smaller_copy(payload, chunk.capacity()));
+        let copy = reader.smaller_copy(filled.payload(), filled.chunk_bytes());
         let (chunk, start) = match copy {
             Some(copy) => {
-                self.lend(chunk);
+                self.lend(filled.into_chunk());
                 (copy, 0)
             }
-            None => (chunk, PREFIX),
+            None => (filled.into_chunk(), PREFIX),
         };
+        let (len, stride) = (received.len, received.stride);
         // SAFETY: the payload was written, by the kernel or the copy, and as nobody else has the
         // chunk or its reference, nobody writes from here on.
-        let batch = unsafe {
-            PacketBatch::new(
-                chunk.into_shared(),
-                start,
-                len,
-                received.stride,
-                received.meta,
-            )
-        };
+        let batch =
+            unsafe { PacketBatch::new(chunk.into_shared(), start, len, stride, received.meta) };
         bump(&counters.chunk_bytes, batch.pinned_bytes() as u64);
         reader.ready.push_back(batch);
     }

@@ -1,18 +1,16 @@
 //! Linux: recvmmsg with all that the kernel has to say, sendmmsg with GSO, and socket options.
 
 use super::address::{Address, MAX_LEN, mapped};
-use super::cmsg::{self, Reader, Writer, first};
-use super::{Features, MAX_BATCH, Message, Received};
-use crate::udp::datagram::{Ecn, Metadata};
-use libc::{c_int, c_void, mmsghdr, socklen_t};
-use std::io::{self, IoSliceMut};
+use super::cmsg::{self, Writer};
+use super::{Buffer, Features, MAX_BATCH, Message, Received};
+use libc::{c_int, c_void, iovec, mmsghdr, socklen_t};
+use std::io;
 use std::mem::{MaybeUninit, size_of, zeroed};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// Bytes that a buffer needs beyond the longest datagram, to tell a longer one: MSG_TRUNC does.
 pub(in crate::udp) const SPARE_BYTES: usize = 0;
@@ -108,20 +106,30 @@ impl Backend {
     pub(in crate::udp) fn receive(
         &self,
         socket: &impl AsRawFd,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [Buffer<'_>],
         received: &mut [Received],
     ) -> io::Result<usize> {
         if self.is_plain && buffers.len() <= FEW {
             return self.receive_few(socket, buffers, received);
         }
-        Self::read(socket, buffers, received, libc::MSG_DONTWAIT)
+        let vectors = buffers.iter_mut().map(|buffer| iovec {
+            iov_base: buffer.as_mut_ptr(),
+            iov_len: buffer.len(),
+        });
+        // SAFETY: the buffers are exclusively borrowed until after the call.
+        unsafe { Self::read(socket, vectors, received, libc::MSG_DONTWAIT) }
+    }
+
+    /// Will the next call to receive tell an error that the system will not remind us of?
+    pub(in crate::udp) fn has_late_error(&self) -> bool {
+        self.late_error.load(Ordering::Relaxed) != 0
     }
 
     /// As [`receive`](Self::receive), by a call for each datagram.
     fn receive_few(
         &self,
         socket: &impl AsRawFd,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [Buffer<'_>],
         received: &mut [Received],
     ) -> io::Result<usize> {
         match self.late_error.load(Ordering::Relaxed) {
@@ -137,8 +145,7 @@ impl Backend {
                 Ok(one) => *out = one,
                 Err(error) if read == 0 => return Err(error),
                 Err(error) => {
-                    // An error that came between the two calls made the socket readable again, so
-                    // that there will be a next one.
+                    // It came between the two calls, and the kernel tells each error once.
                     if error.kind() != io::ErrorKind::WouldBlock {
                         let code = error.raw_os_error().unwrap_or_default();
                         self.late_error.store(code, Ordering::Relaxed);
@@ -158,36 +165,44 @@ impl Backend {
         socket: &impl AsRawFd,
         received: &mut [Received],
     ) -> io::Result<usize> {
-        let mut nowhere: [_; MAX_BATCH] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+        let nowhere = || iovec {
+            iov_base: ptr::null_mut(),
+            iov_len: 0,
+        };
+        let nowhere = std::iter::repeat_with(nowhere).take(MAX_BATCH);
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        Self::read(socket, &mut nowhere, received, flags)
+        // SAFETY: there is no room to write to.
+        unsafe { Self::read(socket, nowhere, received, flags) }
     }
 
-    fn read(
+    /// # Safety
+    /// Nobody else reads or writes what the vectors lead to until after the call.
+    unsafe fn read(
         socket: &impl AsRawFd,
-        buffers: &mut [IoSliceMut<'_>],
+        vectors: impl Iterator<Item = iovec>,
         received: &mut [Received],
         flags: c_int,
     ) -> io::Result<usize> {
         let mut slots = [const { MaybeUninit::<ReceiveSlot>::uninit() }; MAX_BATCH];
         let mut headers = [const { MaybeUninit::<mmsghdr>::uninit() }; MAX_BATCH];
-        let count = buffers.len().min(MAX_BATCH).min(received.len());
-        for ((buffer, slot), header) in buffers.iter_mut().zip(&mut slots).zip(&mut headers) {
-            let slot = slot.write(ReceiveSlot::EMPTY);
+        let vectors = vectors.take(received.len());
+        let mut count = 0;
+        for ((vector, slot), header) in vectors.zip(&mut slots).zip(&mut headers) {
+            let slot = slot.write(ReceiveSlot::new(vector));
             let header = &mut header.write(empty_header()).msg_hdr;
             header.msg_name = slot.name.0.as_mut_ptr().cast();
             header.msg_namelen = MAX_LEN as socklen_t;
-            // `IoSliceMut` is an `iovec` by its documentation.
-            header.msg_iov = ptr::from_mut(buffer).cast();
+            header.msg_iov = &raw mut slot.vector;
             header.msg_iovlen = 1;
             header.msg_control = slot.control.0.as_mut_ptr().cast();
             header.msg_controllen = RECEIVE_CONTROL as _;
+            count += 1;
         }
         let fd = socket.as_raw_fd();
         let at = headers.as_mut_ptr().cast::<mmsghdr>();
         let read = retried(|| {
-            // SAFETY: the first `count` headers were written above, and point to names, buffers and
-            // control messages that are exclusively borrowed until after the call.
+            // SAFETY: the first `count` headers were written above, and point to names and control
+            // messages that are ours, and by their vectors to what the caller answers for.
             unsafe { libc::recvmmsg(fd, at, count as _, flags as _, ptr::null_mut()) }
         })?;
         for ((slot, header), out) in slots.iter().zip(&headers).zip(&mut *received).take(read) {
@@ -268,12 +283,12 @@ impl Backend {
 }
 
 /// Of a datagram of which there is no more to say than who sent it.
-fn receive_one(fd: RawFd, buffer: &mut [u8]) -> io::Result<Received> {
+fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>) -> io::Result<Received> {
     let mut name = Address::EMPTY;
     let mut name_len = MAX_LEN as socklen_t;
     let at = name.0.as_mut_ptr().cast();
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    let (to, room) = (buffer.as_mut_ptr().cast(), buffer.len());
+    let (to, room) = (buffer.as_mut_ptr(), buffer.len());
     let len = retried(|| {
         // SAFETY: the buffer and the name, of that many bytes, are exclusively borrowed until after
         // the call.
@@ -291,17 +306,22 @@ fn receive_one(fd: RawFd, buffer: &mut [u8]) -> io::Result<Received> {
 #[repr(C, align(8))]
 struct ReceiveControl([u8; RECEIVE_CONTROL]);
 
-/// Where the kernel writes what it has to say about one buffer.
+/// One buffer, and where the kernel writes what it has to say about it.
 struct ReceiveSlot {
+    vector: iovec,
     name: Address,
     control: ReceiveControl,
 }
 
 impl ReceiveSlot {
-    const EMPTY: Self = Self {
-        name: Address::EMPTY,
-        control: ReceiveControl([0; RECEIVE_CONTROL]),
-    };
+    #[inline]
+    fn new(vector: iovec) -> Self {
+        Self {
+            vector,
+            name: Address::EMPTY,
+            control: ReceiveControl([0; RECEIVE_CONTROL]),
+        }
+    }
 
     #[inline]
     fn decode(&self, header: &mmsghdr, out: &mut Received) {
@@ -313,81 +333,6 @@ impl ReceiveSlot {
         let (name_len, control) = (header.msg_namelen as usize, &self.control.0[..control]);
         *out = Received::decode(len, &self.name, name_len, control, header.msg_flags);
     }
-}
-
-impl Received {
-    /// What the kernel wrote beside a payload.
-    #[inline]
-    pub(super) fn decode(
-        len: usize,
-        name: &Address,
-        name_len: usize,
-        control: &[u8],
-        flags: c_int,
-    ) -> Self {
-        // Every datagram has a sender of our own socket's family; were it not so, it would be the
-        // unspecified address.
-        let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-        let mut out = Self {
-            len,
-            stride: len,
-            kernel_drops: None,
-            meta: Metadata::new(name.decode(name_len).unwrap_or(nobody)),
-        };
-        out.meta.truncated = flags & libc::MSG_TRUNC != 0;
-        for (level, kind, data) in Reader::new(control) {
-            // A message that is too short for what it claims to be is passed over.
-            let _ = out.take_over(level, kind, data);
-        }
-        out
-    }
-
-    fn take_over(&mut self, level: c_int, kind: c_int, data: &[u8]) -> Option<()> {
-        let meta = &mut self.meta;
-        match (level, kind) {
-            // One byte, unlike its IPv6 counterpart.
-            (libc::IPPROTO_IP, libc::IP_TOS) => meta.ecn = Ecn::from_bits(data.first()?.to_owned()),
-            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                meta.ecn = Ecn::from_bits(c_int::from_ne_bytes(first(data)?) as u8);
-            }
-            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                let info: [u8; 12] = first(data)?;
-                let ours = Ipv4Addr::from(first::<4>(&info[4..])?);
-                let to = Ipv4Addr::from(first::<4>(&info[8..])?);
-                meta.interface = interface(first(&info)?);
-                meta.destination = Some(to.into());
-                meta.is_to_us_alone = to == ours;
-            }
-            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                let info: [u8; 20] = first(data)?;
-                let to = Ipv6Addr::from(first::<16>(&info)?);
-                meta.interface = interface(first(&info[16..])?);
-                meta.destination = Some(to.into());
-                meta.is_to_us_alone = !to.to_canonical().is_multicast();
-            }
-            (libc::SOL_UDP, libc::UDP_GRO) => {
-                self.stride = usize::try_from(c_int::from_ne_bytes(first(data)?)).ok()?;
-            }
-            (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => {
-                let (seconds, rest) = data.split_first_chunk()?;
-                let seconds = libc::time_t::from_ne_bytes(*seconds);
-                let nanos = libc::c_long::from_ne_bytes(first(rest)?);
-                meta.since_epoch = Some(Duration::new(
-                    u64::try_from(seconds).ok()?,
-                    u32::try_from(nanos).ok()?,
-                ));
-            }
-            (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
-                self.kernel_drops = Some(u32::from_ne_bytes(first(data)?));
-            }
-            _ => {}
-        }
-        Some(())
-    }
-}
-
-fn interface(index: [u8; 4]) -> Option<u32> {
-    Some(u32::from_ne_bytes(index)).filter(|&index| index != 0)
 }
 
 #[derive(Clone, Copy)]
@@ -553,6 +498,7 @@ pub(in crate::udp) fn may_be_about_segmentation(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use socket2::{Domain, Type};
+    use std::net::{Ipv4Addr, SocketAddr};
 
     fn socket(features: Features) -> (socket2::Socket, Backend) {
         let socket = socket2::Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
@@ -570,12 +516,11 @@ mod tests {
             ..Features::default()
         };
         let (socket, backend) = socket(features);
-        let nothing = Received::decode(0, &Address::EMPTY, 0, &[], 0);
         let mut memory = [0; 8];
         let mut receive = || {
             let (a, b) = memory.split_at_mut(4);
-            let mut buffers = [a, b].map(IoSliceMut::new);
-            let mut received = [nothing; FEW];
+            let mut buffers = [a, b].map(Buffer::new);
+            let mut received = [Received::NOTHING; FEW];
             let read = backend.receive(&socket, &mut buffers, &mut received);
             read.map_err(|error| error.kind())
         };
@@ -584,7 +529,9 @@ mod tests {
         backend
             .late_error
             .store(libc::ECONNREFUSED, Ordering::Relaxed);
+        assert!(backend.has_late_error());
         assert_eq!(receive(), Err(io::ErrorKind::ConnectionRefused));
+        assert!(!backend.has_late_error());
         assert_eq!(receive(), Ok(1));
         assert_eq!(receive(), Err(io::ErrorKind::WouldBlock));
     }

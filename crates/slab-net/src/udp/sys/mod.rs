@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `linux` | recvmmsg, sendmmsg, socket options: all system calls of this crate, and its `unsafe` for them |
 //! | `uring` | io_uring (feature `io-uring`) |
-//! | `cmsg`, `address` | what stands beside the payload, read and written as plain bytes |
+//! | `decode` | what Linux says beside a payload |
+//! | `cmsg`, `address` | the forms it says that in, read and written as plain bytes |
+//! | `buffer` | memory that the kernel writes to |
 //! | `portable` | the same over quinn-udp, for every other system |
 //!
 //! Linux has calls of its own because quinn-udp's recvmmsg tells neither a cut datagram (MSG_TRUNC)
@@ -13,8 +15,11 @@
 
 #[cfg(target_os = "linux")]
 mod address;
+mod buffer;
 #[cfg(target_os = "linux")]
 mod cmsg;
+#[cfg(target_os = "linux")]
+mod decode;
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(any(test, not(target_os = "linux")))]
@@ -27,11 +32,13 @@ pub(super) use linux::*;
 #[cfg(not(target_os = "linux"))]
 pub(super) use portable::*;
 
+pub(super) use buffer::Buffer;
+
 use super::batch::segments;
 use super::datagram::{Ecn, Metadata};
 use super::tally::Amount;
 use std::io::IoSlice;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// The most buffers in one call to receive, and messages in one call to send.
 pub(super) const MAX_BATCH: usize = 32;
@@ -60,6 +67,14 @@ pub(super) struct Received {
 }
 
 impl Received {
+    /// Of a buffer that nothing was written to.
+    pub(super) const NOTHING: Self = Self {
+        len: 0,
+        stride: 0,
+        kernel_drops: None,
+        meta: Metadata::new(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0)),
+    };
+
     /// What it brought.
     pub(super) fn amount(&self) -> Amount {
         let datagrams = segments(self.len, self.stride);

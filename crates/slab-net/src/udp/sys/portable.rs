@@ -1,8 +1,9 @@
 //! Other systems than Linux, by quinn-udp: no sendmmsg, no drops of the kernel, and a cut datagram
 //! is told by the byte that it fills beyond the longest one.
 
-use super::{Features, MAX_BATCH, Message, Received};
+use super::{Buffer, Features, MAX_BATCH, Message, Received};
 use crate::udp::datagram::{Ecn, Metadata};
+use arrayvec::ArrayVec;
 use quinn_udp::{EcnCodepoint, RecvMeta, UdpSockRef, UdpSocketState};
 use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -47,7 +48,7 @@ impl Backend {
     pub(in crate::udp) fn receive<'s, S>(
         &self,
         socket: &'s S,
-        buffers: &mut [IoSliceMut<'_>],
+        buffers: &mut [Buffer<'_>],
         received: &mut [Received],
     ) -> io::Result<usize>
     where
@@ -56,13 +57,19 @@ impl Backend {
         let mut metas = [RecvMeta::default(); MAX_BATCH];
         let count = buffers.len().min(MAX_BATCH).min(received.len());
         let socket = UdpSockRef::from(socket);
-        let read = self
-            .state
-            .recv(socket, &mut buffers[..count], &mut metas[..count])?;
-        for ((buffer, meta), out) in buffers.iter().zip(&metas).zip(received).take(read) {
-            *out = decode(meta, buffer.len());
+        let slices = buffers.iter_mut().take(count);
+        let slices = slices.map(|buffer| IoSliceMut::new(buffer.bytes_mut()));
+        let mut slices: ArrayVec<IoSliceMut<'_>, MAX_BATCH> = slices.collect();
+        let read = self.state.recv(socket, &mut slices, &mut metas[..count])?;
+        for ((slice, meta), out) in slices.iter().zip(&metas).zip(received).take(read) {
+            *out = decode(meta, slice.len());
         }
         Ok(read)
+    }
+
+    /// No error is kept back here.
+    pub(in crate::udp) fn has_late_error(&self) -> bool {
+        false
     }
 
     /// Takes one buffer's worth off the queue.
@@ -77,7 +84,7 @@ impl Backend {
         // On the stack, where it costs nothing to who never gets here, and where there is no memory
         // to be missing.
         let mut scratch = [0; 64 << 10];
-        self.receive(socket, &mut [IoSliceMut::new(&mut scratch)], received)
+        self.receive(socket, &mut [Buffer::new(&mut scratch)], received)
     }
 
     /// Sends the first message, and returns that it was one.
@@ -212,15 +219,8 @@ mod tests {
 
         // The first datagram fills its buffer, and counts as cut.
         let (mut first, mut second, mut third) = ([0; 6], [0; 6], [0; 6]);
-        let mut buffers = [&mut first, &mut second, &mut third].map(|b| IoSliceMut::new(b));
-        let nobody = Metadata::new((Ipv4Addr::UNSPECIFIED, 0).into());
-        let empty = Received {
-            len: 0,
-            stride: 0,
-            kernel_drops: None,
-            meta: nobody,
-        };
-        let mut received = [empty; 3];
+        let mut buffers = [&mut first, &mut second, &mut third].map(|b| Buffer::new(b));
+        let mut received = [Received::NOTHING; 3];
         let mut read = 0;
         while read < 3 {
             let (buffers, received) = (&mut buffers[read..], &mut received[read..]);

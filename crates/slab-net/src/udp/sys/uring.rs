@@ -7,7 +7,7 @@
 //! messages, and at [`PREFIX`] the payload.
 
 use super::Received;
-use super::address::{Address, MAX_LEN};
+use super::address::Address;
 use super::linux::RECEIVE_CONTROL;
 use arrayvec::ArrayVec;
 use core::alloc::Layout;
@@ -52,10 +52,46 @@ impl AsRawFd for RingFd {
 
 /// What the kernel has done.
 pub(in crate::udp) enum Completion {
-    /// A buffer was filled.
-    Filled(Chunk, Received),
+    Filled(Filled),
     /// The system reports an error; receiving goes on.
     Failed(io::Error),
+}
+
+/// A buffer that the kernel has written to and given back.
+pub(in crate::udp) struct Filled {
+    chunk: Chunk,
+    received: Received,
+}
+
+impl Filled {
+    /// `len` is what the kernel says that it wrote, with what stands in front of the payload.
+    fn new(chunk: Chunk, len: usize) -> Self {
+        let payload = len.min(chunk.capacity()).saturating_sub(PREFIX);
+        // SAFETY: no chunk that is lent is shorter than that, nobody writes to this one any more,
+        // and `lend` has written zeros to all that the kernel did not write to.
+        let front = unsafe { chunk.as_ptr().cast::<[u8; PREFIX]>().as_ref() };
+        let received = decode(front, payload);
+        Self { chunk, received }
+    }
+
+    pub(in crate::udp) fn received(&self) -> &Received {
+        &self.received
+    }
+
+    pub(in crate::udp) fn payload(&self) -> &[u8] {
+        // SAFETY: there is as much payload within the chunk.
+        let at = unsafe { self.chunk.as_ptr().add(PREFIX) };
+        // SAFETY: the kernel has written as much, and nobody writes to the chunk any more.
+        unsafe { core::slice::from_raw_parts(at.as_ptr(), self.received.len) }
+    }
+
+    pub(in crate::udp) fn chunk_bytes(&self) -> usize {
+        self.chunk.capacity()
+    }
+
+    pub(in crate::udp) fn into_chunk(self) -> Chunk {
+        self.chunk
+    }
 }
 
 /// A receiver's ring.
@@ -71,6 +107,8 @@ pub(in crate::udp) struct Ring {
     buffer_bytes: usize,
     /// Is the request under way?
     is_armed: bool,
+    /// What the system said behind datagrams, to be told before the next ones.
+    pub(in crate::udp) late_error: Option<io::Error>,
 }
 
 // SAFETY: the pointers in `header` are null, and those in `entries` lead to memory that this ring
@@ -111,6 +149,7 @@ impl Ring {
             ids: (0..MAX_LENT as u16).collect(),
             buffer_bytes,
             is_armed: false,
+            late_error: None,
         })
     }
 
@@ -125,27 +164,40 @@ impl Ring {
 
     /// Gives the kernel a buffer to write to. The chunk is dropped if it has all it can have.
     pub(in crate::udp) fn lend(&mut self, chunk: Chunk) {
-        debug_assert!(chunk.capacity() >= self.buffer_bytes);
+        debug_assert!(chunk.capacity() >= self.buffer_bytes && self.buffer_bytes > PREFIX);
         let Some(id) = self.ids.pop() else {
             return;
         };
-        let at = chunk.as_ptr().as_ptr() as u64;
-        self.entries.push(at, self.buffer_bytes as u32, id);
+        let at = chunk.as_ptr().as_ptr();
+        // The kernel writes there what it has to say, and no more.
+        // SAFETY: the chunk is ours alone and longer than that.
+        unsafe { at.write_bytes(0, PREFIX) };
+        self.entries.push(at as u64, self.buffer_bytes as u32, id);
         self.lent[usize::from(id)] = Some(chunk);
     }
 
     /// Makes the request, if none is under way and there are buffers for it.
+    ///
+    /// # Errors
+    /// The kernel takes no request just now: the next call offers it again.
     pub(in crate::udp) fn arm(&mut self) -> io::Result<()> {
-        if self.is_armed || self.lent() == 0 {
+        if !self.is_armed && self.lent() > 0 {
+            let header: *const msghdr = &raw const *self.header;
+            let request = opcode::RecvMsgMulti::new(Fd(self.socket), header, GROUP)
+                .build()
+                .user_data(RECEIVE);
+            self.push(&request)?;
+            self.is_armed = true;
+        }
+        if self.ring.submission().is_empty() {
             return Ok(());
         }
-        let header: *const msghdr = &raw const *self.header;
-        let request = opcode::RecvMsgMulti::new(Fd(self.socket), header, GROUP)
-            .build()
-            .user_data(RECEIVE);
-        self.push(&request)?;
-        self.is_armed = true;
         self.ring.submit().map(drop)
+    }
+
+    /// Is a request under way?
+    pub(in crate::udp) fn is_armed(&self) -> bool {
+        self.is_armed
     }
 
     /// Lets the kernel do what it has put off, such as completions for this thread.
@@ -170,8 +222,7 @@ impl Ring {
             let chunk = id.and_then(|id| self.take(id));
             match (usize::try_from(entry.result()), chunk) {
                 (Ok(len), Some(chunk)) => {
-                    let received = decode(written(&chunk, len));
-                    return Some(Completion::Filled(chunk, received));
+                    return Some(Completion::Filled(Filled::new(chunk, len)));
                 }
                 (Ok(_), None) => {}
                 (Err(_), _) => match -entry.result() {
@@ -217,10 +268,12 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.stop(&mut Vec::new()).is_err() {
-            // The kernel may still write to them: rather lose them for good.
+            // The kernel may still read the entries, and write to the buffers that they name: rather
+            // lose them for good.
             for chunk in self.lent.iter_mut().filter_map(Option::take) {
                 core::mem::forget(chunk);
             }
+            self.entries.is_lost = true;
         }
     }
 }
@@ -228,26 +281,18 @@ impl Drop for Ring {
 /// IORING_ENTER_GETEVENTS.
 const GET_EVENTS: u32 = 1;
 
-/// The first `len` bytes of a buffer that the kernel has given back.
-pub(in crate::udp) fn written(chunk: &Chunk, len: usize) -> &[u8] {
-    let len = len.min(chunk.capacity());
-    // SAFETY: all bytes of a chunk are initialised, and nobody writes to this one any more.
-    unsafe { core::slice::from_raw_parts(chunk.as_ptr().as_ptr(), len) }
-}
-
-fn decode(buffer: &[u8]) -> Received {
+/// What stands in front of a payload of so many bytes.
+fn decode(front: &[u8; PREFIX], payload: usize) -> Received {
     let word = |at: usize| {
-        let bytes = buffer.get(at..).and_then(|rest| rest.first_chunk());
+        let bytes = front.get(at..).and_then(|rest| rest.first_chunk());
         bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
     };
     let (name_len, control_len, flags) = (word(0) as usize, word(4) as usize, word(12));
     let mut name = Address::EMPTY;
-    if let Some(bytes) = buffer.get(HEADER..HEADER + MAX_LEN) {
-        name.0.copy_from_slice(bytes);
-    }
-    let control = buffer.get(HEADER + NAME..PREFIX).unwrap_or_default();
+    let bytes = &front[HEADER..HEADER + name.0.len()];
+    name.0.copy_from_slice(bytes);
+    let control = &front[HEADER + NAME..];
     let control = &control[..control_len.min(control.len())];
-    let payload = buffer.len().saturating_sub(PREFIX);
     Received::decode(payload, &name, name_len, control, flags as c_int)
 }
 
@@ -257,6 +302,8 @@ fn decode(buffer: &[u8]) -> Received {
 struct Entries {
     at: NonNull<BufRingEntry>,
     tail: u16,
+    /// Is it to be left to the kernel for good?
+    is_lost: bool,
 }
 
 impl Entries {
@@ -273,6 +320,7 @@ impl Entries {
         Ok(Self {
             at: at.cast(),
             tail: 0,
+            is_lost: false,
         })
     }
 
@@ -298,6 +346,9 @@ impl Entries {
 
 impl Drop for Entries {
     fn drop(&mut self) {
+        if self.is_lost {
+            return;
+        }
         // SAFETY: allocated with this layout. The ring, a field in front of this one, is closed.
         unsafe { dealloc(self.at.as_ptr().cast(), Self::LAYOUT) };
     }

@@ -1,0 +1,76 @@
+//! What several tests with real sockets need.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::io::{self, Write as _};
+
+/// There is nothing to test here, which is said, and an error where `SLAB_NET_NO_SKIP` is set: CI sets
+/// it, so that nothing goes untested there because the system has changed.
+pub(crate) fn skipped(what: &str, why: &io::Error) {
+    assert!(
+        std::env::var_os("SLAB_NET_NO_SKIP").is_none(),
+        "{what}: {why}"
+    );
+    // Not by `eprintln!`, which the test harness keeps to itself.
+    let _ = writeln!(io::stderr(), "skipped: {what}: {why}");
+}
+
+/// Bytes that depend on their place and on the datagram, so that a mix-up cannot pass unseen.
+pub(crate) fn payload(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect()
+}
+
+/// Makes a system call fail with this error, for this thread and for good.
+#[cfg(target_os = "linux")]
+pub(crate) fn refuse(call: libc::c_long, code: i32) -> io::Result<()> {
+    let step = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let error = libc::SECCOMP_RET_ERRNO | code as u32;
+    let mut program = [
+        // The number of the call, which comes first.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            call as u32,
+        ),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, error),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: takes numbers only.
+    checked(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    // SAFETY: the program is as long as is said, and the kernel copies it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            0,
+            &raw const program,
+        )
+    };
+    checked(result as i32)
+}
+
+#[cfg(target_os = "linux")]
+pub(crate) fn checked(result: i32) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
