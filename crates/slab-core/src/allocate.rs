@@ -10,7 +10,6 @@ use crate::reclaim::Reclaimed;
 use crate::slab::Carved;
 use crate::sync::Ordering;
 use crate::thread_cache::ThreadCache;
-use core::task::Waker;
 
 /// From here on zeroing a chunk again costs more than going to the slabs for each.
 const PAGE: usize = 4096;
@@ -247,7 +246,7 @@ impl Inner {
             true
         });
         if !stored && let Some(woken) = self.store_and_serve(class, units, 0) {
-            woken.into_iter().for_each(Waker::wake);
+            woken.wake();
         }
     }
 

@@ -27,6 +27,7 @@ struct Name(NonZeroU64);
 impl Name {
     #[inline(always)]
     fn new(place: Place, unit: u32) -> Self {
+        debug_assert_eq!(place.bits().get() as u32, 0, "a place out of a name");
         Self(place.bits() | u64::from(unit))
     }
 
@@ -35,6 +36,7 @@ impl Name {
         self.0.get() as u32
     }
 
+    /// For looking at, not for another name: its lower half is the unit still.
     #[inline(always)]
     fn place(self) -> Place {
         // SAFETY: `new` put a place's bits there.

@@ -7,7 +7,6 @@ use crate::sync::Ordering;
 use crate::thread_cache::ThreadCache;
 use arrayvec::ArrayVec;
 use core::ptr::NonNull;
-use core::task::Waker;
 
 /// Where a chunk goes that no magazine takes.
 enum Goes {
@@ -106,7 +105,7 @@ impl Inner {
             Goes::Depot => return,
             Goes::Slab => {
                 if let Some(woken) = pool.store_and_serve(class, &[unit], 1) {
-                    woken.into_iter().for_each(Waker::wake);
+                    woken.wake();
                     return;
                 }
             }

@@ -104,13 +104,13 @@ pub(crate) struct Uncached {
 pub(crate) struct Inner {
     base: NonNull<u8>,
     slab_unit_mask: u32,
-    pub(crate) classes: ClassTable,
     /// The counts of further references to chunks (see `shared.rs`), numbered as the nodes of a
     /// binary tree are: at `(counts_from + unit) >> count_shift`, with as many units as the arena
     /// has or more, a power of two. So the counts of all classes of one shift lie side by side, those
     /// of different shifts apart, and a shift is all that has to be known of the class.
     counts: Table<AtomicU32>,
     counts_from: usize,
+    pub(crate) classes: ClassTable,
     pub(crate) arena: Arena,
     pub(crate) depot: Depot,
     pub(crate) singles: Singles,
@@ -223,9 +223,9 @@ impl Inner {
             id: next_id(),
             base: arena.base(),
             slab_unit_mask: arena.slab_units() - 1,
-            classes,
             counts,
             counts_from,
+            classes,
             depot,
             singles,
             uncached: core::array::from_fn(|_| Uncached {

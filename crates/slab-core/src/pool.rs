@@ -45,6 +45,11 @@ use core::ptr::NonNull;
 /// thread-local, and the child's use of pools with [`Mode::Ring`](crate::Mode::Ring) that other threads
 /// were using (it may wait for one of them for ever). On other systems, and after a bare `clone`, do as
 /// POSIX says in the child of a process whose other threads use pools: nothing but what leads to `exec`.
+///
+/// # Sandboxes
+/// On Linux a pool asks once whether the process may issue `membarrier`, when the first is built, and then
+/// relies on it: a filter of system calls that forbids it later makes the calls panic that have to take
+/// from other threads' magazines. Allow it, or set the filter before the first pool.
 #[derive(Clone)]
 pub struct SlabPool {
     /// Saves the fast path the way through `handle`.

@@ -20,8 +20,9 @@ use core::ptr::NonNull;
 pub(crate) mod count {
     use super::*;
 
-    /// References that are added at once, at most.
-    pub(crate) const MAX_AT_ONCE: u32 = 1 << 30;
+    /// References that are added at once, at most: so few that thousands of threads which are about to
+    /// abort cannot bring the count round to zero.
+    pub(crate) const MAX_AT_ONCE: u32 = 1 << 16;
 
     /// `n` more references, at most [`MAX_AT_ONCE`]. The caller holds one.
     #[inline(always)]
@@ -177,13 +178,13 @@ impl SharedChunk {
     /// the iterator are given back when it is dropped.
     ///
     /// # Panics
-    /// If `n` is above 2^30.
+    /// If `n` is above 65 536.
     #[must_use]
     pub fn clones(&self, n: usize) -> Clones {
         let n = u32::try_from(n)
             .ok()
             .filter(|&n| n <= count::MAX_AT_ONCE)
-            .expect("at most 2^30 references to a chunk");
+            .expect("at most 65 536 references at once");
         if n > 0 {
             count::add(self.extra(), n);
         }

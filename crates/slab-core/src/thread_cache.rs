@@ -9,7 +9,7 @@ use core::num::NonZeroU64;
 /// upper half of a word whose lower half is left to a chunk's unit: bits 32..48 are its
 /// [`count_shift`](crate::geometry::Geometry::count_shift), bits 48..64 its magazine's distance from
 /// the start of a [`ThreadCache`] in bytes, which is never zero.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Place(NonZeroU64);
 

@@ -30,7 +30,7 @@ use crate::sync::{MODELLED, MutexGuard, Ordering};
 use crate::thread_cache::ThreadCache;
 use crate::wait_times::{Began, WaitTimes};
 use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
+use alloc::vec::{self, Vec};
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
@@ -110,6 +110,27 @@ impl Turn {
             ticket,
             began,
         }
+    }
+}
+
+/// Whom to wake, outside of all locks: wakers are foreign code. One that panics does not keep the
+/// others asleep.
+#[must_use]
+pub(crate) struct Woken(vec::IntoIter<Waker>);
+
+impl Woken {
+    pub(crate) fn wake(mut self) {
+        self.wake_rest();
+    }
+
+    fn wake_rest(&mut self) {
+        self.0.by_ref().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Woken {
+    fn drop(&mut self) {
+        self.wake_rest();
     }
 }
 
@@ -193,12 +214,7 @@ impl Inner {
     ///
     /// `None`, and nothing done, if the pool is closed. Who gives up a chunk by this call must not
     /// touch the pool afterwards: whoever is woken may drop it.
-    pub(crate) fn store_and_serve(
-        &self,
-        class: u8,
-        units: &[u32],
-        frees: u64,
-    ) -> Option<Vec<Waker>> {
+    pub(crate) fn store_and_serve(&self, class: u8, units: &[u32], frees: u64) -> Option<Woken> {
         let mut layer = self.slabs.lock();
         // `close` sets it under this mutex.
         if self.closed.load(Ordering::Relaxed) {
@@ -212,7 +228,7 @@ impl Inner {
     }
 
     /// Grants chunks to waiters, the longest waiting first, until nobody can be served.
-    fn serve(&self, layer: &mut SlabLayer) -> Vec<Waker> {
+    fn serve(&self, layer: &mut SlabLayer) -> Woken {
         let mut woken = Vec::new();
         let mut failed = [false; MAX_CLASSES];
         while let Some(class) = layer.waiters.longest(&failed) {
@@ -226,7 +242,7 @@ impl Inner {
                 woken.push(waker);
             }
         }
-        woken
+        Woken(woken.into_iter())
     }
 
     /// What has become of a ticket; `None` if it waits on, from now on with this waker.

@@ -193,6 +193,32 @@ fn the_last_waker_given_is_the_one_that_is_called() {
 }
 
 #[test]
+fn a_waker_that_panics_does_not_keep_the_others_asleep() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("by a waker");
+        }
+    }
+    let pool = pool(&[1024, 65536]);
+    let all = fill(&pool, 65536);
+    let mut first = pin!(pool.alloc(1024));
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(
+        first
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+    );
+    let mut second = Waiter::new(&pool, 1024);
+    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(all)));
+    assert!(dropped.is_err(), "the panic is its caller's");
+    assert_eq!(second.woken.get(), 1);
+    assert!(second.poll().expect("a chunk was granted").is_ok());
+    assert!(first.poll(&mut Context::from_waker(&waker)).is_ready());
+}
+
+#[test]
 fn small_chunks_freed_in_any_order_serve_a_large_request() {
     let pool = pool(&[256, 16384]);
     let mut small = fill(&pool, 256);
