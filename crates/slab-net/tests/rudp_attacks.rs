@@ -315,6 +315,76 @@ fn the_bound_holds_at_any_time_and_ends_with_the_first_echo() {
     assert_eq!(received, 30);
 }
 
+/// Who sends acknowledgements blindly has one number in 2^31 to hit, however long the server has been
+/// sending the segment again.
+#[test]
+fn an_acknowledgement_between_two_transmissions_proves_no_address() {
+    let mut pair = Pair::new();
+    pair.client.send_slice(&[1; 500]).unwrap();
+    for datagram in transmit(&mut pair.client, pair.now) {
+        let packet = pair.pool.try_copy_from_slice(&datagram).unwrap();
+        pair.server.handle_datagram(pair.now, packet).unwrap();
+    }
+    assert_eq!(pair.server.recv().unwrap(), [1; 500][..]);
+    pair.server.send_slice(b"answer").unwrap();
+    let mut times = Vec::new();
+    while pair.now < Time::from_micros(1_000_000) {
+        for datagram in transmit(&mut pair.server, pair.now) {
+            let parsed = segments(&datagram).map(|segment| segment.unwrap().0);
+            times.extend(parsed.filter_map(|header| {
+                (header.cmd == Command::Push && header.sn == 0).then_some(header.ts)
+            }));
+        }
+        pair.now = pair.now + Duration::from_millis(10);
+    }
+    let (first, last) = (times[0], *times.last().unwrap());
+    let apart = last.wrapping_sub(first);
+    assert!(apart > 100_000, "it was sent again: {times:?}");
+    let guess = Header {
+        sn: 0,
+        una: 0,
+        ts: first.wrapping_add(apart / 2 + 1),
+        ..header(Command::Ack)
+    };
+    assert!(!times.contains(&guess.ts));
+    let packet = pair.pool.try_copy_from_slice(&datagram(guess, b""));
+    let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+    assert_eq!(taken, Ok(()), "as far as is known it could be an echo");
+    assert!(!pair.server.is_validated());
+}
+
+/// The echo of the first transmission proves the address, as that of the last does.
+#[test]
+fn an_acknowledgement_of_a_transmission_proves_the_address() {
+    for which in [0, usize::MAX] {
+        let mut pair = Pair::new();
+        pair.client.send_slice(&[1; 500]).unwrap();
+        let opening = transmit(&mut pair.client, pair.now);
+        let packet = pair.pool.try_copy_from_slice(&opening[0]).unwrap();
+        pair.server.handle_datagram(pair.now, packet).unwrap();
+        pair.server.send_slice(b"answer").unwrap();
+        let mut times = Vec::new();
+        while times.len() < 3 {
+            for datagram in transmit(&mut pair.server, pair.now) {
+                let headers = segments(&datagram).map(|segment| segment.unwrap().0);
+                let pushes = headers.filter(|header| header.cmd == Command::Push);
+                times.extend(pushes.map(|header| header.ts));
+            }
+            pair.now = pair.now + Duration::from_millis(10);
+        }
+        let echo = Header {
+            sn: 0,
+            una: 0,
+            ts: times[which.min(times.len() - 1)],
+            ..header(Command::Ack)
+        };
+        let packet = pair.pool.try_copy_from_slice(&datagram(echo, b""));
+        let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+        assert_eq!(taken, Ok(()));
+        assert!(pair.server.is_validated());
+    }
+}
+
 /// A server that only receives proves nothing by itself; ends of this library still do.
 #[test]
 fn ends_of_this_library_prove_their_address_without_data() {
