@@ -2,8 +2,8 @@
 //! is on its way arrives and gives its memory back.
 
 use slab_net::rudp::{
-    Connection, Endpoint, EndpointConfig, MemoryBudget, SendError, Session, SessionConfig, Side,
-    Time,
+    CloseReason, Connection, Endpoint, EndpointConfig, MemoryBudget, SendError, Session,
+    SessionConfig, Side, Time,
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
@@ -12,6 +12,34 @@ use std::time::Duration;
 fn exhaust(pool: &PacketPool) -> Vec<Packet> {
     let chunk = || pool.try_alloc(1000).ok().map(|chunk| chunk.freeze());
     std::iter::from_fn(chunk).collect()
+}
+
+/// Everything that the pool has left, in chunks of all sizes.
+fn exhaust_all(pool: &PacketPool) -> Vec<Packet> {
+    let room = pool.headroom() + pool.tailroom();
+    let sizes = pool.slab().size_classes().sizes().to_vec();
+    let of_size = |size: usize| {
+        let chunk = move || Some(pool.try_alloc(size.checked_sub(room)?).ok()?.freeze());
+        std::iter::from_fn(chunk)
+    };
+    sizes.into_iter().rev().flat_map(of_size).collect()
+}
+
+async fn connected(pool: &PacketPool) -> [Connection; 2] {
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), pool, config).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let accepted = server.accept().await.unwrap();
+    assert_eq!(accepted.recv().await.unwrap().unwrap(), b"hello"[..]);
+    client.ready().await.unwrap();
+    [client, accepted]
+}
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    let limited = tokio::time::timeout(Duration::from_secs(20), what);
+    limited.await.expect("within 20 s")
 }
 
 #[test]
@@ -113,4 +141,64 @@ async fn a_session_outlives_a_pool_without_memory() {
         assert_eq!(message, [1; 1000][..]);
     }
     assert_eq!((client.ended(), accepted.ended()), (None, None));
+}
+
+/// Whoever reads has the memory to join a message in, or waits for it: the peer decides on its length.
+#[tokio::test]
+async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
+    let pool = PacketPool::builder()
+        .max_memory(8 << 20)
+        .headroom(24)
+        .heap_limit(0)
+        .build()
+        .unwrap();
+    let [client, accepted] = connected(&pool).await;
+    let message: Vec<u8> = (0..5000_u32).map(|n| n as u8).collect();
+    client.send_slice(&message).await.unwrap();
+    while accepted.stats().received_segments < 5 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut rest = exhaust_all(&pool);
+    assert_eq!(accepted.try_recv(), None, "there is nothing to join it in");
+    let mut receiving = Box::pin(accepted.recv());
+    let waits = tokio::time::timeout(Duration::from_millis(50), &mut receiving);
+    assert!(waits.await.is_err(), "and so it waits");
+    rest.clear();
+    assert!(soon(receiving).await.unwrap().unwrap() == message[..]);
+
+    // Or it takes the segments as they are.
+    client.send_slice(&message).await.unwrap();
+    while accepted.stats().received_segments < 9 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let rest = exhaust_all(&pool);
+    let mut segments = Vec::new();
+    let count = soon(accepted.recv_segments(&mut segments)).await.unwrap();
+    assert_eq!(count, Some(segments.len()));
+    assert!(segments.iter().flat_map(|s| s.iter()).eq(&message));
+    drop((segments, rest));
+}
+
+/// The peer's message ends its session, and nothing else.
+#[tokio::test]
+async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_not() {
+    let pool = PacketPool::builder()
+        .max_memory(16 << 20)
+        .headroom(24)
+        .heap_limit(0)
+        .build()
+        .unwrap();
+    let message = vec![7; 100_000];
+    let [client, accepted] = connected(&pool).await;
+    soon(client.send_slice(&message)).await.unwrap();
+    let mut segments = Vec::new();
+    let count = soon(accepted.recv_segments(&mut segments)).await.unwrap();
+    assert_eq!(count, Some(segments.len()));
+    assert_eq!(segments.concat(), message);
+
+    soon(client.send_slice(&message)).await.unwrap();
+    let end = soon(accepted.recv()).await;
+    assert_eq!(end, Err(CloseReason::MessageTooLong));
+    let other = connected(&pool).await;
+    assert_eq!((other[0].ended(), other[1].ended()), (None, None));
 }

@@ -290,6 +290,11 @@ impl PacketPool {
         PacketBuf::from_heap(total, self.headroom, Arc::clone(&self.settings))
     }
 
+    /// As [`with_capacity`](Self::with_capacity), but of the heap only, and `None` where that panics.
+    pub(crate) fn try_from_heap(&self, capacity: usize) -> Option<PacketBuf> {
+        self.heap_fallback(capacity).ok()
+    }
+
     /// The largest capacity that the heap would serve now.
     pub(super) fn heap_left(&self) -> usize {
         let room = self.headroom as usize + self.tailroom as usize;

@@ -23,7 +23,8 @@ pub enum CloseReason {
     /// There is nobody at the peer's address, as its host said before anything else came from there.
     Refused,
     /// The peer sent a message of more segments than fit into the receive window, or more than
-    /// there was memory for.
+    /// there was memory for, or one above the pool's largest size class where
+    /// [the heap may not stand in](crate::PacketPoolBuilder::heap_limit).
     MessageTooLong,
 }
 
@@ -37,7 +38,7 @@ impl fmt::Display for CloseReason {
             Self::DeadLink => "the peer acknowledges nothing",
             Self::TimedOut => "the peer gives no sign of life",
             Self::Refused => "nobody listens at the peer's address",
-            Self::MessageTooLong => "the peer sent a message longer than the receive window",
+            Self::MessageTooLong => "the peer sent a message longer than there is room for",
         })
     }
 }

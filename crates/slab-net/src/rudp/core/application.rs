@@ -1,9 +1,10 @@
 //! What the application does with a session: it sends and writes, receives and reads.
 
-use super::super::error::{SendError, Unsent};
+use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::wire::HEADER_BYTES;
 use super::{MAX_FRAGMENTS, Session};
-use crate::packet::Packet;
+use crate::packet::{Packet, PacketBuf};
+use slab_core::AllocError;
 
 impl Session {
     /// Takes a message for sending. Without a copy if it is no longer than a segment, is the only
@@ -134,20 +135,47 @@ impl Session {
     /// copy if it came in one segment; then it is a slice of the buffer it arrived in, which
     /// [`Packet::compact`] frees if it is to be kept.
     ///
-    /// A longer one is joined in one buffer, from the heap if it is above the pool's largest size
-    /// class: [`recv_segments`](Self::recv_segments) does without.
+    /// A longer one is joined in one buffer of the pool; if the pool has none now, the message stays
+    /// and this is `None` too, while [`has_message`](Self::has_message) is true. One above the pool's
+    /// largest size class is joined on the heap; where the pool's
+    /// [heap limit](crate::PacketPoolBuilder::heap_limit) does not allow that, the session ends:
+    /// [`CloseReason::MessageTooLong`]. [`recv_segments`](Self::recv_segments) does without any of it.
     pub fn recv(&mut self) -> Option<Packet> {
         let (segments, bytes) = self.receive.front()?;
         if segments == 1 {
             return self.pop().map(|(packet, _)| packet);
         }
-        let mut joined = self.pool.with_capacity(bytes);
+        let buf = match self.pool.try_alloc(bytes) {
+            Ok(buf) => buf,
+            Err(AllocError::TooLarge { .. }) => {
+                let Some(buf) = self.pool.try_from_heap(bytes) else {
+                    self.end(CloseReason::MessageTooLong);
+                    return None;
+                };
+                buf
+            }
+            Err(_) => return None,
+        };
+        self.recv_into(buf)
+    }
+
+    /// The length of the next message, in bytes, if it is here in full.
+    pub(in super::super) fn next_message_bytes(&self) -> Option<usize> {
+        self.receive.front().map(|(_, bytes)| bytes)
+    }
+
+    /// As [`recv`](Self::recv), joined in this buffer; `None` if that is too small.
+    pub(in super::super) fn recv_into(&mut self, mut buf: PacketBuf) -> Option<Packet> {
+        let (segments, bytes) = self.receive.front()?;
+        if bytes > buf.capacity() {
+            return None;
+        }
         for _ in 0..segments {
             if let Some((segment, _)) = self.pop() {
-                joined.extend_from_slice(&segment);
+                buf.extend_from_slice(&segment);
             }
         }
-        Some(joined.freeze())
+        Some(buf.freeze())
     }
 
     /// Appends the segments of the next message to `to`, and returns how many they are; `None` if

@@ -4,13 +4,15 @@ use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::stats::RudpStats;
 use super::link::{Inner, Link};
 use super::stream::Stream;
-use crate::packet::Packet;
+use crate::packet::{Packet, PacketBuf};
 use core::fmt;
-use core::future::poll_fn;
-use core::task::{Context, Poll};
+use core::future::{Future, poll_fn};
+use core::pin::pin;
+use core::task::{Context, Poll, ready};
 use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
+use tokio::task::coop::poll_proceed;
 
 /// One end of a session: messages of any length, ordered, each arriving once.
 ///
@@ -26,6 +28,15 @@ pub struct Connection {
 
 struct Handle {
     link: Arc<Link>,
+}
+
+/// What there is for who receives.
+enum Input<T> {
+    Taken(T),
+    /// Nothing, and nothing more will come.
+    End,
+    /// A message of so many bytes, and no memory to join it in.
+    NoMemory(usize),
 }
 
 impl Drop for Handle {
@@ -116,31 +127,121 @@ impl Connection {
     /// sent was received.
     ///
     /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if
-    /// it is to be kept.
+    /// it is to be kept. A longer one is joined in one buffer of the pool, which is waited for where
+    /// the pool is at its cap. One above the pool's largest size class is joined on the heap, or ends
+    /// the session where the [heap limit](crate::PacketPoolBuilder::heap_limit) does not allow that;
+    /// [`recv_segments`](Self::recv_segments) does without.
     ///
-    /// Cancel-safe.
+    /// Cancel-safe. Counts against tokio's cooperative budget.
     ///
     /// # Errors
     /// Why the session has ended.
     pub async fn recv(&self) -> Result<Option<Packet>, CloseReason> {
+        loop {
+            let lacking = match self.poll_input(|inner| inner.session.recv()).await? {
+                Input::Taken(message) => return Ok(Some(message)),
+                Input::End => return Ok(None),
+                Input::NoMemory(bytes) => bytes,
+            };
+            if let Some(buf) = self.memory(lacking).await
+                && let Some(message) = self.with(|inner| inner.session.recv_into(buf))
+            {
+                return Ok(Some(message));
+            }
+        }
+    }
+
+    /// Appends the segments of the next message to `to`, once there is one, and returns how many they
+    /// are; `None` as [`recv`](Self::recv). Copies nothing and needs no memory of the pool.
+    ///
+    /// Cancel-safe. Counts against tokio's cooperative budget.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// client.send_slice(&[7; 10_000]).await?;
+    ///
+    /// let accepted = server.accept().await.expect("it is open");
+    /// let mut segments = Vec::new();
+    /// assert_eq!(accepted.recv_segments(&mut segments).await?, Some(8));
+    /// assert_eq!(segments.iter().map(|segment| segment.len()).sum::<usize>(), 10_000);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Why the session has ended.
+    pub async fn recv_segments(&self, to: &mut Vec<Packet>) -> Result<Option<usize>, CloseReason> {
+        match self
+            .poll_input(|inner| inner.session.recv_segments(to))
+            .await?
+        {
+            Input::Taken(segments) => Ok(Some(segments)),
+            Input::End | Input::NoMemory(_) => Ok(None),
+        }
+    }
+
+    /// The next message if there is one now, and memory to join it in.
+    #[must_use]
+    pub fn try_recv(&self) -> Option<Packet> {
+        self.with(|inner| inner.session.recv())
+    }
+
+    /// Waits until there is something to take, nothing more will come, or only memory is lacking.
+    async fn poll_input<T>(
+        &self,
+        mut take: impl FnMut(&mut Inner) -> Option<T>,
+    ) -> Result<Input<T>, CloseReason> {
         poll_fn(|cx| {
-            let (received, mut inner) = self.with_guard(|inner| inner.session.recv());
-            if let Some(message) = received {
-                return Poll::Ready(Ok(Some(message)));
-            }
-            if let Some(end) = end_of_input(&inner) {
-                return Poll::Ready(end.map(|()| None));
-            }
-            inner.readers.add(cx.waker());
-            Poll::Pending
+            let coop = ready!(poll_proceed(cx));
+            let (taken, mut inner) = self.with_guard(&mut take);
+            let input = if let Some(taken) = taken {
+                Ok(Input::Taken(taken))
+            } else if let Some(end) = end_of_input(&inner) {
+                end.map(|()| Input::End)
+            } else if let Some(bytes) = inner.session.next_message_bytes() {
+                Ok(Input::NoMemory(bytes))
+            } else {
+                inner.readers.add(cx.waker());
+                return Poll::Pending;
+            };
+            coop.made_progress();
+            Poll::Ready(input)
         })
         .await
     }
 
-    /// The next message if there is one now.
-    #[must_use]
-    pub fn try_recv(&self) -> Option<Packet> {
-        self.with(|inner| inner.session.recv())
+    /// A buffer for a message of this length; `None` if that is not waiting any more, or nothing may
+    /// wait for the pool.
+    async fn memory(&self, bytes: usize) -> Option<PacketBuf> {
+        /// How long to stay away where too many wait already.
+        const LATER: Duration = Duration::from_millis(10);
+        let mut alloc = pin!(self.link().shared.pool.alloc(bytes));
+        let buf = poll_fn(|cx| {
+            if let Poll::Ready(buf) = alloc.as_mut().poll(cx) {
+                return Poll::Ready(Some(buf));
+            }
+            let mut inner = self.link().lock();
+            if inner.session.next_message_bytes().is_none() {
+                return Poll::Ready(None);
+            }
+            // The session may end meanwhile.
+            inner.readers.add(cx.waker());
+            Poll::Pending
+        });
+        match buf.await? {
+            Ok(buf) => Some(buf),
+            Err(_) => {
+                tokio::time::sleep(LATER).await;
+                None
+            }
+        }
     }
 
     /// Sends a datagram beside the messages: once, in no order, and without waiting. See
@@ -174,21 +275,24 @@ impl Connection {
     /// The next datagram, once there is one; `None` if the peer has closed the session. Of those that
     /// nobody reads the last 64 are kept.
     ///
-    /// Cancel-safe.
+    /// Cancel-safe. Counts against tokio's cooperative budget.
     ///
     /// # Errors
     /// Why the session has ended.
     pub async fn recv_datagram(&self) -> Result<Option<Packet>, CloseReason> {
         poll_fn(|cx| {
+            let coop = ready!(poll_proceed(cx));
             let mut inner = self.link().lock();
-            if let Some(datagram) = inner.session.recv_datagram() {
-                return Poll::Ready(Ok(Some(datagram)));
-            }
-            if let Some(end) = end_of_input(&inner) {
-                return Poll::Ready(end.map(|()| None));
-            }
-            inner.readers.add(cx.waker());
-            Poll::Pending
+            let input = if let Some(datagram) = inner.session.recv_datagram() {
+                Ok(Some(datagram))
+            } else if let Some(end) = end_of_input(&inner) {
+                end.map(|()| None)
+            } else {
+                inner.readers.add(cx.waker());
+                return Poll::Pending;
+            };
+            coop.made_progress();
+            Poll::Ready(input)
         })
         .await
     }

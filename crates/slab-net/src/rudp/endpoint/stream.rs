@@ -8,6 +8,7 @@ use core::pin::Pin;
 use core::task::{Context, Poll, ready};
 use std::io::{self, IoSlice};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::poll_proceed;
 
 /// A session as a stream of bytes, from [`Connection::into_stream`].
 ///
@@ -47,11 +48,18 @@ impl Stream {
     /// Fills `front`; it stays empty at the end of the stream.
     fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.front.is_empty() {
+            let coop = ready!(poll_proceed(cx));
             let (read, mut inner) = self.connection.with_guard(|inner| inner.session.read());
             match read {
-                Some(packet) => self.front = packet,
+                Some(packet) => {
+                    coop.made_progress();
+                    self.front = packet;
+                }
                 None => match end_of_input(&inner) {
-                    Some(end) => return Poll::Ready(end.map_err(io_error)),
+                    Some(end) => {
+                        coop.made_progress();
+                        return Poll::Ready(end.map_err(io_error));
+                    }
                     None => {
                         inner.readers.add(cx.waker());
                         return Poll::Pending;
@@ -92,9 +100,11 @@ impl AsyncRead for Stream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let Self { connection, front } = self.get_mut();
+        let coop = ready!(poll_proceed(cx));
         let before = buf.filled().len();
         drain_into(front, buf);
         if buf.remaining() == 0 {
+            coop.made_progress();
             return Poll::Ready(Ok(()));
         }
         // As much as is here, under one lock.
@@ -108,9 +118,11 @@ impl AsyncRead for Stream {
             }
         });
         if buf.filled().len() > before {
+            coop.made_progress();
             return Poll::Ready(Ok(()));
         }
         if let Some(end) = end_of_input(&inner) {
+            coop.made_progress();
             return Poll::Ready(end.map_err(io_error));
         }
         inner.readers.add(cx.waker());
