@@ -293,6 +293,31 @@ fn shards_of_other_counts_are_refused_and_nothing_is_computed_from_them() {
     }
 }
 
+/// Nor does who knows the address only: eight bytes that are of other counts.
+#[test]
+fn a_few_forged_shards_do_not_silence_the_decoder() {
+    let mut pair = Pair::new(2, 2);
+    let mut forged = [0; 8];
+    // A parity shard where data is expected.
+    forged[4..6].copy_from_slice(&0xf2_u16.to_le_bytes());
+    let mut recovered = 0;
+    for n in 0..200_u8 {
+        for (at, shard) in pair.shards(&[n; 100]).iter().enumerate() {
+            // The first of each group is lost.
+            if n % 2 == 1 || at > 0 {
+                recovered += pair.handle(shard).len();
+            }
+        }
+        if n % 40 == 39 {
+            for _ in 0..3 {
+                assert!(pair.handle(&forged).is_empty());
+            }
+        }
+    }
+    assert_eq!((recovered, pair.decoder.stats().rejected), (100, 15));
+    pair.finish();
+}
+
 #[test]
 fn the_numbers_wrap_as_those_of_kcp_go() {
     // The last group but one of (2,1) begins here.

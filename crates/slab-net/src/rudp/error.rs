@@ -16,6 +16,8 @@ pub enum CloseReason {
     Aborted,
     /// The peer closed it, and said so.
     ClosedByPeer,
+    /// The peer, of this library, gave it up, with whatever had not been delivered.
+    Reset,
     /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows.
     DeadLink,
     /// The peer gave no sign of life for [the idle timeout](super::SessionConfig::keepalive).
@@ -35,6 +37,7 @@ impl fmt::Display for CloseReason {
             Self::LingerExpired => "the session was closed before everything was delivered",
             Self::Aborted => "the session was aborted",
             Self::ClosedByPeer => "the peer closed the session",
+            Self::Reset => "the peer gave the session up",
             Self::DeadLink => "the peer acknowledges nothing",
             Self::TimedOut => "the peer gives no sign of life",
             Self::Refused => "nobody listens at the peer's address",
@@ -126,9 +129,10 @@ pub enum Rejection {
     TrailingBytes,
     /// A segment of another conversation.
     OtherConversation,
-    /// Acknowledges what was never sent, by `una`.
+    /// Acknowledges by `una` what was never sent, or what was acknowledged more than 65 536 segments ago.
     UnaBeyondSent,
-    /// Acknowledges what was never sent, by the `sn` of an ACK.
+    /// Acknowledges by the `sn` of an ACK what was never sent, or what was acknowledged more than 65 536
+    /// segments ago.
     AckBeyondSent,
     /// An ACK that echoes a time at which the segment was not sent.
     TimeNeverSent,

@@ -37,7 +37,8 @@ pub struct RudpStats {
     pub dropped_no_memory: u64,
     /// PUSH segments copied out of a receive buffer that they would have pinned.
     pub copied_segments: u64,
-    /// Times that the receive window did not grow for want of memory in the budget.
+    /// Times that the receive window did not grow as far as it was to for want of memory in the budget:
+    /// each size that was tried, half of the one before, is one.
     pub window_refused: u64,
     /// Unreliable datagrams sent.
     pub sent_unreliable: u64,

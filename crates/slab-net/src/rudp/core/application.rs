@@ -149,7 +149,7 @@ impl Session {
             Ok(buf) => buf,
             Err(AllocError::TooLarge { .. }) => {
                 let Some(buf) = self.pool.try_from_heap(bytes) else {
-                    self.end(CloseReason::MessageTooLong);
+                    self.reset(CloseReason::MessageTooLong);
                     return None;
                 };
                 buf

@@ -9,7 +9,7 @@ use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
 use super::send::{Cause, State};
 use super::sn::{before, diff};
-use super::{MAX_FRAGMENTS, Phase, Session};
+use super::{MAX_FRAGMENTS, Phase, RESET, Session};
 use crate::packet::Packet;
 use bytes::Buf;
 use core::ops::Range;
@@ -87,7 +87,12 @@ impl Session {
                 Command::Ack => self.check_ack(&header)?,
                 Command::AskWindow | Command::TellWindow => {}
                 Command::Close => {
-                    if header.ts != self.token || header.sn != self.receive.next() {
+                    // An end that is closing has stopped receiving, and a reset does not wait for what
+                    // is on its way.
+                    let in_turn = self.phase != Phase::Open
+                        || header.frg == RESET
+                        || header.sn == self.receive.next();
+                    if header.ts != self.token || !in_turn {
                         return Err(Rejection::ForgedClose);
                     }
                 }
@@ -186,10 +191,8 @@ impl Session {
                         self.validated();
                     }
                 }
-                Command::Close => {
-                    self.on_close();
-                    return;
-                }
+                Command::Close if header.frg == RESET => return self.on_reset(),
+                Command::Close => return self.on_close(),
             }
             if self.ended().is_some() {
                 return;
@@ -295,8 +298,17 @@ impl Session {
             Inserted::NoMemory => self.stats.dropped_no_memory += 1,
         }
         if self.receive.is_stuck() && !self.config.stream {
-            self.end(CloseReason::MessageTooLong);
+            self.reset(CloseReason::MessageTooLong);
         }
+    }
+
+    /// The peer has given the session up. Not answered.
+    fn on_reset(&mut self) {
+        let delivered = self.phase != Phase::Open && self.send.is_empty();
+        self.end(match delivered {
+            true => CloseReason::Closed,
+            false => CloseReason::Reset,
+        });
     }
 
     fn on_close(&mut self) {
@@ -338,6 +350,9 @@ impl Session {
         if let Some((_, rtt)) = digest.sample {
             self.recovery.sample(rtt);
             self.measure(|measures| measures.round_trip(rtt));
+        }
+        if self.send.is_empty() {
+            self.unanswered_since = None;
         }
         self.measure_window();
         if acknowledged > 0 {

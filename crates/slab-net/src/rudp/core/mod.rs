@@ -53,7 +53,10 @@ use std::sync::Arc;
 
 /// A message has at most so many segments, whatever the windows: some implementations take the
 /// number 255 for -1.
-const MAX_FRAGMENTS: u32 = 255;
+pub(super) const MAX_FRAGMENTS: u32 = 255;
+
+/// The `frg` of a close notice that gives the session up, whatever is on its way.
+const RESET: u8 = 1;
 
 /// One end of a session: the protocol without socket or clock.
 ///
@@ -71,7 +74,7 @@ const MAX_FRAGMENTS: u32 = 255;
 /// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
 /// the `ts` of the WASK that it answers: so two ends of this library recognise each other, prove
 /// their addresses and may tell each other of a close (a segment of command 85, never sent to
-/// others). The `sn` of a WINS, which means nothing elsewhere, says how large the window can become.
+/// others; one whose `frg` is 1 resets the session). The `sn` of a WINS, which means nothing elsewhere, says how large the window can become.
 /// Unreliable [datagrams](Self::send_datagram) are segments of command 86. A server short of room for
 /// peers that have not proved their address answers a WASK by a cookie, command 87, which the client
 /// sends along with its next attempt; others pass it over.
@@ -133,6 +136,9 @@ pub struct Session {
     probe: Option<(Time, Duration)>,
     keepalive_at: Time,
     last_received: Time,
+    /// Since when there is something to be sent to an address that is not proved, or sent and not
+    /// acknowledged.
+    unanswered_since: Option<Time>,
     phase: Phase,
     datagrams: Option<Box<Datagrams>>,
     /// Was the last thing that was paced a datagram?
@@ -326,6 +332,7 @@ impl Session {
             probe: None,
             keepalive_at: now + config.keepalive,
             last_received: now,
+            unanswered_since: None,
             phase: Phase::Open,
             config,
             datagrams: None,
@@ -335,6 +342,17 @@ impl Session {
             starved: false,
             measures,
         })
+    }
+
+    /// What opening a session reserves: its smallest window; and what `more` segments would take.
+    pub(in super::super) fn opening_bytes(
+        config: &SessionConfig,
+        pool: &PacketPool,
+        more: usize,
+    ) -> usize {
+        let window = DEFAULT_WINDOW.min(config.recv_window);
+        let slot = slot_bytes(config, pool);
+        receive::reservation(window, slot) + more * slot
     }
 
     /// The conversation.
@@ -383,9 +401,19 @@ impl Session {
         }
     }
 
-    /// Ends at once; what was not delivered is lost. The peer is not told.
+    /// Ends at once; what was not delivered is lost. The peer is told once, if it understands, by what
+    /// [`poll_transmit`](Self::poll_transmit) returns next: its session ends as
+    /// [reset](CloseReason::Reset).
     pub fn abort(&mut self) {
-        self.end(CloseReason::Aborted);
+        self.reset(CloseReason::Aborted);
+    }
+
+    /// Ends at once, and tells the peer once.
+    fn reset(&mut self, reason: CloseReason) {
+        if self.ended().is_none() {
+            self.notify = self.peer.is_ours && self.peer.has_token;
+            self.end(reason);
+        }
     }
 
     /// Why the session has ended, if it has. What was received in full can still be read after the

@@ -9,7 +9,7 @@ use super::super::time::Time;
 use super::super::wire::{Command, HEADER_BYTES, Header};
 use super::congestion::CongestionControl;
 use super::send::Cause;
-use super::{Phase, Session};
+use super::{Phase, RESET, Session};
 use crate::rudp::error::CloseReason;
 
 /// One or more datagrams to be sent to the peer, from
@@ -98,6 +98,9 @@ impl Session {
     ) -> Option<Outgoing<'a>> {
         assert!(scratch.len() >= self.config.mtu, "scratch below the MTU");
         self.advance(now);
+        if !self.path.validated && !self.send.is_empty() {
+            self.unanswered_since.get_or_insert(self.now);
+        }
         self.rate = self.control.rate(self.recovery.srtt());
         if let Some(rate) = self.rate {
             self.pacer.fill(self.now, rate);
@@ -168,10 +171,15 @@ impl Session {
             return 0;
         }
         if let Phase::Over(reason) = self.phase {
-            // An answer to the peer's close notice is the last that is heard of us.
-            if self.notify && matches!(reason, CloseReason::ClosedByPeer | CloseReason::Closed) {
-                self.notify = false;
-                put(self.close_notice(), &[]);
+            // An answer to the peer's close notice, or a reset, is the last that is heard of us.
+            let frg = match reason {
+                CloseReason::ClosedByPeer | CloseReason::Closed => 0,
+                CloseReason::Aborted | CloseReason::MessageTooLong => RESET,
+                _ => return 0,
+            };
+            if core::mem::take(&mut self.notify) {
+                let notice = self.close_notice();
+                put(Header { frg, ..notice }, &[]);
             }
             return at;
         }

@@ -540,7 +540,7 @@ impl ReceiveQueue {
 }
 
 /// What has to be reserved for a window.
-fn reservation(window: u32, slot: usize) -> usize {
+pub(super) fn reservation(window: u32, slot: usize) -> usize {
     let slots = window as usize * slot;
     slots + slots / RESERVE
 }

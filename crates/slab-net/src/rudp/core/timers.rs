@@ -27,10 +27,9 @@ impl Session {
             Phase::Lingering { until } | Phase::Quiet { until } => Some(until),
             Phase::Notifying { at, .. } => Some(at),
         };
-        let idle = self.last_received + self.idle_timeout();
         let times = [
             phase,
-            Some(idle.min(self.keepalive_at)),
+            Some(self.given_up_at().min(self.keepalive_at)),
             self.acks.due(),
             self.overdue_at(),
             self.tail_at(),
@@ -41,15 +40,17 @@ impl Session {
         times.into_iter().flatten().min()
     }
 
-    /// How long the peer may be silent: less long before it has proved its address.
-    fn idle_timeout(&self) -> Duration {
-        let proved = self.path.validated;
-        let most = if proved {
-            Duration::MAX
-        } else {
-            self.config.unproved_timeout
-        };
-        self.config.idle_timeout.min(most)
+    /// How long the peer may be silent; before it has proved its address less long, and so long what
+    /// was sent there may go without an acknowledgement, whatever else comes from there.
+    fn given_up_at(&self) -> Time {
+        let idle = self.config.idle_timeout;
+        if self.path.validated {
+            return self.last_received + idle;
+        }
+        let unproved = self.config.unproved_timeout;
+        let silent = self.last_received + unproved.min(idle);
+        let unanswered = self.unanswered_since.map(|since| since + unproved);
+        unanswered.map_or(silent, |at| at.min(silent))
     }
 
     /// When the oldest segment in flight is overdue.
@@ -86,7 +87,7 @@ impl Session {
         if self.ended().is_some() {
             return;
         }
-        if self.last_received + self.idle_timeout() <= now {
+        if self.given_up_at() <= now {
             return self.end(CloseReason::TimedOut);
         }
         match self.phase {

@@ -64,6 +64,11 @@ impl EndpointConfig {
     /// prefix (24 bits of IPv4, 48 of IPv6). A peer proves it by acknowledging data; one of this
     /// library by itself, within a round trip. Default: 1024, 128.
     ///
+    /// Together they get a fourth of [the memory](Self::memory) at most, so that forged addresses do not
+    /// take what the other sessions need: no more of them are allowed than have their smallest window in
+    /// that, 61 440 bytes each for an MTU of 1400 and the default size classes, and what error correction
+    /// may keep of each.
+    ///
     /// A server that only receives, from peers of other implementations, has all of its sessions
     /// among these.
     pub fn max_half_open(mut self, sessions: usize, per_prefix: usize) -> Self {
@@ -74,7 +79,8 @@ impl EndpointConfig {
 
     /// Opens sessions only for peers that have proved their address by a cookie, which costs them a
     /// round trip and this end nothing. Peers of other implementations cannot. Default: no, only where
-    /// there would be more half-open sessions than [allowed](Self::max_half_open).
+    /// there would be more half-open sessions than [allowed](Self::max_half_open) or fit in the memory
+    /// that they have.
     pub fn require_cookie(mut self, require: bool) -> Self {
         self.require_cookie = require;
         self

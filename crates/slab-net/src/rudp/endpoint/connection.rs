@@ -347,7 +347,8 @@ impl Connection {
         }
     }
 
-    /// Ends the session at once. What was not delivered is lost, and the peer is not told.
+    /// Ends the session at once. What was not delivered is lost. A peer of this library is told, once:
+    /// its session ends as [reset](CloseReason::Reset).
     pub fn abort(&self) {
         self.with(|inner| inner.session.abort());
     }

@@ -186,15 +186,17 @@ impl Endpoint {
             return Err(OpenError::TableFull);
         }
         let conv = loop {
+            // To some implementations 0 is none yet.
             let conv = shared.random() as u32;
-            if table.get(peer, conv).is_none() {
+            if conv != 0 && table.get(peer, conv).is_none() {
                 break conv;
             }
         };
         self.open(table, peer, conv)
     }
 
-    /// As [`connect`](Self::connect), with a conversation that was agreed on.
+    /// As [`connect`](Self::connect), with a conversation that was agreed on: any, 0 included. The peer
+    /// remembers one that has ended for its idle timeout, and does not open it again.
     ///
     /// # Errors
     /// As [`connect`](Self::connect); [`OpenError::TableFull`] too if there is a session of this
@@ -257,7 +259,7 @@ impl Connection {
         Endpoint::client(peer, pool, config)?.connect(peer)
     }
 
-    /// As [`connect`](Self::connect), with a conversation that was agreed on.
+    /// As [`connect`](Self::connect), with a conversation that was agreed on: any, 0 included.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).

@@ -20,6 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
 
+/// Half-open sessions have one part in so many of the memory budget, all together.
+const HALF_OPEN_SHARE: usize = 4;
+
 pub(super) struct Shared {
     pub(super) sender: UdpSender,
     pub(super) pool: PacketPool,
@@ -49,9 +52,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(super) fn new(sender: UdpSender, pool: PacketPool, config: EndpointConfig) -> Self {
+    pub(super) fn new(sender: UdpSender, pool: PacketPool, mut config: EndpointConfig) -> Self {
         let memory = config.memory.unwrap_or(pool.slab().stats().max_memory / 2);
         let budget = MemoryBudget::new(memory);
+        // Whoever forges addresses must not get what the others need.
+        let kept = config.protection.kept();
+        let opening = Session::opening_bytes(&config.session, &pool, kept);
+        let room = memory / HALF_OPEN_SHARE / opening;
+        config.max_half_open = config.max_half_open.min(room.max(1));
         Self {
             protection: Protection::new(&config, &pool, &budget),
             sender,

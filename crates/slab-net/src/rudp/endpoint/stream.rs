@@ -188,6 +188,7 @@ fn io_error(reason: super::super::error::CloseReason) -> io::Error {
     let kind = match reason {
         R::TimedOut | R::DeadLink | R::LingerExpired => io::ErrorKind::TimedOut,
         R::Aborted => io::ErrorKind::ConnectionAborted,
+        R::Reset => io::ErrorKind::ConnectionReset,
         R::Refused => io::ErrorKind::ConnectionRefused,
         R::Closed | R::ClosedByPeer => io::ErrorKind::BrokenPipe,
         R::MessageTooLong => io::ErrorKind::InvalidData,

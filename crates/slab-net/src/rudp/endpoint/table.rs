@@ -1,8 +1,9 @@
 //! The sessions of an endpoint, bounded, by address and conversation.
 
+use super::super::core::MAX_FRAGMENTS;
 use super::super::stats::RudpStats;
 use super::super::time::Time;
-use super::super::wire::{Command, Header};
+use super::super::wire::{Command, segments};
 use super::config::EndpointConfig;
 use super::gone::Gone;
 use super::link::Link;
@@ -35,6 +36,26 @@ impl Prefix {
             }
         }
     }
+}
+
+/// The conversation that a datagram begins, if it does: all of it has to be what a peer sends that has
+/// heard nothing yet.
+fn opening(datagram: &[u8], proved: bool) -> Option<u32> {
+    let mut conv = None;
+    for segment in segments(datagram) {
+        let (header, _) = segment.ok()?;
+        let first = conv.is_none();
+        let fits = match header.cmd {
+            Command::Push => header.sn < OPENING_WINDOW && u32::from(header.frg) < MAX_FRAGMENTS,
+            Command::AskWindow => true,
+            Command::Cookie => proved,
+            _ => !first,
+        };
+        if !fits || header.una != 0 || *conv.get_or_insert(header.conv) != header.conv {
+            return None;
+        }
+    }
+    conv
 }
 
 /// Why a session was not opened for a datagram.
@@ -103,16 +124,10 @@ impl Table {
         if !self.listening || self.closed {
             return Err(Refusal::NotListening);
         }
-        let opens = match Header::decode(datagram) {
-            Ok(header) if self.gone.contains(&(peer, header.conv), now) => false,
-            Ok(header) => match header.cmd {
-                Command::Push => header.sn < OPENING_WINDOW,
-                Command::AskWindow => header.una == 0,
-                Command::Cookie => proved,
-                _ => false,
-            },
-            Err(_) => false,
-        };
+        let opens = opening(datagram, proved).is_some_and(|conv| {
+            let before = self.gone.contains(&(peer, conv), now);
+            !before
+        });
         if !opens {
             return Err(Refusal::NotOpening);
         }

@@ -13,6 +13,16 @@ use std::sync::Arc;
 /// The window holds so many shards, and no fewer groups than [`MIN_GROUPS`].
 const WINDOW_SHARDS: u32 = 64;
 const MIN_GROUPS: u32 = 4;
+/// A shard that speaks against the peer's counts being ours weighs as much as those of so many groups
+/// that speak for it, and no more than so many are forgiven in a row. Where the counts differ one comes
+/// in each group or two.
+const DOUBT_GROUPS: u32 = 4;
+const MOST_DOUBTS: u32 = 4;
+
+/// The most shards that a decoder keeps.
+pub(in crate::rudp) fn most_kept(shards: FecShards) -> usize {
+    WINDOW_SHARDS.div_ceil(shards.total()).max(MIN_GROUPS) as usize * shards.total() as usize
+}
 
 /// Takes the shards that arrive from one address, and recovers datagrams that do not.
 ///
@@ -35,6 +45,8 @@ pub struct FecDecoder {
     astray: u32,
     /// Shards left until the peer's shard counts are believed to be ours.
     distrust: u32,
+    /// Shards that bore that out, less what those cost that did not.
+    borne_out: u32,
     /// Two matrices, for computing.
     matrices: Vec<u8>,
     stats: FecStats,
@@ -78,6 +90,7 @@ impl FecDecoder {
             newest: None,
             astray: 0,
             distrust: 0,
+            borne_out: 0,
             matrices: Vec::new(),
             stats: FecStats::default(),
         }
@@ -98,17 +111,14 @@ impl FecDecoder {
         self.stats.received_parity += u64::from(!is_data);
         let position = (seqid % shards.total()) as usize;
         if (position < shards.data()) != is_data {
-            // Of other counts: its groups are not those that they are taken for, and what would be
-            // computed from them was never sent.
             self.stats.rejected += 1;
-            self.clear();
-            self.distrust = 2 * shards.total();
-            return;
+            return self.doubt();
         }
         if self.distrust > 0 {
             self.distrust -= 1;
             return;
         }
+        self.borne_out = (self.borne_out + 1).min(shards.total() * DOUBT_GROUPS * MOST_DOUBTS);
         if shard.len() > self.longest_shard || (is_data && !is_whole(&shard[COVERED_AT..])) {
             return self.stats.rejected += 1;
         }
@@ -130,6 +140,20 @@ impl FecDecoder {
         }
     }
 
+    /// A shard is of other counts than ours. If the peer's are, its groups are not those that they are
+    /// taken for, and what would be computed from them was never sent. But a single one may be forged.
+    #[cold]
+    fn doubt(&mut self) {
+        let cost = self.code.shards.total() * DOUBT_GROUPS;
+        match self.borne_out.checked_sub(cost) {
+            Some(left) => self.borne_out = left,
+            None => {
+                self.clear();
+                self.distrust = 2 * self.code.shards.total();
+            }
+        }
+    }
+
     /// Forgets all shards: what comes next is of another encoder.
     pub fn clear(&mut self) {
         for at in 0..self.groups.len() {
@@ -137,6 +161,7 @@ impl FecDecoder {
         }
         self.newest = None;
         self.astray = 0;
+        self.borne_out = 0;
     }
 
     /// What it did so far.

@@ -4,7 +4,7 @@ use super::super::EndpointConfig;
 #[cfg(feature = "aes-gcm")]
 use crate::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 #[cfg(feature = "fec")]
-use crate::rudp::fec::{FEC_HEADER_BYTES, FecShards};
+use crate::rudp::fec::{FEC_HEADER_BYTES, FecShards, most_kept};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Default)]
@@ -34,6 +34,15 @@ impl Wanted {
         #[cfg(feature = "aes-gcm")]
         if self.key.is_some() {
             return TAG_BYTES;
+        }
+        0
+    }
+
+    /// Datagrams of a peer that error correction keeps at most.
+    pub(in super::super) fn kept(&self) -> usize {
+        #[cfg(feature = "fec")]
+        if let Some(shards) = self.shards {
+            return most_kept(shards);
         }
         0
     }

@@ -1,0 +1,327 @@
+//! What endpoints refuse, over real sockets: the limits, and what attackers try.
+
+use slab_net::PacketPool;
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::{Connection, Endpoint, EndpointConfig, OpenError, SessionConfig};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(20);
+/// What a session reserves that is opened: its smallest window, with the reserve.
+const OPENING_BYTES: usize = 32 * 1536 * 5 / 4;
+
+fn pool() -> PacketPool {
+    PacketPool::builder()
+        .max_memory(64 << 20)
+        .headroom(24)
+        .build()
+        .unwrap()
+}
+
+fn fast() -> EndpointConfig {
+    EndpointConfig::new(SessionConfig::fast())
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+async fn accept(server: &Endpoint) -> Connection {
+    timeout(SOON, server.accept()).await.unwrap().unwrap()
+}
+
+async fn recv(connection: &Connection) -> Vec<u8> {
+    let received = timeout(SOON, connection.recv()).await.unwrap();
+    received.unwrap().unwrap().to_vec()
+}
+
+fn opening(conv: u32) -> Vec<u8> {
+    let mut datagram = vec![0; HEADER_BYTES + 1];
+    let header = Header {
+        conv,
+        cmd: Command::Push,
+        frg: 0,
+        wnd: 32,
+        ts: 0,
+        sn: 0,
+        una: 0,
+        len: 1,
+    };
+    header.encode(&mut datagram);
+    datagram
+}
+
+/// Polls until the endpoint has counted what it was sent, with patience for a busy machine.
+async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint) -> bool) {
+    for _ in 0..6000 {
+        if done(server) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{what}: {:?}", server.stats());
+}
+
+/// One datagram with another conversation takes over a client of tokio_kcp.
+#[tokio::test]
+async fn another_conversation_leaves_the_session_alone() {
+    let pool = pool();
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let client = Connection::connect(server.local_addr().unwrap(), &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let mut buf = [0; 2000];
+    let (_, from) = server.recv_from(&mut buf).await.unwrap();
+    let conv = client.conv();
+    server.send_to(&opening(conv ^ 1), from).await.unwrap();
+    // From another address, with the right one.
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    stranger.send_to(&opening(conv), from).await.unwrap();
+    server.send_to(&opening(conv), from).await.unwrap();
+    assert_eq!(recv(&client).await, [0]);
+    assert_eq!(client.conv(), conv);
+    assert_eq!(client.try_recv(), None);
+    assert_eq!(client.ended(), None);
+}
+
+/// A second conversation from one address replaces the first in a server of kcp-go.
+#[tokio::test]
+async fn another_conversation_from_the_same_address_leaves_the_session_alone() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let peer = UdpSocket::bind(any()).await.unwrap();
+    let to = server.local_addr();
+    peer.send_to(&opening(1), to).await.unwrap();
+    let first = accept(&server).await;
+    assert_eq!(recv(&first).await, [0]);
+    peer.send_to(&opening(2), to).await.unwrap();
+    let second = accept(&server).await;
+    assert_eq!(recv(&second).await, [0]);
+    assert_eq!((first.conv(), second.conv()), (1, 2));
+
+    let mut more = opening(1);
+    more[12] = 1; // `sn`
+    more[HEADER_BYTES] = 7;
+    peer.send_to(&more, to).await.unwrap();
+    assert_eq!(recv(&first).await, [7]);
+    first.send_slice(b"still here").await.unwrap();
+    let mut buf = [0; 2000];
+    let echoed = async {
+        loop {
+            let len = peer.recv(&mut buf).await.unwrap();
+            let header = Header::decode(&buf).unwrap();
+            if header.conv == 1 && buf[..len].ends_with(b"still here") {
+                return;
+            }
+        }
+    };
+    timeout(SOON, echoed).await.unwrap();
+    assert_eq!((first.ended(), second.ended()), (None, None));
+    assert_eq!(server.stats().sessions, 2);
+}
+
+#[tokio::test]
+async fn every_limit_refuses_the_new_and_spares_the_old() {
+    let pool = pool();
+    let cases = [
+        ("table", fast().max_sessions(3)),
+        ("half-open", fast().max_half_open(3, 100)),
+        ("prefix", fast().max_half_open(100, 3)),
+        ("backlog", fast().backlog(3)),
+        // A fourth of it has room for three of the smallest windows.
+        ("memory", fast().memory(4 * 3 * OPENING_BYTES)),
+    ];
+    for (what, config) in cases {
+        let server = Endpoint::bind(any(), &pool, config).unwrap();
+        let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        client.send_slice(b"first").await.unwrap();
+        let flood = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        until(&server, what, |server| server.stats().sessions == 1).await;
+        for conv in 0..200 {
+            flood
+                .send_to(&opening(conv), server.local_addr())
+                .await
+                .unwrap();
+            tokio::task::yield_now().await;
+        }
+        let refused = |server: &Endpoint| {
+            let stats = server.stats();
+            match what {
+                "table" => stats.refused_table_full,
+                "half-open" | "memory" => stats.refused_half_open,
+                "prefix" => stats.refused_prefix,
+                _ => stats.refused_backlog,
+            }
+        };
+        until(&server, what, |server| refused(server) > 100).await;
+        let stats = server.stats();
+        assert!(
+            stats.sessions <= 4 && stats.half_open <= 4,
+            "{what}: {stats:?}"
+        );
+        assert!(stats.reserved_bytes <= stats.reserve_limit_bytes);
+        // The first one never noticed.
+        let connection = accept(&server).await;
+        assert_eq!(recv(&connection).await, b"first");
+        connection.send_slice(b"answer").await.unwrap();
+        assert_eq!(recv(&client).await, b"answer");
+    }
+}
+
+/// Forged addresses get a fourth of the memory. The others still open sessions, and those that are open
+/// have what they need.
+#[tokio::test]
+async fn forged_addresses_do_not_take_the_memory_of_others() {
+    let pool = pool();
+    let config = fast().memory(16 * OPENING_BYTES).max_half_open(1024, 1024);
+    let server = Endpoint::bind(any(), &pool, config.clone().backlog(1000)).unwrap();
+    let clients: Vec<_> = (0..3)
+        .map(|_| Connection::connect(server.local_addr(), &pool, fast()).unwrap())
+        .collect();
+    let talk = async |client: &Connection| {
+        client.send_slice(b"question").await.unwrap();
+        let accepted = loop {
+            let accepted = accept(&server).await;
+            // The flood's are in the same queue, and say nothing.
+            if recv(&accepted).await == b"question" {
+                break accepted;
+            }
+        };
+        accepted.send_slice(&[1; 10_000]).await.unwrap();
+        assert_eq!(recv(client).await, [1; 10_000]);
+        accepted
+    };
+    let talk = async |client: &Connection| timeout(SOON, talk(client)).await.unwrap();
+    let before = talk(&clients[0]).await;
+    let flood = UdpSocket::bind(any()).await.unwrap();
+    for conv in 0..200 {
+        let datagram = opening(conv);
+        flood.send_to(&datagram, server.local_addr()).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    until(&server, "flooded", |server| {
+        server.stats().refused_half_open > 100
+    })
+    .await;
+    let stats = server.stats();
+    assert!(stats.half_open <= 4, "{stats:?}");
+    assert!(stats.reserved_bytes <= stats.reserve_limit_bytes / 2);
+
+    let sent = timeout(SOON, before.send_slice(&[2; 10_000]));
+    sent.await.unwrap().unwrap();
+    assert_eq!(recv(&clients[0]).await, [2; 10_000]);
+    let after = [talk(&clients[1]).await, talk(&clients[2]).await];
+    assert_eq!(server.stats().refused_memory, 0);
+    drop(after);
+}
+
+/// Those that prove their address share what there is, and are refused what there is not.
+#[tokio::test]
+async fn sessions_beyond_the_memory_are_refused_and_counted() {
+    let pool = pool();
+    // What the server sends takes memory too.
+    let config = fast().memory(5 * OPENING_BYTES).require_cookie(true);
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let clients: Vec<_> = (0..8)
+        .map(|_| Connection::connect(server.local_addr(), &pool, fast()).unwrap())
+        .collect();
+    for client in &clients {
+        client.send_slice(b"question").await.unwrap();
+    }
+    until(&server, "refused", |server| {
+        server.stats().refused_memory > 3
+    })
+    .await;
+    let stats = server.stats();
+    assert!((1..=5).contains(&stats.sessions), "{stats:?}");
+    assert!(stats.reserved_bytes <= stats.reserve_limit_bytes);
+    assert_eq!(recv(&accept(&server).await).await, b"question");
+
+    let here = Endpoint::bind(any(), &pool, fast().memory(OPENING_BYTES)).unwrap();
+    let first = here.connect(server.local_addr()).unwrap();
+    let second = here.connect(server.local_addr());
+    assert!(matches!(second, Err(OpenError::NoMemory)));
+    drop(first);
+}
+
+#[tokio::test]
+async fn what_opens_no_session_is_counted() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut late = opening(5);
+    late[12] = 200; // `sn` far into a session
+    let mut ack = opening(5);
+    ack[4] = Command::Ack as u8;
+    let mut endless = opening(5);
+    endless[5] = 255; // `frg`
+    let mut trailing = opening(5);
+    trailing.push(0);
+    let mut heard = opening(5);
+    heard[16] = 1; // `una` of what was never sent
+    let two = [opening(5), opening(6)].concat();
+    for datagram in [
+        &b"short"[..],
+        &late,
+        &ack,
+        &[0; 100],
+        &endless,
+        &trailing,
+        &heard,
+        &two,
+    ] {
+        stranger
+            .send_to(datagram, server.local_addr())
+            .await
+            .unwrap();
+    }
+    until(&server, "unknown", |server| {
+        let stats = server.stats();
+        stats.unknown_session == 7 && stats.total.rejected_datagrams() == 1
+    })
+    .await;
+    assert_eq!(server.stats().sessions, 0);
+}
+
+#[tokio::test]
+async fn a_half_open_session_ends_in_time() {
+    let pool = pool();
+    let session = SessionConfig::fast().unproved_timeout(Duration::from_millis(100));
+    let server = Endpoint::bind(any(), &pool, EndpointConfig::new(session)).unwrap();
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    stranger
+        .send_to(&opening(1), server.local_addr())
+        .await
+        .unwrap();
+    until(&server, "opened", |server| server.stats().opened == 1).await;
+    until(&server, "gone", |server| server.stats().sessions == 0).await;
+    let stats = server.stats();
+    assert_eq!(
+        (stats.half_open, stats.backlog, stats.reserved_bytes),
+        (0, 0, 0)
+    );
+    until(&server, "all back", |_| pool.slab().stats().in_use() == 0).await;
+}
+
+/// What a peer sends that has not noticed the end looks like a beginning.
+#[tokio::test]
+async fn a_session_that_ended_is_not_opened_again_by_what_was_on_its_way() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let send = async |conv| {
+        let datagram = opening(conv);
+        stranger.send_to(&datagram, server.local_addr()).await
+    };
+    send(1).await.unwrap();
+    accept(&server).await.abort();
+    until(&server, "ended", |server| server.stats().sessions == 0).await;
+    send(1).await.unwrap();
+    until(&server, "refused", |server| {
+        server.stats().unknown_session == 1
+    })
+    .await;
+    send(2).await.unwrap();
+    until(&server, "another", |server| server.stats().opened == 2).await;
+}
