@@ -37,6 +37,8 @@ pub(crate) struct Arena {
     /// Bytes at the end of each slab that are never committed, so that touching them ends the
     /// process; whole pages.
     guard: usize,
+    /// The memory is kept from leaving, once it is there.
+    locked: bool,
     slabs: usize,
     /// Per slab the class that it serves, plus one; for who meets a chunk by its address and has no
     /// lock. Right for as long as a chunk of the slab is in use.
@@ -90,6 +92,7 @@ impl Arena {
         Ok(Self {
             memory: memory(bytes)?,
             guard: 0,
+            locked: false,
             slab_bytes,
             slabs,
             serves: Table::new(slabs).map_err(|errno| ConfigError::Reserve { bytes, errno })?,
@@ -103,6 +106,12 @@ impl Arena {
         self
     }
 
+    /// Locks memory that is [populated](Self::populate), if asked.
+    pub(crate) fn with_lock(mut self, locked: bool) -> Self {
+        self.locked = locked;
+        self
+    }
+
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
         match &self.memory {
@@ -111,9 +120,10 @@ impl Arena {
         }
     }
 
-    /// Does released memory go back to the system?
+    /// May memory go back to the system? Not if it is the caller's, and not if it is locked: Linux
+    /// would refuse, others would forget that it was.
     pub(crate) fn gives_back(&self) -> bool {
-        matches!(self.memory, Memory::System(_))
+        matches!(self.memory, Memory::System(_)) && !self.locked
     }
 
     pub(crate) fn slabs(&self) -> usize {
@@ -166,16 +176,18 @@ impl Arena {
         Ok(())
     }
 
-    /// Backs the whole arena, which is committed, with memory now; locks it there if asked.
+    /// Backs the whole arena, which is committed, with memory now.
     ///
     /// # Errors
     /// The system's error number.
-    pub(crate) fn populate(&self, lock: bool) -> Result<(), i32> {
+    pub(crate) fn populate(&self) -> Result<(), i32> {
         match &self.memory {
-            Memory::System(region) if self.guard == 0 => region.populate(0, self.bytes(), lock),
+            Memory::System(region) if self.guard == 0 => {
+                region.populate(0, self.bytes(), self.locked)
+            }
             Memory::System(region) => (0..self.slabs).try_for_each(|slab| {
                 let bytes = self.slab_bytes - self.guard;
-                region.populate(slab * self.slab_bytes, bytes, lock)
+                region.populate(slab * self.slab_bytes, bytes, self.locked)
             }),
             Memory::Lent(_) => Ok(()),
         }
@@ -196,18 +208,18 @@ impl Arena {
         }
     }
 
-    /// Gives back the memory behind a part of the arena, which reads as zeros afterwards.
+    /// Gives back the memory behind a part of the arena, which reads as zeros afterwards; `false`,
+    /// and the contents are what they were or zeros, if it stays.
     ///
     /// # Safety
     /// The part is of one slab, which is committed; nobody uses the part until this returns.
-    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
+    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) -> bool {
         let usable = self.slab_bytes - self.guard - offset % self.slab_bytes;
         let bytes = bytes.min(usable);
         match &self.memory {
             // SAFETY: handed on to the caller.
-            Memory::System(region) => unsafe { region.release(offset, bytes) },
-            // SAFETY: as above.
-            Memory::Lent(_) => unsafe { self.zero(offset, bytes) },
+            Memory::System(region) if !self.locked => unsafe { region.release(offset, bytes) },
+            Memory::System(_) | Memory::Lent(_) => false,
         }
     }
 

@@ -85,6 +85,8 @@ pub enum Backing {
     /// All of it when the pool is built: the pool never grows, and no first write meets a page fault.
     Prefault,
     /// As [`Prefault`](Self::Prefault), and locked into memory (`mlock`), which the system may limit.
+    /// Nothing of it goes back to the system: [`trim`](SlabPool::trim) returns 0. Where there is no
+    /// `mmap`, nothing is locked.
     Locked,
 }
 

@@ -162,7 +162,10 @@ impl Inner {
     ) -> Result<Arc<Handle>, ConfigError> {
         let guard = options.guard_bytes(classes.slab_bytes());
         let arena = Arena::reserve(options.max_memory, classes.slab_bytes())?;
-        Self::open_in(arena.with_guard(guard), classes.with_guard(guard), options)
+        let arena = arena
+            .with_guard(guard)
+            .with_lock(options.backing == Backing::Locked);
+        Self::open_in(arena, classes.with_guard(guard), options)
     }
 
     /// As [`open`](Self::open), in this arena.
@@ -200,13 +203,10 @@ impl Inner {
         })
         .map_err(reserve_error)?;
         if options.backing != Backing::OnDemand {
-            let lock = options.backing == Backing::Locked;
-            slabs
-                .back_all(&arena, lock)
-                .map_err(|errno| ConfigError::Back {
-                    bytes: arena.bytes(),
-                    errno,
-                })?;
+            slabs.back_all(&arena).map_err(|errno| ConfigError::Back {
+                bytes: arena.bytes(),
+                errno,
+            })?;
         }
         let hardening = options
             .hardened

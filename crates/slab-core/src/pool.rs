@@ -268,6 +268,12 @@ impl SlabPool {
     /// Gives free memory back to the system: slabs that no chunk in use lies in, and the whole
     /// pages among the free chunks of other slabs. Returns how many bytes were given back.
     ///
+    /// What was given back is not given back again: a second call finds the slabs in which chunks were
+    /// freed since the first, and then all of their free pages. Memory that is locked
+    /// ([`Backing::Locked`](crate::Backing::Locked)) or [lent](crate::SlabPoolBuilder::build_in) stays
+    /// where it is. Without the feature `std`, and on systems without `mmap`, all memory is the
+    /// allocator's: to give it back is to zero it.
+    ///
     /// Collects the free chunks of all threads' magazines first. Takes time in proportion to the
     /// number of free chunks; allocations and frees go on meanwhile.
     pub fn trim(&self) -> usize {

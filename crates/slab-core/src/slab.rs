@@ -8,7 +8,7 @@
 //! Free chunks that a sweep has collected come back here, as bits in a map with one bit per 64
 //! bytes of arena. A slab whose free bits number all its carved chunks serves nobody and becomes
 //! unused. Because what was stored stays stored, a sweep costs time only for the chunks freed
-//! since the last one.
+//! since the last one. How memory goes back to the system is told in `trim`.
 //!
 //! Invariants, for every class `c`, whenever the mutex is free:
 //! - `carved(c) - stored(c) = in use + in magazines + in depot`, all in chunks of class `c`
@@ -17,9 +17,11 @@
 //! - a slab has `free` bits set, `free < carved` unless it is being carved and empty, or classes
 //!   have fixed shares
 
+mod trim;
+
 use crate::arena::Arena;
 use crate::builder::Growth;
-use crate::class::{CHUNK_ALIGN, MAX_CLASSES};
+use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
 use crate::geometry::ClassTable;
 use crate::sync::Table;
@@ -27,8 +29,6 @@ use crate::sys::asan;
 use alloc::{vec, vec::Vec};
 use core::ops::Range;
 
-/// Memory goes back to the system in pages; where they are larger, less of it does.
-const PAGE: usize = 4096;
 const WORD_BITS: u32 = u64::BITS;
 
 /// The slab serves no class.
@@ -48,6 +48,8 @@ struct Slab {
     carved: u32,
     /// Of these, chunks that are stored here.
     free: u32,
+    /// The pages of all that is stored here went back to the system.
+    trimmed: bool,
 }
 
 /// Per class, in slabs or chunks.
@@ -117,6 +119,7 @@ impl Slabs {
                     fresh: false,
                     carved: 0,
                     free: 0,
+                    trimmed: false,
                 };
                 arena.slabs()
             ],
@@ -149,9 +152,9 @@ impl Slabs {
     ///
     /// # Errors
     /// The system's error number.
-    pub(crate) fn back_all(&mut self, arena: &Arena, lock: bool) -> Result<(), i32> {
+    pub(crate) fn back_all(&mut self, arena: &Arena) -> Result<(), i32> {
         arena.commit(0, self.table.len())?;
-        arena.populate(lock)?;
+        arena.populate()?;
         self.backed = self.table.len();
         self.unused.extend((0..self.table.len() as u32).rev());
         Ok(())
@@ -216,6 +219,7 @@ impl Slabs {
                 fresh: before == UNUSED,
                 carved: 0,
                 free: 0,
+                trimmed: false,
             };
             let entry = &mut self.classes[usize::from(class)];
             entry.current = slab as u32;
@@ -312,6 +316,7 @@ impl Slabs {
             let slab = &mut self.table[index as usize];
             debug_assert_eq!(slab.class, class);
             slab.free += 1;
+            slab.trimmed = false;
             let entry = &mut self.classes[usize::from(class)];
             entry.stored += 1;
             if slab.free < slab.carved || self.share.is_some() {
@@ -330,55 +335,6 @@ impl Slabs {
             self.unused.push(index);
         }
     }
-
-    /// Gives the whole pages among the stored chunks back to the system; returns how many bytes
-    /// that were.
-    pub(crate) fn trim_stored(&mut self, arena: &Arena, classes: &ClassTable) -> usize {
-        let mut bytes = 0;
-        for (index, slab) in (0..).zip(&self.table[..self.backed]) {
-            if slab.class == UNUSED || slab.free == 0 {
-                continue;
-            }
-            let chunk_bytes = classes.geometry(slab.class).bytes;
-            let span = slab_words(arena, index);
-            let first = span.start as u32 * WORD_BITS;
-            let mut run = 0..0;
-            for (&word, at) in self.bits[span].iter().zip((first..).step_by(64)) {
-                let mut rest = word;
-                while rest != 0 {
-                    let start = (at + rest.trailing_zeros()) as usize * CHUNK_ALIGN;
-                    rest &= rest - 1;
-                    if run.end != start {
-                        bytes += release_pages(arena, &run);
-                        run.start = start;
-                    }
-                    run.end = start + chunk_bytes;
-                }
-            }
-            bytes += release_pages(arena, &run);
-        }
-        bytes
-    }
-
-    /// Gives the memory of unused slabs back to the system until at most `target` bytes are
-    /// committed; returns how many bytes that were.
-    pub(crate) fn trim_unused(&mut self, arena: &Arena, target: usize) -> usize {
-        let mut bytes = 0;
-        while self.empty < self.unused.len() && self.committed() * arena.slab_bytes() > target {
-            let index = self.unused[self.empty] as usize;
-            // SAFETY: the slab is backed and serves no class, so nobody has any part of it, and
-            // nobody can get it while the caller has the mutex that guards `self`.
-            unsafe { arena.release(index * arena.slab_bytes(), arena.slab_bytes()) };
-            let slab = &mut self.table[index];
-            if slab.before != UNUSED {
-                self.classes[usize::from(slab.before)].trims += 1;
-                slab.before = UNUSED;
-            }
-            self.empty += 1;
-            bytes += arena.slab_bytes();
-        }
-        bytes
-    }
 }
 
 /// The words of the map that belong to a slab; whole words, because a slab has at least 64 units.
@@ -388,25 +344,12 @@ fn slab_words(arena: &Arena, slab: u32) -> Range<usize> {
     slab as usize * words..(slab as usize + 1) * words
 }
 
-/// Gives back the whole pages in a run of stored chunks, by their offsets in the arena.
-fn release_pages(arena: &Arena, run: &Range<usize>) -> usize {
-    let from = run.start.next_multiple_of(PAGE);
-    let to = run.end / PAGE * PAGE;
-    if from >= to {
-        return 0;
-    }
-    // SAFETY: the pages lie in chunks that are stored, so nobody has them, and nobody can get
-    // them while the caller has the mutex that guards the slab table.
-    unsafe { arena.release(from, to - from) };
-    to - from
-}
-
 #[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::class::SizeClasses;
 
-    fn fixture() -> (Arena, ClassTable) {
+    pub(super) fn fixture() -> (Arena, ClassTable) {
         let list = SizeClasses::explicit(&[192, 1536]).unwrap();
         let classes = ClassTable::new(list, 256 << 10);
         let arena = Arena::reserve(256 << 10, classes.slab_bytes()).unwrap();
@@ -414,7 +357,12 @@ mod tests {
     }
 
     /// Carves everything for one class, returns the chunks.
-    fn carve_all(slabs: &mut Slabs, arena: &Arena, classes: &ClassTable, class: u8) -> Vec<u32> {
+    pub(super) fn carve_all(
+        slabs: &mut Slabs,
+        arena: &Arena,
+        classes: &ClassTable,
+        class: u8,
+    ) -> Vec<u32> {
         let mut units = Vec::new();
         let mut out = [0; 62];
         while let Ok(carved) = slabs.carve(arena, classes, class, &mut out) {
@@ -485,20 +433,6 @@ mod tests {
         units.reverse();
         assert_eq!(again, units);
         assert_eq!(slabs.class(0).stored, 0);
-    }
-
-    #[test]
-    fn trim_stops_at_its_target_and_trimmed_slabs_come_back() {
-        let (arena, classes) = fixture();
-        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
-        let units = carve_all(&mut slabs, &arena, &classes, 0);
-        slabs.store(&arena, 0, &units);
-        assert_eq!(slabs.trim_unused(&arena, 64 << 10), 192 << 10);
-        assert_eq!(slabs.committed(), 1);
-        assert_eq!(slabs.trim_unused(&arena, 64 << 10), 0);
-        assert_eq!(slabs.class(0).trims, 3);
-        assert!(!carve_all(&mut slabs, &arena, &classes, 1).is_empty());
-        assert_eq!(slabs.committed(), arena.slabs());
     }
 
     /// What is stored in several slabs comes out at once, and the books say so.

@@ -111,6 +111,8 @@ fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
     let pool = builder().backing(Backing::Prefault).build().unwrap();
     let stats = pool.stats();
     assert_eq!(stats.committed_bytes, stats.max_memory);
+    #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+    assert_eq!(pool.resident_bytes(), Some(stats.max_memory));
     assert_eq!(fill(&pool, 16384).len(), (512 << 10) / 16384);
     // What is asked for is done all the same, slabs that never served included.
     assert_eq!(pool.trim(), 512 << 10);
@@ -120,17 +122,51 @@ fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
 #[test]
 fn memory_is_locked_or_the_system_says_why_not() {
     match builder().backing(Backing::Locked).build() {
-        Ok(pool) => assert_eq!(pool.stats().committed_bytes, 512 << 10),
+        Ok(pool) => {
+            assert_eq!(pool.stats().committed_bytes, 512 << 10);
+            // It stays, free or not.
+            drop(fill(&pool, 16384));
+            assert_eq!(pool.trim(), 0);
+            assert_eq!(pool.stats().committed_bytes, 512 << 10);
+            #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+            assert_eq!(pool.resident_bytes(), Some(512 << 10));
+        }
         Err(error) => {
             assert!(matches!(error, ConfigError::Back { bytes, .. } if bytes == 512 << 10));
         }
     }
 }
 
+/// What the kernel knows of the mapping that the pool's chunks lie in.
+#[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+fn vm_flags(pool: &SlabPool) -> String {
+    let at = pool.try_alloc(1).unwrap().as_ptr().addr().get();
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    for line in smaps.lines() {
+        let range = line.split(' ').next().unwrap().split_once('-');
+        let bound = |text| usize::from_str_radix(text, 16).ok();
+        if let Some((from, to)) = range
+            && let (Some(from), Some(to)) = (bound(from), bound(to))
+        {
+            inside = (from..to).contains(&at);
+        } else if inside && let Some(flags) = line.strip_prefix("VmFlags:") {
+            return flags.into();
+        }
+    }
+    panic!("no mapping around {at:x}");
+}
+
 #[test]
 fn huge_pages_are_an_advice() {
     let pool = builder().huge_pages(true).build().unwrap();
     assert!(pool.try_alloc(1).is_ok());
+    #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+    if std::fs::exists("/sys/kernel/mm/transparent_hugepage").unwrap_or(false) {
+        let asked = |pool: &SlabPool| vm_flags(pool).split(' ').any(|flag| flag == "hg");
+        assert!(asked(&pool), "the kernel was told");
+        assert!(!asked(&builder().build().unwrap()), "and only if asked");
+    }
     assert!(matches!(
         pool.try_alloc(20_000),
         Err(AllocError::TooLarge { .. })

@@ -53,14 +53,15 @@ impl Region {
         Ok(())
     }
 
-    /// Zeroes the part.
+    /// Zeroes the part, as if it had been given back.
     ///
     /// # Safety
     /// The part is committed, and nobody uses it until this returns.
-    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
+    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) -> bool {
         let at = self.part(offset, bytes);
         // SAFETY: the part lies in the block, and by this function's contract nobody uses it.
         unsafe { core::ptr::write_bytes(at, 0, bytes) };
+        true
     }
 
     /// Nothing to do, and nothing to lock with.

@@ -33,7 +33,7 @@ mod tests {
         assert!(bytes.iter().all(|&byte| byte == 0));
         bytes.fill(0xAA);
         // SAFETY: committed above, and `bytes` is not used again before it is made anew.
-        unsafe { region.release(PART, PART) };
+        assert!(unsafe { region.release(PART, PART) });
         // SAFETY: still mapped; `bytes` is not used any more.
         let bytes = unsafe { core::slice::from_raw_parts(at, PART) };
         assert!(bytes.iter().all(|&byte| byte == 0));

@@ -65,11 +65,12 @@ impl Region {
     }
 
     /// Gives the memory behind a committed part back to the system. The part stays usable and
-    /// reads as zeros.
+    /// reads as zeros; `false`, and its contents are what they were or zeros, if the system does not
+    /// take it: a process may have locked all of its memory (`mlockall`).
     ///
     /// # Safety
     /// The part is committed, and nobody uses it until this returns.
-    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) {
+    pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) -> bool {
         let at = self.part(offset, bytes);
         #[cfg(target_os = "linux")]
         // SAFETY: the part lies in this mapping; by this function's contract no one relies on
@@ -83,14 +84,7 @@ impl Region {
             // SAFETY: the part lies in this mapping, and nobody relies on its contents.
             unsafe { mmap_anonymous(at, bytes, protection, flags) }
         };
-        if super::supply::ask().is_err() || release().is_err() {
-            // The promise is zeros; giving memory back is only the better way to keep it.
-            let bytes_at = NonNull::new(at.cast::<u8>()).expect("a part of a mapping");
-            super::asan::unpoison(bytes_at, bytes);
-            // SAFETY: the part is committed, and by this function's contract nobody uses it.
-            unsafe { bytes_at.write_bytes(0, bytes) };
-            super::asan::poison(bytes_at, bytes);
-        }
+        super::supply::ask().is_ok() && release().is_ok()
     }
 
     /// Backs a committed part with memory; locks it there if asked.
