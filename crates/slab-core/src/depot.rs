@@ -15,7 +15,7 @@
 use crate::class::MAX_CLASSES;
 use crate::geometry::{BATCH_MAX, ClassTable};
 use crate::sync::{AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, Zeroable};
-use crate::units::write_units;
+use crate::units::{read_block, write_units};
 use arrayvec::ArrayVec;
 
 /// No block: the end of a stack. Block 0 exists but is never used.
@@ -58,18 +58,8 @@ impl Batch {
     /// The block is in the caller's hand alone.
     unsafe fn read(&self, out: &mut [u32; BATCH_MAX]) -> usize {
         let len = self.len.load(Ordering::Relaxed) as usize;
-        #[cfg(any(loom, shuttle))]
-        for (unit, slot) in out.iter_mut().zip(&self.units[..len]) {
-            *unit = slot.load(Ordering::Relaxed);
-        }
-        // All of them, so that the length of the copy is known.
-        #[cfg(not(any(loom, shuttle)))]
-        {
-            let all = self.units.as_ptr().cast::<[u32; BATCH_MAX]>();
-            // SAFETY: an `AtomicU32` has the layout of a `u32`, all are initialised, and nobody
-            // writes them: late readers of a block that was popped read its link only.
-            *out = unsafe { all.read() };
-        }
+        // SAFETY: nobody writes it: late readers of a block that was popped read its link only.
+        unsafe { read_block(&self.units, len, out) };
         len
     }
 

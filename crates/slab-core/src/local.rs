@@ -13,7 +13,7 @@
 //! pools are named by an id that is never used again; that puts the right cache in its place.
 
 use crate::inner::{Handle, Inner};
-use crate::sync::thread_local;
+use crate::sync::{thread_local, with_thread_local};
 use crate::thread_cache::ThreadCache;
 use core::cell::{Cell, RefCell};
 use core::ptr::null;
@@ -75,19 +75,7 @@ fn entry(table: &[Entry; ENTRIES], pool: *const Inner) -> &Entry {
 /// The fast table.
 #[inline(always)]
 fn current<R>(f: impl FnOnce(&[Entry; ENTRIES]) -> R) -> R {
-    #[cfg(not(shuttle))]
-    {
-        CURRENT.with(f)
-    }
-    // Shuttle's thread-locals all come to an end; afterwards the table is an empty one.
-    #[cfg(shuttle)]
-    {
-        let mut f = Some(f);
-        let mut run = |table: &_| f.take().expect("runs once")(table);
-        CURRENT
-            .try_with(&mut run)
-            .unwrap_or_else(|_| run(&[EMPTY; ENTRIES]))
-    }
+    with_thread_local(&CURRENT, || [EMPTY; ENTRIES], f)
 }
 
 /// Runs `f` on this thread's cache in the pool, if the fast table has it.

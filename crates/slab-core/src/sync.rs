@@ -1,9 +1,13 @@
-//! `std`, `loom` or `shuttle`: decided here and nowhere else.
+//! `std`, `loom` or `shuttle`: what an atomic, a mutex, a thread-local and a table are is decided
+//! here and nowhere else.
 //!
 //! Under `--cfg loom` atomics, the mutex and threads are loom's, so that a model explores every
 //! interleaving of the code that production runs; under `--cfg shuttle` they are shuttle's, which
 //! explores random ones of larger programs, with thread-locals. [`Table`] is then a plain vector,
 //! because their atomics cannot lie in memory that was mapped as zeros.
+//!
+//! What else is different for the checkers: memory comes from the heap (`sys`), nothing watches forks
+//! (`lib`), there are fewer classes (`class`), and sizes that depend on [`MODELLED`] are small.
 
 pub(crate) use imp::*;
 
@@ -76,6 +80,17 @@ mod imp {
     pub(crate) use std::thread::yield_now as thread_yield;
     #[cfg(feature = "std")]
     pub(crate) use std::thread_local;
+
+    /// Runs `f` on a thread-local that has no destructor, and so no end before its thread's.
+    #[cfg(feature = "std")]
+    #[inline(always)]
+    pub(crate) fn with_thread_local<T, R>(
+        key: &'static std::thread::LocalKey<T>,
+        _instead: impl FnOnce() -> T,
+        f: impl FnOnce(&T) -> R,
+    ) -> R {
+        key.with(f)
+    }
 
     /// A panic during a panic.
     #[cfg(not(feature = "std"))]
@@ -212,6 +227,22 @@ mod imp {
     pub(crate) use std::process::abort;
     #[cfg(loom)]
     pub(crate) use std::thread_local;
+
+    #[cfg(loom)]
+    type LocalKey<T> = std::thread::LocalKey<T>;
+    #[cfg(shuttle)]
+    type LocalKey<T> = shuttle::thread::LocalKey<T>;
+
+    /// Shuttle's thread-locals all come to an end; afterwards `f` gets another value.
+    pub(crate) fn with_thread_local<T, R>(
+        key: &'static LocalKey<T>,
+        instead: impl FnOnce() -> T,
+        f: impl FnOnce(&T) -> R,
+    ) -> R {
+        let mut f = Some(f);
+        let mut run = |value: &T| f.take().expect("runs once")(value);
+        key.try_with(&mut run).unwrap_or_else(|_| run(&instead()))
+    }
 
     #[derive(Debug)]
     pub(crate) struct Mutex<T>(checker::sync::Mutex<T>);

@@ -177,8 +177,9 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
     drop(assert_whole_cap(&pool, large));
 }
 
+/// That it does not sweep each time is in `spans.rs`.
 #[test]
-fn a_full_pool_that_refuses_again_and_again_does_not_sweep_each_time() {
+fn a_full_pool_that_refuses_again_and_again_keeps_what_is_free() {
     let pool = pool();
     let (small, large) = sizes(&pool);
     let mut chunks = fill(&pool, small);

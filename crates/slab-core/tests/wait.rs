@@ -8,10 +8,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
+/// A chunk; Miri interprets, and gets pools of few of them.
+const LEN: usize = if cfg!(miri) { 8192 } else { 1024 };
+
 fn pool(sizes: &[usize]) -> SlabPool {
     SlabPool::builder()
         .size_classes(SizeClasses::explicit(sizes).unwrap())
-        .max_memory(256 << 10)
+        .max_memory(if cfg!(miri) { 128 << 10 } else { 256 << 10 })
         .build()
         .unwrap()
 }
@@ -81,37 +84,32 @@ fn block_on<F: Future>(future: F) -> F::Output {
 
 #[test]
 fn memory_that_is_there_needs_no_wait() {
-    let pool = pool(&[1024]);
-    let chunk = block_on(pool.alloc(1000)).unwrap();
-    assert_eq!(chunk.capacity(), 1024);
+    let pool = pool(&[LEN]);
+    let chunk = block_on(pool.alloc(LEN - 24)).unwrap();
+    assert_eq!(chunk.capacity(), LEN);
     assert_eq!(pool.stats().classes()[0].waits, 0);
 }
 
 #[test]
 fn what_can_never_be_met_is_an_error_at_once() {
-    let pool = pool(&[1024]);
-    let all = fill(&pool, 1024);
-    let error = block_on(pool.alloc(1025)).unwrap_err();
-    assert!(matches!(
-        error,
-        AllocError::TooLarge {
-            requested: 1025,
-            ..
-        }
-    ));
+    let pool = pool(&[LEN]);
+    let all = fill(&pool, LEN);
+    let error = block_on(pool.alloc(LEN + 1)).unwrap_err();
+    let (requested, largest) = (LEN + 1, LEN);
+    assert_eq!(error, AllocError::TooLarge { requested, largest });
     drop(all);
 }
 
 #[test]
 fn waiters_are_served_in_order_and_before_anybody_else() {
-    let pool = pool(&[1024]);
-    let mut all = fill(&pool, 1024);
-    let mut waiters: Vec<_> = (0..3).map(|_| Waiter::new(&pool, 1024)).collect();
+    let pool = pool(&[LEN]);
+    let mut all = fill(&pool, LEN);
+    let mut waiters: Vec<_> = (0..3).map(|_| Waiter::new(&pool, LEN)).collect();
     for served in 0..3 {
         drop(all.pop());
         // It belongs to the one who waited, even before he takes it.
         assert!(matches!(
-            pool.try_alloc(1024),
+            pool.try_alloc(LEN),
             Err(AllocError::Exhausted { .. })
         ));
         let woken: Vec<usize> = waiters.iter().map(|waiter| waiter.woken.get()).collect();
@@ -131,9 +129,9 @@ fn waiters_are_served_in_order_and_before_anybody_else() {
 #[test]
 #[cfg(feature = "std")]
 fn the_fast_path_comes_back_when_nobody_waits() {
-    let pool = pool(&[1024]);
-    let mut all = fill(&pool, 1024);
-    let mut waiter = Waiter::new(&pool, 1024);
+    let pool = pool(&[LEN]);
+    let mut all = fill(&pool, LEN);
+    let mut waiter = Waiter::new(&pool, LEN);
     drop(all.pop());
     assert!(waiter.poll().is_some());
     drop(all);
@@ -144,29 +142,29 @@ fn the_fast_path_comes_back_when_nobody_waits() {
 #[test]
 fn a_ring_comes_back_when_nobody_waits() {
     let pool = SlabPool::builder()
-        .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+        .size_classes(SizeClasses::explicit(&[LEN]).unwrap())
         .max_memory(256 << 10)
         .mode(Mode::Ring)
         .build()
         .unwrap();
-    let mut all = fill(&pool, 1024);
-    let mut waiter = Waiter::new(&pool, 1024);
+    let mut all = fill(&pool, LEN);
+    let mut waiter = Waiter::new(&pool, LEN);
     drop(all.pop());
     let served = waiter.poll().unwrap().unwrap();
     let (first, second) = (served.as_ptr(), all.last().unwrap().as_ptr());
     drop(served);
     drop(all.pop());
-    let taken = [(); 2].map(|()| pool.try_alloc(1024).unwrap());
+    let taken = [(); 2].map(|()| pool.try_alloc(LEN).unwrap());
     assert_eq!(taken.each_ref().map(Chunk::as_ptr), [first, second]);
 }
 
 #[test]
 fn a_waiter_that_gives_up_takes_nothing_with_it() {
-    let pool = pool(&[1024]);
-    let mut all = fill(&pool, 1024);
-    let early = Waiter::new(&pool, 1024);
-    let granted = Waiter::new(&pool, 1024);
-    let mut last = Waiter::new(&pool, 1024);
+    let pool = pool(&[LEN]);
+    let mut all = fill(&pool, LEN);
+    let early = Waiter::new(&pool, LEN);
+    let granted = Waiter::new(&pool, LEN);
+    let mut last = Waiter::new(&pool, LEN);
     drop(early);
     drop(all.pop());
     assert_eq!((granted.woken.get(), last.woken.get()), (1, 0));
@@ -178,14 +176,14 @@ fn a_waiter_that_gives_up_takes_nothing_with_it() {
     let count = all.len();
     drop(all);
     assert_eq!(pool.stats().in_use(), 0);
-    assert_eq!(fill(&pool, 1024).len(), count + 1);
+    assert_eq!(fill(&pool, LEN).len(), count + 1);
 }
 
 #[test]
 fn the_last_waker_given_is_the_one_that_is_called() {
-    let pool = pool(&[1024]);
-    let mut all = fill(&pool, 1024);
-    let mut waiter = Waiter::new(&pool, 1024);
+    let pool = pool(&[LEN]);
+    let mut all = fill(&pool, LEN);
+    let mut waiter = Waiter::new(&pool, LEN);
     let first = std::mem::take(&mut waiter.woken);
     assert!(waiter.poll().is_none());
     drop(all.pop());
@@ -220,8 +218,9 @@ fn a_waker_that_panics_does_not_keep_the_others_asleep() {
 
 #[test]
 fn small_chunks_freed_in_any_order_serve_a_large_request() {
-    let pool = pool(&[256, 16384]);
-    let mut small = fill(&pool, 256);
+    const SMALL: usize = LEN / 4;
+    let pool = pool(&[SMALL, 16384]);
+    let mut small = fill(&pool, SMALL);
     let mut waiter = Waiter::new(&pool, 16384);
     // Every second one first: no slab is whole before the rest goes.
     let mut keep = false;
@@ -239,8 +238,8 @@ fn small_chunks_freed_in_any_order_serve_a_large_request() {
 
 #[test]
 fn magazines_of_idle_threads_do_not_keep_anyone_waiting() {
-    let pool = pool(&[1024]);
-    let mut all = fill(&pool, 1024);
+    let pool = pool(&[LEN]);
+    let mut all = fill(&pool, LEN);
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let (freed, seen) = std::sync::mpsc::channel();
     let chunk = all.pop();
@@ -250,22 +249,22 @@ fn magazines_of_idle_threads_do_not_keep_anyone_waiting() {
         wait.recv().unwrap_err();
     });
     seen.recv().unwrap();
-    assert!(block_on(pool.alloc(1024)).is_ok());
+    assert!(block_on(pool.alloc(LEN)).is_ok());
     drop(done);
     idle.join().unwrap();
 }
 
 #[test]
 fn there_is_a_limit_to_how_many_wait() {
-    let pool = pool(&[1024]);
-    let all = fill(&pool, 1024);
+    let pool = pool(&[LEN]);
+    let all = fill(&pool, LEN);
     let limit = 1 << 16;
-    let mut waiters: Vec<_> = (0..limit).map(|_| pool.alloc(1024)).collect();
+    let mut waiters: Vec<_> = (0..limit).map(|_| pool.alloc(LEN)).collect();
     let mut cx = Context::from_waker(Waker::noop());
     for waiter in &mut waiters {
         assert!(Pin::new(waiter).poll(&mut cx).is_pending());
     }
-    let refused = block_on(pool.alloc(1024)).unwrap_err();
+    let refused = block_on(pool.alloc(LEN)).unwrap_err();
     assert_eq!(refused, AllocError::TooManyWaiters { limit });
     let stats = pool.stats();
     assert_eq!(stats.classes()[0].waiting, limit as u64);
@@ -297,6 +296,8 @@ fn many_threads_share_few_chunks_by_waiting() {
                     }
                     let now = held.fetch_add(1 + more.len() as u64, Ordering::SeqCst);
                     most.fetch_max(now + 1 + more.len() as u64, Ordering::SeqCst);
+                    // All who hold any are to be counted at once now and then.
+                    thread::yield_now();
                     held.fetch_sub(1 + more.len() as u64, Ordering::SeqCst);
                     drop((more, first));
                 }
@@ -315,11 +316,11 @@ fn many_threads_share_few_chunks_by_waiting() {
 #[test]
 #[cfg(feature = "std")]
 fn every_wait_that_ended_is_in_the_histogram_of_its_class() {
-    let pool = pool(&[1024, 16384]);
-    let mut all = fill(&pool, 1024);
+    let pool = pool(&[LEN, 16384]);
+    let mut all = fill(&pool, LEN);
     assert_eq!(pool.wait_times(0).unwrap().count(), 0);
-    let mut served = Waiter::new(&pool, 1024);
-    let given_up = Waiter::new(&pool, 1024);
+    let mut served = Waiter::new(&pool, LEN);
+    let given_up = Waiter::new(&pool, LEN);
     thread::sleep(std::time::Duration::from_millis(2));
     drop(all.pop());
     let times = pool.wait_times(0).unwrap();
@@ -336,6 +337,6 @@ fn every_wait_that_ended_is_in_the_histogram_of_its_class() {
     assert_eq!(pool.wait_times(2), None);
     drop((chunk, all));
     // A request that need not wait is no wait.
-    assert!(block_on(pool.alloc(1024)).is_ok());
+    assert!(block_on(pool.alloc(LEN)).is_ok());
     assert_eq!(pool.wait_times(0).unwrap().count(), 2);
 }

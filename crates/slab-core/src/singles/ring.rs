@@ -182,7 +182,7 @@ mod tests {
     /// Both threads come to the second lap while the other may still be in the first.
     #[test]
     fn model_ring_goes_round() {
-        model(Some(3), || {
+        model(None, || {
             let ring = ring(0..2);
             let turn = |ring: &Ring| ring.take().map(|unit| assert!(ring.put(unit)));
             let other = thread::spawn({
@@ -202,7 +202,7 @@ mod tests {
     /// What was put is found, also past another's chunk that is on its way.
     #[test]
     fn model_ring_is_not_empty_for_who_put_something() {
-        model(Some(3), || {
+        model(None, || {
             let ring = ring(0..0);
             let other = thread::spawn({
                 let ring = ring.clone();
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn model_ring_shut_against_put_and_take() {
-        model(Some(3), || {
+        model(None, || {
             let ring = ring(0..1);
             let why = Arc::new(AtomicU32::new(0));
             let other = thread::spawn({

@@ -5,6 +5,7 @@ use bytes::BufMut;
 use loom::cell::UnsafeCell;
 use loom::thread;
 use slab_core::{Mode, SizeClasses, SlabPool};
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -35,9 +36,13 @@ const CHUNK: usize = 1024;
 /// Chunks of the pool.
 const CHUNKS: usize = 8;
 
-/// Runs the model, every interleaving of it, over a pool of its own, whose chunks are all free again in the end, each once.
+/// Runs the model, every interleaving of it, over a pool of its own, whose chunks are all free again
+/// in the end, each once. Says on stderr how many executions there were; `ci/loom` adds them up.
 fn model(f: impl Fn(&PacketPool) + Send + Sync + 'static) {
+    let executions = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let count = executions.clone();
     loom::model(move || {
+        count.fetch_add(1, Relaxed);
         let slab = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[CHUNK]).unwrap())
             .max_memory(CHUNKS * CHUNK)
@@ -54,6 +59,14 @@ fn model(f: impl Fn(&PacketPool) + Send + Sync + 'static) {
         at.dedup();
         assert_eq!(at.len(), CHUNKS, "a chunk was freed twice");
     });
+    let name = std::thread::current().name().map(String::from);
+    let said = writeln!(
+        std::io::stderr(),
+        "loom: {}: {} executions, no bound",
+        name.unwrap_or_default(),
+        executions.load(Relaxed)
+    );
+    said.expect("stderr is open");
 }
 
 fn filled(pool: &PacketPool) -> PacketBuf {
