@@ -181,6 +181,8 @@ families! {
         "Payload bytes of the datagrams that the kernel took for sending.";
     NET_SEND_CALLS_TOTAL = Counter "slab_net_send_calls_total",
         "Calls to the kernel that took at least one datagram for sending.";
+    NET_SEND_LOST_DATAGRAMS_TOTAL = Counter "slab_net_send_lost_datagrams_total",
+        "Datagrams that the kernel did not take for sending, and nobody but this counter was told of.";
     NET_DROPPED_DATAGRAMS_TOTAL = Counter "slab_net_dropped_datagrams_total",
         "Datagrams read from the kernel and dropped by the receiver, by reason.";
     NET_DROPPED_BYTES_TOTAL = Counter "slab_net_dropped_bytes_total",

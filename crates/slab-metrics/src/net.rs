@@ -81,6 +81,9 @@ const SOCKET: &[Row<SocketStats>] = &[
     Row(&NET_SENT_DATAGRAMS_TOTAL, None, |s| s.sent_datagrams),
     Row(&NET_SENT_BYTES_TOTAL, None, |s| s.sent_bytes),
     Row(&NET_SEND_CALLS_TOTAL, None, |s| s.send_calls),
+    Row(&NET_SEND_LOST_DATAGRAMS_TOTAL, None, |s| {
+        s.send_lost_datagrams
+    }),
     Row(
         &NET_DROPPED_DATAGRAMS_TOTAL,
         Some(("reason", "no_memory")),
@@ -134,6 +137,7 @@ impl Source for SocketSource {
         json.number("sent_datagrams", stats.sent_datagrams);
         json.number("sent_bytes", stats.sent_bytes);
         json.number("send_calls", stats.send_calls);
+        json.number("send_lost", stats.send_lost_datagrams);
         json.number("dropped_no_memory", stats.dropped_no_memory);
         json.number("dropped_truncated", stats.dropped_truncated);
         json.number("dropped_closed", stats.dropped_closed);

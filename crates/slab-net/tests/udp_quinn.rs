@@ -1,6 +1,8 @@
 //! A real quinn connection over our socket.
 #![cfg(feature = "quinn")]
 
+mod udp_common;
+
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use quinn::rustls::{self, RootCertStore};
@@ -97,4 +99,48 @@ async fn a_connection_carries_streams_both_ways() {
         }
     }
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// quinn is told nothing of it, so that the socket counts.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_the_system_does_not_take_is_counted_as_lost() {
+    async fn test() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+        let to = receiver.local_addr();
+        // Tokio has to hear of the socket before `try_send` may try.
+        receiver
+            .sender()
+            .send(&Transmit::new(b"x", to))
+            .await
+            .unwrap();
+        let socket = Arc::new(receiver.into_quinn());
+        let transmit = |segment_size| quinn::udp::Transmit {
+            destination: to,
+            ecn: None,
+            contents: b"onetwosix",
+            segment_size,
+            src_ip: None,
+        };
+        socket.try_send(&transmit(Some(3))).unwrap();
+        let before = socket.monitor().stats();
+        assert_eq!((before.sent_datagrams, before.send_lost_datagrams), (4, 0));
+        if let Err(why) = udp_common::refuse(libc::SYS_sendmmsg, libc::ENOBUFS) {
+            return udp_common::skipped("this thread's system cannot be changed", &why);
+        }
+        socket.try_send(&transmit(Some(3))).unwrap();
+        socket.try_send(&transmit(None)).unwrap();
+        let stats = socket.monitor().stats();
+        assert_eq!((stats.sent_datagrams, stats.send_lost_datagrams), (4, 4));
+    }
+    let run = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .unwrap()
+            .block_on(test());
+    };
+    // A thread of its own, for what is refused it is for good.
+    std::thread::spawn(run).join().unwrap();
 }

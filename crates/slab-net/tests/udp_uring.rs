@@ -178,6 +178,33 @@ async fn cut_datagrams_are_counted_and_delivered_only_where_that_is_asked_for() 
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+#[tokio::test]
+async fn what_it_holds_is_bounded_and_told() {
+    let pool = pool(16);
+    for (coalescing, most) in [(Coalescing::On, 8 * (66 << 10)), (OFF, 32 * 2048)] {
+        let Some(mut receiver) = bind(&pool, coalescing) else {
+            return;
+        };
+        let (sender, to) = (receiver.sender(), receiver.local_addr());
+        assert_eq!(receiver.held_bytes(), most, "all are lent");
+        let bytes = vec![1; 40_000];
+        for _ in 0..20 {
+            let run = Transmit::new(&bytes, to).segment_size(1200);
+            let mut left = sender.send(&run).await.unwrap();
+            while left > 0 {
+                match left % 3 {
+                    0 => left -= receiver.recv_batch().await.unwrap().datagrams(),
+                    _ => left -= receiver.recv().await.map(|_| 1).unwrap(),
+                }
+                let held = receiver.held_bytes();
+                assert_eq!(held as u64, pool.slab().stats().in_use_bytes());
+                assert!(held <= most, "{held}");
+            }
+        }
+    }
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
 /// Makes a receiver whose request has ended, as all of its buffers are with us, in the batches that
 /// come with it; another datagram is queued.
 async fn ended(pool: &PacketPool) -> Option<(UdpReceiver, Vec<PacketBatch>)> {

@@ -203,6 +203,26 @@ impl PacketBatch {
         }
     }
 
+    /// Does it hold one datagram only?
+    #[inline]
+    pub(super) fn is_single(&self) -> bool {
+        self.len <= self.stride
+    }
+
+    /// Takes the first datagram out of a batch that holds more than one.
+    pub(super) fn split_first(&mut self) -> Datagram {
+        debug_assert!(!self.is_single());
+        // SAFETY: these bytes are payload, which has been written and is not written again while
+        // anything but the batch refers to the chunk.
+        let packet = unsafe {
+            Packet::from_shared(self.chunk.clone(), self.payload(), self.stride as usize)
+        };
+        self.start += self.stride;
+        self.len -= self.stride;
+        self.stride = self.stride.min(self.len);
+        self.meta.datagram(packet)
+    }
+
     /// The payloads as [`Bytes`], for code that wants that type: one heap allocation for the batch,
     /// whose memory they share.
     ///
@@ -507,6 +527,28 @@ mod tests {
             }
             assert_eq!(pool.stats().in_use(), 1);
             drop(packets);
+            assert_eq!(pool.stats().in_use(), 0);
+        }
+    }
+
+    #[test]
+    fn datagrams_taken_off_one_by_one_leave_the_rest_as_it_was() {
+        let pool = pool();
+        for payload in [&b"onetwosix"[..], b"onetwosi", b"one", b"onet"] {
+            let mut batch = batch_behind(&pool, &[255; 5], payload, 3);
+            let mut rest = payload.chunks(3);
+            let mut taken = Vec::new();
+            while !batch.is_single() {
+                let datagram = batch.split_first();
+                assert_eq!(datagram.packet, rest.next().unwrap());
+                assert_eq!(datagram.interface, Some(1));
+                taken.push(datagram.packet);
+                assert!(batch.iter().map(|d| d.packet).eq(rest.clone()));
+                assert!(batch.contents_mut().is_none(), "a packet could see it");
+            }
+            assert!(batch.into_packets().eq(rest));
+            assert_eq!(pool.stats().in_use(), u64::from(!taken.is_empty()));
+            drop(taken);
             assert_eq!(pool.stats().in_use(), 0);
         }
     }

@@ -28,8 +28,9 @@ const COALESCED: usize = (64_usize << 10).div_ceil(1200);
 /// [`UdpReceiver::into_quinn`].
 ///
 /// **What it gives**: the [counters](SocketMonitor) of every other socket here, with what the kernel
-/// dropped, and so its metrics; a datagram that was cut is dropped and counted, never taken for a
-/// whole one; segmentation offload that the system refuses is given up for good, by one log event;
+/// dropped, and so its metrics; a datagram that the system does not take for sending is counted as
+/// [lost](super::SocketStats::send_lost_datagrams), where quinn's own socket says nothing; one that
+/// was cut is dropped and counted, never taken for a whole one; segmentation offload that the system refuses is given up for good, by one log event;
 /// the options of [`UdpReceiverBuilder`](super::UdpReceiverBuilder), shards among them.
 ///
 /// **What it does not give: pool memory on the receive path.** quinn owns the buffers that it
@@ -151,15 +152,21 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
         if let Some(ecn) = transmit.ecn.and_then(|ecn| Ecn::from_bits(ecn as u8)) {
             ours = ours.ecn(ecn);
         }
-        match self.sender.try_send(&ours) {
-            Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
+        let sent = match self.sender.try_send(&ours) {
+            Ok(0) => return Err(io::ErrorKind::WouldBlock.into()),
             // What is missing of a transmit is lost, like any datagram.
-            Ok(_) => Ok(()),
+            Ok(sent) => sent,
             Err(error) => {
                 tracing::debug!(%error, "a datagram of quinn's was not sent");
-                Ok(())
+                error.sent()
             }
+        };
+        let lost = (ours.datagrams() - sent) as u64;
+        if lost > 0 {
+            let counters = &self.socket.counters.send;
+            counters.lost.fetch_add(lost, Ordering::Relaxed);
         }
+        Ok(())
     }
 
     fn poll_recv(

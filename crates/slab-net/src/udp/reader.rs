@@ -1,6 +1,7 @@
 //! [`Reader`]: one call to the kernel, and what is made of its answer.
 
 use super::batch::PacketBatch;
+use super::datagram::Datagram;
 use super::episode::DropEpisode;
 use super::slots::Slots;
 use super::socket::Socket;
@@ -122,6 +123,21 @@ impl Reader {
         self.received[0] = *received;
         self.count(1, received.amount(), socket);
         self.no_memory.all_well();
+    }
+
+    /// The next datagram at hand, taken out of its batch, which stays with the others.
+    pub(super) fn pop_datagram(&mut self) -> Option<Datagram> {
+        let first = self.ready.front_mut()?;
+        if !first.is_single() {
+            return Some(first.split_first());
+        }
+        self.ready.pop_front()?.into_datagrams().next()
+    }
+
+    /// Bytes of the pool's chunks that are here.
+    pub(super) fn held_bytes(&self) -> usize {
+        let ready = self.ready.iter().map(PacketBatch::pinned_bytes);
+        self.slots.held_bytes() + ready.sum::<usize>()
     }
 
     /// Nobody is left to ask for what is ready: counts it.

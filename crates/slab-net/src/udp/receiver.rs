@@ -2,6 +2,7 @@
 
 use super::batch::PacketBatch;
 use super::builder::{Coalescing, UdpReceiverBuilder};
+use super::datagram::Datagram;
 use super::error::BindError;
 use super::reader::Reader;
 use super::sender::UdpSender;
@@ -25,7 +26,7 @@ use tokio::io::Interest;
 /// * **Cancel-safe**: buffers and batches live in the receiver. A future that is dropped loses
 ///   nothing.
 /// * **Bounded**: it holds at most 8 super-buffers, or 32 buffers of single datagrams, and none
-///   while it waits for the socket.
+///   while it waits for the socket; [`held_bytes`](Self::held_bytes) says how much now.
 /// * **Adaptive**: two buffers a call while little arrives, twice as many after each call that
 ///   filled all of them.
 /// * **When the pool is exhausted** it goes on reading, to nowhere, counts what it read as
@@ -144,6 +145,50 @@ impl UdpReceiver {
         loop {
             if let Some(batch) = self.reader.ready.pop_front() {
                 return Poll::Ready(Ok(batch));
+            }
+            ready!(self.poll_fill(cx))?;
+        }
+    }
+
+    /// The next datagram, once there is one; those that came with it stay here for the next call,
+    /// whatever that asks for.
+    ///
+    /// Cancel-safe. Each call to the kernel counts against tokio's cooperative budget.
+    ///
+    /// Costs an addition to a reference count for each datagram, where
+    /// [`recv_batch`](Self::recv_batch) and [`into_packets`](PacketBatch::into_packets) cost one for
+    /// all that came together.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let two = Transmit::new(b"onetwo", socket.local_addr()).segment_size(3);
+    /// socket.sender().send(&two).await?;
+    /// let one = socket.recv().await?;
+    /// assert_eq!((&one.packet[..], one.source), (&b"one"[..], socket.local_addr()));
+    /// assert_eq!(&socket.recv().await?.packet[..], b"two");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`recv_batch`](Self::recv_batch).
+    pub async fn recv(&mut self) -> io::Result<Datagram> {
+        poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// [`recv`](Self::recv) for a future of one's own. Wakes the task of the last call.
+    ///
+    /// # Errors
+    /// As [`recv_batch`](Self::recv_batch).
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Datagram>> {
+        loop {
+            if let Some(datagram) = self.reader.pop_datagram() {
+                return Poll::Ready(Ok(datagram));
             }
             ready!(self.poll_fill(cx))?;
         }
@@ -271,6 +316,33 @@ impl UdpReceiver {
     /// What the kernel gets of each buffer.
     pub(super) fn buffer_bytes(&self) -> usize {
         self.reader.buffer_bytes()
+    }
+
+    /// Bytes of pool memory that the receiver itself holds at this moment: buffers for the next call,
+    /// those lent to io_uring, and what it has read and not been asked for.
+    ///
+    /// Never more than its buffers are, 8 super-buffers or 32 of single datagrams, at the size of
+    /// their class; by readiness 0 while it waits. What was handed out is not in it.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::UdpReceiver;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// assert!(socket.try_recv_batch()?.is_none());
+    /// assert_eq!(socket.held_bytes(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        let lent = self.uring.as_ref().map_or(0, |uring| uring.lent_bytes());
+        #[cfg(not(all(target_os = "linux", feature = "io-uring")))]
+        let lent = 0;
+        self.reader.held_bytes() + lent
     }
 
     /// The address the socket is bound to.

@@ -82,6 +82,11 @@ impl Slots {
         self.chunks[slot].as_ref().map_or(0, Chunk::capacity)
     }
 
+    /// The sizes of all chunks that are here, in bytes.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.chunks.iter().flatten().map(Chunk::capacity).sum()
+    }
+
     /// Takes a buffer out. [`close_gaps`](Self::close_gaps) has to follow before the next `fill`.
     pub(super) fn take(&mut self, slot: usize) -> Option<Chunk> {
         self.chunks[slot].take()

@@ -30,6 +30,10 @@ pub struct SocketStats {
     pub sent_bytes: u64,
     /// Calls to the kernel that took at least one datagram for sending.
     pub send_calls: u64,
+    /// Datagrams that were to be sent and are lost, as the system did not take them, where whoever
+    /// sent them is not told: by `QuinnSocket`, for quinn takes an error for the end of a
+    /// connection. Everybody else learns it by [`SendError`](crate::udp::SendError).
+    pub send_lost_datagrams: u64,
     /// Datagrams that were read and dropped because the pool had no chunk for them.
     pub dropped_no_memory: u64,
     /// Bytes of payload in these, as far as the kernel handed them over.
@@ -103,6 +107,7 @@ impl SocketMonitor {
             sent_datagrams: read(&c.send.datagrams),
             sent_bytes: read(&c.send.bytes),
             send_calls: read(&c.send.calls),
+            send_lost_datagrams: read(&c.send.lost),
             dropped_no_memory: no_memory.datagrams,
             dropped_no_memory_bytes: no_memory.bytes,
             dropped_truncated: cut_and_dropped.datagrams,
@@ -144,6 +149,8 @@ pub(crate) struct SendCounters {
     pub(crate) datagrams: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) calls: AtomicU64,
+    /// Datagrams that nobody else hears of.
+    pub(crate) lost: AtomicU64,
 }
 
 /// What the kernel dropped. It counts in 32 bits, which wrap, and says so in two ways: with a
@@ -216,8 +223,9 @@ mod tests {
             &counters.send.datagrams,
             &counters.send.bytes,
             &counters.send.calls,
+            &counters.send.lost,
         ];
-        for (counter, n) in all.into_iter().zip([2, 3, 4, 5, 6]) {
+        for (counter, n) in all.into_iter().zip([2, 3, 4, 5, 6, 11]) {
             bump(counter, n);
         }
         assert_eq!(counters.kernel.observe(9), 9);
@@ -233,6 +241,7 @@ mod tests {
                 sent_datagrams: 4,
                 sent_bytes: 5,
                 send_calls: 6,
+                send_lost_datagrams: 11,
                 dropped_no_memory: 7,
                 dropped_no_memory_bytes: 700,
                 dropped_truncated: 8,

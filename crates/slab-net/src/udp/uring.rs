@@ -88,6 +88,11 @@ impl Uring {
         Ok(self.ring.lent() > 0)
     }
 
+    /// Bytes of the pool's chunks that the kernel has.
+    pub(super) fn lent_bytes(&self) -> usize {
+        self.ring.lent_bytes()
+    }
+
     /// Waits until something was read, or dropped, into `reader.ready`, which is empty before.
     pub(super) fn poll_fill(
         &mut self,

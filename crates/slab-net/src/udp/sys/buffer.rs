@@ -35,6 +35,7 @@ impl<'a> Buffer<'a> {
         Self(unsafe { core::slice::from_raw_parts_mut(at, len) })
     }
 
+    #[cfg(any(test, target_os = "linux"))]
     pub(in crate::udp) fn len(&self) -> usize {
         self.0.len()
     }

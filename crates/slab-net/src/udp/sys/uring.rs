@@ -162,6 +162,11 @@ impl Ring {
         MAX_LENT - self.ids.len()
     }
 
+    /// The sizes of these, in bytes of the pool's.
+    pub(in crate::udp) fn lent_bytes(&self) -> usize {
+        self.lent.iter().flatten().map(Chunk::capacity).sum()
+    }
+
     /// Gives the kernel a buffer to write to. The chunk is dropped if it has all it can have.
     pub(in crate::udp) fn lend(&mut self, chunk: Chunk) {
         debug_assert!(chunk.capacity() >= self.buffer_bytes && self.buffer_bytes > PREFIX);

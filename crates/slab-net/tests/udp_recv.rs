@@ -1,0 +1,191 @@
+//! Datagrams one by one, how many buffers a call offers, and what the receiver itself holds.
+
+mod udp_common;
+
+use futures_util::StreamExt;
+use slab_net::PacketPool;
+use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
+use std::net::{Ipv4Addr, SocketAddr};
+use udp_common::payload;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(16 << 20).build().unwrap()
+}
+
+fn bind(pool: &PacketPool, coalescing: Coalescing) -> UdpReceiver {
+    UdpReceiver::builder(pool)
+        .coalescing(coalescing)
+        .receive_buffer_bytes(1 << 20)
+        .bind(ANY)
+        .unwrap()
+}
+
+/// Checks that these are the next datagrams, and counts them.
+fn check(batch: &PacketBatch, next: &mut u64) {
+    for datagram in batch {
+        assert_eq!(datagram.packet, payload(*next, 40));
+        *next += 1;
+    }
+}
+
+#[tokio::test]
+async fn one_by_one_and_by_batches_in_turns_with_cancels_nothing_is_lost() {
+    const COUNT: u64 = 3000;
+    for coalescing in [Coalescing::On, Coalescing::Off { max_datagram: 100 }] {
+        let pool = pool();
+        let mut receiver = bind(&pool, coalescing);
+        let sender = receiver.sender();
+        let (mut sent, mut next, mut cancelled, mut single) = (0, 0, 0, 0);
+        let mut many = Vec::new();
+        let mut kept = Vec::new();
+        for round in 0_u64.. {
+            if next == COUNT {
+                break;
+            }
+            if sent - next < 30 && sent < COUNT {
+                // Ten that come coalesced, where they can.
+                let ten: Vec<u8> = (sent..sent + 10).flat_map(|n| payload(n, 40)).collect();
+                let transmit = Transmit::new(&ten, receiver.local_addr()).segment_size(40);
+                sent += sender.send(&transmit).await.unwrap() as u64;
+            }
+            // Dropped before it has been polled, and while it waits.
+            drop(receiver.recv());
+            tokio::select! {
+                biased;
+                datagram = receiver.recv() => {
+                    let datagram = datagram.unwrap();
+                    assert_eq!(datagram.source, sender.local_addr());
+                    assert_eq!(datagram.packet, payload(next, 40));
+                    kept.push((next, datagram.packet));
+                    (next, single) = (next + 1, single + 1);
+                }
+                () = std::future::ready(()) => cancelled += 1,
+            }
+            match round % 7 {
+                0 => {
+                    if let Some(batch) = receiver.try_recv_batch().unwrap() {
+                        check(&batch, &mut next);
+                    }
+                }
+                1 if next < sent => check(&receiver.recv_batch().await.unwrap(), &mut next),
+                3 if next < sent => check(&receiver.next().await.unwrap().unwrap(), &mut next),
+                5 if next < sent => {
+                    receiver.recv_batches(&mut many).await.unwrap();
+                    many.drain(..).for_each(|batch| check(&batch, &mut next));
+                }
+                _ => {}
+            }
+            if kept.len() > 100 || next == COUNT {
+                for (n, packet) in kept.drain(..) {
+                    assert_eq!(packet, payload(n, 40), "written again while it was kept");
+                }
+            }
+        }
+        assert!(single > 100 && cancelled > 100, "{single} {cancelled}");
+        let stats = receiver.monitor().stats();
+        assert_eq!((stats.received_datagrams, stats.dropped()), (COUNT, 0));
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_batch_is_counted_when_the_receiver_goes() {
+    let pool = pool();
+    let mut receiver = bind(&pool, Coalescing::On);
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let ten = Transmit::new(&[7; 1000], receiver.local_addr()).segment_size(100);
+    sender.send(&ten).await.unwrap();
+    let kept = [
+        receiver.recv().await.unwrap(),
+        receiver.recv().await.unwrap(),
+    ];
+    while monitor.stats().received_datagrams < 10 {
+        receiver.recv().await.unwrap();
+    }
+    let before = monitor.stats().received_bytes;
+    drop(receiver);
+    let stats = monitor.stats();
+    if cfg!(target_os = "linux") {
+        assert_eq!((stats.dropped_closed, stats.dropped_closed_bytes), (8, 800));
+    }
+    assert_eq!(before, 1000);
+    assert_eq!(pool.slab().stats().in_use(), 1);
+    drop(kept);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// How many chunks were ever allocated.
+fn allocs(pool: &PacketPool) -> u64 {
+    let stats = pool.slab().stats();
+    stats.classes().iter().map(|class| class.allocs).sum()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_call_offers_more_buffers_while_they_fill_and_few_when_little_comes() {
+    let pool = pool();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    let full = [1; 1500];
+    for round in 1..=3 {
+        for _ in 0..64 {
+            sender.send(&Transmit::new(&full, to)).await.unwrap();
+        }
+        let before = receiver.monitor().stats().receive_calls;
+        let mut got = 0;
+        while got < 64 {
+            got += receiver.recv_batch().await.unwrap().datagrams();
+        }
+        // By 2, 4, 8, 16, 32, 32.
+        let calls = receiver.monitor().stats().receive_calls - before;
+        assert!(calls <= 6, "round {round}: {calls}");
+
+        // One by one from here on, it comes down to two buffers.
+        for alone in 0..8 {
+            let before = (receiver.monitor().stats().receive_calls, allocs(&pool));
+            sender.send(&Transmit::new(&full, to)).await.unwrap();
+            receiver.recv_batch().await.unwrap();
+            let calls = receiver.monitor().stats().receive_calls - before.0;
+            let buffers = allocs(&pool) - before.1;
+            assert_eq!(calls, 1, "round {round}");
+            assert!(alone < 5 || buffers <= 2, "round {round}: {buffers}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_it_holds_is_bounded_and_told_while_it_is_busy() {
+    let off = Coalescing::Off { max_datagram: 1500 };
+    for (coalescing, most) in [(Coalescing::On, 8 * (64 << 10)), (off, 32 * 2048)] {
+        let pool = pool();
+        let mut receiver = bind(&pool, coalescing);
+        let (sender, to) = (receiver.sender(), receiver.local_addr());
+        let bytes = vec![1; 40_000];
+        let mut highest = 0;
+        for _ in 0..20 {
+            let mut left = 0;
+            for len in [40_000, 900, 40_000, 1, 1400] {
+                let run = Transmit::new(&bytes[..len], to).segment_size(1200);
+                left += sender.send(&run).await.unwrap();
+            }
+            while left > 0 {
+                // By turns the ways to take what there is; nothing of it is kept.
+                match left % 3 {
+                    0 => left -= receiver.recv_batch().await.unwrap().datagrams(),
+                    _ => left -= receiver.recv().await.map(|_| 1).unwrap(),
+                }
+                let held = receiver.held_bytes();
+                assert_eq!(held as u64, pool.slab().stats().in_use_bytes());
+                assert!(held <= most, "{held}");
+                highest = highest.max(held);
+            }
+        }
+        assert!(highest > most / 4, "{highest}: never busy");
+        assert!(receiver.try_recv_batch().unwrap().is_none());
+        if cfg!(target_os = "linux") {
+            assert_eq!(receiver.held_bytes(), 0);
+        }
+    }
+}
