@@ -1,7 +1,7 @@
 //! The same serialised form as `bytes` has.
 #![cfg(feature = "serde")]
 
-use slab_net::{Packet, PacketBuf, PacketPool};
+use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 /// A process-wide pool that has an end; for one test at a time.
@@ -9,7 +9,9 @@ fn pool() -> (MutexGuard<'static, ()>, &'static PacketPool) {
     static ONCE: Once = Once::new();
     static TURN: Mutex<()> = Mutex::new(());
     ONCE.call_once(|| {
-        let pool = PacketPool::builder().max_memory(2 << 20).heap_limit(0);
+        let classes = SizeClasses::explicit(&[64, 1024, 16_384]).unwrap();
+        let pool = PacketPool::builder().size_classes(classes);
+        let pool = pool.max_memory(4 * 65_536).heap_limit(0);
         pool.install_default().unwrap();
     });
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

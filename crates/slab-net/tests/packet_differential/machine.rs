@@ -69,12 +69,17 @@ fn tiny() -> slab_net::PacketPoolBuilder {
         .max_memory(2 * 65_536)
 }
 
+/// Tells the two pools apart: what has one never grows into the other.
+fn name(pool: Option<PacketPool>) -> Option<String> {
+    Some(pool?.slab().name().to_owned())
+}
+
 /// Once a process: a small default pool, and silence about panics that are expected, which come by
 /// the thousand.
 pub(crate) fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        tiny().install_default().unwrap();
+        tiny().name("default").install_default().unwrap();
         let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             if !MAY_PANIC.get() {
@@ -149,7 +154,12 @@ impl Machine {
     ) -> Option<R> {
         let len = self.slots.len().max(1);
         match self.slots.get_mut(slot % len) {
-            Some(Pair::Mut(ours, theirs)) => Some(f(ours, theirs)),
+            Some(Pair::Mut(ours, theirs)) => {
+                let home = name(ours.pool());
+                let result = f(ours, theirs);
+                assert!(home.is_none() || name(ours.pool()) == home);
+                Some(result)
+            }
             _ => None,
         }
     }
@@ -459,7 +469,10 @@ impl Machine {
                         }
                         Err(a) => {
                             assert!(!unique);
-                            PacketBuf::from(a)
+                            let home = name(a.pool());
+                            let a = PacketBuf::from(a);
+                            assert!(home.is_none() || name(a.pool()) == home);
+                            a
                         }
                     };
                     self.push(Pair::Mut(a, BytesMut::from(b)));
@@ -467,7 +480,11 @@ impl Machine {
                 other => self.slots.extend(other),
             },
             Op::Clone(s) => {
-                let pair = self.with_mut(s, |a, b| (a.clone(), b.clone()));
+                let pair = self.with_mut(s, |a, b| {
+                    let copy = a.clone();
+                    assert!(a.pool().is_none() || name(copy.pool()) == name(a.pool()));
+                    (copy, b.clone())
+                });
                 self.push_mut(pair);
                 let pair = self.with_frozen(s, |a, b| (a.clone(), b.clone()));
                 self.push_frozen(pair);
