@@ -22,7 +22,8 @@ pub enum Growth {
     Slab,
     /// As many as there are already.
     Double,
-    /// What the function says, given how many slabs there are; at least one is taken.
+    /// What the function says, given how many slabs there are; at least one is taken. It is called
+    /// while the pool is locked, and must not use that pool: it would wait for itself.
     Custom(fn(committed_slabs: usize) -> usize),
 }
 

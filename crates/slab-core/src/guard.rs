@@ -39,7 +39,7 @@ pub(crate) const SHUT: u32 = 1 << 8;
 /// The contents are gone; the owner has not noticed yet.
 pub(crate) const TAKEN: u32 = 1 << 9;
 /// There is no asymmetric barrier: the owner has to fence.
-const FENCED: u32 = 1 << 10;
+pub(crate) const FENCED: u32 = 1 << 10;
 /// The pool's last handle is gone; for ever.
 pub(crate) const CLOSED: u32 = 1 << 11;
 /// Somebody waits for memory (see `wait`): what is freed is not to be hoarded.

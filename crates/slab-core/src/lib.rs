@@ -24,6 +24,11 @@
 //! | `class`, `arena` | sizes; the address range |
 //! | `advisor` | which sizes would waste least |
 //! | `sync`, `sys` | `std`, `loom` or `shuttle`; the operating system |
+//!
+//! What a pool does seldom it tells [`tracing`]: slabs committed, raids, sweeps and trims (level
+//! `debug`), exhaustion and its end, memory that the system refuses, leaks. Of raids and sweeps it tells
+//! while it is locked, so a subscriber must not use the pool that it hears of: it would wait for
+//! itself.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 
