@@ -5,7 +5,7 @@
 
 use slab_net::PacketPool;
 use slab_net::pipeline::{Ended, Forwarded, Overflow, QueueMonitor, QueueReceiver, forward, queue};
-use slab_net::udp::{Coalescing, SocketMonitor, Transmit, UdpReceiver, UdpSender};
+use slab_net::udp::{Coalescing, PacketBatch, SocketMonitor, Transmit, UdpReceiver, UdpSender};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,6 +17,8 @@ const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST
 
 /// How many times as much is sent as is taken.
 const FLOOD: u64 = 5;
+/// Only how long a broken test takes to fail.
+const HANG: Duration = Duration::from_secs(30);
 /// Datagrams that queue, socket and consumer have in hand when a flood ends, at most.
 const MOST_LEFT: u64 = 1500;
 
@@ -29,6 +31,48 @@ fn flood_time(short: Duration) -> Duration {
 
 fn small_pool() -> PacketPool {
     PacketPool::builder().max_memory(2 << 20).build().unwrap()
+}
+
+const LONGEST: usize = 1200;
+/// Of so many datagrams in a row, all but the last three are of one length.
+const TURN: u64 = 33;
+
+/// The length of a datagram, by its number: most are full, so that they can coalesce.
+fn len_of(number: u64) -> usize {
+    match number % TURN {
+        30 => 8,
+        31 => 300,
+        _ => LONGEST,
+    }
+}
+
+/// Its number, and behind it a byte that depends on it.
+fn write_datagram(number: u64, out: &mut Vec<u8>) {
+    out.extend(number.to_le_bytes());
+    let end = out.len() + len_of(number) - 8;
+    out.resize(end, (number * 37) as u8);
+}
+
+/// Whoever takes datagrams of one flood out of a queue gets each at most once, whole, and in order.
+#[derive(Default)]
+struct Checker {
+    next: u64,
+    count: u64,
+}
+
+impl Checker {
+    fn check(&mut self, batch: &PacketBatch) {
+        for datagram in batch {
+            let (number, rest) = datagram.packet.split_first_chunk().expect("cut");
+            let number = u64::from_le_bytes(*number);
+            assert!(number >= self.next, "{number} behind {}", self.next);
+            assert_eq!(datagram.packet.len(), len_of(number));
+            let expected = [(number * 37) as u8; LONGEST];
+            assert!(rest == &expected[..rest.len()], "{number} is damaged");
+            self.next = number + 1;
+            self.count += 1;
+        }
+    }
 }
 
 /// A thread that sends as fast as it can: singles, and runs that coalesce.
@@ -46,19 +90,19 @@ impl Flood {
         let count = Arc::clone(&so_far);
         let run = async move {
             let sender = UdpSender::bind(ANY).unwrap();
-            let bytes = vec![7; 30 * 1200];
+            let mut bytes = Vec::new();
             let mut sent = 0;
             while !stopped.load(Ordering::Relaxed) {
-                if !singles_only {
-                    let run = Transmit::new(&bytes, to).segment_size(1200);
-                    sent += sender.send(&run).await.unwrap() as u64;
-                }
-                for len in [1, 300, 1200] {
-                    sent += sender
-                        .send(&Transmit::new(&bytes[..len], to))
-                        .await
-                        .unwrap() as u64;
-                }
+                let run = if !singles_only && sent % TURN == 0 {
+                    30
+                } else {
+                    1
+                };
+                bytes.clear();
+                (sent..sent + run).for_each(|number| write_datagram(number, &mut bytes));
+                let transmit = Transmit::new(&bytes, to).segment_size(len_of(sent));
+                assert_eq!(sender.send(&transmit).await.unwrap() as u64, run);
+                sent += run;
                 count.store(sent, Ordering::Relaxed);
             }
             sent
@@ -81,6 +125,15 @@ impl Flood {
     fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
+    }
+}
+
+/// Waits for what has to come about, whenever that is.
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed() < HANG, "{what} never comes about");
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
@@ -162,14 +215,16 @@ async fn a_flood_stays_at_the_cap_and_adds_up() {
         let (sent, is_over) = (Arc::clone(&flood.sent), Arc::clone(&flood.stop));
         let consumer = tokio::spawn(async move {
             // Holds some for long, and takes a fifth of what is sent.
-            let mut held = Vec::new();
+            let (mut held, mut checker) = (Vec::new(), Checker::default());
             while let Some(batch) = batches.recv().await {
                 let taken = counted.fetch_add(batch.datagrams() as u64, Ordering::Relaxed);
-                assert!(batch.iter().all(|d| d.packet.iter().all(|&byte| byte == 7)));
+                checker.check(&batch);
                 assert!(pool.slab().stats().committed_bytes as u64 <= cap);
                 held.push(batch);
                 if held.len() == 24 {
-                    held.clear();
+                    // Nothing was written to them while they were held.
+                    let mut again = Checker::default();
+                    held.drain(..).for_each(|batch| again.check(&batch));
                 }
                 while sent.load(Ordering::Relaxed) < FLOOD * taken
                     && !is_over.load(Ordering::Relaxed)
@@ -211,29 +266,79 @@ async fn consumers_that_pause_come_back_to_a_working_receiver() {
     let (server, batches) = Server::start(Coalescing::On, Overflow::DropOldest);
     let flood = Flood::start(server.address, false);
     let pause = flood_time(Duration::from_millis(300));
+    let received = || server.socket.stats().received_datagrams;
+    let mut checker = Checker::default();
     for _ in 0..2 {
         // Nobody takes anything, and a consumer holds on to what it has got.
         let mut held = Vec::new();
-        while held.len() < 20 {
+        while held.len() < 4 {
             held.push(batches.recv().await.unwrap());
+            checker.check(&held[held.len() - 1]);
         }
-        let before = server.socket.stats().received_datagrams;
-        tokio::time::sleep(pause).await;
-        let after = server.socket.stats().received_datagrams;
-        assert!(after > before, "it goes on reading all the while");
+        // It goes on reading all the while: more than queue and receiver hold together, in either
+        // half.
+        let mut at_half = 0;
+        for _ in 0..2 {
+            at_half = received();
+            tokio::time::sleep(pause / 2).await;
+            until("reading on", || received() > at_half + 64 * (16 + 8)).await;
+        }
         drop(held);
-        // What comes now is fresh, and comes at once.
-        let waited = Instant::now();
+        // What comes now is fresh: all that was read by half of the pause has been given up.
+        let batch = batches.recv().await.unwrap();
+        checker.check(&batch);
+        let first = checker.next - batch.datagrams() as u64;
+        assert!(first >= at_half, "{first} of {at_half} read by then");
         for _ in 0..100 {
-            batches.recv().await.unwrap();
+            let next = tokio::time::timeout(HANG, batches.recv()).await;
+            checker.check(&next.expect("hangs").unwrap());
         }
-        assert!(waited.elapsed() < Duration::from_secs(10));
     }
     let sent = flood.end();
     server.stop.send(()).unwrap();
     server.task.await.unwrap();
-    while batches.recv().await.is_some() {}
+    while let Some(batch) = batches.recv().await {
+        checker.check(&batch);
+    }
+    assert_eq!(server.queue.stats().delivered, checker.count);
     assert_all_accounted_for(sent, false, &server.socket, &server.queue);
+    assert_eq!(server.pool.slab().stats().in_use(), 0);
+}
+
+/// Of two consumers one panics, with batches in its hands; the other one gets the rest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_panics_in_a_flood_takes_nobody_with_it() {
+    let (server, batches) = Server::start(Coalescing::On, Overflow::DropNewest);
+    let flood = Flood::start(server.address, true);
+    let consume = |batches: QueueReceiver, most: u64| async move {
+        let (mut held, mut checker) = (Vec::new(), Checker::default());
+        while let Some(batch) = batches.recv().await {
+            checker.check(&batch);
+            held.push(batch);
+            if checker.count >= most {
+                // Says nothing, unlike `panic!`.
+                std::panic::resume_unwind(Box::new(checker.count));
+            }
+            held.truncate(4);
+        }
+        checker.count
+    };
+    let unlucky = tokio::spawn(consume(batches.clone(), 1000));
+    let other = tokio::spawn(consume(batches, u64::MAX));
+    let panic = unlucky.await.unwrap_err().into_panic();
+    let by_unlucky = *panic.downcast::<u64>().expect("a check failed");
+    let before = server.queue.stats().delivered;
+    until("going on", || {
+        server.queue.stats().delivered > before + 1000
+    })
+    .await;
+    tokio::time::sleep(flood_time(Duration::ZERO)).await;
+    let sent = flood.end();
+    server.stop.send(()).unwrap();
+    assert_eq!(server.task.await.unwrap().ended, Ended::Stopped);
+    let by_other = other.await.unwrap();
+    assert_eq!(server.queue.stats().delivered, by_unlucky + by_other);
+    assert_all_accounted_for(sent, true, &server.socket, &server.queue);
     assert_eq!(server.pool.slab().stats().in_use(), 0);
 }
 
@@ -250,31 +355,59 @@ fn a_runtime_that_is_shut_down_in_full_flight_leaves_nothing_behind() {
             Server::start(Coalescing::On, overflow)
         };
         let got = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&got);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (counted, stops) = (Arc::clone(&got), Arc::clone(&is_over));
         runtime.spawn(async move {
-            let mut held = Vec::new();
+            let (mut held, mut checker) = (Vec::new(), Checker::default());
             while let Some(batch) = batches.recv().await {
-                counted.fetch_add(batch.datagrams() as u64, Ordering::Relaxed);
+                checker.check(&batch);
+                counted.store(checker.count, Ordering::Relaxed);
                 held.push(batch);
                 held.truncate(8);
                 tokio::time::sleep(Duration::from_millis(1)).await;
+                if stops.load(Ordering::Relaxed) {
+                    // With these in its hands, and the queue as it is.
+                    std::future::pending::<()>().await;
+                }
             }
         });
-        let flood = Flood::start(server.address, false);
-        while got.load(Ordering::Relaxed) < 200 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        runtime.shutdown_timeout(Duration::from_secs(10));
+        let flood = Flood::start(server.address, true);
+        let (socket, queue) = (server.socket.clone(), server.queue.clone());
+        let sent = runtime.block_on(async {
+            until("a flood", || got.load(Ordering::Relaxed) >= 200).await;
+            if overflow != Overflow::Wait {
+                is_over.store(true, Ordering::Relaxed);
+                until("a full queue", || queue.stats().datagrams == 16).await;
+            }
+            // What the kernel has queued when its socket is closed, nobody counts.
+            let sent = flood.end();
+            let read = || {
+                let stats = socket.stats();
+                !cfg!(target_os = "linux")
+                    || stats.received_datagrams + stats.kernel_dropped_datagrams == sent
+            };
+            until("all of it read", read).await;
+            sent
+        });
+        runtime.shutdown_timeout(HANG);
         let stats = server.queue.stats();
-        flood.end();
         assert_eq!(stats.delivered, got.load(Ordering::Relaxed));
         assert_eq!(stats.datagrams, 0, "{stats:?}");
-        // How much the kernel dropped after the socket was closed, nobody knows.
-        let seen = server.socket.stats().received_datagrams;
-        let unseen = server.socket.stats().kernel_dropped_datagrams;
-        assert_all_accounted_for(seen + unseen, true, &server.socket, &server.queue);
+        if overflow != Overflow::Wait {
+            assert_eq!(stats.dropped_closed, 16, "{stats:?}");
+        }
+        assert_all_accounted_for(sent, true, &server.socket, &server.queue);
         assert_eq!(server.pool.slab().stats().in_use(), 0);
     }
+}
+
+/// The CPUs that the calling thread may run on, as Linux says it.
+fn allowed_cpus() -> String {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    line.unwrap_or_default().trim().to_string()
 }
 
 /// Threads with runtimes of their own, one of them pinned.
@@ -304,7 +437,8 @@ fn shards_run_in_runtimes_of_their_own() {
                 }
                 got
             };
-            tokio::join!(forward(receiver, sender, stop), consume)
+            let (report, got) = tokio::join!(forward(receiver, sender, stop), consume);
+            (report, got, allowed_cpus())
         };
         threads.push(shard.spawn_thread(cpu, run).unwrap());
     }
@@ -320,14 +454,18 @@ fn shards_run_in_runtimes_of_their_own() {
         }
     });
     stop.send(()).unwrap();
-    let mut total = 0;
+    let (mut total, mut all_cpus) = (0, Vec::new());
     for thread in threads {
-        let (report, got) = thread.join().unwrap().unwrap();
+        let (report, got, cpus) = thread.join().unwrap().unwrap();
         assert_eq!(report.ended, Ended::Stopped);
+        all_cpus.push(cpus);
         assert!(got > 0, "the kernel chose one shard for 64 peers");
         total += got;
     }
     assert_eq!(total, 64 * 3);
+    if cfg!(target_os = "linux") {
+        assert_eq!(all_cpus, ["0".to_string(), allowed_cpus()]);
+    }
 
     let mut shards = UdpReceiver::builder(&pool)
         .bind_shards(ANY, 1.try_into().unwrap())
