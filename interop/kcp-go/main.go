@@ -103,7 +103,7 @@ func ask(session *kcp.UDPSession) error {
 			return fmt.Errorf("%d bytes came back changed", length)
 		}
 	}
-	fmt.Println("ok")
+	fmt.Println("recovered", kcp.DefaultSnmp.Copy().FECRecovered)
 	return nil
 }
 

@@ -6,8 +6,11 @@
 //! cargo test -p slab-net --features fec,aes-gcm --test rudp_kcp_go
 //! ```
 
+mod rudp_common;
+
+use rudp_common::proxy;
 use slab_net::PacketPool;
-use slab_net::rudp::{Congestion, Connection, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::rudp::{Congestion, Endpoint, EndpointConfig, SessionConfig};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -27,6 +30,8 @@ struct Case {
     conv: u32,
     mtu: usize,
     interval: u64,
+    /// Datagrams lost, repeated and delayed on the way, of a thousand each.
+    loss: u64,
 }
 
 const fn case(stream: bool, conv: u32, mtu: usize, interval: u64) -> Case {
@@ -35,17 +40,25 @@ const fn case(stream: bool, conv: u32, mtu: usize, interval: u64) -> Case {
         conv,
         mtu,
         interval,
+        loss: 0,
     }
 }
 
-/// Both modes; the conversations at the edges; each MTU with each interval.
-const CASES: [Case; 6] = [
+/// The conversations at the edges; each MTU with each interval; each interval in both modes; and one
+/// over a path on which error correction has something to do.
+const CASES: [Case; 9] = [
     case(false, 0, 1400, 10),
     case(true, 1, 1200, 40),
     case(false, u32::MAX, 576, 10),
     case(true, 0, 1400, 40),
     case(false, 1, 1200, 10),
     case(true, u32::MAX, 576, 40),
+    case(false, 1, 1400, 40),
+    case(true, 0, 1200, 10),
+    Case {
+        loss: 100,
+        ..case(false, 1, 1400, 10)
+    },
 ];
 
 /// What is around the datagrams.
@@ -192,9 +205,13 @@ async fn our_client_with_their_server(protection: Protection) {
         let mut line = String::new();
         let out = server.0.stdout.as_mut().unwrap();
         io::BufRead::read_line(&mut io::BufReader::new(out), &mut line).unwrap();
-        let address = line.trim().parse().unwrap();
+        let mut address = line.trim().parse().unwrap();
+        if case.loss > 0 {
+            address = proxy::lossy(address, case.loss, 3).await;
+        }
         let (pool, config) = (pool(), case.config(protection));
-        let client = Connection::connect_as(address, case.conv, &pool, config).unwrap();
+        let endpoint = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config).unwrap();
+        let client = endpoint.connect_as(address, case.conv).unwrap();
         let exchange = async {
             for (seed, len) in LENGTHS.into_iter().enumerate() {
                 let data = bytes(seed, len);
@@ -210,7 +227,18 @@ async fn our_client_with_their_server(protection: Protection) {
         timeout(SOON, exchange).await.expect("in time");
         assert_eq!(client.stats().rejected_datagrams(), 0);
         assert!(client.stats().sent_datagrams > 0);
+        has_recovered(&endpoint, case, protection);
     }
+}
+
+/// Whether our end had to recover something, and did.
+fn has_recovered(endpoint: &Endpoint, case: Case, protection: Protection) {
+    #[cfg(feature = "fec")]
+    if case.loss > 0 && protection.shards.is_some() {
+        let stats = endpoint.stats().fec;
+        assert!(stats.recovered > 0, "{case:?} {protection:?}: {stats:?}");
+    }
+    let _ = (endpoint, case, protection);
 }
 
 async fn their_client_with_our_server(protection: Protection) {
@@ -218,8 +246,11 @@ async fn their_client_with_our_server(protection: Protection) {
     for case in CASES {
         let (pool, config) = (pool(), case.config(protection));
         let server = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config).unwrap();
-        let address = server.local_addr().to_string();
-        let mut client = case.peer(program, protection, "ask", &address);
+        let mut address = server.local_addr();
+        if case.loss > 0 {
+            address = proxy::lossy(address, case.loss, 4).await;
+        }
+        let client = case.peer(program, protection, "ask", &address.to_string());
         let echoing = server.clone();
         let echo = tokio::spawn(async move {
             let connection = echoing.accept().await.unwrap();
@@ -238,12 +269,18 @@ async fn their_client_with_our_server(protection: Protection) {
                 }
             }
         });
-        let status = tokio::task::spawn_blocking(move || client.wait().unwrap());
-        let status = timeout(SOON, status).await.expect("in time").unwrap();
+        let output = tokio::task::spawn_blocking(move || client.wait_with_output().unwrap());
+        let output = timeout(SOON, output).await.expect("in time").unwrap();
         assert!(
-            status.success(),
+            output.status.success(),
             "{case:?} {protection:?}: it tells why on its standard error"
         );
+        let said = String::from_utf8(output.stdout).unwrap();
+        let recovered = said.trim().strip_prefix("recovered ");
+        let recovered: u64 = recovered.and_then(|n| n.parse().ok()).expect(&said);
+        let lossy = case.loss > 0 && protection.shards.is_some();
+        assert!(!lossy || recovered > 0, "{case:?} {protection:?}");
+        has_recovered(&server, case, protection);
         let stats = server.stats();
         assert_eq!((stats.unopened, stats.total.rejected_datagrams()), (0, 0));
         #[cfg(feature = "fec")]
