@@ -155,7 +155,8 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     let [client, accepted] = connected(&pool).await;
     let message: Vec<u8> = (0..5000_u32).map(|n| n as u8).collect();
     client.send_slice(&message).await.unwrap();
-    while accepted.stats().received_segments < 5 {
+    // Acknowledged as well, so that the sender gives nothing back later.
+    while accepted.stats().received_segments < 5 || !client.is_sent() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let mut rest = exhaust_all(&pool);
@@ -168,7 +169,7 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
 
     // Or it takes the segments as they are.
     client.send_slice(&message).await.unwrap();
-    while accepted.stats().received_segments < 9 {
+    while accepted.stats().received_segments < 9 || !client.is_sent() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let rest = exhaust_all(&pool);
@@ -201,4 +202,49 @@ async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_n
     assert_eq!(end, Err(CloseReason::MessageTooLong));
     let other = connected(&pool).await;
     assert_eq!((other[0].ended(), other[1].ended()), (None, None));
+}
+
+/// The sender's pool has nothing left, not even a buffer to receive in: what it has sent is still
+/// acknowledged, over sockets, and so its memory comes back.
+#[tokio::test]
+async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
+    let pool = |bytes| {
+        let builder = PacketPool::builder().max_memory(bytes).headroom(24);
+        builder.build().unwrap()
+    };
+    let (here, there) = (pool(4 << 20), pool(32 << 20));
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, &there, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &here, config).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    soon(client.ready()).await.unwrap();
+    let accepted = soon(server.accept()).await.unwrap();
+    assert_eq!(soon(accepted.recv()).await.unwrap().unwrap(), b"hello"[..]);
+
+    let mut sent = 0;
+    while client.try_send(Packet::from(vec![1; 1000])).is_ok() {
+        sent += 1;
+    }
+    assert!(sent > 100);
+    let rest = exhaust_all(&here);
+    // An answer, for which there is no room: dropped, and sent again until there is.
+    accepted.send_slice(&[2; 1000]).await.unwrap();
+    let receiving = async {
+        for _ in 0..sent {
+            let message = accepted.recv().await.unwrap().unwrap();
+            assert_eq!(message, [1; 1000][..]);
+        }
+    };
+    soon(receiving).await;
+    let acknowledged = async {
+        while client.stats().dropped_no_memory == 0 || !client.is_sent() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(acknowledged).await;
+    drop(rest);
+    let answer = soon(client.recv()).await.unwrap().unwrap();
+    assert_eq!(answer, [2; 1000][..]);
+    soon(client.close()).await.unwrap();
 }

@@ -60,6 +60,7 @@ mod shard;
 mod sink;
 mod slots;
 mod socket;
+mod spare;
 mod stats;
 mod sys;
 mod tally;

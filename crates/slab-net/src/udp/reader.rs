@@ -5,6 +5,7 @@ use super::datagram::Datagram;
 use super::episode::DropEpisode;
 use super::slots::Slots;
 use super::socket::Socket;
+use super::spare::Spare;
 use super::stats::ReceiveCounters;
 use super::sys::Received;
 use super::tally::{Amount, bump};
@@ -23,6 +24,8 @@ const MIN_SLOTS: usize = 2;
 #[derive(Debug)]
 pub(super) struct Reader {
     pool: SlabPool,
+    /// Where to read to while the pool is exhausted.
+    spare: Spare,
     slots: Slots,
     max_slots: usize,
     /// Buffers to offer in the next call.
@@ -45,6 +48,7 @@ impl Reader {
     ) -> Self {
         Self {
             pool,
+            spare: Spare::default(),
             slots: Slots::new(buffer_bytes),
             max_slots,
             want: MIN_SLOTS,
@@ -64,8 +68,14 @@ impl Reader {
     /// tokio clears the socket's readiness then, and no buffer is held while waiting.
     pub(super) fn read(&mut self, socket: &Socket) -> io::Result<()> {
         let offered = match self.slots.fill(&self.pool, self.want) {
-            Ok(offered) => offered,
-            Err(error) => return self.read_and_drop(socket, error),
+            Ok(offered) => {
+                self.spare.in_use = false;
+                offered
+            }
+            Err(error) => match self.spare.fill(&mut self.slots) {
+                Some(offered) => offered,
+                None => return self.read_and_drop(socket, error),
+            },
         };
         let read = {
             let mut buffers = self.slots.buffers();
@@ -81,6 +91,10 @@ impl Reader {
             }
         };
         self.take_over(read, socket);
+        if self.spare.in_use {
+            // The next ones are of the pool again, if it has any.
+            self.slots.clear();
+        }
         if read == offered {
             self.want = (offered * 2).min(self.max_slots);
             return Ok(());
@@ -98,6 +112,10 @@ impl Reader {
 
     pub(super) fn buffer_bytes(&self) -> usize {
         self.slots.buffer_bytes()
+    }
+
+    pub(super) fn spare(&mut self) -> &mut Spare {
+        &mut self.spare
     }
 
     #[cfg(all(target_os = "linux", feature = "io-uring"))]

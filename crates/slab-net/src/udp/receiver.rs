@@ -217,6 +217,17 @@ impl UdpReceiver {
         }
     }
 
+    /// While the pool is exhausted, reads to two buffers of its own. What is in them is to be let
+    /// go of before the next read, or they become more, of 1 MiB together at most.
+    pub(crate) fn keep_spare(&mut self) {
+        self.reader.spare().wanted = true;
+    }
+
+    /// Are the batches of the last read in such buffers?
+    pub(crate) fn used_spare(&mut self) -> bool {
+        self.reader.spare().in_use
+    }
+
     /// All batches at hand.
     pub(crate) fn drain_ready(&mut self) -> impl Iterator<Item = PacketBatch> + Send {
         self.reader.ready.drain(..)

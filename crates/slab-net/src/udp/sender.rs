@@ -146,7 +146,7 @@ impl UdpSender {
     }
 
     /// Completes once the socket's send buffer may have room.
-    pub(super) async fn writable(self) -> io::Result<()> {
+    pub(crate) async fn writable(self) -> io::Result<()> {
         self.socket.io.writable().await
     }
 

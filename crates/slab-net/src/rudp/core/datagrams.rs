@@ -153,13 +153,14 @@ impl Session {
             .get_or_insert_with(|| Box::new(Datagrams::new(account.sibling_account())))
     }
 
-    /// One has come, checked already.
-    pub(super) fn on_datagram(&mut self, packet: Packet) {
+    /// One has come, checked already; it is not to be kept as it is if it is `transient`.
+    pub(super) fn on_datagram(&mut self, packet: Packet, transient: bool) {
         if self.phase != Phase::Open {
             return;
         }
         self.stats.received_unreliable += 1;
-        let (slot, pool) = (self.receive.slot(), self.pool.clone());
+        let slot = if transient { 0 } else { self.receive.slot() };
+        let pool = self.pool.clone();
         self.datagrams_mut().keep(packet, slot, &pool);
     }
 

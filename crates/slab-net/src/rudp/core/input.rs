@@ -49,8 +49,20 @@ impl Session {
     ///
     /// Returns how many were refused.
     pub fn handle_batch(&mut self, now: Time, datagrams: impl IntoIterator<Item = Packet>) -> u32 {
+        self.handle_all(now, datagrams, false)
+    }
+
+    /// As [`handle_batch`](Self::handle_batch); where they are `transient`, nothing of them is kept: what
+    /// there is no memory to copy to is dropped and counted.
+    pub(in super::super) fn handle_all(
+        &mut self,
+        now: Time,
+        datagrams: impl IntoIterator<Item = Packet>,
+        transient: bool,
+    ) -> u32 {
         self.advance(now);
         let mut batch = BatchBuffer::default();
+        batch.transient = transient;
         let refused = datagrams
             .into_iter()
             .map(|datagram| self.handle(datagram, &mut batch).is_err());
@@ -172,7 +184,7 @@ impl Session {
                 Command::Datagram => {
                     let end = datagram.len() + cut;
                     let payload = take(&mut datagram, &mut cut, payload, end);
-                    self.on_datagram(payload);
+                    self.on_datagram(payload, batch.transient);
                 }
                 Command::Cookie => {}
                 Command::AskWindow => {

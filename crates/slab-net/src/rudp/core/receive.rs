@@ -96,6 +96,8 @@ pub(super) enum Measured {
 /// The buffer of the batch that is being handled, if it is charged as a whole.
 #[derive(Debug, Default)]
 pub(super) struct BatchBuffer {
+    /// Must nothing of it be kept? Then segments are copied.
+    pub(super) transient: bool,
     /// Index of the buffer, its address range so far, and its size.
     open: Option<(u32, usize, usize)>,
 }
@@ -258,7 +260,7 @@ impl ReceiveQueue {
         }
         if ahead as u32 >= self.limit() {
             self.undefer(pool);
-            *batch = BatchBuffer::default();
+            batch.open = None;
             if ahead as u32 >= self.limit() {
                 return Inserted::BeyondWindow;
             }
@@ -342,6 +344,9 @@ impl ReceiveQueue {
         } else {
             packet.len() + packet.pinned_bytes()
         };
+        if batch.transient {
+            return self.copy(frg, &packet, pool);
+        }
         if occupied <= self.slot() {
             return Some(self.own(frg, packet, occupied));
         }
@@ -370,8 +375,13 @@ impl ReceiveQueue {
                 charge: 0,
             });
         }
+        self.copy(frg, &packet, pool)
+    }
+
+    /// Copies a segment into a chunk of its own size.
+    fn copy(&mut self, frg: u8, packet: &[u8], pool: &PacketPool) -> Option<Held> {
         // No larger than a slot: `slot` is the class of the longest segment in this pool.
-        let copy = pool.try_copy_from_slice(&packet).ok()?;
+        let copy = pool.try_copy_from_slice(packet).ok()?;
         let occupied = copy.len() + copy.pinned_bytes();
         self.copied += 1;
         (occupied <= self.slot()).then(|| self.own(frg, copy, occupied))

@@ -353,6 +353,12 @@ impl Connection {
         self.with(|inner| inner.session.abort());
     }
 
+    /// Is everything acknowledged that was sent?
+    #[must_use]
+    pub fn is_sent(&self) -> bool {
+        self.link().lock().session.is_sent()
+    }
+
     /// Why the session has ended, if it has.
     #[must_use]
     pub fn ended(&self) -> Option<CloseReason> {

@@ -31,7 +31,9 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn new(shared: Arc<Shared>, receiver: UdpReceiver) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, mut receiver: UdpReceiver) -> Self {
+        // Acknowledgements free memory: they must get in where there is none.
+        receiver.keep_spare();
         Self {
             shared,
             receiver,
@@ -72,7 +74,7 @@ impl Driver {
             let now = shared.now();
             self.take_in(now);
             self.look_after(now);
-            self.unblock(now).await;
+            self.unblock(now);
             let mut table = shared.table();
             table.stats.wakeups += 1;
             if table.closed && table.len() == 0 {
@@ -81,7 +83,8 @@ impl Driver {
         }
     }
 
-    /// Waits for datagrams, the time, or somebody who calls; returns what receiving did.
+    /// Waits for datagrams, the time, room in the socket if that is lacking, or somebody who calls;
+    /// returns what receiving did.
     async fn wait(
         &mut self,
         mut sleep: Pin<&mut tokio::time::Sleep>,
@@ -89,11 +92,18 @@ impl Driver {
     ) -> Option<io::Result<usize>> {
         let mut received = pin!(self.receiver.recv_batches(&mut self.batches));
         let mut woken = pin!(self.shared.woken());
+        let blocked = self.shared.is_blocked();
+        let mut writable = pin!(blocked.then(|| self.shared.sender.clone().writable()));
         poll_fn(|cx| {
             if let Poll::Ready(received) = received.as_mut().poll(cx) {
                 return Poll::Ready(Some(received));
             }
             if timer && sleep.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            if let Some(writable) = writable.as_mut().as_pin_mut()
+                && writable.poll(cx).is_ready()
+            {
                 return Poll::Ready(None);
             }
             woken.as_mut().poll(cx).map(|()| None)
@@ -103,13 +113,18 @@ impl Driver {
 
     /// Hands what was received to the sessions, and then lets them send.
     fn take_in(&mut self, now: Time) {
+        let transient = self.receiver.used_spare();
         for batch in self.batches.drain(..) {
             let (shared, touched) = (&self.shared, &mut self.touched);
-            let peer = batch.source();
+            let arrival = Arrival {
+                peer: batch.source(),
+                now,
+                transient,
+            };
             match &shared.protection {
-                None => take_in_packets(shared, peer, batch.into_packets(), now, touched),
+                None => take_in_packets(shared, arrival, batch.into_packets(), touched),
                 Some(protection) => self.intake.take_in(protection, batch, |datagrams| {
-                    take_in_packets(shared, peer, datagrams, now, touched);
+                    take_in_packets(shared, arrival, datagrams, touched);
                 }),
             }
         }
@@ -134,18 +149,16 @@ impl Driver {
         }
     }
 
-    /// Waits for room in the socket and sends what had none.
-    async fn unblock(&self, now: Time) {
+    /// Sends what the socket had no room for, as far as it has now.
+    fn unblock(&self, now: Time) {
         while let Some(place) = self.shared.blocked() {
             let link = self.shared.table().at(place).cloned();
             let Some(link) = link else { continue };
-            if let Some((contents, size)) = link.take_unsent() {
-                let transmit = Transmit::new(&contents, link.peer).segment_size(size);
-                if self.shared.sender.send(&transmit).await.is_err() {
-                    self.shared.table().stats.send_errors += 1;
-                }
+            if link.send_unsent() {
+                link.act(now, |_| {});
+            } else {
+                return self.shared.still_blocked(place);
             }
-            link.act(now, |_| {});
         }
     }
 }
@@ -168,13 +181,25 @@ impl Drop for Driver {
     }
 }
 
+/// Where and when datagrams came, and whether they lie in memory that has to be let go of at once.
+#[derive(Clone, Copy)]
+struct Arrival {
+    peer: SocketAddr,
+    now: Time,
+    transient: bool,
+}
+
 fn take_in_packets(
     shared: &Arc<Shared>,
-    peer: SocketAddr,
+    arrival: Arrival,
     datagrams: impl Iterator<Item = Packet>,
-    now: Time,
     touched: &mut Vec<Arc<Link>>,
 ) {
+    let Arrival {
+        peer,
+        now,
+        transient,
+    } = arrival;
     let mut datagrams = datagrams.peekable();
     while let Some(first) = datagrams.peek() {
         let Some(conv) = conversation(first) else {
@@ -189,7 +214,7 @@ fn take_in_packets(
         let of_this = core::iter::from_fn(|| {
             datagrams.next_if(|datagram| conversation(datagram) == Some(conv))
         });
-        link.lock().session.handle_batch(now, of_this);
+        link.lock().session.handle_all(now, of_this, transient);
         if touched.last().is_none_or(|last| !Arc::ptr_eq(last, &link)) {
             touched.push(link);
         }

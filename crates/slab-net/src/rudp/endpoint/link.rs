@@ -6,6 +6,7 @@ use super::super::time::Time;
 use super::shared::Shared;
 use crate::packet::Packet;
 use crate::udp::{SendErrorKind, Transmit};
+use bytes::Buf;
 use core::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -245,9 +246,23 @@ impl Link {
         });
     }
 
-    /// What the socket had no room for.
-    pub(super) fn take_unsent(&self) -> Option<(Packet, usize)> {
-        self.lock().unsent.take()
+    /// Sends what the socket had no room for; `false` if there is some left.
+    pub(super) fn send_unsent(&self) -> bool {
+        let mut inner = self.lock();
+        let Some((mut contents, size)) = inner.unsent.take() else {
+            return true;
+        };
+        let transmit = Transmit::new(&contents, self.peer).segment_size(size);
+        match self.shared.sender.try_send(&transmit) {
+            Ok(sent) if sent * size < contents.len() => {
+                contents.advance(sent * size);
+                inner.unsent = Some((contents, size));
+                return false;
+            }
+            Ok(_) => {}
+            Err(_) => self.shared.table().stats.send_errors += 1,
+        }
+        true
     }
 
     /// The endpoint's task is gone: so is the session.

@@ -14,6 +14,7 @@ use crate::packet::PacketPool;
 use crate::udp::UdpSender;
 use core::hash::BuildHasher;
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +38,7 @@ pub(super) struct Shared {
     /// Locked after a link, never with the table.
     timers: Mutex<Timers>,
     /// Links whose datagrams the socket had no room for.
-    blocked: Mutex<Vec<u32>>,
+    blocked: Mutex<VecDeque<u32>>,
     /// When the endpoint's task wakes up by itself, in microseconds.
     asleep_until: AtomicU64,
     driver: Notify,
@@ -120,12 +121,21 @@ impl Shared {
     }
 
     pub(super) fn block(&self, place: u32) {
-        lock(&self.blocked).push(place);
+        lock(&self.blocked).push_back(place);
         self.driver.notify_one();
     }
 
     pub(super) fn blocked(&self) -> Option<u32> {
-        lock(&self.blocked).pop()
+        lock(&self.blocked).pop_front()
+    }
+
+    /// There was no room for all of it: it is the next again.
+    pub(super) fn still_blocked(&self, place: u32) {
+        lock(&self.blocked).push_front(place);
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        !lock(&self.blocked).is_empty()
     }
 
     pub(super) fn wake_driver(&self) {

@@ -1,0 +1,81 @@
+//! [`Spare`]: buffers for a receiver whose datagrams free memory when they are read.
+
+use super::slots::Slots;
+use slab_core::{Mode, SizeClasses, SlabPool};
+
+/// Buffers that a call to the kernel gets while the pool is exhausted.
+const BUFFERS: usize = 2;
+/// The least that a pool can be: address space, of which the buffers at hand are all that is touched.
+const CAP: usize = 1 << 20;
+
+/// A few buffers beside the pool, made when the pool is exhausted for the first time: for who takes
+/// out of what they receive what frees memory, at once, and keeps none of it.
+#[derive(Debug, Default)]
+pub(super) struct Spare {
+    /// Is it asked for?
+    pub(super) wanted: bool,
+    pool: Option<SlabPool>,
+    /// Did the last call read to it?
+    pub(super) in_use: bool,
+}
+
+impl Spare {
+    /// Fills the slots, which are empty, with spare buffers; `None` if there are none.
+    #[cold]
+    pub(super) fn fill(&mut self, slots: &mut Slots) -> Option<usize> {
+        if !self.wanted {
+            return None;
+        }
+        let pool = match &self.pool {
+            Some(pool) => pool,
+            None => self.pool.insert(pool(slots.buffer_bytes())?),
+        };
+        let filled = slots.fill(pool, BUFFERS).ok();
+        self.in_use = filled.is_some();
+        filled
+    }
+}
+
+fn pool(buffer_bytes: usize) -> Option<SlabPool> {
+    let class = buffer_bytes.next_multiple_of(slab_core::CHUNK_ALIGN);
+    let builder = SlabPool::builder()
+        .name("spare")
+        .size_classes(SizeClasses::explicit(&[class]).ok()?)
+        .max_memory(CAP)
+        .mode(Mode::DepotOnly);
+    match builder.build() {
+        Ok(pool) => Some(pool),
+        Err(error) => {
+            tracing::debug!(%error, "no spare buffers");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_buffers_up_to_a_cap_and_only_where_they_are_wanted() {
+        for bytes in [1500, 65_536] {
+            let mut slots = Slots::new(bytes);
+            let mut spare = Spare::default();
+            assert_eq!(spare.fill(&mut slots), None);
+            spare.wanted = true;
+            assert_eq!(spare.fill(&mut slots), Some(BUFFERS));
+            let held = [slots.take(0), slots.take(1)];
+            slots.close_gaps();
+            let mut more = Vec::new();
+            while spare.fill(&mut slots).is_some() {
+                more.push(slots.take(0));
+                slots.close_gaps();
+                assert!(more.len() <= CAP / bytes, "there is a cap");
+            }
+            assert!(!spare.in_use);
+            drop((held, more));
+            assert_eq!(spare.fill(&mut slots), Some(BUFFERS));
+            assert!(spare.in_use);
+        }
+    }
+}
