@@ -198,8 +198,8 @@ fn a_waker_that_panics_does_not_keep_the_others_asleep() {
             panic!("by a waker");
         }
     }
-    let pool = pool(&[1024, 65536]);
-    let all = fill(&pool, 65536);
+    let pool = pool(&[1024, 16384]);
+    let all = fill(&pool, 16384);
     let mut first = pin!(pool.alloc(1024));
     let waker = Waker::from(Arc::new(Panics));
     assert!(
