@@ -4,8 +4,10 @@
 use arbitrary::Arbitrary;
 use slab_core::{
     AllocError, Backing, CHUNK_ALIGN, ConfigError, Growth, MAX_CHUNK_BYTES, MAX_CLASSES, Mode,
-    SizeClasses, SizeHistogram, Slab, SlabPool,
+    SizeClasses, SizeHistogram, Slab, SlabPool, SlabPoolBuilder,
 };
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 #[derive(Arbitrary, Debug)]
 enum Classes {
@@ -30,11 +32,62 @@ struct Input {
     zero_on_free: bool,
     hardened: bool,
     growth: u8,
-    prefault: bool,
+    backing: u8,
     huge_pages: bool,
+    guard_pages: bool,
+    track_leaks: Option<u32>,
+    /// Over memory of the caller, of which so many bytes are lent.
+    lent: Option<u32>,
     oversize: u32,
     objects: usize,
     requests: Vec<usize>,
+}
+
+/// All options but classes and cap. `little`: what the pool will have is not much.
+fn set(input: &Input, little: bool, builder: SlabPoolBuilder) -> SlabPoolBuilder {
+    let builder = builder
+        .mode(match input.mode % 4 {
+            0 => Mode::ThreadCached,
+            1 => Mode::DepotOnly,
+            2 => Mode::Ring,
+            _ => Mode::Locked,
+        })
+        .zero_on_free(input.zero_on_free)
+        .hardened(input.hardened)
+        .guard_pages(input.guard_pages)
+        .growth(match input.growth % 3 {
+            0 => Growth::Slab,
+            1 => Growth::Double,
+            _ => Growth::Custom(|slabs| slabs.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
+        })
+        // All of it at once only where that is little.
+        .backing(match input.backing % 3 {
+            1 if little => Backing::Prefault,
+            2 if little => Backing::Locked,
+            _ => Backing::OnDemand,
+        })
+        .huge_pages(input.huge_pages)
+        .max_oversize_memory(input.oversize as usize);
+    match input.track_leaks {
+        Some(one_in) => builder.track_leaks(one_in),
+        None => builder,
+    }
+}
+
+/// Memory to lend, at most `len` bytes of it, anywhere.
+///
+/// # Safety
+/// Pools in what was lent before are gone.
+unsafe fn memory(len: usize) -> &'static mut [MaybeUninit<u8>] {
+    const BYTES: usize = 1 << 20;
+    static MEMORY: OnceLock<usize> = OnceLock::new();
+    let at = MEMORY.get_or_init(|| {
+        let memory = Box::leak(Box::<[u8]>::new_uninit_slice(BYTES));
+        memory.as_mut_ptr().expose_provenance()
+    });
+    let at = std::ptr::with_exposed_provenance_mut(*at);
+    // SAFETY: leaked above, and by the caller's promise nobody else has it.
+    unsafe { std::slice::from_raw_parts_mut(at, len % (BYTES + 1)) }
 }
 
 fn classes(input: &Classes) -> Result<SizeClasses, ConfigError> {
@@ -109,29 +162,18 @@ libfuzzer_sys::fuzz_target!(|input: Input| {
     let ring = input.mode % 4 == 2;
     let builder = SlabPool::builder()
         .size_classes(classes.clone())
-        .max_memory(max_memory)
-        .mode(match input.mode % 4 {
-            0 => Mode::ThreadCached,
-            1 => Mode::DepotOnly,
-            2 => Mode::Ring,
-            _ => Mode::Locked,
-        })
-        .zero_on_free(input.zero_on_free)
-        .hardened(input.hardened)
-        .growth(match input.growth % 3 {
-            0 => Growth::Slab,
-            1 => Growth::Double,
-            _ => Growth::Custom(|slabs| slabs.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
-        })
-        // All of it at once only where that is little.
-        .backing(if input.prefault && max_memory <= 1 << 20 {
-            Backing::Prefault
-        } else {
-            Backing::OnDemand
-        })
-        .huge_pages(input.huge_pages)
-        .max_oversize_memory(input.oversize as usize);
-    let Ok(pool) = builder.build() else {
+        .max_memory(max_memory);
+    let builder = set(&input, max_memory <= 1 << 20, builder);
+    let (built, max_memory) = match input.lent {
+        None => (builder.build(), max_memory),
+        Some(len) => {
+            // SAFETY: the pool of the last run went with its last chunk, at the end of that run.
+            let memory = unsafe { memory(len as usize) };
+            let len = memory.len();
+            (builder.build_in(memory), len)
+        }
+    };
+    let Ok(pool) = built else {
         return;
     };
     assert!(pool.max_memory() <= max_memory);
@@ -152,6 +194,7 @@ libfuzzer_sys::fuzz_target!(|input: Input| {
             }
             Err(AllocError::Exhausted { .. }) => {
                 // In a ring at least the slabs of its share.
+                let slab = pool.stats().slab_bytes;
                 let slabs = pool.max_memory() / slab / if ring { classes.sizes().len() } else { 1 };
                 assert!(held.len() >= slabs, "refused too early");
             }
@@ -162,12 +205,17 @@ libfuzzer_sys::fuzz_target!(|input: Input| {
     drop(held);
     pool.trim();
     assert_eq!(pool.stats().in_use(), 0);
-    if !ring {
+    let keeps = ring || input.lent.is_some() || input.backing % 3 == 2 && max_memory <= 1 << 20;
+    if !keeps {
         assert_eq!(pool.stats().committed_bytes, 0);
     }
+    drop(pool);
 
     let max_objects = affordable(input.objects);
-    if let Ok(objects) = Slab::<[u64; 5]>::builder().max_objects(max_objects).build() {
+    let objects = Slab::<[u64; 5]>::builder()
+        .max_objects(max_objects)
+        .pool(|builder| set(&input, max_objects <= 1 << 14, builder));
+    if let Ok(objects) = objects.build() {
         assert!(objects.capacity() >= max_objects);
         assert_eq!(*objects.try_insert([7; 5]).expect("room for one"), [7; 5]);
     }
