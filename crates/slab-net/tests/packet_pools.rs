@@ -131,3 +131,17 @@ fn a_slab_pool_without_packet_pool_serves_its_buffers_without_settings() {
     assert!(again.try_alloc(64).is_ok());
     drop((again, buf));
 }
+
+#[test]
+fn of_several_packet_pools_over_one_slab_pool_the_first_that_is_left_counts() {
+    let first = strict("mine");
+    let second = PacketPool::from(first.slab().clone());
+    let mut buf = second.try_alloc(48).unwrap();
+    assert_eq!(buf.headroom(), 0);
+    buf.put_bytes(1, 500);
+    assert_eq!(buf.headroom(), 16);
+    drop(first);
+    buf.put_bytes(1, 2000);
+    assert_eq!((buf.class(), buf.headroom()), (None, 0));
+    assert_eq!(second.packet_stats().heap_fallbacks, 1);
+}

@@ -415,7 +415,7 @@ impl PacketPool {
 /// A packet pool over a slab pool that exists already, without headroom, tailroom and heap limit.
 ///
 /// Each conversion counts its own fallbacks. A buffer of a slab pool that belongs to several packet
-/// pools grows by the settings of the one made first.
+/// pools grows by the settings of the one made first of those that have handles still.
 impl From<SlabPool> for PacketPool {
     fn from(slab: SlabPool) -> Self {
         Self::from_settings(settings::register(Settings::plain(slab)))
@@ -445,8 +445,8 @@ pub struct PacketPoolStats {
     pub heap_fallbacks: u64,
     /// Bytes of such buffers alive now.
     pub heap_bytes: u64,
-    /// Such buffers refused, by a panic, because of the
-    /// [heap limit](PacketPoolBuilder::heap_limit), so far.
+    /// Such buffers refused because of the [heap limit](PacketPoolBuilder::heap_limit), so far: by a
+    /// panic each, and what `serde` reads by an error.
     pub heap_refused: u64,
     /// Packets that [`PacketPool::compact`] copied so far.
     pub compacted: u64,
