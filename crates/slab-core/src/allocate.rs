@@ -10,6 +10,8 @@ use crate::reclaim::Reclaimed;
 use crate::slab::Carved;
 use crate::sync::Ordering;
 use crate::thread_cache::ThreadCache;
+use crate::wait::Woken;
+use core::ptr::NonNull;
 
 /// From here on zeroing a chunk again costs more than going to the slabs for each.
 const PAGE: usize = 4096;
@@ -245,8 +247,10 @@ impl Inner {
             }
             true
         });
-        if !stored && let Some(woken) = self.store_and_serve(class, units, 0) {
-            woken.wake();
+        if !stored {
+            // SAFETY: the pool outlives `self`.
+            let woken = unsafe { Self::store_and_serve(NonNull::from(self), class, units, 0) };
+            woken.into_iter().for_each(Woken::wake);
         }
     }
 

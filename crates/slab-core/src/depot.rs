@@ -281,11 +281,15 @@ impl Depot {
 
     /// Runs `f` on the class's open batch. `f` takes no lock and waits for nothing.
     pub(crate) fn with_open<R>(&self, class: u8, f: impl FnOnce(&mut Open) -> R) -> R {
-        let class = usize::from(class);
-        let mut open = self.open[class].lock();
+        let mut open = self.open[usize::from(class)].lock();
         let result = f(&mut open);
-        self.open_lens[class].store(open.len() as u32, Ordering::Relaxed);
+        self.note_open(class, &open);
         result
+    }
+
+    /// For the statistics, before the lock of a batch that was changed is given up.
+    pub(crate) fn note_open(&self, class: u8, open: &Open) {
+        self.open_lens[usize::from(class)].store(open.len() as u32, Ordering::Relaxed);
     }
 
     /// Adds single chunks to the open batch; whole batches leave it for the stack.

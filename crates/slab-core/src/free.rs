@@ -20,6 +20,10 @@ enum Goes {
 impl Inner {
     /// A free when the magazine was full or could not be entered.
     ///
+    /// Takes the pool by pointer, as all that it calls with the chunk: once the chunk is where others
+    /// find it, the pool may be gone, and a reference that a function was given is promised to last
+    /// until the function returns.
+    ///
     /// # Safety
     /// The caller gives up a chunk of this pool, and does not touch the pool afterwards unless it
     /// holds a handle or another chunk: this call may end the pool.
@@ -34,7 +38,8 @@ impl Inner {
         // Mostly it was full: half of it goes to the depot, which happens for every batch and is
         // not to cost a look into the thread's list of caches.
         let freed = local::with_current(this.as_ptr(), |cache| {
-            pool.free_cached(cache, class, unit).then_some(())
+            // SAFETY: the caller's promise.
+            unsafe { Self::free_cached(this, cache, class, unit) }.then_some(())
         });
         if freed.is_none() {
             let cache = pool.attach();
@@ -51,28 +56,31 @@ impl Inner {
         class: u8,
         unit: u32,
     ) {
-        // SAFETY: the pool lives at least as long as the chunk that is being given up.
-        let pool = unsafe { this.as_ref() };
         if let Some(cache) = cache
-            && pool.free_cached(cache, class, unit)
+            // SAFETY: the caller's promise.
+            && unsafe { Self::free_cached(this, cache, class, unit) }
         {
             return;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; no magazine has taken the chunk.
         unsafe { Self::free_uncached(this, class, unit) };
     }
 
-    fn free_cached(&self, cache: &ThreadCache, class: u8, unit: u32) -> bool {
+    /// # Safety
+    /// As [`free_slow`](Self::free_slow).
+    unsafe fn free_cached(this: NonNull<Self>, cache: &ThreadCache, class: u8, unit: u32) -> bool {
+        // SAFETY: the pool lives at least as long as the chunk that is being given up.
+        let pool = unsafe { this.as_ref() };
         let magazine = cache.magazine(class);
-        if !self.enter(magazine) {
+        if !pool.enter(magazine) {
             return false;
         }
         let mut pushed = magazine.push(unit);
         if !pushed {
             let mut batch = ArrayVec::<u32, BATCH_MAX>::new();
             // A full magazine holds two batches.
-            magazine.take_bottom(self.depot.batch_len(class), &mut batch);
-            self.depot.push_batch(class, &batch);
+            magazine.take_bottom(pool.depot.batch_len(class), &mut batch);
+            pool.depot.push_batch(class, &batch);
             pushed = magazine.push(unit);
         }
         magazine.guard.leave_slow();
@@ -82,29 +90,18 @@ impl Inner {
     /// # Safety
     /// As [`free_slow`](Self::free_slow).
     unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32) {
-        // SAFETY: the pool lives at least as long as the chunk that is being given up.
-        let pool = unsafe { this.as_ref() };
-        if pool.put_single(class, unit) {
+        // SAFETY: the caller's promise.
+        if unsafe { Self::put_single(this, class, unit) } {
             return;
         }
-        let place = pool.depot.with_open(class, |open| {
-            // Under the lock: `close` sets the flag before it takes the lock and adds up, so a
-            // free is counted here or there, never in both places. The same goes for what is
-            // swept when pressure begins.
-            if pool.closed.load(Ordering::Relaxed) {
-                return Goes::Nowhere;
-            }
-            if pool.under_pressure.load(Ordering::Relaxed) {
-                return Goes::Slab;
-            }
-            pool.count_frees(class, 1);
-            pool.depot.put_in(class, open, unit);
-            Goes::Depot
-        });
-        match place {
+        // SAFETY: the chunk is still in hand, and the pool lives at least as long.
+        let pool = unsafe { this.as_ref() };
+        // SAFETY: the caller's promise.
+        match unsafe { Self::put_open(this, class, unit) } {
             Goes::Depot => return,
             Goes::Slab => {
-                if let Some(woken) = pool.store_and_serve(class, &[unit], 1) {
+                // SAFETY: the caller's promise.
+                if let Some(woken) = unsafe { Self::store_and_serve(this, class, &[unit], 1) } {
                     woken.wake();
                     return;
                 }
@@ -115,5 +112,28 @@ impl Inner {
             // SAFETY: the last chunk of a closed pool was just given up; `close` has counted.
             unsafe { Self::unmap(this) };
         }
+    }
+
+    /// Into the class's open batch, if that is where the chunk goes.
+    ///
+    /// # Safety
+    /// As [`free_slow`](Self::free_slow).
+    unsafe fn put_open(this: NonNull<Self>, class: u8, unit: u32) -> Goes {
+        // SAFETY: the pool lives at least as long as the chunk that is being given up.
+        let pool = unsafe { this.as_ref() };
+        let mut open = pool.depot.open[usize::from(class)].lock();
+        // Under the lock: `close` sets the flag before it takes the lock and adds up, so a
+        // free is counted here or there, never in both places. The same goes for what is
+        // swept when pressure begins.
+        if pool.closed.load(Ordering::Relaxed) {
+            return Goes::Nowhere;
+        }
+        if pool.under_pressure.load(Ordering::Relaxed) {
+            return Goes::Slab;
+        }
+        pool.count_frees(class, 1);
+        pool.depot.put_in(class, &mut open, unit);
+        pool.depot.note_open(class, &open);
+        Goes::Depot
     }
 }

@@ -34,6 +34,7 @@ use alloc::vec::{self, Vec};
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
+use core::ptr::NonNull;
 use core::task::{Context, Poll, Waker};
 
 /// Tasks that wait in one pool at the same time, at most; further ones are refused.
@@ -212,18 +213,28 @@ impl Inner {
     /// Puts free chunks into their slabs and serves whoever waits for what that makes possible;
     /// returns whom to wake.
     ///
-    /// `None`, and nothing done, if the pool is closed. Who gives up a chunk by this call must not
-    /// touch the pool afterwards: whoever is woken may drop it.
-    pub(crate) fn store_and_serve(&self, class: u8, units: &[u32], frees: u64) -> Option<Woken> {
-        let mut layer = self.slabs.lock();
+    /// `None`, and nothing done, if the pool is closed.
+    ///
+    /// # Safety
+    /// The pool lives until the chunks are stored. Who gives up a chunk by this call must not touch the
+    /// pool afterwards: whoever is woken may drop it (see `free.rs`).
+    pub(crate) unsafe fn store_and_serve(
+        this: NonNull<Self>,
+        class: u8,
+        units: &[u32],
+        frees: u64,
+    ) -> Option<Woken> {
+        // SAFETY: the caller's promise.
+        let pool = unsafe { this.as_ref() };
+        let mut layer = pool.slabs.lock();
         // `close` sets it under this mutex.
-        if self.closed.load(Ordering::Relaxed) {
+        if pool.closed.load(Ordering::Relaxed) {
             return None;
         }
-        self.count_frees(class, frees);
-        layer.slabs.store(&self.arena, class, units);
-        let woken = self.serve(&mut layer);
-        self.end_pressure_if_idle(&layer);
+        pool.count_frees(class, frees);
+        layer.slabs.store(&pool.arena, class, units);
+        let woken = pool.serve(&mut layer);
+        pool.end_pressure_if_idle(&layer);
         Some(woken)
     }
 

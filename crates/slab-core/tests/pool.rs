@@ -1,6 +1,6 @@
 //! What a user of `SlabPool` relies on, through the public API only.
 
-use slab_core::{AllocError, Chunk, ConfigError, PoolStats, SizeClasses, SlabPool};
+use slab_core::{AllocError, Chunk, ConfigError, Mode, PoolStats, SizeClasses, SlabPool};
 use std::collections::HashSet;
 use std::thread;
 
@@ -335,11 +335,22 @@ fn chunks_outlive_their_pool() {
 #[test]
 fn the_last_handle_and_the_last_chunk_may_go_at_once() {
     const CAP: usize = if COUNTED { 64 << 20 } else { 64 << 10 };
-    let rounds = if cfg!(miri) { 3 } else { 2000 };
+    let rounds = if cfg!(miri) { 4 } else { 2000 };
     #[cfg(target_os = "linux")]
     let before = address_space();
-    for _ in 0..rounds {
-        let pool = pool(CAP, &[1024]);
+    let modes = [
+        Mode::ThreadCached,
+        Mode::DepotOnly,
+        Mode::Ring,
+        Mode::Locked,
+    ];
+    for round in 0..rounds {
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+            .max_memory(CAP)
+            .mode(modes[round % modes.len()])
+            .build()
+            .unwrap();
         let chunk = pool.try_alloc(1).unwrap();
         let other = pool.try_alloc(1).unwrap();
         let threads = [

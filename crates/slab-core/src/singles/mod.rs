@@ -17,6 +17,7 @@ use crate::builder::Mode;
 use crate::inner::Inner;
 use crate::sync::AtomicU32;
 use alloc::vec::Vec;
+use core::ptr::NonNull;
 use ring::Ring;
 use stack::Stack;
 
@@ -77,11 +78,25 @@ impl Inner {
     }
 
     /// Frees a chunk; `false` if it has to go elsewhere. After `true` the pool may be gone.
-    pub(crate) fn put_single(&self, class: u8, unit: u32) -> bool {
-        match &self.singles {
+    ///
+    /// # Safety
+    /// The caller gives up a chunk of this pool.
+    pub(crate) unsafe fn put_single(this: NonNull<Self>, class: u8, unit: u32) -> bool {
+        // SAFETY: the pool lasts until the chunk is in.
+        let pool = unsafe { this.as_ref() };
+        match &pool.singles {
             Singles::None => false,
-            Singles::Stacks(stacks) => stacks[usize::from(class)].put(unit, self.link(class)),
-            Singles::Rings(rings) => rings[usize::from(class)].put(unit),
+            Singles::Stacks(stacks) => {
+                let stack = NonNull::from(&stacks[usize::from(class)]);
+                let link = pool.link(class)(unit);
+                // SAFETY: it lasts as long as the pool.
+                unsafe { Stack::put(stack, unit, link) }
+            }
+            Singles::Rings(rings) => {
+                let ring = NonNull::from(&rings[usize::from(class)]);
+                // SAFETY: it lasts as long as the pool.
+                unsafe { Ring::put(ring, unit) }
+            }
         }
     }
 

@@ -10,6 +10,7 @@
 
 use super::SinglesCount;
 use crate::sync::{AtomicU64, Backoff, Ordering, Table};
+use core::ptr::NonNull;
 
 /// Nothing comes in or goes out; beside the position in `tail`.
 const SHUT: u64 = 1 << 63;
@@ -54,14 +55,20 @@ impl Ring {
     }
 
     /// Adds a chunk; `false` if the ring is shut.
-    pub(super) fn put(&self, unit: u32) -> bool {
+    ///
+    /// # Safety
+    /// `this` points to a ring that lasts until the chunk is in. After `true` it may be gone, which is
+    /// why no reference to it comes in: one would be promised to last until this returns.
+    pub(super) unsafe fn put(this: NonNull<Self>, unit: u32) -> bool {
+        // SAFETY: the caller's promise.
+        let this = unsafe { this.as_ref() };
         // Acquire: who sees it shut sees why.
-        let mut tail = self.tail.0.load(Ordering::Acquire);
+        let mut tail = this.tail.0.load(Ordering::Acquire);
         loop {
             if tail & SHUT != 0 {
                 return false;
             }
-            match self.tail.0.compare_exchange_weak(
+            match this.tail.0.compare_exchange_weak(
                 tail,
                 tail + 1,
                 Ordering::Relaxed,
@@ -71,7 +78,7 @@ impl Ring {
                 Err(now) => tail = now,
             }
         }
-        let (slot, turn) = self.slot(tail);
+        let (slot, turn) = this.slot(tail);
         // Whoever empties it is at it: there is a slot for every chunk.
         let mut backoff = Backoff::default();
         while (slot.load(Ordering::Acquire) >> 32) as u32 != turn {
@@ -170,8 +177,13 @@ mod tests {
 
     fn ring(units: core::ops::Range<u32>) -> Arc<Ring> {
         let ring = Ring::new(2).unwrap();
-        units.for_each(|unit| assert!(ring.put(unit)));
+        units.for_each(|unit| assert!(put(&ring, unit)));
         Arc::new(ring)
+    }
+
+    fn put(ring: &Ring, unit: u32) -> bool {
+        // SAFETY: it is borrowed.
+        unsafe { Ring::put(NonNull::from(ring), unit) }
     }
 
     fn assert_each_once(mut units: Vec<u32>, count: u32) {
@@ -184,7 +196,7 @@ mod tests {
     fn model_ring_goes_round() {
         model(None, || {
             let ring = ring(0..2);
-            let turn = |ring: &Ring| ring.take().map(|unit| assert!(ring.put(unit)));
+            let turn = |ring: &Ring| ring.take().map(|unit| assert!(put(ring, unit)));
             let other = thread::spawn({
                 let ring = ring.clone();
                 move || {
@@ -206,9 +218,9 @@ mod tests {
             let ring = ring(0..0);
             let other = thread::spawn({
                 let ring = ring.clone();
-                move || assert!(ring.put(0))
+                move || assert!(put(&ring, 0))
             });
-            assert!(ring.put(1));
+            assert!(put(&ring, 1));
             assert!(ring.take().is_some());
             other.join().unwrap();
         });
@@ -223,7 +235,7 @@ mod tests {
                 let (ring, why) = (ring.clone(), why.clone());
                 move || {
                     let mut mine: Vec<u32> = ring.take().into_iter().collect();
-                    if !ring.put(1) {
+                    if !put(&ring, 1) {
                         assert_eq!(why.load(Ordering::Relaxed), 1);
                         mine.push(1);
                     }
@@ -238,7 +250,7 @@ mod tests {
             assert_each_once(units, 2);
             assert_eq!(ring.take(), None);
             ring.reopen();
-            assert!(ring.put(0));
+            assert!(put(&ring, 0));
             assert_eq!(ring.take(), Some(0));
         });
     }

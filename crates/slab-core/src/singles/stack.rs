@@ -7,6 +7,7 @@
 
 use super::SinglesCount;
 use crate::sync::{AtomicU32, AtomicU64, MODELLED, Ordering};
+use core::ptr::NonNull;
 
 /// Nothing comes in or goes out.
 const SHUT: u64 = 1 << 32;
@@ -45,17 +46,22 @@ impl Stack {
         }
     }
 
-    /// Adds a chunk; `false` if the stack is shut.
-    pub(super) fn put<'a>(&self, unit: u32, link: impl Fn(u32) -> &'a AtomicU32) -> bool {
-        let link = link(unit);
+    /// Adds a chunk, whose link is `link`; `false` if the stack is shut.
+    ///
+    /// # Safety
+    /// `this` points to a stack that lasts until the chunk is in. After `true` it may be gone, which is
+    /// why no reference to it comes in: one would be promised to last until this returns.
+    pub(super) unsafe fn put(this: NonNull<Self>, unit: u32, link: &AtomicU32) -> bool {
+        // SAFETY: the caller's promise.
+        let this = unsafe { this.as_ref() };
         // Before the chunk is in: afterwards the stack may be gone.
-        self.puts.fetch_add(1, Ordering::Relaxed);
+        this.puts.fetch_add(1, Ordering::Relaxed);
         // Acquire: who sees it shut sees why.
-        let mut head = self.head.load(Ordering::Acquire);
+        let mut head = this.head.load(Ordering::Acquire);
         while head & SHUT == 0 {
             link.store(head as u32, Ordering::Relaxed);
             // Release: the link, and what the last owner did to the chunk, come before.
-            match self.head.compare_exchange_weak(
+            match this.head.compare_exchange_weak(
                 head,
                 with_top(head, unit + 1),
                 Ordering::Release,
@@ -66,7 +72,7 @@ impl Stack {
             }
         }
         link.store(0, Ordering::Relaxed);
-        self.puts.fetch_sub(1, Ordering::Relaxed);
+        this.puts.fetch_sub(1, Ordering::Relaxed);
         false
     }
 
@@ -168,7 +174,9 @@ mod tests {
         }
 
         fn put(&self, unit: u32) -> bool {
-            self.stack.put(unit, |unit| &self.links[unit as usize])
+            let link = &self.links[unit as usize];
+            // SAFETY: the stack lives in `self`.
+            unsafe { Stack::put(NonNull::from(&self.stack), unit, link) }
         }
 
         fn take(&self) -> Option<u32> {
