@@ -114,20 +114,39 @@ fn batch_reuse(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A row of its own in the original for the search and for the map; here there is one look-up.
+/// A row of its own in the original for the search and for the map; here there is one look-up, in the
+/// pool's table, and another table for what is larger than 64 KiB. `turning` is the loop alone, which
+/// each row here has in it.
 fn find_size_class(criterion: &mut Criterion) {
-    let classes = SizeClasses::explicit(POWERS).expect("the classes are valid");
+    let pool = pool(POWERS);
+    let sizes = pool.size_classes().sizes();
     let mut group = criterion.benchmark_group("go_slab");
     let lens = [
         32, 100, 300, 700, 1500, 3000, 6000, 12_000, 25_000, 50_000, 100_000,
     ];
     let mut turn = Rotation::new(&lens);
     group.bench_function("FindSizeClass", |b| {
-        b.iter(|| classes.class_for(black_box(turn.next())));
+        b.iter(|| pool.class_for(black_box(turn.next())));
     });
     let mut turn = Rotation::new(POWERS);
     group.bench_function("FindSizeClassExact", |b| {
-        b.iter(|| classes.exact(black_box(turn.next())));
+        b.iter(|| {
+            let len = black_box(turn.next());
+            pool.class_for(len).filter(|&class| sizes[class] == len)
+        });
+    });
+    let mut turn = Rotation::new(POWERS);
+    group.bench_function("FindSizeClass-turning", |b| {
+        b.iter(|| black_box(turn.next()));
+    });
+    let general = SlabPool::builder()
+        .size_classes(SizeClasses::general())
+        .build()
+        .expect("the configuration is valid");
+    let lens = [70_000, 131_072, 200_000, 262_144, 400_000, 900_000, 1 << 20];
+    let mut turn = Rotation::new(&lens);
+    group.bench_function("FindSizeClass-large", |b| {
+        b.iter(|| general.class_for(black_box(turn.next())));
     });
     group.finish();
 }

@@ -49,7 +49,7 @@ impl SlabPool {
     /// [`AllocError::TooLarge`] above the largest class.
     pub fn chunk_batch(&self, len: usize) -> Result<ChunkBatch, AllocError> {
         Ok(ChunkBatch {
-            place: self.class_for(len)?,
+            place: self.place_for(len)?,
             pool: self.clone(),
             units: ArrayVec::new(),
         })

@@ -236,7 +236,8 @@ impl SizeClasses {
         (first..self.sizes.len()).find(|&class| self.align(class) >= align)
     }
 
-    /// The index of the smallest class that holds `len` bytes; `None` if none does.
+    /// The index of the smallest class that holds `len` bytes; `None` if none does. Looks at the
+    /// sizes in turn; a pool has a table for it, [`SlabPool::class_for`](crate::SlabPool::class_for).
     #[must_use]
     pub fn class_for(&self, len: usize) -> Option<usize> {
         self.sizes.iter().position(|&bytes| bytes >= len)

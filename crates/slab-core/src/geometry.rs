@@ -2,10 +2,11 @@
 //! class.
 //!
 //! Pure functions of the configuration: nothing here changes once a pool is built. A request of up
-//! to [`TABLE_BYTES`] is looked up in a table, one entry per 64 bytes; a larger one by
-//! comparing with the few classes above.
+//! to [`TABLE_BYTES`] is looked up in a table, one entry per 64 bytes. For a larger one a coarse table
+//! says where to begin, one entry per [`COARSE_BYTES`]; only if that many bytes hold several classes
+//! is it compared with more than one.
 
-use crate::class::{CHUNK_ALIGN, MAX_CLASSES, SizeClasses};
+use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 use crate::sync::MODELLED;
 use crate::thread_cache::Place;
 
@@ -13,6 +14,8 @@ use crate::thread_cache::Place;
 // Fewer in models: a pool is built on the stack, of which loom's threads have little.
 const TABLE_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
 const TABLE_LEN: usize = TABLE_BYTES / CHUNK_ALIGN + 1;
+const COARSE_BYTES: usize = 64 << 10;
+const COARSE_LEN: usize = MAX_CHUNK_BYTES / COARSE_BYTES;
 /// A slab holds at least this many chunks of the largest class.
 const MIN_CHUNKS_PER_SLAB: usize = 4;
 const MIN_SLAB_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
@@ -63,6 +66,8 @@ pub(crate) struct ClassTable {
     direct: usize,
     lookup: [Place; TABLE_LEN],
     geometry: [Geometry; MAX_CLASSES],
+    /// The smallest class of more than `index * COARSE_BYTES` bytes, if there is one.
+    coarse: [u8; COARSE_LEN],
     classes: SizeClasses,
     slab_bytes: usize,
 }
@@ -104,10 +109,15 @@ impl ClassTable {
             lookup[from..to].fill(Place::new(class, geometry.count_shift));
             from = to;
         }
+        let coarse = core::array::from_fn(|at| {
+            let sizes = classes.sizes();
+            sizes.partition_point(|&bytes| bytes <= at * COARSE_BYTES) as u8
+        });
         Self {
             direct: classes.largest().min(TABLE_BYTES),
             lookup,
             geometry,
+            coarse,
             classes,
             slab_bytes,
         }
@@ -125,9 +135,9 @@ impl ClassTable {
 
     /// The class for a request, or `None` if it is above the largest class.
     #[inline]
-    pub(crate) fn class_for(&self, len: usize) -> Option<Place> {
+    pub(crate) fn place_for(&self, len: usize) -> Option<Place> {
         if len > self.direct {
-            return self.large_class_for(len);
+            return self.large_place_for(len);
         }
         // Rounds up; `div_ceil` would guard against an overflow that cannot be here.
         let granule = (len + (CHUNK_ALIGN - 1)) >> CHUNK_ALIGN.trailing_zeros();
@@ -135,10 +145,20 @@ impl ClassTable {
         Some(unsafe { *self.lookup.get_unchecked(granule) })
     }
 
+    /// Out of the way of smaller requests, whose look-up is part of each caller's code.
     #[cold]
-    fn large_class_for(&self, len: usize) -> Option<Place> {
-        let class = self.classes.class_for(len)?;
-        Some(self.place(class as u8))
+    #[inline(never)]
+    fn large_place_for(&self, len: usize) -> Option<Place> {
+        if len > self.classes.largest() {
+            return None;
+        }
+        // `len` is not zero: it is above `direct`.
+        let mut class = self.coarse[(len - 1) / COARSE_BYTES];
+        // Ends at the largest class.
+        while self.geometry(class).bytes < len {
+            class += 1;
+        }
+        Some(self.place(class))
     }
 
     pub(crate) fn place(&self, class: u8) -> Place {
@@ -148,7 +168,7 @@ impl ClassTable {
     #[inline]
     pub(crate) fn geometry(&self, class: u8) -> &Geometry {
         debug_assert!(usize::from(class) < MAX_CLASSES);
-        // SAFETY: a class index comes from `class_for`, or from a count of this table's classes, of
+        // SAFETY: a class index comes from `place_for`, or from a count of this table's classes, of
         // which there are at most `MAX_CLASSES`.
         unsafe { self.geometry.get_unchecked(usize::from(class)) }
     }
@@ -189,18 +209,20 @@ mod tests {
             SizeClasses::network(),
             SizeClasses::general(),
             SizeClasses::explicit(&[192, 1536, 131_072]).unwrap(),
+            // Two, none and three classes in 64 KiB.
+            SizeClasses::explicit(&[65_536, 65_600, 131_072, 300_032, 300_096, 327_680]).unwrap(),
         ] {
             let table = ClassTable::new(classes.clone(), 64 << 20);
             let step = if cfg!(miri) { 9973 } else { 1 };
             for len in (0..classes.largest() + 200).step_by(step) {
                 assert_eq!(
-                    table.class_for(len).map(|place| usize::from(place.class())),
+                    table.place_for(len).map(|place| usize::from(place.class())),
                     classes.class_for(len),
                     "{len}"
                 );
             }
             for len in [usize::MAX, usize::MAX - 62, isize::MAX as usize + 1] {
-                assert!(table.class_for(len).is_none());
+                assert!(table.place_for(len).is_none());
             }
         }
     }

@@ -92,7 +92,7 @@ impl SlabPool {
     #[inline(always)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
-        let place = self.class_for(len)?;
+        let place = self.place_for(len)?;
         let unit = match self.try_pop(place) {
             Some(unit) => unit,
             None => self.alloc_slow(place, CallSite::here())?,
@@ -155,7 +155,7 @@ impl SlabPool {
         if self.inner().zero_on_free {
             return self.try_alloc(len);
         }
-        let place = self.class_for(len)?;
+        let place = self.place_for(len)?;
         if let Some(mut chunk) = self.try_alloc_cached(place) {
             chunk.zeroed();
             return Ok(chunk);
@@ -171,11 +171,11 @@ impl SlabPool {
     }
 
     #[inline(always)]
-    pub(crate) fn class_for(&self, len: usize) -> Result<Place, AllocError> {
+    pub(crate) fn place_for(&self, len: usize) -> Result<Place, AllocError> {
         let inner = self.inner();
         inner
             .classes
-            .class_for(len)
+            .place_for(len)
             .ok_or_else(|| inner.too_large(len))
     }
 
@@ -210,6 +210,26 @@ impl SlabPool {
     #[must_use]
     pub fn size_classes(&self) -> &SizeClasses {
         self.inner().classes.classes()
+    }
+
+    /// The index in [`size_classes`](Self::size_classes) of the class that serves a request of `len`
+    /// bytes; `None` above the largest.
+    ///
+    /// As [`SizeClasses::class_for`], in constant time: the look-up of each allocation, in the pool's
+    /// table.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().build()?;
+    /// let class = pool.class_for(1500).expect("an MTU fits");
+    /// assert_eq!(pool.size_classes().sizes()[class], 1536);
+    /// assert_eq!(pool.try_alloc(1500)?.class(), class);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    #[must_use]
+    pub fn class_for(&self, len: usize) -> Option<usize> {
+        self.inner().classes.place_for(len).map(Place::index)
     }
 
     /// The cap in bytes: the size of the arena, a whole number of slabs.

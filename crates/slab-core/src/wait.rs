@@ -342,7 +342,7 @@ impl Future for Alloc<'_> {
             let class = turn.class;
             return self.poll_slow(class, cx);
         }
-        match self.pool.class_for(self.len) {
+        match self.pool.place_for(self.len) {
             Err(too_large) => Poll::Ready(Err(too_large)),
             Ok(place) => match self.pool.try_alloc_cached(place) {
                 Some(chunk) => Poll::Ready(Ok(chunk)),
