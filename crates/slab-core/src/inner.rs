@@ -31,6 +31,7 @@ use crate::error::ConfigError;
 use crate::fork;
 use crate::geometry::ClassTable;
 use crate::guard::CLOSED;
+use crate::handoff::HandoffMutex;
 use crate::hardening::Hardening;
 use crate::magazine::Tally;
 use crate::oversize::Oversize;
@@ -116,7 +117,7 @@ pub(crate) struct Inner {
     pub(crate) singles: Singles,
     pub(crate) uncached: [Uncached; MAX_CLASSES],
     pub(crate) too_large: AtomicU64,
-    pub(crate) slabs: Mutex<SlabLayer>,
+    pub(crate) slabs: HandoffMutex<SlabLayer>,
     pub(crate) registry: Mutex<Vec<Registered>>,
     pub(crate) closed: AtomicBool,
     /// Somebody waits for memory: what becomes free goes to its slab at once (see `wait`). Changes
@@ -239,7 +240,7 @@ impl Inner {
                 in_use_peak: AtomicU64::new(0),
             }),
             too_large: AtomicU64::new(0),
-            slabs: Mutex::new(SlabLayer::new(slabs)),
+            slabs: HandoffMutex::new(SlabLayer::new(slabs)),
             arena,
             registry: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),

@@ -59,6 +59,7 @@ mod fork;
 mod free;
 mod geometry;
 mod guard;
+mod handoff;
 mod hardening;
 mod inner;
 #[cfg(all(test, not(any(loom, shuttle))))]

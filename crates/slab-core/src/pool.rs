@@ -294,8 +294,9 @@ impl SlabPool {
     /// where it is. Without the feature `std`, and on systems without `mmap`, all memory is the
     /// allocator's: to give it back is to zero it.
     ///
-    /// Collects the free chunks of all threads' magazines first. Takes time in proportion to the
-    /// number of free chunks; allocations and frees go on meanwhile.
+    /// Collects the free chunks of all threads' magazines first, in time proportional to their number;
+    /// then gives memory back in pieces of 4 MiB or a slab. Frees go on meanwhile, and so do allocations:
+    /// one that needs a slab waits until the free chunks are collected, or for one piece.
     pub fn trim(&self) -> usize {
         self.trim_to(0)
     }

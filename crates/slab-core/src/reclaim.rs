@@ -10,7 +10,7 @@
 //!   chunks come from the slabs again, in order of address, which also undoes what shuffled frees
 //!   have done to locality.
 //! - [`trim`](Inner::trim): a sweep, after which unused slabs and the whole pages among the stored
-//!   chunks go back to the system.
+//!   chunks go back to the system, in pieces: whoever waits for the mutex has it in between.
 //!
 //! An allocation that meets an empty depot meanwhile waits for the mutex, not for luck; a free
 //! goes to the open batch. Nothing else stops.
@@ -131,12 +131,17 @@ impl Inner {
     pub(crate) fn trim(&self, target: usize) -> usize {
         let mut layer = self.slabs.lock();
         self.sweep(&mut layer);
-        let bytes = if self.arena.gives_back() {
-            layer.slabs.trim_unused(&self.arena, target)
-                + layer.slabs.trim_stored(&self.arena, &self.classes)
-        } else {
-            0
-        };
+        let mut bytes = 0;
+        if self.arena.gives_back() {
+            let mut trim = layer.slabs.begin_trim(target);
+            while let Some(piece) = layer
+                .slabs
+                .trim_piece(&self.arena, &self.classes, &mut trim)
+            {
+                bytes += piece;
+                layer = self.slabs.hand_over(layer);
+            }
+        }
         drop(layer);
         tracing::debug!(pool = %self.name, bytes, "pool trimmed");
         bytes

@@ -37,6 +37,12 @@ impl<T> Mutex<T> {
         }
         MutexGuard { mutex: self }
     }
+
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        // Acquire: as in `lock`.
+        let taken = self.locked.swap(true, Ordering::Acquire);
+        (!taken).then(|| MutexGuard { mutex: self })
+    }
 }
 
 impl<T> fmt::Debug for Mutex<T> {

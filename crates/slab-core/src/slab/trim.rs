@@ -1,6 +1,10 @@
 //! Giving memory back to the system: slabs that serve no class, and the whole pages among the free
 //! chunks of the others.
 //!
+//! It goes a piece at a time, because all of it under the mutex would stop who needs a slab for as long:
+//! a tenth of a second a GiB. Between two pieces every invariant of the slab table holds, so whatever
+//! happens there, a trim in pieces is so many short ones.
+//!
 //! What went back once is not given back again: an unused slab without memory is among the `empty`
 //! ones, and a slab whose free pages are gone is marked until a chunk is stored in it.
 
@@ -8,84 +12,161 @@ use super::{Slabs, UNUSED, WORD_BITS, slab_words};
 use crate::arena::Arena;
 use crate::class::CHUNK_ALIGN;
 use crate::geometry::ClassTable;
+use crate::sync::MODELLED;
 use core::ops::Range;
 
 /// Memory goes back to the system in pages; where they are larger, less of it does.
 const PAGE: usize = 4096;
 
+/// Who trims lets go of the mutex at least this often, in bytes given back: a system takes a
+/// millisecond or less for them. A slab is given back at once, whatever its size.
+const PIECE_BYTES: usize = if MODELLED { 1 } else { 4 << 20 };
+/// And in slabs looked at.
+const PIECE_SLABS: usize = 1024;
+
+/// A trim on its way. What it was when it began bounds it: what comes free meanwhile is for the next.
+#[derive(Debug)]
+pub(crate) struct Trim {
+    /// Whole slabs go only while more bytes than this are committed.
+    target: usize,
+    /// Unused slabs to give back, at most.
+    unused: usize,
+    /// Slabs whose free pages are to be given back.
+    slabs: Range<usize>,
+}
+
+/// The system does not take memory back.
+#[derive(Debug)]
+struct Kept;
+
 impl Slabs {
-    /// Gives the whole pages among the stored chunks back to the system; returns how many bytes
-    /// that were.
-    pub(crate) fn trim_stored(&mut self, arena: &Arena, classes: &ClassTable) -> usize {
-        let mut bytes = 0;
-        for (index, slab) in (0..).zip(&mut self.table[..self.backed]) {
-            if slab.class == UNUSED || slab.free == 0 || slab.trimmed {
-                continue;
-            }
-            let chunk_bytes = classes.geometry(slab.class).bytes;
-            let span = slab_words(arena, index);
-            let first = span.start as u32 * WORD_BITS;
-            let mut run = 0..0;
-            for (&word, at) in self.bits[span].iter().zip((first..).step_by(64)) {
-                let mut rest = word;
-                while rest != 0 {
-                    let start = (at + rest.trailing_zeros()) as usize * CHUNK_ALIGN;
-                    rest &= rest - 1;
-                    if run.end != start {
-                        let Some(went) = release_pages(arena, &run) else {
-                            return bytes;
-                        };
-                        bytes += went;
-                        run.start = start;
-                    }
-                    run.end = start + chunk_bytes;
-                }
-            }
-            let Some(went) = release_pages(arena, &run) else {
-                return bytes;
-            };
-            bytes += went;
-            slab.trimmed = true;
+    pub(crate) fn begin_trim(&self, target: usize) -> Trim {
+        Trim {
+            target,
+            unused: self.unused.len() - self.empty,
+            slabs: 0..self.backed,
         }
-        bytes
     }
 
-    /// Gives the memory of unused slabs back to the system until at most `target` bytes are
-    /// committed; returns how many bytes that were.
-    pub(crate) fn trim_unused(&mut self, arena: &Arena, target: usize) -> usize {
+    /// Gives back the next few megabytes: the memory of unused slabs first, then the whole pages among
+    /// stored chunks. Returns how many bytes that were; `None` at the end.
+    pub(crate) fn trim_piece(
+        &mut self,
+        arena: &Arena,
+        classes: &ClassTable,
+        trim: &mut Trim,
+    ) -> Option<usize> {
+        if trim.unused == 0 && trim.slabs.is_empty() {
+            return None;
+        }
         let mut bytes = 0;
-        while self.empty < self.unused.len() && self.committed() * arena.slab_bytes() > target {
-            let index = self.unused[self.empty] as usize;
-            // SAFETY: the slab is backed and serves no class, so nobody has any part of it, and
-            // nobody can get it while the caller has the mutex that guards `self`.
-            let went = unsafe { arena.release(index * arena.slab_bytes(), arena.slab_bytes()) };
-            if !went {
+        if self.trim_some(arena, classes, trim, &mut bytes).is_err() {
+            // Nor will it take the rest.
+            trim.unused = 0;
+            trim.slabs = 0..0;
+        }
+        Some(bytes)
+    }
+
+    fn trim_some(
+        &mut self,
+        arena: &Arena,
+        classes: &ClassTable,
+        trim: &mut Trim,
+        bytes: &mut usize,
+    ) -> Result<(), Kept> {
+        while trim.unused > 0 && *bytes < PIECE_BYTES {
+            trim.unused -= 1;
+            if !self.trim_unused(arena, trim.target, bytes)? {
+                trim.unused = 0;
+            }
+        }
+        for _ in 0..PIECE_SLABS {
+            if *bytes >= PIECE_BYTES {
                 break;
             }
-            let slab = &mut self.table[index];
-            if slab.before != UNUSED {
-                self.classes[usize::from(slab.before)].trims += 1;
-                slab.before = UNUSED;
-            }
-            self.empty += 1;
-            bytes += arena.slab_bytes();
+            let Some(slab) = trim.slabs.next() else {
+                break;
+            };
+            self.trim_stored(arena, classes, slab, bytes)?;
         }
-        bytes
+        Ok(())
+    }
+
+    /// Gives back the memory of one unused slab; `false` if there is none, or no more than `target`
+    /// bytes are committed.
+    fn trim_unused(
+        &mut self,
+        arena: &Arena,
+        target: usize,
+        bytes: &mut usize,
+    ) -> Result<bool, Kept> {
+        if self.empty == self.unused.len() || self.committed() * arena.slab_bytes() <= target {
+            return Ok(false);
+        }
+        let index = self.unused[self.empty] as usize;
+        // SAFETY: the slab is backed and serves no class, so nobody has any part of it, and nobody
+        // can get it while the caller has the mutex that guards `self`.
+        let went = unsafe { arena.release(index * arena.slab_bytes(), arena.slab_bytes()) };
+        if !went {
+            return Err(Kept);
+        }
+        let slab = &mut self.table[index];
+        if slab.before != UNUSED {
+            self.classes[usize::from(slab.before)].trims += 1;
+            slab.before = UNUSED;
+        }
+        self.empty += 1;
+        *bytes += arena.slab_bytes();
+        Ok(true)
+    }
+
+    /// Gives back the whole pages among a slab's stored chunks.
+    fn trim_stored(
+        &mut self,
+        arena: &Arena,
+        classes: &ClassTable,
+        index: usize,
+        bytes: &mut usize,
+    ) -> Result<(), Kept> {
+        let slab = &mut self.table[index];
+        if slab.class == UNUSED || slab.free == 0 || slab.trimmed {
+            return Ok(());
+        }
+        let chunk_bytes = classes.geometry(slab.class).bytes;
+        let span = slab_words(arena, index as u32);
+        let first = span.start as u32 * WORD_BITS;
+        let mut run = 0..0;
+        for (&word, at) in self.bits[span].iter().zip((first..).step_by(64)) {
+            let mut rest = word;
+            while rest != 0 {
+                let start = (at + rest.trailing_zeros()) as usize * CHUNK_ALIGN;
+                rest &= rest - 1;
+                if run.end != start {
+                    *bytes += release_pages(arena, &run)?;
+                    run.start = start;
+                }
+                run.end = start + chunk_bytes;
+            }
+        }
+        *bytes += release_pages(arena, &run)?;
+        slab.trimmed = true;
+        Ok(())
     }
 }
 
 /// Gives back the whole pages in a run of stored chunks, by their offsets in the arena; returns how
-/// many bytes they are, `None` if the system does not take them.
-fn release_pages(arena: &Arena, run: &Range<usize>) -> Option<usize> {
+/// many bytes they are.
+fn release_pages(arena: &Arena, run: &Range<usize>) -> Result<usize, Kept> {
     let from = run.start.next_multiple_of(PAGE);
     let to = run.end / PAGE * PAGE;
     if from >= to {
-        return Some(0);
+        return Ok(0);
     }
     // SAFETY: the pages lie in chunks that are stored, so nobody has them, and nobody can get
     // them while the caller has the mutex that guards the slab table.
     let went = unsafe { arena.release(from, to - from) };
-    went.then_some(to - from)
+    if went { Ok(to - from) } else { Err(Kept) }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -93,6 +174,14 @@ mod tests {
     use super::super::tests::{carve_all, fixture};
     use super::*;
     use crate::builder::Growth;
+    #[cfg(not(miri))]
+    use crate::class::SizeClasses;
+
+    /// All pieces of a trim; returns their bytes.
+    fn trim(slabs: &mut Slabs, arena: &Arena, classes: &ClassTable, target: usize) -> usize {
+        let mut trim = slabs.begin_trim(target);
+        std::iter::from_fn(|| slabs.trim_piece(arena, classes, &mut trim)).sum()
+    }
 
     #[test]
     fn trim_stops_at_its_target_and_trimmed_slabs_come_back() {
@@ -100,9 +189,9 @@ mod tests {
         let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 0);
         slabs.store(&arena, 0, &units);
-        assert_eq!(slabs.trim_unused(&arena, 64 << 10), 192 << 10);
+        assert_eq!(trim(&mut slabs, &arena, &classes, 64 << 10), 192 << 10);
         assert_eq!(slabs.committed(), 1);
-        assert_eq!(slabs.trim_unused(&arena, 64 << 10), 0);
+        assert_eq!(trim(&mut slabs, &arena, &classes, 64 << 10), 0);
         assert_eq!(slabs.class(0).trims, 3);
         assert!(!carve_all(&mut slabs, &arena, &classes, 1).is_empty());
         assert_eq!(slabs.committed(), arena.slabs());
@@ -122,17 +211,50 @@ mod tests {
         slabs.store(&arena, 1, &stored.collect::<Vec<_>>());
         // From the second page to the last whole one of 42 chunks.
         let pages = arena.slabs() * (56 << 10);
-        assert_eq!(slabs.trim_stored(&arena, &classes), pages);
-        assert_eq!(slabs.trim_stored(&arena, &classes), 0, "nothing was used");
+        assert_eq!(trim(&mut slabs, &arena, &classes, 0), pages);
+        assert_eq!(trim(&mut slabs, &arena, &classes, 0), 0, "nothing was used");
         // One chunk of the first slab comes out and goes in again.
         let mut out = [0];
         slabs.carve(&arena, &classes, 1, &mut out).unwrap();
-        assert_eq!(slabs.trim_stored(&arena, &classes), 0, "less is stored");
+        assert_eq!(trim(&mut slabs, &arena, &classes, 0), 0, "less is stored");
         slabs.store(&arena, 1, &out);
         assert_eq!(
-            slabs.trim_stored(&arena, &classes),
+            trim(&mut slabs, &arena, &classes, 0),
             pages / arena.slabs(),
             "that slab alone"
         );
+    }
+
+    /// A trim lets go every 4 MiB, and what is taken and given back meanwhile is none of its business.
+    #[test]
+    #[cfg(not(miri))] // Writes 16 MiB in turn.
+    fn what_is_taken_between_two_pieces_of_a_trim_stays() {
+        const CAP: usize = 16 << 20;
+        let list = SizeClasses::explicit(&[65536]).unwrap();
+        let classes = ClassTable::new(list, CAP);
+        let arena = Arena::reserve(CAP, classes.slab_bytes()).unwrap();
+        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let units = carve_all(&mut slabs, &arena, &classes, 0);
+        assert_eq!(units.len(), CAP / 65536);
+        slabs.store(&arena, 0, &units);
+        let mut trimming = slabs.begin_trim(0);
+        let mut piece = |slabs: &mut Slabs| slabs.trim_piece(&arena, &classes, &mut trimming);
+        assert_eq!(piece(&mut slabs), Some(PIECE_BYTES));
+        let mut taken = [0; 6];
+        for unit in &mut taken {
+            let carved = slabs
+                .carve(&arena, &classes, 0, core::slice::from_mut(unit))
+                .unwrap();
+            assert!(!carved.fresh, "those with memory come first");
+        }
+        // Two slabs are in use, one of them in part; a chunk of the other comes back.
+        slabs.store(&arena, 0, &taken[..1]);
+        let two = 2 * arena.slab_bytes();
+        assert_eq!(piece(&mut slabs), Some(PIECE_BYTES));
+        assert_eq!(piece(&mut slabs), Some(PIECE_BYTES));
+        assert_eq!(piece(&mut slabs), Some(PIECE_BYTES - two + 65536));
+        assert_eq!(piece(&mut slabs), None);
+        assert_eq!(slabs.committed() * arena.slab_bytes(), two);
+        assert_eq!(slabs.class(0).out(), 5);
     }
 }

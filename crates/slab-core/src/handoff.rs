@@ -1,0 +1,87 @@
+//! A mutex whose holder can let others pass in the midst of long work.
+//!
+//! A mutex that is dropped and taken again at once lets nobody pass: whoever sleeps for it takes longer
+//! to wake than the holder to come back. So who sleeps is counted, and the holder waits a moment.
+
+use crate::sync::{Backoff, MODELLED, Mutex, MutexGuard};
+
+/// Nothing depends on its order with anything else: of no interest to models.
+type Count = core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// How many times a holder looks whether those that it woke have come.
+const PATIENCE: u32 = 256;
+
+#[derive(Debug)]
+pub(crate) struct HandoffMutex<T> {
+    mutex: Mutex<T>,
+    /// Threads that sleep for the mutex, or are about to. In the child of a fork those of the parent
+    /// stay counted: a hand-over then takes all of its patience, and no longer.
+    waiting: Count,
+}
+
+impl<T> HandoffMutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            mutex: Mutex::new(value),
+            waiting: Count::new(0),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        if !MODELLED && let Some(guard) = self.mutex.try_lock() {
+            return guard;
+        }
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = self.mutex.lock();
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
+    }
+
+    /// Lets those have the mutex first who wait for it now. What it guards may have changed when this
+    /// returns.
+    pub(crate) fn hand_over<'a>(&'a self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        // In a model somebody may always come in between.
+        if !MODELLED && self.waiting.load(Relaxed) == 0 {
+            return guard;
+        }
+        drop(guard);
+        if !MODELLED {
+            let mut backoff = Backoff::default();
+            for _ in 0..PATIENCE {
+                if self.waiting.load(Relaxed) == 0 {
+                    break;
+                }
+                backoff.snooze();
+            }
+        }
+        self.lock()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_passes_a_holder_that_hands_over() {
+        let mutex = HandoffMutex::new(0);
+        std::thread::scope(|scope| {
+            let mut guard = mutex.lock();
+            for others in 1..=2 {
+                scope.spawn(|| *mutex.lock() += 1);
+                while mutex.waiting.load(Relaxed) == 0 {
+                    std::thread::yield_now();
+                }
+                // Once is enough unless the machine has better to do than to run the other.
+                for _ in 0..10_000 {
+                    guard = mutex.hand_over(guard);
+                    if *guard == others {
+                        break;
+                    }
+                }
+                assert_eq!(*guard, others);
+            }
+        });
+    }
+}
