@@ -174,6 +174,11 @@ impl Guard {
         self.ceiling.store(ceiling, Ordering::Relaxed);
     }
 
+    /// Is the owner inside by [`enter_slow`](Self::enter_slow)? A hint for whoever has not shut it.
+    pub(crate) fn is_inside_slow(&self) -> bool {
+        self.intent.load(Ordering::Acquire) == INSIDE
+    }
+
     /// Is the gate shut for this reason?
     pub(crate) fn is_raised(&self, reason: u32) -> bool {
         self.gate.load(Ordering::Relaxed) & reason != 0

@@ -209,6 +209,16 @@ impl Magazine {
         unsafe { write_units(slots, units) };
     }
 
+    /// Chunks that a taker finds, at most: while the owner moves a batch, what it has in its hand too.
+    /// A hint, as [`len`](Self::len).
+    pub(crate) fn len_at_most(&self) -> usize {
+        if self.guard.is_inside_slow() {
+            self.guard.capacity()
+        } else {
+            self.len()
+        }
+    }
+
     /// Takes a chunk. After `enter_slow` only.
     pub(crate) fn pop(&self) -> Option<u32> {
         let state = self.state();

@@ -15,23 +15,24 @@
 //! An allocation that meets an empty depot meanwhile waits for the mutex, not for luck; a free
 //! goes to the open batch. Nothing else stops.
 //!
-//! A pool that is truly full comes here on every refused allocation. If nothing was freed since
-//! the last sweep there is nothing to find; otherwise the sweep moves each freed chunk once.
+//! A pool that is truly full comes here on every refused allocation, and a sweep takes all threads'
+//! magazines from them: it is made only if it may help, see
+//! [`is_sweep_worth_while`](Inner::is_sweep_worth_while). Those who are refused for large chunks then
+//! leave those alone who allocate and free small ones.
 
 use crate::error::AllocError;
 use crate::inner::Inner;
+use crate::magazine::Magazine;
 use crate::registry::Registered;
 use crate::slab::{Carved, Slabs};
 use crate::sync::{MutexGuard, Ordering, heavy_barrier};
 use crate::wait::Waiters;
 use core::ops::Range;
 
-/// The slab table and what reclaimers remember, under one mutex.
+/// The slab table and who waits for memory, under one mutex.
 #[derive(Debug)]
 pub(crate) struct SlabLayer {
     pub(crate) slabs: Slabs,
-    /// The pool's frees when the last sweep began.
-    frees_at_sweep: u64,
     pub(crate) waiters: Waiters,
 }
 
@@ -39,7 +40,6 @@ impl SlabLayer {
     pub(crate) fn new(slabs: Slabs) -> Self {
         Self {
             slabs,
-            frees_at_sweep: 0,
             waiters: Waiters::new(),
         }
     }
@@ -66,7 +66,7 @@ impl Inner {
         // Under pressure there is nothing left to collect.
         if !self.under_pressure.load(Ordering::Relaxed)
             && !self.has_fixed_shares()
-            && self.total_frees() != layer.frees_at_sweep
+            && self.is_sweep_worth_while(&mut layer, class)
         {
             self.sweep(&mut layer);
         }
@@ -102,8 +102,6 @@ impl Inner {
     /// Brings every free chunk back to its slab.
     pub(crate) fn sweep(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
         let _span = tracing::debug_span!("sweep", pool = %self.name).entered();
-        // Read first: a free that comes later makes the next sweep worth while.
-        layer.frees_at_sweep = self.total_frees();
         {
             // All magazines at once, and not longer than it takes to empty them.
             let registry = self.registry.lock();
@@ -147,11 +145,27 @@ impl Inner {
         bytes
     }
 
-    fn total_frees(&self) -> u64 {
+    /// May a sweep find a chunk of the class, or all chunks of some slab?
+    ///
+    /// A slab becomes whole only if as many chunks of its class are free outside as it misses. That is
+    /// a matter of counting, which disturbs nobody. What it misses, a sweep can miss too: a batch that
+    /// goes from the depot to a magazine, or back, just when the one was looked at and not yet the other.
+    fn is_sweep_worth_while(&self, layer: &mut SlabLayer, class: u8) -> bool {
         let registry = self.registry.lock();
-        (0..self.classes.count() as u8)
-            .map(|class| self.tally(&registry, class).frees)
-            .sum()
+        (0..self.classes.count() as u8).any(|other| {
+            let free = self.free_outside(&registry, other);
+            free > 0 && (other == class || layer.slabs.could_be_whole(other, free))
+        })
+    }
+
+    /// Free chunks of the class in magazines and in the depot; rather too many than too few.
+    fn free_outside(&self, registry: &[Registered], class: u8) -> u64 {
+        let in_depot = || self.depot.chunks(class) + self.count_singles(class).chunks;
+        // Twice, so that a batch which goes one way or the other meanwhile is seen.
+        let before = in_depot();
+        let magazines = registry.iter().map(|entry| entry.cache.magazine(class));
+        let in_magazines: usize = magazines.map(Magazine::len_at_most).sum();
+        before.max(in_depot()) + in_magazines as u64
     }
 }
 

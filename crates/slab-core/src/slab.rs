@@ -62,6 +62,8 @@ pub(crate) struct ClassSlabs {
     pub(crate) stored: u64,
     /// No slab of the class below this index has chunks stored.
     first_stored: u32,
+    /// Each slab of the class has at least so many chunks outside.
+    least_out: u32,
     pub(crate) commits: u64,
     /// Slabs that came from another class.
     pub(crate) rebalances: u64,
@@ -86,6 +88,13 @@ pub(crate) struct Slabs {
     growth: Growth,
     /// Slabs that a class has at most, and then keeps; see [`fix_shares`](Slabs::fix_shares).
     share: Option<u64>,
+}
+
+impl Slab {
+    /// Its chunks that are outside: in use, in magazines or in the depot.
+    fn out(&self) -> u32 {
+        self.carved - self.free
+    }
 }
 
 impl ClassSlabs {
@@ -132,6 +141,7 @@ impl Slabs {
                 carved: 0,
                 stored: 0,
                 first_stored: NONE,
+                least_out: u32::MAX,
                 commits: 0,
                 rebalances: 0,
                 trims: 0,
@@ -238,6 +248,7 @@ impl Slabs {
         }
         slab.carved += chunks as u32;
         entry.carved += chunks as u64;
+        entry.least_out = entry.least_out.min(slab.out());
         let fresh = slab.fresh;
         if slab.carved == geometry.chunks_per_slab {
             entry.current = NONE;
@@ -304,6 +315,20 @@ impl Slabs {
         taken
     }
 
+    /// Could some slab of the class have all its chunks back, if `free` of those outside are free?
+    ///
+    /// Looks through the slabs only if the bound that it remembers leaves it open.
+    pub(crate) fn could_be_whole(&mut self, class: u8, free: u64) -> bool {
+        let entry = &mut self.classes[usize::from(class)];
+        if free < u64::from(entry.least_out) {
+            return false;
+        }
+        let slabs = self.table[..self.backed].iter();
+        let of_class = slabs.filter(|slab| slab.class == class);
+        entry.least_out = of_class.map(Slab::out).min().unwrap_or(u32::MAX);
+        free >= u64::from(entry.least_out)
+    }
+
     /// Takes back free chunks of a class, which the caller took out of every other place. A slab
     /// that thereby has all its chunks back becomes unused.
     pub(crate) fn store(&mut self, arena: &Arena, class: u8, units: &[u32]) {
@@ -321,6 +346,7 @@ impl Slabs {
             entry.stored += 1;
             if slab.free < slab.carved || self.share.is_some() {
                 entry.first_stored = entry.first_stored.min(index);
+                entry.least_out = entry.least_out.min(slab.out());
                 continue;
             }
             entry.slabs -= 1;

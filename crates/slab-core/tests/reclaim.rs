@@ -198,8 +198,44 @@ fn a_full_pool_that_refuses_again_and_again_keeps_what_is_free() {
     drop(assert_whole_cap(&pool, large));
 }
 
+/// Who is refused again and again leaves the magazines of others alone, as long as what is free in
+/// them is too little for a slab; and finds it as soon as it is enough.
 #[test]
-fn trim_gives_everything_back_after_a_full_free_and_keeps_what_it_is_told_to() {
+#[cfg(feature = "std")]
+fn refusals_under_churn_do_not_take_the_magazines_away() {
+    let pool = pool();
+    let (small, large) = sizes(&pool);
+    let in_magazines = || pool.stats().classes()[0].in_magazines;
+    let mut held = fill(&pool, small);
+    for _ in 0..if cfg!(miri) { 3 } else { 1000 } {
+        drop(held.pop());
+        let cached = in_magazines();
+        assert!(cached > 0);
+        assert!(pool.try_alloc(large).is_err());
+        assert_eq!(in_magazines(), cached, "not swept");
+        held.push(pool.try_alloc(small).unwrap());
+    }
+    // The chunks of one slab, by another thread, the last of them alone.
+    held.sort_by_key(Chunk::as_ptr);
+    let in_slab = pool.stats().slab_bytes / small;
+    let last = held.pop();
+    let slab = held.split_off(held.len() + 1 - in_slab);
+    thread::spawn(move || drop(slab)).join().unwrap();
+    assert!(pool.try_alloc(large).is_err());
+    drop(last);
+    let full = fill(&pool, large);
+    assert_eq!(pool.stats().in_use() as usize, held.len() + full.len());
+    // Of the next slab all but three, and three of another: as many as a slab, but no slab.
+    let kept = held.split_off(held.len() - 3);
+    held.truncate(held.len() + 3 - in_slab - 3);
+    assert!(pool.try_alloc(large).is_err());
+    assert_eq!(in_magazines(), 0, "swept");
+    drop(kept);
+    assert!(pool.try_alloc(large).is_ok());
+}
+
+#[test]
+fn trim_gives_everything_back_after_afull_free_and_keeps_what_it_is_told_to() {
     let pool = pool();
     let (small, large) = sizes(&pool);
     let chunks = fill(&pool, small);
