@@ -124,10 +124,10 @@ fn a_sweep_says_how_many_slabs_it_freed() {
     assert!(events.contains(&swept), "{events:?}");
 }
 
-/// A pool that refuses sweeps once, and again only when something was freed since; with somebody
-/// waiting, or fixed shares, never.
+/// A pool that refuses sweeps once, and again only when as much was freed since as some slab misses;
+/// with somebody waiting, or fixed shares, never.
 #[test]
-fn only_what_was_freed_since_is_worth_a_sweep() {
+fn only_as_many_free_chunks_as_a_slab_misses_are_worth_a_sweep() {
     let builder = |mode| {
         let classes = SizeClasses::explicit(&[1024, 16384]).unwrap();
         let pool = SlabPool::builder().name("full").size_classes(classes);
@@ -151,6 +151,11 @@ fn only_what_was_freed_since_is_worth_a_sweep() {
         assert_eq!(count(&spans, "sweep"), before + 1);
         all.pop();
         assert!(pool.try_alloc(16384).is_err());
+        assert_eq!(count(&spans, "sweep"), before + 1);
+        // The other half of the last slab.
+        let in_slab = pool.stats().slab_bytes / 1024;
+        all.truncate(all.len() + 1 - in_slab / 2);
+        let _slab: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
         assert_eq!(count(&spans, "sweep"), before + 2);
         // Nor is there anything to raid: no magazine holds chunks of that size.
         assert_eq!(count(&spans, "raid pool=full chunk_bytes=16384"), 0);
