@@ -194,7 +194,9 @@ impl Inner {
         }
         let fresh = &units[..carved.chunks];
         let unit = self.deliver(cache, class, fresh);
-        self.note_peak(class);
+        if carved.note_peak {
+            self.note_peak(class);
+        }
         self.end_exhaustion(class);
         Ok(Found {
             unit,

@@ -45,8 +45,8 @@ impl Growth {
 pub enum Mode {
     /// With the threads, in magazines, from which whole batches go to the depot and come back. An
     /// allocation or a free is a few plain loads and stores. A thread keeps at most 112 free chunks
-    /// of a class, and of large ones two or 512 KiB, or 1/128 of the cap if that is less. Right for
-    /// almost everyone; without the feature `std` it is [`DepotOnly`](Self::DepotOnly).
+    /// of a class, and of large ones 512 KiB, or 1/128 of the cap if that is less; but two of any size.
+    /// Right for almost everyone; without the feature `std` it is [`DepotOnly`](Self::DepotOnly).
     ThreadCached,
     /// In one lock-free stack a class. Every allocation and free is a compare-and-swap on a word
     /// that all threads share (some ten times the time, more where threads meet). What that buys: no

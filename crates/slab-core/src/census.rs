@@ -80,8 +80,11 @@ impl Inner {
     }
 
     pub(crate) fn note_peak(&self, class: u8) {
-        let layer = self.slabs.lock();
-        let cached = self.tally(&self.registry.lock(), class).cached;
+        let mut layer = self.slabs.lock();
+        let registry = self.registry.lock();
+        layer.slabs.set_threads(registry.len());
+        let cached = self.tally(&registry, class).cached;
+        drop(registry);
         let now = self.whereabouts(layer.slabs.class(class), class, cached);
         self.raise_peak(&layer, class, now.in_use);
     }
@@ -140,6 +143,7 @@ impl Inner {
             allocs_from_slab: tally.from_slab,
             frees: tally.frees,
             frees_remote: tally.frees_remote.min(tally.frees),
+            chunks_flushed: tally.flushed,
             slab_commits: owned.commits,
             slab_rebalances: owned.rebalances,
             slab_trims: owned.trims,

@@ -80,6 +80,7 @@ pub(crate) struct Tally {
     pub(crate) frees_remote: u64,
     pub(crate) from_depot: u64,
     pub(crate) from_slab: u64,
+    pub(crate) flushed: u64,
     pub(crate) cached: u64,
 }
 
@@ -321,12 +322,19 @@ impl Magazine {
         let state = self.state();
         tally.frees += state.frees();
         // What went out beyond what came in was freed here without having been allocated here.
-        let surplus = (self.flushed.load(Ordering::Relaxed) + state.len() as u64)
-            .saturating_sub(self.refilled.load(Ordering::Relaxed));
+        let flushed = self.flushed.load(Ordering::Relaxed);
+        let surplus =
+            (flushed + state.len() as u64).saturating_sub(self.refilled.load(Ordering::Relaxed));
         tally.frees_remote += surplus;
+        tally.flushed += flushed;
         tally.from_depot += self.from_depot.load(Ordering::Relaxed);
         tally.from_slab += self.from_slab.load(Ordering::Relaxed);
-        tally.cached += self.len() as u64;
+        // Of the same state as the rest, unlike `len`.
+        tally.cached += if self.was_taken() {
+            0
+        } else {
+            state.len() as u64
+        };
     }
 }
 

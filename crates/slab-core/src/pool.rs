@@ -107,7 +107,9 @@ impl SlabPool {
     /// particular runtime.
     ///
     /// Those who wait for the same size class are served in the order in which they came, and
-    /// before any later `try_alloc`. Cancel-safe: dropping the future loses neither its chunk nor
+    /// before any later `try_alloc`. Between classes there is no such order: what is freed serves whoever
+    /// waits longest of those that it fits, so one who waits for 64 KiB can be overtaken by smaller
+    /// requests as long as no slab becomes whole. Cancel-safe: dropping the future loses neither its chunk nor
     /// anybody's turn. While somebody waits, frees bypass the threads' magazines.
     ///
     /// # Errors

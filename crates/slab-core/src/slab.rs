@@ -64,6 +64,8 @@ pub(crate) struct ClassSlabs {
     first_stored: u32,
     /// Each slab of the class has at least so many chunks outside.
     least_out: u32,
+    /// How often chunks were carved since what is in use was added up.
+    since_peak: u32,
     pub(crate) commits: u64,
     /// Slabs that came from another class.
     pub(crate) rebalances: u64,
@@ -86,6 +88,8 @@ pub(crate) struct Slabs {
     bits: Table<u64>,
     pub(crate) commit_failures: u64,
     growth: Growth,
+    /// Threads that have magazines, as last seen.
+    threads: u32,
     /// Slabs that a class has at most, and then keeps; see [`fix_shares`](Slabs::fix_shares).
     share: Option<u64>,
 }
@@ -112,6 +116,8 @@ pub(crate) struct Carved {
     pub(crate) new_slab: bool,
     /// The chunks' memory is as it came from the system: zero.
     pub(crate) fresh: bool,
+    /// It is time to look at how many chunks are in use.
+    pub(crate) note_peak: bool,
 }
 
 impl Slabs {
@@ -142,12 +148,14 @@ impl Slabs {
                 stored: 0,
                 first_stored: NONE,
                 least_out: u32::MAX,
+                since_peak: 0,
                 commits: 0,
                 rebalances: 0,
                 trims: 0,
             }; MAX_CLASSES],
             commit_failures: 0,
             growth,
+            threads: 0,
             share: None,
         })
     }
@@ -208,6 +216,7 @@ impl Slabs {
                 chunks,
                 new_slab: false,
                 fresh: false,
+                note_peak: self.is_peak_due(class, false),
             });
         }
         let geometry = classes.geometry(class);
@@ -257,7 +266,25 @@ impl Slabs {
             chunks,
             new_slab,
             fresh,
+            note_peak: self.is_peak_due(class, new_slab),
         })
+    }
+
+    /// Is it time to add up what is in use? That takes time for each thread, so it is done for as many
+    /// batches at once; and for each new slab.
+    fn is_peak_due(&mut self, class: u8, new_slab: bool) -> bool {
+        let since = &mut self.classes[usize::from(class)].since_peak;
+        *since += 1;
+        let due = new_slab || *since >= self.threads;
+        if due {
+            *since = 0;
+        }
+        due
+    }
+
+    /// So many threads have magazines, as who looked at them has seen.
+    pub(crate) fn set_threads(&mut self, threads: usize) {
+        self.threads = threads as u32;
     }
 
     fn take_slab(&mut self, arena: &Arena, chunk_bytes: usize) -> Result<usize, AllocError> {
@@ -459,6 +486,25 @@ pub(super) mod tests {
         units.reverse();
         assert_eq!(again, units);
         assert_eq!(slabs.class(0).stored, 0);
+    }
+
+    #[test]
+    fn what_is_in_use_is_added_up_once_for_as_many_batches_as_there_are_threads() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        slabs.set_threads(3);
+        let mut due = || {
+            let mut out = [0; 10];
+            slabs
+                .carve(&arena, &classes, 1, &mut out)
+                .unwrap()
+                .note_peak
+        };
+        // 42 chunks in a slab.
+        let one_slab = [true, false, false, true, false];
+        for at in 0..10 {
+            assert_eq!(due(), one_slab[at % 5], "{at}");
+        }
     }
 
     /// What is stored in several slabs comes out at once, and the books say so.

@@ -25,12 +25,14 @@ pub struct ClassStats {
     pub in_depot: u64,
     /// Free chunks in the slabs themselves: never handed out so far, or collected by a sweep.
     pub in_slabs: u64,
-    /// High-water mark of `in_use`, taken whenever chunks come out of a slab, and at every snapshot:
-    /// short of what other threads' magazines held at that moment, at most. Chunks on their way
+    /// High-water mark of `in_use`, taken at every snapshot, whenever the class gets a slab, and once
+    /// for as many batches out of slabs as there are threads: too low, at most, by what other threads'
+    /// magazines held at that moment and by a batch a thread. Chunks on their way
     /// between a magazine and the depot count as in use, so while threads run it can also be too
     /// high, by a batch a thread.
     pub in_use_peak: u64,
-    /// Allocations since the pool was built.
+    /// Allocations since the pool was built. Not counted but derived, as `frees + in_use`, whose parts
+    /// are of slightly different moments: while threads run, a later snapshot can have a little less.
     pub allocs: u64,
     /// Allocations that the depot served: those that had to take a batch from it, and all of a
     /// thread or pool without magazines that found a free chunk there.
@@ -42,8 +44,12 @@ pub struct ClassStats {
     /// Of these, at least this many were on a thread that had not allocated the chunk: what each
     /// thread freed beyond what it allocated. Exact where chunks flow one way; where threads also
     /// exchange chunks in both directions it is a lower bound, because counting each would cost
-    /// every free.
+    /// every free. It falls when a thread that has freed more than it allocated allocates again.
     pub frees_remote: u64,
+    /// Chunks that left the magazines since the pool was built: batches to the depot from full ones, all
+    /// that a thread held at its end or when it flushed, and what was collected from it. What was collected
+    /// counts when its thread next comes by.
+    pub chunks_flushed: u64,
     /// Slabs that came to serve this class.
     pub slab_commits: u64,
     /// Of these, slabs that had served another class before.
@@ -108,6 +114,18 @@ impl PoolStats {
     #[must_use]
     pub fn classes(&self) -> &[ClassStats] {
         &self.classes
+    }
+
+    /// Slabs that went from one class to another, over all classes.
+    #[must_use]
+    pub fn slab_rebalances(&self) -> u64 {
+        self.classes.iter().map(|class| class.slab_rebalances).sum()
+    }
+
+    /// Whole slabs whose memory went back to the system, over all classes.
+    #[must_use]
+    pub fn slab_trims(&self) -> u64 {
+        self.classes.iter().map(|class| class.slab_trims).sum()
     }
 
     /// Chunks held by callers, over all classes.

@@ -190,14 +190,14 @@ mod imp {
         pub(crate) unsafe fn get_unchecked(&self, index: usize) -> &T {
             // SAFETY: `index` is within the region by the caller's promise.
             let at = unsafe { self.region.base().cast::<T>().add(index) };
-            // SAFETY: as for `deref`: committed, zeroed, aligned, and shared references only.
+            // SAFETY: as for `deref`: committed, zeroed, aligned, and `self` is borrowed shared.
             unsafe { at.as_ref() }
         }
     }
 
     impl<T> DerefMut for Table<T> {
         fn deref_mut(&mut self) -> &mut [T] {
-            // SAFETY: as for `deref`, and `self` is borrowed mutably.
+            // SAFETY: as for `deref`; `self` is borrowed mutably, so there is no other reference.
             unsafe {
                 core::slice::from_raw_parts_mut(self.region.base().cast::<T>().as_ptr(), self.len)
             }
@@ -210,8 +210,8 @@ mod imp {
         #[inline]
         fn deref(&self) -> &[T] {
             // SAFETY: the region is committed, zeroed, page-aligned and at least `len` `T`s long;
-            // `new` asked `T: Zeroable`, so zeros are values; it lives as long as `self`, and only
-            // shared references are ever made.
+            // `new` asked `T: Zeroable`, so zeros are values; it lives as long as `self`, and the
+            // only mutable references are those of `deref_mut`, which borrows `self` mutably.
             unsafe {
                 core::slice::from_raw_parts(self.region.base().cast::<T>().as_ptr(), self.len)
             }

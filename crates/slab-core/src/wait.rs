@@ -288,7 +288,10 @@ impl Inner {
 
 /// Waits until there is a chunk: the future that [`SlabPool::alloc`] returns.
 ///
-/// Can be dropped at any moment; a chunk that was already set aside for it goes to the next.
+/// Can be dropped at any moment; a chunk that was already set aside for it goes to the next. One that
+/// is neither polled nor dropped keeps its place: a chunk set aside for it is in nobody else's reach, and
+/// while it still waits, frees bypass the threads' magazines. What is leaked (`mem::forget`) does so for
+/// ever.
 #[must_use = "futures do nothing unless polled"]
 pub struct Alloc<'a> {
     pool: &'a SlabPool,

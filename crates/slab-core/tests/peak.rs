@@ -65,6 +65,17 @@ fn after_a_peak_of_400_mb_resident_memory_is_what_was_asked_for() {
     assert_eq!(pool.resident_bytes(), Some(0));
 }
 
+/// However small the pool: else no free would ever stay with a thread.
+#[test]
+fn a_thread_keeps_two_chunks_of_any_size() {
+    let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+    let len = 65536;
+    let class = pool.class_for(len).unwrap();
+    let chunks: Vec<_> = (0..4).map(|_| pool.try_alloc(len).unwrap()).collect();
+    drop(chunks);
+    assert_eq!(pool.stats().classes()[class].in_magazines, 2);
+}
+
 #[test]
 fn what_a_thread_keeps_is_bounded_in_chunks_and_in_bytes() {
     let max_memory = 64 << 20;

@@ -214,6 +214,7 @@ fn freed_chunks_come_back_from_the_depot_by_the_batch() {
     pool.flush_thread_cache();
     let before = pool.stats().classes()[0];
     assert!(before.in_depot >= COUNT as u64, "{before:?}");
+    assert_eq!(before.chunks_flushed, before.in_depot);
     assert!(before.allocs_from_slab > 0);
     let held = allocate();
     let after = pool.stats().classes()[0];

@@ -78,10 +78,12 @@ fn what_small_chunks_used_serves_large_ones_and_the_other_way_round() {
 fn shuffled_frees_do_not_pin_slabs() {
     let pool = pool();
     let (small, large) = sizes(&pool);
-    let mut chunks = fill(&pool, small);
-    shuffle(&mut chunks);
-    drop(chunks);
-    drop(assert_whole_cap(&pool, large));
+    for (from, to) in [(small, large), (large, small)] {
+        let mut chunks = fill(&pool, from);
+        shuffle(&mut chunks);
+        drop(chunks);
+        drop(assert_whole_cap(&pool, to));
+    }
 }
 
 #[test]
@@ -89,7 +91,14 @@ fn shuffled_frees_do_not_pin_slabs() {
 fn full_magazines_of_idle_threads_do_not_pin_slabs() {
     let pool = pool();
     let (small, large) = sizes(&pool);
-    let mut chunks = fill(&pool, small);
+    for (from, to) in [(small, large), (large, small)] {
+        idle_threads_do_not_pin(&pool, from, to);
+    }
+}
+
+#[cfg(feature = "std")]
+fn idle_threads_do_not_pin(pool: &SlabPool, from: usize, to: usize) {
+    let mut chunks = fill(pool, from);
     shuffle(&mut chunks);
     let threads = 4;
     let (freed, done) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
@@ -105,8 +114,10 @@ fn full_magazines_of_idle_threads_do_not_pin_slabs() {
             });
         }
         freed.wait();
-        assert!(pool.stats().classes()[0].in_magazines > 0);
-        drop(assert_whole_cap(&pool, large));
+        let class = pool.class_for(from).unwrap();
+        let kept = pool.stats().classes()[class].in_magazines;
+        assert!(kept >= threads as u64, "{kept} chunks of {from} bytes");
+        drop(assert_whole_cap(pool, to));
         done.wait();
     });
 }
@@ -249,6 +260,8 @@ fn trim_gives_everything_back_after_afull_free_and_keeps_what_it_is_told_to() {
     let stats = pool.stats();
     assert_eq!(stats.committed_bytes, 0);
     assert!(stats.classes()[0].slab_trims > 0);
+    // Each slab that held chunks, once.
+    assert_eq!(stats.slab_trims(), (CAP / stats.slab_bytes) as u64);
     drop(assert_whole_cap(&pool, large));
 }
 
@@ -312,4 +325,5 @@ fn slabs_that_come_to_a_class_are_counted() {
         class.map(|class| (class.slab_commits, class.slab_rebalances))
     });
     assert_eq!(counts, [Some((2 * slabs, slabs)), Some((slabs, slabs))]);
+    assert_eq!(stats.slab_rebalances(), 2 * slabs);
 }
