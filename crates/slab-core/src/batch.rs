@@ -1,7 +1,7 @@
 //! [`ChunkBatch`]: chunks that are allocated, or freed, in one step.
 
 use crate::call_site::CallSite;
-use crate::chunk::Chunk;
+use crate::chunk::{Chunk, Name};
 use crate::error::AllocError;
 use crate::local;
 use crate::pool::SlabPool;
@@ -157,7 +157,7 @@ impl ChunkBatch {
     pub fn pop(&mut self) -> Option<Chunk> {
         let unit = self.units.pop()?;
         // SAFETY: the batch owned the unit's chunk, and has just given it up.
-        Some(unsafe { Chunk::at(self.pool.inner_ptr(), self.place, unit) })
+        Some(unsafe { Chunk::at(self.pool.inner_ptr(), Name::new(self.place, unit)) })
     }
 
     /// Puts a chunk in, to be freed with the others.

@@ -22,11 +22,11 @@ use core::ptr::NonNull;
 /// space to tell their variants apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-struct Name(NonZeroU64);
+pub(crate) struct Name(NonZeroU64);
 
 impl Name {
     #[inline(always)]
-    fn new(place: Place, unit: u32) -> Self {
+    pub(crate) fn new(place: Place, unit: u32) -> Self {
         debug_assert_eq!(place.bits().get() as u32, 0, "a place out of a name");
         Self(place.bits() | u64::from(unit))
     }
@@ -73,17 +73,14 @@ impl Chunk {
         // SAFETY: the pool is alive, as the caller promises.
         let place = unsafe { pool.as_ref() }.classes.place(class);
         // SAFETY: the caller's promise.
-        unsafe { Self::at(pool, place, unit) }
+        unsafe { Self::at(pool, Name::new(place, unit)) }
     }
 
     /// # Safety
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new): `name` is that chunk's.
     #[inline(always)]
-    pub(crate) unsafe fn at(pool: NonNull<Inner>, place: Place, unit: u32) -> Self {
-        let chunk = Self {
-            pool,
-            name: Name::new(place, unit),
-        };
+    pub(crate) unsafe fn at(pool: NonNull<Inner>, name: Name) -> Self {
+        let chunk = Self { pool, name };
         if cfg!(slab_asan) {
             asan::unpoison(chunk.as_ptr(), chunk.capacity());
         }

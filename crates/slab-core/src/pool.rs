@@ -2,7 +2,7 @@
 
 use crate::builder::SlabPoolBuilder;
 use crate::call_site::CallSite;
-use crate::chunk::Chunk;
+use crate::chunk::{Chunk, Name};
 use crate::class::SizeClasses;
 use crate::error::AllocError;
 use crate::inner::{Handle, Inner};
@@ -93,14 +93,15 @@ impl SlabPool {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
         let place = self.place_for(len)?;
-        let unit = match self.try_pop(place) {
-            Some(unit) => unit,
+        let name = match self.try_pop(place) {
+            Some(unit) => Name::new(place, unit),
             None => self.alloc_slow(place, CallSite::here())?,
         };
         // Made here for both ways: a handle that the slow one made would come through memory, and
-        // the compiler could not go on with what it knows of this one.
+        // the compiler could not go on with what it knows of this one. The slow way gives the name and
+        // not the unit, or a unit would be widened here on the fast one as well.
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-        Ok(unsafe { Chunk::at(self.inner, place, unit) })
+        Ok(unsafe { Chunk::at(self.inner, name) })
     }
 
     /// As [`try_alloc`](Self::try_alloc), but waits while the pool is at its cap. Needs no
@@ -165,7 +166,7 @@ impl SlabPool {
         let inner = self.inner();
         let found = inner.alloc_slow_zeroed(place.class(), CallSite::here())?;
         // SAFETY: as in `try_alloc_cached`.
-        let mut chunk = unsafe { Chunk::at(self.inner, place, found.unit) };
+        let mut chunk = unsafe { Chunk::at(self.inner, Name::new(place, found.unit)) };
         if !found.zero {
             chunk.zeroed();
         }
@@ -193,13 +194,14 @@ impl SlabPool {
     pub(crate) fn try_alloc_cached(&self, place: Place) -> Option<Chunk> {
         let unit = self.try_pop(place)?;
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-        Some(unsafe { Chunk::at(self.inner, place, unit) })
+        Some(unsafe { Chunk::at(self.inner, Name::new(place, unit)) })
     }
 
     #[cold]
     #[inline(never)]
-    fn alloc_slow(&self, place: Place, call_site: CallSite) -> Result<u32, AllocError> {
-        self.inner().alloc_slow(place.class(), call_site)
+    fn alloc_slow(&self, place: Place, call_site: CallSite) -> Result<Name, AllocError> {
+        let unit = self.inner().alloc_slow(place.class(), call_site)?;
+        Ok(Name::new(place, unit))
     }
 
     /// The name given to the builder.
