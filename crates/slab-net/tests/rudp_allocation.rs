@@ -203,6 +203,13 @@ async fn a_stream_over_sockets_allocates_nothing() {
     panic!("{} for {} bytes", allocations() - before, 40 * data.len());
 }
 
+/// Kilobytes of this process that are in memory, where the system says so.
+fn resident_kb() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// What a session costs that is idle, after a message each way, and that its endpoint has nothing to
 /// do for it. `RUDP_SESSIONS=100000` has so many, half of them at each end, and prints what they take.
 #[tokio::test]
@@ -236,13 +243,13 @@ async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
     let heap = BYTES.with(Cell::get) - before;
     let each = heap / sessions as isize;
     println!("{sessions} sessions: {each} bytes of heap each, {heap} in all");
-    if let Ok(status) = std::fs::read_to_string("/proc/self/status") {
-        status
-            .lines()
-            .filter(|line| line.starts_with("VmRSS"))
-            .for_each(|line| println!("{line}"));
-    }
     assert!(each <= 1500, "{each} bytes each");
+    if let Some(resident) = resident_kb() {
+        println!("{} MB resident", resident * 1024 / 1_000_000);
+        // What 100 000 of them are to fit in, with all that the process has besides.
+        let most = 200_000_000 / 100_000 * sessions.max(100_000) as u64;
+        assert!(resident * 1024 <= most, "{resident} kB of {most} bytes");
+    }
 
     // Acknowledgements were late for a moment; then there is nothing to do but ask for a sign of life
     // after 15 seconds. A tick of 10 ms would be 50 wake-ups here, for each session.

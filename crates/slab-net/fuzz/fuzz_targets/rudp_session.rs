@@ -45,7 +45,7 @@ fuzz_target!(|input: &[u8]| {
                 if datagram.len() >= HEADER_BYTES && command % 8 > 0 {
                     // Plausible enough to come far.
                     datagram[..4].copy_from_slice(&CONV.to_le_bytes());
-                    datagram[4] = 81 + datagram[4] % 5;
+                    datagram[4] = 81 + datagram[4] % 7;
                     let payload = (datagram.len() - HEADER_BYTES) as u32;
                     datagram[20..24].copy_from_slice(&payload.to_le_bytes());
                 }
@@ -61,7 +61,8 @@ fuzz_target!(|input: &[u8]| {
                 now = now + Duration::from_millis(u64::from(command) * 4);
                 session.handle_timeout(now);
             }
-            _ if command > 250 => session.close(now),
+            _ if command > 250 => session.abort(),
+            _ if command > 240 => session.close(now),
             _ => drop(session.read()),
         }
         while session.poll_transmit(now, &mut scratch, 8).is_some() {}

@@ -102,6 +102,9 @@ pub(crate) struct World {
     pub(crate) ends: [End; 2],
     pub(crate) path: Path,
     pub(crate) now: Time,
+    started: Time,
+    /// Calls that found the path cut.
+    pub(crate) holes: u64,
     /// Added to the time that the sessions are told.
     skew: [i64; 2],
     clock_jumps: bool,
@@ -214,6 +217,8 @@ impl World {
             ends,
             path,
             now,
+            started: now,
+            holes: 0,
             skew: [0, 0],
             clock_jumps,
             events: BinaryHeap::new(),
@@ -437,13 +442,12 @@ impl World {
     fn carry(&mut self, to: usize, contents: &[u8], size: usize) {
         self.note(contents.len() as u64 ^ ((size as u64) << 20));
         let mut together: Vec<Vec<u8>> = Vec::new();
-        let dark = |now: Time, hole: (Duration, Duration)| {
-            let since = now.since(Time::from_micros(1 << 40));
-            since >= hole.0 && since < hole.1
-        };
+        let since = self.now.since(self.started);
+        let dark = since >= self.path.hole.0 && since < self.path.hole.1;
+        self.holes += u64::from(dark);
         for datagram in contents.chunks(size) {
             let mut datagram = datagram.to_vec();
-            if self.random.chance(self.path.drop) || dark(self.now, self.path.hole) {
+            if self.random.chance(self.path.drop) || dark {
                 continue;
             }
             if self.random.chance(self.path.corrupt) {
