@@ -61,12 +61,13 @@ fn between(warm: u64, end: u64, lost: u64, seed: u64) -> f64 {
     world.settle(1);
     while let Some(end) = world.step(end) {
         write(&mut world.ends[0]);
+        // As an endpoint does: it answers what came, and only then does the reader run.
+        world.settle(end);
         while let Some(bytes) = world.ends[1].read() {
             if world.now >= warm {
                 received += bytes.len();
             }
         }
-        world.settle(end);
         if end == 1 {
             // What was read may have opened the window.
             world.settle(1);

@@ -364,7 +364,7 @@ impl Session {
             self.measure(|measures| measures.round_trip(rtt));
         }
         if self.send.is_empty() {
-            self.unanswered_since = None;
+            self.path.unanswered_since = 0;
         }
         self.measure_window();
         if acknowledged > 0 {

@@ -136,9 +136,6 @@ pub struct Session {
     probe: Option<(Time, Duration)>,
     keepalive_at: Time,
     last_received: Time,
-    /// Since when there is something to be sent to an address that is not proved, or sent and not
-    /// acknowledged.
-    unanswered_since: Option<Time>,
     phase: Phase,
     datagrams: Option<Box<Datagrams>>,
     /// Was the last thing that was paced a datagram?
@@ -199,6 +196,9 @@ impl Peer {
 #[derive(Debug)]
 struct Path {
     validated: bool,
+    /// Since when there is something to be sent to an address that is not proved, or sent and not
+    /// acknowledged: in milliseconds, which may wrap. 0 if there is nothing.
+    unanswered_since: u32,
     received: u64,
     sent: u64,
 }
@@ -317,6 +317,7 @@ impl Session {
             },
             path: Path {
                 validated: side == Side::Client,
+                unanswered_since: 0,
                 received: 0,
                 sent: 0,
             },
@@ -332,7 +333,6 @@ impl Session {
             probe: None,
             keepalive_at: now + config.keepalive,
             last_received: now,
-            unanswered_since: None,
             phase: Phase::Open,
             config,
             datagrams: None,
@@ -523,6 +523,11 @@ impl Session {
         if let Some(measures) = &self.measures {
             measure(measures);
         }
+    }
+
+    /// Milliseconds, which wrap, and are never 0.
+    fn millis(&self) -> u32 {
+        ((self.now.as_micros() / 1000) as u32).max(1)
     }
 
     /// The `ts` of now.

@@ -98,8 +98,9 @@ impl Session {
     ) -> Option<Outgoing<'a>> {
         assert!(scratch.len() >= self.config.mtu, "scratch below the MTU");
         self.advance(now);
-        if !self.path.validated && !self.send.is_empty() {
-            self.unanswered_since.get_or_insert(self.now);
+        let unanswered = !self.path.validated && !self.send.is_empty();
+        if unanswered && self.path.unanswered_since == 0 {
+            self.path.unanswered_since = self.millis();
         }
         self.rate = self.control.rate(self.recovery.srtt());
         if let Some(rate) = self.rate {

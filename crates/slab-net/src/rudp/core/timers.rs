@@ -49,8 +49,14 @@ impl Session {
         }
         let unproved = self.config.unproved_timeout;
         let silent = self.last_received + unproved.min(idle);
-        let unanswered = self.unanswered_since.map(|since| since + unproved);
-        unanswered.map_or(silent, |at| at.min(silent))
+        match self.path.unanswered_since {
+            0 => silent,
+            since => {
+                let waited = self.millis().wrapping_sub(since);
+                let left = unproved.saturating_sub(Duration::from_millis(waited.into()));
+                silent.min(self.now + left)
+            }
+        }
     }
 
     /// When the oldest segment in flight is overdue.
