@@ -178,6 +178,23 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     assert_eq!(count, Some(segments.len()));
     assert!(segments.iter().flat_map(|s| s.iter()).eq(&message));
     drop((segments, rest));
+
+    // It is not lost because the peer has closed meanwhile.
+    client.send_slice(&message).await.unwrap();
+    while accepted.stats().received_segments < 13 || !client.is_sent() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut rest = exhaust_all(&pool);
+    soon(client.close()).await.unwrap();
+    while accepted.ended().is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut receiving = Box::pin(accepted.recv());
+    let waits = tokio::time::timeout(Duration::from_millis(50), &mut receiving);
+    assert!(waits.await.is_err(), "it waits for memory as before");
+    rest.clear();
+    assert!(soon(receiving).await.unwrap().unwrap() == message[..]);
+    assert_eq!(soon(accepted.recv()).await, Ok(None));
 }
 
 /// The peer's message ends its session, and nothing else.

@@ -93,7 +93,8 @@ impl EndpointConfig {
     }
 
     /// The bytes of pool memory that all sessions together may reserve. Default: half of the
-    /// pool's cap, so that the socket's buffers and the application have the rest.
+    /// pool's cap, so that the socket's buffers and the application have the rest; a message of several
+    /// segments is joined in what the application has, and waits for it while it has none.
     pub fn memory(mut self, bytes: usize) -> Self {
         self.memory = Some(bytes);
         self

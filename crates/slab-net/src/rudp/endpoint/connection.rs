@@ -203,10 +203,11 @@ impl Connection {
             let (taken, mut inner) = self.with_guard(&mut take);
             let input = if let Some(taken) = taken {
                 Ok(Input::Taken(taken))
+            } else if let Some(bytes) = inner.session.next_message_bytes() {
+                // It is there although the peer may have closed since.
+                Ok(Input::NoMemory(bytes))
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| Input::End)
-            } else if let Some(bytes) = inner.session.next_message_bytes() {
-                Ok(Input::NoMemory(bytes))
             } else {
                 inner.readers.add(cx.waker());
                 return Poll::Pending;
