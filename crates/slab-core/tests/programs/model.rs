@@ -242,6 +242,8 @@ impl Model {
                 "{}",
                 at("sources")
             );
+            let kept = [class.in_magazines, class.chunks_flushed, class.frees_remote];
+            assert!(self.magazines || kept == [0; 3], "{}", at("threads"));
             // Each slab that serves the class, or did until it was trimmed, came to it.
             let slabs = (class.committed_bytes / self.slab_bytes) as u64;
             assert!(
