@@ -2,8 +2,7 @@
 //! (That the system refuses memory at the n-th request is tested in `src/faults.rs`.)
 #![cfg(all(target_os = "linux", not(miri)))]
 
-use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, SlabPool};
-use std::process::Command;
+use slab_core::{AllocError, Chunk, Mode, SizeClasses, SlabPool};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -40,6 +39,9 @@ fn assert_whole(pool: &SlabPool) {
 #[test]
 #[cfg(not(any(slab_asan, slab_tsan)))] // The sanitizers reserve more than any limit.
 fn an_address_space_limit_is_an_error_and_not_a_crash() {
+    use slab_core::ConfigError;
+    use std::process::Command;
+
     const INSIDE: &str = "SLAB_FAULTS_LIMITED";
     if std::env::var_os(INSIDE).is_none() {
         let status = Command::new("sh")
