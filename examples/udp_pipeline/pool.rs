@@ -5,11 +5,13 @@
 
 use crate::options::Options;
 use crate::server::{
-    ECHO_EVERY, Kept, LAST_READS, RECEIVE_BUFFER_BYTES, Retainer, Server, Threads, pause, told_to,
+    ECHO_EVERY, Kept, RECEIVE_BUFFER_BYTES, Retainer, Server, Threads, pause, told_to,
 };
 use crate::totals::{self, Consumed, Drops, Totals, add};
 use packet_slab::slab_metrics::{Collector, RegisterError};
-use packet_slab::slab_net::pipeline::{Overflow, QueueMonitor, QueueReceiver, QueueSender, queue};
+use packet_slab::slab_net::pipeline::{
+    Forwarded, Overflow, QueueMonitor, QueueReceiver, forward, queue,
+};
 use packet_slab::slab_net::udp::{BindError, Coalescing, PacketBatch, UdpReceiver, UdpSender};
 use packet_slab::slab_net::{Packet, PacketPool};
 use std::collections::VecDeque;
@@ -21,9 +23,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// The most batches that one read of a receiver brings.
-const BATCHES_PER_READ: usize = 32;
-
 pub(crate) struct PoolServer {
     address: SocketAddr,
     pool: PacketPool,
@@ -32,7 +31,9 @@ pub(crate) struct PoolServer {
     queue: QueueMonitor,
     consumed: Vec<Arc<Consumed>>,
     consumers: JoinSet<VecDeque<Packet>>,
-    receivers: JoinSet<()>,
+    receivers: JoinSet<Forwarded>,
+    /// Known when they have ended.
+    receive_errors: u64,
     threads: Threads,
 }
 
@@ -76,7 +77,10 @@ impl PoolServer {
         }
         let mut receivers = JoinSet::new();
         for shard in shards {
-            let task = receive(shard, to_consumers.clone(), threads.stop.subscribe());
+            let mut stop = threads.stop.subscribe();
+            let stopped = async move { told_to(&mut stop).await };
+            // From the socket into the queue; at the end what the kernel had queued, too.
+            let task = forward(shard, to_consumers.clone(), stopped);
             receivers.spawn_on(task, threads.receive.handle());
         }
         Ok(Self {
@@ -87,6 +91,7 @@ impl PoolServer {
             consumed,
             consumers,
             receivers,
+            receive_errors: 0,
             threads,
         })
     }
@@ -113,41 +118,6 @@ fn bind_shards(options: &Options, pool: &PacketPool) -> Result<Vec<UdpReceiver>,
             .bind(address)
     };
     (0..options.shards).map(bind).collect()
-}
-
-/// One shard: from its socket into the queue.
-async fn receive(
-    mut socket: UdpReceiver,
-    to_consumers: QueueSender,
-    mut stop: watch::Receiver<bool>,
-) {
-    let mut batches = Vec::with_capacity(BATCHES_PER_READ);
-    loop {
-        tokio::select! {
-            biased;
-            () = told_to(&mut stop) => break,
-            read = socket.recv_batches(&mut batches) => if read.is_err() {
-                // The system is out of something. It does not help to ask again at once.
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        }
-        hand_over(&mut batches, &to_consumers).await;
-    }
-    for _ in 0..LAST_READS {
-        tokio::select! {
-            biased;
-            Ok(_) = socket.recv_batches(&mut batches) => {}
-            () = std::future::ready(()) => break,
-        }
-        hand_over(&mut batches, &to_consumers).await;
-    }
-}
-
-async fn hand_over(batches: &mut Vec<PacketBatch>, to_consumers: &QueueSender) {
-    for batch in batches.drain(..) {
-        // Fails when all consumers are gone; the queue has counted the batch as dropped then.
-        let _ = to_consumers.send(batch).await;
-    }
 }
 
 struct Consumer {
@@ -215,7 +185,11 @@ impl Server for PoolServer {
             drops.no_memory += socket.dropped_no_memory;
             drops.truncated += socket.dropped_truncated;
         }
-        Totals { drops, ..totals }
+        Totals {
+            drops,
+            receive_errors: self.receive_errors,
+            ..totals
+        }
     }
 
     fn pool(&self) -> Option<&PacketPool> {
@@ -233,7 +207,8 @@ impl Server for PoolServer {
     fn stop(&mut self) -> Kept {
         self.threads.stop.send_replace(true);
         let receivers = mem::take(&mut self.receivers);
-        self.threads.receive.block_on(receivers.join_all());
+        let reports = self.threads.receive.block_on(receivers.join_all());
+        self.receive_errors = reports.iter().map(|report| report.receive_errors).sum();
         // The last sender of the queue went with them: once it is empty, consumers return.
         Kept::collect(&self.threads.consume, mem::take(&mut self.consumers))
     }

@@ -134,6 +134,12 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
         "not received, because the kernel's queue was full: {} buffers of one datagram or, with GSO, many",
         outcome.kernel_drops.map_or(NONE.into(), thousands)
     ));
+    if totals.receive_errors > 0 {
+        say(format_args!(
+            "errors while receiving: {}",
+            thousands(totals.receive_errors)
+        ));
+    }
     if totals.echo_failed > 0 {
         say(format_args!(
             "not echoed, because the system would not send: {}",

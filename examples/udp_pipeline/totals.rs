@@ -9,6 +9,8 @@ pub(crate) struct Totals {
     /// Got out of the kernel.
     pub(crate) received: u64,
     pub(crate) received_bytes: u64,
+    /// Errors of the system while receiving, of the mode that counts them.
+    pub(crate) receive_errors: u64,
     /// Handed to a consumer as packets.
     pub(crate) delivered: u64,
     /// Sent back, as far as the kernel took them.

@@ -1,10 +1,11 @@
 //! Sending to real sockets: segments, replies, and what the system refuses.
 
+use bytes::Buf;
 use futures_util::SinkExt;
-use slab_net::PacketPool;
 use slab_net::udp::{
     BindError, Coalescing, Ecn, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender,
 };
+use slab_net::{PacketChain, PacketPool};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -50,6 +51,39 @@ async fn a_reply_goes_back_whole_and_from_where_it_was_sent_to() {
     assert_eq!(stats.sent_datagrams, 21);
     assert_eq!(stats.sent_bytes, 20_000);
     assert!(stats.send_calls >= 1 && stats.send_calls <= 21);
+}
+
+/// A header and a payload from chunks of their own, and slices of one more, in one datagram, and in
+/// segments that begin anywhere in them.
+#[tokio::test]
+async fn a_chain_of_packets_is_gathered_and_none_is_copied() {
+    let pool = pool();
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let sender = receiver.sender();
+    let copy = |bytes: &[u8]| pool.try_copy_from_slice(bytes).unwrap();
+    let whole = copy(&[3; 5000]);
+    let mut chain = PacketChain::from(copy(&[2; 3000]));
+    chain.push_front(copy(b"header")).unwrap();
+    chain.push_back(whole.slice(..700)).unwrap();
+    chain.push_back(whole.slice(900..)).unwrap();
+    let expected: Vec<u8> = chain.iter().flat_map(|packet| packet.to_vec()).collect();
+    let in_use = pool.slab().stats().in_use();
+    for segment in [0, 1000] {
+        let mut slices = [IoSlice::new(&[]); 8];
+        let parts = chain.chunks_vectored(&mut slices);
+        let transmit = Transmit::gather(&slices[..parts], receiver.local_addr());
+        let transmit = transmit.segment_size(segment);
+        let mut left = sender.send(&transmit).await.unwrap();
+        assert_eq!(left, if segment == 0 { 1 } else { 8 });
+        assert_eq!(pool.slab().stats().in_use(), in_use);
+        let mut got = Vec::new();
+        while left > 0 {
+            let batch = receiver.recv_batch().await.unwrap();
+            left -= batch.datagrams();
+            got.extend_from_slice(batch.contents());
+        }
+        assert_eq!(got, expected);
+    }
 }
 
 #[tokio::test]

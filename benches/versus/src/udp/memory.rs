@@ -6,6 +6,7 @@ use super::{Case, OURS, Unit};
 use crate::cpu::Cpus;
 use crate::heap::{self, Choice, allocations};
 use crate::measure::Sampler;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use slab_net::PacketPool;
 use slab_net::udp::PacketBatch;
 use std::process::{Command, Stdio};
@@ -33,8 +34,8 @@ pub(super) fn counted(peer: &str, unit: Unit) -> Result<Sampler, String> {
 
 /// The child's side of [`counted`]; `None` if there is no such thing.
 pub(super) fn count(peer: &str, suffix: &str) -> Option<f64> {
-    /// Datagrams before it counts, and while.
-    const ROUNDS: (u64, u64) = (16 * QUEUED as u64, 256 * QUEUED as u64);
+    /// Datagrams before it counts, and while: a million and some.
+    const ROUNDS: (u64, u64) = (16 * QUEUED as u64, 4096 * QUEUED as u64);
     let unit = [Unit::Queue, Unit::QueueOfBytes]
         .into_iter()
         .find(|unit| unit.suffix().trim_start_matches('-') == suffix)?;
@@ -93,11 +94,22 @@ fn hold() -> (usize, usize) {
     (held, kept.iter().map(|packet| packet.len()).sum())
 }
 
+/// Lets the process open so many files, or ends it.
+fn allow_files(count: u64) {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < count) {
+        limit.current = Some(count);
+        limit.maximum = limit.maximum.map(|maximum| maximum.max(count));
+        setrlimit(Resource::Nofile, limit).expect("a thousand sockets take as many files");
+    }
+}
+
 /// Pool memory, or buffers, of a receiver to which nothing has come yet.
 pub(super) fn idle_receiver(peer: &str) -> Result<Sampler, String> {
-    const RECEIVERS: usize = 100;
+    const RECEIVERS: usize = 1000;
     match peer {
         OURS => Ok(Sampler::whole(|| {
+            allow_files(RECEIVERS as u64 + 200);
             let runtime = runtime();
             let _inside = runtime.enter();
             let pool = pool();

@@ -249,8 +249,8 @@ impl PacketBatch {
         }
     }
 
-    /// The whole batch on its way back to whoever sent it, from the address it was sent to; with
-    /// GSO one call to the kernel and no copy on our side.
+    /// The whole batch on its way back to whoever sent it, from the address it was sent to unless that
+    /// was a group's or a network's; with GSO one call to the kernel and no copy on our side.
     #[must_use]
     pub fn reply(&self) -> Transmit<'_> {
         let transmit =

@@ -189,6 +189,9 @@ impl UdpReceiverBuilder {
     /// Receives from this peer only. The system then reports when the peer's host refuses a
     /// datagram (ICMP "port unreachable"): whoever sends or reads next gets that error once, and
     /// goes on. A receiver that waits is not woken for it. Default: no peer.
+    ///
+    /// The socket is bound before it is connected: what anybody sent to it in between, or before it
+    /// was [handed over](Self::from_std), is delivered. Where that matters, look at the source.
     pub fn connect(mut self, peer: SocketAddr) -> Self {
         self.options.peer = Some(peer);
         self
@@ -209,7 +212,8 @@ impl UdpReceiverBuilder {
     /// Takes a socket that is bound already: for what this builder has no option for, such as
     /// multicast groups, TTL, type of service, IPv6 without IPv4.
     ///
-    /// The builder's options are applied, and what it does not know is left as it is.
+    /// The builder's options are applied, but for [`reuse_port`](Self::reuse_port), for which it is too
+    /// late; and what it does not know is left as it is.
     ///
     /// ```
     /// # use slab_net::PacketPool;

@@ -93,7 +93,9 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// The ECN codepoint to mark the datagrams with.
+    /// The ECN codepoint to mark the datagrams with. The system takes it with the whole type of
+    /// service, or traffic class, whose other bits are zero for these datagrams then, whatever the
+    /// socket's are.
     #[must_use]
     pub fn ecn(mut self, ecn: Ecn) -> Self {
         self.ecn = Some(ecn);

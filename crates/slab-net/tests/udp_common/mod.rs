@@ -74,3 +74,21 @@ pub(crate) fn checked(result: i32) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+/// Lets the process open so many files, if the system does.
+#[cfg(target_os = "linux")]
+pub(crate) fn allow_files(count: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes to the structure that it is given.
+    checked(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    if limit.rlim_cur >= count as libc::rlim_t {
+        return Ok(());
+    }
+    limit.rlim_cur = count as libc::rlim_t;
+    limit.rlim_max = limit.rlim_max.max(limit.rlim_cur);
+    // SAFETY: reads the structure that it is given.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
+}

@@ -49,7 +49,8 @@ impl Received {
                 let ours = Ipv4Addr::from(first::<4>(&info[4..])?);
                 let to = Ipv4Addr::from(first::<4>(&info[8..])?);
                 meta.interface = interface(first(&info)?);
-                meta.destination = Some(to.into());
+                // On an IPv6 socket it comes second, and the address stays in its mapped form.
+                meta.destination.get_or_insert(to.into());
                 meta.is_to_us_alone = to == ours;
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {

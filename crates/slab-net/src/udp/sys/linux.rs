@@ -71,6 +71,8 @@ impl Backend {
             optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
             optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, all))?;
             set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, all)?;
+            // Of IPv4 it alone tells a broadcast from what came to us alone.
+            optional(set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, all))?;
         } else {
             set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, all)?;
         }
