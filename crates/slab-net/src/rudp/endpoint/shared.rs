@@ -122,6 +122,7 @@ impl Shared {
 
     pub(super) fn block(&self, place: u32) {
         lock(&self.blocked).push_back(place);
+        self.table().stats.send_blocked += 1;
         self.driver.notify_one();
     }
 

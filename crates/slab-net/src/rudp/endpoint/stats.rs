@@ -41,6 +41,9 @@ pub struct EndpointStats {
     pub wakeups: u64,
     /// Datagrams that the system would not send; the sessions take them for lost.
     pub send_errors: u64,
+    /// Times that the socket had no room for a session's datagrams: they wait, one call to the kernel of
+    /// each session, until it has.
+    pub send_blocked: u64,
     /// Datagrams that could not be opened with the key: they are of somebody else, or damaged.
     pub unopened: u64,
     /// The round trips that sessions have measured.

@@ -1,0 +1,80 @@
+//! A link narrower than what is sent to it, so that the socket has no room: in a network of its own,
+//! whose loopback interface `tc` makes slow. Where that is not to be had it says so and runs nothing.
+
+#![cfg(target_os = "linux")]
+
+use slab_net::PacketPool;
+use slab_net::rudp::{Endpoint, EndpointConfig, SessionConfig};
+use std::env;
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+const BYTES: usize = 1 << 20;
+const SESSIONS: usize = 3;
+/// What the shell ends with if there is no slow link.
+const CANNOT: i32 = 77;
+
+#[test]
+fn what_the_socket_has_no_room_for_goes_later() {
+    let slow = "ip link set lo mtu 1500 up \
+        && tc qdisc add dev lo root tbf rate 100mbit burst 64k limit 10m || exit 77; \
+        exec \"$0\" --ignored --exact through_a_slow_link";
+    let run = Command::new("unshare")
+        .args(["--map-root-user", "--net", "sh", "-c", slow])
+        .arg(env::current_exe().unwrap())
+        .output();
+    let why = match run {
+        Ok(run) if run.status.success() => {
+            let said = String::from_utf8_lossy(&run.stdout);
+            return assert!(said.contains("1 passed"), "{said}");
+        }
+        Ok(run) if run.status.code() == Some(CANNOT) => "no slow link could be made".to_owned(),
+        // Neither the test's status nor a signal that ended it.
+        Ok(run) if run.status.code() == Some(1) => String::from_utf8_lossy(&run.stderr).into(),
+        Ok(run) => panic!("{}{}", run.status, String::from_utf8_lossy(&run.stdout)),
+        Err(error) => error.to_string(),
+    };
+    // Not by `eprintln!`, which the test harness keeps to itself.
+    let _ = writeln!(io::stderr(), "skipped: no narrow link: {}", why.trim());
+}
+
+/// Several sessions of one socket, each with more to send than there is room for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the test above runs it, in a network of its own"]
+async fn through_a_slow_link() {
+    let pool = PacketPool::builder()
+        .max_memory(64 << 20)
+        .headroom(24)
+        .build()
+        .unwrap();
+    let session = SessionConfig::fast().stream(true).window(1024, 1024);
+    let config = EndpointConfig::new(session).socket_buffers(128 << 10);
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let clients = Endpoint::bind(any, &pool, config).unwrap();
+    let mut tasks = Vec::new();
+    for _ in 0..SESSIONS {
+        let mut out = clients.connect(server.local_addr()).unwrap().into_stream();
+        tasks.push(tokio::spawn(async move {
+            out.write_all(&vec![7; BYTES]).await.unwrap();
+            out.shutdown().await.unwrap();
+        }));
+        let mut input = server.accept().await.unwrap().into_stream();
+        tasks.push(tokio::spawn(async move {
+            let mut received = Vec::new();
+            input.read_to_end(&mut received).await.unwrap();
+            assert_eq!(received.len(), BYTES);
+        }));
+    }
+    for task in tasks {
+        let done = timeout(Duration::from_secs(60), task).await;
+        done.unwrap().unwrap();
+    }
+    let stats = clients.stats();
+    assert!(stats.send_blocked > 0, "{stats:?}");
+    assert_eq!(stats.send_errors, 0);
+}
