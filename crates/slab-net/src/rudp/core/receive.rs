@@ -98,6 +98,8 @@ pub(super) enum Measured {
 pub(super) struct BatchBuffer {
     /// Must nothing of it be kept? Then segments are copied.
     pub(super) transient: bool,
+    /// Did the pool have no chunk to copy one to? To ask an exhausted pool takes time.
+    starved: bool,
     /// Index of the buffer, its address range so far, and its size.
     open: Option<(u32, usize, usize)>,
 }
@@ -344,8 +346,13 @@ impl ReceiveQueue {
         } else {
             packet.len() + packet.pinned_bytes()
         };
-        if batch.transient {
-            return self.copy(frg, &packet, pool);
+        if batch.transient && !packet.is_empty() {
+            if batch.starved {
+                return None;
+            }
+            let copy = self.copy(frg, &packet, pool);
+            batch.starved = copy.is_none();
+            return copy;
         }
         if occupied <= self.slot() {
             return Some(self.own(frg, packet, occupied));
