@@ -2,7 +2,10 @@
 //! (That the system refuses memory at the n-th request is tested in `src/faults.rs`.)
 #![cfg(all(target_os = "linux", not(miri)))]
 
-use slab_core::{AllocError, Chunk, Mode, SizeClasses, SlabPool};
+#[cfg(not(slab_tsan))]
+use slab_core::Mode;
+use slab_core::{AllocError, Chunk, SizeClasses, SlabPool};
+#[cfg(not(slab_tsan))]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -284,6 +287,7 @@ fn inside(pool: &SlabPool, number: usize) {
 }
 
 /// Runs `f` in a child; returns what `waitpid` says of it.
+#[cfg(not(slab_tsan))]
 fn fork(f: impl FnOnce()) -> i32 {
     // SAFETY: the child only runs code below and leaves by `_exit`.
     let child = unsafe { libc::fork() };
