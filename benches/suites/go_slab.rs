@@ -5,7 +5,7 @@
 //! a program pays that does not ask for zeros. `heap` is Rust's, on the system's allocator.
 
 use crate::common::{Rotation, heap_pair, heap_pair_zeroed, pair, pair_zeroed, pool};
-use criterion::{Criterion, criterion_group};
+use criterion::{Criterion, Throughput, criterion_group};
 use packet_slab::slab_core::{SizeClasses, SlabPool};
 use std::hint::black_box;
 
@@ -114,9 +114,23 @@ fn batch_reuse(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// Lengths in no order, of which a branch could not know the next.
+fn lengths(above: usize, up_to: usize) -> Vec<usize> {
+    let mut state = 1_u64;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) as usize
+    };
+    (0..1024)
+        .map(|_| above + 1 + next() % (up_to - above))
+        .collect()
+}
+
 /// A row of its own in the original for the search and for the map; here there is one look-up, in the
-/// pool's table, and another table for what is larger than 64 KiB. `turning` is the loop alone, which
-/// each row here has in it.
+/// pool's table. `turning` is the loop alone, which each row here has in it; the rows of 1024 look up so
+/// many lengths an iteration and have no such loop: up to 64 KiB in the one table, above in the other.
 fn find_size_class(criterion: &mut Criterion) {
     let pool = pool(POWERS);
     let sizes = pool.size_classes().sizes();
@@ -143,11 +157,19 @@ fn find_size_class(criterion: &mut Criterion) {
         .size_classes(SizeClasses::general())
         .build()
         .expect("the configuration is valid");
-    let lens = [70_000, 131_072, 200_000, 262_144, 400_000, 900_000, 1 << 20];
-    let mut turn = Rotation::new(&lens);
-    group.bench_function("FindSizeClass-large", |b| {
-        b.iter(|| general.class_for(black_box(turn.next())));
-    });
+    group.throughput(Throughput::Elements(1024));
+    for (name, lens) in [
+        ("FindSizeClass-1024", lengths(0, 65_536)),
+        ("FindSizeClass-1024-large", lengths(65_536, 1 << 20)),
+    ] {
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                let lens = black_box(lens.as_slice()).iter();
+                lens.filter_map(|&len| general.class_for(len))
+                    .sum::<usize>()
+            });
+        });
+    }
     group.finish();
 }
 

@@ -2,9 +2,9 @@
 //! class.
 //!
 //! Pure functions of the configuration: nothing here changes once a pool is built. A request of up
-//! to [`TABLE_BYTES`] is looked up in a table, one entry per 64 bytes. For a larger one a coarse table
-//! says where to begin, one entry per [`COARSE_BYTES`]; only if that many bytes hold several classes
-//! is it compared with more than one.
+//! to [`TABLE_BYTES`] is looked up in a table, one entry per 64 bytes. A larger one is looked up in a
+//! coarse table, one entry per [`COARSE_BYTES`]; only if that many bytes hold several classes, and the
+//! first is too small, are they searched.
 
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 use crate::sync::MODELLED;
@@ -58,6 +58,14 @@ pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
     }
 }
 
+/// The smallest class of more than so many bytes.
+#[derive(Debug, Clone, Copy)]
+struct Coarse {
+    place: Place,
+    /// Its size; 0 if there is no such class.
+    bytes: usize,
+}
+
 /// The classes of one pool, ready for the fast path.
 #[derive(Debug)]
 #[repr(C)]
@@ -66,8 +74,8 @@ pub(crate) struct ClassTable {
     direct: usize,
     lookup: [Place; TABLE_LEN],
     geometry: [Geometry; MAX_CLASSES],
-    /// The smallest class of more than `index * COARSE_BYTES` bytes, if there is one.
-    coarse: [u8; COARSE_LEN],
+    /// By what requests are more than, in units of `COARSE_BYTES`.
+    coarse: [Coarse; COARSE_LEN],
     classes: SizeClasses,
     slab_bytes: usize,
 }
@@ -109,9 +117,15 @@ impl ClassTable {
             lookup[from..to].fill(Place::new(class, geometry.count_shift));
             from = to;
         }
-        let coarse = core::array::from_fn(|at| {
-            let sizes = classes.sizes();
-            sizes.partition_point(|&bytes| bytes <= at * COARSE_BYTES) as u8
+        let coarse = core::array::from_fn(|at| match classes.class_for(at * COARSE_BYTES + 1) {
+            Some(class) => Coarse {
+                place: Place::new(class as u8, geometry[class].count_shift),
+                bytes: geometry[class].bytes,
+            },
+            None => Coarse {
+                place: Place::new(0, 0),
+                bytes: 0,
+            },
         });
         Self {
             direct: classes.largest().min(TABLE_BYTES),
@@ -149,16 +163,19 @@ impl ClassTable {
     #[cold]
     #[inline(never)]
     fn large_place_for(&self, len: usize) -> Option<Place> {
-        if len > self.classes.largest() {
-            return None;
-        }
         // `len` is not zero: it is above `direct`.
-        let mut class = self.coarse[(len - 1) / COARSE_BYTES];
-        // Ends at the largest class.
-        while self.geometry(class).bytes < len {
-            class += 1;
+        match self.coarse.get((len - 1) / COARSE_BYTES) {
+            Some(first) if len <= first.bytes => Some(first.place),
+            _ => self.search(len),
         }
-        Some(self.place(class))
+    }
+
+    /// The second class of `COARSE_BYTES` or a later one; or there is none.
+    #[cold]
+    #[inline(never)]
+    fn search(&self, len: usize) -> Option<Place> {
+        let class = self.classes.class_for(len)?;
+        Some(self.place(class as u8))
     }
 
     pub(crate) fn place(&self, class: u8) -> Place {
