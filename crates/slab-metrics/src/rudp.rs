@@ -58,6 +58,7 @@ const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_TAKEN_COOKIES_TOTAL, None, |s| s.cookies_taken),
     Row(&RUDP_UNOPENED_DATAGRAMS_TOTAL, None, |s| s.unopened),
     Row(&RUDP_SEND_ERRORS_TOTAL, None, |s| s.send_errors),
+    Row(&RUDP_SEND_BLOCKED_TOTAL, None, |s| s.send_blocked),
     Row(&RUDP_DATAGRAMS_TOTAL, Some(("direction", "sent")), |s| {
         s.total.sent_datagrams
     }),
