@@ -14,7 +14,8 @@ use crate::thread_cache::Place;
 // Fewer in models: a pool is built on the stack, of which loom's threads have little.
 const TABLE_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
 const TABLE_LEN: usize = TABLE_BYTES / CHUNK_ALIGN + 1;
-const COARSE_BYTES: usize = 64 << 10;
+// Fewer entries in models, for the same reason.
+const COARSE_BYTES: usize = if MODELLED { 4 << 20 } else { 64 << 10 };
 const COARSE_LEN: usize = MAX_CHUNK_BYTES / COARSE_BYTES;
 /// A slab holds at least this many chunks of the largest class.
 const MIN_CHUNKS_PER_SLAB: usize = 4;
