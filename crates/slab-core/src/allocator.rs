@@ -15,7 +15,8 @@ use core::ptr::NonNull;
 /// `hashbrown`'s maps and others can live in it. Behind the feature `allocator-api2`.
 ///
 /// It owns a pool that serves nothing else: what a collection stores may have padding, which is
-/// uninitialised as far as the language is concerned, and a byte pool promises initialised bytes.
+/// uninitialised as far as the language is concerned, and users of a byte pool may look at what a chunk
+/// holds.
 ///
 /// A block is one chunk. Growing and shrinking within its size class moves nothing. What does not
 /// fit the largest class, or wants an alignment that no class [has](crate::SizeClasses::align),

@@ -51,8 +51,8 @@ impl Name {
 
 /// Exclusive ownership of a chunk; dropping it, on any thread, gives the chunk back.
 ///
-/// 16 bytes. The chunk's bytes are always initialised, but may be a former owner's: safe methods
-/// show only what the present owner has written.
+/// 16 bytes. The chunk's bytes may be a former owner's: safe methods show only what the present owner
+/// has written.
 ///
 /// Forgetting a chunk (`mem::forget`) leaks it, and keeps the pool's arena mapped.
 pub struct Chunk {
@@ -117,8 +117,9 @@ impl Chunk {
 
     /// The chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
     ///
-    /// All [`capacity`](Self::capacity) bytes behind it are initialised and valid for reads and
-    /// writes for as long as this handle lives. They may hold a former owner's data.
+    /// All [`capacity`](Self::capacity) bytes behind it are valid for reads and writes for as long as
+    /// this handle lives. They hold zeros, or a former owner's data, or what a former owner wrote as
+    /// [`MaybeUninit::uninit`](core::mem::MaybeUninit::uninit): to be treated as `MaybeUninit` until written.
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {

@@ -45,7 +45,8 @@ impl Hardening {
             before & bit == 0,
             "chunk {at:?} of {bytes} bytes is handed out twice"
         );
-        // SAFETY: by the caller's promise; the arena's bytes are always initialised.
+        // SAFETY: by the caller's promise; the bytes are the system's zeros, or were filled when the
+        // chunk was freed.
         let chunk = unsafe { core::slice::from_raw_parts(at.as_ptr(), bytes) };
         if let Some(offset) = first_touched(chunk) {
             panic!(

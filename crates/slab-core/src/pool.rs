@@ -148,7 +148,7 @@ impl SlabPool {
     /// # use slab_core::SlabPool;
     /// # let pool = SlabPool::builder().build()?;
     /// let chunk = pool.try_alloc_zeroed(1500)?;
-    /// // SAFETY: the chunk's bytes are initialised and ours alone while `chunk` lives.
+    /// // SAFETY: the chunk's bytes were just zeroed, and are ours alone while `chunk` lives.
     /// let bytes = unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), chunk.capacity()) };
     /// assert!(bytes.iter().all(|&byte| byte == 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -24,8 +24,8 @@ impl Chunk {
 
 impl SlabPool {
     /// Takes a chunk of at least `len` bytes as [`try_alloc`](Self::try_alloc) does, as a bare
-    /// pointer. All bytes of its size class are initialised and valid for reads and writes until
-    /// the pointer is given back.
+    /// pointer. All bytes of its size class are valid for reads and writes until the pointer is given
+    /// back; what they hold is as of [`Chunk::as_ptr`].
     ///
     /// ```
     /// # use slab_core::SlabPool;
