@@ -178,4 +178,32 @@ mod tests {
         guard.back_out();
         assert!(is_idle, "a sweep would wait for ever");
     }
+
+    #[test]
+    fn a_pool_is_at_rest_only_when_its_owners_are_outside() {
+        use core::sync::atomic::{AtomicBool, Ordering};
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        drop(pool.try_alloc(64).unwrap());
+        let cache = pool.inner().registry.lock()[0].cache.clone();
+        let guard = &cache.magazine(0).guard;
+        let (left, rests) = (AtomicBool::new(false), AtomicBool::new(false));
+        assert!(guard.enter_slow());
+        std::thread::scope(|scope| {
+            let forks = scope.spawn(|| {
+                let inner = NonNull::from(pool.inner());
+                // SAFETY: the pool outlives what is made of this.
+                let _at_rest = AtRest::new(unsafe { inner.as_ref() });
+                rests.store(true, Ordering::SeqCst);
+                assert!(left.load(Ordering::SeqCst), "an owner is inside");
+            });
+            while !guard.is_raised(SHUT) && !rests.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // Whoever does not wait has some time to show it.
+            (0..1000).for_each(|_| std::thread::yield_now());
+            left.store(true, Ordering::SeqCst);
+            guard.leave_slow();
+            forks.join().unwrap();
+        });
+    }
 }
