@@ -373,9 +373,9 @@ impl PacketPool {
         if occupied <= len.saturating_mul(self.settings.compact_ratio as usize) {
             return packet;
         }
-        let classes = self.slab.size_classes();
-        let class = classes.class_for(len);
-        let gain = class.and_then(|class| occupied.checked_sub(classes.sizes()[class]));
+        let sizes = self.slab.size_classes().sizes();
+        let class = self.slab.class_for(len);
+        let gain = class.and_then(|class| occupied.checked_sub(sizes[class]));
         let Some(gain @ 1..) = gain else {
             return packet;
         };

@@ -258,9 +258,8 @@ fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chun
     if payload.len() > capacity / 2 {
         return None;
     }
-    let classes = slab.size_classes();
-    let class = classes.class_for(payload.len())?;
-    if classes.sizes()[class] >= capacity {
+    let class = slab.class_for(payload.len())?;
+    if slab.size_classes().sizes()[class] >= capacity {
         return None;
     }
     let mut chunk = slab.try_alloc(payload.len()).ok()?;

@@ -155,8 +155,8 @@ impl Blocks {
 
     fn allocate(&mut self, bytes: usize, pool: &PacketPool) -> Option<(PacketBuf, usize)> {
         let room = pool.headroom() + pool.tailroom();
-        let classes = pool.slab().size_classes();
-        let reserved = classes.sizes()[classes.class_for(bytes + room)?];
+        let class = pool.slab().class_for(bytes + room)?;
+        let reserved = pool.slab().size_classes().sizes()[class];
         if !self.account.reserve(reserved) {
             return None;
         }
