@@ -3,6 +3,7 @@
 mod bulk;
 mod cross;
 mod local;
+mod lookup;
 mod mixed;
 mod peers;
 mod resident;
@@ -36,6 +37,8 @@ enum Case {
     Cross(Crossing, usize),
     Resident(Scenario),
     Stats { busy: bool },
+    /// The class of a length; of those above 64 KiB, or of those below.
+    Lookup { large: bool },
 }
 
 impl Case {
@@ -54,6 +57,7 @@ impl Case {
         cases.extend([64, 2048].map(|len| Self::Cross(Crossing::RemoteFree, len)));
         cases.extend(Scenario::ALL.map(Self::Resident));
         cases.extend([false, true].map(|busy| Self::Stats { busy }));
+        cases.extend([false, true].map(|large| Self::Lookup { large }));
         cases
     }
 
@@ -72,6 +76,8 @@ impl Case {
             Self::Resident(scenario) => scenario.name(),
             Self::Stats { busy: false } => "stats".into(),
             Self::Stats { busy: true } => "stats-busy".into(),
+            Self::Lookup { large: false } => "class-lookup".into(),
+            Self::Lookup { large: true } => "class-lookup-large".into(),
         }
     }
 
@@ -85,6 +91,9 @@ impl Case {
 
     fn peers(&self) -> Vec<&'static str> {
         match self {
+            Self::Local(Shape::Pair, 2048) => {
+                [&peers::NO_ALLOC[..1], peers::LOCAL, &[peers::UNCOUNTED]].concat()
+            }
             Self::Local(..) => [&peers::NO_ALLOC[..1], peers::LOCAL].concat(),
             Self::Bulk(_) => peers::BULK.to_vec(),
             Self::Mixed => peers::ANY_LENGTH.to_vec(),
@@ -94,6 +103,7 @@ impl Case {
             Self::Cross(Crossing::RemoteFree, _) => peers::SHARED.to_vec(),
             Self::Resident(scenario) => scenario.peers().to_vec(),
             Self::Stats { .. } => vec!["glibc"],
+            Self::Lookup { .. } => lookup::PEERS.to_vec(),
         }
     }
 
@@ -118,6 +128,7 @@ impl Case {
             }
             Self::Resident(scenario) => return scenario.sampler(peer, plan),
             Self::Stats { busy } => stats::sampler(peer, busy, cpus),
+            Self::Lookup { large } => lookup::sampler(peer, large),
         };
         found.map_err(|missing| missing.to_string())
     }

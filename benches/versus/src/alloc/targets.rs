@@ -1,6 +1,6 @@
 //! What the issues ask of which row.
 
-use super::peers::HEAPS;
+use super::peers::{HEAPS, UNCOUNTED};
 use crate::report::{Asked, Bound, Target};
 
 const ASKED: &[Asked] = &[
@@ -12,6 +12,8 @@ const ASKED: &[Asked] = &[
     (3, "pair-2048", HEAPS, Bound::Ratio(1.8)),
     (3, "pair-2048", &["mimalloc"], Bound::Ratio(4.5)),
     (3, "pair-2048", &["glibc", "BytesMut"], Bound::Ratio(8.0)),
+    // With statistics at most 1.1 times the time without.
+    (3, "pair-2048", &[UNCOUNTED], Bound::Ratio(1.0 / 1.1)),
     (3, "pair-65536", HEAPS, Bound::Ratio(2.0)),
     (3, "batch-64", HEAPS, Bound::Ratio(1.8)),
     (3, "batch-2048", HEAPS, Bound::Ratio(2.0)),
@@ -44,6 +46,8 @@ const ASKED: &[Asked] = &[
     // 5 GiB/s.
     (3, "trim-time", HEAPS, Bound::Ours(200.0)),
     (3, "stats", &["glibc"], Bound::Ours(150.0)),
+    (3, "class-lookup", super::lookup::PEERS, Bound::Ours(1.0)),
+    (3, "class-lookup-large", super::lookup::PEERS, Bound::Ours(1.0)),
     (3, "stats-busy", &["glibc"], Bound::Ours(1000.0)),
 ];
 

@@ -4,6 +4,7 @@ mod heaps;
 mod no_alloc;
 mod ours;
 mod pools;
+mod uncounted;
 
 pub(crate) use ours::Ours;
 
@@ -121,6 +122,9 @@ pub(crate) const CROWD: &[&str] = &["glibc", "mimalloc", "jemalloc", "snmalloc",
 /// ring of the `cross` cases, costs by itself.
 pub(crate) const NO_ALLOC: &[&str] = &["no-alloc", "no-alloc-16"];
 
+/// Ours without its counters.
+pub(crate) const UNCOUNTED: &str = "uncounted";
+
 /// A peer that cannot be run.
 #[derive(Debug)]
 pub(crate) enum Missing {
@@ -162,6 +166,7 @@ pub(crate) fn visit<V: Visit>(name: &str, len: usize, visitor: V) -> Result<V::O
             _ => Err(Missing::Length(len)),
         },
         "bytesbuf" => Ok(visitor.visit::<pools::BytesBufPool>()),
+        UNCOUNTED => Ok(visitor.visit::<uncounted::Uncounted>()),
         _ => visit_shared(name, OneThread(visitor)),
     }
 }

@@ -4,7 +4,7 @@ use super::{Heap, Peer};
 use slab_core::{Chunk, SizeClasses, SlabPool};
 
 /// No cap below this: under pressure a pool works differently, and these cases are not about that.
-const LEAST_MEMORY: usize = 64 << 20;
+pub(super) const LEAST_MEMORY: usize = 64 << 20;
 
 pub(crate) struct Ours {
     pool: SlabPool,
@@ -64,6 +64,6 @@ unsafe impl Heap for Ours {
 }
 
 #[cold]
-fn refused(error: &slab_core::AllocError) -> ! {
+pub(super) fn refused(error: &dyn std::error::Error) -> ! {
     panic!("the pool was opened too small for its case: {error}");
 }
