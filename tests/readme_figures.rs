@@ -1,5 +1,5 @@
-//! The figures of README.md are those of the committed JSON in `benches/report`, and there are no
-//! others. After new measurements:
+//! The figures of README.md, and of the pages that [`SECTIONS`] names, are those of the committed JSON in
+//! `benches/report`; README.md has no others. After new measurements:
 //!
 //! ```sh
 //! UPDATE_README=1 cargo test --test readme_figures
@@ -10,8 +10,29 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the table of README.md shows: group, case, peers, and the case in words.
-const ROWS: &[(&str, &str, &[&str], &str)] = &[
+/// What stands between the marks of a page: its file, the name in the marks, and what makes it.
+const SECTIONS: &[(&str, &str, fn() -> String)] = &[
+    (README, "udp_pipeline", || output("udp_pipeline")),
+    (README, "udp_pipeline-mode-all", || {
+        output("udp_pipeline-mode-all")
+    }),
+    (README, "versus", || compared(VERSUS)),
+    (SLAB_NET, "packet", packets),
+    (SLAB_NET, "uring", || compared(URING)),
+    (SLAB_NET, "rudp", sessions),
+];
+const README: &str = "README.md";
+const SLAB_NET: &str = "crates/slab-net/README.md";
+
+/// Rows of a table: group, case, peers, and the case in words.
+type Compared = (
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static str,
+);
+
+const VERSUS: &[Compared] = &[
     (
         "alloc",
         "pair-2048",
@@ -63,8 +84,67 @@ const ROWS: &[(&str, &str, &[&str], &str)] = &[
     ),
 ];
 
-/// Programs whose output README.md shows, by the name of their JSON.
-const OUTPUTS: &[&str] = &["udp_pipeline", "udp_pipeline-mode-all"];
+const URING: &[Compared] = &[
+    (
+        "udp",
+        "uring-1200-coalesced",
+        &["slab-net-readiness"],
+        "coalesced, under load",
+    ),
+    (
+        "udp",
+        "uring-1200-plain",
+        &["slab-net-readiness"],
+        "one by one, under load",
+    ),
+    (
+        "udp",
+        "uring-paced-1200-plain",
+        &["slab-net-readiness", "tokio-fresh"],
+        "one each 10 us",
+    ),
+];
+
+/// Cases of the group `packet`, and in words.
+const PACKETS: &[(&str, &str)] = &[
+    (
+        "alloc-write-freeze-drop",
+        "alloc 2 KiB, write 64 B, freeze, drop",
+    ),
+    (
+        "alloc-write-freeze-clone-drop",
+        "the same, and clone, drop both",
+    ),
+    ("clone-drop", "clone, drop"),
+    ("slice-12", "slice, drop"),
+    (
+        "split-40",
+        "out of 64 KiB 40 times `split_to`, `freeze`; drop all, each",
+    ),
+    ("prepend-16", "a header of 16 B in front"),
+    ("to-bytes", "into `bytes::Bytes`"),
+    ("buf-read", "read through `Buf`"),
+    ("buf-write", "write through `BufMut`"),
+];
+
+/// Peers of the group `rudp`, and in words.
+const SESSIONS: &[(&str, &str)] = &[
+    ("slab-net-plain", "ours without GSO and GRO"),
+    ("tokio_kcp", "tokio_kcp"),
+    ("kcp-go", "kcp-go"),
+    ("quinn", "quinn (with TLS)"),
+    ("rusty_enet", "rusty_enet"),
+];
+
+/// Columns of their table: cases, and what stands above them.
+const COLUMNS: &[(&str, &str)] = &[
+    ("bulk", "bulk MB/s"),
+    ("cpu-per-gb", "CPU s/GB"),
+    ("echo-p50", "1 KiB echo p50 us"),
+    ("echo-p99", "p99 us"),
+    ("loss1", "1 % lost MB/s"),
+    ("loss5", "5 % lost MB/s"),
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -109,14 +189,28 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// The table, from the JSON of the groups.
-fn table() -> String {
+/// One row of a group.
+fn row<'a>(json: &'a Value, case: &str, peer: &str) -> &'a Value {
+    let rows = json["rows"].as_array().unwrap();
+    let is_it = |row: &&Value| row["case"] == case && row["peer"] == peer;
+    let row = rows.iter().find(is_it);
+    row.unwrap_or_else(|| panic!("there is no row {case}/{peer}"))
+}
+
+/// `median (min .. max)` of a side of a row, the unit behind the median.
+fn spread(row: &Value, side: &str, unit: &str) -> String {
+    let of = |what: &str| figure(row[side][what].as_f64().unwrap());
+    format!("{}{unit} ({} .. {})", of("median"), of("min"), of("max"))
+}
+
+/// A line for each peer of each row, and where they were measured.
+fn compared(rows: &[Compared]) -> String {
     let mut text = String::from(
         "| what | against | ours | theirs | ours is better by (range) |\n|---|---|---|---|---|\n",
     );
     let mut origins: Vec<(String, Vec<&str>)> = Vec::new();
     let mut known: Vec<(&str, Value)> = Vec::new();
-    for &(group, case, peers, words) in ROWS {
+    for &(group, case, peers, words) in rows {
         if known.iter().all(|(name, _)| *name != group) {
             let json = json(group);
             let origin = origin(&json["machine"]);
@@ -128,20 +222,15 @@ fn table() -> String {
         }
         let (_, json) = known.iter().find(|(name, _)| *name == group).unwrap();
         for &peer in peers {
-            let rows = json["rows"].as_array().unwrap();
-            let is_it = |row: &&Value| row["case"] == case && row["peer"] == peer;
-            let row = rows.iter().find(is_it);
-            let row = row.unwrap_or_else(|| panic!("{group}.json has no row {case}/{peer}"));
-            let of = |side: &str, what: &str| figure(row[side][what].as_f64().unwrap());
+            let row = row(json, case, peer);
+            let of = |side: &str| figure(row[side]["median"].as_f64().unwrap());
             let unit = row["unit"].as_str().unwrap();
             writeln!(
                 text,
-                "| {words} | {peer} | {} {unit} | {} {unit} | {}x ({} .. {}) |",
-                of("ours", "median"),
-                of("theirs", "median"),
-                of("ratio", "median"),
-                of("ratio", "min"),
-                of("ratio", "max"),
+                "| {words} | {peer} | {} {unit} | {} {unit} | {} |",
+                of("ours"),
+                of("theirs"),
+                spread(row, "ratio", "x"),
             )
             .unwrap();
         }
@@ -153,11 +242,63 @@ fn table() -> String {
     text
 }
 
-/// What stands between the marks of this name in README.md.
-fn block(name: &str) -> String {
-    if name == "versus" {
-        return table();
+/// The group `packet` against `bytes` on two allocators.
+fn packets() -> String {
+    let json = json("packet");
+    let mut text =
+        String::from("| | packets | `bytes` on glibc | | on mimalloc |\n|---|---|---|---|---|\n");
+    for (case, words) in PACKETS {
+        let glibc = row(&json, case, "bytes-glibc");
+        let mimalloc = row(&json, case, "bytes-mimalloc");
+        writeln!(
+            text,
+            "| {words} | {} | {} | {} | {} |",
+            spread(glibc, "ours", ""),
+            spread(glibc, "theirs", ""),
+            spread(glibc, "ratio", "x"),
+            spread(mimalloc, "ratio", "x"),
+        )
+        .unwrap();
     }
+    writeln!(text, "\n{}.", origin(&json["machine"])).unwrap();
+    text
+}
+
+/// The group `rudp`: a line for each library.
+fn sessions() -> String {
+    let json = json("rudp");
+    let mut text = String::from("|");
+    for (_, words) in COLUMNS {
+        write!(text, " | {words}").unwrap();
+    }
+    writeln!(text, " |\n|{}", "---|".repeat(COLUMNS.len() + 1)).unwrap();
+    let first = SESSIONS[0].0;
+    let ours = [(first, "ours", "ours")];
+    let theirs = SESSIONS
+        .iter()
+        .map(|&(peer, words)| (peer, words, "theirs"));
+    for (peer, words, side) in ours.into_iter().chain(theirs) {
+        write!(text, "| {words}").unwrap();
+        for (case, _) in COLUMNS {
+            write!(text, " | {}", spread(row(&json, case, peer), side, "")).unwrap();
+        }
+        text.push_str(" |\n");
+    }
+    let sink = |peer| row(&json, "to-kcp-go", peer);
+    writeln!(
+        text,
+        "\nCPU of our end with a sink of kcp-go: {} s/GB, {} without GSO, kcp-go's own {}.\n\n{}.",
+        spread(sink("kcp-go"), "ours", ""),
+        spread(sink(first), "theirs", ""),
+        spread(sink("kcp-go"), "theirs", ""),
+        origin(&json["machine"])
+    )
+    .unwrap();
+    text
+}
+
+/// What a program printed.
+fn output(name: &str) -> String {
     let json = json(&format!("examples/{name}"));
     let lines: Vec<&str> = json["output"]
         .as_array()
@@ -176,40 +317,39 @@ fn marks(name: &str) -> (String, String) {
     )
 }
 
-/// The text with the block of this name replaced, and without it.
-fn replaced(readme: &str, name: &str, by: &str) -> String {
+/// The text with the block of this name replaced.
+fn replaced(page: &str, name: &str, by: &str) -> String {
     let (begin, end) = marks(name);
-    let (before, rest) = readme
+    let (before, rest) = page
         .split_once(&begin)
-        .unwrap_or_else(|| panic!("README.md has no line {begin}"));
+        .unwrap_or_else(|| panic!("there is no line {begin}"));
     let (_, after) = rest
         .split_once(&end)
-        .unwrap_or_else(|| panic!("README.md has no line {end}"));
+        .unwrap_or_else(|| panic!("there is no line {end}"));
     format!("{before}{begin}{by}{end}{after}")
 }
 
-fn readme() -> PathBuf {
-    root().join("README.md")
-}
-
-fn names() -> impl Iterator<Item = &'static str> {
-    OUTPUTS.iter().copied().chain(["versus"])
+fn page(file: &str) -> PathBuf {
+    root().join(file)
 }
 
 #[test]
 fn the_figures_are_those_of_the_json() {
-    let committed = fs::read_to_string(readme()).unwrap();
-    let made = names().fold(committed.clone(), |text, name| {
-        replaced(&text, name, &block(name))
-    });
-    if std::env::var_os("UPDATE_README").is_some() {
-        fs::write(readme(), &made).unwrap();
-        return;
+    for &file in &[README, SLAB_NET] {
+        let committed = fs::read_to_string(page(file)).unwrap();
+        let sections = SECTIONS.iter().filter(|(of, ..)| *of == file);
+        let made = sections.fold(committed.clone(), |text, (_, name, make)| {
+            replaced(&text, name, &make())
+        });
+        if std::env::var_os("UPDATE_README").is_some() {
+            fs::write(page(file), &made).unwrap();
+            continue;
+        }
+        for (committed, made) in committed.lines().zip(made.lines()) {
+            assert_eq!(committed, made, "{file}: make it again: UPDATE_README=1");
+        }
+        assert_eq!(committed, made);
     }
-    for (committed, made) in committed.lines().zip(made.lines()) {
-        assert_eq!(committed, made, "make it again: UPDATE_README=1");
-    }
-    assert_eq!(committed, made);
 }
 
 /// A claim of speed or size that no JSON stands behind.
@@ -244,8 +384,9 @@ fn is_a_figure(line: &str) -> bool {
 
 #[test]
 fn there_are_no_other_figures() {
-    let text = fs::read_to_string(readme()).unwrap();
-    let rest = names().fold(text, |text, name| replaced(&text, name, ""));
+    let text = fs::read_to_string(page(README)).unwrap();
+    let sections = SECTIONS.iter().filter(|(of, ..)| *of == README);
+    let rest = sections.fold(text, |text, (_, name, _)| replaced(&text, name, ""));
     for line in rest.lines() {
         assert!(!is_a_figure(line), "no JSON stands behind: {line}");
     }

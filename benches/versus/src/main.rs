@@ -92,6 +92,7 @@ fn main() -> ExitCode {
         let counted = match &arguments[0][..] {
             "udp" => udp::child(&arguments[1..]),
             "metrics" => metrics::child(&arguments[1..]),
+            "sessions" => rudp::sessions(&arguments[1..]),
             _ => rudp::child(&arguments[1..]),
         };
         return ended(counted.ok_or_else(|| "it cannot be counted".into()));

@@ -36,9 +36,13 @@ enum Case {
     Together(Crowd),
     Cross(Crossing, usize),
     Resident(Scenario),
-    Stats { busy: bool },
+    Stats {
+        busy: bool,
+    },
     /// The class of a length; of those above 64 KiB, or of those below.
-    Lookup { large: bool },
+    Lookup {
+        large: bool,
+    },
 }
 
 impl Case {

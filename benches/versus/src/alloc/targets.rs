@@ -47,7 +47,12 @@ const ASKED: &[Asked] = &[
     (3, "trim-time", HEAPS, Bound::Ours(200.0)),
     (3, "stats", &["glibc"], Bound::Ours(150.0)),
     (3, "class-lookup", super::lookup::PEERS, Bound::Ours(1.0)),
-    (3, "class-lookup-large", super::lookup::PEERS, Bound::Ours(1.0)),
+    (
+        3,
+        "class-lookup-large",
+        super::lookup::PEERS,
+        Bound::Ours(1.0),
+    ),
     (3, "stats-busy", &["glibc"], Bound::Ours(1000.0)),
 ];
 

@@ -34,9 +34,11 @@ pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
         Scenario::Paced => paced(size, seed),
         Scenario::Fanout => fanout(size),
         Scenario::Idle => idle(size),
-        Scenario::Sealed | Scenario::Corrected | Scenario::Counted(_) | Scenario::ToKcpGo => {
-            panic!("it has no such case")
-        }
+        Scenario::Sealed
+        | Scenario::Corrected
+        | Scenario::Counted(_)
+        | Scenario::Resident
+        | Scenario::ToKcpGo => panic!("it has no such case"),
     }
 }
 

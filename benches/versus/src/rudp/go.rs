@@ -56,6 +56,7 @@ pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
         Scenario::Paced | Scenario::Corrected => ("paced", size.paced_sessions),
         Scenario::Fanout => ("fanout", size.fanout_sessions),
         Scenario::Idle => ("idle", size.idle_sessions),
+        Scenario::Resident => panic!("it has no such case"),
         Scenario::ToKcpGo => return vec![send(size.window)],
     };
     let (start, window) = size.windows(scenario);

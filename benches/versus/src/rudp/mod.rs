@@ -6,6 +6,7 @@
 mod enet;
 mod go;
 mod path;
+mod resident;
 mod scenario;
 mod streams;
 mod targets;
@@ -22,6 +23,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use transports::{BARE, CORRECTED, Ours, Quinn, SEALED, TokioKcp};
 
+pub(crate) use resident::child as sessions;
 pub(crate) use targets::of as targets_of;
 
 /// The name of our own entry.
@@ -40,6 +42,7 @@ impl Scenario {
             // Neither has to do with system calls.
             Self::Counted(_) => &["tokio_kcp", "kcp-go"],
             Self::Idle => &["tokio_kcp", "kcp-go"],
+            Self::Resident => &["tokio_kcp", "quinn"],
             Self::Paced => &[PLAIN, "tokio_kcp", "quinn", "kcp-go"],
             // Five hundred TLS handshakes a sample are too long for quinn.
             Self::Fanout => &[PLAIN, "tokio_kcp", "kcp-go", "rusty_enet"],
@@ -56,6 +59,7 @@ impl Scenario {
             (Self::Counted(_), OURS | PLAIN | "tokio_kcp") if !heap::is_counted() => {
                 in_child(self, peer, size, seed)
             }
+            (Self::Resident, _) => resident::in_child(peer, size),
             (_, "kcp-go") => go::run(self, size, seed),
             (_, "rusty_enet") => enet::run(self, size, seed),
             (_, "tokio_kcp") => streams::run::<TokioKcp>(self, size, seed),
@@ -255,7 +259,7 @@ mod tests {
     fn every_peer_runs_every_scenario() {
         for scenario in Scenario::ALL {
             // Those start this program again, which is the test here.
-            if matches!(scenario, Scenario::Counted(_)) {
+            if matches!(scenario, Scenario::Counted(_) | Scenario::Resident) {
                 continue;
             }
             for &peer in scenario.peers().iter().chain([&OURS]) {

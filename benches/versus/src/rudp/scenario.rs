@@ -20,6 +20,8 @@ pub(super) enum Scenario {
     Fanout,
     /// Sessions with nothing to do.
     Idle,
+    /// Many more sessions with nothing to do, in a process of its own: resident memory.
+    Resident,
     /// `Bulk`, encrypted.
     Sealed,
     /// `Paced` with two datagrams of parity to two of data.
@@ -69,7 +71,7 @@ impl Figure {
 }
 
 impl Scenario {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::Bulk,
         Self::Echo,
         Self::Lossy(1),
@@ -77,6 +79,7 @@ impl Scenario {
         Self::Paced,
         Self::Fanout,
         Self::Idle,
+        Self::Resident,
         Self::Sealed,
         Self::Corrected,
         Self::Counted(0),
@@ -106,6 +109,7 @@ impl Scenario {
                     ..Figure::cost("idle-cpu", "us/session/s")
                 },
             ],
+            Self::Resident => vec![Figure::cost("many-resident", "bytes/end")],
             Self::Sealed => vec![
                 Figure::rate("aes-bulk"),
                 Figure::cost("aes-cpu-per-gb", "s/GB"),
@@ -181,6 +185,8 @@ pub(super) struct Size {
     /// Until sessions are at rest.
     pub(super) idle_settle: Duration,
     pub(super) idle_window: Duration,
+    /// Ends of sessions of `Resident`, half of them clients'.
+    pub(super) resident_sessions: usize,
 }
 
 /// Between two messages of one paced session.
@@ -211,6 +217,7 @@ impl Size {
             // Beyond the first question for a window, 500 ms: what is armed for it is a part of opening.
             idle_settle: Duration::from_millis(550),
             idle_window: Duration::from_millis(100),
+            resident_sessions: 4000,
         }
     }
 
@@ -226,6 +233,7 @@ impl Size {
             fanout_window: Duration::from_secs(1),
             idle_settle: Duration::from_millis(500),
             idle_window: Duration::from_secs(1),
+            resident_sessions: 100_000,
             ..Self::quick()
         }
     }
@@ -258,6 +266,7 @@ impl Size {
             idle_sessions: 4,
             idle_settle: Duration::from_millis(10),
             idle_window: Duration::from_millis(20),
+            resident_sessions: 4,
         }
     }
 }

@@ -75,6 +75,7 @@ pub(super) fn run<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> V
                 Scenario::Paced | Scenario::Corrected => paced::<T>(size, seed).await,
                 Scenario::Fanout => fanout::<T>(size).await,
                 Scenario::Idle => idle::<T>(size).await,
+                Scenario::Resident => panic!("it is run by a process of its own"),
                 Scenario::ToKcpGo => panic!("it has no sink of kcp-go's"),
             }
         };
@@ -421,6 +422,39 @@ async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
         grown as f64 / 2.0 / sessions,
         cpu / 1e3 / sessions / seconds,
     ]
+}
+
+/// By how many bytes the process's resident memory grows by so many sessions, both ends, that have said
+/// hello.
+///
+/// # Panics
+/// The library fails, or is too slow.
+pub(super) fn resident_growth<T: Transport>(sessions: usize) -> usize {
+    let runtime = runtime();
+    runtime.block_on(async {
+        let (mut listener, address) = T::listen().await;
+        let client = T::client();
+        let greeted = greet::<T>(&mut listener, T::connect_from(&client, address)).await;
+        let before = resident();
+        let mut pairs = Vec::with_capacity(sessions);
+        for _ in 0..sessions {
+            let connecting = T::connect_from(&client, address);
+            pairs.push(greet::<T>(&mut listener, connecting).await);
+        }
+        let grown = resident().saturating_sub(before);
+        drop((greeted, pairs));
+        grown
+    })
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
+    let kilobytes = status.lines().find_map(|line| {
+        let rest = line.strip_prefix("VmRSS:")?;
+        rest.split_whitespace().next()?.parse::<usize>().ok()
+    });
+    1024 * kilobytes.expect("a number of kilobytes")
 }
 
 /// Bytes in use.

@@ -1,6 +1,5 @@
 //! `paced`: a live sender on another CPU, so slow that the queue is short. The receiver's CPU time.
 
-use super::URING;
 use super::peers::check;
 use super::rig::{ANY, DATAGRAM_BUFFER, Wire};
 use super::rig::{our_receiver, our_receiver_of, pool, runtime, their_socket};
@@ -22,14 +21,19 @@ pub(super) fn sampler(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
     match peer {
         super::OURS => Ok(ours(other_cpu, || our_receiver(Wire::Plain))),
         "slab-net-metadata" => Ok(ours(other_cpu, || our_receiver_of(&pool(), Wire::Plain))),
-        URING => {
-            uring_is_there()?;
-            let receiver = || uring_receiver(Wire::Plain).expect("it was there before");
-            Ok(ours(other_cpu, receiver))
-        }
         "tokio-fresh" => Ok(recv_buf_from(other_cpu)),
         _ => Err("it has no such case".into()),
     }
+}
+
+/// Ours by io_uring.
+///
+/// # Errors
+/// There is none for us here.
+pub(super) fn by_uring(other_cpu: usize) -> Result<Sampler, String> {
+    uring_is_there()?;
+    let receiver = || uring_receiver(Wire::Plain).expect("it was there before");
+    Ok(ours(other_cpu, receiver))
 }
 
 /// Sends at its pace until dropped. What it misses while it is preempted it does not make up for.

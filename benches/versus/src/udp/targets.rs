@@ -87,6 +87,26 @@ const ASKED: &[Asked] = &[
         &["tokio-fresh"],
         Bound::Ratio(1.0 / 1.03),
     ),
+    // Under load 1.5 times our default, and no slower than 1.05 times plain tokio when idle: where it is
+    // not, it is off unless asked for.
+    (
+        6,
+        "uring-1200-coalesced",
+        super::uring::PEERS,
+        Bound::Ratio(1.5),
+    ),
+    (
+        6,
+        "uring-1200-plain",
+        super::uring::PEERS,
+        Bound::Ratio(1.5),
+    ),
+    (
+        6,
+        "uring-paced-1200-plain",
+        &["tokio-fresh"],
+        Bound::Ratio(1.0 / 1.05),
+    ),
     (6, "echo-1200", &["tokio"], Bound::Ratio(13.0)),
     (6, "echo-64", &["tokio"], Bound::Ratio(30.0)),
     // 0 exactly over 10^6 packets.

@@ -17,8 +17,13 @@ pub(crate) const SEALED: u8 = 1;
 /// With two datagrams of parity to two of data.
 pub(crate) const CORRECTED: u8 = 2;
 
+/// With so many sessions that their windows are more than any memory.
+pub(crate) const MANY: u8 = 3;
+
 /// As many sessions from one prefix as a scenario opens.
 const SESSIONS: usize = 4096;
+/// Of [`MANY`].
+const MOST: usize = 100_000;
 
 fn config(kind: u8, offload: bool) -> EndpointConfig {
     let config = EndpointConfig::new(SessionConfig::fast().window(1024, 1024).stream(true))
@@ -29,6 +34,10 @@ fn config(kind: u8, offload: bool) -> EndpointConfig {
     match kind {
         SEALED => config.aes_gcm(AesGcm::new(b"sixteen secret b").expect("a key")),
         CORRECTED => config.fec(FecShards::new(2, 2).expect("shards")),
+        MANY => config
+            .memory(1 << 40)
+            .max_sessions(MOST)
+            .max_half_open(MOST, MOST),
         _ => config,
     }
 }

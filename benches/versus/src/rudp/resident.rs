@@ -1,0 +1,50 @@
+//! `many-resident`: resident memory of a process that has many idle sessions, in a process of its own.
+
+use super::streams::{Transport, resident_growth};
+use super::transports::{MANY, Ours, Quinn, TokioKcp};
+use super::{OURS, Size};
+use std::process::{Command, Stdio};
+
+/// Of each peer, which would need gigabytes, or a socket each, for as many as ours.
+const PEERS_SESSIONS: usize = 1000;
+
+/// Starts this program again. Bytes for each end of a session.
+///
+/// # Panics
+/// The process fails.
+pub(super) fn in_child(peer: &str, size: &Size) -> Vec<f64> {
+    let sessions = if peer == OURS {
+        size.resident_sessions
+    } else {
+        PEERS_SESSIONS.min(size.resident_sessions)
+    };
+    let program = std::env::current_exe().expect("it has a name");
+    let output = Command::new(program)
+        .args(["--count", "sessions", peer, &sessions.to_string()])
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    vec![text.trim().parse().expect("a figure")]
+}
+
+/// The child's side: prints the figure.
+pub(crate) fn child(arguments: &[String]) -> Option<()> {
+    let [peer, sessions] = arguments else {
+        return None;
+    };
+    let sessions = sessions.parse().ok()?;
+    let bytes = match peer.as_str() {
+        OURS => each::<Ours<MANY>>(sessions),
+        "tokio_kcp" => each::<TokioKcp>(sessions),
+        "quinn" => each::<Quinn>(sessions),
+        _ => return None,
+    };
+    println!("{bytes}");
+    Some(())
+}
+
+/// Half of the sessions' ends are clients', half are servers'.
+fn each<T: Transport>(ends: usize) -> f64 {
+    resident_growth::<T>(ends / 2) as f64 / ends as f64
+}

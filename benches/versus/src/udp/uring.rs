@@ -1,0 +1,129 @@
+//! `uring`: ours by io_uring against ours by readiness, with a live sender on another CPU: where a
+//! queue is filled first, the kernel's part of io_uring would be done then, before the clock runs.
+
+use super::OURS;
+use super::paced;
+use super::rig::{Filler, Wire, our_receiver_of, pool, runtime, uring_receiver};
+use crate::cpu::{ThreadClock, pin};
+use crate::measure::Sampler;
+use slab_net::udp::{PacketBatch, UdpReceiver};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use tokio::runtime::Runtime;
+
+/// Ours by readiness, which is its default.
+const READINESS: &str = "slab-net-readiness";
+
+pub(super) const PEERS: &[&str] = &[READINESS];
+pub(super) const PACED_PEERS: &[&str] = &[READINESS, "tokio-fresh"];
+
+/// Datagrams that are sent at once, and those that may be under way.
+const RUN: usize = 50;
+const WINDOW: u64 = 512;
+
+/// As many datagrams as the receiver takes.
+///
+/// # Errors
+/// There is no io_uring for us here, or no such peer.
+pub(super) fn sampler(peer: &str, wire: Wire, other_cpu: usize) -> Result<Sampler, String> {
+    let runtime = runtime();
+    let receiver = {
+        let _inside = runtime.enter();
+        match peer {
+            OURS => uring_receiver(wire)?,
+            READINESS => our_receiver_of(&pool(), wire),
+            _ => return Err("it has no such case".into()),
+        }
+    };
+    Ok(loaded(runtime, receiver, wire, other_cpu))
+}
+
+/// A datagram each 10 us.
+///
+/// # Errors
+/// As [`sampler`].
+pub(super) fn paced(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
+    match peer {
+        OURS => paced::by_uring(other_cpu),
+        READINESS => paced::sampler(OURS, other_cpu),
+        _ => paced::sampler(peer, other_cpu),
+    }
+}
+
+fn loaded(runtime: Runtime, mut receiver: UdpReceiver, wire: Wire, cpu: usize) -> Sampler {
+    let address = receiver.local_addr();
+    let mut batches: Vec<PacketBatch> = Vec::with_capacity(32);
+    Sampler::timed(move |ops| {
+        let (receiver, batches) = (&mut receiver, &mut batches);
+        let load = Load::start(address, wire, cpu);
+        let elapsed = runtime.block_on(async {
+            // Until the first ones are there, the receiver waits for a thread to start.
+            let (mut got, mut clock) = (0, None);
+            loop {
+                receiver.recv_batches(batches).await.expect("loopback");
+                for batch in batches.drain(..) {
+                    assert_eq!(batch.contents()[0], 7);
+                    got += batch.datagrams() as u64;
+                }
+                load.took(got);
+                let (from, clock) = clock.get_or_insert_with(|| (got, ThreadClock::start()));
+                if got - *from >= ops {
+                    break clock.elapsed_ns() / (got - *from) as f64;
+                }
+            }
+        });
+        drop(load);
+        while receiver.try_recv_batch().expect("loopback").is_some() {}
+        elapsed.into()
+    })
+}
+
+/// Keeps datagrams under way until dropped.
+struct Load {
+    /// That the receiver has; [`ENOUGH`] ends it.
+    got: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+const ENOUGH: u64 = u64::MAX;
+
+impl Load {
+    fn start(to: SocketAddr, wire: Wire, cpu: usize) -> Self {
+        let got = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&got);
+        let thread = std::thread::spawn(move || {
+            pin(cpu);
+            let filler = Filler::new(1200, RUN);
+            let mut sent = 0;
+            loop {
+                match seen.load(Ordering::Relaxed) {
+                    ENOUGH => break,
+                    got if sent + RUN as u64 > got + WINDOW => std::thread::yield_now(),
+                    _ => {
+                        filler.fill(to, wire);
+                        sent += RUN as u64;
+                    }
+                }
+            }
+        });
+        Self {
+            got,
+            thread: Some(thread),
+        }
+    }
+
+    fn took(&self, got: u64) {
+        self.got.store(got, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.took(ENOUGH);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
