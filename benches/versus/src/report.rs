@@ -1,7 +1,7 @@
 //! The table, in Markdown and JSON.
 
 use crate::cpu::Distance;
-use crate::machine;
+use crate::machine::{self, Watch};
 use crate::measure::{Comparison, Spread};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -101,6 +101,8 @@ pub(crate) struct Report {
     left_out: Vec<(String, String)>,
     /// Why the figures may be poor.
     warning: Option<String>,
+    /// Of a run that goes on.
+    watch: Option<Watch>,
     /// With `--quick`.
     quick: bool,
 }
@@ -111,7 +113,8 @@ impl Report {
             ours,
             rows: Vec::new(),
             left_out: Vec::new(),
-            warning: machine::busy_warning(),
+            warning: None,
+            watch: Some(Watch::start()),
             quick,
         }
     }
@@ -127,9 +130,14 @@ impl Report {
         self.left_out.push((what, reason));
     }
 
+    fn warning(&self) -> Option<String> {
+        let known = self.warning.clone();
+        known.or_else(|| self.watch.as_ref()?.warning())
+    }
+
     pub(crate) fn markdown(&self) -> String {
         let mut text = String::new();
-        if let Some(warning) = &self.warning {
+        if let Some(warning) = &self.warning() {
             let _ = writeln!(text, "\n**{warning}**");
         }
         let _ = writeln!(
@@ -208,6 +216,7 @@ impl Report {
                 .map(|(what, reason)| Some((what.clone(), text(reason)?)))
                 .collect::<Option<_>>()?,
             warning: text(&machine["warning"]),
+            watch: None,
             quick: machine["quick"].as_bool().unwrap_or_default(),
         })
     }
@@ -229,7 +238,7 @@ impl Report {
         let mut machine = machine::describe();
         machine.insert("ours".into(), json!(self.ours));
         machine.insert("quick".into(), json!(self.quick));
-        if let Some(warning) = &self.warning {
+        if let Some(warning) = &self.warning() {
             machine.insert("warning".into(), json!(warning));
         }
         let distances: Map<String, Value> = self

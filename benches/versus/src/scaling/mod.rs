@@ -7,8 +7,9 @@
 mod plots;
 
 use crate::cpu::{Cpus, pin};
+use crate::machine::{self, Watch};
 use crate::measure::{Spread, guarded};
-use crate::{alloc, machine, rudp};
+use crate::{alloc, rudp};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
@@ -131,15 +132,16 @@ const OPS: u64 = 100_000;
 /// The folder cannot be written.
 pub(crate) fn run(folder: &Path) -> Result<(), String> {
     let mut machine = machine::describe();
-    if let Some(warning) = machine::busy_warning() {
-        machine.insert("warning".into(), json!(warning));
-    }
+    let watch = Watch::start();
     let mut left_out = Map::new();
     let mut points = Vec::new();
     for axis in Axis::ALL {
         measure(axis, ROUNDS, OPS, &mut points, &mut left_out);
     }
     machine.insert("left_out".into(), Value::Object(left_out));
+    if let Some(warning) = watch.warning() {
+        machine.insert("warning".into(), json!(warning));
+    }
     let whole = json!({ "machine": machine, "points": points });
     let file = folder.join("scaling.json");
     fs::create_dir_all(folder)
