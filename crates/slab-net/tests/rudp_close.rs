@@ -86,6 +86,81 @@ fn closing_while_the_other_end_sends_takes_no_longer_than_a_few_round_trips() {
     }
 }
 
+/// Neither takes what the other one has: nobody waits for the end of the linger time.
+fn closed_at_once_with_data_left() -> Line {
+    let mut line = Line::new();
+    let send = |ends: &mut [Session; 2]| {
+        for end in ends {
+            let _ = end.send_slice(&[7; 30_000]);
+        }
+    };
+    line.run(ONE_WAY * 6, send);
+    let now = line.now;
+    for end in &mut line.ends {
+        assert!(!end.is_sent(), "there is data under way");
+        end.close(now);
+    }
+    line
+}
+
+#[test]
+fn two_ends_that_close_at_once_with_data_left_are_over_in_a_few_round_trips() {
+    let mut line = closed_at_once_with_data_left();
+    line.run(ONE_WAY * 6, |_| {});
+    for end in &line.ends {
+        assert_eq!(end.ended(), Some(CloseReason::ClosedByPeer));
+        assert_eq!(end.stats().rejected_datagrams(), 0);
+    }
+    // Nobody answers for ever.
+    let sent = line.ends.each_ref().map(|end| end.stats().sent_datagrams);
+    line.run(ONE_WAY * 10, |_| {});
+    let later = line.ends.each_ref().map(|end| end.stats().sent_datagrams);
+    assert_eq!(sent, later);
+}
+
+#[test]
+fn two_ends_that_close_at_once_ask_again_where_that_was_lost() {
+    let mut line = closed_at_once_with_data_left();
+    line.run(2 * STEP, |_| {});
+    line.on_its_way = Default::default();
+    line.run(Duration::from_secs(2), |_| {});
+    for end in &line.ends {
+        assert_eq!(end.ended(), Some(CloseReason::ClosedByPeer));
+    }
+}
+
+/// One that is still open has heard nothing by that: it hears of the close once it has everything.
+#[test]
+fn an_end_that_takes_nothing_any_more_still_delivers_what_it_has() {
+    let mut line = Line::new();
+    line.run(ONE_WAY * 6, |ends| {
+        let _ = ends[1].send_slice(&[7; 3000]);
+    });
+    for _ in 0..20 {
+        line.ends[0].send_slice(&[8; 3000]).unwrap();
+    }
+    let now = line.now;
+    line.ends[0].close(now);
+    let mut got = 0;
+    line.run(ONE_WAY * 20, |ends| {
+        let _ = ends[1].send_slice(&[7; 3000]);
+        while ends[1].recv().is_some() {
+            got += 1;
+        }
+    });
+    assert_eq!(got, 20);
+    let ended = line.ends.each_ref().map(Session::ended);
+    assert_eq!(
+        ended,
+        [Some(CloseReason::Closed), Some(CloseReason::ClosedByPeer)]
+    );
+    assert!(
+        line.ends
+            .iter()
+            .all(|end| end.stats().rejected_datagrams() == 0)
+    );
+}
+
 #[test]
 fn an_abort_resets_the_peer_whatever_is_under_way() {
     for aborting in 0..2 {

@@ -91,6 +91,53 @@ async fn messages_of_all_lengths_go_both_ways_and_the_peer_learns_of_the_end() {
     all_back(&pool).await;
 }
 
+/// Ends of a session, connected, after a message from the client.
+async fn greeted(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
+    let server = Endpoint::bind(any(), pool, fast()).unwrap();
+    let client = Connection::connect(server.local_addr(), pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(recv(&accepted).await, b"hello");
+    accepted.ready().await.unwrap();
+    client.ready().await.unwrap();
+    (server, client, accepted)
+}
+
+#[tokio::test]
+async fn closing_says_whether_the_peer_had_everything_before_it_closed_itself() {
+    let pool = pool();
+    // It had.
+    let (_server, client, accepted) = greeted(&pool).await;
+    client.send_slice(b"all").await.unwrap();
+    assert_eq!(recv(&accepted).await, b"all");
+    timeout(SOON, accepted.close()).await.unwrap().unwrap();
+    assert_eq!(timeout(SOON, client.recv()).await.unwrap(), Ok(None));
+    assert_eq!(client.close().await, Ok(()));
+
+    // It had not, and reads no more: more than its window and ours take.
+    let (_server, client, accepted) = greeted(&pool).await;
+    let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
+    let full = timeout(Duration::from_millis(200), fill).await;
+    assert!(full.is_err(), "the windows are full");
+    timeout(SOON, accepted.close()).await.unwrap().unwrap();
+    let closed = timeout(SOON, client.close()).await.unwrap();
+    assert_eq!(closed, Err(CloseReason::ClosedByPeer));
+
+    // Both at once, with something left on both sides: long before the linger time is over.
+    let (_server, client, accepted) = greeted(&pool).await;
+    let fill = |connection: &Connection| {
+        let connection = connection.clone();
+        async move { while connection.send_slice(&[7; 30_000]).await.is_ok() {} }
+    };
+    let both = async { tokio::join!(fill(&client), fill(&accepted)) };
+    let full = timeout(Duration::from_millis(200), both).await;
+    assert!(full.is_err(), "the windows are full");
+    let closed = async { tokio::join!(client.close(), accepted.close()) };
+    let closed = timeout(SOON, closed).await.unwrap();
+    let lost = Err(CloseReason::ClosedByPeer);
+    assert_eq!(closed, (lost, lost));
+}
+
 #[tokio::test]
 async fn a_message_with_headroom_is_not_copied() {
     let pool = pool();

@@ -9,7 +9,7 @@ use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
 use super::send::{Cause, State};
 use super::sn::{before, diff};
-use super::{MAX_FRAGMENTS, Phase, RESET, Session};
+use super::{DEAF, MAX_FRAGMENTS, Phase, RESET, Session};
 use crate::packet::Packet;
 use bytes::Buf;
 use core::ops::Range;
@@ -102,7 +102,7 @@ impl Session {
                     // An end that is closing has stopped receiving, and a reset does not wait for what
                     // is on its way.
                     let in_turn = self.phase != Phase::Open
-                        || header.frg == RESET
+                        || matches!(header.frg, RESET | DEAF)
                         || header.sn == self.receive.next();
                     if header.ts != self.token || !in_turn {
                         return Err(Rejection::ForgedClose);
@@ -191,6 +191,7 @@ impl Session {
                     self.tell = true;
                     self.peer.token = header.ts;
                     self.peer.has_token = true;
+                    self.say_deaf();
                 }
                 Command::TellWindow => {
                     self.peer.answered = true;
@@ -204,7 +205,12 @@ impl Session {
                     }
                 }
                 Command::Close if header.frg == RESET => return self.on_reset(),
-                Command::Close => return self.on_close(),
+                Command::Close if header.frg == DEAF => self.on_deaf(),
+                Command::Close => {
+                    // What it acknowledges is all that will ever be.
+                    self.conclude(&digest);
+                    return self.on_close();
+                }
             }
             if self.ended().is_some() {
                 return;
@@ -278,6 +284,8 @@ impl Session {
             // Nobody will read it; but what was read is acknowledged as often as it comes.
             if self.receive.offset(sn) < 0 {
                 self.acks.duplicate(sn, ts, now);
+            } else {
+                self.say_deaf();
             }
             return;
         }
@@ -321,6 +329,15 @@ impl Session {
             true => CloseReason::Closed,
             false => CloseReason::Reset,
         });
+    }
+
+    /// The peer takes nothing any more, and nor do we if we have closed, too: then nothing that is left can
+    /// be delivered, on either side.
+    fn on_deaf(&mut self) {
+        if matches!(self.phase, Phase::Lingering { .. }) {
+            self.deaf = true;
+            self.end(CloseReason::ClosedByPeer);
+        }
     }
 
     fn on_close(&mut self) {

@@ -57,6 +57,9 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 
 /// The `frg` of a close notice that gives the session up, whatever is on its way.
 const RESET: u8 = 1;
+/// That of one which says no more than that its sender, who has closed and has something to deliver still,
+/// takes nothing any more.
+const DEAF: u8 = 2;
 
 /// One end of a session: the protocol without socket or clock.
 ///
@@ -125,6 +128,10 @@ pub struct Session {
     tell: bool,
     /// A close notice is to be sent.
     notify: bool,
+    /// The peer is to be told that we take nothing any more.
+    deaf: bool,
+    /// When it ended there was something that the peer had not acknowledged.
+    undelivered: bool,
     /// The end of the window that the peer was last told.
     told_edge: u32,
     /// The last transmission that a reduction of the congestion window answered for.
@@ -327,6 +334,8 @@ impl Session {
             ask: true,
             tell: false,
             notify: false,
+            deaf: false,
+            undelivered: false,
             reduced_at: 0,
             loss_at: None,
             tail_probed: None,
@@ -383,13 +392,21 @@ impl Session {
         self.receive.advertised().min(u16::MAX.into())
     }
 
-    /// Is it closed, and everything delivered?
-    pub(in super::super) fn is_delivered(&self) -> bool {
-        self.phase != Phase::Open && self.ended().is_none() && self.send.is_empty()
+    /// What became of a session that was closed here: `None` until everything is delivered, or it is over.
+    pub(in super::super) fn closed(&self) -> Option<Result<(), CloseReason>> {
+        match self.phase {
+            Phase::Open => None,
+            Phase::Over(CloseReason::Closed) => Some(Ok(())),
+            // It may have had everything by then.
+            Phase::Over(CloseReason::ClosedByPeer) if !self.undelivered => Some(Ok(())),
+            Phase::Over(reason) => Some(Err(reason)),
+            _ => self.send.is_empty().then_some(Ok(())),
+        }
     }
 
-    /// Takes nothing more for sending, delivers what was taken within the linger time, tells the
-    /// peer if it understands, and ends.
+    /// Takes nothing more for sending and receives nothing more, delivers what was taken within the
+    /// linger time, tells the peer if it understands, and ends. There is no half of it: what the peer
+    /// still sends is lost, and if it has closed as well it learns that at once.
     pub fn close(&mut self, now: Time) {
         self.advance(now);
         if self.phase == Phase::Open {
@@ -398,6 +415,15 @@ impl Session {
             // Nobody will read it.
             self.receive.clear();
             self.finish_if_sent();
+            self.say_deaf();
+        }
+    }
+
+    /// Tells a peer that might have closed, too, that we take nothing any more, while we have something
+    /// to deliver ourselves.
+    fn say_deaf(&mut self) {
+        if matches!(self.phase, Phase::Lingering { .. }) {
+            self.deaf = self.peer.is_ours && self.peer.has_token;
         }
     }
 
@@ -540,6 +566,7 @@ impl Session {
             return;
         }
         self.phase = Phase::Over(reason);
+        self.undelivered = !self.send.is_empty();
         self.send.clear();
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.clear();

@@ -9,7 +9,7 @@ use super::super::time::Time;
 use super::super::wire::{Command, HEADER_BYTES, Header};
 use super::congestion::CongestionControl;
 use super::send::Cause;
-use super::{Phase, RESET, Session};
+use super::{DEAF, Phase, RESET, Session};
 use crate::rudp::error::CloseReason;
 
 /// One or more datagrams to be sent to the peer, from
@@ -178,6 +178,16 @@ impl Session {
                 CloseReason::Aborted | CloseReason::MessageTooLong => RESET,
                 _ => return 0,
             };
+            if core::mem::take(&mut self.deaf) {
+                let notice = self.close_notice();
+                put(
+                    Header {
+                        frg: DEAF,
+                        ..notice
+                    },
+                    &[],
+                );
+            }
             if core::mem::take(&mut self.notify) {
                 let notice = self.close_notice();
                 put(Header { frg, ..notice }, &[]);
@@ -234,7 +244,18 @@ impl Session {
         }
         if self.notify && room {
             self.notify = false;
-            put(self.close_notice(), &[]);
+            room = put(self.close_notice(), &[]);
+        }
+        if self.deaf && room {
+            self.deaf = false;
+            let notice = self.close_notice();
+            put(
+                Header {
+                    frg: DEAF,
+                    ..notice
+                },
+                &[],
+            );
         }
         if at > 0 {
             self.told();

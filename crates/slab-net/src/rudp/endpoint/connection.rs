@@ -319,10 +319,11 @@ impl Connection {
         .await
     }
 
-    /// Closes the session for all its handles and waits until everything sent is delivered.
+    /// Closes the session for all its handles, both ways, and waits until everything sent is delivered.
     ///
     /// # Errors
-    /// Why it ended otherwise; [`CloseReason::LingerExpired`] if not everything could be delivered.
+    /// Why it ended otherwise; [`CloseReason::LingerExpired`] if not everything could be delivered in
+    /// time, [`CloseReason::ClosedByPeer`] if the peer had closed before it had everything.
     pub async fn close(&self) -> Result<(), CloseReason> {
         self.start_close();
         poll_fn(|cx| self.poll_closed(cx)).await
@@ -335,17 +336,14 @@ impl Connection {
 
     pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
         let mut inner = self.link().lock();
-        if inner.session.is_delivered() {
-            return Poll::Ready(Ok(()));
-        }
-        match inner.session.ended() {
-            Some(CloseReason::Closed | CloseReason::ClosedByPeer) => Poll::Ready(Ok(())),
-            Some(reason) => Poll::Ready(Err(reason)),
-            None => {
+        let closed = inner.session.closed();
+        closed.map_or_else(
+            || {
                 inner.writers.add(cx.waker());
                 Poll::Pending
-            }
-        }
+            },
+            Poll::Ready,
+        )
     }
 
     /// Ends the session at once. What was not delivered is lost. A peer of this library is told, once:

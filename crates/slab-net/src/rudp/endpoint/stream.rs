@@ -13,7 +13,8 @@ use tokio::task::coop::poll_proceed;
 /// A session as a stream of bytes, from [`Connection::into_stream`].
 ///
 /// What is written is on its way at once, as far as the peer's window allows; flushing does
-/// nothing. Shutting down closes the session and waits until everything is delivered.
+/// nothing. Shutting down closes the session, both ways, and waits until everything is delivered: KCP has
+/// no half-close, and what the peer sends after that is lost.
 #[derive(Debug)]
 pub struct Stream {
     connection: Connection,
