@@ -16,9 +16,10 @@ const SECTIONS: &[(&str, &str, fn() -> String)] = &[
     (README, "udp_pipeline-mode-all", || {
         output("udp_pipeline-mode-all")
     }),
-    (README, "versus", || compared(VERSUS)),
+    (README, "versus", || compared(VERSUS, "")),
+    (README, "versus-amd", || compared(VERSUS, "amd-epyc/")),
     (SLAB_NET, "packet", packets),
-    (SLAB_NET, "uring", || compared(URING)),
+    (SLAB_NET, "uring", || compared(URING, "")),
     (SLAB_NET, "rudp", sessions),
 ];
 const README: &str = "README.md";
@@ -203,8 +204,8 @@ fn spread(row: &Value, side: &str, unit: &str) -> String {
     format!("{}{unit} ({} .. {})", of("median"), of("min"), of("max"))
 }
 
-/// A line for each peer of each row, and where they were measured.
-fn compared(rows: &[Compared]) -> String {
+/// A line for each peer of each row, and where they were measured; the JSON is in this folder.
+fn compared(rows: &[Compared], folder: &str) -> String {
     let mut text = String::from(
         "| what | against | ours | theirs | ours is better by (range) |\n|---|---|---|---|---|\n",
     );
@@ -212,7 +213,7 @@ fn compared(rows: &[Compared]) -> String {
     let mut known: Vec<(&str, Value)> = Vec::new();
     for &(group, case, peers, words) in rows {
         if known.iter().all(|(name, _)| *name != group) {
-            let json = json(group);
+            let json = json(&format!("{folder}{group}"));
             let origin = origin(&json["machine"]);
             match origins.iter_mut().find(|(known, _)| *known == origin) {
                 Some((_, groups)) => groups.push(group),

@@ -48,8 +48,8 @@ pub(crate) fn keep_output(file: &Path) -> Result<(), String> {
 const HEAD: &str = "\
 # Results of versus
 
-Made from the JSON files beside it by `cargo run --release -p versus -- --page benches/report/*.json
-> benches/report/RESULTS.md`; do not edit it. How to read it, and what each row is: `../README.md`.
+Made from the JSON files beside it by `cargo run --release -p versus -- --page FILE.. > RESULTS.md`; do not
+edit it. How to read it, and what each row is: `benches/README.md`.
 ";
 
 fn targets_of(group: &str, case: &str, peer: &str) -> Vec<Target> {
@@ -69,8 +69,14 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_that_of_the_committed_json() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../report");
-        let mut files: Vec<PathBuf> = fs::read_dir(&folder)
+        let report = Path::new(env!("CARGO_MANIFEST_DIR")).join("../report");
+        for folder in [report.clone(), report.join("amd-epyc")] {
+            is_that_of_the_json(&folder);
+        }
+    }
+
+    fn is_that_of_the_json(folder: &Path) {
+        let mut files: Vec<PathBuf> = fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().path())
             .filter(|path| path.extension().is_some_and(|end| end == "json"))
@@ -80,7 +86,7 @@ mod tests {
         let committed = fs::read_to_string(folder.join("RESULTS.md")).unwrap();
         assert!(
             page(&files).unwrap() == committed,
-            "make it again: cargo run -p versus -- --page benches/report/*.json > benches/report/RESULTS.md"
+            "make it again in {folder:?}: cargo run -p versus -- --page *.json > RESULTS.md"
         );
     }
 
