@@ -11,7 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What stands between the marks of a page: its file, the name in the marks, and what makes it.
-const SECTIONS: &[(&str, &str, fn() -> String)] = &[
+type Section = (&'static str, &'static str, fn() -> String);
+
+const SECTIONS: &[Section] = &[
     (README, "udp_pipeline", || output("udp_pipeline")),
     (README, "udp_pipeline-mode-all", || {
         output("udp_pipeline-mode-all")
