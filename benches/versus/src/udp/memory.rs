@@ -34,17 +34,19 @@ pub(super) fn counted(peer: &str, unit: Unit) -> Result<Sampler, String> {
 
 /// The child's side of [`counted`]; `None` if there is no such thing.
 pub(super) fn count(peer: &str, suffix: &str) -> Option<f64> {
-    /// Datagrams before it counts, and while: a million and some.
-    const ROUNDS: (u64, u64) = (16 * QUEUED as u64, 4096 * QUEUED as u64);
+    /// Datagrams before it counts.
+    const WARM_UP: u64 = 16 * QUEUED as u64;
+    // A million and some; a peer's figure is no claim of ours, and its datagrams come one by one.
+    let counted = QUEUED as u64 * if peer == OURS { 4096 } else { 256 };
     let unit = [Unit::Queue, Unit::QueueOfBytes]
         .into_iter()
         .find(|unit| unit.suffix().trim_start_matches('-') == suffix)?;
     let case = Case::Recv(Wire::Coalesced, unit, 1200);
     let mut sampler = case.sampler(peer, Cpus::choose()).ok()?;
-    sampler.run(ROUNDS.0);
+    sampler.run(WARM_UP);
     let before = allocations();
-    sampler.run(ROUNDS.1);
-    Some((allocations() - before) as f64 / ROUNDS.1 as f64)
+    sampler.run(counted);
+    Some((allocations() - before) as f64 / counted as f64)
 }
 
 fn in_use(pool: &PacketPool) -> usize {
