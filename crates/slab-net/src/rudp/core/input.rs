@@ -4,12 +4,13 @@ use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
+use super::close::{DEAF, Phase, RESET};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
 use super::send::{Cause, State};
 use super::sn::{before, diff};
-use super::{DEAF, MAX_FRAGMENTS, Phase, RESET, Session};
+use super::{MAX_FRAGMENTS, Session};
 use crate::packet::Packet;
 use bytes::Buf;
 use core::ops::Range;
@@ -319,46 +320,6 @@ impl Session {
         }
         if self.receive.is_stuck() && !self.config.stream {
             self.reset(CloseReason::MessageTooLong);
-        }
-    }
-
-    /// The peer has given the session up. Not answered.
-    fn on_reset(&mut self) {
-        let delivered = self.phase != Phase::Open && self.send.is_empty();
-        self.end(match delivered {
-            true => CloseReason::Closed,
-            false => CloseReason::Reset,
-        });
-    }
-
-    /// The peer takes nothing any more, and nor do we if we have closed, too: then nothing that is left can
-    /// be delivered, on either side.
-    fn on_deaf(&mut self) {
-        if matches!(self.phase, Phase::Lingering { .. }) {
-            self.deaf = true;
-            self.end(CloseReason::ClosedByPeer);
-        }
-    }
-
-    fn on_close(&mut self) {
-        match self.phase {
-            Phase::Open => {
-                self.notify = true;
-                self.end(CloseReason::ClosedByPeer);
-            }
-            Phase::Lingering { .. } => {
-                self.notify = true;
-                let undelivered = !self.send.is_empty();
-                self.end(if undelivered {
-                    CloseReason::ClosedByPeer
-                } else {
-                    CloseReason::Closed
-                });
-            }
-            // Not answered: two that answer each other's answers would never end.
-            Phase::Notifying { .. } | Phase::Quiet { .. } => self.end(CloseReason::Closed),
-            // It has not heard our answer.
-            Phase::Over(_) => self.notify = true,
         }
     }
 

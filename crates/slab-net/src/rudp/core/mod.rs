@@ -5,6 +5,7 @@
 //! | `application` | sending and receiving, as the application does |
 //! | `input` | what a datagram does: checked as a whole, then applied |
 //! | `output` | what is to be sent, laid out for as few calls to the kernel as it takes |
+//! | `close` | how it ends |
 //! | `timers` | when it wants to be looked after, and what happens then |
 //! | `receive` | what was received and not yet read, and the memory promised for it |
 //! | `train` | how fast it comes, which says how large a window is of use |
@@ -18,6 +19,7 @@
 mod ack;
 mod application;
 mod blocks;
+mod close;
 mod congestion;
 mod counts;
 mod datagrams;
@@ -34,13 +36,13 @@ pub use output::Outgoing;
 
 use super::budget::MemoryBudget;
 use super::config::{DEFAULT_WINDOW, SessionConfig};
-use super::error::CloseReason;
 use super::measures::Measures;
 use super::stats::RudpStats;
 use super::time::Time;
 use crate::packet::PacketPool;
 use ack::Acks;
 use blocks::Blocks;
+use close::Phase;
 use congestion::{Control, Pacer};
 use core::fmt;
 use core::time::Duration;
@@ -54,12 +56,6 @@ use std::sync::Arc;
 /// A message has at most so many segments, whatever the windows: some implementations take the
 /// number 255 for -1.
 pub(super) const MAX_FRAGMENTS: u32 = 255;
-
-/// The `frg` of a close notice that gives the session up, whatever is on its way.
-const RESET: u8 = 1;
-/// That of one which says no more than that its sender, who has closed and has something to deliver still,
-/// takes nothing any more.
-const DEAF: u8 = 2;
 
 /// One end of a session: the protocol without socket or clock.
 ///
@@ -208,27 +204,6 @@ struct Path {
     unanswered_since: u32,
     received: u64,
     sent: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Open,
-    /// Closed here; goes on until everything is delivered, or this time.
-    Lingering {
-        until: Time,
-    },
-    /// Everything is delivered; the peer is told, again at this time and then after twice the wait,
-    /// until it answers or the linger time is over.
-    Notifying {
-        until: Time,
-        at: Time,
-        wait: Duration,
-    },
-    /// Over, but for acknowledging what the peer sends again because an acknowledgement was lost.
-    Quiet {
-        until: Time,
-    },
-    Over(CloseReason),
 }
 
 impl Session {
@@ -392,81 +367,6 @@ impl Session {
         self.receive.advertised().min(u16::MAX.into())
     }
 
-    /// What became of a session that was closed here: `None` until everything is delivered, or it is over.
-    pub(in super::super) fn closed(&self) -> Option<Result<(), CloseReason>> {
-        match self.phase {
-            Phase::Open => None,
-            Phase::Over(CloseReason::Closed) => Some(Ok(())),
-            // It may have had everything by then.
-            Phase::Over(CloseReason::ClosedByPeer) if !self.undelivered => Some(Ok(())),
-            Phase::Over(reason) => Some(Err(reason)),
-            _ => self.send.is_empty().then_some(Ok(())),
-        }
-    }
-
-    /// Takes nothing more for sending and receives nothing more, delivers what was taken within the
-    /// linger time, tells the peer if it understands, and ends. There is no half of it: what the peer
-    /// still sends is lost, and if it has closed as well it learns that at once.
-    pub fn close(&mut self, now: Time) {
-        self.advance(now);
-        if self.phase == Phase::Open {
-            let until = self.now + self.config.linger;
-            self.phase = Phase::Lingering { until };
-            // Nobody will read it.
-            self.receive.clear();
-            self.finish_if_sent();
-            self.say_deaf();
-        }
-    }
-
-    /// Tells a peer that might have closed, too, that we take nothing any more, while we have something
-    /// to deliver ourselves.
-    fn say_deaf(&mut self) {
-        if matches!(self.phase, Phase::Lingering { .. }) {
-            self.deaf = self.peer.is_ours && self.peer.has_token;
-        }
-    }
-
-    /// Ends at once; what was not delivered is lost. The peer is told once, if it understands, by what
-    /// [`poll_transmit`](Self::poll_transmit) returns next: its session ends as
-    /// [reset](CloseReason::Reset).
-    pub fn abort(&mut self) {
-        self.reset(CloseReason::Aborted);
-    }
-
-    /// Ends at once, and tells the peer once.
-    fn reset(&mut self, reason: CloseReason) {
-        if self.ended().is_none() {
-            self.notify = self.peer.is_ours && self.peer.has_token;
-            self.end(reason);
-        }
-    }
-
-    /// Why the session has ended, if it has. What was received in full can still be read after the
-    /// peer has closed, and only then.
-    #[must_use]
-    pub fn ended(&self) -> Option<CloseReason> {
-        match self.phase {
-            Phase::Over(reason) => Some(reason),
-            _ => None,
-        }
-    }
-
-    /// Will nothing more arrive than what can be read now?
-    #[must_use]
-    pub fn is_read_closed(&self) -> bool {
-        self.phase != Phase::Open
-    }
-
-    /// Why nothing is taken for sending any more.
-    fn send_closed(&self) -> Option<CloseReason> {
-        match self.phase {
-            Phase::Over(reason) => Some(reason),
-            Phase::Open => None,
-            _ => Some(CloseReason::Closed),
-        }
-    }
-
     /// Has the peer proved that it receives at its address?
     #[must_use]
     pub fn is_validated(&self) -> bool {
@@ -490,13 +390,6 @@ impl Session {
     pub(in super::super) fn trust_address(&mut self) {
         self.path.validated = true;
         self.receive.set_grows(true);
-    }
-
-    /// There is nobody at the peer's address. Believed only as long as nothing came from there.
-    pub(in super::super) fn refused(&mut self) {
-        if !self.peer.told {
-            self.end(CloseReason::Refused);
-        }
     }
 
     /// Is the peer of this library? Known after a round trip.
@@ -559,21 +452,6 @@ impl Session {
     /// The `ts` of now.
     fn ts(&self) -> u32 {
         (self.now.as_micros() as u32).wrapping_add(self.ts_offset)
-    }
-
-    fn end(&mut self, reason: CloseReason) {
-        if self.ended().is_some() {
-            return;
-        }
-        self.phase = Phase::Over(reason);
-        self.undelivered = !self.send.is_empty();
-        self.send.clear();
-        if let Some(datagrams) = &mut self.datagrams {
-            datagrams.clear();
-        }
-        if reason != CloseReason::ClosedByPeer {
-            self.receive.clear();
-        }
     }
 }
 

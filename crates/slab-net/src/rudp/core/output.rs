@@ -7,10 +7,9 @@
 use super::super::config::Congestion;
 use super::super::time::Time;
 use super::super::wire::{Command, HEADER_BYTES, Header};
+use super::Session;
 use super::congestion::CongestionControl;
 use super::send::Cause;
-use super::{DEAF, Phase, RESET, Session};
-use crate::rudp::error::CloseReason;
 
 /// One or more datagrams to be sent to the peer, from
 /// [`poll_transmit`](Session::poll_transmit).
@@ -77,6 +76,26 @@ impl Layout {
 
     fn segment_size(&self) -> usize {
         self.size.unwrap_or(self.filling)
+    }
+}
+
+/// A datagram's segments but for payload, as they are written one behind the other.
+struct Control<'a> {
+    to: &'a mut [u8],
+    at: usize,
+    limit: usize,
+}
+
+impl Control<'_> {
+    fn has_room(&self) -> bool {
+        self.at + HEADER_BYTES <= self.limit
+    }
+
+    fn put(&mut self, header: Header, payload: &[u8]) {
+        header.encode(&mut self.to[self.at..]);
+        self.at += HEADER_BYTES;
+        self.to[self.at..self.at + payload.len()].copy_from_slice(payload);
+        self.at += payload.len();
     }
 }
 
@@ -160,55 +179,42 @@ impl Session {
     /// length.
     fn write_control(&mut self, to: &mut [u8]) -> usize {
         let limit = self.config.mtu.min(self.allowance());
-        let mut at = 0;
-        let mut put = |header: Header, payload: &[u8]| {
-            header.encode(&mut to[at..]);
-            at += HEADER_BYTES;
-            to[at..at + payload.len()].copy_from_slice(payload);
-            at += payload.len();
-            at + HEADER_BYTES <= limit
-        };
-        if limit < HEADER_BYTES {
-            return 0;
+        let mut control = Control { to, at: 0, limit };
+        if self.ended().is_none() {
+            self.write_acks(&mut control);
+            self.write_windows(&mut control);
         }
-        if let Phase::Over(reason) = self.phase {
-            // An answer to the peer's close notice, or a reset, is the last that is heard of us.
-            let frg = match reason {
-                CloseReason::ClosedByPeer | CloseReason::Closed => 0,
-                CloseReason::Aborted | CloseReason::MessageTooLong => RESET,
-                _ => return 0,
-            };
-            if core::mem::take(&mut self.deaf) {
-                let notice = self.close_notice();
-                put(
-                    Header {
-                        frg: DEAF,
-                        ..notice
-                    },
-                    &[],
-                );
-            }
-            if core::mem::take(&mut self.notify) {
-                let notice = self.close_notice();
-                put(Header { frg, ..notice }, &[]);
-            }
-            return at;
+        while control.has_room()
+            && let Some(notice) = self.next_notice()
+        {
+            control.put(notice, &[]);
         }
-        let mut room = true;
+        let at = control.at;
+        if at > 0 {
+            self.told();
+        }
+        at
+    }
+
+    fn write_acks(&mut self, control: &mut Control<'_>) {
         let payload = self.next_segment().is_some();
         if payload || self.acks.due().is_some_and(|due| due <= self.now) {
             let header = self.header(Command::Ack);
-            let acks = &mut self.acks;
-            while room {
-                let Some((sn, ts)) = acks.pop(header.una) else {
-                    acks.sent(self.now, !payload);
+            while control.has_room() {
+                let Some((sn, ts)) = self.acks.pop(header.una) else {
+                    self.acks.sent(self.now, !payload);
                     break;
                 };
-                room = put(Header { sn, ts, ..header }, &[]);
+                control.put(Header { sn, ts, ..header }, &[]);
                 self.stats.sent_acks += 1;
             }
         }
+    }
+
+    /// The question for the peer's window, and the answer to its question for ours.
+    fn write_windows(&mut self, control: &mut Control<'_>) {
         if self.ask
+            && control.has_room()
             && let Some(cookie) = self.cookie.filter(|_| !self.peer.told)
         {
             // In front of everything: the server looks no further.
@@ -217,9 +223,9 @@ impl Session {
                 len: size_of::<u64>() as u32,
                 ..self.header(Command::Cookie)
             };
-            room = put(header, &cookie.to_le_bytes());
+            control.put(header, &cookie.to_le_bytes());
         }
-        if self.ask && room {
+        if self.ask && control.has_room() {
             self.ask = false;
             self.peer.asked_at = Some(self.now);
             self.stats.probes += 1;
@@ -231,43 +237,16 @@ impl Session {
                 ts: self.token,
                 ..self.header(Command::AskWindow)
             };
-            room = put(header, &[]);
+            control.put(header, &[]);
         }
-        if self.tell && room {
+        if self.tell && control.has_room() {
             self.tell = false;
             let header = Header {
                 ts: self.peer.token,
                 sn: self.config.recv_window,
                 ..self.header(Command::TellWindow)
             };
-            room = put(header, &[]);
-        }
-        if self.notify && room {
-            self.notify = false;
-            room = put(self.close_notice(), &[]);
-        }
-        if self.deaf && room {
-            self.deaf = false;
-            let notice = self.close_notice();
-            put(
-                Header {
-                    frg: DEAF,
-                    ..notice
-                },
-                &[],
-            );
-        }
-        if at > 0 {
-            self.told();
-        }
-        at
-    }
-
-    fn close_notice(&self) -> Header {
-        Header {
-            ts: self.peer.token,
-            sn: self.send.next(),
-            ..self.header(Command::Close)
+            control.put(header, &[]);
         }
     }
 
@@ -368,7 +347,7 @@ impl Session {
         let limit = self.config.mtu.min(self.allowance());
         while let Some(sn) = self.next_segment() {
             let place = self.send.slot(sn).place;
-            if at + place.size() > limit || matches!(self.phase, Phase::Over(_)) {
+            if at + place.size() > limit {
                 break;
             }
             self.stamp(sn);

@@ -3,9 +3,10 @@
 use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
+use super::Session;
+use super::close::Phase;
 use super::congestion::CongestionControl;
 use super::send::Cause;
-use super::{Phase, Session};
 use core::time::Duration;
 
 /// The first and the longest wait between two questions for a window that is closed.
@@ -13,8 +14,6 @@ const PROBE_FIRST: Duration = Duration::from_millis(500);
 const PROBE_LONGEST: Duration = Duration::from_secs(10);
 /// Segments sent again for one time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
-/// Time-outs that a close notice may take, although the linger time is over.
-const NOTICES: u32 = 3;
 
 impl Session {
     /// When [`handle_timeout`](Self::handle_timeout) has to be called, if nothing happens before.
@@ -173,41 +172,6 @@ impl Session {
     pub(super) fn ask_again(&mut self) {
         self.probe
             .get_or_insert((self.now + PROBE_FIRST, PROBE_FIRST));
-    }
-
-    /// Goes on with closing once everything is delivered.
-    pub(super) fn finish_if_sent(&mut self) {
-        let Phase::Lingering { until } = self.phase else {
-            return;
-        };
-        if !self.send.is_empty() {
-            return;
-        }
-        if !self.peer.is_known() {
-            // Whether it would understand a close notice is not known yet.
-            self.ask |= self.probe.is_none();
-        } else if self.peer.is_ours {
-            if !self.peer.has_token {
-                return; // Its questions were lost; it goes on asking.
-            }
-            let wait = self.recovery.timeout();
-            self.notify(until.max(self.now + wait * NOTICES), wait);
-        } else {
-            // As long as the peer would take to send something again.
-            let until = self.now + self.recovery.timeout() * 3;
-            self.phase = Phase::Quiet { until };
-        }
-    }
-
-    /// Tells the peer, until it answers or the time is over: a peer that never hears of it keeps the
-    /// session for its idle timeout.
-    fn notify(&mut self, until: Time, wait: Duration) {
-        self.notify = true;
-        self.phase = Phase::Notifying {
-            until,
-            at: until.min(self.now + wait),
-            wait,
-        };
     }
 }
 

@@ -1,0 +1,244 @@
+//! How a session ends: closed by either side, reset, given up.
+//!
+//! Who closes goes on until everything is delivered ([`Phase::Lingering`]), then tells the peer until it
+//! answers ([`Phase::Notifying`]). A peer that would not understand is left to find out, and has its
+//! retransmissions acknowledged for a while ([`Phase::Quiet`]). The notice is a segment of command 85; its
+//! `frg` says which of three it is.
+
+use super::super::error::CloseReason;
+use super::super::time::Time;
+use super::super::wire::{Command, Header};
+use super::Session;
+use core::time::Duration;
+
+/// The `frg` of a close notice whose sender has delivered everything, or has ended as the peer asked it to.
+const DELIVERED: u8 = 0;
+/// That of one that gives the session up, whatever is on its way.
+pub(super) const RESET: u8 = 1;
+/// That of one which says no more than that its sender, who has closed and has something to deliver still,
+/// takes nothing any more.
+pub(super) const DEAF: u8 = 2;
+/// Time-outs that a close notice may take, although the linger time is over.
+const NOTICES: u32 = 3;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Open,
+    /// Closed here; goes on until everything is delivered, or this time.
+    Lingering {
+        until: Time,
+    },
+    /// Everything is delivered; the peer is told, again at this time and then after twice the wait,
+    /// until it answers or the linger time is over.
+    Notifying {
+        until: Time,
+        at: Time,
+        wait: Duration,
+    },
+    /// Over, but for acknowledging what the peer sends again because an acknowledgement was lost.
+    Quiet {
+        until: Time,
+    },
+    Over(CloseReason),
+}
+
+impl Session {
+    /// What became of a session that was closed here: `None` until everything is delivered, or it is over.
+    pub(in super::super) fn closed(&self) -> Option<Result<(), CloseReason>> {
+        match self.phase {
+            Phase::Open => None,
+            Phase::Over(CloseReason::Closed) => Some(Ok(())),
+            // It may have had everything by then.
+            Phase::Over(CloseReason::ClosedByPeer) if !self.undelivered => Some(Ok(())),
+            Phase::Over(reason) => Some(Err(reason)),
+            _ => self.send.is_empty().then_some(Ok(())),
+        }
+    }
+
+    /// Takes nothing more for sending and receives nothing more, delivers what was taken within the
+    /// linger time, tells the peer if it understands, and ends. There is no half of it: what the peer
+    /// still sends is lost, and if it has closed as well it learns that at once.
+    pub fn close(&mut self, now: Time) {
+        self.advance(now);
+        if self.phase == Phase::Open {
+            let until = self.now + self.config.linger;
+            self.phase = Phase::Lingering { until };
+            // Nobody will read it.
+            self.receive.clear();
+            self.finish_if_sent();
+            self.say_deaf();
+        }
+    }
+
+    /// Tells a peer that might have closed, too, that we take nothing any more, while we have something
+    /// to deliver ourselves.
+    pub(super) fn say_deaf(&mut self) {
+        if matches!(self.phase, Phase::Lingering { .. }) {
+            self.deaf = self.peer.is_ours && self.peer.has_token;
+        }
+    }
+
+    /// Ends at once; what was not delivered is lost. The peer is told once, if it understands, by what
+    /// [`poll_transmit`](Self::poll_transmit) returns next: its session ends as
+    /// [reset](CloseReason::Reset).
+    pub fn abort(&mut self) {
+        self.reset(CloseReason::Aborted);
+    }
+
+    /// Ends at once, and tells the peer once.
+    pub(super) fn reset(&mut self, reason: CloseReason) {
+        if self.ended().is_none() {
+            self.notify = self.peer.is_ours && self.peer.has_token;
+            self.end(reason);
+        }
+    }
+
+    /// Why the session has ended, if it has. What was received in full can still be read after the
+    /// peer has closed, and only then.
+    #[must_use]
+    pub fn ended(&self) -> Option<CloseReason> {
+        match self.phase {
+            Phase::Over(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Will nothing more arrive than what can be read now?
+    #[must_use]
+    pub fn is_read_closed(&self) -> bool {
+        self.phase != Phase::Open
+    }
+
+    /// Why nothing is taken for sending any more.
+    pub(super) fn send_closed(&self) -> Option<CloseReason> {
+        match self.phase {
+            Phase::Over(reason) => Some(reason),
+            Phase::Open => None,
+            _ => Some(CloseReason::Closed),
+        }
+    }
+
+    /// There is nobody at the peer's address. Believed only as long as nothing came from there.
+    pub(in super::super) fn refused(&mut self) {
+        if !self.peer.told {
+            self.end(CloseReason::Refused);
+        }
+    }
+
+    pub(super) fn end(&mut self, reason: CloseReason) {
+        if self.ended().is_some() {
+            return;
+        }
+        self.phase = Phase::Over(reason);
+        self.undelivered = !self.send.is_empty();
+        self.send.clear();
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.clear();
+        }
+        if reason != CloseReason::ClosedByPeer {
+            self.receive.clear();
+        }
+    }
+
+    /// Goes on with closing once everything is delivered.
+    pub(super) fn finish_if_sent(&mut self) {
+        let Phase::Lingering { until } = self.phase else {
+            return;
+        };
+        if !self.send.is_empty() {
+            return;
+        }
+        if !self.peer.is_known() {
+            // Whether it would understand a close notice is not known yet.
+            self.ask |= self.probe.is_none();
+        } else if self.peer.is_ours {
+            if !self.peer.has_token {
+                return; // Its questions were lost; it goes on asking.
+            }
+            let wait = self.recovery.timeout();
+            self.notify(until.max(self.now + wait * NOTICES), wait);
+        } else {
+            // As long as the peer would take to send something again.
+            let until = self.now + self.recovery.timeout() * 3;
+            self.phase = Phase::Quiet { until };
+        }
+    }
+
+    /// Tells the peer, until it answers or the time is over: a peer that never hears of it keeps the
+    /// session for its idle timeout.
+    pub(super) fn notify(&mut self, until: Time, wait: Duration) {
+        self.notify = true;
+        // It says more.
+        self.deaf = false;
+        self.phase = Phase::Notifying {
+            until,
+            at: until.min(self.now + wait),
+            wait,
+        };
+    }
+
+    /// The next close notice to be sent, if there is one.
+    pub(super) fn next_notice(&mut self) -> Option<Header> {
+        let frg = match self.phase {
+            // An answer to the peer's close notice, or a reset, is the last that is heard of us.
+            Phase::Over(CloseReason::Aborted | CloseReason::MessageTooLong) => RESET,
+            Phase::Over(CloseReason::ClosedByPeer | CloseReason::Closed) => DELIVERED,
+            Phase::Over(_) => return None,
+            _ => DELIVERED,
+        };
+        let frg = if core::mem::take(&mut self.notify) {
+            frg
+        } else if core::mem::take(&mut self.deaf) {
+            DEAF
+        } else {
+            return None;
+        };
+        Some(Header {
+            frg,
+            ts: self.peer.token,
+            sn: self.send.next(),
+            ..self.header(Command::Close)
+        })
+    }
+
+    /// The peer has given the session up. Not answered.
+    pub(super) fn on_reset(&mut self) {
+        let delivered = self.phase != Phase::Open && self.send.is_empty();
+        self.end(match delivered {
+            true => CloseReason::Closed,
+            false => CloseReason::Reset,
+        });
+    }
+
+    /// The peer takes nothing any more, and nor do we if we have closed, too: then nothing that is left can
+    /// be delivered, on either side.
+    pub(super) fn on_deaf(&mut self) {
+        if matches!(self.phase, Phase::Lingering { .. }) {
+            self.deaf = true;
+            self.end(CloseReason::ClosedByPeer);
+        }
+    }
+
+    /// The peer has delivered everything and tells so, or answers that we have.
+    pub(super) fn on_close(&mut self) {
+        match self.phase {
+            Phase::Open => {
+                self.notify = true;
+                self.end(CloseReason::ClosedByPeer);
+            }
+            Phase::Lingering { .. } => {
+                self.notify = true;
+                let undelivered = !self.send.is_empty();
+                self.end(if undelivered {
+                    CloseReason::ClosedByPeer
+                } else {
+                    CloseReason::Closed
+                });
+            }
+            // Not answered: two that answer each other's answers would never end.
+            Phase::Notifying { .. } | Phase::Quiet { .. } => self.end(CloseReason::Closed),
+            // It has not heard our answer.
+            Phase::Over(_) => self.notify = true,
+        }
+    }
+}
