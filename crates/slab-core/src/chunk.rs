@@ -27,8 +27,23 @@ pub(crate) struct Name(NonZeroU64);
 impl Name {
     #[inline(always)]
     pub(crate) fn new(place: Place, unit: u32) -> Self {
+        // SAFETY: it was widened just now.
+        unsafe { Self::of_wide(place, unit.into()) }
+    }
+
+    /// The compiler is told that the unit leaves the place alone: so where a chunk is freed in the
+    /// function that allocated it, the free knows its magazine without waiting for the unit to come out of
+    /// there. On processors that take several cycles from a store to a load of the same word that
+    /// is a quarter of the time of both.
+    ///
+    /// # Safety
+    /// `unit` has 32 bits.
+    #[inline(always)]
+    pub(crate) unsafe fn of_wide(place: Place, unit: u64) -> Self {
         debug_assert_eq!(place.bits().get() as u32, 0, "a place out of a name");
-        Self(place.bits() | u64::from(unit))
+        // SAFETY: the caller's promise.
+        unsafe { core::hint::assert_unchecked(unit <= u32::MAX.into()) };
+        Self(place.bits() | unit)
     }
 
     #[inline(always)]

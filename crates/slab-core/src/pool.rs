@@ -93,13 +93,14 @@ impl SlabPool {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
         let place = self.place_for(len)?;
-        let name = match self.try_pop(place) {
-            Some(unit) => Name::new(place, unit),
+        let unit = match self.try_pop(place) {
+            Some(unit) => u64::from(unit),
             None => self.alloc_slow(place, CallSite::here())?,
         };
         // Made here for both ways: a handle that the slow one made would come through memory, and
-        // the compiler could not go on with what it knows of this one. The slow way gives the name and
-        // not the unit, or a unit would be widened here on the fast one as well.
+        // the compiler could not go on with what it knows of this one.
+        // SAFETY: a unit has 32 bits; the slow way widens it, too, or it would be widened here on both.
+        let name = unsafe { Name::of_wide(place, unit) };
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
         Ok(unsafe { Chunk::at(self.inner, name) })
     }
@@ -199,9 +200,9 @@ impl SlabPool {
 
     #[cold]
     #[inline(never)]
-    fn alloc_slow(&self, place: Place, call_site: CallSite) -> Result<Name, AllocError> {
+    fn alloc_slow(&self, place: Place, call_site: CallSite) -> Result<u64, AllocError> {
         let unit = self.inner().alloc_slow(place.class(), call_site)?;
-        Ok(Name::new(place, unit))
+        Ok(unit.into())
     }
 
     /// The name given to the builder.
