@@ -126,7 +126,6 @@ pub(crate) fn run(
 /// The process fails.
 fn in_child(scenario: Scenario, peer: &str, size: &Size, seed: u64) -> Vec<f64> {
     let loss = scenario.conduct().map_or(0.0, |conduct| conduct.loss);
-    let program = std::env::current_exe().expect("it has a name");
     let (start, window) = size.windows(scenario);
     let arguments = [
         "rudp".to_owned(),
@@ -136,15 +135,25 @@ fn in_child(scenario: Scenario, peer: &str, size: &Size, seed: u64) -> Vec<f64> 
         start.as_millis().to_string(),
         window.as_millis().to_string(),
     ];
-    let output = Command::new(program)
-        .arg("--count")
-        .args(arguments)
-        .env(heap::VARIABLE, Choice::Counting.name())
-        .stderr(Stdio::inherit())
-        .output()
-        .expect("it starts");
+    let mut again = again();
+    again.env(heap::VARIABLE, Choice::Counting.name());
+    figure_of(again.args(arguments))
+}
+
+/// This program as a process that prints one figure, before it is told of what.
+fn again() -> Command {
+    let program = std::env::current_exe().expect("it has a name");
+    let mut again = Command::new(program);
+    again.arg("--count").stderr(Stdio::inherit());
+    again
+}
+
+/// # Panics
+/// The process fails.
+fn figure_of(process: &mut Command) -> Vec<f64> {
+    let output = process.output().expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout);
-    vec![text.trim().parse().expect("a count")]
+    vec![text.trim().parse().expect("a figure")]
 }
 
 /// The child's side of a run that counts: prints the figure.
@@ -188,7 +197,7 @@ type Rounds = Result<Vec<(Vec<f64>, Vec<f64>)>, String>;
 
 fn rounds(scenario: Scenario, ours: &str, peers: &[&'static str], size: &Size) -> Vec<Rounds> {
     let mut found: Vec<Rounds> = peers.iter().map(|_| Ok(Vec::new())).collect();
-    for round in 0..size.rounds {
+    for round in 0..size.rounds(scenario) {
         let our_side = scenario.run(ours, size, round as u64);
         for (peer, found) in peers.iter().zip(&mut found) {
             let Ok(rounds) = found else {

@@ -2,8 +2,7 @@
 
 use super::streams::{Transport, resident_growth};
 use super::transports::{MANY, Ours, Quinn, TokioKcp};
-use super::{OURS, Size};
-use std::process::{Command, Stdio};
+use super::{OURS, Size, again, figure_of};
 
 /// Of each peer, which would need gigabytes, or a socket each, for as many as ours.
 const PEERS_SESSIONS: usize = 1000;
@@ -18,14 +17,7 @@ pub(super) fn in_child(peer: &str, size: &Size) -> Vec<f64> {
     } else {
         PEERS_SESSIONS.min(size.resident_sessions)
     };
-    let program = std::env::current_exe().expect("it has a name");
-    let output = Command::new(program)
-        .args(["--count", "sessions", peer, &sessions.to_string()])
-        .stderr(Stdio::inherit())
-        .output()
-        .expect("it starts");
-    let text = String::from_utf8_lossy(&output.stdout);
-    vec![text.trim().parse().expect("a figure")]
+    figure_of(again().args(["sessions", peer, &sessions.to_string()]))
 }
 
 /// The child's side: prints the figure.

@@ -169,7 +169,9 @@ const SEGMENT: f64 = 1376.0;
 /// How much of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
-    pub(super) rounds: usize,
+    rounds: usize,
+    /// Of `Idle` and `Resident`, whose memory is nearly the same each time.
+    idle_rounds: usize,
     /// How long `Bulk` sends.
     pub(super) window: Duration,
     /// How long `Lossy` sends before that is measured: windows have to open first.
@@ -205,6 +207,7 @@ impl Size {
     pub(super) fn quick() -> Self {
         Self {
             rounds: 3,
+            idle_rounds: 1,
             window: Duration::from_millis(80),
             lossy_start: Duration::from_millis(50),
             lossy_window: Duration::from_millis(100),
@@ -224,6 +227,7 @@ impl Size {
     pub(super) fn full() -> Self {
         Self {
             rounds: 7,
+            idle_rounds: 7,
             window: Duration::from_secs(1),
             lossy_start: Duration::from_millis(500),
             lossy_window: Duration::from_secs(1),
@@ -235,6 +239,13 @@ impl Size {
             idle_window: Duration::from_secs(1),
             resident_sessions: 100_000,
             ..Self::quick()
+        }
+    }
+
+    pub(super) fn rounds(&self, scenario: Scenario) -> usize {
+        match scenario {
+            Scenario::Idle | Scenario::Resident => self.idle_rounds,
+            _ => self.rounds,
         }
     }
 
@@ -255,6 +266,7 @@ impl Size {
     pub(super) fn smallest() -> Self {
         Self {
             rounds: 1,
+            idle_rounds: 1,
             window: Duration::from_millis(30),
             lossy_start: Duration::ZERO,
             lossy_window: Duration::from_millis(50),

@@ -1,7 +1,7 @@
 //! slab-core through its RAII handle.
 
-use super::{Heap, Peer};
-use slab_core::{Chunk, SizeClasses, SlabPool};
+use super::Heap;
+use slab_core::{SizeClasses, SlabPool};
 
 /// No cap below this: under pressure a pool works differently, and these cases are not about that.
 pub(super) const LEAST_MEMORY: usize = 64 << 20;
@@ -29,31 +29,39 @@ impl Ours {
     }
 }
 
-impl Peer for Ours {
-    type Block<'p> = Chunk;
+/// A pool of a build of slab-core, as a peer.
+macro_rules! peer {
+    ($pool:ident, $build:ident, $open:expr) => {
+        impl super::Peer for $pool {
+            type Block<'p> = $build::Chunk;
 
-    fn open(len: usize, live: usize) -> Self {
-        Self::of(SizeClasses::network(), len * live * 4)
-    }
+            fn open(len: usize, live: usize) -> Self {
+                $open($build::SizeClasses::network(), len * live * 4)
+            }
 
-    #[inline(always)]
-    fn alloc(&self, len: usize) -> Chunk {
-        match self.pool.try_alloc(len) {
-            Ok(chunk) => chunk,
-            Err(error) => refused(&error),
+            #[inline(always)]
+            fn alloc(&self, len: usize) -> $build::Chunk {
+                match self.pool.try_alloc(len) {
+                    Ok(chunk) => chunk,
+                    Err(error) => super::ours::refused(&error),
+                }
+            }
+
+            #[inline(always)]
+            fn address(&self, block: &mut $build::Chunk) -> *mut u8 {
+                block.as_ptr().as_ptr()
+            }
+
+            #[inline(always)]
+            fn free(&self, block: $build::Chunk) {
+                drop(block);
+            }
         }
-    }
-
-    #[inline(always)]
-    fn address(&self, block: &mut Chunk) -> *mut u8 {
-        block.as_ptr().as_ptr()
-    }
-
-    #[inline(always)]
-    fn free(&self, block: Chunk) {
-        drop(block);
-    }
+    };
 }
+pub(super) use peer;
+
+peer!(Ours, slab_core, Ours::of);
 
 // SAFETY: `as_ptr` is that of the chunk's capacity, at least what was asked for.
 unsafe impl Heap for Ours {
