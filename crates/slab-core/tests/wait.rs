@@ -255,6 +255,7 @@ fn magazines_of_idle_threads_do_not_keep_anyone_waiting() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "65 536 of them")]
 fn there_is_a_limit_to_how_many_wait() {
     let pool = pool(&[LEN]);
     let all = fill(&pool, LEN);

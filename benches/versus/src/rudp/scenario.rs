@@ -169,9 +169,9 @@ const SEGMENT: f64 = 1376.0;
 /// How much of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
-    rounds: usize,
+    pub(super) rounds: usize,
     /// Of `Idle` and `Resident`, whose memory is nearly the same each time.
-    idle_rounds: usize,
+    pub(super) idle_rounds: usize,
     /// How long `Bulk` sends.
     pub(super) window: Duration,
     /// How long `Lossy` sends before that is measured: windows have to open first.
