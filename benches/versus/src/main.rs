@@ -15,6 +15,7 @@ mod scaling;
 mod udp;
 
 use clap::{Parser, ValueEnum};
+use machine::Watch;
 use measure::Plan;
 use report::Report;
 use std::path::PathBuf;
@@ -135,6 +136,7 @@ fn main() -> ExitCode {
         print!("{}", report.json());
         return ExitCode::SUCCESS;
     }
+    let watch = Watch::start();
     let outcome = groups.iter().try_for_each(|&group| match group {
         Group::Alloc => alloc::run(ours(group), &plan, &filter, &mut report),
         Group::Packet => packet::run(ours(group), options.quick, &filter, &mut report),
@@ -145,6 +147,8 @@ fn main() -> ExitCode {
     if outcome.is_err() {
         return ended(outcome);
     }
+    // Once for both, which say the same.
+    report.warn(watch.warning());
     print!("{}", report.markdown());
     if let Some(path) = options.json
         && let Err(error) = std::fs::write(&path, report.json())

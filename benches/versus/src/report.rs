@@ -1,7 +1,7 @@
 //! The table, in Markdown and JSON.
 
 use crate::cpu::Distance;
-use crate::machine::{self, Watch};
+use crate::machine;
 use crate::measure::{Comparison, Spread};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -101,8 +101,6 @@ pub(crate) struct Report {
     left_out: Vec<(String, String)>,
     /// Why the figures may be poor.
     warning: Option<String>,
-    /// Of a run that goes on.
-    watch: Option<Watch>,
     /// With `--quick`.
     quick: bool,
 }
@@ -114,7 +112,6 @@ impl Report {
             rows: Vec::new(),
             left_out: Vec::new(),
             warning: None,
-            watch: Some(Watch::start()),
             quick,
         }
     }
@@ -130,14 +127,14 @@ impl Report {
         self.left_out.push((what, reason));
     }
 
-    fn warning(&self) -> Option<String> {
-        let known = self.warning.clone();
-        known.or_else(|| self.watch.as_ref()?.warning())
+    /// Says why the figures may be poor.
+    pub(crate) fn warn(&mut self, warning: Option<String>) {
+        self.warning = warning;
     }
 
     pub(crate) fn markdown(&self) -> String {
         let mut text = String::new();
-        if let Some(warning) = &self.warning() {
+        if let Some(warning) = &self.warning {
             let _ = writeln!(text, "\n**{warning}**");
         }
         let _ = writeln!(
@@ -216,7 +213,6 @@ impl Report {
                 .map(|(what, reason)| Some((what.clone(), text(reason)?)))
                 .collect::<Option<_>>()?,
             warning: text(&machine["warning"]),
-            watch: None,
             quick: machine["quick"].as_bool().unwrap_or_default(),
         })
     }
@@ -238,7 +234,7 @@ impl Report {
         let mut machine = machine::describe();
         machine.insert("ours".into(), json!(self.ours));
         machine.insert("quick".into(), json!(self.quick));
-        if let Some(warning) = &self.warning() {
+        if let Some(warning) = &self.warning {
             machine.insert("warning".into(), json!(warning));
         }
         let distances: Map<String, Value> = self
@@ -428,7 +424,9 @@ mod tests {
 
     #[test]
     fn what_is_read_again_says_the_same() {
-        let report = report();
+        let mut report = report();
+        report.warn(Some("others were here".into()));
+        assert!(report.markdown().contains("**others were here**"));
         let json = serde_json::from_str(&report.json()).unwrap();
         let targets = |_: &str, _: &str, _: &str| report.rows[0].targets.clone();
         let again = Report::from_json(&json, targets).unwrap();

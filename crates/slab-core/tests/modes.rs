@@ -70,7 +70,7 @@ fn every_chunk_is_handed_out_once_up_to_the_cap_and_again_after_a_full_free() {
 
 #[test]
 fn chunks_are_freed_on_other_threads_and_outlive_the_pool() {
-    const COUNT: usize = if cfg!(miri) { 100 } else { 20_000 };
+    const COUNT: usize = if cfg!(miri) { 30 } else { 20_000 };
     for mode in MODES {
         let pool = pool(mode);
         let (send, receive) = mpsc::sync_channel::<Chunk>(64);
@@ -92,7 +92,8 @@ fn chunks_are_freed_on_other_threads_and_outlive_the_pool() {
 
 #[test]
 fn threads_at_once_never_share_a_chunk() {
-    const ROUNDS: usize = if cfg!(miri) { 10 } else { 2_000 };
+    const ROUNDS: usize = if cfg!(miri) { 3 } else { 2_000 };
+    const HELD: usize = if cfg!(miri) { 3 } else { 9 };
     for mode in MODES {
         let pool = pool(mode);
         let threads: Vec<_> = (1..=4u8)
@@ -102,7 +103,7 @@ fn threads_at_once_never_share_a_chunk() {
                     let mut had = 0;
                     for _ in 0..ROUNDS {
                         let mut held: Vec<_> =
-                            (0..9).map_while(|_| pool.try_alloc(1024).ok()).collect();
+                            (0..HELD).map_while(|_| pool.try_alloc(1024).ok()).collect();
                         had += held.len() as u64;
                         held.iter_mut().for_each(|chunk| chunk.zeroed().fill(id));
                         for chunk in &held {

@@ -149,7 +149,7 @@ fn a_chunk_in_an_idle_threads_magazine_is_found_at_the_cap() {
 fn reclaim_races_with_threads_that_allocate_and_free() {
     let pool = pool();
     let (small, large) = sizes(&pool);
-    let rounds = if cfg!(miri) { 10 } else { 300 };
+    let (rounds, most) = if cfg!(miri) { (4, 12) } else { (300, 64) };
     thread::scope(|scope| {
         let start = |worker: usize| {
             let pool = &pool;
@@ -161,7 +161,7 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
                         large
                     };
                     let mut held: Vec<Chunk> =
-                        (0..64).map_while(|_| pool.try_alloc(len).ok()).collect();
+                        (0..most).map_while(|_| pool.try_alloc(len).ok()).collect();
                     for (stamp, chunk) in held.iter_mut().enumerate() {
                         chunk.copy_from_slice(&[worker as u8, stamp as u8]).unwrap();
                     }
@@ -174,7 +174,7 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
             })
         };
         let threads = [0, 1, 2].map(start);
-        for _ in 0..rounds / 10 {
+        for _ in 0..rounds.div_ceil(10) {
             pool.trim();
             thread::yield_now();
         }

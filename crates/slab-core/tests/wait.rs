@@ -279,7 +279,7 @@ fn there_is_a_limit_to_how_many_wait() {
 
 #[test]
 fn many_threads_share_few_chunks_by_waiting() {
-    const ROUNDS: u64 = if cfg!(miri) { 20 } else { 5_000 };
+    const ROUNDS: u64 = if cfg!(miri) { 5 } else { 5_000 };
     let pool = pool(&[16384]);
     let chunks = fill(&pool, 16384).len() as u64;
     let (held, most) = (AtomicU64::new(0), AtomicU64::new(0));
