@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Plan {
     /// Rounds of one sample of ours and one of theirs.
     pub(crate) rounds: usize,
+    /// Of samples that are a process each.
+    pub(crate) process_rounds: usize,
     /// What a sample is meant to take.
     pub(crate) sample: Duration,
     /// Divides the size of the scenarios that measure resident memory.
@@ -22,6 +24,7 @@ impl Plan {
     pub(crate) fn quick() -> Self {
         Self {
             rounds: 7,
+            process_rounds: 3,
             sample: Duration::from_millis(3),
             shrink: 16,
             resolution: 0.0,
@@ -33,6 +36,7 @@ impl Plan {
     pub(crate) fn smallest() -> Self {
         Self {
             rounds: 1,
+            process_rounds: 1,
             sample: Duration::from_micros(50),
             shrink: 64,
             resolution: 0.0,
@@ -42,6 +46,7 @@ impl Plan {
     pub(crate) fn full() -> Self {
         Self {
             rounds: 15,
+            process_rounds: 15,
             sample: Duration::from_millis(25),
             shrink: 1,
             resolution: 0.0,
@@ -50,6 +55,14 @@ impl Plan {
 
     pub(crate) fn with_resolution(self, resolution: f64) -> Self {
         Self { resolution, ..self }
+    }
+
+    /// For samples that are a process each.
+    pub(crate) fn of_processes(self) -> Self {
+        Self {
+            rounds: self.process_rounds,
+            ..self
+        }
     }
 
     pub(crate) fn with_longer_samples(self, times: u32) -> Self {
@@ -279,6 +292,7 @@ mod tests {
     fn plan() -> Plan {
         Plan {
             rounds: 3,
+            process_rounds: 3,
             sample: Duration::from_micros(100),
             shrink: 1,
             resolution: 0.0,

@@ -15,7 +15,7 @@ const MODES: [Mode; 4] = [
     Mode::Ring,
     Mode::Locked,
 ];
-const CAP: usize = 512 << 10;
+const CAP: usize = if cfg!(miri) { 128 << 10 } else { 512 << 10 };
 
 fn pool(mode: Mode) -> SlabPool {
     SlabPool::builder()

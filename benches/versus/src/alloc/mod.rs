@@ -192,7 +192,7 @@ fn row(
         Case::Cross(..) | Case::Together(Crowd::Scaling) => plan.with_longer_samples(3),
         // Each thread is to have its turn more than once.
         Case::Together(Crowd::Threads(_)) => plan.with_longer_samples(8),
-        Case::Resident(scenario) => plan.with_resolution(scenario.resolution()),
+        Case::Resident(scenario) => plan.of_processes().with_resolution(scenario.resolution()),
         _ => *plan,
     };
     let found = guarded(|| interleave(&plan, &mut our_side, &mut their_side))?;

@@ -214,7 +214,7 @@ impl Size {
             echoes: 1500,
             paced_sessions: 16,
             paced_messages: 8,
-            fanout_sessions: 500,
+            fanout_sessions: 200,
             fanout_window: Duration::from_millis(100),
             idle_sessions: 100,
             // Beyond the first question for a window, 500 ms: what is armed for it is a part of opening.
@@ -234,6 +234,7 @@ impl Size {
             echoes: 20_000,
             paced_messages: 200,
             idle_sessions: 200,
+            fanout_sessions: 500,
             fanout_window: Duration::from_secs(1),
             idle_settle: Duration::from_millis(500),
             idle_window: Duration::from_secs(1),
