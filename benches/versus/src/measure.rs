@@ -46,7 +46,7 @@ impl Plan {
     pub(crate) fn full() -> Self {
         Self {
             rounds: 15,
-            process_rounds: 15,
+            process_rounds: 7,
             sample: Duration::from_millis(25),
             shrink: 1,
             resolution: 0.0,

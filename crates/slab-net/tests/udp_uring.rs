@@ -264,6 +264,42 @@ async fn a_request_that_was_refused_is_made_again() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// The kernel has completed datagrams, and behind them an error, before anybody looks.
+#[tokio::test]
+async fn an_error_behind_datagrams_is_told_after_them_and_once() {
+    let pool = pool(16);
+    let peer = std::net::UdpSocket::bind(ANY).unwrap();
+    let gone = peer.local_addr().unwrap();
+    let mut client = builder(&pool, OFF).connect(gone).bind(ANY).unwrap();
+    if !client.uses_io_uring() {
+        return skipped("io_uring", &io::ErrorKind::Unsupported.into());
+    }
+    assert!(
+        client.try_recv_batch().unwrap().is_none(),
+        "the request is made"
+    );
+    for n in 0..3 {
+        peer.send_to(&[n], client.local_addr()).unwrap();
+    }
+    drop(peer);
+    // What answers that nobody is there any more does so at once.
+    let hello = Transmit::new(b"hello", gone);
+    client.sender().send(&hello).await.unwrap();
+    for n in 0..3 {
+        let batch = tokio::time::timeout(HANG, client.recv_batch()).await;
+        assert_eq!(batch.expect("hangs").unwrap().contents(), [n]);
+    }
+    let error = client.try_recv_batch().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    assert!(client.try_recv_batch().unwrap().is_none(), "once");
+    let peer = std::net::UdpSocket::bind(gone).unwrap();
+    peer.send_to(b"again", client.local_addr()).unwrap();
+    let batch = tokio::time::timeout(HANG, client.recv_batch()).await;
+    assert_eq!(batch.expect("hangs").unwrap().contents(), b"again");
+    drop(client);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
 /// Takes all memory of the pool, down to its smallest class.
 fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
     let mut chunks = Vec::new();
