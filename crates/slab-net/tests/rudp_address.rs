@@ -1,30 +1,12 @@
 //! Who may open a session, and from where: cookies, and sockets that are connected.
 
-use slab_net::PacketPool;
+mod rudp_common;
+
+use rudp_common::sockets::{SOON, any, fast, pool, until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
-use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
-use std::net::SocketAddr;
-use std::time::Duration;
+use slab_net::rudp::{CloseReason, Connection, Endpoint};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
-
-const SOON: Duration = Duration::from_secs(20);
-
-fn pool() -> PacketPool {
-    PacketPool::builder()
-        .max_memory(64 << 20)
-        .headroom(24)
-        .build()
-        .unwrap()
-}
-
-fn fast() -> EndpointConfig {
-    EndpointConfig::new(SessionConfig::fast())
-}
-
-fn any() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
 
 /// What opens a session of another implementation.
 fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
@@ -41,16 +23,6 @@ fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
     };
     header.encode(&mut datagram);
     datagram
-}
-
-async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint) -> bool) {
-    for _ in 0..2000 {
-        if done(server) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("{what}: {:?}", server.stats());
 }
 
 /// Says something long and hears it again.

@@ -2,43 +2,16 @@
 
 mod rudp_common;
 
+use rudp_common::sockets::{SOON, accept, any, fast, pool, recv, until};
 use rudp_common::{Random, proxy};
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
 };
 use slab_net::{PacketPool, SizeClasses};
-use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
-
-const SOON: Duration = Duration::from_secs(20);
-
-fn pool() -> PacketPool {
-    PacketPool::builder()
-        .max_memory(64 << 20)
-        .headroom(24)
-        .build()
-        .unwrap()
-}
-
-fn fast() -> EndpointConfig {
-    EndpointConfig::new(SessionConfig::fast())
-}
-
-fn any() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
-
-async fn accept(server: &Endpoint) -> Connection {
-    timeout(SOON, server.accept()).await.unwrap().unwrap()
-}
-
-async fn recv(connection: &Connection) -> Vec<u8> {
-    let received = timeout(SOON, connection.recv()).await.unwrap();
-    received.unwrap().unwrap().to_vec()
-}
 
 /// Waits until the pool has everything back.
 async fn all_back(pool: &PacketPool) {
@@ -301,17 +274,6 @@ async fn an_idle_session_is_kept_alive_by_its_peer() {
         0,
         "an idle session holds nothing"
     );
-}
-
-/// Polls until the endpoint has counted what it was sent, with patience for a busy machine.
-async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint) -> bool) {
-    for _ in 0..6000 {
-        if done(server) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("{what}: {:?}", server.stats());
 }
 
 #[tokio::test]

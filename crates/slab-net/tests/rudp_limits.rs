@@ -1,41 +1,16 @@
 //! What endpoints refuse, over real sockets: the limits, and what attackers try.
 
-use slab_net::PacketPool;
+mod rudp_common;
+
+use rudp_common::sockets::{SOON, accept, any, fast, pool, recv, until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, OpenError, SessionConfig};
-use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(20);
 /// What a session reserves that is opened: its smallest window, with the reserve.
 const OPENING_BYTES: usize = 32 * 1536 * 5 / 4;
-
-fn pool() -> PacketPool {
-    PacketPool::builder()
-        .max_memory(64 << 20)
-        .headroom(24)
-        .build()
-        .unwrap()
-}
-
-fn fast() -> EndpointConfig {
-    EndpointConfig::new(SessionConfig::fast())
-}
-
-fn any() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
-
-async fn accept(server: &Endpoint) -> Connection {
-    timeout(SOON, server.accept()).await.unwrap().unwrap()
-}
-
-async fn recv(connection: &Connection) -> Vec<u8> {
-    let received = timeout(SOON, connection.recv()).await.unwrap();
-    received.unwrap().unwrap().to_vec()
-}
 
 fn opening(conv: u32) -> Vec<u8> {
     let mut datagram = vec![0; HEADER_BYTES + 1];
@@ -51,17 +26,6 @@ fn opening(conv: u32) -> Vec<u8> {
     };
     header.encode(&mut datagram);
     datagram
-}
-
-/// Polls until the endpoint has counted what it was sent, with patience for a busy machine.
-async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint) -> bool) {
-    for _ in 0..6000 {
-        if done(server) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("{what}: {:?}", server.stats());
 }
 
 /// One datagram with another conversation takes over a client of tokio_kcp.

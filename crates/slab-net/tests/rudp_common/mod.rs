@@ -7,6 +7,7 @@ pub(crate) mod fec;
 pub(crate) mod lossy;
 pub(crate) mod proxy;
 pub(crate) mod random;
+pub(crate) mod sockets;
 
 pub(crate) use random::Random;
 use random::{byte, message};
