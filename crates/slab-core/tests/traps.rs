@@ -18,10 +18,14 @@ const MODES: [Mode; 4] = [
     Mode::Locked,
 ];
 
+/// Miri goes through a hardened chunk byte by byte.
+const LARGE: usize = if cfg!(miri) { 4096 } else { 16384 };
+const CAP: usize = 16 * LARGE;
+
 fn builder() -> SlabPoolBuilder {
     SlabPool::builder()
-        .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
-        .max_memory(256 << 10)
+        .size_classes(SizeClasses::explicit(&[1024, LARGE]).unwrap())
+        .max_memory(CAP)
 }
 
 fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
@@ -31,8 +35,8 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
 /// Each chunk can be had, and once.
 fn assert_whole(pool: &SlabPool) {
     assert_eq!(pool.stats().in_use(), 0);
-    let all = fill(pool, 16384);
-    assert_eq!(all.len() * 16384, pool.max_memory());
+    let all = fill(pool, LARGE);
+    assert_eq!(all.len() * LARGE, pool.max_memory());
     let different: HashSet<_> = all.iter().map(Chunk::as_ptr).collect();
     assert_eq!(different.len(), all.len());
 }
@@ -263,7 +267,7 @@ fn stale_data_with_every_zeroing_policy() {
                 .unwrap();
             let rounds = if cfg!(miri) { 2 } else { 4 };
             for round in 0..rounds {
-                for len in [1024, 16384] {
+                for len in [1024, LARGE] {
                     let mut all = fill(&pool, len);
                     assert!(!all.is_empty());
                     all.iter_mut().for_each(|chunk| chunk.zeroed().fill(0xA5));
@@ -275,7 +279,7 @@ fn stale_data_with_every_zeroing_policy() {
                     assert_shows_nothing(&pool, len);
                     drop(all);
                     // Slabs that this class has used change to the other one.
-                    assert_shows_nothing(&pool, 1024 + 16384 - len);
+                    assert_shows_nothing(&pool, 1024 + LARGE - len);
                 }
                 if round % 3 == 2 {
                     pool.trim();
