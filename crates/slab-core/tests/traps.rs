@@ -20,7 +20,7 @@ const MODES: [Mode; 4] = [
 
 /// Miri goes through a hardened chunk byte by byte.
 const LARGE: usize = if cfg!(miri) { 4096 } else { 16384 };
-const CAP: usize = 16 * LARGE;
+const CAP: usize = if cfg!(miri) { 128 << 10 } else { 256 << 10 };
 
 fn builder() -> SlabPoolBuilder {
     SlabPool::builder()
