@@ -94,7 +94,7 @@ impl Inner {
     pub(crate) fn stats(&self) -> PoolStats {
         let mut stats = MaybeUninit::uninit();
         self.fill(&mut stats);
-        // SAFETY: just written.
+        // SAFETY: `fill` begins with writing all of it.
         unsafe { stats.assume_init() }
     }
 

@@ -33,8 +33,7 @@ impl Name {
 
     /// The compiler is told that the unit leaves the place alone: so where a chunk is freed in the
     /// function that allocated it, the free knows its magazine without waiting for the unit to come out of
-    /// there. On processors that take several cycles from a store to a load of the same word that
-    /// is a quarter of the time of both.
+    /// there (`benches/README.md` has what that gained on an Intel Xeon).
     ///
     /// # Safety
     /// `unit` has 32 bits.
