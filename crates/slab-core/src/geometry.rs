@@ -148,27 +148,50 @@ impl ClassTable {
         self
     }
 
-    /// The class for a request, or `None` if it is above the largest class.
+    /// The class for a request, or `None` if it is above the largest class. Larger requests are
+    /// out of the way of smaller ones, whose look-up is part of each caller's code.
     #[inline]
     pub(crate) fn place_for(&self, len: usize) -> Option<Place> {
         if len > self.direct {
-            return self.large_place_for(len);
+            return self.large_place_out_of_line(len);
         }
+        Some(self.small_place_for(len))
+    }
+
+    /// The same for who asks for no memory, with both tables in the caller's code.
+    #[inline]
+    pub(crate) fn class_for(&self, len: usize) -> Option<usize> {
+        let place = if len > self.direct {
+            self.large_place_for(len)?
+        } else {
+            self.small_place_for(len)
+        };
+        Some(place.index())
+    }
+
+    /// `len` is at most `direct`.
+    #[inline]
+    fn small_place_for(&self, len: usize) -> Place {
+        debug_assert!(len <= self.direct);
         // Rounds up; `div_ceil` would guard against an overflow that cannot be here.
         let granule = (len + (CHUNK_ALIGN - 1)) >> CHUNK_ALIGN.trailing_zeros();
         // SAFETY: `direct` is at most `TABLE_BYTES`, whose granule is the table's last.
-        Some(unsafe { *self.lookup.get_unchecked(granule) })
+        unsafe { *self.lookup.get_unchecked(granule) }
     }
 
-    /// Out of the way of smaller requests, whose look-up is part of each caller's code.
-    #[cold]
-    #[inline(never)]
+    /// `len` is above `direct`, and so not zero.
+    #[inline]
     fn large_place_for(&self, len: usize) -> Option<Place> {
-        // `len` is not zero: it is above `direct`.
         match self.coarse.get((len - 1) / COARSE_BYTES) {
             Some(first) if len <= first.bytes => Some(first.place),
             _ => self.search(len),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn large_place_out_of_line(&self, len: usize) -> Option<Place> {
+        self.large_place_for(len)
     }
 
     /// The second class of `COARSE_BYTES` or a later one; or there is none.
@@ -233,14 +256,13 @@ mod tests {
             let table = ClassTable::new(classes.clone(), 64 << 20);
             let step = if cfg!(miri) { 9973 } else { 1 };
             for len in (0..classes.largest() + 200).step_by(step) {
-                assert_eq!(
-                    table.place_for(len).map(|place| usize::from(place.class())),
-                    classes.class_for(len),
-                    "{len}"
-                );
+                let asked = classes.class_for(len);
+                assert_eq!(table.place_for(len).map(Place::index), asked, "{len}");
+                assert_eq!(table.class_for(len), asked, "{len}");
             }
             for len in [usize::MAX, usize::MAX - 62, isize::MAX as usize + 1] {
                 assert!(table.place_for(len).is_none());
+                assert!(table.class_for(len).is_none());
             }
         }
     }

@@ -235,7 +235,7 @@ impl SlabPool {
     #[inline]
     #[must_use]
     pub fn class_for(&self, len: usize) -> Option<usize> {
-        self.inner().classes.place_for(len).map(Place::index)
+        self.inner().classes.class_for(len)
     }
 
     /// The cap in bytes: the size of the arena, a whole number of slabs.
