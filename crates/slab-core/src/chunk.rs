@@ -19,7 +19,8 @@ use core::ptr::NonNull;
 /// Bits 0..32 are the unit, 32..64 the class as a [`Place`], which leaves those bits free for it: making
 /// a name of them is one `or`. No place is zero, so no word is:
 /// `Option<Chunk>`, and an enum of a chunk and something of at most eight bytes, need no further
-/// space to tell their variants apart.
+/// space to tell their variants apart. Bit 47, of which a place makes nothing, marks a reference that was
+/// [lent](SharedChunk::lend).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Name(NonZeroU64);
@@ -60,6 +61,24 @@ impl Name {
     #[inline(always)]
     fn class(self) -> u8 {
         self.place().class()
+    }
+
+    const LENT: u64 = 1 << 47;
+
+    #[inline(always)]
+    fn lent(self) -> Self {
+        Self(self.0 | Self::LENT)
+    }
+
+    #[inline(always)]
+    fn is_lent(self) -> bool {
+        self.0.get() & Self::LENT != 0
+    }
+
+    #[inline(always)]
+    fn not_lent(self) -> Self {
+        // SAFETY: a place is not zero beside this bit.
+        Self(unsafe { NonZeroU64::new_unchecked(self.0.get() & !Self::LENT) })
     }
 }
 
@@ -222,6 +241,21 @@ impl Chunk {
             pool: self.pool,
             name: self.name,
         })
+    }
+
+    /// Marks this handle as lent, or not: see [`SharedChunk::lend`].
+    #[inline(always)]
+    pub(crate) fn set_lent(&mut self, lent: bool) {
+        self.name = if lent {
+            self.name.lent()
+        } else {
+            self.name.not_lent()
+        };
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_lent(&self) -> bool {
+        self.name.is_lent()
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {

@@ -323,16 +323,18 @@ fn model_guard_owner_acknowledges_between_takers() {
 
 #[test]
 fn model_count_two_drops_free_once() {
-    model(None, || {
-        let extra = Arc::new(AtomicU32::new(1));
-        let other = {
-            let extra = extra.clone();
-            thread::spawn(move || count::release(&extra))
-        };
-        let here = count::release(&extra);
-        assert!(here != other.join().unwrap(), "exactly one frees");
-        assert_eq!(extra.load(Ordering::Relaxed), 0, "ready for the next owner");
-    });
+    for lent in [[false, false], [false, true], [true, true]] {
+        model(None, move || {
+            let extra = Arc::new(AtomicU32::new(1));
+            let other = {
+                let extra = extra.clone();
+                thread::spawn(move || count::release(&extra, lent[0]))
+            };
+            let here = count::release(&extra, lent[1]);
+            assert!(here != other.join().unwrap(), "exactly one frees");
+            assert_eq!(extra.load(Ordering::Relaxed), 0, "ready for the next owner");
+        });
+    }
 }
 
 /// What one owner wrote before it let go is seen by the one that finds itself alone.
@@ -345,13 +347,13 @@ fn model_count_unique_sees_what_others_did() {
             thread::spawn(move || {
                 // SAFETY: this owner alone writes before it gives up its reference.
                 shared.1.with_mut(|value| unsafe { *value = 7 });
-                if count::release(&shared.0) {
+                if count::release(&shared.0, false) {
                     // SAFETY: the last owner.
                     shared.1.with_mut(|value| unsafe { *value += 1 });
                 }
             })
         };
-        if count::is_unique(&shared.0) || count::release(&shared.0) {
+        if count::is_unique(&shared.0) || count::release(&shared.0, true) {
             // SAFETY: alone, so the other's write has happened before.
             shared.1.with(|value| assert_eq!(unsafe { *value }, 7));
         }
@@ -369,11 +371,12 @@ fn model_count_clone_and_bulk_release() {
                 let extra = extra.clone();
                 thread::spawn(move || {
                     count::add(&extra, 1);
-                    u32::from(count::release(&extra)) + u32::from(count::release(&extra))
+                    u32::from(count::release(&extra, true))
+                        + u32::from(count::release(&extra, false))
                 })
             })
             .collect();
-        let mut freed = u32::from(count::release(&extra));
+        let mut freed = u32::from(count::release(&extra, false));
         for thread in threads {
             freed += thread.join().unwrap();
         }

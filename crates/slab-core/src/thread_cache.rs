@@ -7,8 +7,8 @@ use core::num::NonZeroU64;
 
 /// A class as what the fast paths have to know of it, some instructions and a load sooner, in the
 /// upper half of a word whose lower half is left to a chunk's unit: bits 32..48 are its
-/// [`count_shift`](crate::geometry::Geometry::count_shift), bits 48..64 its magazine's distance from
-/// the start of a [`ThreadCache`] in bytes, which is never zero.
+/// [`count_shift`](crate::geometry::Geometry::count_shift), of which the lowest six count, bits 48..64 its
+/// magazine's distance from the start of a [`ThreadCache`] in bytes, which is never zero.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Place(NonZeroU64);

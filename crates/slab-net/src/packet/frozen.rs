@@ -458,11 +458,12 @@ impl Packet {
 }
 
 impl Clone for Packet {
-    /// One atomic addition; none for static bytes.
+    /// One atomic addition; none for static bytes. Of a packet and its clones, the packet is best dropped
+    /// last (see [`SharedChunk::lend`]); of a packet and its slices, any.
     #[inline]
     fn clone(&self) -> Self {
         Self {
-            owner: self.owner.clone(),
+            owner: self.owner.lend(),
             ptr: self.ptr,
             len: self.len,
         }

@@ -58,6 +58,15 @@ impl Owner {
         Self::new(Memory::Other(Some(Arc::new(Block::Foreign(bytes)))))
     }
 
+    /// A clone that will hardly be dropped last: see [`SharedChunk::lend`].
+    #[inline(always)]
+    pub(super) fn lend(&self) -> Self {
+        Self::new(match &*self.0 {
+            Memory::Pool(chunk) => Memory::Pool(chunk.lend()),
+            Memory::Other(block) => Memory::Other(block.clone()),
+        })
+    }
+
     /// The chunk, if it is one.
     pub(super) fn as_chunk(&self) -> Option<&SharedChunk> {
         match &*self.0 {
