@@ -347,7 +347,7 @@ impl Session {
         self.measure_window();
         if acknowledged > 0 {
             self.recovery.progress();
-            self.tail_probed = None;
+            self.tail_probed = false;
             self.control.acknowledged(&Progress {
                 segments: acknowledged,
                 outstanding: digest.outstanding,

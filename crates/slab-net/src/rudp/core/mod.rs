@@ -134,8 +134,8 @@ pub struct Session {
     reduced_at: u64,
     /// When a segment is found lost unless something arrives.
     loss_at: Option<Time>,
-    /// The last transmission there was when the tail was sent again.
-    tail_probed: Option<u64>,
+    /// The tail was sent again, and nothing was acknowledged since.
+    tail_probed: bool,
     probe: Option<(Time, Duration)>,
     keepalive_at: Time,
     last_received: Time,
@@ -313,7 +313,7 @@ impl Session {
             undelivered: false,
             reduced_at: 0,
             loss_at: None,
-            tail_probed: None,
+            tail_probed: false,
             probe: None,
             keepalive_at: now + config.keepalive,
             last_received: now,

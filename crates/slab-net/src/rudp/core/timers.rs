@@ -73,7 +73,7 @@ impl Session {
     /// the others: the tail-loss probe of RFC 8985, section 7. Once, until something is acknowledged,
     /// and only where it comes before the time-out.
     fn tail_at(&self) -> Option<Time> {
-        if self.loss_at.is_some() || self.tail_probed.is_some() || self.recovery.is_backing_off() {
+        if self.loss_at.is_some() || self.tail_probed || self.recovery.is_backing_off() {
             return None;
         }
         if self.send.lost_front().is_some() || self.allowance() < HEADER_BYTES {
@@ -130,7 +130,7 @@ impl Session {
         } else if self.tail_at().is_some_and(|at| at <= now)
             && let Some(sn) = self.send.newest()
         {
-            self.tail_probed = Some(self.send.serial());
+            self.tail_probed = true;
             self.lose(sn, Cause::Tail);
         }
     }
