@@ -1,7 +1,7 @@
 //! Every configuration builder with arbitrary input: an error says why, and what is built works.
 #![no_main]
 
-use arbitrary::Arbitrary;
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use slab_core::{
     AllocError, Backing, CHUNK_ALIGN, ConfigError, Growth, MAX_CHUNK_BYTES, MAX_CLASSES, Mode,
     SizeClasses, SizeHistogram, Slab, SlabPool, SlabPoolBuilder,
