@@ -17,6 +17,8 @@ impl Place {
     const STRIDE: u64 = size_of::<Magazine>() as u64;
 
     pub(crate) fn new(class: u8, count_shift: u32) -> Self {
+        // The bits between are left for others to mark something.
+        debug_assert!(count_shift < 64);
         let distance = (u64::from(class) + 1) * Self::STRIDE;
         let bits = distance << 48 | u64::from(count_shift) << 32;
         Self(NonZeroU64::new(bits).expect("no distance is zero"))

@@ -6,11 +6,12 @@ use slab_core::{GlobalBox, GlobalTag, Slab, StaticSlab};
 use std::mem::MaybeUninit;
 
 type Object = [u64; 8];
+const OBJECTS: usize = 500_000;
 struct Live;
 
 impl GlobalTag<Object> for Live {
     fn slab() -> &'static StaticSlab<Object, Live> {
-        static SLAB: StaticSlab<Object, Live> = StaticSlab::new("live", 10_000_000);
+        static SLAB: StaticSlab<Object, Live> = StaticSlab::new("live", OBJECTS);
         &SLAB
     }
 }
@@ -34,47 +35,24 @@ fn touched<T>(len: usize) -> Vec<MaybeUninit<T>> {
     handles
 }
 
-/// Grows the process by `objects` live ones; returns the overhead as a part of payload, and of
-/// payload and handles.
-fn overhead(objects: usize) -> (f64, f64) {
+#[test]
+fn half_a_million_objects_cost_little_beyond_themselves() {
     let slab = Slab::<Object, Live>::global().unwrap();
-    let mut handles = touched::<GlobalBox<Object, Live>>(objects);
+    let mut handles = touched::<GlobalBox<Object, Live>>(OBJECTS);
     let before = resident();
     for (i, handle) in handles.iter_mut().enumerate() {
         let object = slab.try_insert([i as u64; 8]).unwrap();
         handle.write(object.into_global().unwrap());
     }
     let grown = resident() - before;
-    assert_eq!(slab.stats().in_use(), objects as u64);
+    assert_eq!(slab.stats().in_use(), OBJECTS as u64);
     for (i, handle) in handles.iter_mut().enumerate() {
         // SAFETY: written above, and dropped once.
         let handle = unsafe { handle.assume_init_read() };
         assert_eq!(handle[7], i as u64);
     }
-    let payload = objects * size_of::<Object>();
-    let bookkeeping = grown as f64 - payload as f64;
-    let with_handles = payload + objects * size_of::<GlobalBox<Object, Live>>();
-    (
-        bookkeeping / payload as f64,
-        bookkeeping / with_handles as f64,
-    )
-}
-
-#[test]
-fn half_a_million_objects_cost_little_beyond_themselves() {
-    let (of_payload, _) = overhead(500_000);
-    assert!((-0.001..0.015).contains(&of_payload), "{of_payload}");
-}
-
-#[test]
-#[ignore = "needs 1 GB; prints the figures for README.md"]
-#[expect(clippy::print_stdout, reason = "is for its output")]
-fn ten_million_objects() {
-    let (of_payload, of_both) = overhead(10_000_000);
-    println!(
-        "beyond payload and handles: {:.3} % of the payload, {:.3} % of payload and handles (8 bytes each)",
-        100.0 * of_payload,
-        100.0 * of_both
-    );
-    assert!(of_payload < 0.015, "{of_payload}");
+    let payload = OBJECTS * size_of::<Object>();
+    // versus has it of 10 million, beside what others need: `typed-footprint`.
+    let overhead = (grown as f64 - payload as f64) / payload as f64;
+    assert!((-0.001..0.015).contains(&overhead), "{overhead}");
 }

@@ -48,15 +48,13 @@ const COALESCED: usize = (64_usize << 10).div_ceil(1200);
 /// use slab_net::udp::UdpReceiver;
 /// use std::sync::Arc;
 ///
-/// # fn server_config() -> quinn::ServerConfig { unimplemented!() }
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn serve(config: quinn::ServerConfig) -> Result<(), Box<dyn std::error::Error>> {
 /// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
 /// let socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?.into_quinn();
 /// let monitor = socket.monitor();
 /// let endpoint = Endpoint::new_with_abstract_socket(
 ///     EndpointConfig::default(),
-///     Some(server_config()),
+///     Some(config),
 ///     Arc::new(socket),
 ///     Arc::new(TokioRuntime),
 /// )?;
