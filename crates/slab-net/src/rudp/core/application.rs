@@ -2,6 +2,7 @@
 
 use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::wire::HEADER_BYTES;
+use super::receive::BatchBuffer;
 use super::{MAX_FRAGMENTS, Session};
 use crate::packet::{Packet, PacketBuf};
 use slab_core::AllocError;
@@ -195,6 +196,8 @@ impl Session {
 
     fn pop(&mut self) -> Option<(Packet, bool)> {
         let popped = self.receive.pop();
+        self.receive
+            .make_room(&self.pool, &mut BatchBuffer::default());
         self.consider_telling();
         popped
     }

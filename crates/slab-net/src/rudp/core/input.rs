@@ -190,6 +190,8 @@ impl Session {
                 Command::Cookie => {}
                 Command::AskWindow => {
                     self.tell = true;
+                    // There may have been no memory for it before.
+                    self.receive.make_room(&self.pool, batch);
                     self.peer.token = header.ts;
                     self.peer.has_token = true;
                     self.say_deaf();

@@ -285,6 +285,7 @@ impl ReceiveQueue {
             return Inserted::OutOfOrder;
         }
         self.advance();
+        self.make_room(pool, batch);
         if self.is_stuck() {
             self.grow(self.window * 2);
         }
@@ -468,9 +469,18 @@ impl ReceiveQueue {
         }
     }
 
-    /// If the window is taken up by a message that cannot be read before the rest of it is here,
-    /// and that rest cannot be promised because of buffers that the message itself keeps: copies
-    /// its segments out of them.
+    /// To be called where the window may have become full: if it is taken up by a message that cannot be
+    /// read before the rest of it is here, and that rest cannot be promised because of buffers that the
+    /// message itself keeps, copies its segments out of them.
+    #[inline]
+    pub(super) fn make_room(&mut self, pool: &PacketPool, batch: &mut BatchBuffer) {
+        if self.deferred > 0 && self.advertised() == 0 {
+            self.undefer(pool);
+            // It may be gone.
+            batch.open = None;
+        }
+    }
+
     #[cold]
     fn undefer(&mut self, pool: &PacketPool) {
         if self.complete > 0 || self.deferred == 0 {

@@ -165,22 +165,38 @@ fn a_message_that_fills_the_window_lets_it_grow_or_is_stuck() {
     assert!(queue.is_stuck());
 }
 
+/// The peer sends no more than it was told.
 #[test]
 fn a_message_as_long_as_the_window_does_not_wait_for_a_buffer_that_it_keeps_itself() {
-    let pool = pool();
-    let (mut queue, _budget) = queue(256, 256);
-    let mut batch = BatchBuffer::default();
-    for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
-        // The first is a message by itself, the others begin one of 256.
-        let frg = if sn == 0 { 0 } else { 254 };
-        queue.insert((sn as u32, 0), Time::ZERO, frg, packet, &pool, &mut batch);
+    for first_read_early in [true, false] {
+        let pool = pool();
+        let (mut queue, _budget) = queue(256, 256);
+        let mut batch = BatchBuffer::default();
+        for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
+            // The first is a message by itself, the others begin one of 256.
+            let frg = if sn == 0 { 0 } else { 254 };
+            queue.insert((sn as u32, 0), Time::ZERO, frg, packet, &pool, &mut batch);
+        }
+        if first_read_early {
+            queue.pop();
+        }
+        for sn in 40..256 {
+            assert_ne!(queue.advertised(), 0, "at {sn}");
+            assert_eq!(put(&mut queue, sn, 254, &pool), Inserted::InOrder);
+        }
+        if !first_read_early {
+            assert_eq!(queue.advertised(), 0);
+            queue.pop();
+            let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1400).ok()).collect();
+            queue.make_room(&pool, &mut batch);
+            assert_eq!(queue.advertised(), 0, "no memory");
+            drop(held);
+            queue.make_room(&pool, &mut batch);
+        }
+        assert_ne!(queue.advertised(), 0);
+        assert_eq!(put(&mut queue, 256, 0, &pool), Inserted::InOrder);
+        assert_eq!((queue.front().unwrap().0, queue.copied), (256, 39));
     }
-    queue.pop();
-    for sn in 40..256 {
-        assert_eq!(put(&mut queue, sn, 254, &pool), Inserted::InOrder);
-    }
-    assert_eq!(put(&mut queue, 256, 0, &pool), Inserted::InOrder);
-    assert_eq!((queue.front().unwrap().0, queue.copied), (256, 39));
 }
 
 /// A buffer of 40 segments of 1400 bytes, as GRO makes it.
