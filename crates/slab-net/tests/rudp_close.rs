@@ -1,7 +1,9 @@
 //! How sessions end: by closing, by giving up, and in time.
 
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
-use slab_net::rudp::{CloseReason, MemoryBudget, Rejection, Session, SessionConfig, Side, Time};
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
+use slab_net::rudp::{
+    CloseReason, MemoryBudget, Rejection, SendError, Session, SessionConfig, Side, Time,
+};
 use slab_net::{Packet, PacketPool};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,12 +20,15 @@ struct Line {
 
 impl Line {
     fn new() -> Self {
-        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        Self::over(&PacketPool::builder().max_memory(16 << 20).build().unwrap())
+    }
+
+    fn over(pool: &PacketPool) -> Self {
         let budget = MemoryBudget::new(16 << 20);
         let config = SessionConfig::fast();
         let open = |side| {
             let random = 0x1234_5678_9abc_def0;
-            Session::open(3, &config, side, &pool, &budget, random, Time::ZERO).unwrap()
+            Session::open(3, &config, side, pool, &budget, random, Time::ZERO).unwrap()
         };
         let mut line = Self {
             now: Time::ZERO,
@@ -159,6 +164,153 @@ fn an_end_that_takes_nothing_any_more_still_delivers_what_it_has() {
             .iter()
             .all(|end| end.stats().rejected_datagrams() == 0)
     );
+}
+
+/// Each end in its turn, also where what says so is lost at first.
+#[test]
+fn who_has_finished_goes_on_receiving_and_the_peer_learns_of_the_end() {
+    for (finishing, lost) in [(0, false), (1, false), (0, true), (1, true)] {
+        let mut line = Line::new();
+        line.ends[finishing].send_slice(&[7; 3000]).unwrap();
+        line.ends[finishing].finish(line.now);
+        assert_eq!(
+            line.ends[finishing].send_slice(b"more"),
+            Err(SendError::Closed(CloseReason::Closed))
+        );
+        if lost {
+            line.run(ONE_WAY / 2, |_| {});
+            line.on_its_way = Default::default();
+        }
+        line.run(Duration::from_secs(1), |_| {});
+        let [finished, other] = [finishing, 1 - finishing];
+        assert!(line.ends[finished].is_sent());
+        assert!(!line.ends[finished].is_read_closed());
+        assert!(line.ends[other].is_read_closed() && line.ends[other].has_bytes());
+        assert_eq!(line.ends[other].recv().unwrap(), [7; 3000][..]);
+        assert!(line.ends[other].recv().is_none() && !line.ends[other].has_bytes());
+
+        // And then the other one, after more than fits a window.
+        let mut sent = 0;
+        let mut got = 0;
+        line.run(Duration::from_secs(2), |ends| {
+            while sent < 400 && ends[other].send_slice(&[sent as u8; 2000]).is_ok() {
+                sent += 1;
+            }
+            while let Some(message) = ends[finished].recv() {
+                assert_eq!(message, [got as u8; 2000][..]);
+                got += 1;
+            }
+        });
+        assert_eq!(got, 400);
+        line.ends[other].finish(line.now);
+        line.run(ONE_WAY * 6, |_| {});
+        assert!(line.ends.iter().all(|end| end.is_read_closed()
+            && end.is_sent()
+            && end.ended().is_none()
+            && end.stats().rejected_datagrams() == 0));
+
+        line.ends[other].close(line.now);
+        line.run(ONE_WAY * 6, |_| {});
+        let ended = line.ends.each_ref().map(Session::ended);
+        assert_eq!(ended[other], Some(CloseReason::Closed));
+        assert_eq!(ended[finished], Some(CloseReason::ClosedByPeer));
+    }
+}
+
+/// One that answers as KCP does, and counts what it would not understand.
+#[test]
+fn with_a_peer_that_would_not_understand_finishing_is_closing() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let budget = MemoryBudget::new(16 << 20);
+    let config = SessionConfig::fast();
+    let mut now = Time::ZERO;
+    let mut client = Session::open(3, &config, Side::Client, &pool, &budget, 5, now).unwrap();
+    client.send_slice(b"hello").unwrap();
+    client.finish(now);
+    assert!(!client.is_read_closed(), "the peer is not known");
+    let mut scratch = [0; 4096];
+    let mut seen = Vec::new();
+    while client.ended().is_none() {
+        assert!(now < Time::ZERO + Duration::from_secs(30));
+        now = now + STEP;
+        if client.poll_timeout().is_some_and(|at| at <= now) {
+            client.handle_timeout(now);
+        }
+        let mut answers = Vec::new();
+        while let Some(out) = client.poll_transmit(now, &mut scratch, 1) {
+            for segment in segments(out.contents()) {
+                let (header, _) = segment.unwrap();
+                seen.push(header.cmd);
+                answers.push(match header.cmd {
+                    Command::Push => from_a_forged_address(Command::Ack, 1, header.ts),
+                    Command::AskWindow => from_a_forged_address(Command::TellWindow, 1, 0),
+                    other => panic!("{other:?}"),
+                });
+            }
+        }
+        for answer in answers {
+            client.handle_datagram(now, answer).unwrap();
+        }
+    }
+    assert_eq!(client.ended(), Some(CloseReason::Closed));
+    assert_eq!(seen.iter().filter(|cmd| **cmd == Command::Push).count(), 1);
+}
+
+#[test]
+fn the_end_is_marked_as_soon_as_there_is_memory_for_it() {
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let mut line = Line::over(&pool);
+    let others: Vec<_> = core::iter::repeat_with(|| pool.try_alloc(24))
+        .map_while(Result::ok)
+        .collect();
+    line.ends[0].finish(line.now);
+    line.run(ONE_WAY * 10, |_| {});
+    assert!(!line.ends[1].is_read_closed());
+    drop(others);
+    line.run(Duration::from_secs(2), |_| {});
+    assert!(line.ends[1].is_read_closed());
+}
+
+/// The mark is taken from a peer that has shown to be of this library, alone, and once.
+#[test]
+fn a_mark_of_the_end_is_empty_last_and_of_a_peer_that_knows_us() {
+    let mark = |sn, payload: &[u8]| {
+        let header = Header {
+            conv: 3,
+            cmd: Command::Push,
+            frg: 255,
+            wnd: 32,
+            ts: 9,
+            sn,
+            una: 0,
+            len: payload.len() as u32,
+        };
+        let mut datagram = vec![0; HEADER_BYTES];
+        header.encode(&mut datagram);
+        datagram.extend_from_slice(payload);
+        Packet::from(datagram)
+    };
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let budget = MemoryBudget::new(16 << 20);
+    let config = SessionConfig::fast();
+    let mut stranger =
+        Session::open(3, &config, Side::Server, &pool, &budget, 5, Time::ZERO).unwrap();
+    let refused = stranger.handle_datagram(Time::ZERO, mark(0, b""));
+    assert_eq!(refused, Err(Rejection::TooManyFragments));
+
+    let mut line = Line::new();
+    let server = &mut line.ends[1];
+    let refused = server.handle_datagram(line.now, mark(1, b"x"));
+    assert_eq!(refused, Err(Rejection::TooManyFragments));
+    assert!(!server.is_read_closed());
+    server.handle_datagram(line.now, mark(1, b"")).unwrap();
+    assert!(server.is_read_closed());
+    for sn in [1, 2, 3] {
+        server.handle_datagram(line.now, mark(sn, b"")).unwrap();
+    }
+    let stats = server.stats();
+    assert_eq!((stats.duplicates, stats.dropped_beyond_window), (1, 2));
+    assert!(server.recv().is_none() && server.read().is_none());
 }
 
 #[test]

@@ -194,6 +194,70 @@ async fn a_stream_can_be_read_by_lines() {
     assert_eq!(rest.as_deref(), Some("third"));
 }
 
+/// A server that says nothing before it has heard everything, behind a relay that knows nothing of RUDP.
+#[tokio::test]
+async fn a_relay_passes_the_end_of_one_direction_on_and_the_other_direction_goes_on() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let address = proxy::lossy(server.local_addr(), 50, 3).await;
+    let (mut near, mut far) = tokio::io::duplex(4096);
+    let relay = tokio::spawn(async move {
+        let mut stream = accept(&server).await.into_stream();
+        tokio::io::copy_bidirectional(&mut stream, &mut near).await
+    });
+    let serving = tokio::spawn(async move {
+        let mut question = Vec::new();
+        far.read_to_end(&mut question).await.unwrap();
+        question.reverse();
+        far.write_all(&question).await.unwrap();
+        far.shutdown().await.unwrap();
+    });
+    let mut stream = Connection::connect(address, &pool, config)
+        .unwrap()
+        .into_stream();
+    let mut data = bytes(5, 300_000);
+    stream.write_all(&data).await.unwrap();
+    timeout(SOON, stream.shutdown()).await.unwrap().unwrap();
+    let late = stream.write(b"more").await.unwrap_err();
+    assert_eq!(late.kind(), std::io::ErrorKind::BrokenPipe);
+    let mut answer = Vec::new();
+    timeout(SOON, stream.read_to_end(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
+    data.reverse();
+    assert!(answer == data, "{} bytes came back", answer.len());
+    let passed = timeout(SOON, relay).await.unwrap().unwrap().unwrap();
+    assert_eq!(passed, (300_000, 300_000));
+    serving.await.unwrap();
+    drop(stream);
+    all_back(&pool).await;
+}
+
+/// The first has closed by the time that the second says that it sends nothing more.
+#[tokio::test]
+async fn to_finish_after_the_peer_has_closed_is_no_error_where_nothing_is_lost() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    for late in [false, true] {
+        let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        client.send_slice(b"hello").await.unwrap();
+        timeout(SOON, client.finish()).await.unwrap().unwrap();
+        let accepted = accept(&server).await;
+        assert_eq!(recv(&accepted).await, *b"hello");
+        assert_eq!(timeout(SOON, accepted.recv()).await.unwrap(), Ok(None));
+        if late {
+            accepted.send_slice(b"nobody reads this").await.unwrap();
+        }
+        drop(client);
+        let finished = timeout(SOON, accepted.finish()).await.unwrap();
+        if !late {
+            assert_eq!(finished, Ok(()));
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_was_sent_is_delivered_after_the_handle_is_gone() {
     let pool = pool();

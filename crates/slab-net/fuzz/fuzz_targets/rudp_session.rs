@@ -63,6 +63,7 @@ fuzz_target!(|input: &[u8]| {
             }
             _ if command > 250 => session.abort(),
             _ if command > 240 => session.close(now),
+            _ if command > 230 => session.finish(now),
             _ => drop(session.read()),
         }
         while session.poll_transmit(now, &mut scratch, 8).is_some() {}

@@ -42,6 +42,8 @@ pub(crate) struct Path {
 pub(crate) struct Plan {
     pub(crate) messages: u32,
     pub(crate) longest: u64,
+    /// Says that it has sent everything.
+    pub(crate) finishes: bool,
     /// Reads only every so many milliseconds.
     pub(crate) reads_every: u64,
 }
@@ -185,6 +187,7 @@ impl World {
             let plan = Plan {
                 messages: random.below(60) as u32,
                 longest,
+                finishes: random.chance(500),
                 reads_every: random.pick(&[0, 0, 0, 7, 400]),
             };
             let session = Session::open_at(
@@ -377,6 +380,19 @@ impl World {
     }
 
     fn write(&mut self, end: usize) {
+        self.write_rest(end);
+        let now = self.clock(end);
+        let me = &mut self.ends[end];
+        let sent = match me.stream {
+            Some((sent, _)) => sent == u64::from(me.plan.messages) * 500,
+            None => me.sent == me.plan.messages,
+        };
+        if sent && me.plan.finishes {
+            me.session.finish(now);
+        }
+    }
+
+    fn write_rest(&mut self, end: usize) {
         let seed = self.seed;
         let pool = self.pool.clone();
         if self.random.chance(100)
@@ -515,7 +531,19 @@ impl World {
                 Some(_) => from.plan.messages * 500,
                 None => from.plan.messages,
             };
-            me.received == expected
+            let session = &me.session;
+            let unread = session.has_message() || session.has_bytes();
+            let at_end = session.is_read_closed() && session.ended().is_none() && !unread;
+            assert!(
+                me.received == expected || !at_end,
+                "seed {}: the end before everything: {} of {expected}, {:?} {:?} {:?}",
+                self.seed,
+                me.received,
+                me.plan,
+                from.session,
+                me.session
+            );
+            me.received == expected && (!from.plan.finishes || me.session.is_read_closed())
         })
     }
 

@@ -211,7 +211,7 @@ impl Session {
     /// Can bytes be [read](Self::read)?
     #[must_use]
     pub fn has_bytes(&self) -> bool {
-        self.receive.unread() > 0
+        self.receive.readable() > 0
     }
 
     /// How many more segments would be taken for sending.

@@ -4,6 +4,9 @@
 //! answers ([`Phase::Notifying`]). A peer that would not understand is left to find out, and has its
 //! retransmissions acknowledged for a while ([`Phase::Quiet`]). The notice is a segment of command 85; its
 //! `frg` says which of three it is.
+//!
+//! Who only finishes sending goes on receiving: behind its last segment comes one that is empty and whose
+//! `frg` says so ([`END`]), in its place in the order and acknowledged as all are.
 
 use super::super::error::CloseReason;
 use super::super::time::Time;
@@ -18,6 +21,8 @@ pub(super) const RESET: u8 = 1;
 /// That of one which says no more than that its sender, who has closed and has something to deliver still,
 /// takes nothing any more.
 pub(super) const DEAF: u8 = 2;
+/// The `frg` of the PUSH behind the last one. No fragment of a message has it.
+pub(super) const END: u8 = 255;
 /// Time-outs that a close notice may take, although the linger time is over.
 const NOTICES: u32 = 3;
 
@@ -42,11 +47,22 @@ pub(super) enum Phase {
     Over(CloseReason),
 }
 
+/// Does more come from the application?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Finish {
+    No,
+    /// No; the peer is to be told once it is known to understand, and there is room.
+    Wanted,
+    /// No, and the segment that says so is on its way.
+    Marked,
+}
+
 impl Session {
-    /// What became of a session that was closed here: `None` until everything is delivered, or it is over.
+    /// What became of a session that was closed here, or of what was sent until it was finished: `None`
+    /// until everything is delivered, or it is over.
     pub(in super::super) fn closed(&self) -> Option<Result<(), CloseReason>> {
         match self.phase {
-            Phase::Open => None,
+            Phase::Open if self.finish != Finish::Marked => None,
             Phase::Over(CloseReason::Closed) => Some(Ok(())),
             // It may have had everything by then.
             Phase::Over(CloseReason::ClosedByPeer) if !self.undelivered => Some(Ok(())),
@@ -55,9 +71,75 @@ impl Session {
         }
     }
 
+    /// Takes nothing more for sending, and goes on receiving. A peer of this library learns that nothing
+    /// more comes once it has everything: its session [is read to the end](Self::is_read_closed) then. Of
+    /// others none would understand: where the peer is one of those, this [closes](Self::close) the session
+    /// as soon as that is known.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{MemoryBudget, Session, SessionConfig, Side, Time};
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let budget = MemoryBudget::new(8 << 20);
+    /// # let open = |side| Session::open(7, &SessionConfig::fast(), side, &pool, &budget, 1 << 32, Time::ZERO);
+    /// # let mut ends = [open(Side::Client).unwrap(), open(Side::Server).unwrap()];
+    /// # let talk = |ends: &mut [Session; 2]| for from in [0, 1, 0, 1, 0, 1] {
+    /// #     while let Some(out) = ends[from].poll_transmit(Time::ZERO, &mut [0; 2048], 1) {
+    /// #         let datagram = pool.try_copy_from_slice(out.contents()).unwrap();
+    /// #         ends[1 - from].handle_datagram(Time::ZERO, datagram).unwrap();
+    /// #     }
+    /// # };
+    /// ends[0].send_slice(b"is that all?")?;
+    /// ends[0].finish(Time::ZERO);
+    /// talk(&mut ends);
+    /// assert!(ends[1].is_read_closed());
+    /// assert_eq!(ends[1].recv().unwrap(), b"is that all?"[..]);
+    ///
+    /// ends[1].send_slice(b"it is")?;
+    /// talk(&mut ends);
+    /// assert_eq!(ends[0].recv().unwrap(), b"it is"[..]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn finish(&mut self, now: Time) {
+        self.advance(now);
+        if self.phase == Phase::Open && self.finish == Finish::No {
+            self.finish = Finish::Wanted;
+            self.mark_end();
+        }
+    }
+
+    /// Puts the mark of the end behind what is to be sent, if it is wanted and that can be.
+    pub(super) fn mark_end(&mut self) {
+        if self.finish != Finish::Wanted || self.phase != Phase::Open {
+            return;
+        }
+        if !self.peer.is_known() {
+            self.ask |= self.probe.is_none();
+        } else if !self.peer.is_ours {
+            self.close(self.now);
+        } else if self.send.room() > 0 {
+            match self.send.blocks.push(&[], 0, &self.pool) {
+                Some(place) => {
+                    self.send.push(place, END);
+                    self.finish = Finish::Marked;
+                }
+                // Tried again when the answer comes, if nothing else comes before.
+                None => self.ask_again(),
+            }
+        }
+    }
+
+    /// Has the peer everything, but perhaps for the mark of the end?
+    fn is_delivered(&self) -> bool {
+        match self.send.outstanding() + self.send.queued() {
+            0 => true,
+            left => left == 1 && self.finish == Finish::Marked,
+        }
+    }
+
     /// Takes nothing more for sending and receives nothing more, delivers what was taken within the
-    /// linger time, tells the peer if it understands, and ends. There is no half of it: what the peer
-    /// still sends is lost, and if it has closed as well it learns that at once.
+    /// linger time, tells the peer if it understands, and ends. What the peer still sends is lost
+    /// ([`finish`](Self::finish) goes on receiving), and if it has closed as well it learns that at once.
     pub fn close(&mut self, now: Time) {
         self.advance(now);
         if self.phase == Phase::Open {
@@ -106,14 +188,14 @@ impl Session {
     /// Will nothing more arrive than what can be read now?
     #[must_use]
     pub fn is_read_closed(&self) -> bool {
-        self.phase != Phase::Open
+        self.phase != Phase::Open || self.receive.is_at_end()
     }
 
     /// Why nothing is taken for sending any more.
     pub(super) fn send_closed(&self) -> Option<CloseReason> {
         match self.phase {
             Phase::Over(reason) => Some(reason),
-            Phase::Open => None,
+            Phase::Open if self.finish == Finish::No => None,
             _ => Some(CloseReason::Closed),
         }
     }
@@ -130,7 +212,7 @@ impl Session {
             return;
         }
         self.phase = Phase::Over(reason);
-        self.undelivered = !self.send.is_empty();
+        self.undelivered = !self.is_delivered();
         self.send.clear();
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.clear();
@@ -203,7 +285,7 @@ impl Session {
 
     /// The peer has given the session up. Not answered.
     pub(super) fn on_reset(&mut self) {
-        let delivered = self.phase != Phase::Open && self.send.is_empty();
+        let delivered = self.phase != Phase::Open && self.is_delivered();
         self.end(match delivered {
             true => CloseReason::Closed,
             false => CloseReason::Reset,
@@ -228,11 +310,10 @@ impl Session {
             }
             Phase::Lingering { .. } => {
                 self.notify = true;
-                let undelivered = !self.send.is_empty();
-                self.end(if undelivered {
-                    CloseReason::ClosedByPeer
-                } else {
+                self.end(if self.is_delivered() {
                     CloseReason::Closed
+                } else {
+                    CloseReason::ClosedByPeer
                 });
             }
             // Not answered: two that answer each other's answers would never end.

@@ -4,7 +4,7 @@ use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
-use super::close::{DEAF, Phase, RESET};
+use super::close::{DEAF, END, Phase, RESET};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
@@ -129,7 +129,9 @@ impl Session {
             return Err(Rejection::SegmentTooLong);
         }
         let most = MAX_FRAGMENTS.min(self.config.recv_window);
-        if u32::from(header.frg) >= most {
+        // From who knows us, and so has asked before.
+        let end = header.frg == END && header.len == 0 && self.peer.token != 0;
+        if u32::from(header.frg) >= most && !end {
             return Err(Rejection::TooManyFragments);
         }
         if !(-FAR..FAR).contains(&self.receive.offset(header.sn)) {
@@ -200,7 +202,11 @@ impl Session {
                     self.peer.answered = true;
                     let took = self.peer.asked_at.map(|at| self.now.since(at));
                     self.peer.answered_micros = took.map_or(0, |took| micros(took).max(1));
-                    if header.ts == self.token {
+                    let asked = core::mem::take(&mut self.peer.is_asked);
+                    if header.ts != self.token {
+                        let one = u8::from(asked);
+                        self.peer.foreign_answers = self.peer.foreign_answers.saturating_add(one);
+                    } else {
                         self.peer.is_ours = true;
                         let most = header.sn.min(MAX_FRAGMENTS);
                         self.peer.largest_window = self.peer.largest_window.max(most);
@@ -359,6 +365,7 @@ impl Session {
             });
             self.find_losses();
         }
+        self.mark_end();
         self.finish_if_sent();
     }
 

@@ -42,7 +42,7 @@ use super::time::Time;
 use crate::packet::PacketPool;
 use ack::Acks;
 use blocks::Blocks;
-use close::Phase;
+use close::{Finish, Phase};
 use congestion::{Control, Pacer};
 use core::fmt;
 use core::time::Duration;
@@ -73,7 +73,8 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
 /// the `ts` of the WASK that it answers: so two ends of this library recognise each other, prove
 /// their addresses and may tell each other of a close (a segment of command 85, never sent to
-/// others; one whose `frg` is 1 resets the session). The `sn` of a WINS, which means nothing elsewhere, says how large the window can become.
+/// others; one whose `frg` is 1 resets the session), and of the [end](Self::finish) of what they send (an
+/// empty PUSH whose `frg` is 255). The `sn` of a WINS, which means nothing elsewhere, says how large the window can become.
 /// Unreliable [datagrams](Self::send_datagram) are segments of command 86. A server short of room for
 /// peers that have not proved their address answers a WASK by a cookie, command 87, which the client
 /// sends along with its next attempt; others pass it over.
@@ -140,6 +141,7 @@ pub struct Session {
     keepalive_at: Time,
     last_received: Time,
     phase: Phase,
+    finish: Finish,
     datagrams: Option<Box<Datagrams>>,
     /// Was the last thing that was paced a datagram?
     datagram_went: bool,
@@ -174,8 +176,10 @@ struct Peer {
     told: bool,
     /// Has it told its window by a WINS?
     answered: bool,
-    /// How often it was asked by a WASK.
-    asks: u8,
+    /// Was it asked by a WASK, and no WINS has come since?
+    is_asked: bool,
+    /// How many questions were followed by a WINS that is not like this library's.
+    foreign_answers: u8,
     /// When the last WASK was sent, and how many microseconds its answer took; 0 if none came.
     asked_at: Option<Time>,
     answered_micros: u32,
@@ -188,10 +192,16 @@ struct Peer {
 
 impl Peer {
     /// Is it settled whether the peer is ours? A WINS that does not say so may have come unasked,
-    /// from a peer of ours that did not get the question.
+    /// from a peer of ours that did not get the question: after each of several, where much is lost and
+    /// its window is small. But such a peer would ask, too, as others seldom do.
     fn is_known(&self) -> bool {
         const ENOUGH: u8 = 4;
-        self.is_ours || self.answered && self.asks >= ENOUGH
+        const ENOUGH_IF_IT_ASKS: u8 = 16;
+        let enough = match self.token {
+            0 => ENOUGH,
+            _ => ENOUGH_IF_IT_ASKS,
+        };
+        self.is_ours || self.foreign_answers >= enough
     }
 }
 
@@ -290,7 +300,8 @@ impl Session {
                 largest_window: DEFAULT_WINDOW,
                 told: false,
                 answered: false,
-                asks: 0,
+                is_asked: false,
+                foreign_answers: 0,
                 asked_at: None,
                 answered_micros: 0,
                 token: 0,
@@ -318,6 +329,7 @@ impl Session {
             keepalive_at: now + config.keepalive,
             last_received: now,
             phase: Phase::Open,
+            finish: Finish::No,
             config,
             datagrams: None,
             datagram_went: false,

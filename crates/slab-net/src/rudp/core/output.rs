@@ -229,7 +229,7 @@ impl Session {
             self.ask = false;
             self.peer.asked_at = Some(self.now);
             self.stats.probes += 1;
-            self.peer.asks = self.peer.asks.saturating_add(1);
+            self.peer.is_asked = true;
             if !self.peer.is_known() {
                 self.ask_again();
             }

@@ -24,6 +24,7 @@
 use super::super::budget::Account;
 use super::super::config::MAX_WINDOW;
 use super::super::time::Time;
+use super::close::END;
 use super::recovery::INITIAL_RTO;
 use super::sn::{Ring, before, diff};
 use super::train::Train;
@@ -116,6 +117,8 @@ pub(super) struct ReceiveQueue {
     deferred: u32,
     /// Messages that are here in full, and in order.
     complete: u32,
+    /// Is the segment before `next` the mark that nothing more comes? It is never read.
+    at_end: bool,
     train: Train,
     /// When the last train ended, in microseconds, which may wrap.
     train_ended: u32,
@@ -154,6 +157,7 @@ impl ReceiveQueue {
             extra: 0,
             deferred: 0,
             complete: 0,
+            at_end: false,
             train: Train::new(),
             train_ended: 0,
             grows: true,
@@ -187,6 +191,16 @@ impl ReceiveQueue {
         self.next.wrapping_sub(self.read)
     }
 
+    /// Of those, what there is to be read.
+    pub(super) fn readable(&self) -> u32 {
+        self.unread() - u32::from(self.at_end)
+    }
+
+    /// Has everything arrived that the peer sends?
+    pub(super) fn is_at_end(&self) -> bool {
+        self.at_end
+    }
+
     pub(super) fn window(&self) -> u32 {
         self.window
     }
@@ -213,7 +227,7 @@ impl ReceiveQueue {
 
     /// Is a message at the front that will never be complete, because it fills the window?
     pub(super) fn is_stuck(&self) -> bool {
-        self.complete == 0 && self.unread() == self.window && self.deferred == 0
+        self.complete == 0 && self.readable() == self.window && self.deferred == 0
     }
 
     /// Lets the window grow with the traffic, or not.
@@ -259,6 +273,9 @@ impl ReceiveQueue {
         let ahead = diff(sn, self.read);
         if ahead < 0 || before(sn, self.next) {
             return Inserted::Duplicate;
+        }
+        if self.at_end {
+            return Inserted::BeyondWindow;
         }
         if ahead as u32 >= self.limit() {
             self.undefer(pool);
@@ -325,11 +342,15 @@ impl ReceiveQueue {
     fn advance(&mut self) {
         // The ring may be smaller than the window; behind its end nothing is held.
         let limit = self.ring.capacity().min(self.window);
-        while self.unread() < limit {
+        while self.unread() < limit && !self.at_end {
             let Some(held) = self.ring.at(self.next) else {
                 break;
             };
             self.complete += u32::from(held.frg == 0);
+            self.at_end = held.frg == END;
+            if self.at_end {
+                *self.ring.at_mut(self.next) = None;
+            }
             self.next = self.next.wrapping_add(1);
         }
     }
@@ -432,7 +453,7 @@ impl ReceiveQueue {
 
     /// The next segment in order: its payload, and whether it ends a message.
     pub(super) fn pop(&mut self) -> Option<(Packet, bool)> {
-        if self.unread() == 0 {
+        if self.readable() == 0 {
             return None;
         }
         let held = self.ring.at_mut(self.read).take()?;
@@ -546,6 +567,7 @@ impl ReceiveQueue {
         self.extra = 0;
         self.deferred = 0;
         self.complete = 0;
+        self.at_end = false;
         self.charged = 0;
         self.ring = Ring::new(1);
         self.buffers = Vec::new();

@@ -319,6 +319,48 @@ impl Connection {
         .await
     }
 
+    /// Sends nothing more, and goes on receiving: the peer's [`recv`](Self::recv) says that nothing more
+    /// comes once it has everything. Waits until it has.
+    ///
+    /// Between two ends of this library. KCP has no half-close: with a peer of another implementation this
+    /// is [`close`](Self::close), and what that peer still sends is lost.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// client.send_slice(b"one").await?;
+    /// client.send_slice(b"two").await?;
+    /// client.finish().await?;
+    ///
+    /// let accepted = server.accept().await.expect("it is open");
+    /// let mut counted = 0_u8;
+    /// while accepted.recv().await?.is_some() {
+    ///     counted += 1;
+    /// }
+    /// accepted.send_slice(&[counted]).await?;
+    /// assert_eq!(client.recv().await?.unwrap(), [2][..]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Why the session ended before the peer had everything.
+    pub async fn finish(&self) -> Result<(), CloseReason> {
+        poll_fn(|cx| self.poll_finish(cx)).await
+    }
+
+    pub(super) fn poll_finish(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
+        let now = self.link().shared.now();
+        self.link().act(now, |inner| inner.session.finish(now));
+        self.poll_closed(cx)
+    }
+
     /// Closes the session for all its handles, both ways, and waits until everything sent is delivered.
     ///
     /// # Errors
@@ -329,12 +371,12 @@ impl Connection {
         poll_fn(|cx| self.poll_closed(cx)).await
     }
 
-    pub(super) fn start_close(&self) {
+    fn start_close(&self) {
         let now = self.link().shared.now();
         self.link().act(now, |inner| inner.session.close(now));
     }
 
-    pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
+    fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
         let mut inner = self.link().lock();
         let closed = inner.session.closed();
         closed.map_or_else(
@@ -430,7 +472,7 @@ pub(super) fn wait_to_send<T>(
     Poll::Pending
 }
 
-/// Whether nothing more will arrive, and if that is an error.
+/// Whether nothing more will arrive, and if that is an error. Asked once nothing is left to be read.
 pub(super) fn end_of_input(inner: &Inner) -> Option<Result<(), CloseReason>> {
     match inner.session.ended() {
         Some(CloseReason::ClosedByPeer | CloseReason::Closed) => Some(Ok(())),

@@ -13,8 +13,9 @@ use tokio::task::coop::poll_proceed;
 /// A session as a stream of bytes, from [`Connection::into_stream`].
 ///
 /// What is written is on its way at once, as far as the peer's window allows; flushing does
-/// nothing. Shutting down closes the session, both ways, and waits until everything is delivered: KCP has
-/// no half-close, and what the peer sends after that is lost.
+/// nothing. Shutting down [finishes](Connection::finish) what is written and waits until everything is
+/// delivered; what the peer sends is read as before. Only with a peer of another implementation it closes the
+/// session, both ways: KCP has no half-close, and what such a peer sends after that is lost.
 #[derive(Debug)]
 pub struct Stream {
     connection: Connection,
@@ -179,8 +180,7 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.connection.start_close();
-        self.connection.poll_closed(cx).map_err(io_error)
+        self.connection.poll_finish(cx).map_err(io_error)
     }
 }
 
