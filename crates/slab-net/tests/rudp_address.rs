@@ -14,7 +14,8 @@ fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
     let header = Header {
         conv,
         cmd,
-        frg: 0,
+        // That of this library's questions.
+        frg: u8::from(cmd == Command::AskWindow),
         wnd: 32,
         ts,
         sn: 0,
@@ -89,6 +90,16 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
         server.stats().refused_half_open == 1
     })
     .await;
+
+    // Nor would one understand that asks as KCP does.
+    let mut ask = opening(1, Command::AskWindow, 77);
+    ask[5] = 0;
+    foreign.send_to(&ask, server.local_addr()).await.unwrap();
+    until(&server, "refused, too", |server| {
+        server.stats().refused_half_open == 2
+    })
+    .await;
+    assert_eq!(server.stats().cookies_sent, 0);
 
     // Three times what was received is the bound for a forged address; it is far from it.
     let ask = opening(1, Command::AskWindow, 77);

@@ -20,6 +20,10 @@ use core::ops::Range;
 /// Bytes of a segment in front of its payload.
 pub const HEADER_BYTES: usize = 24;
 
+/// The `frg` of this library's questions for the window and answers to them. Others send 0, and do not
+/// look at it.
+pub(super) const OURS: u8 = 1;
+
 /// What a segment is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

@@ -15,7 +15,7 @@ use random::{byte, message};
 use slab_net::rudp::{
     CloseReason, Congestion, MemoryBudget, SendError, Session, SessionConfig, Side, Time,
 };
-use slab_net::{Packet, PacketPool};
+use slab_net::{Packet, PacketBuf, PacketPool};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
@@ -69,6 +69,10 @@ enum Event {
         chunk_bytes: usize,
     },
     Wake(usize),
+    /// Somebody else takes all of the pool.
+    Take,
+    /// There is memory again: who waits for it is told.
+    GiveBack,
 }
 
 struct At {
@@ -111,6 +115,8 @@ pub(crate) struct World {
     /// Added to the time that the sessions are told.
     skew: [i64; 2],
     clock_jumps: bool,
+    /// What somebody else takes of the pool, all of it at times.
+    taken: Vec<PacketBuf>,
     events: BinaryHeap<Reverse<At>>,
     order: u64,
     /// Pool memory of datagrams on the way.
@@ -213,6 +219,7 @@ impl World {
         };
         let ends = [end(Side::Client, 0), end(Side::Server, 1)];
         let clock_jumps = random.chance(100);
+        let starves = random.chance(200);
         let mut world = Self {
             seed,
             random,
@@ -225,6 +232,7 @@ impl World {
             holes: 0,
             skew: [0, 0],
             clock_jumps,
+            taken: Vec::new(),
             events: BinaryHeap::new(),
             order: 0,
             on_the_way: 0,
@@ -232,6 +240,9 @@ impl World {
             steps: 0,
             scratch: vec![0; 8 * 1400],
         };
+        if starves {
+            world.push(now, Event::Take);
+        }
         world.push(now, Event::Wake(0));
         world.push(now, Event::Wake(1));
         world
@@ -272,6 +283,17 @@ impl World {
             self.skew[end] = (self.skew[end] + jump).max(-(1 << 30));
         }
         let end = match at.event {
+            Event::Take => {
+                self.take_the_pool();
+                return true;
+            }
+            Event::GiveBack => {
+                self.taken.clear();
+                let next = self.now + Duration::from_micros(self.random.below(10_000_000));
+                self.push(next, Event::Take);
+                self.look_after(0);
+                1
+            }
             Event::Wake(end) => {
                 if self.ends[end].armed != Some(at.time) {
                     return true;
@@ -298,6 +320,16 @@ impl World {
         true
     }
 
+    /// Somebody else takes what the pool has, large and small, for up to a second.
+    fn take_the_pool(&mut self) {
+        for bytes in [60_000, 4000, 1400, 500, 40] {
+            let rest = std::iter::from_fn(|| self.pool.try_alloc(bytes).ok());
+            self.taken.extend(rest);
+        }
+        let back = self.now + Duration::from_micros(self.random.below(1_000_000));
+        self.push(back, Event::GiveBack);
+    }
+
     pub(crate) fn check_memory(&self) {
         let [a, b] = &self.ends;
         for end in &self.ends {
@@ -305,7 +337,9 @@ impl World {
         }
         assert!(self.budget.reserved() <= self.budget.limit());
         let held = a.session.held_bytes() + b.session.held_bytes() + self.on_the_way;
-        let in_use = self.pool.slab().stats().in_use_bytes() as usize;
+        let of_others = |buf: &PacketBuf| buf.headroom() + buf.capacity();
+        let taken: usize = self.taken.iter().map(of_others).sum();
+        let in_use = self.pool.slab().stats().in_use_bytes() as usize - taken;
         assert!(
             in_use <= held,
             "{in_use} bytes in use, {held} accounted for"
@@ -565,7 +599,11 @@ impl World {
                 )
             };
             assert!(self.step(limit), "not done: {}", context(self));
-            assert!(self.steps < 400_000, "goes on for ever: {}", context(self));
+            assert!(
+                self.steps < 4_000_000,
+                "goes on for ever: {}",
+                context(self)
+            );
         }
         let first = self.random.below(2) as usize;
         for end in [first, 1 - first] {
@@ -582,7 +620,7 @@ impl World {
         while self.ends.iter().any(|end| end.session.ended().is_none()) {
             assert!(self.step(limit), "seed {}: an end does not end", self.seed);
             assert!(
-                self.steps < 400_000,
+                self.steps < 4_000_000,
                 "seed {}: goes on for ever: {:?} {:?} at {:?}",
                 self.seed,
                 self.ends[0].session,
@@ -608,9 +646,10 @@ impl World {
             ends,
             events,
             trace,
+            taken,
             ..
         } = self;
-        drop((ends, events));
+        drop((ends, events, taken));
         assert_eq!(pool.slab().stats().in_use(), 0, "seed {seed}: buffers lost");
         assert_eq!(budget.reserved(), 0, "seed {seed}: budget lost");
         trace

@@ -3,7 +3,7 @@
 use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
-use super::super::wire::{Command, Header, segments};
+use super::super::wire::{Command, Header, OURS, segments};
 use super::close::{DEAF, END, Phase, RESET};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
@@ -130,7 +130,7 @@ impl Session {
         }
         let most = MAX_FRAGMENTS.min(self.config.recv_window);
         // From who knows us, and so has asked before.
-        let end = header.frg == END && header.len == 0 && self.peer.token != 0;
+        let end = header.frg == END && header.len == 0 && self.peer.seems_ours;
         if u32::from(header.frg) >= most && !end {
             return Err(Rejection::TooManyFragments);
         }
@@ -192,6 +192,7 @@ impl Session {
                 Command::Cookie => {}
                 Command::AskWindow => {
                     self.tell = true;
+                    self.peer.seems_ours |= header.frg == OURS;
                     // There may have been no memory for it before.
                     self.receive.make_room(&self.pool, batch);
                     self.peer.token = header.ts;
@@ -202,11 +203,8 @@ impl Session {
                     self.peer.answered = true;
                     let took = self.peer.asked_at.map(|at| self.now.since(at));
                     self.peer.answered_micros = took.map_or(0, |took| micros(took).max(1));
-                    let asked = core::mem::take(&mut self.peer.is_asked);
-                    if header.ts != self.token {
-                        let one = u8::from(asked);
-                        self.peer.foreign_answers = self.peer.foreign_answers.saturating_add(one);
-                    } else {
+                    self.peer.seems_ours |= header.frg == OURS;
+                    if header.ts == self.token {
                         self.peer.is_ours = true;
                         let most = header.sn.min(MAX_FRAGMENTS);
                         self.peer.largest_window = self.peer.largest_window.max(most);

@@ -71,7 +71,7 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// # What it adds to KCP on the wire
 ///
 /// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
-/// the `ts` of the WASK that it answers: so two ends of this library recognise each other, prove
+/// the `ts` of the WASK that it answers; the `frg` of both is 1. So two ends of this library recognise each other, prove
 /// their addresses and may tell each other of a close (a segment of command 85, never sent to
 /// others; one whose `frg` is 1 resets the session), and of the [end](Self::finish) of what they send (an
 /// empty PUSH whose `frg` is 255). The `sn` of a WINS, which means nothing elsewhere, says how large the window can become.
@@ -176,10 +176,6 @@ struct Peer {
     told: bool,
     /// Has it told its window by a WINS?
     answered: bool,
-    /// Was it asked by a WASK, and no WINS has come since?
-    is_asked: bool,
-    /// How many questions were followed by a WINS that is not like this library's.
-    foreign_answers: u8,
     /// When the last WASK was sent, and how many microseconds its answer took; 0 if none came.
     asked_at: Option<Time>,
     answered_micros: u32,
@@ -188,20 +184,15 @@ struct Peer {
     has_token: bool,
     /// Has it answered a WASK as only this library does?
     is_ours: bool,
+    /// Does it ask or answer as this library, proved or not?
+    seems_ours: bool,
 }
 
 impl Peer {
-    /// Is it settled whether the peer is ours? A WINS that does not say so may have come unasked,
-    /// from a peer of ours that did not get the question: after each of several, where much is lost and
-    /// its window is small. But such a peer would ask, too, as others seldom do.
+    /// Is it settled whether the peer is ours? An answer that is not like ours settles it, too; one that is
+    /// does not before it proves it.
     fn is_known(&self) -> bool {
-        const ENOUGH: u8 = 4;
-        const ENOUGH_IF_IT_ASKS: u8 = 16;
-        let enough = match self.token {
-            0 => ENOUGH,
-            _ => ENOUGH_IF_IT_ASKS,
-        };
-        self.is_ours || self.foreign_answers >= enough
+        self.is_ours || self.answered && !self.seems_ours
     }
 }
 
@@ -300,13 +291,12 @@ impl Session {
                 largest_window: DEFAULT_WINDOW,
                 told: false,
                 answered: false,
-                is_asked: false,
-                foreign_answers: 0,
                 asked_at: None,
                 answered_micros: 0,
                 token: 0,
                 has_token: false,
                 is_ours: false,
+                seems_ours: false,
             },
             path: Path {
                 validated: side == Side::Client,
@@ -484,7 +474,7 @@ impl fmt::Debug for Session {
             .field("phase", &self.phase)
             .field("outstanding", &self.send.outstanding())
             .field("queued", &self.send.queued())
-            .field("unread", &self.receive.unread())
+            .field("unread", &self.receive.readable())
             .field("rtt", &self.rtt())
             .finish_non_exhaustive()
     }

@@ -6,7 +6,7 @@
 
 use super::super::config::Congestion;
 use super::super::time::Time;
-use super::super::wire::{Command, HEADER_BYTES, Header};
+use super::super::wire::{Command, HEADER_BYTES, Header, OURS};
 use super::Session;
 use super::congestion::CongestionControl;
 use super::send::Cause;
@@ -229,11 +229,11 @@ impl Session {
             self.ask = false;
             self.peer.asked_at = Some(self.now);
             self.stats.probes += 1;
-            self.peer.is_asked = true;
             if !self.peer.is_known() {
                 self.ask_again();
             }
             let header = Header {
+                frg: OURS,
                 ts: self.token,
                 ..self.header(Command::AskWindow)
             };
@@ -242,6 +242,7 @@ impl Session {
         if self.tell && control.has_room() {
             self.tell = false;
             let header = Header {
+                frg: OURS,
                 ts: self.peer.token,
                 sn: self.config.recv_window,
                 ..self.header(Command::TellWindow)

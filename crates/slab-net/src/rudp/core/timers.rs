@@ -179,7 +179,7 @@ impl Session {
 mod tests {
     use super::super::super::budget::MemoryBudget;
     use super::super::super::config::SessionConfig;
-    use super::super::super::wire::{Command, Header};
+    use super::super::super::wire::{Command, Header, OURS};
     use super::super::Side;
     use super::*;
     use crate::packet::PacketPool;
@@ -291,7 +291,7 @@ mod tests {
         let told = Header {
             conv: 1,
             cmd: Command::TellWindow,
-            frg: 0,
+            frg: OURS,
             wnd: 64,
             ts: 0,
             sn: 64,

@@ -7,7 +7,7 @@
 //! half-open sessions from other implementations, but not from this one.
 
 use super::super::time::Time;
-use super::super::wire::{Command, HEADER_BYTES, Header, segments};
+use super::super::wire::{Command, HEADER_BYTES, Header, OURS, segments};
 use core::hash::BuildHasher;
 use core::time::Duration;
 use std::collections::hash_map::RandomState;
@@ -48,8 +48,7 @@ pub(super) fn answer(
     let (asked, _) = segments(datagram)
         .flatten()
         .find(|(header, _)| header.cmd == Command::AskWindow)?;
-    if asked.ts == 0 {
-        // As others have it; ours is never.
+    if asked.frg != OURS {
         return None;
     }
     let mut answer = [0; ANSWER_BYTES];
@@ -82,7 +81,7 @@ mod tests {
         let ask = Header {
             conv: 7,
             cmd: Command::AskWindow,
-            frg: 0,
+            frg: OURS,
             wnd: 32,
             ts: 99,
             sn: 0,
