@@ -151,7 +151,8 @@ async fn chat(stream: Stream) -> Result<(), Box<dyn Error>> {
             },
         }
     }
-    write.shutdown().await?;
+    let stream = theirs.into_inner().into_inner().unsplit(write);
+    stream.connection().close().await?;
     Ok(())
 }
 

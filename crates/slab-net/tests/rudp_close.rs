@@ -271,9 +271,9 @@ fn the_end_is_marked_as_soon_as_there_is_memory_for_it() {
     assert!(line.ends[1].is_read_closed());
 }
 
-/// The mark is taken from a peer that has shown to be of this library, alone, and once.
+/// The mark is believed of who knows our number, and nothing comes behind it.
 #[test]
-fn a_mark_of_the_end_is_empty_last_and_of_a_peer_that_knows_us() {
+fn a_mark_of_the_end_cannot_be_forged_and_is_the_last() {
     let mark = |sn, payload: &[u8]| {
         let header = Header {
             conv: 3,
@@ -290,27 +290,48 @@ fn a_mark_of_the_end_is_empty_last_and_of_a_peer_that_knows_us() {
         datagram.extend_from_slice(payload);
         Packet::from(datagram)
     };
-    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
-    let budget = MemoryBudget::new(16 << 20);
-    let config = SessionConfig::fast();
-    let mut stranger =
-        Session::open(3, &config, Side::Server, &pool, &budget, 5, Time::ZERO).unwrap();
-    let refused = stranger.handle_datagram(Time::ZERO, mark(0, b""));
-    assert_eq!(refused, Err(Rejection::TooManyFragments));
-
+    // The upper half of what `Line` draws for both.
+    let token = 0x1234_5678_u32.to_le_bytes();
     let mut line = Line::new();
     let server = &mut line.ends[1];
-    let refused = server.handle_datagram(line.now, mark(1, b"x"));
-    assert_eq!(refused, Err(Rejection::TooManyFragments));
+    for forged in [b"".as_slice(), b"x", &[0; 4], &[token, token].concat()] {
+        let refused = server.handle_datagram(line.now, mark(1, forged));
+        assert_eq!(refused, Err(Rejection::TooManyFragments));
+    }
     assert!(!server.is_read_closed());
-    server.handle_datagram(line.now, mark(1, b"")).unwrap();
+    server.handle_datagram(line.now, mark(1, &token)).unwrap();
     assert!(server.is_read_closed());
     for sn in [1, 2, 3] {
-        server.handle_datagram(line.now, mark(sn, b"")).unwrap();
+        server.handle_datagram(line.now, mark(sn, &token)).unwrap();
     }
     let stats = server.stats();
     assert_eq!((stats.duplicates, stats.dropped_beyond_window), (1, 2));
     assert!(server.recv().is_none() && server.read().is_none());
+}
+
+/// One that answers nothing but acknowledgements is closed when the linger time is over.
+#[test]
+fn to_finish_does_not_wait_for_ever_to_know_the_peer() {
+    const LINGER: Duration = Duration::from_secs(5);
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let budget = MemoryBudget::new(16 << 20);
+    let config = SessionConfig::fast().linger(LINGER);
+    let mut now = Time::ZERO;
+    let mut client = Session::open(3, &config, Side::Client, &pool, &budget, 5, now).unwrap();
+    client.finish(now);
+    let mut scratch = [0; 4096];
+    while client.ended().is_none() {
+        assert!(now < Time::ZERO + LINGER * 3);
+        now = now + STEP;
+        if client.poll_timeout().is_some_and(|at| at <= now) {
+            client.handle_timeout(now);
+        }
+        while client.poll_transmit(now, &mut scratch, 1).is_some() {}
+        let sign_of_life = from_a_forged_address(Command::Push, 0, 1);
+        client.handle_datagram(now, sign_of_life).unwrap();
+    }
+    assert_eq!(client.ended(), Some(CloseReason::Closed));
+    assert!(now > Time::ZERO + LINGER);
 }
 
 #[test]

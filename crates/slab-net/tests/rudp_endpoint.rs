@@ -8,6 +8,7 @@ use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
 };
 use slab_net::{PacketPool, SizeClasses};
+use std::future::Future;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -235,6 +236,68 @@ async fn a_relay_passes_the_end_of_one_direction_on_and_the_other_direction_goes
     all_back(&pool).await;
 }
 
+/// As with TCP: to shut down does not wait for who waits to be read.
+#[tokio::test]
+async fn an_echo_of_more_than_the_windows_comes_back_after_a_shutdown() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true).window(64, 64));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let mut stream = Connection::connect(server.local_addr(), &pool, config)
+        .unwrap()
+        .into_stream();
+    let echo = tokio::spawn(async move {
+        let (mut read, mut write) = tokio::io::split(accept(&server).await.into_stream());
+        tokio::io::copy(&mut read, &mut write).await.unwrap();
+        write.shutdown().await.unwrap();
+        let stream = read.unsplit(write);
+        stream.connection().finish().await
+    });
+    // More than fits both windows and the server's queue, and not more than with the client's queue.
+    let data = bytes(6, 700_000);
+    timeout(SOON, stream.write_all(&data))
+        .await
+        .unwrap()
+        .unwrap();
+    timeout(SOON, stream.shutdown()).await.unwrap().unwrap();
+    let mut answer = Vec::new();
+    timeout(SOON, stream.read_to_end(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(answer == data, "{} bytes came back", answer.len());
+    assert_eq!(timeout(SOON, echo).await.unwrap().unwrap(), Ok(()));
+}
+
+/// One task that waits for two things does not wake itself by waiting.
+#[tokio::test]
+async fn to_finish_and_to_receive_at_once_is_no_busy_loop() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(recv(&accepted).await, *b"hello");
+    // Nobody reads: neither the data nor the mark behind it is taken for a while.
+    for _ in 0..400 {
+        let _ = client.try_send(pool.try_copy_from_slice(&[7; 1300]).unwrap());
+    }
+    let mut polls = 0_u32;
+    let waiting = async {
+        let mut finish = std::pin::pin!(client.finish());
+        let mut input = std::pin::pin!(client.recv());
+        std::future::poll_fn(|cx| {
+            polls += 1;
+            let finished = finish.as_mut().poll(cx);
+            let received = input.as_mut().poll(cx);
+            assert!(finished.is_pending() && received.is_pending());
+            std::task::Poll::<()>::Pending
+        })
+        .await;
+    };
+    let waited = timeout(Duration::from_millis(300), waiting).await;
+    assert!(waited.is_err() && polls < 1000, "{polls} polls");
+}
+
 /// The first has closed by the time that the second says that it sends nothing more.
 #[tokio::test]
 async fn to_finish_after_the_peer_has_closed_is_no_error_where_nothing_is_lost() {
@@ -252,9 +315,11 @@ async fn to_finish_after_the_peer_has_closed_is_no_error_where_nothing_is_lost()
         }
         drop(client);
         let finished = timeout(SOON, accepted.finish()).await.unwrap();
-        if !late {
-            assert_eq!(finished, Ok(()));
-        }
+        let expected = match late {
+            false => Ok(()),
+            true => Err(CloseReason::ClosedByPeer),
+        };
+        assert_eq!(finished, expected);
     }
 }
 

@@ -43,6 +43,11 @@ pub(super) trait Transport: 'static {
         to: SocketAddr,
     ) -> impl Future<Output = Self::Stream> + Send;
 
+    /// Waits until everything is delivered that was written.
+    fn deliver(stream: &mut Self::Stream) -> impl Future<Output = ()> + Send {
+        async { stream.shutdown().await.expect("delivered") }
+    }
+
     /// Bytes of memory in use that are not of the heap.
     fn beside_the_heap() -> usize {
         0
@@ -161,7 +166,7 @@ pub(super) fn send_to<T: Transport>(address: SocketAddr, window: Duration) -> Ve
                 stream.write_all(&piece).await.expect("written");
                 bytes += PIECE;
             }
-            stream.shutdown().await.expect("delivered");
+            T::deliver(&mut stream).await;
             vec![(process_cpu_ns() - cpu) / bytes as f64]
         };
         timeout(TOO_LONG, figures).await.expect("it hangs")

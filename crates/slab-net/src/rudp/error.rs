@@ -72,7 +72,7 @@ pub enum SendError {
     PeerIsForeign,
     /// A message of no bytes, which stops some implementations for good.
     Empty,
-    /// The session has ended, or is about to.
+    /// The session has ended, or nothing more is taken because it was closed or finished here.
     Closed(CloseReason),
 }
 

@@ -85,6 +85,11 @@ impl<const KIND: u8, const OFFLOAD: bool> Transport for Ours<KIND, OFFLOAD> {
         client.connect(to).expect("it has room").into_stream()
     }
 
+    async fn deliver(stream: &mut Stream) {
+        let finished = stream.connection().finish().await;
+        finished.expect("delivered");
+    }
+
     fn beside_the_heap() -> usize {
         let stats = pool().slab().stats();
         let classes = stats.classes().iter();

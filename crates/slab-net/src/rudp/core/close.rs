@@ -5,8 +5,8 @@
 //! retransmissions acknowledged for a while ([`Phase::Quiet`]). The notice is a segment of command 85; its
 //! `frg` says which of three it is.
 //!
-//! Who only finishes sending goes on receiving: behind its last segment comes one that is empty and whose
-//! `frg` says so ([`END`]), in its place in the order and acknowledged as all are.
+//! Who only finishes sending goes on receiving: behind its last segment comes one whose `frg` says so
+//! ([`END`]), in its place in the order and acknowledged as all are.
 
 use super::super::error::CloseReason;
 use super::super::time::Time;
@@ -21,7 +21,8 @@ pub(super) const RESET: u8 = 1;
 /// That of one which says no more than that its sender, who has closed and has something to deliver still,
 /// takes nothing any more.
 pub(super) const DEAF: u8 = 2;
-/// The `frg` of the PUSH behind the last one. No fragment of a message has it.
+/// The `frg` of the PUSH behind the last one. No fragment of a message has it. Its payload is the `ts` of the
+/// receiver's last WASK, as a close notice has it: who has seen none of those cannot forge it.
 pub(super) const END: u8 = 255;
 /// Time-outs that a close notice may take, although the linger time is over.
 const NOTICES: u32 = 3;
@@ -51,8 +52,11 @@ pub(super) enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finish {
     No,
-    /// No; the peer is to be told once it is known to understand, and there is room.
-    Wanted,
+    /// No; the peer is to be told once it is known to understand, and there is room. If it is not known by
+    /// this time, the session is closed.
+    Wanted {
+        until: Time,
+    },
     /// No, and the segment that says so is on its way.
     Marked,
 }
@@ -63,6 +67,7 @@ impl Session {
     pub(in super::super) fn closed(&self) -> Option<Result<(), CloseReason>> {
         match self.phase {
             Phase::Open if self.finish != Finish::Marked => None,
+            Phase::Over(_) if self.finish == Finish::Marked && !self.undelivered => Some(Ok(())),
             Phase::Over(CloseReason::Closed) => Some(Ok(())),
             // It may have had everything by then.
             Phase::Over(CloseReason::ClosedByPeer) if !self.undelivered => Some(Ok(())),
@@ -74,7 +79,7 @@ impl Session {
     /// Takes nothing more for sending, and goes on receiving. A peer of this library learns that nothing
     /// more comes once it has everything: its session [is read to the end](Self::is_read_closed) then. Of
     /// others none would understand: where the peer is one of those, this [closes](Self::close) the session
-    /// as soon as that is known.
+    /// as soon as that is known, or after the linger time if it answers nothing.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -103,22 +108,40 @@ impl Session {
     pub fn finish(&mut self, now: Time) {
         self.advance(now);
         if self.phase == Phase::Open && self.finish == Finish::No {
-            self.finish = Finish::Wanted;
+            let until = self.now + self.config.linger;
+            self.finish = Finish::Wanted { until };
             self.mark_end();
+        }
+    }
+
+    /// When it has to be known at last whether the peer can be told that nothing more comes.
+    pub(super) fn finish_by(&self) -> Option<Time> {
+        match self.finish {
+            Finish::Wanted { until } if self.phase == Phase::Open => {
+                (!self.peer.can_be_told()).then_some(until)
+            }
+            _ => None,
         }
     }
 
     /// Puts the mark of the end behind what is to be sent, if it is wanted and that can be.
     pub(super) fn mark_end(&mut self) {
-        if self.finish != Finish::Wanted || self.phase != Phase::Open {
+        let Finish::Wanted { until } = self.finish else {
+            return;
+        };
+        if self.phase != Phase::Open {
             return;
         }
-        if !self.peer.is_known() {
-            self.ask |= self.probe.is_none();
-        } else if !self.peer.is_ours {
-            self.close(self.now);
+        if !self.peer.can_be_told() {
+            if self.peer.is_foreign() || until <= self.now {
+                self.close(self.now);
+            } else {
+                // One of ours that has told no token goes on asking.
+                self.ask |= self.probe.is_none() && !self.peer.is_ours;
+            }
         } else if self.send.room() > 0 {
-            match self.send.blocks.push(&[], 0, &self.pool) {
+            let token = self.peer.token.to_le_bytes();
+            match self.send.blocks.push(&token, 0, &self.pool) {
                 Some(place) => {
                     self.send.push(place, END);
                     self.finish = Finish::Marked;
@@ -156,7 +179,7 @@ impl Session {
     /// to deliver ourselves.
     pub(super) fn say_deaf(&mut self) {
         if matches!(self.phase, Phase::Lingering { .. }) {
-            self.deaf = self.peer.is_ours && self.peer.has_token;
+            self.deaf = self.peer.can_be_told();
         }
     }
 
@@ -170,7 +193,7 @@ impl Session {
     /// Ends at once, and tells the peer once.
     pub(super) fn reset(&mut self, reason: CloseReason) {
         if self.ended().is_none() {
-            self.notify = self.peer.is_ours && self.peer.has_token;
+            self.notify = self.peer.can_be_told();
             self.end(reason);
         }
     }

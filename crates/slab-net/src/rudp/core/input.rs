@@ -87,7 +87,7 @@ impl Session {
     /// Is all of it in order, and possible?
     fn check(&self, datagram: &[u8]) -> Result<(), Rejection> {
         for segment in segments(datagram) {
-            let (header, _) = segment?;
+            let (header, payload) = segment?;
             if header.conv != self.conv {
                 return Err(Rejection::OtherConversation);
             }
@@ -96,6 +96,9 @@ impl Session {
                 return Err(Rejection::UnaBeyondSent);
             }
             match header.cmd {
+                Command::Push if header.frg == END => {
+                    self.check_end(&header, &datagram[payload])?
+                }
                 Command::Push => self.check_push(&header)?,
                 Command::Ack => self.check_ack(&header)?,
                 Command::AskWindow | Command::TellWindow => {}
@@ -129,11 +132,21 @@ impl Session {
             return Err(Rejection::SegmentTooLong);
         }
         let most = MAX_FRAGMENTS.min(self.config.recv_window);
-        // From who knows us, and so has asked before.
-        let end = header.frg == END && header.len == 0 && self.peer.seems_ours;
-        if u32::from(header.frg) >= most && !end {
+        if u32::from(header.frg) >= most {
             return Err(Rejection::TooManyFragments);
         }
+        self.check_place(header)
+    }
+
+    /// One that carries our token is of a peer that has it from us.
+    fn check_end(&self, header: &Header, payload: &[u8]) -> Result<(), Rejection> {
+        if payload != self.token.to_le_bytes() {
+            return Err(Rejection::TooManyFragments);
+        }
+        self.check_place(header)
+    }
+
+    fn check_place(&self, header: &Header) -> Result<(), Rejection> {
         if !(-FAR..FAR).contains(&self.receive.offset(header.sn)) {
             return Err(Rejection::SequenceFarOutside);
         }
@@ -192,7 +205,6 @@ impl Session {
                 Command::Cookie => {}
                 Command::AskWindow => {
                     self.tell = true;
-                    self.peer.seems_ours |= header.frg == OURS;
                     // There may have been no memory for it before.
                     self.receive.make_room(&self.pool, batch);
                     self.peer.token = header.ts;
@@ -203,7 +215,7 @@ impl Session {
                     self.peer.answered = true;
                     let took = self.peer.asked_at.map(|at| self.now.since(at));
                     self.peer.answered_micros = took.map_or(0, |took| micros(took).max(1));
-                    self.peer.seems_ours |= header.frg == OURS;
+                    self.peer.seems_ours = header.frg == OURS;
                     if header.ts == self.token {
                         self.peer.is_ours = true;
                         let most = header.sn.min(MAX_FRAGMENTS);
@@ -299,6 +311,10 @@ impl Session {
         let expected = self.receive.next();
         self.receive.pause(now, self.round_trip());
         let place = (sn, self.told_edge);
+        let segment = match header.frg {
+            END => Packet::new(),
+            _ => segment,
+        };
         let inserted = self
             .receive
             .insert(place, now, header.frg, segment, &self.pool, batch);

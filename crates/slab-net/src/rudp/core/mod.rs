@@ -71,10 +71,11 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// # What it adds to KCP on the wire
 ///
 /// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
-/// the `ts` of the WASK that it answers; the `frg` of both is 1. So two ends of this library recognise each other, prove
-/// their addresses and may tell each other of a close (a segment of command 85, never sent to
-/// others; one whose `frg` is 1 resets the session), and of the [end](Self::finish) of what they send (an
-/// empty PUSH whose `frg` is 255). The `sn` of a WINS, which means nothing elsewhere, says how large the window can become.
+/// the `ts` of the WASK that it answers; the `frg` of both is 1. So two ends of this library recognise
+/// each other, prove their addresses and may tell each other of a close (a segment of command 85, never
+/// sent to others; one whose `frg` is 1 resets the session), and of the [end](Self::finish) of what they
+/// send (a PUSH whose `frg` is 255). The `sn` of a WINS, which means nothing elsewhere, says how large the
+/// window can become.
 /// Unreliable [datagrams](Self::send_datagram) are segments of command 86. A server short of room for
 /// peers that have not proved their address answers a WASK by a cookie, command 87, which the client
 /// sends along with its next attempt; others pass it over.
@@ -184,7 +185,7 @@ struct Peer {
     has_token: bool,
     /// Has it answered a WASK as only this library does?
     is_ours: bool,
-    /// Does it ask or answer as this library, proved or not?
+    /// Was its last answer like this library's, proved or not?
     seems_ours: bool,
 }
 
@@ -192,7 +193,16 @@ impl Peer {
     /// Is it settled whether the peer is ours? An answer that is not like ours settles it, too; one that is
     /// does not before it proves it.
     fn is_known(&self) -> bool {
-        self.is_ours || self.answered && !self.seems_ours
+        self.is_ours || self.is_foreign()
+    }
+
+    /// Would it understand that this end closes or has finished, and believe it?
+    fn can_be_told(&self) -> bool {
+        self.is_ours && self.has_token
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.answered && !self.is_ours && !self.seems_ours
     }
 }
 

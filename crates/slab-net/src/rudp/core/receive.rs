@@ -74,7 +74,7 @@ pub(super) enum Inserted {
     OutOfOrder,
     /// It was here already.
     Duplicate,
-    /// It is beyond what the window may ever have promised.
+    /// It is beyond what the window may ever have promised, or behind the end.
     BeyondWindow,
     /// The pool had no chunk to copy it to.
     NoMemory,

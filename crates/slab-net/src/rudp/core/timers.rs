@@ -22,7 +22,7 @@ impl Session {
     pub fn poll_timeout(&self) -> Option<Time> {
         let phase = match self.phase {
             Phase::Over(_) => return None,
-            Phase::Open => None,
+            Phase::Open => self.finish_by(),
             Phase::Lingering { until } | Phase::Quiet { until } => Some(until),
             Phase::Notifying { at, .. } => Some(at),
         };
@@ -109,6 +109,9 @@ impl Session {
             }
             Phase::Notifying { until, at, wait } if at <= now => self.notify(until, wait * 2),
             _ => {}
+        }
+        if self.finish_by().is_some_and(|at| at <= now) {
+            self.mark_end();
         }
         if self.keepalive_at <= now {
             self.ask = true;

@@ -123,8 +123,8 @@ impl Connection {
         self.with(|inner| inner.session.send(message.into()))
     }
 
-    /// The next message, once there is one; `None` if the peer has closed the session and all it
-    /// sent was received.
+    /// The next message, once there is one; `None` if the peer has closed the session or
+    /// [finished](Self::finish), and all it sent was received.
     ///
     /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if
     /// it is to be kept. A longer one is joined in one buffer of the pool, which is waited for where
@@ -273,7 +273,8 @@ impl Connection {
         self.with(|inner| inner.session.send_datagram(datagram.into()))
     }
 
-    /// The next datagram, once there is one; `None` if the peer has closed the session. Of those that
+    /// The next datagram, once there is one; `None` if the peer has closed the session or
+    /// [finished](Self::finish). Of those that
     /// nobody reads the last 64 are kept.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
@@ -319,11 +320,12 @@ impl Connection {
         .await
     }
 
-    /// Sends nothing more, and goes on receiving: the peer's [`recv`](Self::recv) says that nothing more
-    /// comes once it has everything. Waits until it has.
+    /// Sends nothing more, not even datagrams, and goes on receiving: the peer's [`recv`](Self::recv) says
+    /// that nothing more comes once it has everything. Waits until it has; where the peer answers while it
+    /// receives, what it says has to be received meanwhile, or both may wait for each other.
     ///
     /// Between two ends of this library. KCP has no half-close: with a peer of another implementation this
-    /// is [`close`](Self::close), and what that peer still sends is lost.
+    /// is [`close`](Self::close), and what that peer still sends is lost, and what was not received yet.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -352,13 +354,13 @@ impl Connection {
     /// # Errors
     /// Why the session ended before the peer had everything.
     pub async fn finish(&self) -> Result<(), CloseReason> {
-        poll_fn(|cx| self.poll_finish(cx)).await
+        self.start_finish();
+        poll_fn(|cx| self.poll_closed(cx)).await
     }
 
-    pub(super) fn poll_finish(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
+    pub(super) fn start_finish(&self) {
         let now = self.link().shared.now();
         self.link().act(now, |inner| inner.session.finish(now));
-        self.poll_closed(cx)
     }
 
     /// Closes the session for all its handles, both ways, and waits until everything sent is delivered.
@@ -444,8 +446,7 @@ impl Connection {
         let mut inner = link.lock();
         let result = act(&mut inner);
         let now = link.shared.now();
-        // Other tasks of the application that wait for the same: there are hardly ever any.
-        link.settle(&mut inner, now).wake();
+        link.settle(&mut inner, now, false).wake();
         (result, inner)
     }
 }
@@ -472,7 +473,7 @@ pub(super) fn wait_to_send<T>(
     Poll::Pending
 }
 
-/// Whether nothing more will arrive, and if that is an error. Asked once nothing is left to be read.
+/// Whether nothing more will arrive, and if that is an error.
 pub(super) fn end_of_input(inner: &Inner) -> Option<Result<(), CloseReason>> {
     match inner.session.ended() {
         Some(CloseReason::ClosedByPeer | CloseReason::Closed) => Some(Ok(())),

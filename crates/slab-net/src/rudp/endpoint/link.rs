@@ -120,18 +120,21 @@ impl Link {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks it, does something to the session and what follows from it, and wakes who waits.
+    /// Locks it, does something to the session that others may have waited for and what follows from it,
+    /// and wakes who waits.
     pub(super) fn act(&self, now: Time, act: impl FnOnce(&mut Inner)) {
         let mut inner = self.lock();
         act(&mut inner);
-        let woken = self.settle(&mut inner, now);
+        let woken = self.settle(&mut inner, now, true);
         drop(inner);
         woken.wake();
     }
 
     /// After anything was done to the session: sends what is to be sent, sets the timer, takes it
-    /// out of the table once it is over, and returns who is to be woken.
-    pub(super) fn settle(&self, inner: &mut Inner, now: Time) -> Woken {
+    /// out of the table once it is over, and returns who is to be woken: where there is no `news` only if it
+    /// is over. A task that sends or receives would otherwise wake others for nothing, and itself for ever if
+    /// it waits for something else at the same time.
+    pub(super) fn settle(&self, inner: &mut Inner, now: Time, news: bool) -> Woken {
         self.transmit(inner, now);
         let Inner {
             session,
@@ -142,10 +145,10 @@ impl Link {
         let over = session.ended().is_some();
         let mut woken = Woken::default();
         let readable = session.has_message() || session.has_bytes() || session.has_datagram();
-        if over || session.is_read_closed() || readable {
+        if over || news && (session.is_read_closed() || readable) {
             woken.reader = readers.take();
         }
-        if over || session.wants_more() {
+        if over || news && session.wants_more() {
             woken.writer = writers.take();
         }
         if inner.half_open && (over || inner.session.is_validated()) {

@@ -13,9 +13,9 @@ use tokio::task::coop::poll_proceed;
 /// A session as a stream of bytes, from [`Connection::into_stream`].
 ///
 /// What is written is on its way at once, as far as the peer's window allows; flushing does
-/// nothing. Shutting down [finishes](Connection::finish) what is written and waits until everything is
-/// delivered; what the peer sends is read as before. Only with a peer of another implementation it closes the
-/// session, both ways: KCP has no half-close, and what such a peer sends after that is lost.
+/// nothing. Shutting down ends what is written, without waiting until it is delivered; what the peer sends is
+/// read as before. To wait there is [`Connection::finish`]. Only with a peer of another implementation the
+/// session is closed, both ways: KCP has no half-close, and what such a peer sends after that is lost.
 #[derive(Debug)]
 pub struct Stream {
     connection: Connection,
@@ -179,8 +179,11 @@ impl AsyncWrite for Stream {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.connection.poll_finish(cx).map_err(io_error)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Whoever writes, shuts down and then reads would wait for ever where the peer's answer does not
+        // fit the window.
+        self.connection.start_finish();
+        Poll::Ready(Ok(()))
     }
 }
 
