@@ -5,12 +5,12 @@
 
 mod rudp_common;
 
+use rudp_common::sockets::any;
 use rudp_common::{Random, proxy};
 use slab_net::PacketPool;
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
-use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -77,10 +77,6 @@ impl Kind {
         }
         config
     }
-}
-
-fn any() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
 }
 
 fn pool() -> PacketPool {

@@ -1,6 +1,7 @@
 //! A UDP proxy on loopback that loses, duplicates and reorders.
 
 use super::Random;
+use super::sockets::any;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use tokio::net::UdpSocket;
 
 /// Starts it in front of `server`; the loss is in thousandths. Returns its address.
 pub(crate) async fn lossy(server: SocketAddr, loss: u64, seed: u64) -> SocketAddr {
-    let front = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let front = Arc::new(UdpSocket::bind(any()).await.unwrap());
     let address = front.local_addr().unwrap();
     tokio::spawn(async move {
         let mut backs: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
@@ -19,7 +20,7 @@ pub(crate) async fn lossy(server: SocketAddr, loss: u64, seed: u64) -> SocketAdd
             let back = match backs.get(&from) {
                 Some(back) => Arc::clone(back),
                 None => {
-                    let back = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                    let back = Arc::new(UdpSocket::bind(any()).await.unwrap());
                     back.connect(server).await.unwrap();
                     backs.insert(from, Arc::clone(&back));
                     let (front, back) = (Arc::clone(&front), Arc::clone(&back));

@@ -3,6 +3,7 @@
 use slab_net::PacketPool;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -21,8 +22,19 @@ pub(crate) fn fast() -> EndpointConfig {
     EndpointConfig::new(SessionConfig::fast())
 }
 
+/// Any port of an address that no other socket of the tests has: a session whose test has ended sends
+/// on for as long as it lingers, and its peer's port may be another test's by then.
 pub(crate) fn any() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Elsewhere a loopback interface has but one address.
+    let host = if cfg!(target_os = "linux") {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let last = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
+        [127, high, low, last as u8]
+    } else {
+        [127, 0, 0, 1]
+    };
+    (host, 0).into()
 }
 
 pub(crate) async fn accept(server: &Endpoint) -> Connection {
