@@ -1,6 +1,9 @@
 //! No heap allocation for a packet, once rings and tables have grown: neither in the core, also
 //! with losses, nor on sockets.
 
+mod rudp_common;
+
+use rudp_common::sockets::any;
 use slab_net::rudp::{
     Connection, Endpoint, EndpointConfig, MemoryBudget, Session, SessionConfig, Side, Time,
 };
@@ -140,7 +143,7 @@ fn the_core_allocates_nothing_also_at_five_percent_loss() {
 fn endpoints(config: SessionConfig) -> (Endpoint, Connection) {
     let pool = pool();
     let config = EndpointConfig::new(config);
-    let server = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config.clone()).unwrap();
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
     (server, client)
 }
@@ -226,9 +229,8 @@ async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
         .max_sessions(sessions)
         .max_half_open(sessions, sessions)
         .backlog(sessions);
-    let any = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
-    let client = Endpoint::bind(any, &pool, config).unwrap();
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Endpoint::bind(any(), &pool, config).unwrap();
     let mut open = Vec::with_capacity(sessions);
     let before = BYTES.with(Cell::get);
     for _ in 0..sessions / 2 {

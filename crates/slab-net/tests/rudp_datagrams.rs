@@ -2,6 +2,7 @@
 
 mod rudp_common;
 
+use rudp_common::sockets::any;
 use rudp_common::{Random, lossy};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{
@@ -156,8 +157,7 @@ async fn over_sockets() {
         .build()
         .unwrap();
     let config = EndpointConfig::new(SessionConfig::fast());
-    let any = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
     client.ready().await.unwrap();
     let accepted = server.accept().await.unwrap();

@@ -2,6 +2,7 @@
 
 mod rudp_common;
 
+use rudp_common::sockets::any;
 use rudp_common::{Random, proxy};
 use slab_net::PacketPool;
 use slab_net::rudp::{Congestion, Connection, Endpoint, EndpointConfig, SessionConfig};
@@ -158,9 +159,7 @@ async fn exchange(client: Connection, case: Case) {
 #[tokio::test]
 async fn our_client_with_their_server() {
     for case in CASES {
-        let mut listener = KcpListener::bind(case.theirs(), "127.0.0.1:0")
-            .await
-            .unwrap();
+        let mut listener = KcpListener::bind(case.theirs(), any()).await.unwrap();
         let mut address = listener.local_addr().unwrap();
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
@@ -187,7 +186,7 @@ async fn our_client_with_their_server() {
 async fn their_client_with_our_server() {
     for case in CASES {
         let pool = pool();
-        let server = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, case.ours()).unwrap();
+        let server = Endpoint::bind(any(), &pool, case.ours()).unwrap();
         let mut address = server.local_addr();
         let echo = tokio::spawn(async move {
             let connection = server.accept().await.unwrap();

@@ -9,6 +9,7 @@
 mod rudp_common;
 
 use rudp_common::proxy;
+use rudp_common::sockets::any;
 use slab_net::PacketPool;
 use slab_net::rudp::{Congestion, Endpoint, EndpointConfig, SessionConfig};
 use std::io::Write as _;
@@ -201,7 +202,7 @@ fn bytes(seed: usize, len: usize) -> Vec<u8> {
 async fn our_client_with_their_server(protection: Protection) {
     let Some(program) = program() else { return };
     for case in CASES {
-        let mut server = Killed(case.peer(program, protection, "echo", "127.0.0.1:0"));
+        let mut server = Killed(case.peer(program, protection, "echo", &any().to_string()));
         let mut line = String::new();
         let out = server.0.stdout.as_mut().unwrap();
         io::BufRead::read_line(&mut io::BufReader::new(out), &mut line).unwrap();
@@ -210,7 +211,7 @@ async fn our_client_with_their_server(protection: Protection) {
             address = proxy::lossy(address, case.loss, 3).await;
         }
         let (pool, config) = (pool(), case.config(protection));
-        let endpoint = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config).unwrap();
+        let endpoint = Endpoint::bind(any(), &pool, config).unwrap();
         let client = endpoint.connect_as(address, case.conv).unwrap();
         let exchange = async {
             for (seed, len) in LENGTHS.into_iter().enumerate() {
@@ -245,7 +246,7 @@ async fn their_client_with_our_server(protection: Protection) {
     let Some(program) = program() else { return };
     for case in CASES {
         let (pool, config) = (pool(), case.config(protection));
-        let server = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config).unwrap();
+        let server = Endpoint::bind(any(), &pool, config).unwrap();
         let mut address = server.local_addr();
         if case.loss > 0 {
             address = proxy::lossy(address, case.loss, 4).await;

@@ -1,6 +1,9 @@
 //! What goes on where there is no memory: acknowledgements and retransmissions need none, so that what
 //! is on its way arrives and gives its memory back.
 
+mod rudp_common;
+
+use rudp_common::sockets::any;
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, MemoryBudget, SendError, Session,
     SessionConfig, Side, Time,
@@ -27,8 +30,7 @@ fn exhaust_all(pool: &PacketPool) -> Vec<Packet> {
 
 async fn connected(pool: &PacketPool) -> [Connection; 2] {
     let config = EndpointConfig::new(SessionConfig::fast());
-    let any = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, pool, config.clone()).unwrap();
+    let server = Endpoint::bind(any(), pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), pool, config).unwrap();
     client.send_slice(b"hello").await.unwrap();
     let accepted = server.accept().await.unwrap();
@@ -107,8 +109,7 @@ async fn a_session_outlives_a_pool_without_memory() {
         .build()
         .unwrap();
     let config = EndpointConfig::new(SessionConfig::fast()).memory(1 << 20);
-    let any = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
     client.send_slice(b"hello").await.unwrap();
     let accepted = server.accept().await.unwrap();
@@ -231,8 +232,7 @@ async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
     };
     let (here, there) = (pool(4 << 20), pool(32 << 20));
     let config = EndpointConfig::new(SessionConfig::fast());
-    let any = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, &there, config.clone()).unwrap();
+    let server = Endpoint::bind(any(), &there, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &here, config).unwrap();
     client.send_slice(b"hello").await.unwrap();
     soon(client.ready()).await.unwrap();
