@@ -17,10 +17,13 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
+        Self::of(SessionConfig::fast())
+    }
+
+    fn of(config: SessionConfig) -> Self {
         let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
         let budget = MemoryBudget::new(16 << 20);
         let open = |side, random| {
-            let config = SessionConfig::fast();
             Session::open(CONV, &config, side, &pool, &budget, random, Time::ZERO).unwrap()
         };
         let client = open(Side::Client, 0x1234_5678_9abc_def0);
@@ -203,11 +206,22 @@ fn sequence_numbers_half_a_circle_away() {
 /// Panics the crate `kcp`, and blocks a reader of kcp-go for ever.
 #[test]
 fn more_fragments_than_there_can_be() {
-    let forged = Header {
-        frg: 255,
-        ..push(b"x")
+    // Between ends of this library that is the last segment, and has to know a number.
+    let forged = |frg| {
+        let first = Header {
+            frg,
+            una: 0,
+            ..push(b"x")
+        };
+        datagram(first, b"x")
     };
-    Pair::refused(&datagram(forged, b"x"), Rejection::TooManyFragments);
+    Pair::refused(&forged(255), Rejection::ForgedEnd);
+    // No more than the receive window has room for.
+    let mut pair = Pair::of(SessionConfig::fast().window(32, 128));
+    for (frg, answer) in [(128, Err(Rejection::TooManyFragments)), (127, Ok(()))] {
+        let packet = pair.pool.try_copy_from_slice(&forged(frg)).unwrap();
+        assert_eq!(pair.server.handle_datagram(pair.now, packet), answer);
+    }
 }
 
 #[test]

@@ -296,7 +296,7 @@ fn a_mark_of_the_end_cannot_be_forged_and_is_the_last() {
     let server = &mut line.ends[1];
     for forged in [b"".as_slice(), b"x", &[0; 4], &[token, token].concat()] {
         let refused = server.handle_datagram(line.now, mark(1, forged));
-        assert_eq!(refused, Err(Rejection::TooManyFragments));
+        assert_eq!(refused, Err(Rejection::ForgedEnd));
     }
     assert!(!server.is_read_closed());
     server.handle_datagram(line.now, mark(1, &token)).unwrap();
@@ -307,6 +307,106 @@ fn a_mark_of_the_end_cannot_be_forged_and_is_the_last() {
     let stats = server.stats();
     assert_eq!((stats.duplicates, stats.dropped_beyond_window), (1, 2));
     assert!(server.recv().is_none() && server.read().is_none());
+}
+
+/// A question in the peer's name, with another number than its own.
+#[test]
+fn a_question_of_somebody_else_delays_the_end_by_no_more_than_a_few_time_outs() {
+    for with_data in [false, true] {
+        let mut line = Line::new();
+        let forged = from_a_forged_address(Command::AskWindow, 0, 0xbad);
+        line.ends[1].handle_datagram(line.now, forged).unwrap();
+        if with_data {
+            line.ends[1].send_slice(b"answer").unwrap();
+        }
+        line.ends[1].finish(line.now);
+        line.run(Duration::from_secs(2), |_| {});
+        assert!(line.ends[0].is_read_closed());
+        assert_eq!(line.ends[0].recv().is_some(), with_data);
+        assert!(line.ends[1].is_sent());
+        assert!(line.ends[0].stats().rejected_for(Rejection::ForgedEnd) > 0);
+        // So is closing.
+        let forged = from_a_forged_address(Command::AskWindow, 0, 0xbad);
+        line.ends[1].handle_datagram(line.now, forged).unwrap();
+        line.ends[1].close(line.now);
+        line.run(Duration::from_secs(2), |_| {});
+        let ended = line.ends.each_ref().map(Session::ended);
+        assert_eq!(
+            ended,
+            [Some(CloseReason::ClosedByPeer), Some(CloseReason::Closed)]
+        );
+    }
+}
+
+/// The answer of an implementation that would not understand, before that of the peer.
+#[test]
+fn an_answer_of_somebody_else_does_not_close_what_was_only_to_be_finished() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let budget = MemoryBudget::new(16 << 20);
+    let config = SessionConfig::fast();
+    let open = |side| Session::open(3, &config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap();
+    let mut line = Line {
+        now: Time::ZERO,
+        ends: [open(Side::Client), open(Side::Server)],
+        on_its_way: Default::default(),
+    };
+    line.ends[0].send_slice(b"hello").unwrap();
+    line.ends[0].finish(line.now);
+    let forged = from_a_forged_address(Command::TellWindow, 0, 0xbad);
+    line.ends[0].handle_datagram(line.now, forged).unwrap();
+    let mut answered = false;
+    line.run(Duration::from_secs(1), |ends| {
+        if !answered && ends[1].recv().is_some() {
+            answered = true;
+            ends[1].send_slice(b"welcome").unwrap();
+        }
+    });
+    assert!(line.ends[1].is_read_closed());
+    assert_eq!(line.ends[0].recv().unwrap(), b"welcome"[..]);
+    assert_eq!(
+        line.ends.each_ref().map(Session::ended),
+        [None, None],
+        "neither is closed"
+    );
+}
+
+/// The peer was told that all had arrived: that it falls silent takes nothing of it back.
+#[test]
+fn what_has_arrived_in_full_can_be_read_after_the_peer_has_fallen_silent() {
+    for finished in [true, false] {
+        let mut line = Line::new();
+        line.ends[0].send_slice(&[7; 3000]).unwrap();
+        if finished {
+            line.ends[0].finish(line.now);
+        }
+        line.run(ONE_WAY * 6, |_| {});
+        assert!(line.ends[0].is_sent());
+        let server = &mut line.ends[1];
+        while server.ended().is_none() {
+            line.now = line.now + Duration::from_secs(1);
+            server.handle_timeout(line.now);
+            while server.poll_transmit(line.now, &mut [0; 4096], 1).is_some() {}
+        }
+        assert_eq!(server.ended(), Some(CloseReason::TimedOut));
+        assert_eq!(server.recv().is_some(), finished);
+        assert!(server.recv().is_none() && server.is_read_closed());
+    }
+}
+
+/// Whoever waits for the rest learns that it does not come.
+#[test]
+fn a_peer_is_told_that_what_was_left_is_not_delivered_any_more() {
+    let mut line = Line::new();
+    while line.ends[0].send_slice(&[7; 3000]).is_ok() {}
+    line.run(ONE_WAY * 6, |_| {});
+    line.ends[0].close(line.now);
+    // Nobody reads.
+    line.run(Duration::from_secs(11), |_| {});
+    let ended = line.ends.each_ref().map(Session::ended);
+    assert_eq!(
+        ended,
+        [Some(CloseReason::LingerExpired), Some(CloseReason::Reset)]
+    );
 }
 
 /// One that answers nothing but acknowledgements is closed when the linger time is over.

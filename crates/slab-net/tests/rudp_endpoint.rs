@@ -7,7 +7,7 @@ use rudp_common::{Random, proxy};
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
 };
-use slab_net::{PacketPool, SizeClasses};
+use slab_net::{Packet, PacketPool, SizeClasses};
 use std::future::Future;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
@@ -296,6 +296,53 @@ async fn to_finish_and_to_receive_at_once_is_no_busy_loop() {
     };
     let waited = timeout(Duration::from_millis(300), waiting).await;
     assert!(waited.is_err() && polls < 1000, "{polls} polls");
+}
+
+/// Each is told at once, and not when there is room again, or the linger time is over.
+#[tokio::test]
+async fn a_task_that_waits_to_send_learns_that_another_has_finished_or_closed() {
+    for closes in [false, true] {
+        let pool = pool();
+        let (_server, client, _accepted) = greeted(&pool).await;
+        // Nobody reads.
+        let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
+        let full = timeout(Duration::from_millis(200), fill).await;
+        assert!(full.is_err(), "the windows are full");
+        let sender = client.clone();
+        let sending = tokio::spawn(async move { sender.send_slice(&[7; 30_000]).await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let ending = client.clone();
+        let ending = tokio::spawn(async move {
+            match closes {
+                false => ending.finish().await,
+                true => ending.close().await,
+            }
+        });
+        let sent = timeout(Duration::from_secs(5), sending).await;
+        let sent = sent.expect("long before the linger time is over");
+        assert_eq!(sent.unwrap(), Err(SendError::Closed(CloseReason::Closed)));
+        ending.abort();
+    }
+}
+
+/// The first answer, even if it makes little room.
+#[tokio::test]
+async fn a_session_is_ready_although_its_queue_is_full() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().window(256, 32));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    // Nobody reads, and nobody has answered yet.
+    let mut taken = 0;
+    while client.try_send(Packet::from(vec![7; 1300])).is_ok() {
+        taken += 1;
+    }
+    assert!(taken > 64, "{taken}");
+    // A task of its own: what waits in this one is polled once more when its time is over.
+    let ready = tokio::spawn(async move { client.ready().await });
+    let ready = timeout(Duration::from_secs(5), ready).await;
+    let ready = ready.expect("long before the next question");
+    assert_eq!(ready.unwrap(), Ok(()));
 }
 
 /// The first has closed by the time that the second says that it sends nothing more.

@@ -198,6 +198,49 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     assert_eq!(soon(accepted.recv()).await, Ok(None));
 }
 
+/// Two tasks receive; the message that the first one waits to join is taken by the other, as it is.
+#[tokio::test]
+async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
+    let pool = PacketPool::builder()
+        .max_memory(8 << 20)
+        .headroom(24)
+        .heap_limit(0)
+        .build()
+        .unwrap();
+    for last in [true, false] {
+        let [client, accepted] = connected(&pool).await;
+        let before = accepted.stats().received_segments;
+        client.send_slice(&[7; 5000]).await.unwrap();
+        if !last {
+            client.send_slice(b"of one segment").await.unwrap();
+        }
+        let segments = before + 4 + u64::from(!last);
+        while accepted.stats().received_segments < segments || !client.is_sent() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let rest = exhaust_all(&pool);
+        if last {
+            let finishing = client.clone();
+            tokio::spawn(async move { finishing.finish().await });
+            drop(rest);
+            while accepted.stats().received_segments <= segments {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        let rest = exhaust_all(&pool);
+        let first = accepted.clone();
+        let first = tokio::spawn(async move { first.recv().await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(!first.is_finished());
+        let mut taken = Vec::new();
+        assert_eq!(soon(accepted.recv_segments(&mut taken)).await, Ok(Some(4)));
+        let got = soon(first).await.unwrap().unwrap();
+        let expected = (!last).then_some(&b"of one segment"[..]);
+        assert_eq!(got.as_deref(), expected);
+        drop((rest, taken));
+    }
+}
+
 /// The peer's message ends its session, and nothing else.
 #[tokio::test]
 async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_not() {

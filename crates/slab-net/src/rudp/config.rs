@@ -166,7 +166,8 @@ impl SessionConfig {
     }
 
     /// How long a session that was closed goes on trying to deliver what was sent, and then to tell
-    /// the peer that it is closed. Default: 10 s.
+    /// the peer that it is closed; and before that how long one that was
+    /// [finished](super::Session::finish) goes on trying to know the peer. Default: 10 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self

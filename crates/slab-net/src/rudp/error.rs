@@ -10,7 +10,8 @@ use core::fmt;
 pub enum CloseReason {
     /// It was closed here, and what had been sent was delivered.
     Closed,
-    /// It was closed here, and the linger time ended before everything was delivered.
+    /// It was closed here, and the linger time ended before everything was delivered. A peer of this library
+    /// is reset.
     LingerExpired,
     /// It was given up here, with whatever had not been delivered.
     Aborted,
@@ -146,11 +147,13 @@ pub enum Rejection {
     ForgedClose,
     /// A datagram that does not know what this end told the peer.
     ForgedDatagram,
+    /// A mark of the end that does not know what this end told the peer.
+    ForgedEnd,
 }
 
 impl Rejection {
     /// All of them, in the order of [`RudpStats::rejected`](super::RudpStats::rejected).
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::TooShort,
         Self::UnknownCommand,
         Self::LengthBeyondDatagram,
@@ -164,6 +167,7 @@ impl Rejection {
         Self::SegmentTooLong,
         Self::ForgedClose,
         Self::ForgedDatagram,
+        Self::ForgedEnd,
     ];
 
     /// A short name, for a metric's label.
@@ -183,6 +187,7 @@ impl Rejection {
             Self::SegmentTooLong => "segment_too_long",
             Self::ForgedClose => "forged_close",
             Self::ForgedDatagram => "forged_datagram",
+            Self::ForgedEnd => "forged_end",
         }
     }
 }
@@ -215,6 +220,6 @@ mod tests {
         for (n, rejection) in Rejection::ALL.into_iter().enumerate() {
             assert_eq!(rejection as usize, n);
         }
-        assert_eq!(Rejection::ForgedDatagram as usize + 1, Rejection::ALL.len());
+        assert_eq!(Rejection::ForgedEnd as usize + 1, Rejection::ALL.len());
     }
 }

@@ -22,7 +22,8 @@ pub(super) const RESET: u8 = 1;
 /// takes nothing any more.
 pub(super) const DEAF: u8 = 2;
 /// The `frg` of the PUSH behind the last one. No fragment of a message has it. Its payload is the `ts` of the
-/// receiver's last WASK, as a close notice has it: who has seen none of those cannot forge it.
+/// receiver's last WASK before it is sent, as a close notice has it: who has seen none of those cannot forge
+/// it.
 pub(super) const END: u8 = 255;
 /// Time-outs that a close notice may take, although the linger time is over.
 const NOTICES: u32 = 3;
@@ -79,7 +80,7 @@ impl Session {
     /// Takes nothing more for sending, and goes on receiving. A peer of this library learns that nothing
     /// more comes once it has everything: its session [is read to the end](Self::is_read_closed) then. Of
     /// others none would understand: where the peer is one of those, this [closes](Self::close) the session
-    /// as soon as that is known, or after the linger time if it answers nothing.
+    /// a few time-outs after it has answered, or after the linger time if it answers nothing.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -133,15 +134,21 @@ impl Session {
             return;
         }
         if !self.peer.can_be_told() {
-            if self.peer.is_foreign() || until <= self.now {
+            if until <= self.now {
                 self.close(self.now);
+            } else if self.peer.is_foreign() {
+                // So it seems. Anybody can answer in its name, and it may answer yet.
+                let soon = self.now + self.recovery.timeout() * NOTICES;
+                self.finish = Finish::Wanted {
+                    until: until.min(soon),
+                };
             } else {
                 // One of ours that has told no token goes on asking.
                 self.ask |= self.probe.is_none() && !self.peer.is_ours;
             }
         } else if self.send.room() > 0 {
-            let token = self.peer.token.to_le_bytes();
-            match self.send.blocks.push(&token, 0, &self.pool) {
+            // What it carries is written when it is sent.
+            match self.send.blocks.push(&[0; 4], 0, &self.pool) {
                 Some(place) => {
                     self.send.push(place, END);
                     self.finish = Finish::Marked;
@@ -199,7 +206,7 @@ impl Session {
     }
 
     /// Why the session has ended, if it has. What was received in full can still be read after the
-    /// peer has closed, and only then.
+    /// peer has closed, or if it had [finished](Self::finish) and then fell silent, and only then.
     #[must_use]
     pub fn ended(&self) -> Option<CloseReason> {
         match self.phase {
@@ -214,8 +221,13 @@ impl Session {
         self.phase != Phase::Open || self.receive.is_at_end()
     }
 
+    /// Did the peer finish, and has all arrived that it sent?
+    pub(in super::super) fn has_everything(&self) -> bool {
+        self.receive.is_at_end()
+    }
+
     /// Why nothing is taken for sending any more.
-    pub(super) fn send_closed(&self) -> Option<CloseReason> {
+    pub(in super::super) fn send_closed(&self) -> Option<CloseReason> {
         match self.phase {
             Phase::Over(reason) => Some(reason),
             Phase::Open if self.finish == Finish::No => None,
@@ -240,7 +252,13 @@ impl Session {
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.clear();
         }
-        if reason != CloseReason::ClosedByPeer {
+        // A peer that has finished has been told that we have everything.
+        let keep = match reason {
+            CloseReason::ClosedByPeer => true,
+            CloseReason::TimedOut | CloseReason::DeadLink => self.receive.is_at_end(),
+            _ => false,
+        };
+        if !keep {
             self.receive.clear();
         }
     }
@@ -286,7 +304,9 @@ impl Session {
     pub(super) fn next_notice(&mut self) -> Option<Header> {
         let frg = match self.phase {
             // An answer to the peer's close notice, or a reset, is the last that is heard of us.
-            Phase::Over(CloseReason::Aborted | CloseReason::MessageTooLong) => RESET,
+            Phase::Over(
+                CloseReason::Aborted | CloseReason::MessageTooLong | CloseReason::LingerExpired,
+            ) => RESET,
             Phase::Over(CloseReason::ClosedByPeer | CloseReason::Closed) => DELIVERED,
             Phase::Over(_) => return None,
             _ => DELIVERED,

@@ -20,7 +20,7 @@ use core::time::Duration;
 /// largest window.
 const FAR: i32 = 65536;
 
-/// The round trip is asked for no more often than this where the window does not grow.
+/// The peer is asked no more often than this for what is no more than useful.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the segments of one datagram say together.
@@ -39,7 +39,7 @@ impl Session {
     ///
     /// # Errors
     /// Why it was refused. Nothing in the session has changed then but the count in
-    /// [`stats`](Self::stats).
+    /// [`stats`](Self::stats), and that it may ask the peer for its window.
     pub fn handle_datagram(&mut self, now: Time, datagram: Packet) -> Result<(), Rejection> {
         self.advance(now);
         self.handle(datagram, &mut BatchBuffer::default())
@@ -73,6 +73,7 @@ impl Session {
     fn handle(&mut self, datagram: Packet, batch: &mut BatchBuffer) -> Result<(), Rejection> {
         if let Err(rejection) = self.check(&datagram) {
             self.stats.reject(rejection);
+            self.correct(rejection);
             return Err(rejection);
         }
         self.stats.received_datagrams += 1;
@@ -82,6 +83,16 @@ impl Session {
         self.keepalive_at = self.now + self.config.keepalive;
         self.apply(datagram, batch);
         Ok(())
+    }
+
+    /// What seems forged may be the peer's, who has another number than ours from whoever asked in our
+    /// name: it is asked again, now and then, and so told ours.
+    fn correct(&mut self, rejection: Rejection) {
+        use Rejection::{ForgedClose, ForgedDatagram, ForgedEnd};
+        let again = |at| self.now.since(at) >= ASK_AGAIN;
+        self.ask |= matches!(rejection, ForgedClose | ForgedDatagram | ForgedEnd)
+            && self.peer.is_ours
+            && self.peer.asked_at.is_none_or(again);
     }
 
     /// Is all of it in order, and possible?
@@ -141,7 +152,7 @@ impl Session {
     /// One that carries our token is of a peer that has it from us.
     fn check_end(&self, header: &Header, payload: &[u8]) -> Result<(), Rejection> {
         if payload != self.token.to_le_bytes() {
-            return Err(Rejection::TooManyFragments);
+            return Err(Rejection::ForgedEnd);
         }
         self.check_place(header)
     }

@@ -8,6 +8,7 @@ use super::super::config::Congestion;
 use super::super::time::Time;
 use super::super::wire::{Command, HEADER_BYTES, Header, OURS};
 use super::Session;
+use super::close::END;
 use super::congestion::CongestionControl;
 use super::send::Cause;
 
@@ -329,7 +330,13 @@ impl Session {
             len: sent.place.len,
             ..self.header(Command::Push)
         };
-        header.encode(self.send.blocks.bytes_mut(sent.place));
+        let token = self.peer.token;
+        let segment = self.send.blocks.bytes_mut(sent.place);
+        header.encode(segment);
+        if sent.frg == END {
+            // As it is by now: somebody else may have asked in the peer's name.
+            segment[HEADER_BYTES..].copy_from_slice(&token.to_le_bytes());
+        }
         self.stats.sent_segments += 1;
     }
 

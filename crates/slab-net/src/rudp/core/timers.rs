@@ -97,11 +97,10 @@ impl Session {
         }
         match self.phase {
             Phase::Lingering { until } if until <= now => {
-                return self.end(if self.send.is_empty() {
-                    CloseReason::Closed
-                } else {
-                    CloseReason::LingerExpired
-                });
+                return match self.send.is_empty() {
+                    true => self.end(CloseReason::Closed),
+                    false => self.reset(CloseReason::LingerExpired),
+                };
             }
             Phase::Quiet { until } if until <= now => return self.end(CloseReason::Closed),
             Phase::Notifying { until, .. } if until <= now => {

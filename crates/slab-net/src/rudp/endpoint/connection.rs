@@ -229,10 +229,10 @@ impl Connection {
                 return Poll::Ready(Some(buf));
             }
             let mut inner = self.link().lock();
-            if inner.session.next_message_bytes().is_none() {
+            if inner.session.next_message_bytes() != Some(bytes) {
                 return Poll::Ready(None);
             }
-            // The session may end meanwhile.
+            // The session may end meanwhile, or somebody else take the message.
             inner.readers.add(cx.waker());
             Poll::Pending
         });
@@ -324,8 +324,9 @@ impl Connection {
     /// that nothing more comes once it has everything. Waits until it has; where the peer answers while it
     /// receives, what it says has to be received meanwhile, or both may wait for each other.
     ///
-    /// Between two ends of this library. KCP has no half-close: with a peer of another implementation this
-    /// is [`close`](Self::close), and what that peer still sends is lost, and what was not received yet.
+    /// Between two ends of this library. KCP has no half-close: with a peer of another implementation, or one
+    /// that is not known within the linger time, this is [`close`](Self::close), and what that peer still sends
+    /// is lost, and what was not received yet.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -477,6 +478,7 @@ pub(super) fn wait_to_send<T>(
 pub(super) fn end_of_input(inner: &Inner) -> Option<Result<(), CloseReason>> {
     match inner.session.ended() {
         Some(CloseReason::ClosedByPeer | CloseReason::Closed) => Some(Ok(())),
+        Some(_) if inner.session.has_everything() => Some(Ok(())),
         Some(reason) => Some(Err(reason)),
         None if inner.session.is_read_closed() => Some(Ok(())),
         None => None,

@@ -41,10 +41,17 @@ pub(super) struct Inner {
     /// When the endpoint's task looks after it, at the latest.
     pub(super) armed: Option<Time>,
     half_open: bool,
+    /// Is it known that the peer has answered?
+    answered: bool,
     /// Has the application let go of it?
     pub(super) released: bool,
     removed: bool,
 }
+
+/// The most tasks that wait for one thing of a session. A wait that was given up leaves its task here
+/// until something comes; who comes when it is full wakes one that has waited for long, which comes again if
+/// it still waits.
+const MAX_WAITING: usize = 256;
 
 /// Tasks that wait for one thing; seldom more than one.
 #[derive(Debug, Default)]
@@ -59,7 +66,12 @@ impl Wakers {
             None => self.first = Some(waker.clone()),
             Some(first) if first.will_wake(waker) => {}
             Some(_) if self.more.iter().any(|known| known.will_wake(waker)) => {}
-            Some(_) => self.more.push(waker.clone()),
+            Some(_) => {
+                if self.more.len() + 1 == MAX_WAITING {
+                    self.more.remove(0).wake();
+                }
+                self.more.push(waker.clone());
+            }
         }
     }
 
@@ -108,6 +120,7 @@ impl Link {
                 unsent: None,
                 armed: None,
                 half_open,
+                answered: false,
                 released: false,
                 removed: false,
             }),
@@ -131,24 +144,30 @@ impl Link {
     }
 
     /// After anything was done to the session: sends what is to be sent, sets the timer, takes it
-    /// out of the table once it is over, and returns who is to be woken: where there is no `news` only if it
-    /// is over. A task that sends or receives would otherwise wake others for nothing, and itself for ever if
-    /// it waits for something else at the same time.
+    /// out of the table once it is over, and returns who is to be woken: where there is no `news` only for
+    /// what comes once. A task that sends or receives would otherwise wake others for nothing, and itself for
+    /// ever if it waits for something else at the same time.
     pub(super) fn settle(&self, inner: &mut Inner, now: Time, news: bool) -> Woken {
         self.transmit(inner, now);
         let Inner {
             session,
             readers,
             writers,
+            answered,
             ..
         } = inner;
         let over = session.ended().is_some();
         let mut woken = Woken::default();
         let readable = session.has_message() || session.has_bytes() || session.has_datagram();
-        if over || news && (session.is_read_closed() || readable) {
+        // The last message may be taken by one task while another waits for memory for it.
+        let at_end = session.is_read_closed() && (news || !readable);
+        if over || at_end || news && readable {
             woken.reader = readers.take();
         }
-        if over || news && session.wants_more() {
+        // Before anything else is told of it, whoever looks first.
+        let first_answer = session.is_peer_window_known() && !core::mem::replace(answered, true);
+        let go_on = session.wants_more() || session.send_closed().is_some();
+        if over || first_answer || news && go_on {
             woken.writer = writers.take();
         }
         if inner.half_open && (over || inner.session.is_validated()) {
@@ -177,7 +196,12 @@ impl Link {
         woken
     }
 
+    /// Not while the socket is full: what would be due could not be sent, and is looked at again once it
+    /// can.
     pub(super) fn arm(&self, inner: &mut Inner) {
+        if inner.unsent.is_some() {
+            return;
+        }
         if let Some(at) = inner.session.poll_timeout()
             && inner.armed.is_none_or(|armed| at < armed)
         {
@@ -294,5 +318,49 @@ impl core::fmt::Debug for Link {
             .field("peer", &self.peer)
             .field("conv", &self.conv)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Task {
+        woken: AtomicUsize,
+    }
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn waits_that_were_given_up_are_few_and_nobody_is_forgotten() {
+        let mut wakers = Wakers::default();
+        let tasks: Vec<_> = (0..10_000).map(|_| Arc::new(Task::default())).collect();
+        let woken = || {
+            let woken = tasks.iter().map(|task| task.woken.load(Ordering::Relaxed));
+            woken.collect::<Vec<_>>()
+        };
+        for (added, task) in (1..).zip(&tasks) {
+            for _ in 0..2 {
+                wakers.add(&Waker::from(Arc::clone(task)));
+            }
+            let held = tasks.iter().filter(|task| Arc::strong_count(task) > 1);
+            if added % 100 == 0 {
+                assert_eq!(held.count(), added.min(MAX_WAITING));
+                assert_eq!(
+                    woken().iter().sum::<usize>(),
+                    added - added.min(MAX_WAITING)
+                );
+            }
+        }
+        wakers.take().unwrap().wake();
+        assert!(woken().iter().all(|&times| times == 1));
+        assert!(wakers.take().is_none());
     }
 }
