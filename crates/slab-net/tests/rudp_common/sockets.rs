@@ -1,5 +1,6 @@
 //! What every test of endpoints over real sockets begins with.
 
+use super::Random;
 use slab_net::PacketPool;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
 use std::net::SocketAddr;
@@ -55,4 +56,32 @@ pub(crate) async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     panic!("{what}: {:?}", server.stats());
+}
+
+/// Ends of a session, connected, after a message from the client.
+pub(crate) async fn greeted(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
+    let server = Endpoint::bind(any(), pool, fast()).unwrap();
+    let client = Connection::connect(server.local_addr(), pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(recv(&accepted).await, b"hello");
+    accepted.ready().await.unwrap();
+    client.ready().await.unwrap();
+    (server, client, accepted)
+}
+
+/// Waits until the pool has everything back.
+pub(crate) async fn all_back(pool: &PacketPool) {
+    for _ in 0..1000 {
+        if pool.slab().stats().in_use() == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{} chunks are still in use", pool.slab().stats().in_use());
+}
+
+pub(crate) fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..len).map(|_| random.next() as u8).collect()
 }

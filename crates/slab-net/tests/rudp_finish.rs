@@ -1,0 +1,222 @@
+//! One direction that ends, and who waits meanwhile, over real sockets on loopback.
+
+mod rudp_common;
+
+use rudp_common::proxy;
+use rudp_common::sockets::{SOON, accept, all_back, any, bytes, fast, greeted, pool, recv};
+use slab_net::Packet;
+use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SendError, SessionConfig};
+use std::future::Future;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+#[tokio::test]
+async fn closing_says_whether_the_peer_had_everything_before_it_closed_itself() {
+    let pool = pool();
+    // It had.
+    let (_server, client, accepted) = greeted(&pool).await;
+    client.send_slice(b"all").await.unwrap();
+    assert_eq!(recv(&accepted).await, b"all");
+    timeout(SOON, accepted.close()).await.unwrap().unwrap();
+    assert_eq!(timeout(SOON, client.recv()).await.unwrap(), Ok(None));
+    assert_eq!(client.close().await, Ok(()));
+
+    // It had not, and reads no more: more than its window and ours take.
+    let (_server, client, accepted) = greeted(&pool).await;
+    let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
+    let full = timeout(Duration::from_millis(200), fill).await;
+    assert!(full.is_err(), "the windows are full");
+    timeout(SOON, accepted.close()).await.unwrap().unwrap();
+    let closed = timeout(SOON, client.close()).await.unwrap();
+    assert_eq!(closed, Err(CloseReason::ClosedByPeer));
+
+    // Both at once, with something left on both sides: long before the linger time is over.
+    let (_server, client, accepted) = greeted(&pool).await;
+    let fill = |connection: &Connection| {
+        let connection = connection.clone();
+        async move { while connection.send_slice(&[7; 30_000]).await.is_ok() {} }
+    };
+    let both = async { tokio::join!(fill(&client), fill(&accepted)) };
+    let full = timeout(Duration::from_millis(200), both).await;
+    assert!(full.is_err(), "the windows are full");
+    let closed = async { tokio::join!(client.close(), accepted.close()) };
+    let closed = timeout(SOON, closed).await.unwrap();
+    let lost = Err(CloseReason::ClosedByPeer);
+    assert_eq!(closed, (lost, lost));
+}
+
+/// A server that says nothing before it has heard everything, behind a relay that knows nothing of RUDP.
+#[tokio::test]
+async fn a_relay_passes_the_end_of_one_direction_on_and_the_other_direction_goes_on() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let address = proxy::lossy(server.local_addr(), 50, 3).await;
+    let (mut near, mut far) = tokio::io::duplex(4096);
+    let relay = tokio::spawn(async move {
+        let mut stream = accept(&server).await.into_stream();
+        tokio::io::copy_bidirectional(&mut stream, &mut near).await
+    });
+    let serving = tokio::spawn(async move {
+        let mut question = Vec::new();
+        far.read_to_end(&mut question).await.unwrap();
+        question.reverse();
+        far.write_all(&question).await.unwrap();
+        far.shutdown().await.unwrap();
+    });
+    let mut stream = Connection::connect(address, &pool, config)
+        .unwrap()
+        .into_stream();
+    let mut data = bytes(5, 300_000);
+    stream.write_all(&data).await.unwrap();
+    timeout(SOON, stream.shutdown()).await.unwrap().unwrap();
+    let late = stream.write(b"more").await.unwrap_err();
+    assert_eq!(late.kind(), std::io::ErrorKind::BrokenPipe);
+    let mut answer = Vec::new();
+    timeout(SOON, stream.read_to_end(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
+    data.reverse();
+    assert!(answer == data, "{} bytes came back", answer.len());
+    let passed = timeout(SOON, relay).await.unwrap().unwrap().unwrap();
+    assert_eq!(passed, (300_000, 300_000));
+    serving.await.unwrap();
+    drop(stream);
+    all_back(&pool).await;
+}
+
+/// As with TCP: to shut down does not wait for who waits to be read.
+#[tokio::test]
+async fn an_echo_of_more_than_the_windows_comes_back_after_a_shutdown() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true).window(64, 64));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let mut stream = Connection::connect(server.local_addr(), &pool, config)
+        .unwrap()
+        .into_stream();
+    let echo = tokio::spawn(async move {
+        let (mut read, mut write) = tokio::io::split(accept(&server).await.into_stream());
+        tokio::io::copy(&mut read, &mut write).await.unwrap();
+        write.shutdown().await.unwrap();
+        let stream = read.unsplit(write);
+        stream.connection().finish().await
+    });
+    // More than fits both windows and the server's queue, and not more than with the client's queue.
+    let data = bytes(6, 700_000);
+    timeout(SOON, stream.write_all(&data))
+        .await
+        .unwrap()
+        .unwrap();
+    timeout(SOON, stream.shutdown()).await.unwrap().unwrap();
+    let mut answer = Vec::new();
+    timeout(SOON, stream.read_to_end(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(answer == data, "{} bytes came back", answer.len());
+    assert_eq!(timeout(SOON, echo).await.unwrap().unwrap(), Ok(()));
+}
+
+/// One task that waits for two things does not wake itself by waiting.
+#[tokio::test]
+async fn to_finish_and_to_receive_at_once_is_no_busy_loop() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(recv(&accepted).await, *b"hello");
+    // Nobody reads: neither the data nor the mark behind it is taken for a while.
+    for _ in 0..400 {
+        let _ = client.try_send(pool.try_copy_from_slice(&[7; 1300]).unwrap());
+    }
+    let mut polls = 0_u32;
+    let waiting = async {
+        let mut finish = std::pin::pin!(client.finish());
+        let mut input = std::pin::pin!(client.recv());
+        std::future::poll_fn(|cx| {
+            polls += 1;
+            let finished = finish.as_mut().poll(cx);
+            let received = input.as_mut().poll(cx);
+            assert!(finished.is_pending() && received.is_pending());
+            std::task::Poll::<()>::Pending
+        })
+        .await;
+    };
+    let waited = timeout(Duration::from_millis(300), waiting).await;
+    assert!(waited.is_err() && polls < 1000, "{polls} polls");
+}
+
+/// Each is told at once, and not when there is room again, or the linger time is over.
+#[tokio::test]
+async fn a_task_that_waits_to_send_learns_that_another_has_finished_or_closed() {
+    for closes in [false, true] {
+        let pool = pool();
+        let (_server, client, _accepted) = greeted(&pool).await;
+        // Nobody reads.
+        let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
+        let full = timeout(Duration::from_millis(200), fill).await;
+        assert!(full.is_err(), "the windows are full");
+        let sender = client.clone();
+        let sending = tokio::spawn(async move { sender.send_slice(&[7; 30_000]).await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let ending = client.clone();
+        let ending = tokio::spawn(async move {
+            match closes {
+                false => ending.finish().await,
+                true => ending.close().await,
+            }
+        });
+        let sent = timeout(Duration::from_secs(5), sending).await;
+        let sent = sent.expect("long before the linger time is over");
+        assert_eq!(sent.unwrap(), Err(SendError::Closed(CloseReason::Closed)));
+        ending.abort();
+    }
+}
+
+/// The first answer, even if it makes little room.
+#[tokio::test]
+async fn a_session_is_ready_although_its_queue_is_full() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().window(256, 32));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    // Nobody reads, and nobody has answered yet.
+    let mut taken = 0;
+    while client.try_send(Packet::from(vec![7; 1300])).is_ok() {
+        taken += 1;
+    }
+    assert!(taken > 64, "{taken}");
+    // A task of its own: what waits in this one is polled once more when its time is over.
+    let ready = tokio::spawn(async move { client.ready().await });
+    let ready = timeout(Duration::from_secs(5), ready).await;
+    let ready = ready.expect("long before the next question");
+    assert_eq!(ready.unwrap(), Ok(()));
+}
+
+/// The first has closed by the time that the second says that it sends nothing more.
+#[tokio::test]
+async fn to_finish_after_the_peer_has_closed_is_no_error_where_nothing_is_lost() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    for late in [false, true] {
+        let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        client.send_slice(b"hello").await.unwrap();
+        timeout(SOON, client.finish()).await.unwrap().unwrap();
+        let accepted = accept(&server).await;
+        assert_eq!(recv(&accepted).await, *b"hello");
+        assert_eq!(timeout(SOON, accepted.recv()).await.unwrap(), Ok(None));
+        if late {
+            accepted.send_slice(b"nobody reads this").await.unwrap();
+        }
+        drop(client);
+        let finished = timeout(SOON, accepted.finish()).await.unwrap();
+        let expected = match late {
+            false => Ok(()),
+            true => Err(CloseReason::ClosedByPeer),
+        };
+        assert_eq!(finished, expected);
+    }
+}
