@@ -13,10 +13,8 @@ use crate::arena::Arena;
 use crate::class::CHUNK_ALIGN;
 use crate::geometry::ClassTable;
 use crate::sync::MODELLED;
+use crate::sys::page_size;
 use core::ops::Range;
-
-/// Memory goes back to the system in pages; where they are larger, less of it does.
-const PAGE: usize = 4096;
 
 /// Who trims lets go of the mutex at least this often, in bytes given back: a system takes a
 /// millisecond or less for them. A slab is given back at once, whatever its size.
@@ -158,15 +156,20 @@ impl Slabs {
 /// Gives back the whole pages in a run of stored chunks, by their offsets in the arena; returns how
 /// many bytes they are.
 fn release_pages(arena: &Arena, run: &Range<usize>) -> Result<usize, Kept> {
-    let from = run.start.next_multiple_of(PAGE);
-    let to = run.end / PAGE * PAGE;
-    if from >= to {
+    let pages = whole_pages(run, page_size());
+    if pages.is_empty() {
         return Ok(0);
     }
     // SAFETY: the pages lie in chunks that are stored, so nobody has them, and nobody can get
-    // them while the caller has the mutex that guards the slab table.
-    let went = unsafe { arena.release(from, to - from) };
-    if went { Ok(to - from) } else { Err(Kept) }
+    // them while the caller has the mutex that guards the slab table. The system takes whole pages of
+    // its own size, and would round what is not one up.
+    let went = unsafe { arena.release(pages.start, pages.len()) };
+    if went { Ok(pages.len()) } else { Err(Kept) }
+}
+
+/// The pages that lie in `run` whole.
+fn whole_pages(run: &Range<usize>, page_bytes: usize) -> Range<usize> {
+    run.start.next_multiple_of(page_bytes)..run.end / page_bytes * page_bytes
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -176,6 +179,25 @@ mod tests {
     use crate::builder::Growth;
     #[cfg(not(miri))]
     use crate::class::SizeClasses;
+
+    #[test]
+    fn no_page_goes_that_holds_anything_else() {
+        for page in [4096, 16384, 65536] {
+            for (start, end, pages) in [
+                (0, page, 0..1),
+                (64, page, 1..1),
+                (page - 64, 2 * page + 64, 1..2),
+                (page, 2 * page - 64, 1..1),
+                (3 * page, 5 * page, 3..5),
+            ] {
+                let whole = whole_pages(&(start..end), page);
+                assert_eq!(whole, pages.start * page..pages.end * page);
+            }
+            // Of one chunk of 4096 bytes, nothing where pages are larger.
+            let chunk = whole_pages(&(2 * page..2 * page + 4096), page);
+            assert_eq!(chunk.is_empty(), page > 4096);
+        }
+    }
 
     /// All pieces of a trim; returns their bytes.
     fn trim(slabs: &mut Slabs, arena: &Arena, classes: &ClassTable, target: usize) -> usize {
