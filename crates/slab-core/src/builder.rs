@@ -23,7 +23,7 @@ pub enum Growth {
     /// As many as there are already.
     Double,
     /// What the function says, given how many slabs there are; at least one is taken. It is called
-    /// while the pool is locked, and must not use that pool: it would wait for itself.
+    /// while the pool is locked, and must not use any pool: it could wait for itself.
     Custom(fn(committed_slabs: usize) -> usize),
 }
 
@@ -55,8 +55,9 @@ pub enum Mode {
     DepotOnly,
     /// In one ring a class, first in, first out, over a fixed population: each class has an equal
     /// share of the cap's slabs, which it takes when it first needs them and then keeps (trim gives back their
-    /// pages, not the slabs). So no class can starve another, and a chunk rests as long as possible before it is used again, which gives late
-    /// writes by foreign code or hardware the least to destroy. The price beside that of
+    /// pages, not the slabs). So no class can starve another, and a chunk rests until all that were freed before it are used again, which gives
+    /// late writes by foreign code or hardware the least to destroy. (Those that trim or a wait has put back into
+    /// their slabs, and those that were never used, are used only when the ring is empty.) The price beside that of
     /// `DepotOnly`: chunks come back cold. A pool of one class in this mode is what others make of a
     /// channel.
     Ring,

@@ -40,10 +40,11 @@ use core::ptr::NonNull;
 /// On Linux, with the feature `std`, the child of a `fork` may use the pools it inherits, whatever
 /// other threads were doing: the thread that forks waits until none is inside. Memory is private, so
 /// parent and child go separate ways. What other threads held or waited for stays theirs, and they are
-/// not there: chunks in their hands are in use for ever in the child. Three things are refused by this
+/// not there: chunks in their hands are in use for ever in the child. Four things are refused by this
 /// sentence only: a fork while another thread builds the very first pool, a fork by a destructor of a
-/// thread-local, and the child's use of pools with [`Mode::Ring`](crate::Mode::Ring) that other threads
-/// were using (it may wait for one of them for ever). On other systems, and after a bare `clone`, do as
+/// thread-local, the child's use of pools with [`Mode::Ring`](crate::Mode::Ring) that other threads
+/// were using (it may wait for one of them for ever), and of pools for whose memory their tasks were
+/// [waiting](Self::alloc) (a free wakes those, and their wakers may lock what nobody unlocks). On other systems, and after a bare `clone`, do as
 /// POSIX says in the child of a process whose other threads use pools: nothing but what leads to `exec`.
 ///
 /// # Sandboxes

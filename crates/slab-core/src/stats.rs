@@ -37,7 +37,7 @@ pub struct ClassStats {
     /// Allocations that the depot served: those that had to take a batch from it, and all of a
     /// thread or pool without magazines that found a free chunk there.
     pub allocs_from_depot: u64,
-    /// Allocations that had to take fresh chunks from a slab.
+    /// Allocations that had to take chunks from a slab: fresh ones, or while somebody waits for memory any.
     pub allocs_from_slab: u64,
     /// Frees since the pool was built.
     pub frees: u64,

@@ -180,6 +180,9 @@ impl Inner {
         let mut unit = [0];
         let slabs = &mut layer.slabs;
         slabs.carve(&self.arena, &self.classes, class, &mut unit)?;
+        // While somebody waits, all that is free lies in the slabs.
+        let counters = &self.uncached[usize::from(class)];
+        counters.from_slab.fetch_add(1, Ordering::Relaxed);
         Ok(unit[0])
     }
 

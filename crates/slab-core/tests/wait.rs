@@ -158,6 +158,31 @@ fn a_ring_comes_back_when_nobody_waits() {
     assert_eq!(taken.each_ref().map(Chunk::as_ptr), [first, second]);
 }
 
+/// No magazine, as the statistics have it for whatever the depot and the slabs did not serve.
+#[test]
+fn who_waited_was_served_by_the_slabs() {
+    for mode in [Mode::ThreadCached, Mode::DepotOnly] {
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[LEN]).unwrap())
+            .max_memory(256 << 10)
+            .mode(mode)
+            .build()
+            .unwrap();
+        let mut all = fill(&pool, LEN);
+        let before = pool.stats().classes()[0];
+        for _ in 0..5 {
+            let mut waiter = Waiter::new(&pool, LEN);
+            drop(Waiter::new(&pool, LEN));
+            drop(all.pop());
+            all.push(waiter.poll().unwrap().unwrap());
+        }
+        let after = pool.stats().classes()[0];
+        assert_eq!(after.allocs - before.allocs, 5);
+        assert_eq!(after.allocs_from_slab - before.allocs_from_slab, 5);
+        assert_eq!(after.allocs_from_magazine(), before.allocs_from_magazine());
+    }
+}
+
 #[test]
 fn a_waiter_that_gives_up_takes_nothing_with_it() {
     let pool = pool(&[LEN]);

@@ -503,9 +503,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
             Poll::Ready(chunk) => {
                 let chunk = chunk.expect("the only error is for too large requests");
                 assert_eq!(chunk.class(), waiter.class);
-                if waiter.is_granted() {
-                    self.model.count_granted(waiter.class);
-                } else {
+                if !waiter.is_granted() {
                     let ahead = self.waiting(waiter.class);
                     assert_eq!(ahead, 0, "overtook a waiter of the same class");
                 }

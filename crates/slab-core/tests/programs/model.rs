@@ -25,8 +25,6 @@ struct Counters {
     peak: u64,
     /// The same, as far as it was looked at.
     peak_seen: u64,
-    /// Chunks that came from the queue of waiters, and are gone or held by now.
-    allocs_by_waiting: u64,
     exhausted: u64,
     waits: u64,
 }
@@ -76,7 +74,6 @@ impl Model {
                     peak_seen: class.in_use_peak,
                     exhausted: class.exhausted,
                     waits: class.waits,
-                    allocs_by_waiting: 0,
                 })
                 .collect(),
             too_large: stats.too_large,
@@ -184,14 +181,8 @@ impl Model {
         self.classes[class].waits += 1;
     }
 
-    /// A waiter has taken what was set aside for it (and has entered it).
-    pub(crate) fn count_granted(&mut self, class: usize) {
-        self.classes[class].allocs_by_waiting += 1;
-    }
-
     /// A waiter gave up a chunk that had been set aside for it.
     pub(crate) fn count_granted_and_freed(&mut self, class: usize) {
-        self.count_granted(class);
         let counters = &mut self.classes[class];
         counters.allocs += 1;
         counters.frees += 1;
@@ -233,10 +224,7 @@ impl Model {
             assert_eq!(class.waits, model.waits, "{}", at("waits"));
             assert_eq!(class.waiting, waiting, "{}", at("waiting"));
             assert_eq!(class.waiters_refused, 0, "{}", at("waiters refused"));
-            let elsewhere = class.allocs_from_depot
-                + class.allocs_from_slab
-                + model.allocs_by_waiting
-                + granted;
+            let elsewhere = class.allocs_from_depot + class.allocs_from_slab;
             assert!(
                 elsewhere == class.allocs || self.magazines && elsewhere < class.allocs,
                 "{}",
