@@ -56,6 +56,23 @@ fn an_empty_slice_keeps_nothing_alive() {
     assert!(empties.iter().all(Packet::is_empty));
 }
 
+/// As `Bytes` since 1.12.2.
+#[test]
+fn of_no_bytes_no_memory_is_kept() {
+    let pool = pool();
+    for cut in [Packet::clear, |packet: &mut Packet| packet.truncate(0)] {
+        let whole = packet(&pool, b"hello");
+        let mut part = whole.slice(1..);
+        let at = part.as_ptr();
+        cut(&mut part);
+        assert!(part.is_empty() && part.as_ptr() == at);
+        assert!(whole.is_unique() && !part.is_unique());
+        drop(whole);
+        assert_eq!(pool.slab().stats().in_use(), 0);
+        assert!(part.try_into_mut().is_err());
+    }
+}
+
 #[test]
 fn splitting_all_off_moves_the_reference_instead_of_counting_one() {
     let pool = pool();

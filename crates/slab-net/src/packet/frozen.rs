@@ -399,7 +399,7 @@ impl Packet {
         self.split_to(len)
     }
 
-    /// Shortens it to `len` bytes; does nothing if it is not longer.
+    /// Shortens it to `len` bytes; does nothing if it is not longer. Of no bytes it keeps no memory.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -409,10 +409,14 @@ impl Packet {
     /// ```
     #[inline]
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+        if len == 0 {
+            *self = self.empty_at(0);
+        } else {
+            self.len = self.len.min(len);
+        }
     }
 
-    /// Removes all bytes.
+    /// Removes all bytes, and lets its memory go.
     ///
     /// ```
     /// # use slab_net::Packet;

@@ -55,7 +55,8 @@ unsafe impl BufMut for PacketBuf {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn chunk_mut(&mut self) -> &mut UninitSlice {
         if self.tailroom() == 0 {
-            self.reserve(MIN_GROWTH);
+            // Up to the last byte of the longest; one more is refused as everywhere.
+            self.reserve(MIN_GROWTH.min(self.remaining_mut()).max(1));
         }
         self.spare_capacity_mut().into()
     }

@@ -382,7 +382,10 @@ impl Machine {
             }
             Op::Clear(s) => {
                 self.with_mut(s, |a, b| (a.clear(), b.clear()));
-                self.with_frozen(s, |a, b| (a.clear(), b.clear()));
+                self.with_frozen(s, |a, b| {
+                    (a.clear(), b.clear());
+                    assert!(!a.is_unique() && !b.is_unique(), "it has no memory");
+                });
             }
             Op::Resize(s, n, byte) => {
                 self.with_mut(s, |a, b| (a.resize(n, byte), b.resize(n, byte)));
