@@ -247,3 +247,46 @@ async fn a_batch_whose_priority_panics_is_counted_and_takes_no_place() {
     drop(socket);
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
+
+/// Whatever foreign code does, what lies in the queue is counted and somebody is woken for it.
+#[tokio::test]
+async fn many_of_which_one_panics_lose_neither_counts_nor_wake_ups() {
+    let (pool, mut socket) = socket();
+    let panics_at_nine = |batch: &PacketBatch| {
+        if batch.contents()[0] == 9 {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        Priority::Normal
+    };
+    // Where the priority of one panics, and where the iterator does.
+    for iterator in [false, true] {
+        let (sender, receiver) = priority_queue(8.try_into().unwrap(), panics_at_nine);
+        let monitor = receiver.monitor();
+        let consumer = tokio::spawn(async move { receiver.recv().await.unwrap() });
+        tokio::task::yield_now().await;
+        let mut batches = Vec::new();
+        for first in [1, if iterator { 2 } else { 9 }, 3] {
+            batches.push(batch(&mut socket, [first, 0]).await);
+        }
+        let sending = sender.clone();
+        let panicked = tokio::spawn(async move {
+            let batches = batches.into_iter().inspect(|batch| {
+                if iterator && batch.contents()[0] == 2 {
+                    std::panic::resume_unwind(Box::new("on purpose"));
+                }
+            });
+            sending.send_many(batches).await
+        });
+        assert!(panicked.await.unwrap_err().is_panic());
+        let woken = tokio::time::timeout(Duration::from_secs(20), consumer);
+        let got = woken.await.expect("it is woken").unwrap();
+        assert_eq!(got.contents(), [1, 0]);
+        let stats = monitor.stats();
+        assert_eq!((stats.enqueued, stats.datagrams), (1, 0));
+        // Of an iterator that has panicked nothing more is known.
+        assert_eq!(stats.dropped_closed, if iterator { 0 } else { 2 });
+        drop((sender, got));
+    }
+    drop(socket);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}

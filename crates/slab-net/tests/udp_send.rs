@@ -117,10 +117,10 @@ async fn more_than_a_kernel_call_takes_is_cut_and_all_arrives() {
 async fn try_send_stops_at_a_full_send_buffer_or_sends_all() {
     let pool = pool();
     let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    // Tokio has not heard yet that there is room.
     let sender = UdpSender::bind(ANY).unwrap();
-    // Tokio has to hear of the socket before `try_send` may try.
     let hello = Transmit::new(b"hello", receiver.local_addr());
-    sender.send(&hello).await.unwrap();
+    assert_eq!(sender.try_send(&hello).unwrap(), 1);
     let contents = [0; 3000];
     let three = Transmit::new(&contents, receiver.local_addr()).segment_size(1000);
     let sent = sender.try_send(&three).unwrap();
@@ -391,6 +391,19 @@ async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
     assert_eq!(sink.queued(), 1, "the one that failed is gone");
     sink.close().await.unwrap();
     assert_eq!(receive(&mut receiver, 2).await, [b"one", b"two"]);
+
+    // Met by a full sink, it does not take along the one that is fed then.
+    let mut failed = 0;
+    for n in 0..100_u8 {
+        let to = if n == 10 { nowhere } else { to };
+        let fed = sink.feed(Outgoing::new(copy(&[n]), to)).await;
+        failed += usize::from(fed.is_err());
+    }
+    failed += usize::from(sink.flush().await.is_err());
+    sink.close().await.unwrap();
+    let got = receive(&mut receiver, 99).await.concat();
+    let all = (0..100).filter(|&n| n != 10).collect::<Vec<u8>>();
+    assert_eq!((failed, got), (1, all));
     drop((sink, receiver));
     assert_eq!(pool.slab().stats().in_use(), 0);
 }

@@ -15,6 +15,8 @@ use std::mem::zeroed;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
+use std::time::Duration;
 use udp_common::{checked, refuse, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -30,7 +32,7 @@ fn apart<F: Future<Output = ()> + 'static>(prepare: fn() -> io::Result<()>, test
             return skipped("this thread's system cannot be changed", &why);
         }
         tokio::runtime::Builder::new_current_thread()
-            .enable_io()
+            .enable_all()
             .build()
             .unwrap()
             .block_on(test());
@@ -278,6 +280,70 @@ fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
         arrived.sort_unstable();
         assert_eq!(arrived, (0..60).collect::<Vec<u8>>());
         assert_eq!(sender.monitor().stats().sent_datagrams, 60);
+    }
+    apart(network_of_its_own, test);
+}
+
+/// What ICMP told once about a connected socket is no end of it: others run while it waits for room.
+#[test]
+fn who_was_refused_once_waits_for_room_as_everybody_does() {
+    async fn test() {
+        let tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        set_up(b"lo", true);
+        let pool = pool();
+        let nobody = UdpSocket::bind((Tap::OURS, 0)).unwrap();
+        let refusing = nobody.local_addr().unwrap();
+        drop(nobody);
+        let receiver = UdpReceiver::builder(&pool)
+            .send_buffer_bytes(4096)
+            .connect(refusing)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        let (sender, to) = (receiver.sender(), SocketAddr::from((Tap::THEIRS, 7777)));
+        sender
+            .send(&Transmit::new(b"hello", refusing))
+            .await
+            .unwrap();
+        let mut refused = false;
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let again = sender.send(&Transmit::new(b"hello", refusing)).await;
+            refused |= again.is_err_and(|e| matches!(e.kind(), SendErrorKind::Refused));
+        }
+        assert!(refused);
+
+        let payload = [7; 1000];
+        let transmits: Vec<_> = (0..40).map(|_| Transmit::new(&payload, to)).collect();
+        let mut sink = sender.sink();
+        let answer = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            tap.answer_arp();
+            tap
+        });
+        let mut ticks = 0;
+        let all = async {
+            while sender.send_all(&transmits).await.is_err() {}
+            for _ in 0..40 {
+                let payload = pool.try_copy_from_slice(&payload).unwrap();
+                let _ = sink.feed(Outgoing::new(payload, to)).await;
+            }
+            sink.flush().await
+        };
+        let ticking = async {
+            loop {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                ticks += 1;
+            }
+        };
+        tokio::select! {
+            sent = all => sent.unwrap(),
+            () = ticking => {}
+        }
+        assert!(ticks > 10, "{ticks}");
+        drop(answer.join().unwrap());
     }
     apart(network_of_its_own, test);
 }

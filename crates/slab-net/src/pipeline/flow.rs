@@ -89,12 +89,9 @@ impl FlowSender {
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
     ) -> Result<(), QueueClosed> {
-        let mut rest = Rest {
-            batches: batches.into_iter(),
-            give_up: |batch| self.queue_of(&batch).give_up(batch),
-        };
+        let mut rest = Rest::new(batches, |batch| self.queue_of(&batch).give_up(batch));
         let mut result = Ok(());
-        for batch in rest.batches.by_ref() {
+        while let Some(batch) = rest.next() {
             result = self.queue_of(&batch).send(batch).await.and(result);
         }
         result

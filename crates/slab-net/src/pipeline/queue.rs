@@ -334,23 +334,25 @@ impl QueueSender {
         batches: impl IntoIterator<Item = PacketBatch>,
     ) -> Result<(), QueueClosed> {
         let shared = &*self.shared;
-        let mut rest = Rest {
-            batches: batches.into_iter(),
-            give_up: |batch| {
-                shared.refuse(batch);
-            },
-        };
+        let mut rest = Rest::new(batches, |batch| {
+            let _ = shared.refuse(batch);
+        });
         if shared.receivers.load(Ordering::Relaxed) == 0 {
             return Err(QueueClosed);
         }
         loop {
-            let (mut count, mut amount, mut no_room) = (0, Amount::default(), None);
-            for batch in &mut rest.batches {
+            let mut entered = Entered {
+                shared,
+                batches: 0,
+                amount: Amount::default(),
+            };
+            let mut no_room = None;
+            while let Some(batch) = rest.next() {
                 match shared.offer(batch) {
                     Ok(None) => {}
-                    Ok(Some(entered)) => {
-                        count += 1;
-                        amount += entered;
+                    Ok(Some(amount)) => {
+                        entered.batches += 1;
+                        entered.amount += amount;
                     }
                     Err(batch) => {
                         no_room = Some(batch);
@@ -358,7 +360,7 @@ impl QueueSender {
                     }
                 }
             }
-            shared.entered(count, amount);
+            drop(entered);
             match no_room {
                 None => return Ok(()),
                 Some(batch) => self.send_when_room(batch).await?,
@@ -415,15 +417,50 @@ impl QueueSender {
     }
 }
 
+/// Batches that have entered the queue: counted, and consumers woken, whatever comes after them. Foreign code
+/// yields them and says how urgent they are, and may panic.
+struct Entered<'a> {
+    shared: &'a Shared,
+    batches: usize,
+    amount: Amount,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.shared.entered(self.batches, self.amount);
+    }
+}
+
 /// Batches that are still to be sent; counted if they are not.
 pub(super) struct Rest<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> {
-    pub(super) batches: I,
-    pub(super) give_up: F,
+    batches: I,
+    give_up: F,
+    /// Is the iterator being asked? One that has panicked is not asked again.
+    asking: bool,
+}
+
+impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Rest<I, F> {
+    pub(super) fn new(batches: impl IntoIterator<IntoIter = I>, give_up: F) -> Self {
+        Self {
+            batches: batches.into_iter(),
+            give_up,
+            asking: false,
+        }
+    }
+
+    pub(super) fn next(&mut self) -> Option<PacketBatch> {
+        self.asking = true;
+        let next = self.batches.next();
+        self.asking = false;
+        next
+    }
 }
 
 impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for Rest<I, F> {
     fn drop(&mut self) {
-        self.batches.by_ref().for_each(&mut self.give_up);
+        if !self.asking {
+            self.batches.by_ref().for_each(&mut self.give_up);
+        }
     }
 }
 

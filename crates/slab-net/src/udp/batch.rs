@@ -12,7 +12,7 @@ use slab_core::{Clones, SharedChunk};
 use std::net::{IpAddr, SocketAddr};
 use std::time::SystemTime;
 
-/// What one kernel buffer held: one datagram, or with GRO up to 64 of the same sender, of the same
+/// What one kernel buffer held: one datagram, or with GRO up to 128 of the same sender, of the same
 /// length but for the last, one behind the other in one chunk.
 ///
 /// Never without a datagram, though that may be an empty one. Moving a batch moves a handle; its

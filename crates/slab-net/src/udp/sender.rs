@@ -6,12 +6,15 @@ use super::socket::{Bound, Socket, SocketOptions};
 use super::stats::SocketMonitor;
 use super::sys;
 use super::transmit::{Call, Plan, Progress, Transmit};
+use core::future::poll_fn;
+use core::task::{Poll, ready};
 use std::io;
 use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::io::Interest;
+use tokio::task::coop::poll_proceed;
 
 /// Sends datagrams. Clones share one socket and its counters.
 #[derive(Debug, Clone)]
@@ -111,12 +114,19 @@ impl UdpSender {
     pub async fn send_all(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut progress = Progress::default();
         loop {
-            let result = self
-                .socket
-                .io
-                .async_io(Interest::WRITABLE, || self.step(transmits, &mut progress))
-                .await;
-            if let Some(end) = Self::ended(result, &progress) {
+            let step = poll_fn(|cx| {
+                let coop = ready!(poll_proceed(cx));
+                let step = self.try_step(transmits, &mut progress);
+                if !would_block(&step) {
+                    coop.made_progress();
+                }
+                Poll::Ready(step)
+            });
+            let mut step = step.await;
+            if would_block(&step) {
+                step = self.socket.writable().await.map(|()| Step::More);
+            }
+            if let Some(end) = Self::ended(step, &progress) {
                 return end;
             }
         }
@@ -130,13 +140,24 @@ impl UdpSender {
     pub fn try_send_all(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut progress = Progress::default();
         loop {
-            let result = self
-                .socket
-                .io
-                .try_io(Interest::WRITABLE, || self.step(transmits, &mut progress));
-            if let Some(end) = Self::ended(result, &progress) {
+            let step = self.try_step(transmits, &mut progress);
+            if let Some(end) = Self::ended(step, &progress) {
                 return end;
             }
+        }
+    }
+
+    fn try_step(&self, transmits: &[Transmit<'_>], progress: &mut Progress) -> io::Result<Step> {
+        let mut has_asked = false;
+        let step = self.socket.io.try_io(Interest::WRITABLE, || {
+            has_asked = true;
+            self.step(transmits, progress)
+        });
+        // Tokio may not have heard yet that there is room, and would not ask.
+        if has_asked {
+            step
+        } else {
+            self.step(transmits, progress)
         }
     }
 
@@ -147,7 +168,7 @@ impl UdpSender {
 
     /// Completes once the socket's send buffer may have room.
     pub(crate) async fn writable(self) -> io::Result<()> {
-        self.socket.io.writable().await
+        self.socket.writable().await
     }
 
     fn ended(result: io::Result<Step>, progress: &Progress) -> Option<Result<usize, SendError>> {
@@ -223,6 +244,10 @@ impl UdpSender {
         add(&counters.bytes, calls.iter().map(|call| call.bytes).sum());
         add(&counters.calls, 1);
     }
+}
+
+fn would_block(step: &io::Result<Step>) -> bool {
+    matches!(step, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// What one call to the kernel led to.

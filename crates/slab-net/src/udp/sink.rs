@@ -72,8 +72,9 @@ impl Outgoing {
 /// A [`Sink`] that gathers packets and sends them, many a call, when it is flushed or holds 64.
 ///
 /// From [`UdpSender::sink`]. Packets of one length to one destination, one after the other, leave
-/// with GSO. A packet that the system refuses is dropped and reported by the flush that met it,
-/// which ends there; the next one goes on behind it.
+/// with GSO. A packet that the system refuses is dropped and reported once: by the flush that met it,
+/// which ends there, or where a full sink met it by the next `feed` or `send`, whose own packet is taken
+/// all the same. The next one goes on behind it.
 ///
 /// Dropping the sink drops what was not flushed.
 ///
@@ -106,6 +107,8 @@ pub struct UdpSink {
     /// While the send buffer is full. Allocated for each wait: the place to wait at that tokio has
     /// in the socket is for one task only, and senders are shared.
     waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
+    /// Of a packet that is gone; not told yet.
+    failed: Option<SendError>,
 }
 
 impl UdpSink {
@@ -114,6 +117,7 @@ impl UdpSink {
             sender,
             queued: VecDeque::with_capacity(CAPACITY),
             waiting: None,
+            failed: None,
         }
     }
 
@@ -172,21 +176,34 @@ impl Sink<Outgoing> for UdpSink {
     type Error = SendError;
 
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
-        match self.queued.len() < CAPACITY {
-            true => Poll::Ready(Ok(())),
-            false => self.poll_send_queued(cx),
+        if self.queued.len() < CAPACITY {
+            return Poll::Ready(Ok(()));
+        }
+        match ready!(self.poll_send_queued(cx)) {
+            // There is room where the packet was. Told here it would take along the one that is to come.
+            Err(error) if self.queued.len() < CAPACITY => {
+                self.failed = Some(error);
+                Poll::Ready(Ok(()))
+            }
+            result => Poll::Ready(result),
         }
     }
 
+    /// # Errors
+    /// What the system said to an earlier packet; `item` is queued nevertheless.
+    ///
     /// # Panics
     /// If [`poll_ready`](Sink::poll_ready) was not waited for, and the sink is full.
     fn start_send(mut self: Pin<&mut Self>, item: Outgoing) -> Result<(), SendError> {
         assert!(self.queued.len() < CAPACITY, "poll_ready comes first");
         self.queued.push_back(item);
-        Ok(())
+        self.failed.take().map_or(Ok(()), Err)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Err(error));
+        }
         self.poll_send_queued(cx)
     }
 

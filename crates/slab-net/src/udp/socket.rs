@@ -8,6 +8,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use tokio::io::Interest;
+
+/// What a system's call takes; it has a limit of its own, and most are far below.
+const MAX_BUFFER_BYTES: usize = i32::MAX as usize;
 
 /// How a socket is set up.
 #[derive(Debug, Clone, Copy, Default)]
@@ -67,10 +71,10 @@ impl Bound {
     ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         if let Some(bytes) = options.receive_buffer_bytes {
-            socket.set_recv_buffer_size(bytes)?;
+            socket.set_recv_buffer_size(bytes.min(MAX_BUFFER_BYTES))?;
         }
         if let Some(bytes) = options.send_buffer_bytes {
-            socket.set_send_buffer_size(bytes)?;
+            socket.set_send_buffer_size(bytes.min(MAX_BUFFER_BYTES))?;
         }
         // Options come before the address, so that no datagram arrives without them. Only quinn-udp
         // wants a bound socket, as Windows cannot tell the address of any other.
@@ -120,6 +124,24 @@ pub(super) struct Socket {
     pub(super) counters: Arc<SocketCounters>,
     /// Was it said already that the system refuses GSO?
     pub(super) gso_refused: AtomicBool,
+}
+
+impl Socket {
+    /// Waits until the send buffer may have room.
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        let ready = self.io.ready(Interest::WRITABLE).await?;
+        // What ICMP has told a connected socket looks like the end of a pipe to tokio, which says "ready"
+        // ever after. A registration of its own has not heard of it.
+        #[cfg(unix)]
+        if ready.is_write_closed() {
+            use std::os::fd::AsFd;
+            let again = self.io.as_fd().try_clone_to_owned()?;
+            let again = tokio::net::UdpSocket::from_std(again.into())?;
+            return again.writable().await;
+        }
+        let _ = ready;
+        Ok(())
+    }
 }
 
 impl Drop for Socket {

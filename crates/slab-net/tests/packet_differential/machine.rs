@@ -383,7 +383,8 @@ impl Machine {
             Op::Clear(s) => {
                 self.with_mut(s, |a, b| (a.clear(), b.clear()));
                 self.with_frozen(s, |a, b| {
-                    (a.clear(), b.clear());
+                    a.clear();
+                    b.clear();
                     assert!(!a.is_unique() && !b.is_unique(), "it has no memory");
                 });
             }
