@@ -4,7 +4,7 @@
 #![cfg(target_os = "linux")]
 
 use slab_net::PacketPool;
-use slab_net::rudp::{Endpoint, EndpointConfig, SessionConfig};
+use slab_net::rudp::{CloseReason, Endpoint, EndpointConfig, SessionConfig};
 use std::env;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -20,12 +20,23 @@ const CANNOT: i32 = 77;
 
 #[test]
 fn what_the_socket_has_no_room_for_goes_later() {
+    apart("100mbit", "through_a_slow_link");
+}
+
+#[test]
+fn a_session_ends_in_time_although_its_socket_has_no_room() {
+    apart("1kbit", "through_a_link_that_stands_still");
+}
+
+/// Runs a test that is ignored otherwise, in a network of its own whose link has this rate.
+fn apart(rate: &str, test: &str) {
     let slow = "ip link set lo mtu 1500 up \
-        && tc qdisc add dev lo root tbf rate 100mbit burst 64k limit 10m || exit 77; \
-        exec \"$0\" --ignored --exact through_a_slow_link";
+        && tc qdisc add dev lo root tbf rate \"$1\" burst 64k limit 10m || exit 77; \
+        exec \"$0\" --ignored --exact \"$2\"";
     let run = Command::new("unshare")
         .args(["--map-root-user", "--net", "sh", "-c", slow])
         .arg(env::current_exe().unwrap())
+        .args([rate, test])
         .output();
     let why = match run {
         Ok(run) if run.status.success() => {
@@ -44,7 +55,7 @@ fn what_the_socket_has_no_room_for_goes_later() {
 
 /// Several sessions between two sockets, each with more to send than there is room for, both ways.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the test above runs it, in a network of its own"]
+#[ignore = "a test above runs it, in a network of its own"]
 async fn through_a_slow_link() {
     let pool = PacketPool::builder()
         .max_memory(64 << 20)
@@ -82,4 +93,35 @@ async fn through_a_slow_link() {
     assert_eq!(stats.send_errors, 0);
     // Where the socket has no room its task waits, whatever is due.
     assert!(stats.wakeups < 2 * stats.total.sent_datagrams, "{stats:?}");
+}
+
+/// A session that hears nothing, as nothing that it sends arrives, and has more to send all the time.
+#[tokio::test]
+#[ignore = "a test above runs it, in a network of its own"]
+async fn through_a_link_that_stands_still() {
+    let pool = PacketPool::builder()
+        .max_memory(64 << 20)
+        .headroom(24)
+        .build()
+        .unwrap();
+    let session = SessionConfig::fast()
+        .stream(true)
+        .window(1024, 1024)
+        .keepalive(Duration::from_millis(500), Duration::from_secs(2));
+    let config = EndpointConfig::new(session).socket_buffers(32 << 10);
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let clients = Endpoint::bind(any, &pool, config).unwrap();
+    let client = clients.connect(server.local_addr()).unwrap();
+    client.ready().await.unwrap();
+    let mut client = client.into_stream();
+
+    // The first bytes pass in the link's burst. More than the session's buffer takes.
+    let bytes = vec![7; 8 * BYTES];
+    let written = timeout(Duration::from_secs(30), client.write_all(&bytes)).await;
+    written.expect("in time").expect_err("it is over");
+    let why = client.connection().close().await;
+    assert_eq!(why, Err(CloseReason::TimedOut));
+    let stats = clients.stats();
+    assert!(stats.send_blocked > 0, "{stats:?}");
 }

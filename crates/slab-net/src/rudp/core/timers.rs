@@ -20,15 +20,8 @@ impl Session {
     /// It may be called earlier, or later. `None` if never.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
-        let phase = match self.phase {
-            Phase::Over(_) => return None,
-            Phase::Open => self.finish_by(),
-            Phase::Lingering { until } | Phase::Quiet { until } => Some(until),
-            Phase::Notifying { at, .. } => Some(at),
-        };
         let times = [
-            phase,
-            Some(self.given_up_at().min(self.keepalive_at)),
+            Some(self.poll_end()?.min(self.keepalive_at)),
             self.acks.due(),
             self.overdue_at(),
             self.tail_at(),
@@ -37,6 +30,19 @@ impl Session {
             self.probe.map(|(at, _)| at),
         ];
         times.into_iter().flatten().min()
+    }
+
+    /// When the session ends, or goes on to its next way to end, if nothing happens before: what is due
+    /// although nothing can be sent. `None` if it is over.
+    pub(in super::super) fn poll_end(&self) -> Option<Time> {
+        let phase = match self.phase {
+            Phase::Over(_) => return None,
+            Phase::Open => self.finish_by(),
+            Phase::Lingering { until } | Phase::Quiet { until } => Some(until),
+            Phase::Notifying { at, .. } => Some(at),
+        };
+        let given_up_at = self.given_up_at();
+        Some(phase.map_or(given_up_at, |at| at.min(given_up_at)))
     }
 
     /// How long the peer may be silent; before it has proved its address less long, and so long what

@@ -196,13 +196,14 @@ impl Link {
         woken
     }
 
-    /// Not while the socket is full: what would be due could not be sent, and is looked at again once it
-    /// can.
+    /// While the socket is full only for its end: what else would be due could not be sent, and is looked
+    /// at again once it can.
     pub(super) fn arm(&self, inner: &mut Inner) {
-        if inner.unsent.is_some() {
-            return;
-        }
-        if let Some(at) = inner.session.poll_timeout()
+        let next = match inner.unsent {
+            None => inner.session.poll_timeout(),
+            Some(_) => inner.session.poll_end(),
+        };
+        if let Some(at) = next
             && inner.armed.is_none_or(|armed| at < armed)
         {
             inner.armed = Some(at);
