@@ -54,12 +54,12 @@ pub enum Mode {
     /// threads that allocate seldom, and where memory is tighter than time.
     DepotOnly,
     /// In one ring a class, first in, first out, over a fixed population: each class has an equal
-    /// share of the cap's slabs, which it takes when it first needs them and then keeps (trim gives back their
-    /// pages, not the slabs). So no class can starve another, and a chunk rests until all that were freed before it are used again, which gives
-    /// late writes by foreign code or hardware the least to destroy. (Those that trim or a wait has put back into
-    /// their slabs, and those that were never used, are used only when the ring is empty.) The price beside that of
-    /// `DepotOnly`: chunks come back cold. A pool of one class in this mode is what others make of a
-    /// channel.
+    /// share of the cap's slabs, which it takes when it first needs them and then keeps (trim gives back
+    /// their pages, not the slabs). So no class can starve another, and a chunk rests until all that were
+    /// freed before it are used again, which gives late writes by foreign code or hardware the least to
+    /// destroy. (Those that trim or a wait has put back into their slabs, and those that were never used,
+    /// are used only when the ring is empty.) The price beside that of `DepotOnly`: chunks come back
+    /// cold. A pool of one class in this mode is what others make of a channel.
     Ring,
     /// In batches, under one mutex a class. Earns its keep only as a baseline to measure the others
     /// against, and where a debugger is to find all free chunks of a class in one place.
@@ -187,8 +187,8 @@ impl SlabPoolBuilder {
     ///
     /// A freed chunk is filled with a pattern, and looked through when it is handed out again; a
     /// chunk that was written to in between panics there and is never used again, and one that is
-    /// freed twice panics when it is freed. [`free_raw`](SlabPool::free_raw) and [`from_raw`](SlabPool::from_raw) refuse
-    /// pointers to chunks that are not in use.
+    /// freed twice panics when it is freed. [`free_raw`](SlabPool::free_raw) and
+    /// [`from_raw`](SlabPool::from_raw) refuse pointers to chunks that are not in use.
     ///
     /// Costs the fast path, and the time to write and to read each chunk.
     pub fn hardened(mut self, hardened: bool) -> Self {

@@ -152,7 +152,8 @@ impl Chunk {
     ///
     /// All [`capacity`](Self::capacity) bytes behind it are valid for reads and writes for as long as
     /// this handle lives. They hold zeros, or a former owner's data, or what a former owner wrote as
-    /// [`MaybeUninit::uninit`](core::mem::MaybeUninit::uninit): to be treated as `MaybeUninit` until written.
+    /// [`MaybeUninit::uninit`](core::mem::MaybeUninit::uninit): to be treated as `MaybeUninit` until
+    /// written.
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {

@@ -2,8 +2,8 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p slab-core --lib --release model`.
 //!
-//! Parts are here, whole pools in `pools`. Thread-locals are left out: loom's threads share one system thread, so a model hands each of
-//! its threads a cache by name and enters one level below `local`.
+//! Parts are here, whole pools in `pools`. Thread-locals are left out: loom's threads share one system
+//! thread, so a model hands each of its threads a cache by name and enters one level below `local`.
 
 mod pools;
 

@@ -44,8 +44,9 @@ use core::ptr::NonNull;
 /// sentence only: a fork while another thread builds the very first pool, a fork by a destructor of a
 /// thread-local, the child's use of pools with [`Mode::Ring`](crate::Mode::Ring) that other threads
 /// were using (it may wait for one of them for ever), and of pools for whose memory their tasks were
-/// [waiting](Self::alloc) (a free wakes those, and their wakers may lock what nobody unlocks). On other systems, and after a bare `clone`, do as
-/// POSIX says in the child of a process whose other threads use pools: nothing but what leads to `exec`.
+/// [waiting](Self::alloc) (a free wakes those, and their wakers may lock what nobody unlocks). On other
+/// systems, and after a bare `clone`, do as POSIX says in the child of a process whose other threads use
+/// pools: nothing but what leads to `exec`.
 ///
 /// # Sandboxes
 /// On Linux a pool asks once whether the process may issue `membarrier`, when the first is built, and then
@@ -113,8 +114,8 @@ impl SlabPool {
     /// Those who wait for the same size class are served in the order in which they came, and
     /// before any later `try_alloc`. Between classes there is no such order: what is freed serves whoever
     /// waits longest of those that it fits, so one who waits for 64 KiB can be overtaken by smaller
-    /// requests as long as no slab becomes whole. Cancel-safe: dropping the future loses neither its chunk nor
-    /// anybody's turn. While somebody waits, frees bypass the threads' magazines.
+    /// requests as long as no slab becomes whole. Cancel-safe: dropping the future loses neither its
+    /// chunk nor anybody's turn. While somebody waits, frees bypass the threads' magazines.
     ///
     /// # Errors
     /// [`AllocError::TooLarge`] at once, [`AllocError::TooManyWaiters`] behind 65 536 others,

@@ -106,8 +106,8 @@ mod imp {
     }
 
     /// A mutex that ignores poisoning: what it guards can be used wherever foreign code may have
-    /// panicked under it. Such code is [`Growth::Custom`](crate::Growth::Custom)'s, called before a slab is taken, and
-    /// a subscriber's of `tracing`, told before a raid or sweep begins and after it.
+    /// panicked under it. Such code is [`Growth::Custom`](crate::Growth::Custom)'s, called before a slab
+    /// is taken, and a subscriber's of `tracing`, told before a raid or sweep begins and after it.
     #[cfg(feature = "std")]
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(std::sync::Mutex<T>);

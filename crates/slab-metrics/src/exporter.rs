@@ -80,9 +80,9 @@ impl Exporter {
         page.render(&self.shared.collector, format)
     }
 
-    /// Installs a recorder of `metrics-exporter-prometheus` for the whole program, so that what it counts by the macros of the
-    /// `metrics` facade is on the page too, after our own series. Names that begin with `slab_`
-    /// are ours. [`MetricsServer::serve`](crate::MetricsServer::serve) does its upkeep.
+    /// Installs a recorder of `metrics-exporter-prometheus` for the whole program, so that what it counts
+    /// by the macros of the `metrics` facade is on the page too, after our own series. Names that begin
+    /// with `slab_` are ours. [`MetricsServer::serve`](crate::MetricsServer::serve) does its upkeep.
     ///
     /// # Errors
     /// There is a global recorder already.

@@ -28,6 +28,16 @@ fn exhaust_all(pool: &PacketPool) -> Vec<Packet> {
     sizes.into_iter().rev().flat_map(of_size).collect()
 }
 
+/// A pool that takes nothing from the heap.
+fn strict(bytes: usize) -> PacketPool {
+    PacketPool::builder()
+        .max_memory(bytes)
+        .headroom(24)
+        .heap_limit(0)
+        .build()
+        .unwrap()
+}
+
 async fn connected(pool: &PacketPool) -> [Connection; 2] {
     let config = EndpointConfig::new(SessionConfig::fast());
     let server = Endpoint::bind(any(), pool, config.clone()).unwrap();
@@ -147,12 +157,7 @@ async fn a_session_outlives_a_pool_without_memory() {
 /// Whoever reads has the memory to join a message in, or waits for it: the peer decides on its length.
 #[tokio::test]
 async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
-    let pool = PacketPool::builder()
-        .max_memory(8 << 20)
-        .headroom(24)
-        .heap_limit(0)
-        .build()
-        .unwrap();
+    let pool = strict(8 << 20);
     let [client, accepted] = connected(&pool).await;
     let message: Vec<u8> = (0..5000_u32).map(|n| n as u8).collect();
     client.send_slice(&message).await.unwrap();
@@ -201,12 +206,7 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
 /// Two tasks receive; the message that the first one waits to join is taken by the other, as it is.
 #[tokio::test]
 async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
-    let pool = PacketPool::builder()
-        .max_memory(8 << 20)
-        .headroom(24)
-        .heap_limit(0)
-        .build()
-        .unwrap();
+    let pool = strict(8 << 20);
     for last in [true, false] {
         let [client, accepted] = connected(&pool).await;
         let before = accepted.stats().received_segments;
@@ -244,12 +244,7 @@ async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
 /// The peer's message ends its session, and nothing else.
 #[tokio::test]
 async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_not() {
-    let pool = PacketPool::builder()
-        .max_memory(16 << 20)
-        .headroom(24)
-        .heap_limit(0)
-        .build()
-        .unwrap();
+    let pool = strict(16 << 20);
     let message = vec![7; 100_000];
     let [client, accepted] = connected(&pool).await;
     soon(client.send_slice(&message)).await.unwrap();

@@ -63,8 +63,8 @@ pub struct PacketPool {
 }
 
 impl PacketPool {
-    /// Starts the configuration of a pool, with [`SizeClasses::network`](slab_core::SizeClasses::network) as its
-    /// size classes.
+    /// Starts the configuration of a pool, with [`SizeClasses::network`](slab_core::SizeClasses::network)
+    /// as its size classes.
     pub fn builder() -> PacketPoolBuilder {
         PacketPoolBuilder::default()
     }

@@ -83,8 +83,8 @@ impl PacketBuf {
         other
     }
 
-    /// As [`Buf::copy_to_bytes`](bytes::Buf::copy_to_bytes), but the result is a [`Packet`] and shares the memory: an inherent
-    /// method, so that code written for `BytesMut` meets it first.
+    /// As [`Buf::copy_to_bytes`](bytes::Buf::copy_to_bytes), but the result is a [`Packet`] and shares
+    /// the memory: an inherent method, so that code written for `BytesMut` meets it first.
     ///
     /// ```
     /// # use slab_net::PacketBuf;

@@ -272,8 +272,8 @@ impl fmt::Display for QueueClosed {
 
 impl std::error::Error for QueueClosed {}
 
-/// The producers' end of a [`queue`] or [`priority_queue`]. Clones put into the same queue; once the last is dropped,
-/// consumers drain the queue and then get `None`.
+/// The producers' end of a [`queue`] or [`priority_queue`]. Clones put into the same queue; once the last
+/// is dropped, consumers drain the queue and then get `None`.
 #[derive(Debug)]
 pub struct QueueSender {
     shared: Arc<Shared>,
@@ -417,8 +417,8 @@ impl QueueSender {
     }
 }
 
-/// Batches that have entered the queue: counted, and consumers woken, whatever comes after them. Foreign code
-/// yields them and says how urgent they are, and may panic.
+/// Batches that have entered the queue: counted, and consumers woken, whatever comes after them. Foreign
+/// code yields them and says how urgent they are, and may panic.
 struct Entered<'a> {
     shared: &'a Shared,
     batches: usize,

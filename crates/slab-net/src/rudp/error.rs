@@ -10,8 +10,8 @@ use core::fmt;
 pub enum CloseReason {
     /// It was closed here, and what had been sent was delivered.
     Closed,
-    /// It was closed here, and the linger time ended before everything was delivered. A peer of this library
-    /// is reset.
+    /// It was closed here, and the linger time ended before everything was delivered. A peer of this
+    /// library is reset.
     LingerExpired,
     /// It was given up here, with whatever had not been delivered.
     Aborted,

@@ -111,8 +111,8 @@ pub struct BytesMutReceiver {
 impl UdpReceiver {
     /// Makes it a receiver of genuine [`BytesMut`], whose buffers are at most `max_memory` bytes
     /// together, and one at least. It drops and counts what was cut, whatever was
-    /// [chosen](super::UdpReceiverBuilder::deliver_truncated) for the receiver. What it has read and not been asked for is dropped and counted
-    /// as `closed`.
+    /// [chosen](super::UdpReceiverBuilder::deliver_truncated) for the receiver. What it has read and not
+    /// been asked for is dropped and counted as `closed`.
     #[must_use]
     pub fn into_bytes_mut(self, max_memory: usize) -> BytesMutReceiver {
         let buffer_bytes = self.buffer_bytes();

@@ -30,8 +30,9 @@ const COALESCED: usize = (64_usize << 10).div_ceil(1200);
 /// **What it gives**: the [counters](SocketMonitor) of every other socket here, with what the kernel
 /// dropped, and so its metrics; a datagram that the system does not take for sending is counted as
 /// [lost](super::SocketStats::send_lost_datagrams), where quinn's own socket says nothing; one that
-/// was cut is dropped and counted, never taken for a whole one; segmentation offload that the system refuses is given up for good, by one log event;
-/// the options of [`UdpReceiverBuilder`](super::UdpReceiverBuilder), shards among them.
+/// was cut is dropped and counted, never taken for a whole one; segmentation offload that the system
+/// refuses is given up for good, by one log event; the options of
+/// [`UdpReceiverBuilder`](super::UdpReceiverBuilder), shards among them.
 ///
 /// **What it does not give: pool memory on the receive path.** quinn owns the buffers that it
 /// receives to (32 of 64 KiB or more for each endpoint), and copies each datagram to a `BytesMut`

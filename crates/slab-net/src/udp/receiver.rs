@@ -26,7 +26,8 @@ use tokio::io::Interest;
 /// * **Cancel-safe**: buffers and batches live in the receiver. A future that is dropped loses
 ///   nothing.
 /// * **Bounded**: it holds at most 8 super-buffers, or 32 buffers of single datagrams, copies of at most
-///   half of that, and nothing while it waits for the socket; [`held_bytes`](Self::held_bytes) says how much now.
+///   half of that, and nothing while it waits for the socket; [`held_bytes`](Self::held_bytes) says how
+///   much now.
 /// * **Adaptive**: two buffers a call while little arrives, twice as many after each call that
 ///   filled all of them.
 /// * **When the pool is exhausted** it goes on reading, to nowhere, counts what it read as
@@ -233,7 +234,8 @@ impl UdpReceiver {
         self.reader.ready.drain(..)
     }
 
-    /// The next batch if there is one right now.
+    /// The next batch if there is one right now. While the pool is exhausted it reads, and drops, all
+    /// that is there, as long as more comes.
     ///
     /// # Errors
     /// What the system says.

@@ -52,7 +52,7 @@ pub struct SocketStats {
     /// Datagrams that the kernel dropped before they could be read: its queue for the socket was
     /// full, or the checksum wrong. No part of `received_datagrams`.
     ///
-    /// Linux only; 0 elsewhere. Exact without coalescing; with it, up to 64 datagrams that the
+    /// Linux only; 0 elsewhere. Exact without coalescing; with it, up to 128 datagrams that the
     /// kernel had coalesced before it dropped them count as one, as it says no more of them.
     pub kernel_dropped_datagrams: u64,
 }

@@ -21,9 +21,9 @@ pub(super) const RESET: u8 = 1;
 /// That of one which says no more than that its sender, who has closed and has something to deliver still,
 /// takes nothing any more.
 pub(super) const DEAF: u8 = 2;
-/// The `frg` of the PUSH behind the last one. No fragment of a message has it. Its payload is the `ts` of the
-/// receiver's last WASK before it is sent, as a close notice has it: who has seen none of those cannot forge
-/// it.
+/// The `frg` of the PUSH behind the last one. No fragment of a message has it. Its payload is the `ts` of
+/// the receiver's last WASK before it is sent, as a close notice has it: who has seen none of those
+/// cannot forge it.
 pub(super) const END: u8 = 255;
 /// Time-outs that a close notice may take, although the linger time is over.
 const NOTICES: u32 = 3;

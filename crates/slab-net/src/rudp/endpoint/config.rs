@@ -108,8 +108,8 @@ impl EndpointConfig {
     }
 
     /// Lets the kernel cut what goes out (GSO) and join what comes in (GRO). Without, each datagram is a
-    /// message of its own on the way out, several of them a call on Linux, and a buffer of its own on the way in:
-    /// for devices that get it wrong, and to see what it is worth. Default: yes.
+    /// message of its own on the way out, several of them a call on Linux, and a buffer of its own on the
+    /// way in: for devices that get it wrong, and to see what it is worth. Default: yes.
     pub fn offload(mut self, offload: bool) -> Self {
         self.offload = offload;
         self

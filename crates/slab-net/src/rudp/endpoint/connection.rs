@@ -324,9 +324,9 @@ impl Connection {
     /// that nothing more comes once it has everything. Waits until it has; where the peer answers while it
     /// receives, what it says has to be received meanwhile, or both may wait for each other.
     ///
-    /// Between two ends of this library. KCP has no half-close: with a peer of another implementation, or one
-    /// that is not known within the linger time, this is [`close`](Self::close), and what that peer still sends
-    /// is lost, and what was not received yet.
+    /// Between two ends of this library. KCP has no half-close: with a peer of another implementation, or
+    /// one that is not known within the linger time, this is [`close`](Self::close), and what that peer
+    /// still sends is lost, and what was not received yet.
     ///
     /// ```
     /// # use slab_net::PacketPool;

@@ -49,8 +49,8 @@ pub(super) struct Inner {
 }
 
 /// The most tasks that wait for one thing of a session. A wait that was given up leaves its task here
-/// until something comes; who comes when it is full wakes one that has waited for long, which comes again if
-/// it still waits.
+/// until something comes; who comes when it is full wakes one that has waited for long, which comes again
+/// if it still waits.
 const MAX_WAITING: usize = 256;
 
 /// Tasks that wait for one thing; seldom more than one.
@@ -145,8 +145,8 @@ impl Link {
 
     /// After anything was done to the session: sends what is to be sent, sets the timer, takes it
     /// out of the table once it is over, and returns who is to be woken: where there is no `news` only for
-    /// what comes once. A task that sends or receives would otherwise wake others for nothing, and itself for
-    /// ever if it waits for something else at the same time.
+    /// what comes once. A task that sends or receives would otherwise wake others for nothing, and itself
+    /// for ever if it waits for something else at the same time.
     pub(super) fn settle(&self, inner: &mut Inner, now: Time, news: bool) -> Woken {
         self.transmit(inner, now);
         let Inner {

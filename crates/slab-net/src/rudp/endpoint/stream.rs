@@ -13,10 +13,11 @@ use tokio::task::coop::poll_proceed;
 /// A session as a stream of bytes, from [`Connection::into_stream`].
 ///
 /// What is written is on its way at once, as far as the peer's window allows; flushing does
-/// nothing. Shutting down ends what is written, without waiting until it is delivered; what the peer sends is
-/// read as before. To wait there is [`Connection::finish`]. Only with a peer of another implementation, or one
-/// that is not known within the linger time, the session is closed, both ways: KCP has no half-close, and what
-/// such a peer sends after that is lost, as is what was received and not read by then.
+/// nothing. Shutting down ends what is written, without waiting until it is delivered; what the peer
+/// sends is read as before. To wait there is [`Connection::finish`]. Only with a peer of another
+/// implementation, or one that is not known within the linger time, the session is closed, both ways: KCP
+/// has no half-close, and what such a peer sends after that is lost, as is what was received and not read
+/// by then.
 ///
 /// Dropping it closes the session, also after shutting down: what the peer has not taken within the
 /// [linger time](super::super::SessionConfig::linger) is lost, and the peer learns that by a
