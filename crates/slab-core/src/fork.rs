@@ -169,7 +169,7 @@ mod tests {
         let cache = at_rest.registry[0].cache.clone();
         let guard = &cache.magazine(0).guard;
         // As its owner does before it looks at the gate.
-        guard.enter();
+        guard.enter_to_put();
         assert!(!guard.is_idle());
         at_rest.leave_for_all();
         drop(at_rest);

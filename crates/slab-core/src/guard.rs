@@ -8,15 +8,22 @@
 //! store-load barrier on both sides; the owner's is only a compiler fence, because the taker's
 //! `membarrier` system call makes every running thread of the process execute a real one.
 //!
-//! What the guard keeps is one word, the `state`, and whatever the state describes. **Only the
-//! owner ever writes it.** To say that it is inside, the owner copies the state that it is about to
-//! replace to `intent`; storing the new state, which differs, is what ends it:
+//! What the guard keeps is the length of a stack, as two words: `puts` counts up with each thing put
+//! on it, `takes` counts *down* with each taken off, so that `length = puts + takes`, modulo 2^64.
+//! Two, because a load that follows a store to the same word soon has to wait for it: with one word for
+//! the length, each operation waits for the one before it; with two a put does not wait for a take.
 //!
-//! `the owner is inside <=> intent = INSIDE or intent = state`
+//! **Only the owner ever writes them.** To say that it is inside, the owner copies the word that it is
+//! about to replace to `intent`; storing the new one, which differs, is what ends it:
+//!
+//! `the owner is inside <=> intent = INSIDE or intent = puts or intent = takes`
+//!
+//! As one counts up from near zero and the other down from near 2^64, neither is ever taken for the
+//! other.
 //!
 //! So leaving costs no store of its own. A taker cannot empty what it takes, since it does not
-//! write the state: it leaves [`TAKEN`] up, which says that the contents are gone, until the owner
-//! comes by on its slow path and writes so. (If takers wrote the state, the owner could read it,
+//! write the words: it leaves [`TAKEN`] up, which says that the contents are gone, until the owner
+//! comes by on its slow path and writes so. (If takers wrote them, the owner could read them,
 //! lose the processor while somebody takes and goes, and then act on what it had read.)
 //!
 //! The gate costs no branch of its own either: it is compared with what the owner has to compare
@@ -31,7 +38,7 @@
 //! has a real fence. Slower, never wrong.
 
 use crate::sync::{
-    AtomicU32, AtomicU64, Backoff, Ordering, barrier_is_asymmetric, fence, light_barrier,
+    AtomicU16, AtomicU32, AtomicU64, Backoff, Ordering, barrier_is_asymmetric, fence, light_barrier,
 };
 
 /// Somebody is about to take the contents; temporary, under the registry's lock.
@@ -47,77 +54,140 @@ pub(crate) const PRESSURE: u32 = 1 << 12;
 /// The pool has something to do with each chunk that is allocated or freed; for ever.
 pub(crate) const SCRUB: u32 = 1 << 13;
 
-/// Intents that no state equals: its lowest byte is a length, and no length is that large.
+/// Intents that are neither word's: `takes` begins lower.
 const OUTSIDE: u64 = u64::MAX;
 const INSIDE: u64 = u64::MAX - 1;
+/// What `puts` begins with, so that `takes` stays below what it begins with by less than this, however
+/// much was put on the stack before anything is counted.
+pub(crate) const FIRST_PUT: u64 = 1 << 8;
 
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Guard {
-    state: AtomicU64,
+    puts: AtomicU64,
+    takes: AtomicU64,
     intent: AtomicU64,
     gate: AtomicU32,
-    ceiling: AtomicU32,
-    capacity: u32,
+    ceiling: AtomicU16,
+    capacity: u16,
+}
+
+/// The owner has announced that it will put or take: the word that says so, and the length.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entered {
+    word: u64,
+    len: usize,
+}
+
+impl Entered {
+    #[inline(always)]
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+}
+
+/// Modulo 2^64.
+#[inline(always)]
+fn length(puts: u64, takes: u64) -> usize {
+    puts.wrapping_add(takes) as usize
 }
 
 impl Guard {
-    pub(crate) fn new(capacity: u32) -> Self {
+    pub(crate) fn new(capacity: u16) -> Self {
         let gate = if barrier_is_asymmetric() { 0 } else { FENCED };
         Self {
-            state: AtomicU64::new(0),
+            puts: AtomicU64::new(FIRST_PUT),
+            takes: AtomicU64::new(FIRST_PUT.wrapping_neg()),
             intent: AtomicU64::new(OUTSIDE),
             gate: AtomicU32::new(gate),
-            ceiling: AtomicU32::new(if gate == 0 { capacity } else { 0 }),
+            ceiling: AtomicU16::new(if gate == 0 { capacity } else { 0 }),
             capacity,
         }
     }
 
-    /// What the owner wrote last.
+    /// How much was ever put on the stack but by [`set_len`](Self::set_len), and how much lies there.
+    /// Read by others while the owner goes on, the length is never less than at some moment of the call,
+    /// and never above the capacity.
     #[inline(always)]
-    pub(crate) fn state(&self) -> u64 {
-        self.state.load(Ordering::Relaxed)
+    pub(crate) fn puts_and_len(&self) -> (u64, usize) {
+        // In this order: what is put meanwhile makes the length more, not less than none.
+        let takes = self.takes.load(Ordering::Acquire);
+        let puts = self.puts.load(Ordering::Relaxed);
+        (puts - FIRST_PUT, length(puts, takes).min(self.capacity()))
     }
 
     /// How many chunks fit, whether the gate is open or not.
     #[inline(always)]
     pub(crate) fn capacity(&self) -> usize {
-        self.capacity as usize
+        self.capacity.into()
     }
 
-    /// The owner's way in on the fast path: returns the state, which the owner may replace by
-    /// [`leave`](Self::leave) if it then finds the gate open, by [`is_above_gate`] or
-    /// [`is_below_ceiling`]. Otherwise it has to [`back_out`](Self::back_out).
-    ///
-    /// [`is_above_gate`]: Self::is_above_gate
-    /// [`is_below_ceiling`]: Self::is_below_ceiling
+    /// The owner's way in on the fast path, to take something off: it may [`take`](Self::take) if it then
+    /// finds the gate open, by [`is_above_gate`](Self::is_above_gate). Otherwise it has to
+    /// [`back_out`](Self::back_out).
     #[inline(always)]
-    pub(crate) fn enter(&self) -> u64 {
-        let state = self.state();
-        // Release: a taker that sees this sees no state before this one.
-        self.intent.store(state, Ordering::Release);
+    pub(crate) fn enter_to_take(&self) -> Entered {
+        let (puts, takes) = (
+            self.puts.load(Ordering::Relaxed),
+            self.takes.load(Ordering::Relaxed),
+        );
+        self.announce(takes);
+        Entered {
+            word: takes,
+            len: length(puts, takes),
+        }
+    }
+
+    /// As [`enter_to_take`](Self::enter_to_take), to [`put`](Self::put) something on, if
+    /// [`is_below_ceiling`](Self::is_below_ceiling).
+    #[inline(always)]
+    pub(crate) fn enter_to_put(&self) -> Entered {
+        let (puts, takes) = (
+            self.puts.load(Ordering::Relaxed),
+            self.takes.load(Ordering::Relaxed),
+        );
+        self.announce(puts);
+        Entered {
+            word: puts,
+            len: length(puts, takes),
+        }
+    }
+
+    #[inline(always)]
+    fn announce(&self, word: u64) {
+        // Release: a taker that sees this sees no words before these.
+        self.intent.store(word, Ordering::Release);
         light_barrier();
-        state
     }
 
     /// Is the gate open and the length not zero?
     #[inline(always)]
-    pub(crate) fn is_above_gate(&self, len: usize) -> bool {
-        len > self.gate.load(Ordering::Relaxed) as usize
+    pub(crate) fn is_above_gate(&self, entered: Entered) -> bool {
+        // No length has more bits.
+        entered.len as u32 > self.gate.load(Ordering::Relaxed)
     }
 
-    /// Is the gate open and the length below the capacity?
+    /// Is the gate open, and a place below the capacity?
     #[inline(always)]
-    pub(crate) fn is_below_ceiling(&self, len: usize) -> bool {
-        len < self.ceiling.load(Ordering::Relaxed) as usize
+    pub(crate) fn is_below_ceiling(&self, place: u16) -> bool {
+        place < self.ceiling.load(Ordering::Relaxed)
     }
 
-    /// The owner leaves by storing a state that differs from the one it entered with. Release: a
-    /// taker that sees it sees all that the owner did inside.
+    /// The owner has taken so many, at least one, and leaves: what it announced is so no longer. Release:
+    /// a taker that sees it sees all that the owner did inside.
     #[inline(always)]
-    pub(crate) fn leave(&self, state: u64) {
-        debug_assert_ne!(state, self.state());
-        self.state.store(state, Ordering::Release);
+    pub(crate) fn take(&self, entered: Entered, count: usize) {
+        debug_assert!(count > 0 && self.takes.load(Ordering::Relaxed) == entered.word);
+        self.takes
+            .store(entered.word.wrapping_sub(count as u64), Ordering::Release);
+    }
+
+    /// As [`take`](Self::take), when it has put so many.
+    #[inline(always)]
+    pub(crate) fn put(&self, entered: Entered, count: usize) {
+        debug_assert!(count > 0 && self.puts.load(Ordering::Relaxed) == entered.word);
+        self.puts
+            .store(entered.word + count as u64, Ordering::Release);
     }
 
     /// The owner leaves without having changed anything.
@@ -144,10 +214,20 @@ impl Guard {
         false
     }
 
-    /// The owner replaces the state, after [`enter_slow`](Self::enter_slow) or where no taker can
-    /// be.
-    pub(crate) fn set_state(&self, state: u64) {
-        self.state.store(state, Ordering::Relaxed);
+    /// The owner counts one put, after [`enter_slow`](Self::enter_slow).
+    pub(crate) fn put_slow(&self) {
+        let puts = self.puts.load(Ordering::Relaxed);
+        self.puts.store(puts + 1, Ordering::Release);
+    }
+
+    /// The owner has made the length another one, and no puts are to be counted; after
+    /// [`enter_slow`](Self::enter_slow) or where no taker can be. Release: for
+    /// [`puts_and_len`](Self::puts_and_len).
+    pub(crate) fn set_len(&self, len: usize) {
+        debug_assert!(len <= self.capacity());
+        let puts = self.puts.load(Ordering::Relaxed);
+        self.takes
+            .store((len as u64).wrapping_sub(puts), Ordering::Release);
     }
 
     /// Release: a taker that sees it sees all that the owner did inside.
@@ -185,7 +265,7 @@ impl Guard {
     }
 
     /// Waits until the owner is outside; it cannot come back in while the gate is shut. Then the
-    /// state stays what it is.
+    /// words stay what they are.
     pub(crate) fn wait_idle(&self) {
         let mut backoff = Backoff::default();
         while !self.is_idle() {
@@ -195,8 +275,10 @@ impl Guard {
 
     /// Does the owner stand outside?
     pub(crate) fn is_idle(&self) -> bool {
-        // In this order: an intent that is seen brings the state it was made of.
+        // In this order: an intent that is seen brings the words it was made of.
         let intent = self.intent.load(Ordering::Acquire);
-        intent != INSIDE && intent != self.state.load(Ordering::Acquire)
+        intent != INSIDE
+            && intent != self.takes.load(Ordering::Acquire)
+            && intent != self.puts.load(Ordering::Acquire)
     }
 }

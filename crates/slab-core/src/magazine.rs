@@ -12,15 +12,15 @@
 //! somebody else's, and the magazine counts as empty.
 
 use crate::geometry::BATCH_MAX;
-use crate::guard::{Guard, SHUT, TAKEN};
+use crate::guard::{FIRST_PUT, Guard, SHUT, TAKEN};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::{read_units, write_units};
 use arrayvec::ArrayVec;
 
 const SLOTS: usize = 2 * BATCH_MAX;
 const _: () = assert!(
-    SLOTS < u8::MAX as usize - 1,
-    "a length has eight bits, and two are intents"
+    SLOTS < FIRST_PUT as usize - 2,
+    "what a magazine takes in without counting it leaves the guard's words apart"
 );
 
 /// Adds without a read-modify-write: there is one writer.
@@ -32,30 +32,6 @@ fn bump(counter: &AtomicU64, by: u64) {
     counter.store(sum, Ordering::Relaxed);
 }
 
-/// The length and the number of frees in one word, so that counting costs no store of its own:
-/// bits 0..8 the length, 8..64 the frees (at a thousand million a second, enough for two years).
-#[derive(Clone, Copy)]
-struct State(u64);
-
-impl State {
-    // `ci/uncounted` measures what counting costs.
-    const ONE_FREE: u64 = if cfg!(slab_uncounted) { 0 } else { 1 << 8 };
-
-    #[inline(always)]
-    fn len(self) -> usize {
-        usize::from(self.0 as u8)
-    }
-
-    fn frees(self) -> u64 {
-        self.0 >> 8
-    }
-
-    fn with_len(self, len: usize) -> Self {
-        debug_assert!(len <= SLOTS);
-        Self(self.0 - self.len() as u64 + len as u64)
-    }
-}
-
 /// One class's stock and its counters; the words of the fast path share its first cache line.
 ///
 /// There is no counter of allocations: a chunk that is in no slab, not in the depot and in no
@@ -63,7 +39,7 @@ impl State {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Magazine {
-    /// Holds the [`State`].
+    /// Knows the length, and the frees, which are its puts.
     pub(crate) guard: Guard,
     /// Chunks that came in by refill, and that went to the depot.
     refilled: AtomicU64,
@@ -92,8 +68,8 @@ pub(crate) enum Source {
 }
 
 impl Magazine {
-    pub(crate) fn new(capacity: u32) -> Self {
-        debug_assert!(capacity as usize <= SLOTS);
+    pub(crate) fn new(capacity: u16) -> Self {
+        debug_assert!(usize::from(capacity) <= SLOTS);
         Self {
             guard: Guard::new(capacity),
             refilled: AtomicU64::new(0),
@@ -111,48 +87,44 @@ impl Magazine {
         unsafe { self.slots.get_unchecked(index) }
     }
 
-    #[inline(always)]
-    fn state(&self) -> State {
-        State(self.guard.state())
-    }
-
-    fn set_len(&self, len: usize) {
-        self.guard.set_state(self.state().with_len(len).0);
-    }
-
     /// Chunks inside; only a hint for whoever is not the owner and does not have the registry's
     /// lock.
     pub(crate) fn len(&self) -> usize {
         if self.guard.is_raised(TAKEN) {
             0
         } else {
-            self.state().len()
+            self.stock()
         }
+    }
+
+    /// As [`len`](Self::len), before the owner has acknowledged that all was taken.
+    fn stock(&self) -> usize {
+        self.guard.puts_and_len().1
     }
 
     /// The allocation fast path: takes a chunk, unless the magazine is empty or shut.
     #[inline(always)]
     pub(crate) fn try_pop(&self) -> Option<u32> {
-        let state = State(self.guard.enter());
-        if !self.guard.is_above_gate(state.len()) {
+        let entered = self.guard.enter_to_take();
+        if !self.guard.is_above_gate(entered) {
             self.guard.back_out();
             return None;
         }
-        let unit = self.slot(state.len() - 1).load(Ordering::Relaxed);
-        self.guard.leave(state.0 - 1);
+        let unit = self.slot(entered.len() - 1).load(Ordering::Relaxed);
+        self.guard.take(entered, 1);
         Some(unit)
     }
 
     /// The free fast path: returns a chunk; `false` if the magazine is full or shut.
     #[inline(always)]
     pub(crate) fn try_push(&self, unit: u32) -> bool {
-        let state = State(self.guard.enter());
-        if !self.guard.is_below_ceiling(state.len()) {
+        let entered = self.guard.enter_to_put();
+        if !self.guard.is_below_ceiling(entered.len() as u16) {
             self.guard.back_out();
             return false;
         }
-        self.slot(state.len()).store(unit, Ordering::Relaxed);
-        self.guard.leave(state.0 + State::ONE_FREE + 1);
+        self.slot(entered.len()).store(unit, Ordering::Relaxed);
+        self.guard.put(entered, 1);
         true
     }
 
@@ -164,14 +136,15 @@ impl Magazine {
         count: usize,
         out: &mut ArrayVec<u32, N>,
     ) -> bool {
-        let state = State(self.guard.enter());
-        let taken = count.min(state.len()).min(out.remaining_capacity());
-        if taken == 0 || !self.guard.is_above_gate(state.len()) {
+        let entered = self.guard.enter_to_take();
+        let len = entered.len();
+        let taken = count.min(len).min(out.remaining_capacity());
+        if taken == 0 || !self.guard.is_above_gate(entered) {
             self.guard.back_out();
             return false;
         }
-        self.read(state.len() - taken, taken, out);
-        self.guard.leave(state.0 - taken as u64);
+        self.read(len - taken, taken, out);
+        self.guard.take(entered, taken);
         true
     }
 
@@ -179,17 +152,16 @@ impl Magazine {
     /// shut, or there are none.
     #[inline]
     pub(crate) fn try_push_many(&self, units: &[u32]) -> bool {
-        let state = State(self.guard.enter());
-        let len = state.len();
+        let entered = self.guard.enter_to_put();
+        let len = entered.len();
         // Of the slot that the last of them would take.
-        let last = (len + units.len()).wrapping_sub(1);
-        if units.is_empty() || !self.guard.is_below_ceiling(last) {
+        let last = u16::try_from((len + units.len()).wrapping_sub(1));
+        if units.is_empty() || !last.is_ok_and(|last| self.guard.is_below_ceiling(last)) {
             self.guard.back_out();
             return false;
         }
         self.write(len, units);
-        let freed = units.len() as u64 * (State::ONE_FREE + 1);
-        self.guard.leave(state.0 + freed);
+        self.guard.put(entered, units.len());
         true
     }
 
@@ -222,31 +194,30 @@ impl Magazine {
 
     /// Takes a chunk. After `enter_slow` only.
     pub(crate) fn pop(&self) -> Option<u32> {
-        let state = self.state();
-        let top = state.len().checked_sub(1)?;
+        let top = self.stock().checked_sub(1)?;
         let unit = self.slot(top).load(Ordering::Relaxed);
-        self.guard.set_state(state.0 - 1);
+        self.guard.set_len(top);
         Some(unit)
     }
 
     /// Returns a chunk; `false` if the magazine is full. After `enter_slow` only.
     pub(crate) fn push(&self, unit: u32) -> bool {
-        let state = self.state();
-        if state.len() >= self.guard.capacity() {
+        let len = self.stock();
+        if len >= self.guard.capacity() {
             return false;
         }
-        self.slot(state.len()).store(unit, Ordering::Relaxed);
-        self.guard.set_state(state.0 + State::ONE_FREE + 1);
+        self.slot(len).store(unit, Ordering::Relaxed);
+        self.guard.put_slow();
         true
     }
 
     /// Puts chunks on top that were not freed here, as many as fit; says how many did. After
     /// `enter_slow` only.
     pub(crate) fn refill(&self, units: &[u32]) -> usize {
-        let len = self.state().len();
+        let len = self.stock();
         let fit = units.len().min(self.guard.capacity() - len);
         self.write(len, &units[..fit]);
-        self.set_len(len + fit);
+        self.guard.set_len(len + fit);
         bump(&self.refilled, fit as u64);
         fit
     }
@@ -267,13 +238,13 @@ impl Magazine {
         count: usize,
         out: &mut ArrayVec<u32, N>,
     ) -> usize {
-        let len = self.state().len();
+        let len = self.stock();
         let taken = count.min(len);
         self.read(0, taken, out);
         let mut rest = ArrayVec::<u32, SLOTS>::new();
         self.read(taken, len - taken, &mut rest);
         self.write(0, &rest);
-        self.set_len(len - taken);
+        self.guard.set_len(len - taken);
         bump(&self.flushed, taken as u64);
         taken
     }
@@ -311,30 +282,26 @@ impl Magazine {
     /// The owner, with the registry's lock, writes down that the contents are gone.
     pub(crate) fn acknowledge(&self) {
         if self.was_taken() {
-            bump(&self.flushed, self.state().len() as u64);
-            self.set_len(0);
+            bump(&self.flushed, self.stock() as u64);
+            self.guard.set_len(0);
             self.guard.lower(TAKEN);
         }
     }
 
     /// Adds this magazine's counters to `tally`.
     pub(crate) fn add_to(&self, tally: &mut Tally) {
-        let state = self.state();
-        tally.frees += state.frees();
+        let (frees, len) = self.guard.puts_and_len();
+        let len = len as u64;
+        tally.frees += frees;
         // What went out beyond what came in was freed here without having been allocated here.
         let flushed = self.flushed.load(Ordering::Relaxed);
-        let surplus =
-            (flushed + state.len() as u64).saturating_sub(self.refilled.load(Ordering::Relaxed));
+        let surplus = (flushed + len).saturating_sub(self.refilled.load(Ordering::Relaxed));
         tally.frees_remote += surplus;
         tally.flushed += flushed;
         tally.from_depot += self.from_depot.load(Ordering::Relaxed);
         tally.from_slab += self.from_slab.load(Ordering::Relaxed);
-        // Of the same state as the rest, unlike `len`.
-        tally.cached += if self.was_taken() {
-            0
-        } else {
-            state.len() as u64
-        };
+        // Of the same moment as the frees: what was allocated, which is computed of both, never falls.
+        tally.cached += if self.was_taken() { 0 } else { len };
     }
 }
 
@@ -354,7 +321,7 @@ mod tests {
 
     #[test]
     fn bottom_leaves_first_and_the_top_stays_warm() {
-        let magazine = Magazine::new(SLOTS as u32);
+        let magazine = Magazine::new(SLOTS as u16);
         for unit in 0..magazine.guard.capacity() as u32 {
             assert!(magazine.push(unit));
         }
@@ -372,7 +339,7 @@ mod tests {
 
     #[test]
     fn refill_takes_what_fits() {
-        let magazine = Magazine::new(SLOTS as u32);
+        let magazine = Magazine::new(SLOTS as u16);
         let units: Vec<u32> = (0..200).collect();
         assert_eq!(magazine.refill(&units), SLOTS);
         assert_eq!(magazine.refill(&units), 0);
@@ -386,7 +353,7 @@ mod tests {
         if !crate::sync::barrier_is_asymmetric() {
             return; // The fast paths are shut for ever.
         }
-        let magazine = Magazine::new(SLOTS as u32);
+        let magazine = Magazine::new(SLOTS as u16);
         let mut out = ArrayVec::<u32, 4>::new();
         assert!(!magazine.try_pop_many(4, &mut out), "empty");
         assert_eq!(magazine.refill(&[1, 2, 3, 4, 5]), 5);
@@ -399,6 +366,7 @@ mod tests {
         assert!(!magazine.try_push_many(&[0; SLOTS]), "one too many");
         assert!(magazine.try_push_many(&[7; SLOTS - 1]));
         assert!(!magazine.try_push_many(&[7]), "full");
+        assert!(!magazine.try_push_many(&[7; 1 << 16]), "whose end has more bits than a place");
         assert_eq!(magazine.len(), SLOTS);
     }
 
@@ -407,7 +375,7 @@ mod tests {
         if !crate::sync::barrier_is_asymmetric() {
             return;
         }
-        let magazine = Magazine::new(SLOTS as u32);
+        let magazine = Magazine::new(SLOTS as u16);
         magazine.shut();
         assert!(!magazine.try_push(1), "shut");
         magazine.take(|_| panic!("there is nothing"));
@@ -422,7 +390,7 @@ mod tests {
     #[test]
     fn without_membarrier_the_slow_path_does_all() {
         const ROUNDS: u32 = if cfg!(miri) { 100 } else { 100_000 };
-        let magazine = Magazine::new(SLOTS as u32);
+        let magazine = Magazine::new(SLOTS as u16);
         magazine.guard.raise(FENCED);
         assert!(!magazine.try_push(0));
         assert_eq!(magazine.try_pop(), None);

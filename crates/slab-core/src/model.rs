@@ -228,7 +228,8 @@ fn take(cache: &ThreadCache) -> Vec<u32> {
 }
 
 /// Trap: the asymmetric guard losing a race with its owner. The owner frees and allocates by the
-/// fast path while another thread empties its magazine.
+/// fast path while another thread empties its magazine. Two frees: what the first wrote has to be seen with
+/// what the second announces.
 #[test]
 fn model_guard_owner_against_taker() {
     model(None, || {
@@ -240,8 +241,10 @@ fn model_guard_owner_against_taker() {
         };
         let mut units = Vec::new();
         let magazine = cache.magazine(0);
-        if !magazine.try_push(1) {
-            units.push(1);
+        for unit in [1, 2] {
+            if !magazine.try_push(unit) {
+                units.push(unit);
+            }
         }
         units.extend(magazine.try_pop());
         units.extend(taker.join().unwrap());
@@ -249,7 +252,7 @@ fn model_guard_owner_against_taker() {
         while let Some(unit) = magazine.try_pop() {
             units.push(unit);
         }
-        assert_each_once(units, 2);
+        assert_each_once(units, 3);
     });
 }
 
@@ -273,6 +276,32 @@ fn model_guard_batches_against_taker() {
         magazine.acknowledge();
         while magazine.try_pop_many(4, &mut units) {}
         assert_each_once(units.to_vec(), 4);
+    });
+}
+
+/// The statistics read while the owner goes on: no length that never was possible, and what was allocated,
+/// which is computed of what they read, does not fall.
+#[test]
+fn model_guard_read_while_the_owner_goes_on() {
+    model(None, || {
+        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        let reader = {
+            let cache = cache.clone();
+            thread::spawn(move || {
+                let allocated = || {
+                    let (frees, len) = cache.magazine(0).guard.puts_and_len();
+                    assert!(frees <= 2 && len <= 2, "{frees} freed, {len} there");
+                    frees - len as u64
+                };
+                let before = allocated();
+                assert!(before <= allocated());
+            })
+        };
+        let magazine = cache.magazine(0);
+        assert!(magazine.try_push(0));
+        assert_eq!(magazine.try_pop(), Some(0));
+        assert!(magazine.try_push(1));
+        reader.join().unwrap();
     });
 }
 

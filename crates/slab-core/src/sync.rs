@@ -70,7 +70,7 @@ mod imp {
     use core::marker::PhantomData;
     use core::ops::{Deref, DerefMut};
     pub(crate) use core::sync::atomic::{
-        AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence,
+        AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
     };
     #[cfg(feature = "std")]
     pub(crate) use std::process::abort;
@@ -228,7 +228,7 @@ mod imp {
 
     pub(crate) use checker::sync::MutexGuard;
     pub(crate) use checker::sync::atomic::{
-        AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, fence,
+        AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
     };
     pub(crate) use checker::thread::yield_now as thread_yield;
     // Loom's models hand each thread its cache by name; see `model`.

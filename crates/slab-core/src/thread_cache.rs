@@ -77,7 +77,9 @@ pub(crate) struct ThreadCache {
 impl ThreadCache {
     pub(crate) fn new(id: usize, classes: &ClassTable) -> Self {
         let capacity = |index: usize| match index.checked_sub(1) {
-            Some(class) if class < classes.count() => 2 * classes.geometry(class as u8).batch,
+            Some(class) if class < classes.count() => {
+                2 * classes.geometry(class as u8).batch as u16
+            }
             _ => 0,
         };
         Self {
