@@ -366,7 +366,10 @@ mod tests {
         assert!(!magazine.try_push_many(&[0; SLOTS]), "one too many");
         assert!(magazine.try_push_many(&[7; SLOTS - 1]));
         assert!(!magazine.try_push_many(&[7]), "full");
-        assert!(!magazine.try_push_many(&[7; 1 << 16]), "whose end has more bits than a place");
+        assert!(
+            !magazine.try_push_many(&[7; 1 << 16]),
+            "whose end has more bits than a place"
+        );
         assert_eq!(magazine.len(), SLOTS);
     }
 
