@@ -27,6 +27,7 @@ impl Inner {
             frees: uncached.frees.load(Ordering::Relaxed) + singles.frees,
             from_depot: uncached.from_depot.load(Ordering::Relaxed) + singles.allocs,
             from_slab: uncached.from_slab.load(Ordering::Relaxed),
+            singles: singles.chunks,
             ..Tally::default()
         };
         for entry in registry {
@@ -39,11 +40,10 @@ impl Inner {
     /// slightly different moments; they are kept within what can be, and always add up. When the
     /// pool is quiet, they are exact.
     #[inline(always)]
-    fn whereabouts(&self, owned: &ClassSlabs, class: u8, cached: u64) -> Whereabouts {
+    fn whereabouts(&self, owned: &ClassSlabs, class: u8, tally: &Tally) -> Whereabouts {
         let out = owned.out();
-        let in_depot = self.depot.chunks(class) + self.count_singles(class).chunks;
-        let in_depot = in_depot.min(out);
-        let in_magazines = cached.min(out - in_depot);
+        let in_depot = (self.depot.chunks(class) + tally.singles).min(out);
+        let in_magazines = tally.cached.min(out - in_depot);
         Whereabouts {
             in_use: out - in_depot - in_magazines,
             in_magazines,
@@ -60,7 +60,7 @@ impl Inner {
         assert_eq!(in_use.len(), self.classes.count());
         for (class, &in_use) in (0..).zip(in_use) {
             let tally = self.tally(&registry, class);
-            let in_depot = self.depot.chunks(class) + self.count_singles(class).chunks;
+            let in_depot = self.depot.chunks(class) + tally.singles;
             let out = layer.slabs.class(class).out();
             assert_eq!(
                 tally.cached + in_depot + in_use,
@@ -85,9 +85,9 @@ impl Inner {
         let mut layer = self.slabs.lock();
         let registry = self.registry.lock();
         layer.slabs.set_threads(registry.len());
-        let cached = self.tally(&registry, class).cached;
+        let tally = self.tally(&registry, class);
         drop(registry);
-        let now = self.whereabouts(layer.slabs.class(class), class, cached);
+        let now = self.whereabouts(layer.slabs.class(class), class, &tally);
         self.raise_peak(&layer, class, now.in_use);
     }
 
@@ -132,7 +132,7 @@ impl Inner {
         let geometry = self.classes.geometry(class);
         let tally = self.tally(registry, class);
         let owned = layer.slabs.class(class);
-        let now = self.whereabouts(owned, class, tally.cached);
+        let now = self.whereabouts(owned, class, &tally);
         let uncached = &self.uncached[usize::from(class)];
         let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
         ClassStats {

@@ -58,6 +58,8 @@ pub(crate) struct Tally {
     pub(crate) from_slab: u64,
     pub(crate) flushed: u64,
     pub(crate) cached: u64,
+    /// Chunks that lie in a place of one at a time, in the modes that have those.
+    pub(crate) singles: u64,
 }
 
 /// Where a refill came from, for the statistics.
