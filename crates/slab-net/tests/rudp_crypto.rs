@@ -89,6 +89,43 @@ fn no_nonce_is_used_twice_also_by_clones_and_threads() {
     }
 }
 
+/// What is sealed on both sides of a fork with one key would otherwise have one nonce, and each give the
+/// other away.
+#[cfg(target_os = "linux")]
+#[test]
+#[allow(unsafe_code)]
+fn no_nonce_is_used_twice_on_both_sides_of_a_fork() {
+    use std::io::{Read, Write};
+    let key = AesGcm::new(&[7; 16]).unwrap();
+    let mut seen = HashSet::from([sealed(&key, b"")]);
+    let nonces = || (0..100).map(|_| sealed(&key, b""));
+    for _ in 0..3 {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        // SAFETY: the child seals, writes to the pipe and is gone; what it allocates the C library has
+        // made ready for it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let done = std::panic::catch_unwind(move || {
+                let bytes: Vec<u8> = nonces().flatten().collect();
+                writer.write_all(&bytes)
+            });
+            // SAFETY: no more than the end of the process.
+            unsafe { libc::_exit(i32::from(!matches!(done, Ok(Ok(()))))) };
+        }
+        drop(writer);
+        let mut theirs = Vec::new();
+        reader.read_to_end(&mut theirs).unwrap();
+        let mut status = -1;
+        // SAFETY: `status` is where the call writes to, and lives.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((status, theirs.len()), (0, 100 * (NONCE_BYTES + TAG_BYTES)));
+        let theirs = theirs.chunks(NONCE_BYTES + TAG_BYTES);
+        for datagram in theirs.map(<[u8]>::to_vec).chain(nonces()) {
+            assert!(seen.insert(datagram), "one nonce, two datagrams");
+        }
+    }
+}
+
 #[test]
 fn keys_of_other_lengths_are_refused_and_none_is_shown() {
     for bytes in [0, 1, 15, 17, 24, 31, 33] {

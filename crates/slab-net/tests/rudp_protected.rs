@@ -265,6 +265,43 @@ async fn a_peer_with_another_key_opens_no_session_and_is_counted() {
     assert!(stats.unopened >= 3);
 }
 
+/// Both directions have one key: whoever has none can still throw a client's datagrams back at it.
+#[tokio::test]
+async fn what_an_endpoint_has_sealed_itself_it_does_not_take_for_its_peers() {
+    for kind in KINDS.into_iter().filter(|kind| kind.key.is_some()) {
+        let pool = pool();
+        let mirror = UdpSocket::bind(any()).await.unwrap();
+        let config = kind.config(SessionConfig::fast());
+        let client = Endpoint::bind(any(), &pool, config).unwrap();
+        let connection = client.connect(mirror.local_addr().unwrap()).unwrap();
+        connection.send_slice(b"am I admin?").await.unwrap();
+        let mut buf = [0; 2000];
+        let mut thrown = 0;
+        while thrown < 3 {
+            let (len, from) = mirror.recv_from(&mut buf).await.unwrap();
+            mirror.send_to(&buf[..len], from).await.unwrap();
+            thrown += 1;
+        }
+        while client.stats().unopened < thrown {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(connection.try_recv(), None, "{kind:?}");
+        let stats = client.stats();
+        assert_eq!((stats.opened, stats.total.received_datagrams), (1, 0));
+    }
+}
+
+/// Clones of one key at both ends, as within one process, are two all the same.
+#[tokio::test]
+async fn ends_with_clones_of_one_key_understand_each_other() {
+    let pool = pool();
+    let config = KINDS[2].config(SessionConfig::fast());
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    exchange(&client, &server).await;
+    assert_eq!(server.stats().unopened, 0);
+}
+
 /// A live session, with the key or without, is not harmed by anything that is sent to it.
 #[tokio::test]
 async fn garbage_and_replays_harm_no_session() {

@@ -7,19 +7,40 @@
 //! | at the end | tag | 16 |
 //!
 //! No additional data, no checksum. Both ends share one key, for both directions and all sessions;
-//! so it is the nonce that never may repeat. kcp-go draws each at random. Here the first one is,
-//! and the others count on from it: two of n users of a key then meet with a probability of about
-//! n^2 times the datagrams of each, in 2^96, which is never more than with random ones.
+//! so it is the nonce that never may repeat. kcp-go draws each at random. Here each endpoint draws the
+//! first one, and the others count on from it: two of n users of a key then meet with a probability of
+//! about n^2 times the datagrams of each, in 2^96, which is never more than with random ones. The child
+//! of a `fork` draws a first one of its own. It is known by its process id; so one thing is left: a
+//! child with the id of the very process that drew last, which is gone by then or in another PID
+//! namespace (`unshare`, `clone`), goes on with the same nonces, and has to make its keys itself.
 //!
-//! What an attacker can still do is to send again what was sent before. Sessions take each segment
-//! once; how a session that has ended stays ended is told at
-//! [`EndpointConfig`](super::EndpointConfig).
+//! # What it does not do
+//!
+//! Each datagram is confidential, and none can be made or changed without the key. Nothing says when
+//! it was sent, to whom, or in which session. Whoever sees the traffic can send it again:
+//!
+//! - The first datagram of a session, sent from another address, opens another session there, at once,
+//!   and what it says is delivered in it. From its own address it does once the session that has ended
+//!   is forgotten: after the [idle timeout](super::SessionConfig::keepalive), or earlier where more
+//!   than [`max_sessions`](super::EndpointConfig::max_sessions) have ended since.
+//! - A segment of another session of the same key and the same conversation is taken in the place of the
+//!   live one's own. Conversations are drawn at random, of 32 bits, unless they are
+//!   [agreed on](super::Endpoint::connect_as).
+//! - [Datagrams](super::Connection::send_datagram) may arrive more than once.
+//! - With error correction inside, shards of two sessions may be computed with each other, and what
+//!   comes out was sent by nobody.
+//!
+//! What an endpoint has sealed itself it refuses, so that nobody answers it in its own words; what another
+//! one of the same key has sealed it cannot tell from its peer's. So: a fresh key for each run, better for
+//! each session, agreed on by what authenticates both ends; random conversations; and where it matters,
+//! something fresh from both ends in what they say first.
+
+mod nonces;
 
 use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
+use nonces::Nonces;
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use ring::rand::{SecureRandom, SystemRandom};
 use std::sync::Arc;
 
 /// Bytes in front of a datagram that is sealed.
@@ -27,7 +48,8 @@ pub const NONCE_BYTES: usize = NONCE_LEN;
 /// Bytes behind a datagram that is sealed.
 pub const TAG_BYTES: usize = 16;
 
-/// A key for AES-GCM that both ends share. Clones are the same key and the same count of nonces.
+/// A key for AES-GCM that both ends share. Clones are the same key and the same count of nonces; an
+/// [`Endpoint`](super::Endpoint) has a count of its own.
 ///
 /// ```
 /// use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
@@ -44,13 +66,8 @@ pub const TAG_BYTES: usize = 16;
 /// ```
 #[derive(Clone)]
 pub struct AesGcm {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    key: LessSafeKey,
-    first_nonce: u128,
-    nonces: AtomicU64,
+    key: Arc<LessSafeKey>,
+    nonces: Arc<Nonces>,
 }
 
 impl AesGcm {
@@ -64,33 +81,49 @@ impl AesGcm {
             32 => &AES_256_GCM,
             bytes => return Err(KeyError::Length { bytes }),
         };
-        let mut first_nonce = [0; 16];
-        SystemRandom::new()
-            .fill(&mut first_nonce)
-            .map_err(|_| KeyError::NoRandom)?;
-        let key = UnboundKey::new(algorithm, key);
+        let nonces = Nonces::default();
+        nonces.begin().map_err(|_| KeyError::NoRandom)?;
+        let key = UnboundKey::new(algorithm, key).expect("of the algorithm's length");
         Ok(Self {
-            inner: Arc::new(Inner {
-                key: LessSafeKey::new(key.expect("of the algorithm's length")),
-                first_nonce: u128::from_le_bytes(first_nonce),
-                nonces: AtomicU64::new(0),
-            }),
+            key: Arc::new(LessSafeKey::new(key)),
+            nonces: Arc::new(nonces),
         })
+    }
+
+    /// The same key for an endpoint, whose nonces are told from those of all others.
+    pub(super) fn apart(&self) -> Self {
+        Self {
+            key: Arc::clone(&self.key),
+            nonces: Arc::default(),
+        }
     }
 
     /// Seals a datagram in place. It lies behind [`NONCE_BYTES`] free bytes and in front of
     /// [`TAG_BYTES`] more.
     ///
     /// # Panics
-    /// If there is no room for these.
+    /// If there is no room for these; in the child of a fork also if the system has no random numbers
+    /// any more.
     pub fn seal(&self, datagram: &mut [u8]) {
-        let nonce = self.next_nonce();
+        self.heed_fork();
+        self.seal_next(datagram);
+    }
+
+    /// To be called before [`seal_next`](Self::seal_next), once for however many datagrams: it asks the
+    /// system.
+    pub(super) fn heed_fork(&self) {
+        // To go on with the nonces of another process would be to give both away.
+        self.nonces.begin().expect("the system has random numbers");
+    }
+
+    /// As [`seal`](Self::seal).
+    pub(super) fn seal_next(&self, datagram: &mut [u8]) {
+        let nonce = self.nonces.draw();
         let (front, rest) = datagram.split_at_mut(NONCE_BYTES);
         front.copy_from_slice(&nonce);
         let (contents, tag) = rest.split_at_mut(rest.len() - TAG_BYTES);
         let nonce = Nonce::assume_unique_for_key(nonce);
         let sealed = self
-            .inner
             .key
             .seal_in_place_separate_tag(nonce, Aad::empty(), contents);
         tag.copy_from_slice(sealed.expect("shorter than 2^36 bytes").as_ref());
@@ -102,17 +135,15 @@ impl AesGcm {
     pub fn open(&self, datagram: &mut [u8]) -> Option<Range<usize>> {
         let (nonce, rest) = datagram.split_first_chunk_mut::<NONCE_BYTES>()?;
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let opened = self.inner.key.open_in_place(nonce, Aad::empty(), rest);
+        let opened = self.key.open_in_place(nonce, Aad::empty(), rest);
         let opened = opened.ok()?;
         Some(NONCE_BYTES..NONCE_BYTES + opened.len())
     }
 
-    fn next_nonce(&self) -> [u8; NONCE_BYTES] {
-        let drawn = self.inner.nonces.fetch_add(1, Ordering::Relaxed);
-        let nonce = self.inner.first_nonce.wrapping_add(drawn.into());
-        let mut bytes = [0; NONCE_BYTES];
-        bytes.copy_from_slice(&nonce.to_le_bytes()[..NONCE_BYTES]);
-        bytes
+    /// Was it sealed by this very count of nonces?
+    pub(super) fn has_sealed(&self, datagram: &[u8]) -> bool {
+        let nonce = datagram.first_chunk();
+        nonce.is_some_and(|nonce| self.nonces.drew(nonce))
     }
 }
 

@@ -44,7 +44,8 @@ pub struct EndpointStats {
     /// Times that the socket had no room for a session's datagrams: they wait, one call to the kernel of
     /// each session, until it has.
     pub send_blocked: u64,
-    /// Datagrams that could not be opened with the key: they are of somebody else, or damaged.
+    /// Datagrams that could not be opened with the key: they are of somebody else, or damaged; and those
+    /// that this endpoint has sealed itself.
     pub unopened: u64,
     /// The round trips that sessions have measured.
     pub round_trips: RoundTripTimes,

@@ -65,7 +65,7 @@ impl Protection {
         let room = (wanted.front(), wanted.behind());
         (room != (0, 0)).then(|| Self {
             #[cfg(feature = "aes-gcm")]
-            key: wanted.key.clone(),
+            key: wanted.key.as_ref().map(AesGcm::apart),
             #[cfg(feature = "fec")]
             paths: wanted
                 .shards
@@ -109,6 +109,7 @@ impl Protection {
         let path = self.paths.as_ref().and_then(|paths| paths.get(peer));
         #[cfg(feature = "fec")]
         let mut encoder = path.as_ref().map(|path| path.encoder());
+        self.heed_fork();
         let (front, behind) = self.room;
         for datagram in outgoing.contents().chunks(outgoing.segment_size()) {
             let len = front + datagram.len() + behind;
@@ -159,11 +160,19 @@ impl Protection {
         (front, behind)
     }
 
+    /// To be called before any datagrams are encrypted, once for all of them.
+    fn heed_fork(&self) {
+        #[cfg(feature = "aes-gcm")]
+        if let Some(key) = &self.key {
+            key.heed_fork();
+        }
+    }
+
     fn encrypt(&self, datagram: &mut [u8]) {
         let _ = datagram;
         #[cfg(feature = "aes-gcm")]
         if let Some(key) = &self.key {
-            key.seal(datagram);
+            key.seal_next(datagram);
         }
     }
 
@@ -188,7 +197,8 @@ impl Protection {
         // Which were not opened; with more than 128, which kernels do not make, others with them.
         let mut bad = 0u128;
         for (at, datagram) in contents.chunks_mut(stride).enumerate() {
-            if key.open(datagram).is_none() {
+            // What we have sealed ourselves says nothing of the peer, whoever sends it back.
+            if key.has_sealed(datagram) || key.open(datagram).is_none() {
                 bad |= 1 << (at % 128);
                 self.unopened.fetch_add(1, Ordering::Relaxed);
             }

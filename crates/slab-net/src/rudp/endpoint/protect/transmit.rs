@@ -54,6 +54,7 @@ impl Protection {
     ) {
         with_wire(|wire| {
             let (front, behind) = self.around_shards();
+            self.heed_fork();
             let sealed = wire.push(front + datagram.len() + behind);
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             self.encrypt(sealed);

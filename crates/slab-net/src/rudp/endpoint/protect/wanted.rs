@@ -58,11 +58,12 @@ impl EndpointConfig {
     /// the [MTU](crate::rudp::SessionConfig::mtu). What does not open with the key is dropped and
     /// counted. Both ends need the same key. Default: none.
     ///
-    /// A datagram that was recorded and is sent again opens. A live session takes each segment once,
-    /// and one that has ended is not opened again for
-    /// [the idle timeout](crate::rudp::SessionConfig::keepalive); a session that is replayed
-    /// later than that gets what its peer had sent then, so an application for which that
-    /// matters should have both ends contribute something fresh to what they say first.
+    /// What an endpoint has sealed itself it drops as well. Each datagram is confidential and unchanged;
+    /// that is all: **there is no protection against replay.** Who records the beginning of a session and
+    /// sends it from another address opens another session with it, and what it says is delivered again.
+    /// [`crypto`](crate::rudp::crypto) has what else can be done with recorded datagrams, and what to do
+    /// about it: a fresh key for each run or session, random conversations, something fresh from both
+    /// ends in what they say first.
     ///
     /// ```
     /// use slab_net::rudp::crypto::AesGcm;

@@ -1,0 +1,104 @@
+//! [`Nonces`]: numbers of which none is drawn twice with one key, in whatever process, and which are
+//! known again by who drew them.
+
+use super::NONCE_BYTES;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use ring::error::Unspecified;
+use ring::rand::{SecureRandom, SystemRandom};
+use std::process;
+
+/// A run of 96-bit numbers from a random one on. Without a lock: the child of a fork would find it
+/// held for ever by a thread that it does not have.
+#[derive(Default)]
+pub(super) struct Nonces {
+    /// The process whose run it is; 0 before there is one.
+    process: AtomicU32,
+    /// The first number of the run. The halves may be of two threads that began it at once: each is
+    /// random, and what is counted on from there, no process counts twice.
+    high: AtomicU32,
+    low: AtomicU64,
+    /// Never set back, so that no nonce repeats while the first number changes.
+    drawn: AtomicU64,
+}
+
+impl Nonces {
+    /// Begins a run where this process has none: where the one there is goes on in the parent, or
+    /// nothing was drawn yet. Asks the system, and so is called once for many datagrams.
+    pub(super) fn begin(&self) -> Result<(), Unspecified> {
+        let process = process::id();
+        if self.process.load(Ordering::Acquire) == process {
+            return Ok(());
+        }
+        let mut first = [0; NONCE_BYTES];
+        SystemRandom::new().fill(&mut first)?;
+        let (low, high) = first.split_at(size_of::<u64>());
+        let low = low.try_into().expect("split at this length");
+        let high = high.try_into().expect("what is left of a nonce");
+        self.low.store(u64::from_le_bytes(low), Ordering::Relaxed);
+        self.high.store(u32::from_le_bytes(high), Ordering::Relaxed);
+        self.process.store(process, Ordering::Release);
+        Ok(())
+    }
+
+    /// The next one of the run that was begun.
+    pub(super) fn draw(&self) -> [u8; NONCE_BYTES] {
+        let nonce = self
+            .first()
+            .wrapping_add(self.drawn.fetch_add(1, Ordering::Relaxed).into());
+        let mut bytes = [0; NONCE_BYTES];
+        bytes.copy_from_slice(&nonce.to_le_bytes()[..NONCE_BYTES]);
+        bytes
+    }
+
+    /// Is it one of the run so far?
+    pub(super) fn drew(&self, nonce: &[u8; NONCE_BYTES]) -> bool {
+        let mut bytes = [0; size_of::<u128>()];
+        bytes[..NONCE_BYTES].copy_from_slice(nonce);
+        let ago = u128::from_le_bytes(bytes).wrapping_sub(self.first());
+        // Of the difference, too, a nonce has the lower bits only.
+        let ago = ago & (u128::MAX >> (u128::BITS as usize - 8 * NONCE_BYTES));
+        ago < self.drawn.load(Ordering::Relaxed).into()
+    }
+
+    fn first(&self) -> u128 {
+        let high = self.high.load(Ordering::Relaxed);
+        u128::from(high) << u64::BITS | u128::from(self.low.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_drew_a_nonce_knows_it_again_also_where_the_numbers_begin_anew() {
+        let nonces = Nonces::default();
+        nonces.begin().unwrap();
+        nonces.high.store(u32::MAX, Ordering::Relaxed);
+        nonces.low.store(u64::MAX - 1, Ordering::Relaxed);
+        let next = |n: u128| {
+            let mut bytes = [0; NONCE_BYTES];
+            let n = (u128::MAX - 1).wrapping_add(n);
+            bytes.copy_from_slice(&n.to_le_bytes()[..NONCE_BYTES]);
+            bytes
+        };
+        for n in 0..5 {
+            assert!(!nonces.drew(&next(n)));
+            assert_eq!(nonces.draw(), next(n));
+            assert!((0..=n).all(|n| nonces.drew(&next(n))));
+        }
+        assert!(!nonces.drew(&next(5)) && !nonces.drew(&next(u128::MAX)));
+        // As the child of a fork has it: what the parent drew is not of its run.
+        nonces.process.store(0, Ordering::Relaxed);
+        nonces.begin().unwrap();
+        assert!(!nonces.drew(&nonces_after(&nonces)));
+        assert!(!nonces.drew(&next(0)));
+    }
+
+    fn nonces_after(nonces: &Nonces) -> [u8; NONCE_BYTES] {
+        let n = nonces.first() + u128::from(nonces.drawn.load(Ordering::Relaxed));
+        let mut bytes = [0; NONCE_BYTES];
+        bytes.copy_from_slice(&n.to_le_bytes()[..NONCE_BYTES]);
+        bytes
+    }
+}
