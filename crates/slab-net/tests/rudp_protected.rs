@@ -10,7 +10,7 @@ use rudp_common::{Random, proxy};
 use slab_net::PacketPool;
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
-use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -288,6 +288,23 @@ async fn what_an_endpoint_has_sealed_itself_it_does_not_take_for_its_peers() {
         assert_eq!(connection.try_recv(), None, "{kind:?}");
         let stats = client.stats();
         assert_eq!((stats.opened, stats.total.received_datagrams), (1, 0));
+    }
+}
+
+/// As over plain sockets, where the system tells whoever sends next.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_client_learns_that_nobody_listens() {
+    for kind in KINDS {
+        let pool = pool();
+        let gone = UdpSocket::bind(any()).await.unwrap();
+        let peer = gone.local_addr().unwrap();
+        drop(gone);
+        let config = kind.config(SessionConfig::fast());
+        let client = Connection::connect(peer, &pool, config).unwrap();
+        client.send_slice(b"hello").await.unwrap();
+        let end = timeout(SOON, client.recv()).await.unwrap();
+        assert_eq!(end, Err(CloseReason::Refused), "{kind:?}");
     }
 }
 

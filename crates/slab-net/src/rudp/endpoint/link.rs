@@ -252,7 +252,8 @@ impl Link {
                     Ok(sent) => sent,
                     Err(error) => {
                         // As good as lost on the way; it will be found missing.
-                        self.shared.table().stats.send_errors += 1;
+                        let lost = outgoing.datagrams() - error.sent();
+                        self.shared.table().stats.send_errors += lost as u64;
                         if matches!(error.kind(), SendErrorKind::Refused) {
                             inner.session.refused();
                         }
@@ -288,7 +289,13 @@ impl Link {
                 return false;
             }
             Ok(_) => {}
-            Err(_) => self.shared.table().stats.send_errors += 1,
+            Err(error) => {
+                let lost = contents.len().div_ceil(size) - error.sent();
+                self.shared.table().stats.send_errors += lost as u64;
+                if matches!(error.kind(), SendErrorKind::Refused) {
+                    inner.session.refused();
+                }
+            }
         }
         true
     }

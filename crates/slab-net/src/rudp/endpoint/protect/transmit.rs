@@ -6,7 +6,7 @@ use super::wire::{Wire, with_wire};
 use crate::packet::Packet;
 use crate::rudp::core::{Outgoing, Session};
 use crate::rudp::time::Time;
-use crate::udp::UdpSender;
+use crate::udp::{SendError, SendErrorKind, UdpSender};
 use std::net::SocketAddr;
 
 /// Datagrams that the socket had no room for, and the length of each.
@@ -29,16 +29,20 @@ impl Protection {
                     return;
                 };
                 // What may not be sent is as good as lost on the way.
-                if self.added(&outgoing) <= allowance {
-                    self.seal(
-                        link.peer,
-                        now,
-                        &outgoing,
-                        allowance == u64::MAX,
-                        wire,
-                        |wire| flush(link, wire, unsent),
-                    );
-                    flush(link, wire, unsent);
+                if self.added(&outgoing) > allowance {
+                    continue;
+                }
+                let parity = allowance == u64::MAX;
+                let mut failed = None;
+                let mut send =
+                    |wire: &mut Wire| failed = failed.take().or(flush(link, wire, unsent));
+                self.seal(link.peer, now, &outgoing, parity, wire, &mut send);
+                send(wire);
+                if let Some(error) = failed {
+                    if matches!(error.kind(), SendErrorKind::Refused) {
+                        session.refused();
+                    }
+                    return;
                 }
             }
         });
@@ -83,11 +87,12 @@ impl Protection {
 }
 
 /// Sends what is ready. What the socket has no room for waits in memory of its own, as far as it is
-/// of one length and there is any; the rest is as good as lost on the way.
-fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) {
+/// of one length and there is any; the rest is as good as lost on the way, as is what the system would
+/// not send.
+fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) -> Option<SendError> {
     let shared = &link.shared;
     let transmits = wire.transmits(link.peer);
-    let lost = match shared.sender.try_send_all(&transmits) {
+    let (lost, failed) = match shared.sender.try_send_all(&transmits) {
         Ok(sent) if sent < wire.datagrams() => {
             let rest = wire.rest(sent);
             let kept = match unsent {
@@ -99,14 +104,15 @@ fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) {
                 *unsent = Some((kept, rest.segment_size));
                 shared.block(link.place);
             }
-            rest.others
+            (rest.others, None)
         }
-        Ok(_) => 0,
-        Err(_) => 1,
+        Ok(_) => (0, None),
+        Err(error) => (wire.datagrams() - error.sent(), Some(error)),
     };
     drop(transmits);
     if lost > 0 {
         shared.table().stats.send_errors += lost as u64;
     }
     wire.clear();
+    failed
 }
