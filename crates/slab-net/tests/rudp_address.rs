@@ -127,6 +127,49 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
     assert_eq!(server.stats().half_open, 0);
 }
 
+/// A server that has restarted, or has changed its mind about who the client is, does not know the
+/// cookie that the client has. It gets in by another, or without where none is needed.
+#[tokio::test]
+async fn a_cookie_that_proves_nothing_any_more_keeps_nobody_out() {
+    for needs_another in [false, true] {
+        let pool = pool();
+        let first = Endpoint::bind(any(), &pool, fast().require_cookie(true)).unwrap();
+        let config = fast().require_cookie(needs_another);
+        let second = Endpoint::bind(any(), &pool, config).unwrap();
+        let front = UdpSocket::bind(any()).await.unwrap();
+        let back = UdpSocket::bind(any()).await.unwrap();
+        let address = front.local_addr().unwrap();
+        let (before, after) = (first.local_addr(), second.local_addr());
+        let proxy = tokio::spawn(async move {
+            let (mut there, mut here) = ([0; 2000], [0; 2000]);
+            let (mut server, mut client) = (before, None);
+            loop {
+                tokio::select! {
+                    Ok((len, from)) = front.recv_from(&mut there) => {
+                        client = Some(from);
+                        back.send_to(&there[..len], server).await.unwrap();
+                    }
+                    Ok((len, from)) = back.recv_from(&mut here) => {
+                        let header = Header::decode(&here[..len]).unwrap();
+                        if (from, header.cmd) == (before, Command::Cookie) {
+                            server = after;
+                        }
+                        let client = client.expect("nobody else has asked");
+                        front.send_to(&here[..len], client).await.unwrap();
+                    }
+                }
+            }
+        });
+        let client = Connection::connect(address, &pool, fast()).unwrap();
+        talks(&second, &client).await;
+        assert!(first.stats().cookies_sent > 0);
+        let stats = second.stats();
+        assert_eq!(stats.cookies_sent > 0, needs_another, "{stats:?}");
+        assert_eq!(stats.cookies_taken, u64::from(needs_another), "{stats:?}");
+        proxy.abort();
+    }
+}
+
 /// Its own peer's datagrams are all that a client's socket lets in.
 #[cfg(target_os = "linux")]
 #[tokio::test]

@@ -39,23 +39,23 @@ impl Prefix {
 }
 
 /// The conversation that a datagram begins, if it does: all of it has to be what a peer sends that has
-/// heard nothing yet.
+/// heard nothing yet. A cookie that proves nothing, not any more perhaps, is as good as none: who sends it
+/// would send it for ever.
 fn opening(datagram: &[u8], proved: bool) -> Option<u32> {
-    let mut conv = None;
+    let (mut conv, mut opens) = (None, false);
     for segment in segments(datagram) {
         let (header, _) = segment.ok()?;
-        let first = conv.is_none();
         let fits = match header.cmd {
             Command::Push => header.sn < OPENING_WINDOW && u32::from(header.frg) < MAX_FRAGMENTS,
-            Command::AskWindow => true,
-            Command::Cookie => proved,
-            _ => !first,
+            Command::AskWindow | Command::Cookie => true,
+            _ => opens,
         };
         if !fits || header.una != 0 || *conv.get_or_insert(header.conv) != header.conv {
             return None;
         }
+        opens |= header.cmd != Command::Cookie || proved;
     }
-    conv
+    conv.filter(|_| opens)
 }
 
 /// Why a session was not opened for a datagram.
