@@ -5,6 +5,7 @@ mod rudp_common;
 use rudp_common::sockets::{SOON, any, fast, pool, until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{CloseReason, Connection, Endpoint};
+use std::net::SocketAddr;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
@@ -125,6 +126,52 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
     }
     assert_eq!(server.stats().cookies_taken, 5);
     assert_eq!(server.stats().half_open, 0);
+}
+
+/// By any of its names: an IPv6 socket tells addresses of IPv4 in their mapped form.
+#[tokio::test]
+async fn an_endpoint_of_ipv6_and_its_peers_of_ipv4_know_each_other() {
+    let pool = pool();
+    let Ok(dual) = Endpoint::bind("[::]:0".parse().unwrap(), &pool, fast()) else {
+        assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "no IPv6");
+        return;
+    };
+    let mapped = |address: SocketAddr| match address {
+        SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
+        SocketAddr::V6(_) => address,
+    };
+    let server = Endpoint::bind(any(), &pool, fast().require_cookie(true)).unwrap();
+    let v4 = server.local_addr();
+    for peer in [v4, mapped(v4)] {
+        let alone = Connection::connect(peer, &pool, fast()).unwrap();
+        for client in [dual.connect(peer).unwrap(), alone] {
+            talks(&server, &client).await;
+            assert_eq!(client.peer_addr(), v4);
+        }
+    }
+    let here = ([127, 0, 0, 1], dual.local_addr().port()).into();
+    for peer in [here, mapped(here)] {
+        let client = Connection::connect(peer, &pool, fast()).unwrap();
+        talks(&dual, &client).await;
+    }
+}
+
+/// What an endpoint that is bound to all addresses says of itself.
+#[tokio::test]
+async fn the_unspecified_address_is_that_of_loopback() {
+    let pool = pool();
+    for all in ["0.0.0.0:0", "[::]:0"] {
+        let Ok(server) = Endpoint::bind(all.parse().unwrap(), &pool, fast()) else {
+            assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "{all}");
+            continue;
+        };
+        let alone = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        let shared = Endpoint::bind(all.parse().unwrap(), &pool, fast()).unwrap();
+        for client in [shared.connect(server.local_addr()).unwrap(), alone] {
+            talks(&server, &client).await;
+            assert!(client.peer_addr().ip().is_loopback());
+        }
+    }
 }
 
 /// A server that has restarted, or has changed its mind about who the client is, does not know the

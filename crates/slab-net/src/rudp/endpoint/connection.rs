@@ -60,7 +60,7 @@ impl Connection {
         &self.handle.link
     }
 
-    /// The peer's address.
+    /// The peer's address; of IPv4 as such, also where the socket has it mapped into IPv6.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.link().peer

@@ -8,7 +8,7 @@ use super::cookie;
 use super::link::Link;
 use super::protect::Intake;
 use super::shared::Shared;
-use super::table::Refusal;
+use super::table::{Refusal, canonical};
 use crate::packet::Packet;
 use crate::udp::{PacketBatch, Transmit, UdpReceiver};
 use core::future::{Future, poll_fn};
@@ -117,15 +117,18 @@ impl Driver {
         for batch in self.batches.drain(..) {
             let (shared, touched) = (&self.shared, &mut self.touched);
             let arrival = Arrival {
-                peer: batch.source(),
+                peer: canonical(batch.source()),
                 now,
                 transient,
             };
             match &shared.protection {
                 None => take_in_packets(shared, arrival, batch.into_packets(), touched),
-                Some(protection) => self.intake.take_in(protection, batch, |datagrams| {
-                    take_in_packets(shared, arrival, datagrams, touched);
-                }),
+                Some(protection) => {
+                    self.intake
+                        .take_in(protection, arrival.peer, batch, |datagrams| {
+                            take_in_packets(shared, arrival, datagrams, touched);
+                        })
+                }
             }
         }
         for link in self.touched.drain(..) {
@@ -249,9 +252,10 @@ fn find_or_open(
             table.stats.cookies_sent += 1;
             drop(table);
             // If it gets lost the peer tries again.
+            let to = shared.way_to(peer);
             match &shared.protection {
-                Some(protection) => protection.send_alone(&shared.sender, peer, &answer),
-                None => drop(shared.sender.try_send(&Transmit::new(&answer, peer))),
+                Some(protection) => protection.send_alone(&shared.sender, to, &answer),
+                None => drop(shared.sender.try_send(&Transmit::new(&answer, to))),
             }
         }
         return None;

@@ -25,6 +25,7 @@ thread_local! {
 
 pub(super) struct Link {
     pub(super) shared: Arc<Shared>,
+    /// Canonical.
     pub(super) peer: SocketAddr,
     pub(super) conv: u32,
     /// Where it is in the table.
@@ -245,9 +246,10 @@ impl Link {
                     scratch,
                 );
             }
+            let to = self.shared.way_to(self.peer);
             while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
                 let (contents, size) = (outgoing.contents(), outgoing.segment_size());
-                let transmit = Transmit::new(contents, self.peer).segment_size(size);
+                let transmit = Transmit::new(contents, to).segment_size(size);
                 let sent = match self.shared.sender.try_send(&transmit) {
                     Ok(sent) => sent,
                     Err(error) => {
@@ -281,7 +283,8 @@ impl Link {
         let Some((mut contents, size)) = inner.unsent.take() else {
             return true;
         };
-        let transmit = Transmit::new(&contents, self.peer).segment_size(size);
+        let to = self.shared.way_to(self.peer);
+        let transmit = Transmit::new(&contents, to).segment_size(size);
         match self.shared.sender.try_send(&transmit) {
             Ok(sent) if sent * size < contents.len() => {
                 contents.advance(sent * size);

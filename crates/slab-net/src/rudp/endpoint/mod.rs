@@ -37,6 +37,7 @@ use driver::Driver;
 use shared::Shared;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, MutexGuard};
+use table::reachable;
 
 /// A UDP socket with sessions: those that peers open, to be [accepted](Self::accept), and those
 /// opened [to peers](Self::connect).
@@ -142,6 +143,7 @@ impl Endpoint {
         pool: &PacketPool,
         config: EndpointConfig,
     ) -> Result<Self, OpenError> {
+        let peer = reachable(peer);
         let any: SocketAddr = match peer {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -171,11 +173,14 @@ impl Endpoint {
         link.await.map(Connection::new)
     }
 
-    /// Opens a session to a peer. Nothing is waited for: see [`Connection::ready`].
+    /// Opens a session to a peer. Nothing is waited for: see [`Connection::ready`]. An endpoint bound to
+    /// an IPv6 address reaches peers of IPv4 where the system lets it, as for `[::]`. The unspecified
+    /// address, as of a server bound to all, is taken for loopback.
     ///
     /// # Errors
     /// There are as many sessions as are allowed, or there is no memory for another.
     pub fn connect(&self, peer: SocketAddr) -> Result<Connection, OpenError> {
+        let peer = reachable(peer);
         let shared = &self.handle.shared;
         let mut table = shared.table();
         if table.closed {
@@ -202,6 +207,7 @@ impl Endpoint {
     /// As [`connect`](Self::connect); [`OpenError::TableFull`] too if there is a session of this
     /// conversation with the peer already.
     pub fn connect_as(&self, peer: SocketAddr, conv: u32) -> Result<Connection, OpenError> {
+        let peer = reachable(peer);
         let shared = &self.handle.shared;
         let mut table = shared.table();
         if table.closed {

@@ -91,6 +91,14 @@ impl Shared {
         Time::ZERO + self.epoch.elapsed()
     }
 
+    /// A peer's address as the socket takes it: one of IPv6 those of IPv4 in their mapped form.
+    pub(super) fn way_to(&self, peer: SocketAddr) -> SocketAddr {
+        match (self.sender.local_addr(), peer) {
+            (SocketAddr::V6(_), SocketAddr::V4(v4)) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
+            _ => peer,
+        }
+    }
+
     /// When `time` is by tokio's clock.
     pub(super) fn instant(&self, time: Time) -> tokio::time::Instant {
         (self.epoch + time.since(Time::ZERO)).into()

@@ -9,12 +9,34 @@ use super::gone::Gone;
 use super::link::Link;
 use super::stats::EndpointStats;
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::task::Waker;
 
 /// A session is opened by a PUSH of the first window, as any peer takes it to be.
 const OPENING_WINDOW: u32 = 32;
+
+/// An address by the one name that it has here. Sockets of IPv6 tell those of IPv4 in their mapped form,
+/// applications say either, and what says how to get there does not come back with an answer.
+pub(super) fn canonical(mut address: SocketAddr) -> SocketAddr {
+    address.set_ip(address.ip().to_canonical());
+    if let SocketAddr::V6(v6) = &mut address {
+        v6.set_flowinfo(0);
+    }
+    address
+}
+
+/// An address to connect to: the [canonical] one; of an unspecified one that of loopback, from where the
+/// answers come.
+pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
+    let mut address = canonical(address);
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address
+}
 
 /// The part of an address that one owner is taken to have whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,7 +47,7 @@ pub(super) enum Prefix {
 
 impl Prefix {
     pub(super) fn of(address: SocketAddr) -> Self {
-        match address.ip().to_canonical() {
+        match canonical(address).ip() {
             IpAddr::V4(ip) => {
                 let [a, b, c, _] = ip.octets();
                 Self::V4([a, b, c])
@@ -70,6 +92,7 @@ pub(super) enum Refusal {
     Backlog,
 }
 
+/// Addresses are [canonical] here, and wherever else peers are told apart by them.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     places: HashMap<(SocketAddr, u32), u32>,
@@ -205,6 +228,28 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::SocketAddrV6;
+
+    #[test]
+    fn an_address_has_one_name() {
+        let named = |name: &str, address: &dyn Fn(SocketAddr) -> SocketAddr| {
+            address(name.parse().unwrap()).to_string()
+        };
+        for (name, is) in [
+            ("192.0.2.7:1", "192.0.2.7:1"),
+            ("[::ffff:192.0.2.7]:1", "192.0.2.7:1"),
+            ("[2001:db8::1]:1", "[2001:db8::1]:1"),
+            ("[fe80::1%3]:1", "[fe80::1%3]:1"),
+            ("0.0.0.0:1", "127.0.0.1:1"),
+            ("[::]:1", "[::1]:1"),
+            ("[::ffff:0.0.0.0]:1", "127.0.0.1:1"),
+        ] {
+            assert_eq!(named(name, &reachable), is);
+        }
+        let flow = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 1, 7, 0);
+        assert_eq!(canonical(flow.into()), "[::1]:1".parse().unwrap());
+        assert_eq!(named("0.0.0.0:1", &canonical), "0.0.0.0:1");
+    }
 
     #[test]
     fn an_address_mapped_into_ipv6_has_the_prefix_of_its_own() {

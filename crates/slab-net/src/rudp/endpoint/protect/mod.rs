@@ -233,16 +233,16 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    /// Opens what was received from one address and hands the sessions' datagrams on, those that
+    /// Opens what was received from one canonical address and hands the sessions' datagrams on, those that
     /// could be recovered with them. `hand_on` opens a session where one begins.
     pub(super) fn take_in(
         &mut self,
         protection: &Protection,
+        peer: SocketAddr,
         batch: PacketBatch,
         mut hand_on: impl FnMut(vec::Drain<'_, Packet>),
     ) {
-        #[cfg(feature = "fec")]
-        let peer = batch.source();
+        let _ = peer;
         protection.decrypt(batch, &mut self.opened);
         #[cfg(feature = "fec")]
         if let Some(paths) = &protection.paths {

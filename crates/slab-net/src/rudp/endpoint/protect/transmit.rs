@@ -50,19 +50,14 @@ impl Protection {
 
     /// Sends a datagram that is of no session, if the socket has room. It is no shard, as shards are
     /// counted; peers take it as it is.
-    pub(in super::super) fn send_alone(
-        &self,
-        sender: &UdpSender,
-        peer: SocketAddr,
-        datagram: &[u8],
-    ) {
+    pub(in super::super) fn send_alone(&self, sender: &UdpSender, to: SocketAddr, datagram: &[u8]) {
         with_wire(|wire| {
             let (front, behind) = self.around_shards();
             self.heed_fork();
             let sealed = wire.push(front + datagram.len() + behind);
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             self.encrypt(sealed);
-            let _ = sender.try_send_all(&wire.transmits(peer));
+            let _ = sender.try_send_all(&wire.transmits(to));
         });
     }
 
@@ -91,7 +86,7 @@ impl Protection {
 /// not send.
 fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) -> Option<SendError> {
     let shared = &link.shared;
-    let transmits = wire.transmits(link.peer);
+    let transmits = wire.transmits(shared.way_to(link.peer));
     let (lost, failed) = match shared.sender.try_send_all(&transmits) {
         Ok(sent) if sent < wire.datagrams() => {
             let rest = wire.rest(sent);
