@@ -5,6 +5,9 @@ mod rudp_common;
 use rudp_common::sockets::{SOON, accept, any, fast, pool, recv, until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, OpenError, SessionConfig};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
@@ -288,4 +291,30 @@ async fn a_session_that_ended_is_not_opened_again_by_what_was_on_its_way() {
     .await;
     send(2).await.unwrap();
     until(&server, "another", |server| server.stats().opened == 2).await;
+}
+
+/// Who gives up waiting leaves his task behind, until a session comes.
+#[tokio::test]
+async fn accepts_that_were_given_up_are_few_and_those_that_wait_are_woken() {
+    struct Task;
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let tasks: Vec<_> = (0..5000).map(|_| Arc::new(Task)).collect();
+    for task in &tasks {
+        let waker = Waker::from(Arc::clone(task));
+        let mut accept = pin!(server.accept());
+        let polled = accept.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+    }
+    let held = || tasks.iter().filter(|task| Arc::strong_count(task) > 1);
+    assert_eq!(held().count(), 256);
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    let ask = client.send_slice(b"hello");
+    let (accepted, asked) = tokio::join!(accept(&server), ask);
+    asked.unwrap();
+    assert_eq!(recv(&accepted).await, b"hello");
+    assert_eq!(held().count(), 0);
 }

@@ -7,10 +7,12 @@ mod rudp_common;
 
 use rudp_common::sockets::any;
 use rudp_common::{Random, proxy};
-use slab_net::PacketPool;
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::{Packet, PacketPool};
+use std::cell::RefCell;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -308,6 +310,50 @@ async fn a_client_learns_that_nobody_listens() {
     }
 }
 
+/// The memory in which datagrams are put together may be gone before it.
+#[test]
+fn a_connection_may_end_with_its_thread() {
+    thread_local! {
+        static HELD: RefCell<Option<Connection>> = const { RefCell::new(None) };
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let none = Kind {
+        fec: None,
+        key: None,
+        offload: true,
+    };
+    for kind in KINDS.into_iter().chain([none]) {
+        let pool = pool();
+        let _guard = runtime.enter();
+        let config = kind.config(SessionConfig::fast());
+        let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+        let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+        let accepted = runtime.block_on(async {
+            client.send_slice(b"hello").await.unwrap();
+            timeout(SOON, server.accept()).await.unwrap().unwrap()
+        });
+        let thread = std::thread::spawn(move || {
+            // Known to the thread before the memory is.
+            HELD.set(Some(client));
+            let send = |client: &Connection| client.try_send(Packet::from(vec![1; 10])).is_ok();
+            assert!(HELD.with_borrow(|held| held.as_ref().is_some_and(send)));
+        });
+        thread.join().unwrap();
+        runtime.block_on(async {
+            for message in [&b"hello"[..], &[1; 10]] {
+                let received = timeout(SOON, accepted.recv()).await.unwrap();
+                assert_eq!(received.unwrap().unwrap(), message);
+            }
+            let end = timeout(SOON, accepted.recv()).await.unwrap();
+            assert_eq!(end, Ok(None), "{kind:?}");
+        });
+    }
+}
+
 /// Clones of one key at both ends, as within one process, are two all the same.
 #[tokio::test]
 async fn ends_with_clones_of_one_key_understand_each_other() {
@@ -404,6 +450,45 @@ async fn no_more_than_three_times_is_sent_to_an_address_that_is_not_proved() {
             "{kind:?}: {received} for {sent}"
         );
     }
+}
+
+/// Nor for a datagram that is no shard, although all that is sent has a header of error correction.
+#[tokio::test]
+async fn no_more_than_three_times_is_sent_for_what_has_no_header_of_error_correction() {
+    let pool = pool();
+    let config = KINDS[0].config(SessionConfig::fast());
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let forged = UdpSocket::bind(any()).await.unwrap();
+    let mut datagram = [0; HEADER_BYTES + 1];
+    let header = Header {
+        conv: 5,
+        cmd: Command::Push,
+        frg: 0,
+        wnd: 500,
+        ts: 0,
+        sn: 0,
+        una: 0,
+        len: 1,
+    };
+    header.encode(&mut datagram);
+    let to = server.local_addr();
+    forged.send_to(&datagram, to).await.unwrap();
+    let connection = timeout(SOON, server.accept()).await.unwrap().unwrap();
+    for n in 0..50 {
+        let _ = connection.try_send(pool.try_copy_from_slice(&[n; 2]).unwrap());
+    }
+    let (mut buf, mut received) = ([0; 2000], 0);
+    let answers = async {
+        loop {
+            received += forged.recv(&mut buf).await.unwrap();
+        }
+    };
+    let _ = timeout(Duration::from_millis(500), answers).await;
+    assert!(
+        received > 0 && received <= 3 * datagram.len(),
+        "{received} for {}",
+        datagram.len()
+    );
 }
 
 /// The answer with the cookie is sealed as everything else is.

@@ -173,10 +173,11 @@ impl Drop for Driver {
             let mut table = self.shared.table();
             table.closed = true;
             table.backlog.clear();
-            for acceptor in table.acceptors.drain(..) {
-                acceptor.wake();
-            }
-            table.links().cloned().collect()
+            let acceptors = core::mem::take(&mut table.acceptors);
+            let links = table.links().cloned().collect();
+            drop(table);
+            acceptors.wake();
+            links
         };
         for link in links {
             link.orphan();
@@ -267,8 +268,6 @@ fn find_or_open(
     table.backlog.push_back(Arc::clone(&link));
     let acceptors = core::mem::take(&mut table.acceptors);
     drop(table);
-    for acceptor in acceptors {
-        acceptor.wake();
-    }
+    acceptors.wake();
     Some(link)
 }

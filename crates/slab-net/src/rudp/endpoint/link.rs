@@ -49,9 +49,9 @@ pub(super) struct Inner {
     removed: bool,
 }
 
-/// The most tasks that wait for one thing of a session. A wait that was given up leaves its task here
-/// until something comes; who comes when it is full wakes one that has waited for long, which comes again
-/// if it still waits.
+/// The most tasks that wait for one thing of a session, or for the next session. A wait that was given up
+/// leaves its task here until something comes; who comes when it is full wakes one that has waited for
+/// long, which comes again if it still waits.
 const MAX_WAITING: usize = 256;
 
 /// Tasks that wait for one thing; seldom more than one.
@@ -63,16 +63,32 @@ pub(super) struct Wakers {
 
 impl Wakers {
     pub(super) fn add(&mut self, waker: &Waker) {
+        if let Some(early) = self.insert(waker) {
+            early.wake();
+        }
+    }
+
+    /// As `add`; returns whom to wake.
+    #[must_use]
+    pub(super) fn insert(&mut self, waker: &Waker) -> Option<Waker> {
+        let mut early = None;
         match &self.first {
             None => self.first = Some(waker.clone()),
             Some(first) if first.will_wake(waker) => {}
             Some(_) if self.more.iter().any(|known| known.will_wake(waker)) => {}
             Some(_) => {
                 if self.more.len() + 1 == MAX_WAITING {
-                    self.more.remove(0).wake();
+                    early = Some(self.more.remove(0));
                 }
                 self.more.push(waker.clone());
             }
+        }
+        early
+    }
+
+    pub(super) fn wake(mut self) {
+        if let Some(waker) = self.take() {
+            waker.wake();
         }
     }
 
@@ -236,45 +252,57 @@ impl Link {
         if inner.unsent.is_some() {
             return;
         }
-        SCRATCH.with_borrow_mut(|scratch| {
-            if let Some(protection) = &self.shared.protection {
-                return protection.transmit(
-                    self,
-                    &mut inner.session,
-                    &mut inner.unsent,
-                    now,
-                    scratch,
-                );
-            }
-            let to = self.shared.way_to(self.peer);
-            while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
-                let (contents, size) = (outgoing.contents(), outgoing.segment_size());
-                let transmit = Transmit::new(contents, to).segment_size(size);
-                let sent = match self.shared.sender.try_send(&transmit) {
-                    Ok(sent) => sent,
-                    Err(error) => {
-                        // As good as lost on the way; it will be found missing.
-                        let lost = outgoing.datagrams() - error.sent();
-                        self.shared.table().stats.send_errors += lost as u64;
-                        if matches!(error.kind(), SendErrorKind::Refused) {
-                            inner.session.refused();
-                        }
-                        return;
-                    }
-                };
-                if sent < outgoing.datagrams() {
-                    // The socket is full: the rest waits in memory of its own, or is lost if there
-                    // is none.
-                    let rest = &contents[sent * size..];
-                    let kept = self.shared.pool.try_copy_from_slice(rest).ok();
-                    if let Some(rest) = kept {
-                        inner.unsent = Some((rest, size));
-                        self.shared.block(self.place);
-                    }
-                    return;
+        let could = SCRATCH.try_with(|scratch| {
+            let scratch = &mut *scratch.borrow_mut();
+            match &self.shared.protection {
+                Some(protection) => {
+                    let Inner {
+                        session, unsent, ..
+                    } = inner;
+                    protection.transmit(self, session, unsent, now, scratch)
+                }
+                None => {
+                    self.transmit_plain(inner, now, scratch);
+                    true
                 }
             }
         });
+        if !could.unwrap_or(false) {
+            // A thread that is at its end has no such memory any more; the endpoint's task has.
+            inner.armed = Some(now);
+            self.shared.arm(self.place, now);
+        }
+    }
+
+    fn transmit_plain(&self, inner: &mut Inner, now: Time, scratch: &mut [u8]) {
+        let to = self.shared.way_to(self.peer);
+        while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
+            let (contents, size) = (outgoing.contents(), outgoing.segment_size());
+            let transmit = Transmit::new(contents, to).segment_size(size);
+            let sent = match self.shared.sender.try_send(&transmit) {
+                Ok(sent) => sent,
+                Err(error) => {
+                    // As good as lost on the way; it will be found missing.
+                    let lost = outgoing.datagrams() - error.sent();
+                    self.shared.table().stats.send_errors += lost as u64;
+                    if matches!(error.kind(), SendErrorKind::Refused) {
+                        inner.session.refused();
+                    }
+                    return;
+                }
+            };
+            if sent < outgoing.datagrams() {
+                // The socket is full: the rest waits in memory of its own, or is lost if there
+                // is none.
+                let rest = &contents[sent * size..];
+                let kept = self.shared.pool.try_copy_from_slice(rest).ok();
+                if let Some(rest) = kept {
+                    inner.unsent = Some((rest, size));
+                    self.shared.block(self.place);
+                }
+                return;
+            }
+        }
     }
 
     /// Sends what the socket had no room for; `false` if there is some left.

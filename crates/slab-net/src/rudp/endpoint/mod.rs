@@ -165,8 +165,10 @@ impl Endpoint {
             if table.closed {
                 return Poll::Ready(None);
             }
-            if !table.acceptors.iter().any(|a| a.will_wake(cx.waker())) {
-                table.acceptors.push(cx.waker().clone());
+            let early = table.acceptors.insert(cx.waker());
+            drop(table);
+            if let Some(early) = early {
+                early.wake();
             }
             Poll::Pending
         });

@@ -6,12 +6,11 @@ use super::super::time::Time;
 use super::super::wire::{Command, segments};
 use super::config::EndpointConfig;
 use super::gone::Gone;
-use super::link::Link;
+use super::link::{Link, Wakers};
 use super::stats::EndpointStats;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::task::Waker;
 
 /// A session is opened by a PUSH of the first window, as any peer takes it to be.
 const OPENING_WINDOW: u32 = 32;
@@ -103,7 +102,7 @@ pub(super) struct Table {
     half_open_count: usize,
     /// Opened by peers, and not yet accepted.
     pub(super) backlog: VecDeque<Arc<Link>>,
-    pub(super) acceptors: Vec<Waker>,
+    pub(super) acceptors: Wakers,
     /// Are sessions opened for peers?
     pub(super) listening: bool,
     /// Nothing is opened any more.

@@ -110,7 +110,11 @@ impl Protection {
         #[cfg(feature = "fec")]
         let mut encoder = path.as_ref().map(|path| path.encoder());
         self.heed_fork();
-        let (front, behind) = self.room;
+        // Without a path the session has left it, and what it still says is no shard: peers take it as
+        // it is.
+        let (front, behind) = self.around_shards();
+        #[cfg(feature = "fec")]
+        let front = front + encoder.as_ref().map_or(0, |_| FEC_HEADER_BYTES);
         for datagram in outgoing.contents().chunks(outgoing.segment_size()) {
             let len = front + datagram.len() + behind;
             if !wire.has_room(len) {
@@ -295,5 +299,43 @@ impl Intake {
             hand_on(datagrams.drain(..));
         }
         opened.clear();
+    }
+}
+
+#[cfg(all(test, feature = "fec"))]
+mod tests {
+    use super::*;
+    use crate::rudp::SessionConfig;
+    use crate::rudp::core::{Session, Side};
+    use crate::rudp::fec::FecShards;
+
+    /// Another thread may take the path away while a session still has a notice to send.
+    #[test]
+    fn what_is_sent_without_a_path_is_no_shard_and_has_nothing_of_others() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let session = SessionConfig::fast();
+        let config = EndpointConfig::new(session).fec(FecShards::new(2, 1).unwrap());
+        let protection = Protection::new(&config, &pool, &budget).unwrap();
+        let (peer, now) = ("192.0.2.1:9".parse().unwrap(), Time::ZERO);
+        let mut session =
+            Session::open(7, &session, Side::Client, &pool, &budget, 9 << 32, now).unwrap();
+        let mut scratch = [0; 4096];
+        let outgoing = session.poll_transmit(now, &mut scratch, 1).unwrap();
+        for has_path in [false, true] {
+            if has_path {
+                protection.join(peer);
+            }
+            wire::with_wire(|wire| {
+                wire.push(1000).fill(b'S');
+                wire.clear();
+                protection.seal(peer, now, &outgoing, true, wire, |_| {});
+                let sealed = wire.rest(0).contents;
+                let (header, datagram) =
+                    sealed.split_at(if has_path { FEC_HEADER_BYTES } else { 0 });
+                assert_eq!(datagram, outgoing.contents());
+                assert!(!header.contains(&b'S'));
+            });
+        }
     }
 }

@@ -13,7 +13,8 @@ use std::net::SocketAddr;
 type Unsent = Option<(Packet, usize)>;
 
 impl Protection {
-    /// Sends what a session has to send, until it has nothing more or the socket has no room.
+    /// Sends what a session has to send, until it has nothing more or the socket has no room; `false` if
+    /// this thread cannot send any more.
     pub(in super::super) fn transmit(
         &self,
         link: &Link,
@@ -21,7 +22,7 @@ impl Protection {
         unsent: &mut Unsent,
         now: Time,
         scratch: &mut [u8],
-    ) {
+    ) -> bool {
         with_wire(|wire| {
             while unsent.is_none() {
                 let allowance = self.allowance(session);
@@ -45,11 +46,11 @@ impl Protection {
                     return;
                 }
             }
-        });
+        })
     }
 
     /// Sends a datagram that is of no session, if the socket has room. It is no shard, as shards are
-    /// counted; peers take it as it is.
+    /// counted; peers take it as it is. Called by the endpoint's task, which can send.
     pub(in super::super) fn send_alone(&self, sender: &UdpSender, to: SocketAddr, datagram: &[u8]) {
         with_wire(|wire| {
             let (front, behind) = self.around_shards();
@@ -62,15 +63,17 @@ impl Protection {
     }
 
     /// Bytes on the wire that may be sent: three times those received, until the peer has proved its
-    /// address. The session sees to it for its own, which is most of it.
+    /// address. The session sees to it for its own, which is most of it. Of what was received only that
+    /// counts which every datagram has: not all that come are shards.
     fn allowance(&self, session: &Session) -> u64 {
         if session.is_validated() {
             return u64::MAX;
         }
         let stats = session.stats();
-        let added = (self.room.0 + self.room.1) as u64;
-        let received = stats.received_bytes + stats.received_datagrams * added;
-        let sent = stats.sent_bytes + stats.sent_datagrams * added;
+        let (front, behind) = self.around_shards();
+        let received = stats.received_bytes + stats.received_datagrams * (front + behind) as u64;
+        let (front, behind) = self.room;
+        let sent = stats.sent_bytes + stats.sent_datagrams * (front + behind) as u64;
         (3 * received).saturating_sub(sent)
     }
 

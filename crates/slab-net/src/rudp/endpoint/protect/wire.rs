@@ -18,12 +18,14 @@ thread_local! {
     });
 }
 
-/// Lends the memory of this thread.
-pub(super) fn with_wire(act: impl FnOnce(&mut Wire)) {
-    WIRE.with_borrow_mut(|wire| {
+/// Lends the memory of this thread; `false` if the thread is at its end and has none any more.
+pub(super) fn with_wire(act: impl FnOnce(&mut Wire)) -> bool {
+    let lent = WIRE.try_with(|wire| {
+        let wire = &mut *wire.borrow_mut();
         wire.clear();
         act(wire);
     });
+    lent.is_ok()
 }
 
 pub(super) struct Wire {
