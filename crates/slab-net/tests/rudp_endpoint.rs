@@ -131,6 +131,42 @@ async fn a_stream_can_be_read_by_lines() {
     assert_eq!(rest.as_deref(), Some("third"));
 }
 
+/// `close` has said that everything is delivered.
+#[tokio::test]
+async fn what_a_session_said_that_ended_before_it_was_accepted_is_there() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let address = server.local_addr();
+    let client = Connection::connect(address, &pool, fast()).unwrap();
+    for n in 0..3_u8 {
+        client.send_slice(&[n; 2000]).await.unwrap();
+    }
+    timeout(SOON, client.close()).await.unwrap().unwrap();
+    // Another has said nothing, and one gives up.
+    let silent = Connection::connect(address, &pool, fast()).unwrap();
+    timeout(SOON, silent.ready()).await.unwrap().unwrap();
+    timeout(SOON, silent.close()).await.unwrap().unwrap();
+    let given_up = Connection::connect(address, &pool, fast()).unwrap();
+    given_up.send_slice(b"never mind").await.unwrap();
+    timeout(SOON, given_up.ready()).await.unwrap().unwrap();
+    given_up.abort();
+    until(&server, "ended", |server| {
+        let stats = server.stats();
+        (stats.opened, stats.sessions, stats.backlog) == (3, 1, 1)
+    })
+    .await;
+    let accepted = accept(&server).await;
+    assert_eq!(accepted.ended(), Some(CloseReason::ClosedByPeer));
+    for n in 0..3_u8 {
+        assert_eq!(recv(&accepted).await, [n; 2000]);
+    }
+    assert_eq!(timeout(SOON, accepted.recv()).await.unwrap(), Ok(None));
+    drop(accepted);
+    until(&server, "gone", |server| server.stats().sessions == 0).await;
+    drop((client, silent, given_up, server));
+    all_back(&pool).await;
+}
+
 #[tokio::test]
 async fn what_was_sent_is_delivered_after_the_handle_is_gone() {
     let pool = pool();

@@ -192,8 +192,9 @@ impl Link {
             self.shared.table().no_longer_half_open(self.peer);
         }
         if over {
-            if !inner.released {
-                // Nobody needs to accept it any more; if it was accepted, it is not found here.
+            if !inner.released && !readable {
+                // Nobody needs to accept it any more; if it was accepted, it is not found here. What its
+                // peer was told has arrived is there for whoever accepts it.
                 let mut table = self.shared.table();
                 let waiting = table.backlog.iter();
                 let place = waiting

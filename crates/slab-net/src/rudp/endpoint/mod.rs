@@ -152,7 +152,7 @@ impl Endpoint {
     }
 
     /// The next session that a peer has opened; `None` once the endpoint's task is gone, with its
-    /// runtime.
+    /// runtime. One that has ended meanwhile is among them only if it has something to be read.
     ///
     /// Cancel-safe.
     pub async fn accept(&self) -> Option<Connection> {
