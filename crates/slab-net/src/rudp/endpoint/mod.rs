@@ -203,7 +203,9 @@ impl Endpoint {
     }
 
     /// As [`connect`](Self::connect), with a conversation that was agreed on: any, 0 included. The peer
-    /// remembers one that has ended for its idle timeout, and does not open it again.
+    /// remembers one that has ended for its idle timeout, and does not open it again; unless more than its
+    /// [`max_sessions`](EndpointConfig::max_sessions) have ended since. Datagrams of another session of the
+    /// same conversation pass for those of this one, with encryption too if the key is the same.
     ///
     /// # Errors
     /// As [`connect`](Self::connect); [`OpenError::TableFull`] too if there is a session of this
