@@ -167,23 +167,19 @@ impl Inner {
             1
         };
         let units = &mut units[..want];
-        let carved = self.carve(class, units);
-        let carved = match carved {
-            Err(AllocError::Exhausted { .. }) => match self.alloc_by_reclaim(class, units) {
-                Ok(Reclaimed::Single(unit)) => {
-                    self.end_exhaustion(class);
-                    return Ok(Found::used(unit));
+        let carved = match self.carve(class, units) {
+            Ok(carved) => carved,
+            Err(refused) => {
+                self.begin_refusal(refused);
+                match self.alloc_by_reclaim(class, units, refused)? {
+                    Reclaimed::Single(unit) => {
+                        self.end_exhaustion(class);
+                        return Ok(Found::used(unit));
+                    }
+                    Reclaimed::Fresh(carved) => carved,
                 }
-                Ok(Reclaimed::Fresh(carved)) => Ok(carved),
-                Err(error) => Err(error),
-            },
-            carved => carved,
-        };
-        let carved = carved.inspect_err(|error| {
-            if !matches!(error, AllocError::Exhausted { .. }) {
-                tracing::warn!(pool = %self.name, %error, "slab not committed");
             }
-        })?;
+        };
         if carved.new_slab {
             tracing::debug!(
                 pool = %self.name,
@@ -191,6 +187,9 @@ impl Inner {
                 slab_bytes = self.arena.slab_bytes(),
                 "slab committed"
             );
+        }
+        if carved.grown {
+            self.end_refusal();
         }
         let fresh = &units[..carved.chunks];
         let unit = self.deliver(cache, class, fresh);
@@ -260,6 +259,20 @@ impl Inner {
         if self.uncached[usize::from(class)].exhaustion.refused() {
             let chunk_bytes = self.classes.geometry(class).bytes;
             tracing::warn!(pool = %self.name, chunk_bytes, max_memory = self.max_memory(), "pool exhausted");
+        }
+    }
+
+    /// The system would not back a slab, if that is the error: told once an episode, as exhaustion is,
+    /// because whoever comes next asks again.
+    fn begin_refusal(&self, error: AllocError) {
+        if matches!(error, AllocError::Commit { .. }) && self.commit_refusals.refused() {
+            tracing::warn!(pool = %self.name, %error, "slab not committed");
+        }
+    }
+
+    fn end_refusal(&self) {
+        if self.commit_refusals.served() {
+            tracing::info!(pool = %self.name, "slabs are committed again");
         }
     }
 

@@ -1,10 +1,10 @@
-//! Log events for refused allocations: one when a pool's class runs out, one when that is over,
-//! however often it was at its cap and came away from it in between.
+//! Log events for refusals: one when a pool's class runs out, or the system refuses the pool a slab, and
+//! one when that is over, however often it was so and was not in between.
 
 use crate::sync::{AtomicU64, Ordering};
 
 /// Refusals closer together than this belong to one episode, so that there are at most two events
-/// a class in this time.
+/// a class in this time, and two a pool of what the system refuses.
 ///
 /// Without a clock an episode ends with the first allocation that is served.
 const QUIET_MILLIS: u64 = if cfg!(feature = "std") { 1000 } else { 0 };

@@ -180,7 +180,11 @@ pub enum AllocError {
         /// What all of them together may take, in bytes.
         limit: usize,
     },
-    /// The operating system would not back a slab with memory.
+    /// The operating system would not back a slab with memory, and the pool has none of its own that
+    /// is free. [`SlabPool::alloc`] does not wait in this case either: the system tells nobody when it
+    /// has memory again.
+    ///
+    /// [`SlabPool::alloc`]: crate::SlabPool::alloc
     Commit {
         /// The system's error number.
         errno: i32,

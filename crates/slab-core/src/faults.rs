@@ -334,3 +334,94 @@ fn a_slab_is_asked_for_once() {
         assert_eq!(met, requests, "{growth:?}: 1, 1, 2 and 4 slabs");
     }
 }
+
+fn two_sizes() -> SlabPool {
+    Refused::default().build(&cases()[0]).unwrap()
+}
+
+/// All chunks of a slab lie in this thread's magazine, of another class than is asked for.
+#[test]
+#[cfg(all(unix, feature = "std"))]
+fn what_the_system_refuses_a_slab_of_another_class_serves() {
+    let pool = two_sizes();
+    drop(pool.try_alloc(1024).unwrap());
+    refusing(0..u32::MAX, || {
+        let met = pool.try_alloc(16384).unwrap();
+        drop(met);
+        // Nor does who would wait for it.
+        drop(pool.try_alloc(1024).unwrap());
+        let mut waits = core::pin::pin!(pool.alloc(16384));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(matches!(waits.as_mut().poll(&mut cx), Poll::Ready(Ok(_))));
+    });
+    let stats = pool.stats();
+    assert_eq!(stats.commit_failures, 3, "asked for once an allocation");
+    assert_eq!((stats.slab_rebalances(), stats.in_use()), (3, 0));
+    pool.inner().assert_exact(&[0, 0]);
+}
+
+#[test]
+#[cfg(all(unix, feature = "std"))]
+fn what_the_system_refuses_the_magazine_of_an_idle_thread_serves() {
+    let pool = two_sizes();
+    let mut chunks: Vec<_> = (0..64).map(|_| pool.try_alloc(1024).unwrap()).collect();
+    assert_eq!(pool.stats().committed_bytes, pool.stats().slab_bytes);
+    let one = chunks.pop();
+    let [freed, over] = [(); 2].map(|()| std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(one);
+            freed.wait();
+            over.wait();
+        });
+        freed.wait();
+        assert_eq!(pool.stats().classes()[0].in_magazines, 1);
+        let mut served = Vec::new();
+        refusing(0..u32::MAX, || {
+            served.extend((0..2).map(|_| pool.try_alloc(1024)));
+        });
+        over.wait();
+        assert!(served[0].is_ok(), "{served:?}");
+        let refused = AllocError::Commit { errno: ENOMEM };
+        assert_eq!(served[1].as_ref().unwrap_err(), &refused);
+    });
+    drop(chunks);
+}
+
+/// Hears how often something is told that is at least a warning.
+#[cfg(all(unix, feature = "std"))]
+struct Warnings(std::sync::Arc<core::sync::atomic::AtomicU32>);
+
+#[cfg(all(unix, feature = "std"))]
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+#[cfg(all(unix, feature = "std"))]
+fn a_system_that_refuses_again_and_again_is_told_of_once() {
+    let pool = two_sizes();
+    let heard = std::sync::Arc::default();
+    let warnings = Warnings(std::sync::Arc::clone(&heard));
+    tracing::subscriber::with_default(warnings, || {
+        refusing(0..u32::MAX, || {
+            for _ in 0..1000 {
+                pool.try_alloc(1024).unwrap_err();
+            }
+        });
+    });
+    assert_eq!(heard.load(core::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(pool.stats().commit_failures, 1000);
+}

@@ -117,6 +117,8 @@ pub(crate) struct Inner {
     pub(crate) singles: Singles,
     pub(crate) uncached: [Uncached; MAX_CLASSES],
     pub(crate) too_large: AtomicU64,
+    /// Times in which the system refuses slabs.
+    pub(crate) commit_refusals: Episode,
     pub(crate) slabs: HandoffMutex<SlabLayer>,
     pub(crate) registry: Mutex<Vec<Registered>>,
     pub(crate) closed: AtomicBool,
@@ -240,6 +242,7 @@ impl Inner {
                 in_use_peak: AtomicU64::new(0),
             }),
             too_large: AtomicU64::new(0),
+            commit_refusals: Episode::new(),
             slabs: HandoffMutex::new(SlabLayer::new(slabs)),
             arena,
             registry: Mutex::new(Vec::new()),

@@ -89,7 +89,7 @@ impl SlabPool {
     ///
     /// # Errors
     /// [`AllocError::TooLarge`] above the largest class, [`AllocError::Exhausted`] at the cap,
-    /// [`AllocError::Commit`] if the system would not back a slab.
+    /// [`AllocError::Commit`] if the system would not back a slab and nothing else is free.
     // Always: a call would return the result through memory and cost more than what it does.
     #[inline(always)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
@@ -119,7 +119,8 @@ impl SlabPool {
     ///
     /// # Errors
     /// [`AllocError::TooLarge`] at once, [`AllocError::TooManyWaiters`] behind 65 536 others,
-    /// [`AllocError::Commit`] as `try_alloc`.
+    /// [`AllocError::Commit`] at once, as `try_alloc`: below the cap only what the system refuses is
+    /// missing, and when it has memory again it tells nobody.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

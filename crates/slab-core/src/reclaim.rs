@@ -15,6 +15,9 @@
 //! An allocation that meets an empty depot meanwhile waits for the mutex, not for luck; a free
 //! goes to the open batch. Nothing else stops.
 //!
+//! An allocation comes here at the cap, and as well where the system refuses a slab below it: what is
+//! free in the pool needs nothing from the system.
+//!
 //! A pool that is truly full comes here on every refused allocation, and a sweep takes all threads'
 //! magazines from them: it is made only if it may help, see
 //! [`is_sweep_worth_while`](Inner::is_sweep_worth_while). Those who are refused for large chunks then
@@ -46,12 +49,14 @@ impl SlabLayer {
 }
 
 impl Inner {
-    /// The last resort of an allocation at the cap: a single chunk, or fresh ones in `out`.
+    /// The last resort of an allocation that was `refused`, at the cap or by the system: a single
+    /// chunk, or fresh ones in `out`. Asks the system for nothing.
     #[cold]
     pub(crate) fn alloc_by_reclaim(
         &self,
         class: u8,
         out: &mut [u32],
+        refused: AllocError,
     ) -> Result<Reclaimed, AllocError> {
         let mut layer = self.slabs.lock();
         loop {
@@ -70,13 +75,13 @@ impl Inner {
         {
             self.sweep(&mut layer);
         }
-        match layer.slabs.carve(&self.arena, &self.classes, class, out) {
+        let slabs = &mut layer.slabs;
+        match slabs.carve_backed(&self.arena, &self.classes, class, out) {
             Ok(carved) => Ok(Reclaimed::Fresh(carved)),
-            Err(exhausted @ AllocError::Exhausted { .. }) => match self.alloc_single(class) {
+            Err(_) => match self.alloc_single(class) {
                 Some(unit) => Ok(Reclaimed::Single(unit)),
-                None => Err(exhausted),
+                None => Err(refused),
             },
-            Err(error) => Err(error),
         }
     }
 

@@ -114,6 +114,8 @@ pub(crate) struct Carved {
     pub(crate) chunks: usize,
     /// A slab was newly taken for the class.
     pub(crate) new_slab: bool,
+    /// The system gave memory for it just now.
+    pub(crate) grown: bool,
     /// The chunks' memory is as it came from the system: zero.
     pub(crate) fresh: bool,
     /// It is time to look at how many chunks are in use.
@@ -210,11 +212,35 @@ impl Slabs {
         class: u8,
         out: &mut [u32],
     ) -> Result<Carved, AllocError> {
+        match self.carve_backed(arena, classes, class, out) {
+            Err(AllocError::Exhausted { .. }) if !self.has_its_share(class) => {}
+            done => return done,
+        }
+        self.grow(arena, classes.geometry(class).bytes)?;
+        let carved = self.carve_backed(arena, classes, class, out)?;
+        Ok(Carved {
+            grown: true,
+            ..carved
+        })
+    }
+
+    /// As [`carve`](Self::carve), of what the system has given already.
+    ///
+    /// # Errors
+    /// [`AllocError::Exhausted`] if that has none.
+    pub(crate) fn carve_backed(
+        &mut self,
+        arena: &Arena,
+        classes: &ClassTable,
+        class: u8,
+        out: &mut [u32],
+    ) -> Result<Carved, AllocError> {
         let chunks = self.take_stored(arena, class, out);
         if chunks > 0 {
             return Ok(Carved {
                 chunks,
                 new_slab: false,
+                grown: false,
                 fresh: false,
                 note_peak: self.is_peak_due(class, false),
             });
@@ -222,11 +248,13 @@ impl Slabs {
         let geometry = classes.geometry(class);
         let new_slab = self.classes[usize::from(class)].current == NONE;
         if new_slab {
-            if self.share == Some(self.classes[usize::from(class)].slabs) {
-                let chunk_bytes = geometry.bytes;
-                return Err(AllocError::Exhausted { chunk_bytes });
-            }
-            let slab = self.take_slab(arena, geometry.bytes)?;
+            let unused = if self.has_its_share(class) {
+                None
+            } else {
+                self.take_unused()
+            };
+            let chunk_bytes = geometry.bytes;
+            let slab = unused.ok_or(AllocError::Exhausted { chunk_bytes })?;
             // SAFETY: a slab of the arena lies in it.
             let at = unsafe { arena.base().add(slab * arena.slab_bytes()) };
             asan::poison(at, arena.slab_bytes());
@@ -265,6 +293,7 @@ impl Slabs {
         Ok(Carved {
             chunks,
             new_slab,
+            grown: false,
             fresh,
             note_peak: self.is_peak_due(class, new_slab),
         })
@@ -287,12 +316,21 @@ impl Slabs {
         self.threads = threads as u32;
     }
 
-    fn take_slab(&mut self, arena: &Arena, chunk_bytes: usize) -> Result<usize, AllocError> {
-        if let Some(slab) = self.unused.pop() {
-            // Those without memory come first in the list, so this was one only if all are.
-            self.empty = self.empty.min(self.unused.len());
-            return Ok(slab as usize);
-        }
+    /// Has the class all the slabs that it may have?
+    fn has_its_share(&self, class: u8) -> bool {
+        self.share == Some(self.classes[usize::from(class)].slabs)
+    }
+
+    fn take_unused(&mut self) -> Option<usize> {
+        let slab = self.unused.pop()?;
+        // Those without memory come first in the list, so this was one only if all are.
+        self.empty = self.empty.min(self.unused.len());
+        Some(slab as usize)
+    }
+
+    /// Has the system back more slabs, of which there is no unused one.
+    fn grow(&mut self, arena: &Arena, chunk_bytes: usize) -> Result<(), AllocError> {
+        debug_assert!(self.unused.is_empty());
         let slab = self.backed;
         if slab == self.table.len() {
             return Err(AllocError::Exhausted { chunk_bytes });
@@ -311,8 +349,8 @@ impl Slabs {
         }
         self.backed += count;
         self.unused
-            .extend((slab as u32 + 1..(slab + count) as u32).rev());
-        Ok(slab)
+            .extend((slab as u32..(slab + count) as u32).rev());
+        Ok(())
     }
 
     fn take_stored(&mut self, arena: &Arena, class: u8, out: &mut [u32]) -> usize {

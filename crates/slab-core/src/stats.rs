@@ -104,7 +104,8 @@ pub struct PoolStats {
     pub oversize_allocs: u64,
     /// Such requests that were refused.
     pub oversize_refused: u64,
-    /// Slabs that the operating system would not back.
+    /// How often the operating system would not back a slab. An allocation is refused by it only if
+    /// the pool has no free memory either.
     pub commit_failures: u64,
     pub(crate) classes: ArrayVec<ClassStats, MAX_CLASSES>,
 }
