@@ -175,6 +175,10 @@ impl SlabPoolBuilder {
     /// Overwrites each chunk with zeros when it is freed, so that no secret outlives its owner and
     /// [`try_alloc_zeroed`](SlabPool::try_alloc_zeroed) has nothing left to do. Default: no.
     ///
+    /// So is what the heap served in its place: chunks above the largest class
+    /// ([`max_oversize_memory`](Self::max_oversize_memory)), and the packet buffers of `slab-net` that the
+    /// heap stands in for.
+    ///
     /// Memory fresh from the system is zero already and not written. Costs the fast path, and the
     /// time to write the chunk.
     pub fn zero_on_free(mut self, zero: bool) -> Self {

@@ -259,7 +259,7 @@ impl Inner {
             hardening,
             #[cfg(feature = "leak-tracking")]
             tracker,
-            oversize: Oversize::new(options.max_oversize_memory),
+            oversize: Oversize::new(options.max_oversize_memory, options.zero_on_free),
             name: options.name.as_str().into(),
         };
         let handle = Arc::new_cyclic(|home| Handle {

@@ -98,6 +98,7 @@ mod units;
 mod wait;
 #[cfg(feature = "std")]
 mod wait_times;
+mod wipe;
 
 #[cfg(not(all(feature = "std", target_os = "linux", not(any(loom, shuttle, miri)))))]
 use no_fork as fork;
@@ -126,6 +127,7 @@ pub use typed::{InsertError, Slab, SlabBox, SlabBuilder};
 pub use wait::Alloc;
 #[cfg(feature = "std")]
 pub use wait_times::WaitTimes;
+pub use wipe::wipe;
 
 /// The README's example, as a test.
 #[cfg(all(doctest, feature = "std"))]

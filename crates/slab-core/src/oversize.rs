@@ -4,9 +4,11 @@ use crate::chunk::Chunk;
 use crate::class::CHUNK_ALIGN;
 use crate::error::AllocError;
 use crate::pool::SlabPool;
+use crate::wipe::wipe;
 use alloc::alloc::{Layout, alloc_zeroed, dealloc};
 use alloc::sync::Arc;
 use core::fmt;
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -14,15 +16,17 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 #[derive(Debug)]
 pub(crate) struct Oversize {
     max_bytes: usize,
+    zero_on_free: bool,
     bytes: AtomicUsize,
     allocs: AtomicU64,
     refused: AtomicU64,
 }
 
 impl Oversize {
-    pub(crate) fn new(max_bytes: usize) -> Arc<Self> {
+    pub(crate) fn new(max_bytes: usize, zero_on_free: bool) -> Arc<Self> {
         Arc::new(Self {
             max_bytes,
+            zero_on_free,
             bytes: AtomicUsize::new(0),
             allocs: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -101,11 +105,15 @@ impl HeapChunk {
 
 impl Drop for HeapChunk {
     fn drop(&mut self) {
+        let len = self.layout.size();
+        if self.home.zero_on_free {
+            let at = self.at.as_ptr().cast::<MaybeUninit<u8>>();
+            // SAFETY: the block has as many bytes, which are ours alone.
+            wipe(unsafe { core::slice::from_raw_parts_mut(at, len) });
+        }
         // SAFETY: allocated in `new` with this layout, freed once.
         unsafe { dealloc(self.at.as_ptr(), self.layout) };
-        self.home
-            .bytes
-            .fetch_sub(self.layout.size(), Ordering::Relaxed);
+        self.home.bytes.fetch_sub(len, Ordering::Relaxed);
     }
 }
 

@@ -247,6 +247,14 @@ impl SlabPool {
         self.inner().max_memory()
     }
 
+    /// Are chunks overwritten with zeros when they are freed? As
+    /// [`zero_on_free`](crate::SlabPoolBuilder::zero_on_free) was set; for who keeps elsewhere what a
+    /// chunk had.
+    #[must_use]
+    pub fn zeroes_on_free(&self) -> bool {
+        self.inner().zero_on_free
+    }
+
     /// Where every chunk is, and what happened so far. Allocates nothing, disturbs no fast path.
     #[must_use]
     pub fn stats(&self) -> PoolStats {

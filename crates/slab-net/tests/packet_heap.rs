@@ -1,15 +1,22 @@
 //! What packets take from the heap: nothing in the steady state, and what each conversion says.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use slab_net::{Packet, PacketBuf, PacketChain, PacketPool};
+use slab_core::SlabPool;
+use slab_net::{Packet, PacketBuf, PacketChain, PacketPool, SizeClasses};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Blocks of [`SECRETS`] bytes that were freed, and secrets seen in them.
+    static FREED: Cell<(u32, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// The system's allocator, counting the allocations of each thread.
+/// A length that nothing else has.
+const SECRETS: usize = 77_777;
+const SECRET: u8 = 0x5E;
+
+/// The system's allocator, counting the allocations of each thread and looking for secrets.
 struct Counting;
 
 // SAFETY: all is left to `System`; counting allocates nothing.
@@ -21,6 +28,12 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        if layout.size() == SECRETS {
+            // SAFETY: who frees a block of this length here has written all of it.
+            let bytes = unsafe { std::slice::from_raw_parts(ptr, SECRETS) };
+            let seen = bytes.iter().filter(|&&byte| byte == SECRET).count();
+            FREED.set((FREED.get().0 + 1, FREED.get().1 + seen));
+        }
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(ptr, layout) }
     }
@@ -140,4 +153,31 @@ fn conversions_cost_what_they_say() {
     assert_eq!(allocations(|| Packet::from_owner([1; 100])).0, 2);
     assert_eq!(allocations(|| Packet::from_static(b"static")).0, 0);
     assert_eq!(allocations(|| Bytes::from(Packet::new())).0, 0);
+}
+
+/// The packet's buffer as it is freed, and the one that it outgrows.
+#[test]
+fn where_the_heap_stands_in_for_a_zeroing_pool_it_gets_no_secret() {
+    for (zero, seen) in [(true, 0), (false, SECRETS)] {
+        let slab = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+            .max_memory(1 << 20)
+            .zero_on_free(zero);
+        let pool = PacketPool::builder().slab(slab).build().unwrap();
+        let secrets = vec![SECRET; SECRETS];
+        for grows in [false, true] {
+            let mut buf = pool.with_capacity(SECRETS);
+            buf.extend_from_slice(&secrets);
+            if grows {
+                buf.reserve(1);
+            }
+            let packet = buf.freeze();
+            drop((packet.clone(), packet));
+            assert_eq!(FREED.replace((0, 0)), (1, seen), "{grows}");
+        }
+        assert_eq!(pool.packet_stats().heap_bytes, 0);
+        // A vector of the caller's is none of the pool's.
+        drop(Packet::from(secrets));
+        assert_eq!(FREED.replace((0, 0)), (1, SECRETS));
+    }
 }

@@ -216,11 +216,17 @@ impl HeapBlock {
 
 impl Drop for HeapBlock {
     fn drop(&mut self) {
-        if let Some(pool) = &self.fallback_of {
-            pool.heap_block_freed(self.capacity);
-        }
         // SAFETY: pointer and capacity came out of a `Vec<u8>` that was not dropped; a length of
         // zero asks nothing of the contents.
-        drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, self.capacity) });
+        let mut vec = unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, self.capacity) };
+        let Some(pool) = &self.fallback_of else {
+            return;
+        };
+        if pool.slab.zeroes_on_free() {
+            slab_core::wipe(vec.spare_capacity_mut());
+        }
+        drop(vec);
+        // Not before: others may take up to the limit at once.
+        pool.heap_block_freed(self.capacity);
     }
 }

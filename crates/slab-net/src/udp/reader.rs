@@ -72,7 +72,7 @@ impl Reader {
                 self.spare.in_use = false;
                 offered
             }
-            Err(error) => match self.spare.fill(&mut self.slots) {
+            Err(error) => match self.spare.fill(&mut self.slots, &self.pool) {
                 Some(offered) => offered,
                 None => return self.read_and_drop(socket, error),
             },

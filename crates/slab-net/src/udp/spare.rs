@@ -20,15 +20,16 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    /// Fills the slots, which are empty, with spare buffers; `None` if there are none.
+    /// Fills the slots, which are empty, with spare buffers in place of `exhausted`'s; `None` if there
+    /// are none.
     #[cold]
-    pub(super) fn fill(&mut self, slots: &mut Slots) -> Option<usize> {
+    pub(super) fn fill(&mut self, slots: &mut Slots, exhausted: &SlabPool) -> Option<usize> {
         if !self.wanted {
             return None;
         }
         let pool = match &self.pool {
             Some(pool) => pool,
-            None => self.pool.insert(pool(slots.buffer_bytes())?),
+            None => self.pool.insert(pool(slots.buffer_bytes(), exhausted)?),
         };
         let filled = slots.fill(pool, BUFFERS).ok();
         self.in_use = filled.is_some();
@@ -36,12 +37,13 @@ impl Spare {
     }
 }
 
-fn pool(buffer_bytes: usize) -> Option<SlabPool> {
+fn pool(buffer_bytes: usize, exhausted: &SlabPool) -> Option<SlabPool> {
     let class = buffer_bytes.next_multiple_of(slab_core::CHUNK_ALIGN);
     let builder = SlabPool::builder()
         .name("spare")
         .size_classes(SizeClasses::explicit(&[class]).ok()?)
         .max_memory(CAP)
+        .zero_on_free(exhausted.zeroes_on_free())
         .mode(Mode::DepotOnly);
     match builder.build() {
         Ok(pool) => Some(pool),
@@ -58,24 +60,26 @@ mod tests {
 
     #[test]
     fn there_are_buffers_up_to_a_cap_and_only_where_they_are_wanted() {
-        for bytes in [1500, 65_536] {
+        for (bytes, zero) in [(1500, false), (65_536, true)] {
+            let exhausted = SlabPool::builder().zero_on_free(zero).build().unwrap();
             let mut slots = Slots::new(bytes);
             let mut spare = Spare::default();
-            assert_eq!(spare.fill(&mut slots), None);
+            assert_eq!(spare.fill(&mut slots, &exhausted), None);
             spare.wanted = true;
-            assert_eq!(spare.fill(&mut slots), Some(BUFFERS));
+            assert_eq!(spare.fill(&mut slots, &exhausted), Some(BUFFERS));
             let held = [slots.take(0), slots.take(1)];
             slots.close_gaps();
             let mut more = Vec::new();
-            while spare.fill(&mut slots).is_some() {
+            while spare.fill(&mut slots, &exhausted).is_some() {
                 more.push(slots.take(0));
                 slots.close_gaps();
                 assert!(more.len() <= CAP / bytes, "there is a cap");
             }
             assert!(!spare.in_use);
             drop((held, more));
-            assert_eq!(spare.fill(&mut slots), Some(BUFFERS));
+            assert_eq!(spare.fill(&mut slots, &exhausted), Some(BUFFERS));
             assert!(spare.in_use);
+            assert!(spare.pool.is_some_and(|pool| pool.zeroes_on_free() == zero));
         }
     }
 }

@@ -1,0 +1,44 @@
+//! Zeroing of memory that nobody will read: what is about to go back to the heap.
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::{Ordering, compiler_fence};
+
+/// Overwrites `bytes` with zeros, which a compiler may not leave out although they are freed next. A
+/// pool's own memory needs no such care: the compiler knows nothing of its end.
+///
+/// For the crates of this workspace; not a part of the interface.
+#[doc(hidden)]
+pub fn wipe(bytes: &mut [MaybeUninit<u8>]) {
+    // SAFETY: any bytes are a `MaybeUninit<u64>`, initialised or not.
+    let (front, words, back) = unsafe { bytes.align_to_mut::<MaybeUninit<u64>>() };
+    for byte in front.iter_mut().chain(back) {
+        // SAFETY: a reference is valid for a write.
+        unsafe { core::ptr::write_volatile(byte, MaybeUninit::new(0)) };
+    }
+    for word in words {
+        // SAFETY: as above.
+        unsafe { core::ptr::write_volatile(word, MaybeUninit::new(0)) };
+    }
+    // What frees the memory stays behind it.
+    compiler_fence(Ordering::SeqCst);
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_bytes_between_any_two_are_zeroed_and_no_others() {
+        for from in 0..10 {
+            for to in from..30 {
+                let mut bytes = [MaybeUninit::new(7_u8); 32];
+                wipe(&mut bytes[from..to]);
+                for (at, byte) in bytes.iter().enumerate() {
+                    // SAFETY: written above.
+                    let byte = unsafe { byte.assume_init() };
+                    assert_eq!(byte == 0, (from..to).contains(&at), "{from}..{to} at {at}");
+                }
+            }
+        }
+    }
+}

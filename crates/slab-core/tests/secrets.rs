@@ -1,0 +1,59 @@
+//! What a pool that zeroes on free has on the heap: it goes back as zeros.
+
+use slab_core::{AnyChunk, SizeClasses, SlabPool};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A length that nothing else has, and no number of whole words.
+const LEN: usize = 77_777;
+const SECRET: u8 = 0x5E;
+static FREED: AtomicUsize = AtomicUsize::new(0);
+static SEEN: AtomicUsize = AtomicUsize::new(0);
+
+/// The system's allocator, which looks at what comes back to it.
+struct Watching;
+
+// SAFETY: all is left to `System`.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if layout.size() == LEN {
+            // SAFETY: a block that nobody else has; it was written, or came zeroed.
+            let bytes = unsafe { std::slice::from_raw_parts(at, LEN) };
+            let secrets = bytes.iter().filter(|&&byte| byte == SECRET).count();
+            FREED.fetch_add(1, Ordering::Relaxed);
+            SEEN.fetch_add(secrets, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static WATCHING: Watching = Watching;
+
+#[test]
+fn a_heap_chunk_of_a_zeroing_pool_takes_no_secret_to_the_heap() {
+    for (zero, seen) in [(true, 0), (false, LEN)] {
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+            .max_memory(1 << 20)
+            .max_oversize_memory(1 << 20)
+            .zero_on_free(zero)
+            .build()
+            .unwrap();
+        assert_eq!(pool.zeroes_on_free(), zero);
+        let mut chunk = pool.try_alloc_any(LEN).unwrap();
+        assert!(matches!(chunk, AnyChunk::Heap(_)));
+        chunk.zeroed().fill(SECRET);
+        // The pool may be gone by then.
+        drop(pool);
+        drop(chunk);
+        assert_eq!(FREED.swap(0, Ordering::Relaxed), 1);
+        assert_eq!(SEEN.swap(0, Ordering::Relaxed), seen);
+    }
+}
