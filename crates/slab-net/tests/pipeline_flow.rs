@@ -290,3 +290,31 @@ async fn many_of_which_one_panics_lose_neither_counts_nor_wake_ups() {
     drop(socket);
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
+
+#[tokio::test]
+async fn a_send_to_a_flow_that_is_never_polled_is_counted() {
+    fn can_move<T: Send>(future: T) -> T {
+        future
+    }
+    let (pool, mut socket) = socket();
+    let (queues, capacity) = (2.try_into().unwrap(), 4.try_into().unwrap());
+    let (sender, receivers) = flow_queues(queues, capacity, Overflow::DropNewest);
+    drop(can_move(sender.send(batch(&mut socket, [0, 0]).await)));
+    let many = [
+        batch(&mut socket, [0, 1]).await,
+        batch(&mut socket, [0, 2]).await,
+    ];
+    drop(can_move(sender.send_many(many)));
+    let stats = receivers.iter().map(|receiver| receiver.monitor().stats());
+    let dropped: Vec<_> = stats
+        .map(|stats| (stats.dropped_closed, stats.dropped()))
+        .collect();
+    assert_eq!(
+        dropped
+            .iter()
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1)),
+        (3, 3)
+    );
+    drop(socket);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}

@@ -1,8 +1,8 @@
 //! The queue between real sockets and consumers: overflow, the two ends, several consumers.
 
-use slab_net::PacketPool;
 use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, queue};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
+use slab_net::{PacketPool, PacketPoolBuilder, SizeClasses};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -18,7 +18,11 @@ struct Source {
 
 impl Source {
     fn new() -> Self {
-        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        Self::of(PacketPool::builder().max_memory(16 << 20))
+    }
+
+    fn of(pool: PacketPoolBuilder) -> Self {
+        let pool = pool.build().unwrap();
         // One batch for each datagram: what a queue holds is then in our hands on every system.
         let socket = UdpReceiver::builder(&pool)
             .coalescing(Coalescing::Off { max_datagram: 100 })
@@ -126,6 +130,58 @@ async fn wait_waits_for_room_and_drops_nothing() {
     assert_eq!((stats.dropped_closed_bytes, stats.dropped_bytes()), (8, 8));
     assert_eq!((stats.delivered, stats.datagrams), (3, 2));
     assert_eq!(source.in_use(), 2);
+}
+
+/// As what loses a `select!`.
+#[tokio::test]
+async fn a_send_that_is_never_polled_is_counted() {
+    fn can_move<T: Send>(future: T) -> T {
+        future
+    }
+    let mut source = Source::new();
+    let (sender, receiver) = make(4, Overflow::DropNewest);
+    let one = source.batch(0).await;
+    drop(can_move(sender.send(one)));
+    let many = [source.batch(1).await, source.batch(2).await];
+    drop(can_move(sender.send_many(many)));
+    let stats = receiver.monitor().stats();
+    assert_eq!((stats.dropped_closed, stats.dropped()), (3, 3));
+    assert_eq!((stats.datagrams, source.in_use()), (0, 0));
+}
+
+/// A batch that is dropped frees memory which somebody waits for, whose waker is foreign code.
+#[tokio::test]
+async fn a_waker_that_panics_leaves_nothing_in_a_queue_without_consumers() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: std::sync::Arc<Self>) {
+            panic!("by a waker");
+        }
+    }
+    let one_size = SizeClasses::explicit(&[2048]).unwrap();
+    let pool = PacketPool::builder().size_classes(one_size);
+    let mut source = Source::of(pool.max_memory(1 << 20));
+    let (sender, receiver) = make(3, Overflow::Wait);
+    for n in 0..3 {
+        sender.send(source.batch(n).await).await.unwrap();
+    }
+    let batch = source.batch(3).await;
+    let mut blocked = Box::pin(sender.send(batch));
+    assert!(poll_once(blocked.as_mut()).await.is_none());
+    let slab = source.pool.slab().clone();
+    let all: Vec<_> = std::iter::from_fn(|| slab.try_alloc(100).ok()).collect();
+    let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
+    let mut waits = Box::pin(slab.alloc(100));
+    let mut cx = std::task::Context::from_waker(&waker);
+    assert!(waits.as_mut().poll(&mut cx).is_pending());
+    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(receiver)));
+    assert!(dropped.is_err(), "the waker was called");
+    assert_eq!(sender.monitor().stats().dropped_closed, 3);
+    assert!(matches!(poll_once(blocked.as_mut()).await, Some(Err(_))));
+    drop((blocked, waits, all));
+    let stats = sender.monitor().stats();
+    assert_eq!((stats.dropped_closed, stats.datagrams), (4, 0));
+    assert_eq!(source.in_use(), 0);
 }
 
 #[tokio::test]

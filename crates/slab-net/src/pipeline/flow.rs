@@ -1,8 +1,10 @@
 //! [`flow_queues`]: a queue for each consumer, each source always to the same one.
 
-use super::queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, Rest, queue};
+use super::queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, queue};
+use super::rest::Rest;
 use super::stats::QueueMonitor;
 use crate::udp::PacketBatch;
+use core::future::Future;
 use core::num::NonZeroUsize;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -71,30 +73,35 @@ impl FlowSender {
     /// Puts a batch into its source's queue, or does what the overflow policy says. Waits only
     /// under [`Overflow::Wait`], and then for that queue.
     ///
+    /// A batch in a future that is dropped before its end, or was never polled, is counted as `closed`.
+    ///
     /// # Errors
     /// That queue's receivers are gone; others may not be.
-    pub async fn send(&self, batch: PacketBatch) -> Result<(), QueueClosed> {
-        self.queue_of(&batch).send(batch).await
+    // Not an `async fn`, as in `QueueSender`.
+    pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
+        self.queue_of(&batch).send(batch)
     }
 
     /// Puts many batches into their sources' queues, as [`send`](Self::send) does each. Those that
     /// have a consumer are delivered even if others have none.
     ///
-    /// Batches in a future that is dropped while it waits are counted as `closed`, with those that
-    /// the iterator has not yielded yet.
+    /// Batches in a future that is dropped before its end, or was never polled, are counted as `closed`,
+    /// with those that the iterator has not yielded yet.
     ///
     /// # Errors
     /// The receivers of one of the queues are gone; others may not be.
-    pub async fn send_many(
+    pub fn send_many(
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
-    ) -> Result<(), QueueClosed> {
+    ) -> impl Future<Output = Result<(), QueueClosed>> {
         let mut rest = Rest::new(batches, |batch| self.queue_of(&batch).give_up(batch));
-        let mut result = Ok(());
-        while let Some(batch) = rest.next() {
-            result = self.queue_of(&batch).send(batch).await.and(result);
+        async move {
+            let mut result = Ok(());
+            while let Some(batch) = rest.next() {
+                result = self.queue_of(&batch).send(batch).await.and(result);
+            }
+            result
         }
-        result
     }
 
     /// Are the receivers of all queues gone?

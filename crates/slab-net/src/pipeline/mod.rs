@@ -37,6 +37,7 @@ mod forward;
 mod gate;
 mod lanes;
 mod queue;
+mod rest;
 mod stats;
 
 pub use flow::{FlowSender, flow_queues};

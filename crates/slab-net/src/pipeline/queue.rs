@@ -8,9 +8,11 @@
 
 use super::gate::Gate;
 use super::lanes::{Lanes, Priority, Pushed};
+use super::rest::Rest;
 use super::stats::{QueueCounters, QueueMonitor};
 use crate::udp::{Amount, DropEpisode, PacketBatch};
 use core::fmt;
+use core::future::Future;
 use core::num::NonZeroUsize;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_queue::ArrayQueue;
@@ -177,17 +179,18 @@ impl Shared {
     /// There was no room for a batch that arrived.
     fn full(&self, batch: PacketBatch) {
         let amount = batch.amount();
-        drop(batch);
         self.counters.producers.full.add(amount);
         self.overflowing.dropped(amount.datagrams);
+        // Last, here and elsewhere: it may wake who waits for memory, and a waker may panic.
+        drop(batch);
     }
 
     /// A queued batch made room for another.
     fn evicted(&self, batch: PacketBatch) {
         let amount = batch.amount();
-        drop(batch);
         self.counters.producers.evicted.add(amount);
         self.overflowing.dropped(amount.datagrams);
+        drop(batch);
     }
 
     /// So many batches went in, with so much in them.
@@ -207,9 +210,24 @@ impl Shared {
 
     /// Drops all that is queued: nobody is left to deliver it to.
     fn abandon(&self) {
-        while let Some(batch) = self.take() {
-            self.counters.producers.abandoned.add(batch.amount());
+        struct Queued<'a>(&'a Shared);
+
+        impl Queued<'_> {
+            fn drop_all(&self) {
+                while let Some(batch) = self.0.take() {
+                    self.0.counters.producers.abandoned.add(batch.amount());
+                }
+            }
         }
+
+        // If one panics, the rest.
+        impl Drop for Queued<'_> {
+            fn drop(&mut self) {
+                self.drop_all();
+            }
+        }
+
+        Queued(self).drop_all();
     }
 
     fn take(&self) -> Option<PacketBatch> {
@@ -283,30 +301,27 @@ impl QueueSender {
     /// Puts a batch into the queue, or does what the overflow policy says. Waits only under
     /// [`Overflow::Wait`].
     ///
-    /// A batch in a future that is dropped while it waits is counted as `closed`.
+    /// A batch in a future that is dropped before its end, or was never polled, is counted as `closed`.
     ///
     /// # Errors
     /// All receivers are gone.
-    pub async fn send(&self, batch: PacketBatch) -> Result<(), QueueClosed> {
-        let shared = &*self.shared;
-        if shared.receivers.load(Ordering::Relaxed) == 0 {
-            return Err(shared.refuse(batch));
-        }
-        match shared.offer(batch) {
-            Ok(None) => Ok(()),
-            Ok(Some(amount)) => {
-                shared.entered(1, amount);
-                Ok(())
+    // Not an `async fn`, whose arguments would be dropped uncounted if it is never polled.
+    pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
+        let mut sending = Sending::new(&self.shared, batch);
+        async move {
+            if let Some(done) = sending.attempt() {
+                return done;
             }
-            Err(batch) => self.send_when_room(batch).await,
+            let room = &sending.shared.room;
+            room.pass(|| sending.attempt()).await
         }
     }
 
     /// Puts many batches into the queue in their order, as [`send`](Self::send) does each, and wakes
     /// consumers once for all of them.
     ///
-    /// Batches in a future that is dropped while it waits are counted as `closed`, with those that
-    /// the iterator has not yielded yet.
+    /// Batches in a future that is dropped before its end, or was never polled, are counted as `closed`,
+    /// with those that the iterator has not yielded yet.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -329,14 +344,20 @@ impl QueueSender {
     ///
     /// # Errors
     /// All receivers are gone; what was not delivered is counted as `closed`.
-    pub async fn send_many(
+    // As `send`.
+    pub fn send_many(
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
+    ) -> impl Future<Output = Result<(), QueueClosed>> {
+        let rest = Rest::new(batches, |batch| self.give_up(batch));
+        self.send_rest(rest)
+    }
+
+    async fn send_rest<I: Iterator<Item = PacketBatch>>(
+        &self,
+        mut rest: Rest<I, impl FnMut(PacketBatch)>,
     ) -> Result<(), QueueClosed> {
         let shared = &*self.shared;
-        let mut rest = Rest::new(batches, |batch| {
-            let _ = shared.refuse(batch);
-        });
         if shared.receivers.load(Ordering::Relaxed) == 0 {
             return Err(QueueClosed);
         }
@@ -363,17 +384,12 @@ impl QueueSender {
             drop(entered);
             match no_room {
                 None => return Ok(()),
-                Some(batch) => self.send_when_room(batch).await?,
+                Some(batch) => {
+                    let mut sending = Sending::new(shared, batch);
+                    shared.room.pass(|| sending.attempt()).await?;
+                }
             }
         }
-    }
-
-    async fn send_when_room(&self, batch: PacketBatch) -> Result<(), QueueClosed> {
-        let mut waiting = Waiting {
-            shared: &self.shared,
-            batch: Some(batch),
-        };
-        self.shared.room.pass(|| waiting.attempt()).await
     }
 
     /// Counts a batch that is not sent after all, because somebody gave up.
@@ -431,47 +447,21 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// Batches that are still to be sent; counted if they are not.
-pub(super) struct Rest<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> {
-    batches: I,
-    give_up: F,
-    /// Is the iterator being asked? One that has panicked is not asked again.
-    asking: bool,
-}
-
-impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Rest<I, F> {
-    pub(super) fn new(batches: impl IntoIterator<IntoIter = I>, give_up: F) -> Self {
-        Self {
-            batches: batches.into_iter(),
-            give_up,
-            asking: false,
-        }
-    }
-
-    pub(super) fn next(&mut self) -> Option<PacketBatch> {
-        self.asking = true;
-        let next = self.batches.next();
-        self.asking = false;
-        next
-    }
-}
-
-impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for Rest<I, F> {
-    fn drop(&mut self) {
-        if !self.asking {
-            self.batches.by_ref().for_each(&mut self.give_up);
-        }
-    }
-}
-
-/// A batch that waits for room; counted if the waiting ends otherwise.
-struct Waiting<'a> {
+/// A batch on its way in, which may wait for room; counted if it does not come in.
+struct Sending<'a> {
     shared: &'a Shared,
     batch: Option<PacketBatch>,
 }
 
-impl Waiting<'_> {
-    /// Ends the waiting, if there is room or nobody to make any.
+impl<'a> Sending<'a> {
+    fn new(shared: &'a Shared, batch: PacketBatch) -> Self {
+        Self {
+            shared,
+            batch: Some(batch),
+        }
+    }
+
+    /// Ends it, if there is room or nobody to make any.
     fn attempt(&mut self) -> Option<Result<(), QueueClosed>> {
         if self.shared.receivers.load(Ordering::SeqCst) == 0 {
             // The batch is counted when `self` is dropped.
@@ -492,7 +482,7 @@ impl Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Sending<'_> {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
             self.shared.refuse(batch);
@@ -588,9 +578,9 @@ impl Clone for QueueReceiver {
 impl Drop for QueueReceiver {
     fn drop(&mut self) {
         if self.shared.receivers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.shared.abandon();
             self.shared.room.open_for_all();
             self.shared.closed.open_for_all();
+            self.shared.abandon();
         }
     }
 }
