@@ -474,3 +474,46 @@ fn nothing_is_a_length_too() {
     assert_eq!(pool.copy_from_slice(b"").class(), None);
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
+
+/// Two buffers grow at once: one takes twice what it needs, which leaves what the other needs.
+#[test]
+#[cfg(not(miri))] // Needs many rounds.
+fn who_fits_below_the_heap_limit_is_never_refused() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    const ROUNDS: u32 = 20_000;
+    setup();
+    let pool = PacketPool::builder()
+        .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+        .max_memory(1 << 20)
+        // Two of 4000 bytes, one of 8000 and one of 4001 at least.
+        .heap_limit(21_000)
+        .build()
+        .unwrap();
+    let (here, other) = (AtomicU32::new(0), AtomicU32::new(0));
+    let grow = |mine: &AtomicU32, others: &AtomicU32| {
+        // Sleeps for nobody, so that both go on at once; yields, where there is one processor.
+        let meet = |step: u32| {
+            mine.store(step, Ordering::Release);
+            while others.load(Ordering::Acquire) < step {
+                std::thread::yield_now();
+            }
+        };
+        let mut refused = 0;
+        for round in 0..ROUNDS {
+            let mut buf = pool.with_capacity(4000);
+            buf.put_bytes(7, 4000);
+            meet(3 * round + 1);
+            refused += u32::from(panics(|| buf.reserve(1)));
+            meet(3 * round + 2);
+            drop(buf);
+            meet(3 * round + 3);
+        }
+        refused
+    };
+    let refused: u32 = std::thread::scope(|scope| {
+        let other_one = scope.spawn(|| grow(&other, &here));
+        grow(&here, &other) + other_one.join().unwrap()
+    });
+    let stats = pool.packet_stats();
+    assert_eq!((refused, stats.heap_refused, stats.heap_bytes), (0, 0, 0));
+}

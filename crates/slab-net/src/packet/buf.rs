@@ -80,16 +80,18 @@ impl PacketBuf {
         }
     }
 
-    /// An empty buffer over `total` bytes of the heap, `headroom` of them in front; both at most
-    /// `u32::MAX`.
+    /// An empty buffer over a block of the heap, `headroom` of its bytes in front; `least` and `most`
+    /// as in [`HeapBlock::fallback`], at most `u32::MAX`.
     pub(super) fn from_heap(
-        total: usize,
+        least: usize,
+        most: usize,
         headroom: u32,
         pool: Arc<Settings>,
     ) -> Result<Self, Refusal> {
-        let block = HeapBlock::fallback(total, pool)?;
+        let block = HeapBlock::fallback(least, most, pool)?;
+        let total = block.capacity();
         Ok(Self {
-            // SAFETY: the block has `total` bytes, the headroom included.
+            // SAFETY: the block has `least` bytes or more, the headroom included.
             ptr: unsafe { block.start().add(headroom as usize) },
             owner: Owner::heap(block),
             len: 0,

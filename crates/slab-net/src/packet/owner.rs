@@ -198,15 +198,24 @@ impl HeapBlock {
         }
     }
 
-    /// A block of `capacity` bytes in place of one that the pool did not have.
-    pub(super) fn fallback(capacity: usize, pool: Arc<Settings>) -> Result<Self, Refusal> {
-        pool.admit_heap_block(capacity)?;
+    /// A block in place of one that the pool did not have, of `least` bytes or, as far as the pool's
+    /// limit leaves more, up to `most`.
+    pub(super) fn fallback(
+        least: usize,
+        most: usize,
+        pool: Arc<Settings>,
+    ) -> Result<Self, Refusal> {
+        let capacity = pool.admit_heap_block(least, most)?;
         let vec = Vec::with_capacity(capacity);
         // A boxed slice of that length would be as large, for bytes.
         debug_assert_eq!(vec.capacity(), capacity);
         let mut block = Self::from_vec(vec);
         block.fallback_of = Some(pool);
         Ok(block)
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {

@@ -281,24 +281,30 @@ impl PacketPool {
     /// A buffer on the heap.
     #[cold]
     pub(super) fn heap_fallback(&self, capacity: usize) -> Result<PacketBuf, Refusal> {
+        self.heap_fallback_up_to(capacity, capacity)
+    }
+
+    /// A buffer on the heap, of `least` bytes or, as far as the heap limit leaves more, up to `most`.
+    #[cold]
+    pub(super) fn heap_fallback_up_to(
+        &self,
+        least: usize,
+        most: usize,
+    ) -> Result<PacketBuf, Refusal> {
         let room = self.headroom as usize + self.tailroom as usize;
-        let total = capacity.saturating_add(room);
+        let least = least.saturating_add(room);
         // No allocation is larger than `isize::MAX`, which is the lower of the two on 32 bits.
-        if u32::try_from(total).is_err() || isize::try_from(total).is_err() {
+        let largest = (u32::MAX as usize).min(isize::MAX as usize);
+        if least > largest {
             return Err(Refusal::Overflow);
         }
-        PacketBuf::from_heap(total, self.headroom, Arc::clone(&self.settings))
+        let most = most.saturating_add(room).min(largest);
+        PacketBuf::from_heap(least, most, self.headroom, Arc::clone(&self.settings))
     }
 
     /// As [`with_capacity`](Self::with_capacity), but of the heap only, and `None` where that panics.
     pub(crate) fn try_from_heap(&self, capacity: usize) -> Option<PacketBuf> {
         self.heap_fallback(capacity).ok()
-    }
-
-    /// The largest capacity that the heap would serve now.
-    pub(super) fn heap_left(&self) -> usize {
-        let room = self.headroom as usize + self.tailroom as usize;
-        self.settings.heap_left().saturating_sub(room)
     }
 
     /// A packet that is a copy of `data`; of nothing it takes no memory.

@@ -84,7 +84,7 @@ impl PacketBuf {
         }
         // Doubling, so that appending byte by byte copies each byte a bounded number of times.
         let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
-        match pool.heap_fallback(needed.max(doubled.min(pool.heap_left()))) {
+        match pool.heap_fallback_up_to(needed, doubled) {
             Ok(mut moved) => {
                 moved.extend_from_slice(self.as_slice());
                 (moved, Ok(()))

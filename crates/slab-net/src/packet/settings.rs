@@ -82,11 +82,18 @@ impl Settings {
         Self::new(slab, 0, 0, COMPACT_RATIO, usize::MAX)
     }
 
-    /// Counts a heap block in, unless that would exceed the limit.
-    pub(super) fn admit_heap_block(&self, bytes: usize) -> Result<(), Refusal> {
-        let more = |now: u64| now.checked_add(bytes as u64);
-        let within = |sum: &u64| *sum <= self.heap_limit;
-        let admit = |now| more(now).filter(within);
+    /// Counts in a heap block of as many bytes as the limit leaves, at most `most`, and returns how many
+    /// they are; refuses one of less than `least`.
+    ///
+    /// What is left is looked at and taken in one step: others take of it meanwhile.
+    pub(super) fn admit_heap_block(&self, least: usize, most: usize) -> Result<usize, Refusal> {
+        let mut bytes = 0;
+        let admit = |now: u64| {
+            let left = usize::try_from(self.heap_limit.saturating_sub(now)).unwrap_or(usize::MAX);
+            bytes = most.min(left).max(least);
+            let sum = now.checked_add(bytes as u64)?;
+            (sum <= self.heap_limit).then_some(sum)
+        };
         let relaxed = Ordering::Relaxed;
         if self
             .heap_bytes
@@ -106,13 +113,7 @@ impl Settings {
                 "pool could not serve a packet buffer, the heap did"
             );
         }
-        Ok(())
-    }
-
-    /// Bytes that the limit leaves; others may take them meanwhile.
-    pub(super) fn heap_left(&self) -> usize {
-        let taken = self.heap_bytes.load(Ordering::Relaxed);
-        usize::try_from(self.heap_limit.saturating_sub(taken)).unwrap_or(usize::MAX)
+        Ok(bytes)
     }
 
     pub(super) fn heap_block_freed(&self, bytes: usize) {
