@@ -138,6 +138,11 @@ impl Arena {
         self.slabs * self.slab_bytes
     }
 
+    /// The bytes of a slab that can be used: all but its guard.
+    pub(crate) fn usable_bytes(&self) -> usize {
+        self.slab_bytes - self.guard
+    }
+
     /// The units of one slab.
     pub(crate) fn slab_units(&self) -> u32 {
         (self.slab_bytes / CHUNK_ALIGN) as u32
@@ -214,7 +219,7 @@ impl Arena {
     /// # Safety
     /// The part is of one slab, which is committed; nobody uses the part until this returns.
     pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) -> bool {
-        let usable = self.slab_bytes - self.guard - offset % self.slab_bytes;
+        let usable = self.usable_bytes() - offset % self.slab_bytes;
         let bytes = bytes.min(usable);
         match &self.memory {
             // SAFETY: handed on to the caller.

@@ -303,13 +303,16 @@ impl SlabPool {
     }
 
     /// Gives free memory back to the system: slabs that no chunk in use lies in, and the whole
-    /// pages among the free chunks of other slabs. Returns how many bytes were given back.
+    /// pages of other slabs that lie among free chunks, or where none was needed since the slab changed
+    /// its size class or was [prefaulted](crate::Backing::Prefault). Returns how many bytes were given
+    /// back.
     ///
     /// What was given back is not given back again: a second call finds the slabs in which chunks were
     /// freed since the first, and then all of their free pages. Memory that is locked
     /// ([`Backing::Locked`](crate::Backing::Locked)) or [lent](crate::SlabPoolBuilder::build_in) stays
     /// where it is. Without the feature `std`, and on systems without `mmap`, all memory is the
-    /// allocator's: to give it back is to zero it.
+    /// allocator's: to give it back is to zero it. What the pool keeps its books in (the depot's blocks,
+    /// the counts of references, the map of free chunks) stays.
     ///
     /// Collects the free chunks of all threads' magazines first, in time proportional to their number;
     /// then gives memory back in pieces of 4 MiB or a slab. Frees go on meanwhile, and so do allocations:

@@ -50,6 +50,9 @@ struct Slab {
     free: u32,
     /// The pages of all that is stored here went back to the system.
     trimmed: bool,
+    /// What no chunk was carved of, since it took its class or at all, may be in memory: it served
+    /// before, or was backed ahead of use.
+    rest_held: bool,
 }
 
 /// Per class, in slabs or chunks.
@@ -137,6 +140,7 @@ impl Slabs {
                     carved: 0,
                     free: 0,
                     trimmed: false,
+                    rest_held: false,
                 };
                 arena.slabs()
             ],
@@ -175,6 +179,9 @@ impl Slabs {
     pub(crate) fn back_all(&mut self, arena: &Arena) -> Result<(), i32> {
         arena.commit(0, self.table.len())?;
         arena.populate()?;
+        for slab in &mut self.table {
+            slab.rest_held = true;
+        }
         self.backed = self.table.len();
         self.unused.extend((0..self.table.len() as u32).rev());
         Ok(())
@@ -267,6 +274,7 @@ impl Slabs {
                 carved: 0,
                 free: 0,
                 trimmed: false,
+                rest_held: self.table[slab].rest_held,
             };
             let entry = &mut self.classes[usize::from(class)];
             entry.current = slab as u32;
@@ -422,6 +430,7 @@ impl Slabs {
             }
             slab.class = UNUSED;
             slab.free = 0;
+            slab.rest_held = true;
             self.bits[slab_words(arena, index)].fill(0);
             self.unused.push(index);
         }

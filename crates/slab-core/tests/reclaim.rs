@@ -327,3 +327,52 @@ fn slabs_that_come_to_a_class_are_counted() {
     assert_eq!(counts, [Some((2 * slabs, slabs)), Some((slabs, slabs))]);
     assert_eq!(stats.slab_rebalances(), 2 * slabs);
 }
+
+/// A peak of large chunks, and then a small one in each slab that stays; or slabs backed ahead of use.
+#[test]
+#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
+fn what_no_chunk_lies_in_is_no_longer_resident_after_a_trim() {
+    use slab_core::Backing;
+
+    const CAP: usize = 32 << 20;
+    for backing in [Backing::OnDemand, Backing::Prefault] {
+        let sizes = [64, 512, 4096, 65536, 1 << 20];
+        let pool = SlabPool::builder()
+            .size_classes(SizeClasses::explicit(&sizes).unwrap())
+            .max_memory(CAP)
+            .backing(backing)
+            .build()
+            .unwrap();
+        if backing == Backing::OnDemand {
+            let mut peak: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1 << 20).ok()).collect();
+            for chunk in &mut peak {
+                chunk.zeroed().fill(1);
+            }
+        }
+        assert_eq!(pool.resident_bytes(), Some(CAP));
+        let mut kept: Vec<_> = sizes.map(|len| pool.try_alloc(len).unwrap()).into();
+        for chunk in &mut kept {
+            chunk.zeroed().fill(2);
+        }
+        let used = pool.stats().in_use_bytes() as usize;
+        let given = pool.trim();
+        let resident = pool.resident_bytes().unwrap();
+        // A chunk lies in up to one page more than it fills, of up to 64 KiB.
+        assert!(
+            resident <= used + sizes.len() * 65536,
+            "{backing:?}: {resident}"
+        );
+        assert!(given >= CAP - resident, "{backing:?}: {given}");
+        for chunk in &mut kept {
+            // SAFETY: all of the chunk was written.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), chunk.capacity()) };
+            assert!(bytes.iter().all(|&byte| byte == 2));
+        }
+        // What is given out of the rest is zero, and the books are as before.
+        let fresh = pool.try_alloc_zeroed(65536).unwrap();
+        assert_eq!(pool.stats().in_use(), sizes.len() as u64 + 1);
+        drop(fresh);
+        assert_eq!(pool.stats().in_use_bytes() as usize, used);
+    }
+}

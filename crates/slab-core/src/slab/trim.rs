@@ -1,12 +1,13 @@
-//! Giving memory back to the system: slabs that serve no class, and the whole pages among the free
-//! chunks of the others.
+//! Giving memory back to the system: slabs that serve no class, and the whole pages of the others that
+//! lie among free chunks, or where none has been carved yet but something lay before.
 //!
 //! It goes a piece at a time, because all of it under the mutex would stop who needs a slab for as long:
 //! a tenth of a second a GiB. Between two pieces every invariant of the slab table holds, so whatever
 //! happens there, a trim in pieces is so many short ones.
 //!
 //! What went back once is not given back again: an unused slab without memory is among the `empty`
-//! ones, and a slab whose free pages are gone is marked until a chunk is stored in it.
+//! ones, and a slab whose free pages are gone is marked until a chunk is stored in it. What is carved later
+//! of a rest that is gone is stored some day, as all that is carved.
 
 use super::{Slabs, UNUSED, WORD_BITS, slab_words};
 use crate::arena::Arena;
@@ -114,12 +115,13 @@ impl Slabs {
             self.classes[usize::from(slab.before)].trims += 1;
             slab.before = UNUSED;
         }
+        slab.rest_held = false;
         self.empty += 1;
         *bytes += arena.slab_bytes();
         Ok(true)
     }
 
-    /// Gives back the whole pages among a slab's stored chunks.
+    /// Gives back the whole pages among a slab's stored chunks, and of its rest.
     fn trim_stored(
         &mut self,
         arena: &Arena,
@@ -128,7 +130,8 @@ impl Slabs {
         bytes: &mut usize,
     ) -> Result<(), Kept> {
         let slab = &mut self.table[index];
-        if slab.class == UNUSED || slab.free == 0 || slab.trimmed {
+        let stored = slab.free > 0 && !slab.trimmed;
+        if slab.class == UNUSED || !(stored || slab.rest_held) {
             return Ok(());
         }
         let chunk_bytes = classes.geometry(slab.class).bytes;
@@ -147,21 +150,31 @@ impl Slabs {
                 run.end = start + chunk_bytes;
             }
         }
+        if slab.rest_held {
+            let start = index * arena.slab_bytes();
+            let rest = start + slab.carved as usize * chunk_bytes..start + arena.usable_bytes();
+            if run.end != rest.start {
+                *bytes += release_pages(arena, &run)?;
+                run.start = rest.start;
+            }
+            run.end = rest.end;
+        }
         *bytes += release_pages(arena, &run)?;
         slab.trimmed = true;
+        slab.rest_held = false;
         Ok(())
     }
 }
 
-/// Gives back the whole pages in a run of stored chunks, by their offsets in the arena; returns how
-/// many bytes they are.
+/// Gives back the whole pages in a run of stored chunks or of what is not carved, by their offsets in
+/// the arena; returns how many bytes they are.
 fn release_pages(arena: &Arena, run: &Range<usize>) -> Result<usize, Kept> {
     let pages = whole_pages(run, page_size());
     if pages.is_empty() {
         return Ok(0);
     }
-    // SAFETY: the pages lie in chunks that are stored, so nobody has them, and nobody can get
-    // them while the caller has the mutex that guards the slab table. The system takes whole pages of
+    // SAFETY: the pages lie in chunks that are stored or not carved, so nobody has them, and nobody can
+    // get them while the caller has the mutex that guards the slab table. The system takes whole pages of
     // its own size, and would round what is not one up.
     let went = unsafe { arena.release(pages.start, pages.len()) };
     if went { Ok(pages.len()) } else { Err(Kept) }
@@ -247,6 +260,43 @@ mod tests {
         );
     }
 
+    /// What no chunk was carved of goes back once if it may be in memory, up to the page that a chunk
+    /// in use shares.
+    #[test]
+    fn the_rest_of_a_slab_goes_back_once_if_something_lay_there() {
+        let served = |slabs: &mut Slabs, arena: &Arena, classes: &ClassTable| {
+            let units = carve_all(slabs, arena, classes, 0);
+            slabs.store(arena, 0, &units);
+        };
+        let fresh = |_: &mut Slabs, _: &Arena, _: &ClassTable| ();
+        let backed = |slabs: &mut Slabs, arena: &Arena, _: &ClassTable| {
+            slabs.back_all(arena).unwrap();
+        };
+        type Before<'a> = &'a dyn Fn(&mut Slabs, &Arena, &ClassTable);
+        let all: [(Before<'_>, bool); 3] = [(&served, true), (&fresh, false), (&backed, true)];
+        for (before, held) in all {
+            // Of three chunks, which end in the second page, so many of the last are free.
+            for (stored, pages) in [(0, 14), (1, 15)] {
+                let (arena, classes) = fixture();
+                let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+                before(&mut slabs, &arena, &classes);
+                let mut out = [0; 3];
+                slabs.carve(&arena, &classes, 1, &mut out).unwrap();
+                slabs.store(&arena, 1, &out[3 - stored..]);
+                // Whole slabs stay.
+                let pages = if held { pages * 4096 } else { 0 };
+                assert_eq!(trim(&mut slabs, &arena, &classes, usize::MAX), pages);
+                assert_eq!(trim(&mut slabs, &arena, &classes, usize::MAX), 0);
+                // One that went as a whole has no such rest when it is taken again.
+                slabs.store(&arena, 1, &out[..3 - stored]);
+                trim(&mut slabs, &arena, &classes, 0);
+                assert_eq!(slabs.committed(), 0);
+                slabs.carve(&arena, &classes, 1, &mut out).unwrap();
+                assert_eq!(trim(&mut slabs, &arena, &classes, 0), 0);
+            }
+        }
+    }
+
     /// A trim lets go every 4 MiB, and what is taken and given back meanwhile is none of its business.
     #[test]
     #[cfg(not(miri))] // Writes 16 MiB in turn.
@@ -274,7 +324,9 @@ mod tests {
         let two = 2 * arena.slab_bytes();
         assert_eq!(piece(&mut slabs), Some(PIECE_BYTES));
         assert_eq!(piece(&mut slabs), Some(PIECE_BYTES));
-        assert_eq!(piece(&mut slabs), Some(PIECE_BYTES - two + 65536));
+        // Of the slab in part, half was carved since it came back.
+        let half = arena.slab_bytes() / 2;
+        assert_eq!(piece(&mut slabs), Some(PIECE_BYTES - two + 65536 + half));
         assert_eq!(piece(&mut slabs), None);
         assert_eq!(slabs.committed() * arena.slab_bytes(), two);
         assert_eq!(slabs.class(0).out(), 5);
