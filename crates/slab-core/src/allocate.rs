@@ -225,15 +225,31 @@ impl Inner {
             };
             magazine.guard.leave_slow();
             if let Some(unit) = unit {
-                self.put_free(class, &fresh[stored..]);
-                return unit;
+                return self.keep(class, unit, &fresh[stored..]);
             }
         }
         let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
-        self.put_free(class, rest);
         self.uncached[usize::from(class)]
             .from_slab
             .fetch_add(1, Ordering::Relaxed);
+        self.keep(class, unit, rest)
+    }
+
+    /// Puts away what is not wanted of what was carved, and returns what is: a chunk that is counted as
+    /// allocated, and is not lost if what was put away wakes somebody whose waker panics.
+    fn keep(&self, class: u8, unit: u32, rest: &[u32]) -> u32 {
+        struct Wanted<'a>(&'a Inner, u8, u32);
+
+        impl Drop for Wanted<'_> {
+            fn drop(&mut self) {
+                // SAFETY: nobody has been given the chunk, and who asked for it has a handle.
+                unsafe { Inner::free_with(NonNull::from(self.0), None, self.1, self.2) };
+            }
+        }
+
+        let wanted = Wanted(self, class, unit);
+        self.put_free(class, rest);
+        core::mem::forget(wanted);
         unit
     }
 
@@ -316,6 +332,38 @@ impl Inner {
 #[cfg(all(test, feature = "std", not(any(loom, shuttle))))]
 mod tests {
     use crate::SlabPool;
+    use core::future::Future;
+    use core::task::{Context, Waker};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+    use std::task::Wake;
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("by a waker");
+        }
+    }
+
+    /// One thread has carved and not delivered yet when another begins to wait.
+    #[test]
+    fn a_waker_that_panics_in_an_allocation_costs_no_chunk() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let inner = pool.inner();
+        let mut fresh = [0; 3];
+        assert_eq!(inner.carve(0, &mut fresh).unwrap().chunks, 3);
+        let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1).ok()).collect();
+        let waker = Waker::from(Arc::new(Panics));
+        let mut waits = Box::pin(pool.alloc(1));
+        let mut cx = Context::from_waker(&waker);
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        let deliver = || inner.deliver(None, 0, &fresh);
+        catch_unwind(AssertUnwindSafe(deliver)).unwrap_err();
+        drop((waits, all));
+        let stats = pool.stats();
+        assert_eq!((stats.in_use(), stats.classes()[0].waiting), (0, 0));
+    }
 
     /// What a fork leaves behind: a magazine that is not empty when fresh chunks come.
     #[test]

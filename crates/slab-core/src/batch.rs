@@ -133,9 +133,24 @@ impl ChunkBatch {
     #[cold]
     #[inline(never)]
     fn free_one_by_one(&mut self) {
-        while let Some(chunk) = self.pop() {
-            drop(chunk);
+        struct Rest<'a>(&'a mut ChunkBatch);
+
+        impl Rest<'_> {
+            fn free(&mut self) {
+                while let Some(chunk) = self.0.pop() {
+                    drop(chunk);
+                }
+            }
         }
+
+        // A free may wake who waits for memory. A waker that panics does not keep the others.
+        impl Drop for Rest<'_> {
+            fn drop(&mut self) {
+                self.free();
+            }
+        }
+
+        Rest(self).free();
     }
 
     /// How many chunks it holds.

@@ -2,7 +2,11 @@
 
 use slab_core::{AllocError, Chunk, ChunkBatch, SizeClasses, SlabPool};
 use std::collections::HashSet;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::thread;
 
 fn pool() -> SlabPool {
@@ -130,4 +134,30 @@ fn pointers_that_are_no_chunks_are_refused() {
     // SAFETY: a chunk, but not of this pool.
     assert!(unsafe { other.free_raw(at) }.is_err());
     assert_eq!(pool.stats().in_use(), 1);
+}
+
+/// A free wakes who waits for memory, whose waker is foreign code.
+#[test]
+fn a_waker_that_panics_costs_a_batch_no_chunk() {
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("by a waker");
+        }
+    }
+
+    let pool = SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[1024]).unwrap())
+        .max_memory(64 << 10)
+        .build()
+        .unwrap();
+    let batch = filled(&pool, 1024, 64);
+    let waker = Waker::from(Arc::new(Panics));
+    let mut waits = Box::pin(pool.alloc(1024));
+    let mut cx = Context::from_waker(&waker);
+    assert!(waits.as_mut().poll(&mut cx).is_pending());
+    catch_unwind(AssertUnwindSafe(|| drop(batch))).unwrap_err();
+    drop(waits);
+    assert_eq!(pool.stats().in_use(), 0);
 }
