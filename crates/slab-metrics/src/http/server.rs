@@ -24,6 +24,8 @@ pub const DEFAULT_ADDRESS: SocketAddr =
 
 /// The most bytes that a request's header may take: the least that hyper can be told.
 const HEADER_BYTES: usize = 8 << 10;
+/// How long a connection that has lived as long as it may has for the answer under way.
+const LAST_ANSWER: Duration = Duration::from_secs(5);
 /// How long open connections may take to finish when the server shuts down.
 const DRAIN: Duration = Duration::from_secs(1);
 const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
@@ -38,7 +40,9 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// | `/` | a live page for people, which asks for `/stats.json` each second and nothing else |
 /// | `/healthz` | `ok` |
 ///
-/// Compressed for those who accept gzip. Other paths get 404, methods other than GET and HEAD 405.
+/// Compressed for those who accept gzip, and sent whole to those who have closed their sending
+/// side after the request. A connection lives for a minute, and for five seconds more if an answer
+/// is under way then. Other paths get 404, methods other than GET and HEAD 405.
 /// There is no authentication and no TLS: listen on loopback (the default) or behind
 /// something that has both.
 ///
@@ -73,6 +77,7 @@ pub(super) struct Limits {
     pub(super) connections: usize,
     pub(super) header_read_timeout: Duration,
     pub(super) connection_lifetime: Duration,
+    pub(super) last_answer: Duration,
 }
 
 /// The configuration of a [`MetricsServer`].
@@ -100,7 +105,7 @@ impl MetricsServerBuilder {
 
     /// How long a client may take to send a request's header, and how long a connection may stay
     /// idle before the next. Default: 10 s; Prometheus opens a new connection when it scrapes less
-    /// often.
+    /// often. More than the minute that a connection may live is taken as that minute.
     pub fn header_read_timeout(mut self, timeout: Duration) -> Self {
         self.limits.header_read_timeout = timeout;
         self
@@ -147,6 +152,7 @@ impl MetricsServer {
                 connections: 16,
                 header_read_timeout: Duration::from_secs(10),
                 connection_lifetime: Duration::from_secs(60),
+                last_answer: LAST_ANSWER,
             },
         }
     }
@@ -264,7 +270,10 @@ async fn converse(
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(limits.header_read_timeout)
+            // An instant that is too far away would be a panic in hyper.
+            .header_read_timeout(limits.header_read_timeout.min(limits.connection_lifetime))
+            // A client that has nothing more to ask waits for its answer all the same.
+            .half_close(true)
             .max_buf_size(HEADER_BYTES)
             .serve_connection(TokioIo::new(stream), service)
     );
@@ -278,7 +287,7 @@ async fn converse(
         Some(result) => result,
         None => {
             connection.as_mut().graceful_shutdown();
-            match timeout(limits.header_read_timeout, connection).await {
+            match timeout(limits.last_answer, connection).await {
                 Ok(result) => result,
                 Err(_) => return End::Lifetime,
             }

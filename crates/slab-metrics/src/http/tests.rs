@@ -340,7 +340,9 @@ async fn a_client_that_does_not_read_its_answers_is_cut() {
     }
     let server = Running::start_with(Exporter::new(collector), |builder| {
         builder.limits.connection_lifetime = Duration::from_secs(2);
-        builder.limits.header_read_timeout = Duration::from_millis(100);
+        builder.limits.last_answer = Duration::from_millis(100);
+        // Does not keep a connection that is not waiting for a header.
+        builder.limits.header_read_timeout = Duration::from_secs(3600);
     })
     .await;
     let socket = TcpSocket::new_v4().unwrap();
@@ -349,6 +351,56 @@ async fn a_client_that_does_not_read_its_answers_is_cut() {
     let requests = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100);
     client.write_all(requests.as_bytes()).await.unwrap();
     server.until_ended(End::Lifetime, 1).await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_closes_its_sending_side_gets_the_whole_answer() {
+    let collector = Collector::new();
+    let sizes: Vec<usize> = (1..=slab_core::MAX_CLASSES).map(|n| n * 64).collect();
+    // More than the kernel's buffers take, so that it is sent in several parts.
+    for name in 0..60 {
+        let pool = SlabPool::builder()
+            .name(name.to_string())
+            .max_memory(4 << 20)
+            .size_classes(SizeClasses::explicit(&sizes).unwrap())
+            .build()
+            .unwrap();
+        collector.register_pool(&pool).unwrap();
+    }
+    let server = Running::start_with(Exporter::new(collector), |_| ()).await;
+    let mut answers = 0;
+    for path in ["/metrics", "/healthz"].repeat(10) {
+        let mut client = server.connect().await;
+        let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        client.shutdown().await.unwrap();
+        let answer = read_to_end(&mut client).await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let length = format!("content-length: {}", body.len());
+        assert!(head.starts_with("HTTP/1.0 200 ") && head.contains(&length));
+        answers += 1;
+        server.until_ended(End::Closed, answers).await;
+    }
+    // Nor does one that has said nothing keep its place.
+    let mut silent = server.connect().await;
+    silent.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut silent).await, "");
+    server.until_open(0).await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_longest_header_timeout_is_the_life_of_a_connection() {
+    let server = Running::start(|builder| {
+        builder.limits.header_read_timeout = Duration::MAX;
+        builder.limits.connection_lifetime = Duration::from_secs(1);
+    })
+    .await;
+    let mut silent = server.connect().await;
+    assert!(server.get("/healthz").await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(read_to_end(&mut silent).await, "");
+    server.until_open(0).await;
     server.stop().await;
 }
 
