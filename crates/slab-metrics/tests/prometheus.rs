@@ -183,6 +183,16 @@ fn dashboard_queries() -> Vec<String> {
     queries
 }
 
+/// The answers to the README's questions.
+fn readme_queries() -> Vec<&'static str> {
+    let (_, questions) = README.split_once("| question | PromQL |").unwrap();
+    let rows = questions.lines().skip(2);
+    let cells = rows.map_while(|row| row.strip_prefix("| ")?.split_once("? | "));
+    cells
+        .flat_map(|(_, queries)| queries.split('`').skip(1).step_by(2))
+        .collect()
+}
+
 /// What was sent, by whoever sent it.
 #[derive(Default)]
 struct Sent {
@@ -315,9 +325,12 @@ fn a_real_prometheus_gets_what_was_promised() {
         assert_ne!(entry[0]["help"], "", "{name}");
     }
 
-    // Every query of the dashboard has data.
-    let queries = dashboard_queries();
+    // Every query of the dashboard and of the README has data.
+    let mut queries = dashboard_queries();
     assert!(queries.len() > 30);
+    let questions = readme_queries();
+    assert!(questions.len() > 7, "{questions:?}");
+    queries.extend(questions.into_iter().map(str::to_owned));
     for query in queries {
         assert!(!prometheus.query(&query).is_empty(), "no data: {query}");
     }
