@@ -5,8 +5,13 @@
 //! then the queue grow, then the pool reach its cap; from there on the receivers drop what arrives,
 //! counted as `no_memory`. Nothing grows beyond the cap, and when the server is back, so is the
 //! flow.
+//!
+//! A payload that the client refuses (more than the server's `max_payload`) is dropped, counted and
+//! said; the next one goes on. A publisher or receiver that ends by itself is the gateway's end:
+//! better started again than running without it.
 
 use crate::options::Options;
+use async_nats::client::PublishErrorKind;
 use async_nats::{Client, ConnectOptions, Subject};
 use futures_util::StreamExt;
 use packet_slab::slab_metrics::{Collector, Exporter, MetricsServer};
@@ -27,6 +32,8 @@ use tokio::time::timeout;
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// Payloads that may wait in the client of one connection, at most.
 const CLIENT_PAYLOADS: usize = 1024;
+/// A counter of ours, on the page after those of the pool and the sockets.
+const REFUSED: &str = "gateway_refused_datagrams_total";
 /// How long the server may take at the end to get what is left.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -37,6 +44,8 @@ pub(crate) struct Gateway {
     queue: QueueMonitor,
     receivers: JoinSet<Forwarded>,
     publishers: JoinSet<Published>,
+    /// What is known already, of those that have ended.
+    outcome: Outcome,
     stop: watch::Sender<bool>,
 }
 
@@ -47,6 +56,8 @@ struct Published {
     confirmed: u64,
     /// Payloads taken from the queue of which that is not known.
     unconfirmed: u64,
+    /// Payloads that the client refused.
+    refused: u64,
 }
 
 impl Gateway {
@@ -73,7 +84,7 @@ impl Gateway {
                 .client_capacity(CLIENT_PAYLOADS)
                 .connect(&options.nats)
                 .await?;
-            let subject = Subject::from(options.subject.as_str());
+            let subject = options.subject.clone();
             publishers.spawn(publish(batches.clone(), client, subject, stop.subscribe()));
         }
         drop(batches);
@@ -95,7 +106,11 @@ impl Gateway {
             }));
         }
 
-        let server = MetricsServer::builder(Exporter::new(collector))
+        let exporter = Exporter::new(collector);
+        exporter.install_global_recorder()?;
+        metrics::describe_counter!(REFUSED, "Payloads too large for the server, dropped.");
+        metrics::counter!(REFUSED).absolute(0);
+        let server = MetricsServer::builder(exporter)
             .address(options.metrics)
             .bind()
             .await?;
@@ -107,6 +122,7 @@ impl Gateway {
             queue,
             receivers,
             publishers,
+            outcome: Outcome::default(),
             stop,
         })
     }
@@ -119,17 +135,35 @@ impl Gateway {
         self.metrics_address
     }
 
+    /// Waits for a publisher or a receiver that ends although nobody stopped it; says which.
+    pub(crate) async fn ended(&mut self) -> String {
+        tokio::select! {
+            Some(publisher) = self.publishers.join_next() => match publisher {
+                Ok(published) => {
+                    self.outcome.add_published(published);
+                    "a publisher lost its connection for good".into()
+                }
+                Err(error) => format!("a publisher: {error}"),
+            },
+            Some(receiver) = self.receivers.join_next() => match receiver {
+                Ok(forwarded) => {
+                    self.outcome.add_received(&forwarded);
+                    format!("a receiver ended: {:?}", forwarded.ended)
+                }
+                Err(error) => format!("a receiver: {error}"),
+            },
+        }
+    }
+
     /// Stops to receive, publishes what is left, and says what became of everything.
     pub(crate) async fn stop(self) -> Outcome {
         self.stop.send_replace(true);
-        let mut outcome = Outcome::default();
-        for shard in self.receivers.join_all().await {
-            outcome.received += shard.socket.received_datagrams;
-            outcome.dropped += shard.socket.dropped();
+        let mut outcome = self.outcome;
+        for forwarded in self.receivers.join_all().await {
+            outcome.add_received(&forwarded);
         }
         for published in self.publishers.join_all().await {
-            outcome.published += published.confirmed;
-            outcome.unconfirmed += published.unconfirmed;
+            outcome.add_published(published);
         }
         // What publishers gave up to take is counted when the queue goes.
         outcome.dropped += self.queue.stats().dropped();
@@ -144,15 +178,26 @@ async fn publish(
     subject: Subject,
     mut stop: watch::Receiver<bool>,
 ) -> Published {
-    let mut taken = 0;
+    let (mut taken, mut refused) = (0, 0);
     let all = async {
         while let Some(batch) = batches.recv().await {
             // One owner for the whole batch; its memory goes back when the last payload is written.
             for payload in batch.into_bytes() {
+                let bytes = payload.len();
                 taken += 1;
                 // Waits while the client's channel is full: this is where backpressure begins.
-                if client.publish(subject.clone(), payload).await.is_err() {
+                let Err(error) = client.publish(subject.clone(), payload).await else {
+                    continue;
+                };
+                if error.kind() == PublishErrorKind::Send {
+                    tracing::error!("cannot publish any more: {error}");
                     return false;
+                }
+                refused += 1;
+                metrics::counter!(REFUSED).increment(1);
+                // Not for each of a flood.
+                if u64::is_power_of_two(refused) {
+                    tracing::warn!(bytes, refused, "payload dropped: {error}");
                 }
             }
         }
@@ -168,15 +213,11 @@ async fn publish(
     };
     // A flush says that everything was written; an answer from the server that it was read.
     let confirmed = complete && matches!(timeout(DRAIN, ping(&client)).await, Ok(true));
-    match confirmed {
-        true => Published {
-            confirmed: taken,
-            unconfirmed: 0,
-        },
-        false => Published {
-            confirmed: 0,
-            unconfirmed: taken,
-        },
+    let sent = taken - refused;
+    Published {
+        confirmed: if confirmed { sent } else { 0 },
+        unconfirmed: if confirmed { 0 } else { sent },
+        refused,
     }
 }
 
@@ -196,13 +237,25 @@ pub(crate) struct Outcome {
     received: u64,
     published: u64,
     unconfirmed: u64,
+    refused: u64,
     dropped: u64,
 }
 
 impl Outcome {
+    fn add_received(&mut self, shard: &Forwarded) {
+        self.received += shard.socket.received_datagrams;
+        self.dropped += shard.socket.dropped();
+    }
+
+    fn add_published(&mut self, published: Published) {
+        self.published += published.confirmed;
+        self.unconfirmed += published.unconfirmed;
+        self.refused += published.refused;
+    }
+
     /// Is every datagram accounted for?
     pub(crate) fn adds_up(&self) -> bool {
-        self.received == self.published + self.unconfirmed + self.dropped
+        self.received == self.published + self.unconfirmed + self.refused + self.dropped
     }
 }
 
@@ -210,8 +263,8 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "summary received={} published={} unconfirmed={} dropped={}",
-            self.received, self.published, self.unconfirmed, self.dropped
+            "summary received={} published={} unconfirmed={} refused={} dropped={}",
+            self.received, self.published, self.unconfirmed, self.refused, self.dropped
         )
     }
 }

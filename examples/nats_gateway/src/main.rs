@@ -37,7 +37,8 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    let gateway = Gateway::start(options).await?;
+    let interrupted = interruption()?;
+    let mut gateway = Gateway::start(options).await?;
     say(&format!(
         "udp {} -> {} subject {}, metrics http://{}/",
         gateway.address(),
@@ -45,12 +46,40 @@ async fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
         options.subject,
         gateway.metrics_address()
     ))?;
-    tokio::signal::ctrl_c().await?;
+    let ended = tokio::select! {
+        () = interrupted => None,
+        what = gateway.ended() => Some(what),
+    };
+    if let Some(what) = &ended {
+        tracing::error!("the gateway ends: {what}");
+    }
     let outcome = gateway.stop().await;
     say(&outcome.to_string())?;
-    Ok(match outcome.adds_up() {
+    Ok(match ended.is_none() && outcome.adds_up() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
+    })
+}
+
+/// Ready at Ctrl-C, or what a service manager sends.
+fn interruption() -> std::io::Result<impl Future<Output = ()>> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        Ok(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        })
+    }
+    #[cfg(not(unix))]
+    Ok(async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
+        }
     })
 }
 

@@ -1,11 +1,12 @@
 //! The command line.
 
+use async_nats::Subject;
 use clap::Parser;
 use packet_slab::slab_metrics::DEFAULT_ADDRESS;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 
-/// Receives UDP and publishes each datagram to a NATS server, until Ctrl-C.
+/// Receives UDP and publishes each datagram to a NATS server, until Ctrl-C or SIGTERM.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
 pub(crate) struct Options {
@@ -26,8 +27,8 @@ pub(crate) struct Options {
     pub(crate) nats: String,
 
     /// The subject that datagrams are published to
-    #[arg(long, default_value = "udp.in")]
-    pub(crate) subject: String,
+    #[arg(long, default_value = "udp.in", value_parser = subject)]
+    pub(crate) subject: Subject,
 
     /// The pool's cap in MiB: what may wait for the server, at most
     #[arg(long, value_name = "MIB", default_value_t = 64,
@@ -37,6 +38,17 @@ pub(crate) struct Options {
     /// Where to serve /metrics and the live page; port 0 takes any free port
     #[arg(long, value_name = "ADDR", default_value_t = DEFAULT_ADDRESS)]
     pub(crate) metrics: SocketAddr,
+}
+
+/// A subject that can be published to.
+fn subject(text: &str) -> Result<Subject, String> {
+    let subject = Subject::validated(text).map_err(|_| {
+        "words with dots between them, none of them empty, without blanks: udp.in".to_owned()
+    })?;
+    if text.split('.').any(|word| matches!(word, "*" | ">")) {
+        return Err("* and > are for subscribers; a publisher names one subject".into());
+    }
+    Ok(subject)
 }
 
 impl Options {

@@ -1,7 +1,8 @@
-//! The gateway against a real NATS server, also while that does not read. Needs Debian's package
-//! `nats-server`; `ci/nats` installs it and runs this:
+//! The gateway against a real NATS server, also while that does not read, and against one made here
+//! that says what it must. The first needs Debian's package `nats-server`; `ci/nats` installs it and
+//! runs both:
 //!
-//!     cargo test -p nats_gateway -- --ignored
+//!     cargo test -p nats_gateway -- --include-ignored
 
 use futures_util::StreamExt;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -49,6 +50,41 @@ fn nats_server() -> (Process, SocketAddr) {
     (Process(server), address)
 }
 
+/// A server that takes payloads of so many bytes and sends each back to who has subscribed to it.
+fn small_server(max_payload: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let info = serde_json::json!({
+            "server_id": "x", "version": "2.9.10", "go": "go", "host": "127.0.0.1", "headers": true,
+            "port": address.port(), "max_payload": max_payload, "proto": 1, "client_id": 1
+        });
+        write!(stream, "INFO {info}\r\n").unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap());
+        let mut subscribed = (String::new(), String::new());
+        let mut line = String::new();
+        while lines.read_line(&mut line).unwrap_or(0) > 0 {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                ["PING"] => write!(stream, "PONG\r\n").unwrap(),
+                ["SUB", subject, .., sid] => subscribed = (subject.into(), sid.into()),
+                ["PUB", subject, length] => {
+                    let mut payload = vec![0; length.parse::<usize>().unwrap() + 2];
+                    lines.read_exact(&mut payload).unwrap();
+                    if subject == subscribed.0 {
+                        write!(stream, "MSG {subject} {} {length}\r\n", subscribed.1).unwrap();
+                        stream.write_all(&payload).unwrap();
+                    }
+                }
+                _ => {}
+            }
+            line.clear();
+        }
+    });
+    address
+}
+
 /// The gateway, what it will say, and where it receives and shows its metrics.
 fn gateway(nats: SocketAddr) -> (Process, BufReader<ChildStdout>, SocketAddr, SocketAddr) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
@@ -82,14 +118,21 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn stats(metrics: SocketAddr) -> serde_json::Value {
+fn get(metrics: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(metrics).unwrap();
-    let request = "GET /stats.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    )
+    .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    serde_json::from_str(body).unwrap()
+    body.to_owned()
+}
+
+fn stats(metrics: SocketAddr) -> serde_json::Value {
+    serde_json::from_str(&get(metrics, "/stats.json")).unwrap()
 }
 
 fn in_use_bytes(stats: &serde_json::Value) -> u64 {
@@ -120,6 +163,40 @@ impl Load {
             self.socket.send_to(&payload, self.to).unwrap();
             self.sent += 1;
         }
+    }
+}
+
+#[test]
+fn what_is_too_large_for_the_server_is_dropped_and_counted_and_the_rest_goes_on() {
+    let (mut gateway, mut says, udp, metrics) = gateway(small_server(1000));
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for bytes in [10, 5000, 1000, 1001, 10] {
+        socket.send_to(&vec![7; bytes], udp).unwrap();
+    }
+    until("all but two are taken", || {
+        let page = get(metrics, "/metrics");
+        let refused = page.contains("\ngateway_refused_datagrams_total 2\n");
+        (refused && received(metrics) == 5).then_some(())
+    });
+    // As a service manager ends it.
+    gateway.signal(libc::SIGTERM);
+    let mut summary = String::new();
+    says.read_line(&mut summary).unwrap();
+    let expected = "summary received=5 published=3 unconfirmed=0 refused=2 dropped=0\n";
+    assert_eq!(summary, expected);
+    assert!(gateway.0.wait().unwrap().success());
+}
+
+#[test]
+fn a_subject_that_nobody_can_publish_to_is_refused_before_anything_is_started() {
+    for subject in ["", "a b", ".a", "a.", "udp.>", "*.in"] {
+        let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+            .args(["--subject", subject])
+            .output()
+            .unwrap();
+        assert_eq!(run.status.code(), Some(2), "{subject:?}");
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert!(said.contains("--subject <SUBJECT>"), "{said}");
     }
 }
 
