@@ -3,10 +3,13 @@
 
 use crate::options::Mode;
 use crate::report::{self, Figures, say};
+use crate::run::interruption;
 use std::env;
 use std::error::Error;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, ExitCode, Stdio};
+use std::pin::{Pin, pin};
+use std::process::{ExitCode, ExitStatus, Stdio};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
 
 const MODES: [Mode; 3] = [Mode::Pool, Mode::BytesmutBatch, Mode::BytesmutPacket];
 
@@ -15,18 +18,19 @@ const MODES: [Mode; 3] = [Mode::Pool, Mode::BytesmutBatch, Mode::BytesmutPacket]
 /// # Errors
 /// The program cannot start itself.
 pub(crate) fn run() -> Result<ExitCode, Box<dyn Error>> {
-    // Ctrl-C reaches the child too, which drains and prints its summary. We only have to outlive
-    // it, and start no other.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let interrupted = runtime.spawn(tokio::signal::ctrl_c());
+    runtime.block_on(all())
+}
 
+async fn all() -> Result<ExitCode, Box<dyn Error>> {
+    let mut interrupted = pin!(interruption()?);
+    let mut is_interrupted = false;
     let mut rows = Vec::new();
     let mut pool_summary = None;
     for mode in MODES {
-        let (status, lines) = run_child(mode)?;
+        let (status, lines) = run_child(mode, interrupted.as_mut(), &mut is_interrupted).await?;
         if !status.success() {
             // The child has said why.
             let code = status.code().and_then(|code| u8::try_from(code).ok());
@@ -37,7 +41,7 @@ pub(crate) fn run() -> Result<ExitCode, Box<dyn Error>> {
             pool_summary = lines.last().cloned();
         }
         say("");
-        if interrupted.is_finished() {
+        if is_interrupted {
             break;
         }
     }
@@ -49,23 +53,52 @@ pub(crate) fn run() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Runs one mode; returns what it printed, after passing it on.
-fn run_child(mode: Mode) -> Result<(std::process::ExitStatus, Vec<String>), Box<dyn Error>> {
+async fn run_child(
+    mode: Mode,
+    mut interrupted: Pin<&mut impl Future<Output = ()>>,
+    is_interrupted: &mut bool,
+) -> Result<(ExitStatus, Vec<String>), Box<dyn Error>> {
     let mut arguments: Vec<_> = env::args_os().skip(1).collect();
     // The last one given counts.
     arguments.push(format!("--mode={}", mode.name()).into());
     let mut child = Command::new(env::current_exe()?)
         .args(arguments)
         .stdout(Stdio::piped())
+        .kill_on_drop(true)
         .spawn()?;
+    let stdout = child.stdout.take().ok_or("no output")?;
+    let mut shown = BufReader::new(stdout).lines();
     let mut lines = Vec::new();
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).lines() {
-            let line = line?;
-            say(&line);
-            lines.push(line);
+    loop {
+        tokio::select! {
+            line = shown.next_line() => match line? {
+                Some(line) => {
+                    say(&line);
+                    lines.push(line);
+                }
+                None => break,
+            },
+            () = interrupted.as_mut(), if !*is_interrupted => {
+                *is_interrupted = true;
+                end(&child);
+            }
         }
     }
-    Ok((child.wait()?, lines))
+    Ok((child.wait().await?, lines))
+}
+
+/// Lets the child drain and print its summary. A terminal's Ctrl-C reached it by itself, and twice
+/// is as good as once; what a service manager sends, or `kill`, did not.
+fn end(child: &Child) {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Pid, Signal, kill_process};
+        // Not waited for, so that its number is its own. It may have ended all the same.
+        let pid = child.id().and_then(|pid| Pid::from_raw(pid as i32));
+        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+    }
+    #[cfg(not(unix))]
+    let _ = child;
 }
 
 fn table(rows: &[Figures]) {

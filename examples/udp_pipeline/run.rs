@@ -209,7 +209,7 @@ fn announce(options: &Options, server: &dyn Server, page: Option<&MetricsServer>
 }
 
 /// Ready at Ctrl-C, or what a service manager sends.
-fn interruption() -> std::io::Result<impl Future<Output = ()>> {
+pub(crate) fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
