@@ -10,7 +10,8 @@
 //!
 //! Lines of the terminal go to the peer, the peer's lines to the terminal, until either ends.
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use slab_net::PacketPool;
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
@@ -20,10 +21,11 @@ use std::net::SocketAddr;
 use std::process::{ExitCode, Stdio};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::runtime::Runtime;
 
 /// A chat over RUDP, line by line, with a peer of any implementation of KCP
 #[derive(Debug, Parser)]
-#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(arg_required_else_help = true)]
 struct Options {
     /// Chats with a kcp-go client that it starts, and ends
     #[arg(long)]
@@ -64,7 +66,9 @@ fn key(hex: &str) -> Result<Key, String> {
         .chars()
         .map(|digit| digit.to_digit(16).map(|digit| digit as u8))
         .collect();
-    let digits = digits.ok_or("hexadecimal digits are expected")?;
+    let digits = digits
+        .filter(|digits| digits.len() % 2 == 0)
+        .ok_or("pairs of hexadecimal digits are expected")?;
     let bytes: Vec<u8> = digits
         .chunks(2)
         .map(|two| two.iter().fold(0, |a, b| a << 4 | b))
@@ -96,9 +100,21 @@ impl Options {
     }
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Options::parse()).await {
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if options.with_kcp_go == options.mode.is_some() {
+        let which = "one of listen, connect and --with-kcp-go is expected";
+        Options::command()
+            .error(ErrorKind::MissingSubcommand, which)
+            .exit()
+    }
+    let result = Runtime::new().map_err(Into::into).and_then(|runtime| {
+        let result = runtime.block_on(run(options));
+        // A thread that reads the terminal cannot be stopped, and need not be waited for.
+        runtime.shutdown_background();
+        result
+    });
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&format!("rudp_chat: {error}"));

@@ -14,7 +14,8 @@
 //! | `options` | the command line |
 //!
 //! A wrong option, or whatever keeps it from starting, is one line on stderr and exit status 2; a
-//! transfer that fails, or a hash that differs, is one line and status 1.
+//! transfer that fails, or a hash that differs, is one line and status 1. So is Ctrl-C: however it
+//! ends, it leaves no file.
 
 mod options;
 mod path;
@@ -40,6 +41,10 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 #[tokio::main]
 async fn main() -> ExitCode {
     let options = Options::parse();
+    let interrupted = match interruption() {
+        Ok(interrupted) => interrupted,
+        Err(error) => return complain(&error, 2),
+    };
     let source = match source::Source::of(&options) {
         Ok(source) => source,
         Err(error) => return complain(&error, 2),
@@ -48,10 +53,37 @@ async fn main() -> ExitCode {
         Ok(endpoints) => endpoints,
         Err(error) => return complain(&error, 2),
     };
-    match run(endpoints, &source).await {
+    let result = tokio::select! {
+        result = run(endpoints, &source) => result,
+        () = interrupted => Err("interrupted".into()),
+    };
+    // The files go with `source`.
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&error, 1),
     }
+}
+
+/// Ready at Ctrl-C, or what a service manager sends.
+fn interruption() -> std::io::Result<impl Future<Output = ()>> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        Ok(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        })
+    }
+    #[cfg(not(unix))]
+    Ok(async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
+        }
+    })
 }
 
 #[expect(clippy::print_stderr, reason = "a program's last words")]
