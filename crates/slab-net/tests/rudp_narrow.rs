@@ -1,12 +1,15 @@
 //! A link narrower than what is sent to it, so that the socket has no room: in a network of its own,
-//! whose loopback interface `tc` makes slow. Where that is not to be had it says so and runs nothing.
+//! whose loopback interface `tc` makes slow. Where that is not to be had it says so and runs nothing,
+//! or fails if `SLAB_NET_NO_SKIP` is set.
 
 #![cfg(target_os = "linux")]
+
+mod udp_common;
 
 use slab_net::PacketPool;
 use slab_net::rudp::{CloseReason, Endpoint, EndpointConfig, SessionConfig};
 use std::env;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
@@ -49,8 +52,7 @@ fn apart(rate: &str, test: &str) {
         Ok(run) => panic!("{}{}", run.status, String::from_utf8_lossy(&run.stdout)),
         Err(error) => error.to_string(),
     };
-    // Not by `eprintln!`, which the test harness keeps to itself.
-    let _ = writeln!(io::stderr(), "skipped: no narrow link: {}", why.trim());
+    udp_common::skipped("a narrow link", &io::Error::other(why.trim()));
 }
 
 /// Several sessions between two sockets, each with more to send than there is room for, both ways.
