@@ -457,7 +457,119 @@ fn a_slow_reader_closes_its_own_window_and_no_more() {
     assert_eq!(received, sent);
 }
 
-/// A peer whose message can never be complete is given up; its memory is back.
+/// Nor does it get more by a message that fills the window, long or without an end: that waits for the
+/// proof, but not for ever, whatever else comes from there.
+#[test]
+fn a_message_of_an_unproved_address_is_no_reason_to_reserve_more() {
+    for frg in [|sn: u32| 254 - sn as u8, |_| 1] {
+        let mut pair = Pair::of(SessionConfig::fast().window(1024, 1024));
+        let reserved = pair.server.reserved_bytes();
+        let mut until = None;
+        for n in 0..20_000 {
+            let forged = Header {
+                sn: n % 250,
+                una: 0,
+                frg: frg(n % 250),
+                ..push(b"x")
+            };
+            let forged = datagram(forged, b"x");
+            let packet = pair.pool.try_copy_from_slice(&forged).unwrap();
+            pair.now = pair.now + Duration::from_millis(1);
+            let _ = pair.server.handle_datagram(pair.now, packet);
+            transmit(&mut pair.server, pair.now);
+            let reserves = pair.server.reserved_bytes();
+            if until.is_none() && pair.server.ended().is_none() {
+                assert_eq!(reserves, reserved);
+            } else {
+                until.get_or_insert(pair.now);
+                assert_eq!(reserves, 0);
+            }
+        }
+        let stats = pair.server.stats();
+        if frg(0) == frg(1) {
+            assert_eq!((until, pair.server.ended()), (None, None));
+            assert!(stats.rejected_for(Rejection::TooManyFragments) > 1000);
+        } else {
+            assert_eq!(pair.server.ended(), Some(CloseReason::MessageTooLong));
+            let until = until.unwrap().since(Time::ZERO).as_millis();
+            assert!((10_000..10_100).contains(&until), "after {until} ms");
+            assert!(stats.dropped_beyond_window > 5000);
+        }
+    }
+}
+
+#[test]
+fn a_message_longer_than_the_first_window_arrives_once_the_address_is_proved() {
+    let mut pair = Pair::new();
+    let probes = transmit(&mut pair.client, pair.now);
+    assert_eq!(probes.len(), 1, "its question, which is lost");
+    let message: Vec<u8> = (0..44_000_u32).map(|n| n as u8).collect();
+    let segments = message.chunks(1000);
+    let last = segments.len() as u8 - 1;
+    let mut first_32 = Vec::new();
+    for (sn, payload) in segments.clone().enumerate().take(32) {
+        let header = Header {
+            sn: sn as u32,
+            una: 0,
+            frg: last - sn as u8,
+            ..push(payload)
+        };
+        first_32.push(datagram(header, payload));
+    }
+    for datagram in &first_32 {
+        let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
+        pair.server.handle_datagram(pair.now, packet).unwrap();
+    }
+    let told = transmit(&mut pair.server, pair.now);
+    let of_all = || told.iter().flat_map(|d| segments_of(d));
+    assert!(!pair.server.is_validated());
+    assert!(
+        of_all().any(|header| header.una == 32 && header.wnd == 0),
+        "it is closed"
+    );
+    let asked = of_all().find(|header| header.cmd == Command::AskWindow);
+    let answer = Header {
+        ts: asked.unwrap().ts,
+        una: 0,
+        frg: 1,
+        ..header(Command::TellWindow)
+    };
+    let packet = pair
+        .pool
+        .try_copy_from_slice(&datagram(answer, b""))
+        .unwrap();
+    pair.server.handle_datagram(pair.now, packet).unwrap();
+    assert!(pair.server.is_validated());
+    let told = transmit(&mut pair.server, pair.now);
+    assert!(
+        told.iter()
+            .flat_map(|d| segments_of(d))
+            .any(|header| header.wnd >= 12),
+        "at once"
+    );
+    for (sn, payload) in segments.enumerate().skip(32) {
+        let header = Header {
+            sn: sn as u32,
+            una: 0,
+            frg: last - sn as u8,
+            ..push(payload)
+        };
+        let packet = pair
+            .pool
+            .try_copy_from_slice(&datagram(header, payload))
+            .unwrap();
+        pair.server.handle_datagram(pair.now, packet).unwrap();
+    }
+    assert_eq!(pair.server.recv().unwrap(), message[..]);
+}
+
+fn segments_of(datagram: &[u8]) -> Vec<Header> {
+    segments(datagram)
+        .map(|segment| segment.unwrap().0)
+        .collect()
+}
+
+/// A message whose fragments do not count down has no end: what does not is refused.
 #[test]
 fn a_message_without_an_end() {
     let mut pair = Pair::new();
@@ -472,6 +584,28 @@ fn a_message_without_an_end() {
             .pool
             .try_copy_from_slice(&datagram(endless, b"x"))
             .unwrap();
+        let _ = pair.server.handle_datagram(pair.now, packet);
+    }
+    let stats = pair.server.stats();
+    assert!(stats.rejected_for(Rejection::TooManyFragments) >= 15);
+    assert!(!pair.server.has_message());
+}
+
+/// A peer whose message can never be complete, as its fragments came in an order that did not show it, is
+/// given up; its memory is back.
+#[test]
+fn a_message_that_can_never_be_complete() {
+    let mut pair = Pair::of(SessionConfig::fast().window(32, 32));
+    for sn in (0..32).step_by(2) {
+        // The second of two in front of the first.
+        let endless = [(sn + 1, 20), (sn, 19)].map(|(sn, frg)| Header {
+            sn,
+            una: 0,
+            frg,
+            ..push(b"x")
+        });
+        let both = endless.map(|header| datagram(header, b"x")).concat();
+        let packet = pair.pool.try_copy_from_slice(&both).unwrap();
         let _ = pair.server.handle_datagram(pair.now, packet);
     }
     assert_eq!(pair.server.ended(), Some(CloseReason::MessageTooLong));

@@ -183,6 +183,63 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
     drop(after);
 }
 
+/// Nor do they by messages that fill their windows, and go on beyond.
+#[tokio::test]
+async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
+    let pool = pool();
+    let config = fast().memory(17 * OPENING_BYTES).max_half_open(1024, 1024);
+    let server = Endpoint::bind(any(), &pool, config.backlog(1000)).unwrap();
+    let live = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    live.send_slice(b"hello").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(recv(&accepted).await, b"hello");
+    accepted.ready().await.unwrap();
+    live.ready().await.unwrap();
+    let before = server.stats().reserved_bytes;
+    let flood = UdpSocket::bind(any()).await.unwrap();
+    for conv in 1..=4 {
+        for first in (0..250_u8).step_by(25) {
+            let fragments = (first..first + 25).flat_map(|sn| {
+                let mut fragment = opening(conv);
+                (fragment[5], fragment[12]) = (254 - sn, sn);
+                fragment
+            });
+            let datagram: Vec<u8> = fragments.collect();
+            flood.send_to(&datagram, server.local_addr()).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+    }
+    until(&server, "flooded", |server| {
+        server.stats().total.dropped_beyond_window > 500
+    })
+    .await;
+    let stats = server.stats();
+    assert_eq!(stats.half_open, 4);
+    assert!(
+        stats.reserved_bytes - before <= stats.reserve_limit_bytes / 4,
+        "{stats:?}"
+    );
+
+    // Both ways, and more than the first window.
+    live.send_slice(&[7; 80_000]).await.unwrap();
+    assert_eq!(recv(&accepted).await, [7; 80_000]);
+    accepted.send_slice(&[1; 9000]).await.unwrap();
+    assert_eq!(recv(&live).await, [1; 9000]);
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    client.send_slice(b"question").await.unwrap();
+    let got_in = async {
+        loop {
+            let accepted = accept(&server).await;
+            // The flood's have nothing to be read.
+            if let Ok(got) = timeout(Duration::from_millis(50), accepted.recv()).await {
+                return got.unwrap().unwrap();
+            }
+        }
+    };
+    assert_eq!(timeout(SOON, got_in).await.unwrap(), b"question"[..]);
+    assert_eq!(server.stats().refused_memory, 0);
+}
+
 /// Those that prove their address share what there is, and are refused what there is not.
 #[tokio::test]
 async fn sessions_beyond_the_memory_are_refused_and_counted() {

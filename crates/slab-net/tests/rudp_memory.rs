@@ -260,6 +260,67 @@ async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_n
     assert_eq!((other[0].ended(), other[1].ended()), (None, None));
 }
 
+/// A message fills the window, and the budget has nothing to let that grow: it waits, and arrives once
+/// others have given theirs back. Where they never do its session ends in time, and no other.
+#[test]
+fn a_message_waits_for_the_memory_that_its_window_lacks_but_not_for_ever() {
+    for comes_back in [true, false] {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(140_000);
+        let config = SessionConfig::fast();
+        let of_others = MemoryBudget::new(8 << 20);
+        let mut now = Time::ZERO;
+        let open = |side, budget| Session::open(1, &config, side, &pool, budget, 5, now).unwrap();
+        let mut ends = [open(Side::Client, &of_others), open(Side::Server, &budget)];
+        let mut other = Some(open(Side::Server, &budget));
+        ends[0].send_slice(b"hello").unwrap();
+        let (mut scratch, mut sent, mut got) = ([0; 4096], None, Vec::new());
+        let mut wakes = 0;
+        let ended = loop {
+            let mut said = false;
+            for end in 0..2 {
+                if ends[end].poll_timeout().is_some_and(|at| at <= now) {
+                    ends[end].handle_timeout(now);
+                    wakes += 1;
+                }
+                while let Some(out) = ends[end].poll_transmit(now, &mut scratch, 1) {
+                    let datagram = Packet::from(out.contents().to_vec());
+                    ends[1 - end].handle_datagram(now, datagram).unwrap();
+                    said = true;
+                }
+            }
+            got.extend(ends[1].recv().map(|message| message.len()));
+            if sent.is_none() && ends[0].is_peer_window_known() && ends[0].is_sent() {
+                ends[0].send_slice(&[7; 60_000]).unwrap();
+                sent = Some(now);
+            }
+            let waited = sent.map_or(Duration::ZERO, |at| now.since(at));
+            if comes_back && waited > Duration::from_secs(40) {
+                other = None;
+            }
+            if let Some(reason) = ends[1].ended() {
+                break Some((reason, waited.as_secs()));
+            }
+            if got.len() == 2 {
+                assert!(waited < Duration::from_secs(42), "{waited:?}");
+                break None;
+            }
+            if !said {
+                let next = ends.iter().filter_map(Session::poll_timeout).min();
+                now = next.unwrap().max(now + Duration::from_micros(100));
+            }
+        };
+        assert!(wakes < 400, "{wakes} in a minute");
+        assert!(ends[1].stats().window_refused > 0);
+        if comes_back {
+            assert_eq!((ended, &got[..]), (None, &[5, 60_000][..]));
+        } else {
+            assert_eq!(ended, Some((CloseReason::MessageTooLong, 60)));
+            assert_eq!(other.unwrap().ended(), None);
+        }
+    }
+}
+
 /// The sender's pool has nothing left, not even a buffer to receive in: what it has sent is still
 /// acknowledged, over sockets, and so its memory comes back.
 #[tokio::test]

@@ -25,8 +25,10 @@ pub enum CloseReason {
     TimedOut,
     /// There is nobody at the peer's address, as its host said before anything else came from there.
     Refused,
-    /// The peer sent a message of more segments than fit into the receive window, or more than
-    /// there was memory for, or one above the pool's largest size class where
+    /// The peer sent a message of more segments than fit into the receive window, or than there was
+    /// memory for within [the idle timeout](super::SessionConfig::keepalive), or than are taken of an
+    /// address that is not proved within [its own](super::SessionConfig::unproved_timeout); or one above
+    /// the pool's largest size class where
     /// [the heap may not stand in](crate::PacketPoolBuilder::heap_limit).
     MessageTooLong,
 }
@@ -139,7 +141,8 @@ pub enum Rejection {
     TimeNeverSent,
     /// A sequence number far outside of the window.
     SequenceFarOutside,
-    /// More fragments to follow than fit into the receive window, or than KCP can handle.
+    /// More fragments to follow than fit into the receive window, or than KCP can handle, or than follow
+    /// by what the segment before it in the message says, or the one behind it.
     TooManyFragments,
     /// A segment longer than any that are taken.
     SegmentTooLong,

@@ -196,6 +196,7 @@ impl Session {
 
     fn pop(&mut self) -> Option<(Packet, bool)> {
         let popped = self.receive.pop();
+        self.stuck = None;
         self.receive
             .make_room(&self.pool, &mut BatchBuffer::default());
         self.consider_telling();

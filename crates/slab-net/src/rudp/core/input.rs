@@ -97,6 +97,8 @@ impl Session {
 
     /// Is all of it in order, and possible?
     fn check(&self, datagram: &[u8]) -> Result<(), Rejection> {
+        // Of the PUSH before, if there is one.
+        let mut before = None;
         for segment in segments(datagram) {
             let (header, payload) = segment?;
             if header.conv != self.conv {
@@ -107,10 +109,14 @@ impl Session {
                 return Err(Rejection::UnaBeyondSent);
             }
             match header.cmd {
-                Command::Push if header.frg == END => {
-                    self.check_end(&header, &datagram[payload])?
+                Command::Push => {
+                    match header.frg {
+                        END => self.check_end(&datagram[payload])?,
+                        _ => self.check_push(&header)?,
+                    }
+                    self.check_place(&header, before)?;
+                    before = Some((header.sn, header.frg));
                 }
-                Command::Push => self.check_push(&header)?,
                 Command::Ack => self.check_ack(&header)?,
                 Command::AskWindow | Command::TellWindow => {}
                 Command::Close => {
@@ -146,20 +152,25 @@ impl Session {
         if u32::from(header.frg) >= most {
             return Err(Rejection::TooManyFragments);
         }
-        self.check_place(header)
+        Ok(())
     }
 
     /// One that carries our token is of a peer that has it from us.
-    fn check_end(&self, header: &Header, payload: &[u8]) -> Result<(), Rejection> {
+    fn check_end(&self, payload: &[u8]) -> Result<(), Rejection> {
         if payload != self.token.to_le_bytes() {
             return Err(Rejection::ForgedEnd);
         }
-        self.check_place(header)
+        Ok(())
     }
 
-    fn check_place(&self, header: &Header) -> Result<(), Rejection> {
+    /// Is it in reach, and does its message go on with it as it began? Else that would have no end, or
+    /// another one than the peer gave it.
+    fn check_place(&self, header: &Header, before: Option<(u32, u8)>) -> Result<(), Rejection> {
         if !(-FAR..FAR).contains(&self.receive.offset(header.sn)) {
             return Err(Rejection::SequenceFarOutside);
+        }
+        if !self.receive.counts_down(header.sn, header.frg, before) {
+            return Err(Rejection::TooManyFragments);
         }
         Ok(())
     }
@@ -218,6 +229,7 @@ impl Session {
                     self.tell = true;
                     // There may have been no memory for it before.
                     self.receive.make_room(&self.pool, batch);
+                    self.unstick();
                     self.peer.token = header.ts;
                     self.peer.has_token = true;
                     self.say_deaf();
@@ -351,8 +363,8 @@ impl Session {
             }
             Inserted::NoMemory => self.stats.dropped_no_memory += 1,
         }
-        if self.receive.is_stuck() && !self.config.stream {
-            self.reset(CloseReason::MessageTooLong);
+        if self.receive.is_stuck() {
+            self.unstick();
         }
     }
 

@@ -139,6 +139,8 @@ pub struct Session {
     /// The tail was sent again, and nothing was acknowledged since.
     tail_probed: bool,
     probe: Option<(Time, Duration)>,
+    /// Since when a message fills the window, and when that is to grow once more. Few sessions ever are.
+    stuck: Option<Box<(Time, Time)>>,
     keepalive_at: Time,
     last_received: Time,
     phase: Phase,
@@ -162,7 +164,8 @@ pub enum Side {
     Client,
     /// The peer did, from an address that may be forged: until it has proved that it receives
     /// there, at most three times the bytes received are sent to it, and the receive window does
-    /// not grow beyond 32 segments.
+    /// not grow beyond 32 segments. A longer message waits for the proof: peers of this library give it
+    /// within a round trip, others with their first acknowledgement.
     Server,
 }
 
@@ -326,6 +329,7 @@ impl Session {
             loss_at: None,
             tail_probed: false,
             probe: None,
+            stuck: None,
             keepalive_at: now + config.keepalive,
             last_received: now,
             phase: Phase::Open,
@@ -402,6 +406,7 @@ impl Session {
     pub(in super::super) fn trust_address(&mut self) {
         self.path.validated = true;
         self.receive.set_grows(true);
+        self.unstick();
     }
 
     /// Is the peer of this library? Known after a round trip.

@@ -119,10 +119,12 @@ pub(super) struct ReceiveQueue {
     complete: u32,
     /// Is the segment before `next` the mark that nothing more comes? It is never read.
     at_end: bool,
+    /// Fragments that follow the segment before `next` in its message.
+    to_follow: u8,
     train: Train,
     /// When the last train ended, in microseconds, which may wrap.
     train_ended: u32,
-    /// May the window grow with the traffic, or only for a message that would not fit otherwise?
+    /// May the window grow?
     grows: bool,
     slot: u32,
     charged: usize,
@@ -158,6 +160,7 @@ impl ReceiveQueue {
             deferred: 0,
             complete: 0,
             at_end: false,
+            to_follow: 0,
             train: Train::new(),
             train_ended: 0,
             grows: true,
@@ -225,12 +228,57 @@ impl ReceiveQueue {
         self.account.bytes()
     }
 
-    /// Is a message at the front that will never be complete, because it fills the window?
+    /// Is a message at the front that will not be complete as long as the window stays as it is, because
+    /// it fills the window?
+    #[inline]
     pub(super) fn is_stuck(&self) -> bool {
         self.complete == 0 && self.readable() == self.window && self.deferred == 0
     }
 
-    /// Lets the window grow with the traffic, or not.
+    /// Is the window as large as it will ever be?
+    pub(super) fn is_largest(&self) -> bool {
+        self.window == self.max_window
+    }
+
+    /// Lets the window grow if a message fills it, for all of that message or not at all: two that had
+    /// taken a part each of what is left would wait for each other.
+    pub(super) fn unstick(&mut self) {
+        if !self.grows || !self.is_stuck() {
+            return;
+        }
+        let whole = (self.window + u32::from(self.to_follow)).min(self.max_window);
+        let roomy = (self.window * 2).min(self.max_window).max(whole);
+        if !self.try_grow(roomy) && roomy > whole {
+            self.try_grow(whole);
+        }
+    }
+
+    /// Can a segment with this number of fragments behind it be where it says? Each has one less than the
+    /// one before in its message; `before` is the one before if it is on its way in the same datagram.
+    pub(super) fn counts_down(&self, sn: u32, frg: u8, before: Option<(u32, u8)>) -> bool {
+        if diff(sn, self.next) < 0 {
+            return true;
+        }
+        let one_before = sn.wrapping_sub(1);
+        let before = match before {
+            Some((at, frg)) if at == one_before => Some(frg),
+            _ if sn == self.next => Some(self.to_follow),
+            _ => self.held_frg(one_before),
+        };
+        before.is_none_or(|before| follows(before, frg))
+            && self
+                .held_frg(sn.wrapping_add(1))
+                .is_none_or(|next| follows(frg, next))
+    }
+
+    fn held_frg(&self, sn: u32) -> Option<u8> {
+        let ahead = diff(sn, self.read);
+        let within = ahead >= 0 && (ahead as u32) < self.ring.capacity();
+        let held = within.then(|| self.ring.at(sn).as_ref())??;
+        Some(held.frg)
+    }
+
+    /// Lets the window grow, or not.
     pub(super) fn set_grows(&mut self, grows: bool) {
         self.grows = grows;
     }
@@ -243,15 +291,24 @@ impl ReceiveQueue {
     /// Lets the window grow to `wanted`, if that is allowed, as far as there is budget for it.
     fn grow(&mut self, wanted: u32) {
         let mut larger = wanted.min(self.max_window);
-        while larger > self.window {
-            let more = reservation(larger, self.slot()) - reservation(self.window, self.slot());
-            if self.account.reserve(more) {
-                self.window = larger;
-                return;
-            }
-            self.refused = self.refused.saturating_add(1);
+        while larger > self.window && !self.try_grow(larger) {
             larger /= 2;
         }
+    }
+
+    /// Lets the window grow to `larger`, or counts that there is no budget for it.
+    fn try_grow(&mut self, larger: u32) -> bool {
+        if larger <= self.window {
+            return false;
+        }
+        let more = reservation(larger, self.slot()) - reservation(self.window, self.slot());
+        let reserved = self.account.reserve(more);
+        if reserved {
+            self.window = larger;
+        } else {
+            self.refused = self.refused.saturating_add(1);
+        }
+        reserved
     }
 
     /// A segment is about to come: see [`Train::pause`].
@@ -303,9 +360,6 @@ impl ReceiveQueue {
         }
         self.advance();
         self.make_room(pool, batch);
-        if self.is_stuck() {
-            self.grow(self.window * 2);
-        }
         Inserted::InOrder
     }
 
@@ -348,6 +402,7 @@ impl ReceiveQueue {
             };
             self.complete += u32::from(held.frg == 0);
             self.at_end = held.frg == END;
+            self.to_follow = held.frg;
             if self.at_end {
                 *self.ring.at_mut(self.next) = None;
             }
@@ -568,6 +623,7 @@ impl ReceiveQueue {
         self.deferred = 0;
         self.complete = 0;
         self.at_end = false;
+        self.to_follow = 0;
         self.charged = 0;
         self.ring = Ring::new(1);
         self.buffers = Vec::new();
@@ -586,6 +642,11 @@ impl ReceiveQueue {
             "more promised than reserved"
         );
     }
+}
+
+/// Can a segment with `frg` fragments behind it come after one with `before`?
+fn follows(before: u8, frg: u8) -> bool {
+    matches!(before, 0 | END) || frg == before - 1
 }
 
 /// What has to be reserved for a window.

@@ -12,6 +12,9 @@ use core::time::Duration;
 /// The first and the longest wait between two questions for a window that is closed.
 const PROBE_FIRST: Duration = Duration::from_millis(500);
 const PROBE_LONGEST: Duration = Duration::from_secs(10);
+/// The first and the longest wait until a window that a message fills is to grow once more.
+const UNSTICK_FIRST: Duration = Duration::from_millis(20);
+const UNSTICK_LONGEST: Duration = Duration::from_secs(1);
 /// Segments sent again for one time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
 
@@ -28,6 +31,7 @@ impl Session {
             self.loss_at,
             self.paced_until(),
             self.probe.map(|(at, _)| at),
+            self.stuck.as_ref().map(|stuck| stuck.1),
         ];
         times.into_iter().flatten().min()
     }
@@ -41,19 +45,30 @@ impl Session {
             Phase::Lingering { until } | Phase::Quiet { until } => Some(until),
             Phase::Notifying { at, .. } => Some(at),
         };
-        let given_up_at = self.given_up_at();
-        Some(phase.map_or(given_up_at, |at| at.min(given_up_at)))
+        let stuck = self.stuck.as_ref().map(|stuck| stuck.0 + self.patience());
+        [phase, stuck, Some(self.given_up_at())]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// How long the peer is waited for, and what it has begun.
+    fn patience(&self) -> Duration {
+        let idle = self.config.idle_timeout;
+        match self.path.validated {
+            true => idle,
+            false => self.config.unproved_timeout.min(idle),
+        }
     }
 
     /// How long the peer may be silent; before it has proved its address less long, and so long what
     /// was sent there may go without an acknowledgement, whatever else comes from there.
     fn given_up_at(&self) -> Time {
-        let idle = self.config.idle_timeout;
+        let silent = self.last_received + self.patience();
         if self.path.validated {
-            return self.last_received + idle;
+            return silent;
         }
         let unproved = self.config.unproved_timeout;
-        let silent = self.last_received + unproved.min(idle);
         match self.path.unanswered_since {
             0 => silent,
             since => {
@@ -118,6 +133,12 @@ impl Session {
         if self.finish_by().is_some_and(|at| at <= now) {
             self.mark_end();
         }
+        if self.stuck.as_ref().is_some_and(|stuck| stuck.1 <= now) {
+            self.unstick();
+            if self.ended().is_some() {
+                return;
+            }
+        }
         if self.keepalive_at <= now {
             self.ask = true;
             self.keepalive_at = now + self.config.keepalive;
@@ -148,6 +169,31 @@ impl Session {
         self.send.shrink();
         self.receive.shrink();
         self.acks.shrink();
+    }
+
+    /// A message may fill the window: lets that grow. Where it may not yet, as the address is not proved,
+    /// or there is no memory, the window stays closed until it may; but not for ever, as what is missing
+    /// may be held by sessions that wait likewise.
+    pub(super) fn unstick(&mut self) {
+        self.receive.unstick();
+        // Bytes can be read whatever the message.
+        if !self.receive.is_stuck() || self.phase != Phase::Open || self.config.stream {
+            if self.stuck.take().is_some() {
+                self.consider_telling();
+            }
+            return;
+        }
+        let now = self.now;
+        let since = self.stuck.get_or_insert_with(|| Box::new((now, now))).0;
+        let (waited, end) = (now.since(since), since + self.patience());
+        if self.receive.is_largest() || end <= now {
+            return self.reset(CloseReason::MessageTooLong);
+        }
+        let again = now + waited.clamp(UNSTICK_FIRST, UNSTICK_LONGEST);
+        if let Some(stuck) = &mut self.stuck {
+            let at = if stuck.1 <= now { again } else { stuck.1 };
+            stuck.1 = at.min(end);
+        }
     }
 
     fn time_out(&mut self) {

@@ -158,11 +158,59 @@ fn a_message_that_fills_the_window_lets_it_grow_or_is_stuck() {
     for sn in 0..4 {
         put(&mut queue, sn, 7, &pool);
     }
+    queue.set_grows(false);
+    queue.unstick();
+    assert_eq!((queue.window(), queue.is_stuck()), (4, true));
+    queue.set_grows(true);
+    queue.unstick();
     assert_eq!((queue.window(), queue.is_stuck()), (8, false));
     for sn in 4..8 {
         put(&mut queue, sn, 7, &pool);
     }
-    assert!(queue.is_stuck());
+    queue.unstick();
+    assert!(queue.is_stuck() && queue.is_largest());
+}
+
+/// Of 12 segments of memory, two windows of 4 and what the one message needs that is not too long.
+#[test]
+fn memory_is_taken_for_a_whole_message_or_not_at_all() {
+    let pool = pool();
+    let budget = MemoryBudget::new(reservation(12, SLOT));
+    let mut queues =
+        [(); 2].map(|()| ReceiveQueue::new(0, (4, 64), SLOT, budget.account()).unwrap());
+    for (queue, segments) in queues.iter_mut().zip([9, 8]) {
+        for sn in 0..4 {
+            put(queue, sn, segments - 1 - sn as u8, &pool);
+        }
+        queue.unstick();
+    }
+    let windows = queues.each_ref().map(ReceiveQueue::window);
+    assert_eq!((windows, queues[0].refused), ([4, 8], 1));
+    assert_eq!(budget.reserved(), budget.limit());
+}
+
+#[test]
+fn fragments_count_down_to_the_end_of_a_message() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(16, 16);
+    put(&mut queue, 0, 2, &pool);
+    queue.pop();
+    // What follows is not known of the second, but of the first, read or not.
+    assert!(
+        [1, 0, 3, 2, END].map(|frg| queue.counts_down(1, frg, None))
+            == [true, false, false, false, false]
+    );
+    assert!((0..=END).all(|frg| queue.counts_down(2, frg, None)));
+    assert!(!queue.counts_down(2, 0, Some((1, 2))) && queue.counts_down(2, 1, Some((1, 2))));
+    put(&mut queue, 2, 0, &pool);
+    assert!(queue.counts_down(1, 1, None) && !queue.counts_down(1, 2, None));
+    assert!(
+        (0..=END).all(|frg| queue.counts_down(3, frg, None)),
+        "another message"
+    );
+    put(&mut queue, 4, 1, &pool);
+    assert!([0, 1, 2, 3].map(|frg| queue.counts_down(3, frg, None)) == [true, false, true, false]);
+    assert!(queue.counts_down(0, 77, None), "it was here");
 }
 
 /// The peer sends no more than it was told.
