@@ -3,7 +3,9 @@
 mod rudp_common;
 
 use rudp_common::lossy::{Conditions, Lossy};
-use slab_net::rudp::{Congestion, SessionConfig, Time};
+use slab_net::PacketPool;
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
+use slab_net::rudp::{Congestion, MemoryBudget, Session, SessionConfig, Side, Time};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -157,4 +159,52 @@ fn the_window_follows_the_path() {
     // 2 segments on the way, and 200.
     assert!(slow <= 32 * 1536 * 5 / 4, "{slow}");
     assert!(fast >= 200 * 1536, "{fast}");
+}
+
+/// 1000 segments a second over 20 ms need a window of 64, whatever the peer tells of its own when its
+/// reader has made room.
+#[test]
+fn a_window_told_unasked_is_no_round_trip() {
+    const TOKEN: u64 = 0x1234_5678;
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let config = SessionConfig::fast().window(256, 1024);
+    let reserved = |unasked: bool| {
+        let budget = MemoryBudget::new(16 << 20);
+        let (side, mut now) = (Side::Client, Time::ZERO);
+        let mut here = Session::open(7, &config, side, &pool, &budget, TOKEN << 32, now).unwrap();
+        let handle = |here: &mut Session, now, cmd, sn| {
+            let header = Header {
+                conv: 7,
+                cmd,
+                frg: u8::from(cmd == Command::TellWindow),
+                wnd: 256,
+                ts: TOKEN as u32,
+                sn,
+                una: 0,
+                len: 0,
+            };
+            let mut datagram = [0; HEADER_BYTES];
+            header.encode(&mut datagram);
+            let datagram = pool.try_copy_from_slice(&datagram).unwrap();
+            here.handle_datagram(now, datagram).unwrap();
+        };
+        let (mut scratch, mut answer_at) = ([0; 2048], None);
+        for sn in 0..10_000_u32 {
+            now = now + Duration::from_millis(1);
+            here.handle_timeout(now);
+            handle(&mut here, now, Command::Push, sn);
+            while here.recv().is_some() {}
+            if answer_at.take_if(|at| *at <= now).is_some() || (unasked && sn % 950 == 949) {
+                handle(&mut here, now, Command::TellWindow, 256);
+            }
+            while let Some(out) = here.poll_transmit(now, &mut scratch, 1) {
+                let mut segments = segments(out.contents()).map(|segment| segment.unwrap().0);
+                if segments.any(|header| header.cmd == Command::AskWindow) {
+                    answer_at = Some(now + Duration::from_millis(20));
+                }
+            }
+        }
+        here.reserved_bytes()
+    };
+    assert_eq!(reserved(true), reserved(false));
 }

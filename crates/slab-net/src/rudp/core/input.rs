@@ -235,9 +235,7 @@ impl Session {
                     self.say_deaf();
                 }
                 Command::TellWindow => {
-                    self.peer.answered = true;
-                    let took = self.peer.asked_at.map(|at| self.now.since(at));
-                    self.peer.answered_micros = took.map_or(0, |took| micros(took).max(1));
+                    self.on_answer();
                     self.peer.seems_ours = header.frg == OURS;
                     if header.ts == self.token {
                         self.peer.is_ours = true;
@@ -259,6 +257,18 @@ impl Session {
             }
         }
         self.conclude(&digest);
+    }
+
+    /// Measures the round trip of a WASK, which its first answer ends. Windows are told unasked as well,
+    /// when a reader has made room; one that comes when a question is due again may be such a one, and the
+    /// answer lost.
+    fn on_answer(&mut self) {
+        self.peer.answered = true;
+        let owed = core::mem::take(&mut self.peer.owes_answer);
+        let took = self.peer.asked_at.map(|at| self.now.since(at));
+        if let Some(took) = took.filter(|&took| owed && took < ASK_AGAIN) {
+            self.peer.answered_micros = micros(took).max(1);
+        }
     }
 
     /// The server keeps nothing of us until we have shown that we receive at our address.

@@ -183,6 +183,8 @@ struct Peer {
     /// When the last WASK was sent, and how many microseconds its answer took; 0 if none came.
     asked_at: Option<Time>,
     answered_micros: u32,
+    /// Has nothing come yet that can be the answer to that WASK?
+    owes_answer: bool,
     /// The `ts` of its last WASK: what our WINS and our close notice carry.
     token: u32,
     has_token: bool,
@@ -306,6 +308,7 @@ impl Session {
                 answered: false,
                 asked_at: None,
                 answered_micros: 0,
+                owes_answer: false,
                 token: 0,
                 has_token: false,
                 is_ours: false,

@@ -229,6 +229,7 @@ impl Session {
         if self.ask && control.has_room() {
             self.ask = false;
             self.peer.asked_at = Some(self.now);
+            self.peer.owes_answer = true;
             self.stats.probes += 1;
             if !self.peer.is_known() {
                 self.ask_again();
