@@ -142,6 +142,36 @@ fn any_data_shards_of_a_group_are_enough() {
 }
 
 #[test]
+fn groups_of_extreme_shapes_recover_and_garbage_after_them_holds_no_memory() {
+    let mut random = Random::new(3);
+    for (data, parity) in [(1, 255), (100, 156)] {
+        let mut pair = Pair::new(data, parity);
+        let sent: Vec<_> = (0..data).map(|_| datagram(&mut random, 100)).collect();
+        let shards: Vec<_> = sent.iter().flat_map(|sent| pair.shards(sent)).collect();
+        assert_eq!(shards.len(), 256);
+        let lost = parity.min(data);
+        let recovered: Vec<_> = shards[lost..].iter().flat_map(|s| pair.handle(s)).collect();
+        assert_eq!(recovered, sent[..lost]);
+        for _ in 0..1000 {
+            let mut shard = datagram(&mut random, 200);
+            shard.resize(shard.len().max(FEC_HEADER_BYTES), 0);
+            let near = random.pick(&[0, u32::MAX / 256 * 256 - 600, 5000]);
+            let id = near + random.below(600) as u32;
+            shard[..4].copy_from_slice(&id.to_le_bytes());
+            let is_data = (id % 256) < data as u32;
+            shard[4..6].copy_from_slice(if is_data { &[0xf1, 0] } else { &[0xf2, 0] });
+            if random.chance(900) {
+                let covered = shard.len() as u16 - 6;
+                shard[6..8].copy_from_slice(&covered.to_le_bytes());
+            }
+            pair.handle(&shard);
+            pair.check_memory();
+        }
+        pair.finish();
+    }
+}
+
+#[test]
 fn a_long_run_with_losses_duplicates_and_reordering_recovers_what_was_sent() {
     for seed in rudp_common::random::seeds(12) {
         let mut random = Random::new(seed);
@@ -218,6 +248,57 @@ fn after_a_pause_of_half_a_second_there_is_no_parity() {
     assert_eq!(next[0][..4], 4u32.to_le_bytes());
     pair.now = pair.now + Duration::from_millis(499);
     assert_eq!(pair.shards(b"d").len(), 3);
+    pair.finish();
+}
+
+/// Half a second after the last datagram nobody waits for its parity.
+#[test]
+fn what_rests_gives_its_memory_back_and_goes_on_with_the_next_group() {
+    let mut pair = Pair::new(4, 2);
+    let mut random = Random::new(11);
+    // As `rest` says, until there is nothing left to say.
+    let rest = |pair: &mut Pair| {
+        let (begun, mut calls) = (pair.now, 0);
+        while let Some(at) = pair.encoder.rest(pair.now).max(pair.decoder.rest(pair.now)) {
+            assert!(at > pair.now);
+            pair.now = at;
+            calls += 1;
+        }
+        assert_eq!(pair.budget.reserved(), 0);
+        assert_eq!(pair.pool.slab().stats().in_use(), 0);
+        assert!(pair.now.since(begun) <= Duration::from_secs(1));
+        calls
+    };
+    assert_eq!(rest(&mut pair), 0);
+    let mut sent = 0;
+    for round in 0..20_u64 {
+        // A whole group, of which one is lost, is mended whatever was before.
+        let to_boundary = (4 - sent % 4) % 4;
+        for n in 0..to_boundary + 4 + round % 4 {
+            let datagram = datagram(&mut random, 500);
+            let shards = pair.shards(&datagram);
+            sent += 1;
+            assert!(
+                n >= to_boundary || shards.len() == 1,
+                "parity of a group that rested"
+            );
+            let lost = usize::from(n == to_boundary + 1);
+            for shard in &shards[lost..] {
+                pair.handle(shard);
+            }
+            pair.check_memory();
+        }
+        assert_eq!(pair.decoder.stats().recovered, round + 1);
+        assert!(pair.budget.reserved() > 0 || round % 4 == 0);
+        // It does not rest while it is busy.
+        pair.now = pair.now + Duration::from_millis(300);
+        let held = pair.budget.reserved();
+        pair.encoder.rest(pair.now);
+        pair.decoder.rest(pair.now);
+        assert_eq!(pair.budget.reserved(), held);
+        assert!(rest(&mut pair) <= 2);
+    }
+    assert_eq!(pair.decoder.stats().expired, 0);
     pair.finish();
 }
 

@@ -5,9 +5,10 @@
 //! equations with the missing ones as unknowns.
 
 use super::code::{self, Code};
-use super::{COVERED_AT, FEC_HEADER_BYTES, FecShards, FecStats, Framing, seqid};
+use super::{CONTINUOUS, COVERED_AT, FEC_HEADER_BYTES, FecShards, FecStats, Framing, seqid};
 use crate::packet::{Packet, PacketBuf, PacketPool};
 use crate::rudp::budget::{Account, MemoryBudget};
+use crate::rudp::time::Time;
 use std::sync::Arc;
 
 /// The window holds so many shards, and no fewer groups than [`MIN_GROUPS`].
@@ -27,8 +28,8 @@ pub(in crate::rudp) fn most_kept(shards: FecShards) -> usize {
 /// Takes the shards that arrive from one address, and recovers datagrams that do not.
 ///
 /// Bounded: it keeps shards of 64 datagrams or 4 groups, whichever is more, in memory of the pool
-/// that counts in the budget; without memory, it recovers nothing and counts that. Whatever it is
-/// given, it does not panic. A datagram that it returns is what was protected only if all shards
+/// that counts in the budget, until [`rest`](Self::rest) gives it back; without memory, it recovers
+/// nothing and counts that. Whatever it is given, it does not panic. A datagram that it returns is what was protected only if all shards
 /// came from the one who protected it: against forgery there is encryption.
 ///
 /// See [`FecEncoder`](super::FecEncoder) for an example.
@@ -49,6 +50,8 @@ pub struct FecDecoder {
     borne_out: u32,
     /// Two matrices, for computing.
     matrices: Vec<u8>,
+    /// When it was looked at for the first time after the last shard that it keeps came.
+    resting_since: Option<Time>,
     stats: FecStats,
 }
 
@@ -92,6 +95,7 @@ impl FecDecoder {
             distrust: 0,
             borne_out: 0,
             matrices: Vec::new(),
+            resting_since: None,
             stats: FecStats::default(),
         }
     }
@@ -164,6 +168,26 @@ impl FecDecoder {
         self.borne_out = 0;
     }
 
+    /// Gives its memory back once it was called twice, half a second apart, and nothing came in between:
+    /// no parity is sent so late. Returns when to call it again, if it holds something.
+    pub fn rest(&mut self, now: Time) -> Option<Time> {
+        if self.groups.is_empty() {
+            return None;
+        }
+        let until = *self.resting_since.get_or_insert(now) + CONTINUOUS;
+        if now < until {
+            return Some(until);
+        }
+        for at in 0..self.groups.len() {
+            // Of the newest one nothing has to be missing.
+            self.give_up(at, self.newest);
+            self.close(at);
+        }
+        self.groups = Vec::new();
+        self.matrices = Vec::new();
+        None
+    }
+
     /// What it did so far.
     #[must_use]
     pub fn stats(&self) -> FecStats {
@@ -231,15 +255,20 @@ impl FecDecoder {
     /// Makes a group the newest one, and closes the one whose place it takes.
     fn begin(&mut self, number: u32) {
         let at = self.place(number);
-        let group = &self.groups[at];
-        if !group.closed && group.data < self.code.shards.data() {
-            self.stats.expired += 1;
-        }
+        self.give_up(at, None);
         self.close(at);
         let group = &mut self.groups[at];
         group.number = number;
         group.closed = false;
         self.newest = Some(number);
+    }
+
+    /// Counts a group that is given up with data missing, unless it is the one `but`.
+    fn give_up(&mut self, at: usize, but: Option<u32>) {
+        let group = &self.groups[at];
+        if !group.closed && group.data < self.code.shards.data() && but != Some(group.number) {
+            self.stats.expired += 1;
+        }
     }
 
     /// Gives the memory of a group back.
@@ -263,6 +292,7 @@ impl FecDecoder {
             return false;
         }
         buf.extend_from_slice(covered);
+        self.resting_since = None;
         let group = &mut self.groups[at];
         group.shards[position] = Some(buf);
         if position < self.code.shards.data() {

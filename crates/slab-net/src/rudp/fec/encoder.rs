@@ -3,20 +3,20 @@
 //! Parity is added up as the data passes by, so that no datagram is kept for it.
 
 use super::code::Code;
-use super::{COVERED_AT, DATA, FEC_HEADER_BYTES, FecShards, FecStats, PARITY, seqid, write_header};
+use super::{
+    CONTINUOUS, COVERED_AT, DATA, FEC_HEADER_BYTES, FecShards, FecStats, PARITY, seqid,
+    write_header,
+};
 use crate::packet::{PacketBuf, PacketPool};
 use crate::rudp::budget::{Account, MemoryBudget};
 use crate::rudp::time::Time;
-use core::time::Duration;
 use std::sync::Arc;
-
-/// Parity that would come this long after the datagram before the last one helps nobody.
-const CONTINUOUS: Duration = Duration::from_millis(500);
 
 /// Makes datagrams to one address shards, and the parity for them.
 ///
 /// Its memory, a datagram for each parity shard of a group that is not complete, comes from the
-/// pool and counts in the budget. It makes no heap allocation after the first group.
+/// pool and counts in the budget; [`rest`](Self::rest) gives it back where nothing follows. It makes no
+/// heap allocation after the first group.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -153,6 +153,18 @@ impl FecEncoder {
             self.release();
         }
         Some(len)
+    }
+
+    /// Gives its memory back if nothing was protected for half a second: parity would come too late by
+    /// then, and the group that was begun gets none. Returns when to call it again, if it holds something.
+    pub fn rest(&mut self, now: Time) -> Option<Time> {
+        let until = self.last? + CONTINUOUS;
+        if now < until {
+            return (!self.parity.is_empty()).then_some(until);
+        }
+        self.parity = Vec::new();
+        self.release();
+        None
     }
 
     /// What it did so far.

@@ -33,11 +33,14 @@ pub use encoder::FecEncoder;
 pub use stats::FecStats;
 
 use core::fmt;
+use core::time::Duration;
 
 /// Bytes in front of a datagram that make it a data shard.
 pub const FEC_HEADER_BYTES: usize = 8;
 /// Bytes of a shard in front of what the code covers.
 const COVERED_AT: usize = 6;
+/// Parity that would come this long after the datagram before the last one helps nobody.
+const CONTINUOUS: Duration = Duration::from_millis(500);
 const DATA: u16 = 0xf1;
 const PARITY: u16 = 0xf2;
 
