@@ -4,6 +4,7 @@ use crate::collector::Collector;
 use crate::names::{Family, Kind};
 use crate::series::{Label as Pair, Source};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
@@ -32,8 +33,9 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// and its buckets are exact and its sum is an upper bound. Counters of a facade are whole numbers:
 /// those of seconds count whole seconds.
 /// A facade cannot take a series away: when a source is unregistered, its gauges go to 0 and its
-/// counters stand still. A recorder with an idle timeout
-/// (`PrometheusBuilder::idle_timeout`) drops them later.
+/// counters stand still. If it is registered again, its histogram goes on from what it was fed; one
+/// of its name that counts less is taken for a new one and begins at 0. A recorder with an idle
+/// timeout (`PrometheusBuilder::idle_timeout`) drops series later.
 ///
 /// ```
 /// use metrics_exporter_prometheus::PrometheusBuilder;
@@ -54,6 +56,8 @@ pub struct Sampler<R> {
     collector: Collector,
     recorder: R,
     tracked: Vec<Tracked>,
+    /// What the histograms of ended sources were fed: as many as the recorder has such series.
+    ended: HashMap<Key, Box<[u64]>>,
     // Kept from one sample to the next for their memory; empty in between.
     sources: Vec<(u64, Arc<dyn Source>)>,
     values: Vec<u64>,
@@ -72,6 +76,7 @@ enum Handle {
     Gauge(Gauge),
     Histogram {
         histogram: Histogram,
+        key: Key,
         bounds_nanos: &'static [u64],
         /// What it was fed so far, by bucket.
         fed: Box<[u64]>,
@@ -85,6 +90,7 @@ impl<R: Recorder> Sampler<R> {
             collector,
             recorder,
             tracked: Vec::new(),
+            ended: HashMap::new(),
             sources: Vec::new(),
             values: Vec::new(),
         }
@@ -95,10 +101,11 @@ impl<R: Recorder> Sampler<R> {
         let mut sources = std::mem::take(&mut self.sources);
         self.collector.copy_sources(&mut sources);
         // Those that ended come first: a new source of the same name has the same series.
-        self.tracked.retain(|tracked| {
+        self.tracked.retain_mut(|tracked| {
             let known = sources.binary_search_by_key(&tracked.serial, |&(serial, _)| serial);
             if known.is_err() {
-                tracked.handles.iter().for_each(Handle::end);
+                let handles = tracked.handles.drain(..);
+                handles.for_each(|handle| handle.end(&mut self.ended));
             }
             known.is_ok()
         });
@@ -106,7 +113,7 @@ impl<R: Recorder> Sampler<R> {
         for (serial, source) in &sources[self.tracked.len()..] {
             let mut handles = Vec::new();
             source.describe(&mut |family, labels| {
-                handles.push(Handle::new(&self.recorder, family, labels));
+                handles.push(Handle::new(&self.recorder, family, labels, &mut self.ended));
             });
             self.tracked.push(Tracked {
                 serial: *serial,
@@ -158,7 +165,12 @@ impl<R: Recorder> Sampler<R> {
 
 impl Handle {
     /// Registers a series, at 0: `rate()` needs to see it before its first event.
-    fn new(recorder: &impl Recorder, family: &Family, labels: &[Pair]) -> Self {
+    fn new(
+        recorder: &impl Recorder,
+        family: &Family,
+        labels: &[Pair],
+        ended: &mut HashMap<Key, Box<[u64]>>,
+    ) -> Self {
         let (name, help) = (family.name.into(), family.help.into());
         let labels: Vec<Label> = labels
             .iter()
@@ -180,10 +192,12 @@ impl Handle {
             }
             Kind::Histogram(bounds_nanos) => {
                 recorder.describe_histogram(name, None, help);
+                let fed = ended.remove(&key);
                 Self::Histogram {
                     histogram: recorder.register_histogram(&key, &METADATA),
+                    key,
                     bounds_nanos,
-                    fed: vec![0; bounds_nanos.len() + 1].into(),
+                    fed: fed.unwrap_or_else(|| vec![0; bounds_nanos.len() + 1].into()),
                 }
             }
         }
@@ -209,13 +223,18 @@ impl Handle {
                 histogram,
                 bounds_nanos,
                 fed,
+                ..
             } => {
                 let (counts, rest) = values.split_at(fed.len());
+                // Counts of one source do not fall: this one has the name of one that has ended.
+                if counts.iter().zip(&*fed).any(|(count, fed)| count < fed) {
+                    fed.fill(0);
+                }
                 // Above the last bound there is none: some value beyond it.
                 let beyond = bounds_nanos.last().map_or(0, |last| 2 * last);
                 let at = bounds_nanos.iter().copied().chain([beyond]);
                 for ((count, fed), nanos) in counts.iter().zip(fed).zip(at) {
-                    let new = count.saturating_sub(*fed);
+                    let new = count - *fed;
                     if new > 0 {
                         histogram.record_many(nanos as f64 / 1e9, new as usize);
                         *fed = *count;
@@ -227,10 +246,11 @@ impl Handle {
         }
     }
 
-    fn end(&self) {
+    fn end(self, ended: &mut HashMap<Key, Box<[u64]>>) {
         match self {
             Self::Gauge(gauge) => gauge.set(0.0),
-            Self::Counter(_) | Self::SecondsCounter(_) | Self::Histogram { .. } => {}
+            Self::Histogram { key, fed, .. } => _ = ended.insert(key, fed),
+            Self::Counter(_) | Self::SecondsCounter(_) => {}
         }
     }
 }

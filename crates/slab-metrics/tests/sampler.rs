@@ -6,7 +6,7 @@ mod common;
 use common::Page;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use slab_core::{Slab, SlabPool};
-use slab_metrics::{Collector, GlobalRecorder, Sampler, WAIT_SECONDS_BOUNDS};
+use slab_metrics::{Collector, GlobalRecorder, Sampler, SourceKind, WAIT_SECONDS_BOUNDS};
 use std::time::Duration;
 
 fn page(of: &PrometheusHandle) -> Page {
@@ -81,6 +81,57 @@ async fn waits_reach_a_recorder_in_their_buckets() {
             let bucket = page.value("slab_pool_wait_seconds_bucket", &[rx, ("le", &bound)]);
             assert_eq!(bucket, below as f64, "{bound}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_pool_that_is_registered_again_is_not_counted_twice_and_a_new_one_is_counted() {
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(
+            Matcher::Full("slab_pool_wait_seconds".into()),
+            &WAIT_SECONDS_BOUNDS,
+        )
+        .unwrap()
+        .build_recorder();
+    let collector = Collector::new();
+    let mut sampler = Sampler::new(collector.clone(), &recorder);
+    let new = || {
+        SlabPool::builder()
+            .name("rx")
+            .max_memory(1 << 20)
+            .build()
+            .unwrap()
+    };
+    let wait = async |pool: &SlabPool| {
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+        let (waited, _) = tokio::join!(pool.alloc(65536), async { drop(all.pop()) });
+        drop(waited.unwrap());
+    };
+    let (first, second) = (new(), new());
+    for _ in 0..2 {
+        wait(&first).await;
+    }
+    // Waits of the pool from one to the next; what the recorder has after each sample.
+    let mut expected = 0.0;
+    for (pool, waits, counted) in [
+        (&first, 0, 2.0),
+        (&first, 0, 0.0),
+        (&first, 1, 1.0),
+        (&second, 1, 1.0),
+        (&second, 0, 0.0),
+    ] {
+        for _ in 0..waits {
+            wait(pool).await;
+        }
+        collector.register_pool(pool).unwrap();
+        for _ in 0..2 {
+            sampler.sample();
+        }
+        expected += counted;
+        let count =
+            page(&recorder.handle()).value("slab_pool_wait_seconds_count", &[("pool", "rx")]);
+        assert_eq!(count, expected);
+        assert!(collector.unregister(SourceKind::Pool, "rx"));
     }
 }
 
