@@ -35,6 +35,7 @@ pub(crate) enum Kind {
     Counter,
     Gauge,
     /// A counter that is read in nanoseconds. Its name is in seconds.
+    #[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only RUDP has one"))]
     SecondsCounter,
     /// With the upper bounds of all buckets but the last, in nanoseconds. Its name is in seconds.
     Histogram(&'static [u64]),
