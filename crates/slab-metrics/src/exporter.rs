@@ -82,7 +82,9 @@ impl Exporter {
 
     /// Installs a recorder of `metrics-exporter-prometheus` for the whole program, so that what it counts
     /// by the macros of the `metrics` facade is on the page too, after our own series. Names that begin
-    /// with `slab_` are ours. [`MetricsServer::serve`](crate::MetricsServer::serve) does its upkeep.
+    /// with `slab_` are ours. Let those of counters end in `_total`: OpenMetrics, which Prometheus asks
+    /// for, has it at the end of each, so that one named otherwise has two names, by format.
+    /// [`MetricsServer::serve`](crate::MetricsServer::serve) does its upkeep.
     ///
     /// # Errors
     /// There is a global recorder already.

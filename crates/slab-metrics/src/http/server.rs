@@ -2,7 +2,7 @@
 
 use super::respond::respond;
 use super::stats::{End, ServerStats};
-use crate::error::SourceKind;
+use crate::error::{RegisterError, SourceKind};
 use crate::exporter::Exporter;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -117,7 +117,7 @@ impl MetricsServerBuilder {
     /// # Errors
     /// The system's: [`io::ErrorKind::AddrInUse`] if something listens there already;
     /// [`io::ErrorKind::AlreadyExists`] if the exporter's collector has a server already, whose
-    /// series would be the same.
+    /// series would be the same; [`io::ErrorKind::QuotaExceeded`] if it is full.
     pub async fn bind(self) -> io::Result<MetricsServer> {
         let listener = TcpListener::bind(self.address).await?;
         let local_addr = listener.local_addr()?;
@@ -125,7 +125,13 @@ impl MetricsServerBuilder {
         self.exporter
             .collector()
             .register(SourceKind::Server, "", Arc::clone(&stats))
-            .map_err(|error| io::Error::new(io::ErrorKind::AlreadyExists, error))?;
+            .map_err(|error| {
+                let kind = match error {
+                    RegisterError::DuplicateName { .. } => io::ErrorKind::AlreadyExists,
+                    RegisterError::TooManySources => io::ErrorKind::QuotaExceeded,
+                };
+                io::Error::new(kind, error)
+            })?;
         Ok(MetricsServer {
             listener,
             local_addr,

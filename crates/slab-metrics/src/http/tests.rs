@@ -468,6 +468,24 @@ async fn a_port_in_use_is_an_error_that_leaves_nothing_half_started() {
     first.stop().await;
 }
 
+#[tokio::test]
+async fn a_full_collector_is_not_taken_for_one_that_has_a_server() {
+    let collector = Collector::new();
+    for number in 0..crate::MAX_SOURCES {
+        let slab = slab_core::Slab::<u64>::builder()
+            .name(format!("s{number}"))
+            .max_objects(1)
+            .build()
+            .unwrap();
+        collector.register_slab(&slab).unwrap();
+    }
+    let server = MetricsServer::builder(Exporter::new(collector))
+        .address(([127, 0, 0, 1], 0).into())
+        .bind();
+    let error = server.await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
+}
+
 #[test]
 fn the_page_asks_for_nothing_from_elsewhere() {
     let page = include_str!("../../page/index.html");
