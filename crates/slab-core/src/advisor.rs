@@ -52,6 +52,20 @@ struct Requests {
     bytes: u128,
 }
 
+impl Requests {
+    /// `count` more, of which there is at least one, as far as they can be counted; the bytes are those
+    /// of as many.
+    fn add(&mut self, count: u64, bytes: u128) {
+        let added = count.min(u64::MAX - self.count);
+        self.count += added;
+        self.bytes += if added == count {
+            bytes
+        } else {
+            bytes / u128::from(count) * u128::from(added)
+        };
+    }
+}
+
 impl SizeHistogram {
     /// Nothing recorded.
     #[must_use]
@@ -60,15 +74,14 @@ impl SizeHistogram {
     }
 
     /// Records `count` requests for `len` bytes. Those above [`MAX_CHUNK_BYTES`], which no class
-    /// can serve, are only counted.
+    /// can serve, are only counted. Of each size, `u64::MAX` are recorded at most.
     pub fn record(&mut self, len: usize, count: u64) {
         if len > MAX_CHUNK_BYTES {
-            self.too_large += count;
+            self.too_large = self.too_large.saturating_add(count);
         } else if count > 0 {
             let units = len.max(1).div_ceil(CHUNK_ALIGN) as u32;
             let requests = self.sizes.entry(units).or_default();
-            requests.count += count;
-            requests.bytes += len as u128 * u128::from(count);
+            requests.add(count, len as u128 * u128::from(count));
         }
     }
 
@@ -76,16 +89,16 @@ impl SizeHistogram {
     pub fn merge(&mut self, other: &Self) {
         for (&units, theirs) in &other.sizes {
             let requests = self.sizes.entry(units).or_default();
-            requests.count += theirs.count;
-            requests.bytes += theirs.bytes;
+            requests.add(theirs.count, theirs.bytes);
         }
-        self.too_large += other.too_large;
+        self.too_large = self.too_large.saturating_add(other.too_large);
     }
 
     /// Requests recorded, without those that are [too large](Self::too_large).
     #[must_use]
     pub fn requests(&self) -> u64 {
-        self.sizes.values().map(|requests| requests.count).sum()
+        let counts = self.sizes.values().map(|requests| requests.count);
+        counts.fold(0, u64::saturating_add)
     }
 
     /// Requests above [`MAX_CHUNK_BYTES`].
@@ -105,7 +118,7 @@ impl SizeHistogram {
                     waste.requested_bytes += requests.bytes;
                     waste.chunk_bytes += chunk as u128 * u128::from(requests.count);
                 }
-                None => waste.unserved += requests.count,
+                None => waste.unserved = waste.unserved.saturating_add(requests.count),
             }
         }
         waste
@@ -315,6 +328,23 @@ mod tests {
         let advice = seen.advise(1).unwrap();
         assert_eq!(advice.classes.sizes(), &[MAX_CHUNK_BYTES]);
         assert_eq!(advice.waste.bytes(), MAX_CHUNK_BYTES as u128);
+    }
+
+    #[test]
+    fn what_is_too_much_to_count_is_left_out() {
+        let mut seen = SizeHistogram::new();
+        seen.record(60, u64::MAX - 1);
+        seen.record(50, 3);
+        seen.record(200, 5);
+        seen.record(MAX_CHUNK_BYTES + 1, u64::MAX);
+        seen.record(MAX_CHUNK_BYTES + 1, 1);
+        let twice = seen.clone();
+        seen.merge(&twice);
+        assert_eq!((seen.requests(), seen.too_large()), (u64::MAX, u64::MAX));
+        let classes = SizeClasses::explicit(&[64, 256]).unwrap();
+        let bytes = u128::from(u64::MAX - 1) * 4 + 14 + 10 * 56;
+        assert_eq!(seen.waste(&classes).bytes(), bytes);
+        assert_eq!(seen.advise(2).unwrap().classes.sizes(), &[64, 256]);
     }
 
     #[test]

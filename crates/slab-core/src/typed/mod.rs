@@ -31,6 +31,7 @@ use crate::stats::PoolStats;
 use crate::wait_times::WaitTimes;
 use alloc::string::String;
 use core::fmt;
+use core::future::Future;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -179,12 +180,14 @@ impl<T, Tag> Slab<T, Tag> {
     ///
     /// # Errors
     /// As [`SlabPool::alloc`]: never [`AllocError::Exhausted`].
-    pub async fn insert_with(
+    // Not an `async fn`, which would be the caller that leak tracking sees.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    pub fn insert_with(
         &self,
         make: impl FnOnce() -> T,
-    ) -> Result<SlabBox<T, Tag>, AllocError> {
-        let chunk = self.pool.alloc(const { chunk_bytes::<T>() }).await?;
-        Ok(SlabBox::fill(chunk, make))
+    ) -> impl Future<Output = Result<SlabBox<T, Tag>, AllocError>> {
+        let chunk = self.pool.alloc(const { chunk_bytes::<T>() });
+        async { Ok(SlabBox::fill(chunk.await?, make)) }
     }
 
     /// Memory for a value that is to be built in place, field by field if need be, and never
