@@ -335,6 +335,7 @@ fn a_slab_is_asked_for_once() {
     }
 }
 
+#[cfg(all(unix, feature = "std"))]
 fn two_sizes() -> SlabPool {
     Refused::default().build(&cases()[0]).unwrap()
 }
