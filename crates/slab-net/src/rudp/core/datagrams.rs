@@ -96,7 +96,8 @@ impl Session {
     }
 
     /// Sends a datagram beside the reliable messages: once, at the next opportunity, in no order.
-    /// What becomes of it nobody learns. Only to a peer of this library
+    /// What becomes of it nobody learns; as UDP's it may be lost, or arrive more than once where the
+    /// network, or somebody who records it, repeats it. Only to a peer of this library
     /// ([`is_peer_ours`](Self::is_peer_ours), known after a round trip).
     ///
     /// # Errors
@@ -132,7 +133,8 @@ impl Session {
         Ok(())
     }
 
-    /// The next datagram, of those that have arrived and were not read.
+    /// The next datagram, of those that have arrived and were not read. One that arrives twice is read
+    /// twice: who minds has to number them.
     pub fn recv_datagram(&mut self) -> Option<Packet> {
         let datagrams = self.datagrams.as_deref_mut()?;
         let (packet, bytes) = datagrams.received.pop_front()?;
