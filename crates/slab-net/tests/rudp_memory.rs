@@ -3,6 +3,7 @@
 
 mod rudp_common;
 
+use rudp_common::lossy::{Conditions, Lossy};
 use rudp_common::sockets::any;
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, MemoryBudget, SendError, Session,
@@ -319,6 +320,61 @@ fn a_message_waits_for_the_memory_that_its_window_lacks_but_not_for_ever() {
             assert_eq!(other.unwrap().ended(), None);
         }
     }
+}
+
+/// What the window grew to is asked back; whenever the peer goes on, it has what it was promised.
+#[test]
+fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
+    let idle = Duration::from_millis(200);
+    let config = SessionConfig::fast()
+        .window(1024, 1024)
+        .keepalive(idle, 1000 * idle);
+    let path = Conditions {
+        delay: Duration::from_millis(10),
+        lost: 0,
+        reordered: 0,
+        bottleneck: None,
+    };
+    let mut world = Lossy::new(&config, path, 1);
+    let first = world.ends[1].reserved_bytes();
+    let (mut shrunk, mut wide) = (0, 0);
+    for round in (0..80_u64).step_by(3) {
+        let (mut sent, mut received) = (0, 0);
+        while received < 2500 {
+            while sent < 2500 && world.ends[0].send_slice(&[1; 1000]).is_ok() {
+                sent += 1;
+            }
+            world.settle(0);
+            let end = world.step(world.now + Duration::from_secs(10)).unwrap();
+            while world.ends[1].recv().is_some() {
+                received += 1;
+            }
+            world.settle(end);
+            world.settle(1);
+        }
+        assert!(world.ends[1].reserved_bytes() > 8 * first, "round {round}");
+        // Before it asks, while the question and the answer are on their way, and after that.
+        let until = world.now + idle * 4 / 5 + Duration::from_millis(round);
+        while let Some(end) = world.step(until) {
+            world.settle(end);
+        }
+        world.now = until;
+        match world.ends[1].reserved_bytes() {
+            bytes if bytes == first => shrunk += 1,
+            _ => wide += 1,
+        }
+        assert_eq!(
+            world.ends[1].stats().dropped_beyond_window,
+            0,
+            "round {round}"
+        );
+        assert_eq!(
+            world.ends[0].stats().retransmits_timeout,
+            0,
+            "round {round}"
+        );
+    }
+    assert!(shrunk >= 5 && wide >= 5, "{shrunk} and {wide}");
 }
 
 /// The sender's pool has nothing left, not even a buffer to receive in: what it has sent is still

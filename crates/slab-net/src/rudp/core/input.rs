@@ -32,6 +32,8 @@ struct Digest {
     acknowledged: u32,
     /// Segments outstanding before.
     outstanding: u32,
+    /// Does a peer of this library ask that has all that was sent?
+    narrows: bool,
 }
 
 impl Session {
@@ -230,12 +232,14 @@ impl Session {
                     // There may have been no memory for it before.
                     self.receive.make_room(&self.pool, batch);
                     self.unstick();
+                    self.on_question();
+                    digest.narrows |= header.frg == OURS && header.una == self.send.next();
                     self.peer.token = header.ts;
                     self.peer.has_token = true;
                     self.say_deaf();
                 }
                 Command::TellWindow => {
-                    self.on_answer();
+                    self.on_answer(&header);
                     self.peer.seems_ours = header.frg == OURS;
                     if header.ts == self.token {
                         self.peer.is_ours = true;
@@ -262,9 +266,15 @@ impl Session {
     /// Measures the round trip of a WASK, which its first answer ends. Windows are told unasked as well,
     /// when a reader has made room; one that comes when a question is due again may be such a one, and the
     /// answer lost.
-    fn on_answer(&mut self) {
+    fn on_answer(&mut self, header: &Header) {
         self.peer.answered = true;
+        if self.peer.is_ours && header.ts != self.token {
+            return; // Nobody's who has heard the question.
+        }
         let owed = core::mem::take(&mut self.peer.owes_answer);
+        if owed {
+            self.receive.give_back();
+        }
         let took = self.peer.asked_at.map(|at| self.now.since(at));
         if let Some(took) = took.filter(|&took| owed && took < ASK_AGAIN) {
             self.peer.answered_micros = micros(took).max(1);
@@ -331,6 +341,7 @@ impl Session {
 
     fn on_push(&mut self, header: &Header, segment: Packet, batch: &mut BatchBuffer) {
         self.stats.received_segments += 1;
+        self.peer.quiet = false;
         let (sn, ts, now) = (header.sn, header.ts, self.now);
         if self.phase != Phase::Open {
             // Nobody will read it; but what was read is acknowledged as often as it comes.
@@ -390,7 +401,7 @@ impl Session {
                 }
                 acknowledged += u32::from(self.send.acknowledge(sn));
             }
-            self.on_window(una, window);
+            self.on_window(una, window, digest.narrows);
         }
         if let Some((_, rtt)) = digest.sample {
             self.recovery.sample(rtt);
@@ -438,12 +449,16 @@ impl Session {
         }
     }
 
-    fn on_window(&mut self, una: u32, window: u32) {
+    fn on_window(&mut self, una: u32, window: u32, narrows: bool) {
         let edge = una.wrapping_add(window);
+        // What it may ask to have back, and only of one who has nothing on its way.
+        let narrow = una.wrapping_add(window.max(DEFAULT_WINDOW));
         // Where datagrams overtake each other the later edge counts; the first one told replaces
         // what was assumed.
         if !self.peer.told || before(self.peer.edge, edge) {
             self.peer.edge = edge;
+        } else if narrows && before(narrow, self.peer.edge) {
+            self.peer.edge = narrow;
         }
         self.peer.largest_window = if self.peer.told || self.peer.is_ours {
             self.peer.largest_window.max(window)

@@ -185,6 +185,8 @@ struct Peer {
     answered_micros: u32,
     /// Has nothing come yet that can be the answer to that WASK?
     owes_answer: bool,
+    /// Has it asked for our window, and sent nothing since?
+    quiet: bool,
     /// The `ts` of its last WASK: what our WINS and our close notice carry.
     token: u32,
     has_token: bool,
@@ -309,6 +311,7 @@ impl Session {
                 asked_at: None,
                 answered_micros: 0,
                 owes_answer: false,
+                quiet: false,
                 token: 0,
                 has_token: false,
                 is_ours: false,

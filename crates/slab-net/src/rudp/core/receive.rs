@@ -20,9 +20,15 @@
 //! comes in a round trip (dynamic right-sizing, Fisk and Feng 2001). What would come if the window did
 //! not limit the peer is told by [`Train`], so that it opens within a round trip or two instead of
 //! doubling in each.
+//!
+//! What was told cannot be taken back: the peer may send what it was promised. Where nothing came for
+//! long the window [narrows](ReceiveQueue::narrow): a question for the peer's window tells of a small one,
+//! and the answer shows that the peer has heard it, and comes behind what it had sent before; what it
+//! overtook on the way is dropped and sent again. Only then the memory is given back; if a segment comes
+//! first, everything is as it was.
 
 use super::super::budget::Account;
-use super::super::config::MAX_WINDOW;
+use super::super::config::{DEFAULT_WINDOW, MAX_WINDOW};
 use super::super::time::Time;
 use super::close::END;
 use super::recovery::INITIAL_RTO;
@@ -119,6 +125,8 @@ pub(super) struct ReceiveQueue {
     complete: u32,
     /// Is the segment before `next` the mark that nothing more comes? It is never read.
     at_end: bool,
+    /// Is the peer told of the first window only, so that what it grew to can be given back?
+    narrowed: bool,
     /// Fragments that follow the segment before `next` in its message.
     to_follow: u8,
     train: Train,
@@ -160,6 +168,7 @@ impl ReceiveQueue {
             deferred: 0,
             complete: 0,
             at_end: false,
+            narrowed: false,
             to_follow: 0,
             train: Train::new(),
             train_ended: 0,
@@ -181,7 +190,38 @@ impl ReceiveQueue {
 
     /// Segments from `next` that the peer may send.
     pub(super) fn advertised(&self) -> u32 {
+        if self.narrowed {
+            return self.first_window();
+        }
         self.limit() - self.unread()
+    }
+
+    fn first_window(&self) -> u32 {
+        DEFAULT_WINDOW.min(self.max_window)
+    }
+
+    /// Did the window grow, and is nothing in it?
+    pub(super) fn is_wide(&self) -> bool {
+        let nothing = self.charged == 0 && self.deferred == 0 && self.unread() == 0;
+        nothing && self.window > self.first_window()
+    }
+
+    /// Tells of the first window from here on if nothing is in that which it grew to. All of that stays
+    /// promised until the peer is known to have heard it, or sends something.
+    pub(super) fn narrow(&mut self) {
+        self.narrowed = self.is_wide();
+    }
+
+    /// The peer has heard of the narrow window, and nothing that it had sent before is on its way: gives
+    /// back what the window grew to.
+    pub(super) fn give_back(&mut self) {
+        if core::mem::take(&mut self.narrowed) {
+            let first = self.first_window();
+            let all = self.account.bytes();
+            self.window = first;
+            self.account.release(all - reservation(first, self.slot()));
+            self.train = Train::new();
+        }
     }
 
     /// Segments from `read` that are held or promised.
@@ -352,6 +392,7 @@ impl ReceiveQueue {
             return Inserted::NoMemory;
         };
         *self.ring.at_mut(sn) = Some(held);
+        self.narrowed = false;
         let unread = self.unread();
         self.train.count(sn, edge, self.window, unread, now);
         self.check();
@@ -623,6 +664,7 @@ impl ReceiveQueue {
         self.deferred = 0;
         self.complete = 0;
         self.at_end = false;
+        self.narrowed = false;
         self.to_follow = 0;
         self.charged = 0;
         self.ring = Ring::new(1);

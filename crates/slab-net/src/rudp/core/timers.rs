@@ -167,8 +167,28 @@ impl Session {
     /// Nothing has come for long: gives the heap back that traffic had asked for.
     fn shrink(&mut self) {
         self.send.shrink();
-        self.receive.shrink();
         self.acks.shrink();
+        self.shrink_receive();
+    }
+
+    /// The same of what is received. The peer is asked, so that it hears of a smaller window; what it may
+    /// answer to earlier questions does not count for that.
+    fn shrink_receive(&mut self) {
+        self.receive.shrink();
+        self.receive.narrow();
+        if self.receive.is_wide() {
+            self.ask = true;
+            self.peer.owes_answer = false;
+        }
+    }
+
+    /// The peer asks. Where two ends do in turn because nothing else is to be said, one of them may never
+    /// find that for long nothing has come.
+    pub(super) fn on_question(&mut self) {
+        let quiet = core::mem::replace(&mut self.peer.quiet, true);
+        if quiet && self.send.is_empty() && self.receive.is_wide() {
+            self.shrink_receive();
+        }
     }
 
     /// A message may fill the window: lets that grow. Where it may not yet, as the address is not proved,
