@@ -5,6 +5,7 @@ mod rudp_common;
 
 use rudp_common::World;
 use rudp_common::random::seeds;
+use rudp_common::storm::Storm;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
@@ -44,6 +45,18 @@ fn corrupted_datagrams_do_no_harm_to_memory() {
         world.check_memory();
         world.finish();
     });
+}
+
+#[test]
+fn whatever_a_peer_does_memory_is_accounted_for_and_nothing_is_busy_for_ever() {
+    let ran = Cell::new(0);
+    for_each_seed(150, |seed| {
+        if let Some(storm) = Storm::new(seed) {
+            storm.run();
+            ran.set(ran.get() + 1);
+        }
+    });
+    assert!(ran.get() > 0 || seeds(150).count() < 10);
 }
 
 #[test]

@@ -8,6 +8,7 @@ pub(crate) mod lossy;
 pub(crate) mod proxy;
 pub(crate) mod random;
 pub(crate) mod sockets;
+pub(crate) mod storm;
 
 pub(crate) use random::Random;
 use random::{byte, message};
