@@ -5,6 +5,7 @@
 #[cfg(feature = "fec")]
 pub(crate) mod fec;
 pub(crate) mod lossy;
+pub(crate) mod pair;
 pub(crate) mod proxy;
 pub(crate) mod random;
 pub(crate) mod sockets;

@@ -66,12 +66,13 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// [`handle_timeout`](Self::handle_timeout)). The same calls give the same answers.
 ///
 /// Segments are packets of a pool. After warm-up it makes no heap allocation: its rings grow to the
-/// windows that the traffic uses, and stay. A session that is dropped gives all its memory back.
+/// windows that the traffic uses, and stay until it is idle. One that is dropped gives all its memory back.
 ///
 /// # What it adds to KCP on the wire
 ///
 /// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
-/// the `ts` of the WASK that it answers; the `frg` of both is 1. So two ends of this library recognise
+/// the `ts` of the WASK that it answers; the `frg` of both is 1. A WASK to one who has nothing on its way
+/// may tell a smaller window than before: an idle session asks its memory back. So two ends recognise
 /// each other, prove their addresses and may tell each other of a close (a segment of command 85, never
 /// sent to others; one whose `frg` is 1 resets the session), and of the [end](Self::finish) of what they
 /// send (a PUSH whose `frg` is 255). The `sn` of a WINS, which means nothing elsewhere, says how large the

@@ -1,0 +1,185 @@
+//! Receive buffers that segments share, and what is charged for them: see [`ReceiveQueue`].
+
+use super::{BatchBuffer, Held, OWN, ReceiveQueue};
+use crate::packet::{Packet, PacketPool};
+
+/// A receive buffer of many segments.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Buffer {
+    /// Segments held that lie in it.
+    live: u32,
+    /// Segments that do, or did until they were read.
+    count: u32,
+    bytes: u32,
+}
+
+impl Buffer {
+    /// What it takes from the reserve.
+    fn extra(&self, slot: u32) -> usize {
+        (self.bytes as usize).saturating_sub(self.count as usize * slot as usize)
+    }
+}
+
+impl ReceiveQueue {
+    /// Accounts for a segment's memory; `None` if there is none to account for it.
+    pub(super) fn charge(
+        &mut self,
+        frg: u8,
+        packet: Packet,
+        pool: &PacketPool,
+        batch: &mut BatchBuffer,
+    ) -> Option<Held> {
+        let occupied = if packet.is_empty() {
+            0
+        } else {
+            packet.len() + packet.pinned_bytes()
+        };
+        if batch.transient && !packet.is_empty() {
+            if batch.starved {
+                return None;
+            }
+            let copy = self.copy(frg, &packet, pool);
+            batch.starved = copy.is_none();
+            return copy;
+        }
+        if occupied <= self.slot() {
+            return Some(self.own(frg, packet, occupied));
+        }
+        let at = packet.as_ptr().addr();
+        if let Some((buffer, start, size)) = batch.open
+            && size == occupied
+            && at >= start
+            && at + packet.len() <= start + size
+        {
+            self.join(buffer);
+            return Some(Held {
+                packet,
+                frg,
+                buffer,
+                charge: 0,
+            });
+        }
+        let promised = self.window as usize * self.slot();
+        if promised + self.extra + (occupied - self.slot()) <= self.account.bytes() {
+            let buffer = self.add_buffer(occupied as u32);
+            batch.open = Some((buffer, at, occupied));
+            return Some(Held {
+                packet,
+                frg,
+                buffer,
+                charge: 0,
+            });
+        }
+        self.copy(frg, &packet, pool)
+    }
+
+    /// Copies a segment into a chunk of its own size.
+    fn copy(&mut self, frg: u8, packet: &[u8], pool: &PacketPool) -> Option<Held> {
+        // No larger than a slot: `slot` is the class of the longest segment in this pool.
+        let copy = pool.try_copy_from_slice(packet).ok()?;
+        let occupied = copy.len() + copy.pinned_bytes();
+        self.copied += 1;
+        (occupied <= self.slot()).then(|| self.own(frg, copy, occupied))
+    }
+
+    fn own(&mut self, frg: u8, packet: Packet, bytes: usize) -> Held {
+        self.charged += bytes;
+        Held {
+            packet,
+            frg,
+            buffer: OWN,
+            charge: bytes as u32,
+        }
+    }
+
+    fn add_buffer(&mut self, bytes: u32) -> u32 {
+        let buffer = Buffer {
+            live: 1,
+            count: 1,
+            bytes,
+        };
+        self.charged += bytes as usize;
+        self.extra += buffer.extra(self.slot);
+        match self.free_buffers.pop() {
+            Some(index) => {
+                self.buffers[index as usize] = buffer;
+                index
+            }
+            None => {
+                if self.buffers.len() == self.buffers.capacity() {
+                    self.buffers.reserve(1);
+                    // All of them may be free at once.
+                    self.free_buffers.reserve_exact(self.buffers.capacity());
+                }
+                self.buffers.push(buffer);
+                (self.buffers.len() - 1) as u32
+            }
+        }
+    }
+
+    /// One more segment that lies in a buffer.
+    fn join(&mut self, index: u32) {
+        let buffer = &mut self.buffers[index as usize];
+        self.extra -= buffer.extra(self.slot);
+        buffer.live += 1;
+        buffer.count += 1;
+        self.extra += buffer.extra(self.slot);
+    }
+
+    /// A segment leaves the buffer it shared, and with the last one the buffer goes. The segment's
+    /// slot stays with the buffer until then.
+    pub(super) fn leave(&mut self, index: u32) {
+        let buffer = &mut self.buffers[index as usize];
+        buffer.live -= 1;
+        if buffer.live == 0 {
+            self.charged -= buffer.bytes as usize;
+            self.extra -= buffer.extra(self.slot);
+            self.deferred -= buffer.count;
+            self.free_buffers.push(index);
+        }
+    }
+
+    /// To be called where the window may have become full: if it is taken up by a message that cannot be
+    /// read before the rest of it is here, and that rest cannot be promised because of buffers that the
+    /// message itself keeps, copies its segments out of them.
+    #[inline]
+    pub(in super::super) fn make_room(&mut self, pool: &PacketPool, batch: &mut BatchBuffer) {
+        if self.deferred > 0 && self.advertised() == 0 {
+            self.undefer(pool);
+            // It may be gone.
+            batch.open = None;
+        }
+    }
+
+    #[cold]
+    pub(super) fn undefer(&mut self, pool: &PacketPool) {
+        if self.complete > 0 || self.deferred == 0 {
+            return;
+        }
+        for n in 0..self.ring.capacity() {
+            let sn = self.read.wrapping_add(n);
+            let Some(held) = self.ring.at_mut(sn) else {
+                continue;
+            };
+            if held.buffer == OWN {
+                continue;
+            }
+            let Ok(copy) = pool.try_copy_from_slice(&held.packet) else {
+                return;
+            };
+            let bytes = copy.len() + copy.pinned_bytes();
+            let buffer = core::mem::replace(&mut held.buffer, OWN);
+            held.packet = copy;
+            held.charge = bytes as u32;
+            self.charged += bytes;
+            self.copied += 1;
+            // The copy has the segment's slot.
+            let shared = &mut self.buffers[buffer as usize];
+            self.extra -= shared.extra(self.slot);
+            shared.count -= 1;
+            self.extra += shared.extra(self.slot);
+            self.leave(buffer);
+        }
+        self.check();
+    }
+}
