@@ -66,7 +66,8 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// [`handle_timeout`](Self::handle_timeout)). The same calls give the same answers.
 ///
 /// Segments are packets of a pool. After warm-up it makes no heap allocation: its rings grow to the
-/// windows that the traffic uses, and stay until it is idle. One that is dropped gives all its memory back.
+/// windows that the traffic uses, and stay until it is idle. One that is dropped gives all its memory
+/// back.
 ///
 /// # What it adds to KCP on the wire
 ///
