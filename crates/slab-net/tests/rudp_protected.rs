@@ -5,7 +5,7 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::any;
+use rudp_common::sockets::{accept, any, fast, recv, until};
 use rudp_common::{Random, proxy};
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
@@ -525,4 +525,23 @@ async fn no_datagram_is_longer_than_the_mtu() {
         let too_short = kind.config(SessionConfig::fast().mtu(70));
         assert!(Endpoint::bind(any(), &pool, too_short).is_err());
     }
+}
+
+/// Half a second after the last datagram no parity is sent for it, and none is waited for.
+#[tokio::test]
+async fn an_idle_session_with_error_correction_has_nothing_of_the_pool() {
+    let pool = pool();
+    let config = fast().fec(FecShards::new(10, 3).unwrap());
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    for n in 0..4 {
+        client.send_slice(&[n; 1000]).await.unwrap();
+    }
+    let accepted = accept(&server).await;
+    for n in 0..4 {
+        assert_eq!(recv(&accepted).await, [n; 1000]);
+    }
+    assert_ne!(pool.slab().stats().in_use(), 0);
+    until(&server, "idle", |_| pool.slab().stats().in_use() == 0).await;
+    assert_eq!((client.ended(), accepted.ended()), (None, None));
 }

@@ -49,10 +49,13 @@ impl Driver {
         let mut sleep = pin!(tokio::time::sleep_until(tokio::time::Instant::now()));
         let mut sleeping_until = None;
         loop {
-            let next = shared.timers().next();
+            let timer = shared.timers().next();
+            let protection = shared.protection.as_ref();
+            let rest = protection.and_then(|protection| protection.rest(shared.now()));
+            let next = [timer, rest].into_iter().flatten().min();
             shared.sleeps_until(next);
             // What was armed before that was said has woken nobody.
-            if shared.timers().next() != next {
+            if shared.timers().next() != timer {
                 continue;
             }
             if let Some(at) = next

@@ -93,6 +93,16 @@ impl Protection {
         }
     }
 
+    /// Gives memory back that nobody waits for any more; returns when to call it again, if it holds some.
+    pub(super) fn rest(&self, now: Time) -> Option<Time> {
+        let _ = now;
+        #[cfg(feature = "fec")]
+        if let Some(paths) = &self.paths {
+            return paths.rest(now);
+        }
+        None
+    }
+
     /// Makes a session's datagrams ready for the wire, and the parity that is due behind them, if
     /// any may be sent. `flush` makes room when there is none.
     fn seal(

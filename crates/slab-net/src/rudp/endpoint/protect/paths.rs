@@ -5,12 +5,17 @@ use crate::packet::PacketPool;
 use crate::rudp::budget::MemoryBudget;
 use crate::rudp::config::SessionConfig;
 use crate::rudp::fec::{Code, FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards, FecStats};
+use crate::rudp::time::Time;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The longest shard that is taken from a peer, if its MTU is larger than ours.
 const ETHERNET_SHARD: usize = 1500;
+/// How often it is seen who rests.
+const REST: Duration = Duration::from_millis(500);
 
 pub(super) struct Paths {
     code: Arc<Code>,
@@ -28,6 +33,9 @@ struct Known {
     paths: HashMap<SocketAddr, Entry>,
     /// What those did that are gone.
     past: FecStats,
+    /// Those that were used since they last gave their memory back, and when to see whether they rest.
+    busy: Vec<Weak<Path>>,
+    rest_at: Option<Time>,
 }
 
 struct Entry {
@@ -38,6 +46,8 @@ struct Entry {
 pub(super) struct Path {
     encoder: Mutex<FecEncoder>,
     decoder: Mutex<FecDecoder>,
+    /// Is it one of those that are looked at?
+    busy: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -52,6 +62,12 @@ impl Path {
 
     pub(super) fn decoder(&self) -> MutexGuard<'_, FecDecoder> {
         lock(&self.decoder)
+    }
+
+    /// When to look at it again, if it holds memory.
+    fn rest(&self, now: Time) -> Option<Time> {
+        let at = self.encoder().rest(now);
+        at.max(self.decoder().rest(now))
     }
 
     fn stats(&self) -> FecStats {
@@ -80,8 +96,41 @@ impl Paths {
     }
 
     pub(super) fn get(&self, peer: SocketAddr) -> Option<Arc<Path>> {
-        let known = lock(&self.paths);
-        known.paths.get(&peer).map(|entry| Arc::clone(&entry.path))
+        let mut known = lock(&self.paths);
+        let path = Arc::clone(&known.paths.get(&peer)?.path);
+        if !path.busy.swap(true, Ordering::Relaxed) {
+            known.busy.push(Arc::downgrade(&path));
+        }
+        Some(path)
+    }
+
+    /// Lets those that rest give their memory back; returns when to call it again, if there is need.
+    pub(super) fn rest(&self, now: Time) -> Option<Time> {
+        let mut known = lock(&self.paths);
+        if known.busy.is_empty() {
+            known.rest_at = None;
+            return None;
+        }
+        let at = *known.rest_at.get_or_insert(now);
+        if now < at {
+            return Some(at);
+        }
+        let mut busy = core::mem::take(&mut known.busy);
+        drop(known);
+        busy.retain(|path| {
+            let Some(path) = path.upgrade() else {
+                return false;
+            };
+            // Whoever uses it from here on puts it on the list again, or finds it there.
+            path.busy.store(false, Ordering::Relaxed);
+            path.rest(now).is_some() && !path.busy.swap(true, Ordering::Relaxed)
+        });
+        let mut known = lock(&self.paths);
+        // Of the two the list that had grown, so that it does not grow again each time.
+        busy.append(&mut known.busy);
+        known.busy = busy;
+        known.rest_at = (!known.busy.is_empty()).then(|| now + REST);
+        known.rest_at
     }
 
     pub(super) fn join(&self, peer: SocketAddr) {
@@ -92,6 +141,7 @@ impl Paths {
             path: Arc::new(Path {
                 encoder: FecEncoder::with_code(code(), self.longest_sent, pool, budget).into(),
                 decoder: FecDecoder::with_code(code(), self.longest_received, pool, budget).into(),
+                busy: AtomicBool::new(false),
             }),
             sessions: 0,
         });
