@@ -554,6 +554,18 @@ pub(super) mod tests {
         }
     }
 
+    #[test]
+    fn carving_tells_whether_the_system_gave_memory_for_it() {
+        let (arena, classes) = fixture();
+        let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
+        let mut out = [0; 1];
+        let mut grown = || {
+            let carved = slabs.carve(&arena, &classes, 1, &mut out);
+            carved.unwrap().grown
+        };
+        assert_eq!([grown(), grown()], [true, false]);
+    }
+
     /// What is stored in several slabs comes out at once, and the books say so.
     #[test]
     fn stored_chunks_of_several_slabs_are_taken_in_one_go() {
