@@ -45,6 +45,7 @@ use blocks::Blocks;
 use close::{Finish, Phase};
 use congestion::{Control, Pacer};
 use core::fmt;
+use core::num::NonZeroU32;
 use core::time::Duration;
 use counts::Counts;
 use datagrams::Datagrams;
@@ -140,7 +141,8 @@ pub struct Session {
     loss_at: Option<Time>,
     /// The tail was sent again, and nothing was acknowledged since.
     tail_probed: bool,
-    probe: Option<(Time, Duration)>,
+    /// When to ask for the peer's window again, and how many milliseconds after that once more.
+    probe: Option<(Time, NonZeroU32)>,
     /// Since when a message fills the window, and when that is to grow once more. Few sessions ever are.
     stuck: Option<Box<(Time, Time)>>,
     keepalive_at: Time,

@@ -7,16 +7,21 @@ use super::Session;
 use super::close::Phase;
 use super::congestion::CongestionControl;
 use super::send::Cause;
+use core::num::NonZeroU32;
 use core::time::Duration;
 
-/// The first and the longest wait between two questions for a window that is closed.
-const PROBE_FIRST: Duration = Duration::from_millis(500);
-const PROBE_LONGEST: Duration = Duration::from_secs(10);
+/// The first and the longest wait between two questions for a window that is closed, in milliseconds.
+const PROBE_FIRST: NonZeroU32 = NonZeroU32::new(500).unwrap();
+const PROBE_LONGEST: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 /// The first and the longest wait until a window that a message fills is to grow once more.
 const UNSTICK_FIRST: Duration = Duration::from_millis(20);
 const UNSTICK_LONGEST: Duration = Duration::from_secs(1);
 /// Segments sent again for one time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
+
+fn milliseconds(wait: NonZeroU32) -> Duration {
+    Duration::from_millis(wait.get().into())
+}
 
 impl Session {
     /// When [`handle_timeout`](Self::handle_timeout) has to be called, if nothing happens before.
@@ -148,8 +153,8 @@ impl Session {
             && at <= now
         {
             self.ask = true;
-            let wait = (wait * 3 / 2).min(PROBE_LONGEST);
-            self.probe = Some((now + wait, wait));
+            let wait = wait.saturating_add(wait.get() / 2).min(PROBE_LONGEST);
+            self.probe = Some((now + milliseconds(wait), wait));
         }
         if self.loss_at.is_some_and(|at| at <= now) {
             self.find_losses();
@@ -245,7 +250,7 @@ impl Session {
     /// Asks for the window once more if no answer comes.
     pub(super) fn ask_again(&mut self) {
         self.probe
-            .get_or_insert((self.now + PROBE_FIRST, PROBE_FIRST));
+            .get_or_insert((self.now + milliseconds(PROBE_FIRST), PROBE_FIRST));
     }
 }
 
