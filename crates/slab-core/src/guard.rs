@@ -127,10 +127,7 @@ impl Guard {
     /// [`back_out`](Self::back_out).
     #[inline(always)]
     pub(crate) fn enter_to_take(&self) -> Entered {
-        let (puts, takes) = (
-            self.puts.load(Ordering::Relaxed),
-            self.takes.load(Ordering::Relaxed),
-        );
+        let (puts, takes) = self.own_words();
         self.announce(takes);
         Entered {
             word: takes,
@@ -142,15 +139,19 @@ impl Guard {
     /// [`is_below_ceiling`](Self::is_below_ceiling).
     #[inline(always)]
     pub(crate) fn enter_to_put(&self) -> Entered {
-        let (puts, takes) = (
-            self.puts.load(Ordering::Relaxed),
-            self.takes.load(Ordering::Relaxed),
-        );
+        let (puts, takes) = self.own_words();
         self.announce(puts);
         Entered {
             word: puts,
             len: length(puts, takes),
         }
+    }
+
+    /// For the owner, who alone writes them.
+    #[inline(always)]
+    fn own_words(&self) -> (u64, u64) {
+        let (puts, takes) = (&self.puts, &self.takes);
+        (puts.load(Ordering::Relaxed), takes.load(Ordering::Relaxed))
     }
 
     #[inline(always)]

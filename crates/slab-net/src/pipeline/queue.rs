@@ -577,9 +577,18 @@ impl Clone for QueueReceiver {
 
 impl Drop for QueueReceiver {
     fn drop(&mut self) {
+        struct Ended<'a>(&'a Shared);
+
+        // Whoever waits for the end finds all of it counted, and does not wait for ever if a drop panics.
+        impl Drop for Ended<'_> {
+            fn drop(&mut self) {
+                self.0.room.open_for_all();
+                self.0.closed.open_for_all();
+            }
+        }
+
         if self.shared.receivers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.shared.room.open_for_all();
-            self.shared.closed.open_for_all();
+            let _ended = Ended(&self.shared);
             self.shared.abandon();
         }
     }

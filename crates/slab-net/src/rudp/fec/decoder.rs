@@ -30,8 +30,8 @@ pub(in crate::rudp) fn most_kept(shards: FecShards) -> usize {
 /// Bounded: it keeps shards of 64 datagrams or 4 groups, whichever is more, in memory of the pool
 /// that counts in the budget, until [`rest`](Self::rest) gives it back; without memory, it recovers
 /// nothing and counts that. Whatever it is given, it does not panic. A datagram that it returns is what
-/// was protected only if all shards came from the one who protected it: against forgery there is
-/// encryption.
+/// was protected only if all shards came from the one who protected it, for this session: against forgery
+/// there is encryption, and what that leaves of replay is told at `rudp::crypto`.
 ///
 /// See [`FecEncoder`](super::FecEncoder) for an example.
 #[derive(Debug)]
