@@ -60,6 +60,37 @@ impl Place {
     }
 }
 
+/// The same address, of which the compiler knows nothing but that it lies in a register.
+///
+/// It would name each word of a magazine by two registers, the cache's address and the distance, and save
+/// an addition. But what is loaded from there was stored a moment before, and Intel's cores since Golden
+/// Cove hand a store to the load that follows it at once where both name the address by one register, and
+/// after seven cycles where they do by two: 3.8 and 2.8 ns for a chunk that is allocated and freed.
+#[inline(always)]
+fn in_one_register<T>(at: *const T) -> *const T {
+    at.map_addr(opaque)
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline(always)]
+fn opaque(mut address: usize) -> usize {
+    // SAFETY: there is no instruction in it.
+    unsafe {
+        core::arch::asm!(
+            "# {0}",
+            inout(reg) address,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    address
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[inline(always)]
+fn opaque(address: usize) -> usize {
+    address
+}
+
 const _: () = assert!((MAX_CLASSES + 1) * size_of::<Magazine>() <= u16::MAX as usize);
 
 /// The magazines of one thread in one pool. Outlives both: held by the pool's registry and by the
@@ -96,7 +127,7 @@ impl ThreadCache {
         // size of a magazine.
         let at = unsafe { first.byte_add(place.distance()) };
         // SAFETY: a magazine of `self`, which is borrowed as long.
-        unsafe { &*at }
+        unsafe { &*in_one_register(at) }
     }
 
     pub(crate) fn magazine(&self, class: u8) -> &Magazine {
