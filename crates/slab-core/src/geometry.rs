@@ -182,9 +182,12 @@ impl ClassTable {
     /// `len` is above `direct`, and so not zero.
     #[inline]
     fn large_place_for(&self, len: usize) -> Option<Place> {
-        match self.coarse.get((len - 1) / COARSE_BYTES) {
-            Some(first) if len <= first.bytes => Some(first.place),
-            _ => self.search(len),
+        // One that is larger than all classes has the entry of a smaller one, whose class is too small.
+        let first = &self.coarse[(len - 1) / COARSE_BYTES % COARSE_LEN];
+        if len <= first.bytes {
+            Some(first.place)
+        } else {
+            self.search(len)
         }
     }
 
