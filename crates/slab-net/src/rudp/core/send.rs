@@ -177,6 +177,8 @@ impl SendQueue {
     }
 
     /// Appends a segment. There has to be room.
+    // Inlined for the same reason as `Blocks::push`.
+    #[inline(always)]
     pub(super) fn push(&mut self, place: Place, frg: u8) {
         debug_assert!(self.room() > 0);
         let count = self.end.wrapping_sub(self.una);

@@ -47,6 +47,8 @@ impl<T: Default> Ring<T> {
     }
 
     /// Makes room for `slots` of them, and moves those of `first..first + count`.
+    #[cold]
+    #[inline(never)]
     pub(super) fn grow(&mut self, slots: u32, first: u32, count: u32) {
         if slots <= self.capacity() {
             return;
