@@ -237,7 +237,7 @@ fn an_acknowledgement_of_a_transmission_proves_the_address() {
         while times.len() < 3 {
             for datagram in transmit(&mut pair.server, pair.now) {
                 let headers = segments(&datagram).map(|segment| segment.unwrap().0);
-                let pushes = headers.filter(|header| header.cmd == Command::Push);
+                let pushes = headers.filter(|header| header.cmd == Command::Push && header.sn == 0);
                 times.extend(pushes.map(|header| header.ts));
             }
             pair.now = pair.now + Duration::from_millis(10);
@@ -263,6 +263,46 @@ fn ends_of_this_library_prove_their_address_without_data() {
     pair.settle();
     assert!(pair.server.is_validated() && pair.server.is_peer_ours());
     assert!(pair.client.is_peer_ours());
+}
+
+/// As does any other peer: it acknowledges what it is bound to have had, with the `ts` that nobody else
+/// has seen.
+#[test]
+fn a_peer_of_any_kind_proves_its_address_without_data() {
+    for guessed in [1, 0] {
+        let mut pair = Pair::new();
+        pair.client.send_slice(b"only this way").unwrap();
+        let opening = transmit(&mut pair.client, pair.now);
+        let pushed = opening.iter().flat_map(|d| segments_of(d));
+        let pushed = pushed.filter(|header| header.cmd == Command::Push);
+        for header in pushed.collect::<Vec<_>>() {
+            let alone = datagram(header, b"only this way");
+            let packet = pair.pool.try_copy_from_slice(&alone).unwrap();
+            pair.server.handle_datagram(pair.now, packet).unwrap();
+        }
+        let answer = transmit(&mut pair.server, pair.now);
+        assert!(!pair.server.is_validated());
+        let asked = answer.iter().flat_map(|d| segments_of(d));
+        let challenge = asked.filter(|header| header.cmd == Command::Push);
+        let challenge = challenge.collect::<Vec<_>>();
+        assert_eq!(challenge.len(), 1, "{challenge:?}");
+        assert_eq!((challenge[0].sn, challenge[0].len), (u32::MAX, 0));
+        // As it does to each peer, it does nothing else to one of ours.
+        for datagram in &answer {
+            let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
+            pair.client.handle_datagram(pair.now, packet).unwrap();
+        }
+        assert!(pair.client.recv().is_none());
+        let echo = Header {
+            sn: u32::MAX,
+            ts: challenge[0].ts.wrapping_add(guessed),
+            una: 0,
+            ..header(Command::Ack)
+        };
+        let packet = pair.pool.try_copy_from_slice(&datagram(echo, b"")).unwrap();
+        pair.server.handle_datagram(pair.now, packet).unwrap();
+        assert_eq!(pair.server.is_validated(), guessed == 0);
+    }
 }
 
 /// Before its address is proved, a peer is promised the smallest window only, whatever it sends.

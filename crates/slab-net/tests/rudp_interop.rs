@@ -182,6 +182,36 @@ async fn our_client_with_their_server() {
     }
 }
 
+/// Whose address is not proved is sent little, and may send messages of 32 segments. It proves that before
+/// it is sent anything.
+#[tokio::test]
+async fn their_client_with_a_server_that_says_little_or_much() {
+    let case = CASES[2];
+    for (there, back) in [(1, 100_000), (100_000, 1)] {
+        let pool = pool();
+        let server = Endpoint::bind(any(), &pool, case.ours()).unwrap();
+        let config = case.theirs();
+        let address = server.local_addr();
+        let mut client = KcpStream::connect_with_conv(&config, case.conv, address)
+            .await
+            .unwrap();
+        let talk = async {
+            assert_eq!(client.send(&bytes(1, there)).await.unwrap(), there);
+            let connection = server.accept().await.unwrap();
+            let message = connection.recv().await.unwrap().unwrap();
+            assert!(message == bytes(1, there)[..]);
+            connection.send_slice(&bytes(2, back)).await.unwrap();
+            let mut answer = vec![0; 200_000];
+            let len = client.recv(&mut answer).await.unwrap();
+            assert!(answer[..len] == bytes(2, back));
+        };
+        // Asked once more, it would prove it too.
+        timeout(SOON, talk).await.expect("in time");
+        let asked = server.stats().total.probes;
+        assert!(asked <= 2, "{there} and {back} bytes: asked {asked} times");
+    }
+}
+
 #[tokio::test]
 async fn their_client_with_our_server() {
     for case in CASES {

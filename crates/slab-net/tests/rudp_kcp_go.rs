@@ -101,6 +101,7 @@ impl Case {
             .arg(format!("-interval={}", self.interval))
             .arg(format!("-conv={}", self.conv))
             .arg(format!("-stream={}", self.stream))
+            .arg("-megabytes=1")
             .arg("-window=256");
         if let Some((data, parity)) = protection.shards {
             command.arg(format!("-shards={data},{parity}"));
@@ -290,6 +291,39 @@ async fn their_client_with_our_server(protection: Protection) {
             assert_eq!(stats.fec.rejected, 0);
         }
         echo.abort();
+    }
+}
+
+/// A server that has nothing to say knows nevertheless that its peer is where it says, and gives it more
+/// than the first window.
+#[tokio::test]
+async fn their_client_with_our_server_that_only_receives() {
+    let Some(program) = program() else { return };
+    for case in CASES {
+        let (pool, config) = (pool(), case.config(PLAIN));
+        let server = Endpoint::bind(any(), &pool, config).unwrap();
+        let mut address = server.local_addr();
+        if case.loss > 0 {
+            address = proxy::lossy(address, case.loss, 4).await;
+        }
+        let mut client = Killed(case.peer(program, PLAIN, "fill", &address.to_string()));
+        let receive = async {
+            let mut stream = server.accept().await.unwrap().into_stream();
+            let mut received = 0;
+            while received < 1 << 20 {
+                received += stream.read_packet().await.unwrap().unwrap().len();
+            }
+            // It is asked again where that was lost.
+            while server.stats().half_open > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            stream.write_all(b"all of it").await.unwrap();
+            stream
+        };
+        let _stream = timeout(SOON, receive).await.expect("in time");
+        let status = tokio::task::spawn_blocking(move || client.0.wait().unwrap());
+        let status = timeout(SOON, status).await.expect("in time").unwrap();
+        assert!(status.success(), "{case:?}");
     }
 }
 

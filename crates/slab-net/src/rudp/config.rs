@@ -158,8 +158,7 @@ impl SessionConfig {
 
     /// How long a peer may be silent that has not proved its address, if that is shorter than the
     /// idle timeout; and how long it may leave what is sent to it without an acknowledgement, whatever
-    /// else comes from there. Peers of other implementations prove it by acknowledging data: for a
-    /// server that sends them none this is the idle timeout. Default: 10 s.
+    /// else comes from there. Default: 10 s.
     pub fn unproved_timeout(mut self, timeout: Duration) -> Self {
         self.unproved_timeout = timeout;
         self

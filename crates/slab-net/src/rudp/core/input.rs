@@ -308,6 +308,10 @@ impl Session {
 
     fn on_ack(&mut self, header: &Header, digest: &mut Digest) {
         if !self.send.is_outstanding(header.sn) {
+            // Of the challenge, if it is not one more of what was acknowledged.
+            if header.ts == self.token {
+                self.validated();
+            }
             return;
         }
         let slot = *self.send.slot(header.sn);
@@ -469,7 +473,8 @@ impl Session {
             DEFAULT_WINDOW
         };
         self.peer.told = true;
-        if self.peer.is_known() && diff(self.peer.edge, self.send.next()) > 0 {
+        let known = self.peer.is_known() && self.path.validated;
+        if known && diff(self.peer.edge, self.send.next()) > 0 {
             self.probe = None;
         }
     }

@@ -168,8 +168,8 @@ pub enum Side {
     Client,
     /// The peer did, from an address that may be forged: until it has proved that it receives
     /// there, at most three times the bytes received are sent to it, and the receive window does
-    /// not grow beyond 32 segments. A longer message waits for the proof: peers of this library give it
-    /// within a round trip, others with their first acknowledgement.
+    /// not grow beyond 32 segments. It is asked for the proof with the first answer, in a way that every
+    /// implementation gives it, and a longer message waits for that.
     Server,
 }
 
@@ -417,6 +417,11 @@ impl Session {
         self.path.validated = true;
         self.receive.set_grows(true);
         self.unstick();
+    }
+
+    /// So many bytes will go to the peer that are not the session's.
+    pub(in super::super) fn will_send(&mut self, bytes: usize) {
+        self.path.sent += bytes as u64;
     }
 
     /// Is the peer of this library? Known after a round trip.

@@ -231,7 +231,7 @@ impl Session {
             self.peer.asked_at = Some(self.now);
             self.peer.owes_answer = true;
             self.stats.probes += 1;
-            if !self.peer.is_known() {
+            if !self.peer.is_known() || !self.path.validated {
                 self.ask_again();
             }
             let header = Header {
@@ -240,6 +240,7 @@ impl Session {
                 ..self.header(Command::AskWindow)
             };
             control.put(header, &[]);
+            self.write_challenge(control);
         }
         if self.tell && control.has_room() {
             self.tell = false;
@@ -251,6 +252,22 @@ impl Session {
             };
             control.put(header, &[]);
         }
+    }
+
+    /// Has the peer show that it receives at its address, whichever implementation it is of, and although
+    /// there may be nothing to send: every KCP acknowledges a segment again that it has had long ago, with
+    /// its `ts`, and does nothing else with it. (`IKCP_CMD_PUSH` in `ikcp_input` of C's ikcp.c; kcp-go and
+    /// the crate `kcp` have it so too.)
+    fn write_challenge(&mut self, control: &mut Control<'_>) {
+        if self.path.validated || !control.has_room() {
+            return;
+        }
+        let header = Header {
+            ts: self.token,
+            sn: self.send.una().wrapping_sub(1),
+            ..self.header(Command::Push)
+        };
+        control.put(header, &[]);
     }
 
     /// The peer is told the window as it is now.

@@ -61,16 +61,13 @@ impl EndpointConfig {
     }
 
     /// The most sessions whose peers have not proved their address, and the most of those from one
-    /// prefix (24 bits of IPv4, 48 of IPv6). A peer proves it by acknowledging data; one of this
-    /// library by itself, within a round trip. Default: 1024, 128.
+    /// prefix (24 bits of IPv4, 48 of IPv6). A peer of any implementation proves it within a round trip,
+    /// by acknowledging data or what it is asked for that with the first answer. Default: 1024, 128.
     ///
     /// Together they get a fourth of [the memory](Self::memory) at most, so that forged addresses do not
     /// take what the other sessions need: no more of them are allowed than have their smallest window in
     /// that, 61 440 bytes each for an MTU of 1400 and the default size classes, and what error correction
     /// may keep of each.
-    ///
-    /// A server that only receives, from peers of other implementations, has all of its sessions
-    /// among these.
     pub fn max_half_open(mut self, sessions: usize, per_prefix: usize) -> Self {
         self.max_half_open = sessions;
         self.max_half_open_per_prefix = per_prefix;

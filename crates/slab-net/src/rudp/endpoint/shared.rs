@@ -184,6 +184,7 @@ impl Shared {
         }
         let half_open = side == Side::Server && !proved;
         if let Some(protection) = &self.protection {
+            session.will_send(protection.first_answer_bytes());
             protection.join(peer);
         }
         let place = table.reserve_place();

@@ -77,6 +77,13 @@ impl Protection {
         (3 * received).saturating_sub(sent)
     }
 
+    /// By how much the first answer may be longer on the wire than the session makes it, and three times
+    /// what it answers is not: for the session to leave out what would be too much.
+    pub(in super::super) fn first_answer_bytes(&self) -> usize {
+        let ((front, behind), (around, after)) = (self.room, self.around_shards());
+        (front + behind).saturating_sub(3 * (around + after))
+    }
+
     /// Bytes of these on the wire, parity apart.
     fn added(&self, outgoing: &Outgoing<'_>) -> u64 {
         let added = outgoing.datagrams() * (self.room.0 + self.room.1);
