@@ -1,0 +1,232 @@
+//! [`QueueSender`]: batches into the queue, or not.
+
+use super::super::rest::Rest;
+use super::super::stats::QueueMonitor;
+use super::QueueClosed;
+use super::shared::Shared;
+use crate::udp::{Amount, PacketBatch};
+use core::future::Future;
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// The producers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue). Clones put into the same queue; once the last
+/// is dropped, consumers drain the queue and then get `None`.
+#[derive(Debug)]
+pub struct QueueSender {
+    shared: Arc<Shared>,
+}
+
+impl QueueSender {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Puts a batch into the queue, or does what the overflow policy says. Waits only under
+    /// [`Overflow::Wait`](super::Overflow::Wait).
+    ///
+    /// A batch in a future that is dropped before its end, or was never polled, is counted as `closed`.
+    ///
+    /// # Errors
+    /// All receivers are gone.
+    // Not an `async fn`, whose arguments would be dropped uncounted if it is never polled.
+    pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
+        let mut sending = Sending::new(&self.shared, batch);
+        async move {
+            if let Some(done) = sending.attempt() {
+                return done;
+            }
+            let room = &sending.shared.room;
+            room.pass(|| sending.attempt()).await
+        }
+    }
+
+    /// Puts many batches into the queue in their order, as [`send`](Self::send) does each, and wakes
+    /// consumers once for all of them.
+    ///
+    /// Batches in a future that is dropped before its end, or was never polled, are counted as `closed`,
+    /// with those that the iterator has not yielded yet.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let (sender, receiver) = queue(64.try_into()?, Overflow::DropNewest);
+    /// # let hello = Transmit::new(b"hello", socket.local_addr());
+    /// # socket.sender().send(&hello).await?;
+    /// let mut batches = Vec::new();
+    /// socket.recv_batches(&mut batches).await?;
+    /// sender.send_many(batches.drain(..)).await?;
+    /// assert_eq!(receiver.recv().await.unwrap().contents(), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// All receivers are gone; what was not delivered is counted as `closed`.
+    // As `send`.
+    pub fn send_many(
+        &self,
+        batches: impl IntoIterator<Item = PacketBatch>,
+    ) -> impl Future<Output = Result<(), QueueClosed>> {
+        let rest = Rest::new(batches, |batch| self.give_up(batch));
+        self.send_rest(rest)
+    }
+
+    async fn send_rest<I: Iterator<Item = PacketBatch>>(
+        &self,
+        mut rest: Rest<I, impl FnMut(PacketBatch)>,
+    ) -> Result<(), QueueClosed> {
+        let shared = &*self.shared;
+        if shared.receivers.load(Ordering::Relaxed) == 0 {
+            return Err(QueueClosed);
+        }
+        loop {
+            let mut entered = Entered {
+                shared,
+                batches: 0,
+                amount: Amount::default(),
+            };
+            let mut no_room = None;
+            while let Some(batch) = rest.next() {
+                match shared.offer(batch) {
+                    Ok(None) => {}
+                    Ok(Some(amount)) => {
+                        entered.batches += 1;
+                        entered.amount += amount;
+                    }
+                    Err(batch) => {
+                        no_room = Some(batch);
+                        break;
+                    }
+                }
+            }
+            drop(entered);
+            match no_room {
+                None => return Ok(()),
+                Some(batch) => {
+                    let mut sending = Sending::new(shared, batch);
+                    shared.room.pass(|| sending.attempt()).await?;
+                }
+            }
+        }
+    }
+
+    /// Counts a batch that is not sent after all, because somebody gave up.
+    pub(in super::super) fn give_up(&self, batch: PacketBatch) {
+        self.shared.refuse(batch);
+    }
+
+    /// Are all receivers gone?
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.receivers.load(Ordering::Relaxed) == 0
+    }
+
+    /// Completes when all receivers are gone, of which there never will be new ones then.
+    ///
+    /// Cancel-safe.
+    ///
+    /// ```
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (sender, receiver) = queue(64.try_into()?, Overflow::DropNewest);
+    /// let consumer = tokio::spawn(async move { receiver.recv().await });
+    /// consumer.abort();
+    /// sender.closed().await;
+    /// assert!(sender.is_closed());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn closed(&self) {
+        let look = || self.is_closed().then_some(());
+        if look().is_none() {
+            self.shared.closed.pass(look).await;
+        }
+    }
+
+    /// Reads the queue's counters while it is in use, and after it is gone.
+    #[must_use]
+    pub fn monitor(&self) -> QueueMonitor {
+        QueueMonitor::new(Arc::clone(&self.shared.counters))
+    }
+}
+
+/// Batches that have entered the queue: counted, and consumers woken, whatever comes after them. Foreign
+/// code yields them and says how urgent they are, and may panic.
+struct Entered<'a> {
+    shared: &'a Shared,
+    batches: usize,
+    amount: Amount,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.shared.entered(self.batches, self.amount);
+    }
+}
+
+/// A batch on its way in, which may wait for room; counted if it does not come in.
+struct Sending<'a> {
+    shared: &'a Shared,
+    batch: Option<PacketBatch>,
+}
+
+impl<'a> Sending<'a> {
+    fn new(shared: &'a Shared, batch: PacketBatch) -> Self {
+        Self {
+            shared,
+            batch: Some(batch),
+        }
+    }
+
+    /// Ends it, if there is room or nobody to make any.
+    fn attempt(&mut self) -> Option<Result<(), QueueClosed>> {
+        if self.shared.receivers.load(Ordering::SeqCst) == 0 {
+            // The batch is counted when `self` is dropped.
+            return Some(Err(QueueClosed));
+        }
+        match self.shared.offer(self.batch.take()?) {
+            Ok(entered) => {
+                if let Some(amount) = entered {
+                    self.shared.entered(1, amount);
+                }
+                Some(Ok(()))
+            }
+            Err(batch) => {
+                self.batch = Some(batch);
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            self.shared.refuse(batch);
+        }
+    }
+}
+
+impl Clone for QueueSender {
+    fn clone(&self) -> Self {
+        self.shared.senders.fetch_add(1, Ordering::Relaxed);
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl Drop for QueueSender {
+    fn drop(&mut self) {
+        // Release: whoever sees the zero sees what was pushed before.
+        if self.shared.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.items.open_for_all();
+        }
+    }
+}
