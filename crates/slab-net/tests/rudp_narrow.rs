@@ -31,6 +31,11 @@ fn a_session_ends_in_time_although_its_socket_has_no_room() {
     apart("1kbit", "through_a_link_that_stands_still");
 }
 
+#[test]
+fn what_finds_no_room_and_no_memory_is_counted() {
+    apart("1kbit", "through_a_link_that_stands_still_without_memory");
+}
+
 /// Runs a test that is ignored otherwise, in a network of its own whose link has this rate.
 fn apart(rate: &str, test: &str) {
     let slow = "ip link set lo mtu 1500 up \
@@ -126,4 +131,42 @@ async fn through_a_link_that_stands_still() {
     assert_eq!(why, Err(CloseReason::TimedOut));
     let stats = clients.stats();
     assert!(stats.send_blocked > 0, "{stats:?}");
+}
+
+/// The pool has a block for what is sent, and nothing for what the socket then has no room for.
+#[tokio::test]
+#[ignore = "a test above runs it, in a network of its own"]
+async fn through_a_link_that_stands_still_without_memory() {
+    let pool = PacketPool::builder()
+        .max_memory(8 << 20)
+        .headroom(24)
+        .build()
+        .unwrap();
+    let session = SessionConfig::fast().stream(true).window(1024, 1024);
+    let config = EndpointConfig::new(session).socket_buffers(8 << 10);
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let clients = Endpoint::bind(any, &pool, config).unwrap();
+    let client = clients.connect(server.local_addr()).unwrap();
+    client.ready().await.unwrap();
+    let mut client = client.into_stream();
+    let mut taken = Vec::new();
+    for bytes in [65_000, 9000, 2000, 1500, 1200, 500, 200, 40] {
+        taken.extend(std::iter::from_fn(|| pool.try_alloc(bytes).ok()));
+    }
+    drop(taken.swap_remove(0));
+    // The first bytes pass in the link's burst; then the socket fills, and what is sent again finds no room.
+    let lost = async {
+        while clients.stats().send_errors == 0 {
+            let written = timeout(Duration::from_millis(10), client.write(&[7; 60_000])).await;
+            if let Ok(Err(error)) = written {
+                assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    };
+    timeout(Duration::from_secs(30), lost)
+        .await
+        .expect("in time");
+    assert_eq!(clients.stats().send_blocked, 0);
 }

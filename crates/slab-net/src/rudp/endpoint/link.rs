@@ -295,11 +295,13 @@ impl Link {
             if sent < outgoing.datagrams() {
                 // The socket is full: the rest waits in memory of its own, or is lost if there
                 // is none.
-                let rest = &contents[sent * size..];
-                let kept = self.shared.pool.try_copy_from_slice(rest).ok();
-                if let Some(rest) = kept {
-                    inner.unsent = Some((rest, size));
-                    self.shared.block(self.place);
+                let (rest, left) = (&contents[sent * size..], outgoing.datagrams() - sent);
+                match self.shared.pool.try_copy_from_slice(rest) {
+                    Ok(rest) => {
+                        inner.unsent = Some((rest, size));
+                        self.shared.block(self.place);
+                    }
+                    Err(_) => self.shared.table().stats.send_errors += left as u64,
                 }
                 return;
             }

@@ -39,7 +39,8 @@ pub struct EndpointStats {
     pub cookies_taken: u64,
     /// Times that the endpoint's task woke up, for datagrams or for a timer.
     pub wakeups: u64,
-    /// Datagrams that the system would not send; the sessions take them for lost.
+    /// Datagrams that the system would not send, or had no room for while the pool had no memory for them
+    /// to wait in; the sessions take them for lost.
     pub send_errors: u64,
     /// Times that the socket had no room for a session's datagrams: they wait, one call to the kernel of
     /// each session, until it has.

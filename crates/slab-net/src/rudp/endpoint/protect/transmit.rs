@@ -105,11 +105,15 @@ fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) -> Option<SendError>
                 Some(_) => None,
                 None => shared.pool.try_copy_from_slice(rest.contents).ok(),
             };
-            if let Some(kept) = kept {
-                *unsent = Some((kept, rest.segment_size));
-                shared.block(link.place);
-            }
-            (rest.others, None)
+            let lost = match kept {
+                Some(kept) => {
+                    *unsent = Some((kept, rest.segment_size));
+                    shared.block(link.place);
+                    rest.others
+                }
+                None => wire.datagrams() - sent,
+            };
+            (lost, None)
         }
         Ok(_) => (0, None),
         Err(error) => (wire.datagrams() - error.sent(), Some(error)),
