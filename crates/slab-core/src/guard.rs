@@ -10,8 +10,9 @@
 //!
 //! What the guard keeps is the length of a stack, as two words: `puts` counts up with each thing put
 //! on it, `takes` counts *down* with each taken off, so that `length = puts + takes`, modulo 2^64.
-//! Two, because a load that follows a store to the same word soon has to wait for it: with one word for
-//! the length, each operation waits for the one before it; with two a put does not wait for a take.
+//! Two, because a load that follows a store to the same word soon has to wait for it (`thread_cache` tells
+//! when not): with one word for the length, each operation waits for the one before it; with two a put does
+//! not wait for a take.
 //!
 //! **Only the owner ever writes them.** To say that it is inside, the owner copies the word that it is
 //! about to replace to `intent`; storing the new one, which differs, is what ends it:
