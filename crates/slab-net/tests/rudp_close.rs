@@ -521,7 +521,8 @@ fn a_half_open_session_ends_in_time_although_its_peer_goes_on_asking() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// One that only sends is heard for as long as it does: it is asked for no proof.
+/// One that only sends is heard for as long as it does, whether it gives the proof that it is asked for or
+/// not.
 #[test]
 fn a_peer_that_is_sent_nothing_may_go_on_unproved() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();

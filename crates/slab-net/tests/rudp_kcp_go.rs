@@ -294,8 +294,7 @@ async fn their_client_with_our_server(protection: Protection) {
     }
 }
 
-/// A server that has nothing to say knows nevertheless that its peer is where it says, and gives it more
-/// than the first window.
+/// A server that has nothing to say knows nevertheless that its peer is where it says.
 #[tokio::test]
 async fn their_client_with_our_server_that_only_receives() {
     let Some(program) = program() else { return };

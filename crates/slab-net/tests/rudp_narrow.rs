@@ -60,20 +60,30 @@ fn apart(rate: &str, test: &str) {
     udp_common::skipped("a narrow link", &io::Error::other(why.trim()));
 }
 
+/// A pool, and a server and a client on it whose sockets hold so many bytes.
+fn two_ends(
+    memory: usize,
+    session: SessionConfig,
+    socket_bytes: usize,
+) -> (PacketPool, Endpoint, Endpoint) {
+    let pool = PacketPool::builder()
+        .max_memory(memory)
+        .headroom(24)
+        .build()
+        .unwrap();
+    let config = EndpointConfig::new(session).socket_buffers(socket_bytes);
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let client = Endpoint::bind(any, &pool, config).unwrap();
+    (pool, server, client)
+}
+
 /// Several sessions between two sockets, each with more to send than there is room for, both ways.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a test above runs it, in a network of its own"]
 async fn through_a_slow_link() {
-    let pool = PacketPool::builder()
-        .max_memory(64 << 20)
-        .headroom(24)
-        .build()
-        .unwrap();
     let session = SessionConfig::fast().stream(true).window(1024, 1024);
-    let config = EndpointConfig::new(session).socket_buffers(128 << 10);
-    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
-    let clients = Endpoint::bind(any, &pool, config).unwrap();
+    let (_, server, clients) = two_ends(64 << 20, session, 128 << 10);
     let mut tasks = Vec::new();
     for _ in 0..SESSIONS {
         let client = clients.connect(server.local_addr()).unwrap();
@@ -106,19 +116,11 @@ async fn through_a_slow_link() {
 #[tokio::test]
 #[ignore = "a test above runs it, in a network of its own"]
 async fn through_a_link_that_stands_still() {
-    let pool = PacketPool::builder()
-        .max_memory(64 << 20)
-        .headroom(24)
-        .build()
-        .unwrap();
     let session = SessionConfig::fast()
         .stream(true)
         .window(1024, 1024)
         .keepalive(Duration::from_millis(500), Duration::from_secs(2));
-    let config = EndpointConfig::new(session).socket_buffers(32 << 10);
-    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
-    let clients = Endpoint::bind(any, &pool, config).unwrap();
+    let (_, server, clients) = two_ends(64 << 20, session, 32 << 10);
     let client = clients.connect(server.local_addr()).unwrap();
     client.ready().await.unwrap();
     let mut client = client.into_stream();
@@ -137,16 +139,8 @@ async fn through_a_link_that_stands_still() {
 #[tokio::test]
 #[ignore = "a test above runs it, in a network of its own"]
 async fn through_a_link_that_stands_still_without_memory() {
-    let pool = PacketPool::builder()
-        .max_memory(8 << 20)
-        .headroom(24)
-        .build()
-        .unwrap();
     let session = SessionConfig::fast().stream(true).window(1024, 1024);
-    let config = EndpointConfig::new(session).socket_buffers(8 << 10);
-    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
-    let clients = Endpoint::bind(any, &pool, config).unwrap();
+    let (pool, server, clients) = two_ends(8 << 20, session, 8 << 10);
     let client = clients.connect(server.local_addr()).unwrap();
     client.ready().await.unwrap();
     let mut client = client.into_stream();

@@ -308,7 +308,8 @@ impl Session {
 
     fn on_ack(&mut self, header: &Header, digest: &mut Digest) {
         if !self.send.is_outstanding(header.sn) {
-            // Of the challenge, if it is not one more of what was acknowledged.
+            // What nobody waits for any more is either one more acknowledgement of the same, or that of
+            // the challenge: see `write_challenge`.
             if header.ts == self.token {
                 self.validated();
             }
