@@ -255,8 +255,8 @@ impl fmt::Debug for SharedChunk {
 }
 
 /// References paid for by [`SharedChunk::clones`].
-#[derive(Debug)]
 pub struct Clones {
+    /// Nothing to look at once all were taken: it may be free, and its pool gone.
     chunk: ManuallyDrop<Chunk>,
     /// References that were added to the count and not yet taken.
     left: u32,
@@ -279,6 +279,14 @@ impl Iterator for Clones {
 
 impl ExactSizeIterator for Clones {}
 impl core::iter::FusedIterator for Clones {}
+
+impl fmt::Debug for Clones {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Clones")
+            .field("left", &self.left)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Drop for Clones {
     fn drop(&mut self) {

@@ -399,6 +399,16 @@ fn clones_are_paid_for_at_once_and_what_is_not_taken_goes_back() {
     assert_eq!(pool.stats().in_use(), 0);
 }
 
+/// They hold no reference any more: the chunk is free, and its pool gone.
+#[test]
+fn clones_that_were_all_taken_look_at_no_chunk() {
+    let pool = pool(64 << 10, &[1024]);
+    let first = pool.try_alloc(1).unwrap().into_shared();
+    let mut clones = first.clones(1);
+    drop((clones.next(), first, pool));
+    assert_eq!(format!("{clones:?}"), "Clones { left: 0, .. }");
+}
+
 #[test]
 fn statistics_stay_within_what_can_be_while_threads_run() {
     let pool = pool(1 << 20, &[64, 2048]);
