@@ -10,8 +10,9 @@
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN};
 use crate::error::ConfigError;
 use crate::sync::{AtomicU32, Ordering, Table};
-use crate::sys::{Region, asan};
+use crate::sys::{HUGE_PAGE, Region, asan};
 use core::mem::MaybeUninit;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 /// What a 32-bit unit index can address.
@@ -213,14 +214,32 @@ impl Arena {
         }
     }
 
+    /// The slabs that huge pages of this one's memory can reach into. Where slabs have guards between
+    /// them, none can.
+    pub(crate) fn in_huge_pages_of(&self, slab: usize) -> Range<usize> {
+        if self.guard != 0 {
+            return slab..slab + 1;
+        }
+        let base = self.base().addr().get();
+        let at = base + slab * self.slab_bytes;
+        let start = at / HUGE_PAGE * HUGE_PAGE;
+        let end = (at + self.slab_bytes).next_multiple_of(HUGE_PAGE) - base;
+        let first = start.saturating_sub(base) / self.slab_bytes;
+        first..end.div_ceil(self.slab_bytes).min(self.slabs)
+    }
+
     /// Gives back the memory behind a part of the arena, which reads as zeros afterwards; `false`,
     /// and the contents are what they were or zeros, if it stays.
     ///
     /// # Safety
-    /// The part is of one slab, which is committed; nobody uses the part until this returns.
+    /// The part is of one slab, or of several without guards, which are committed; nobody uses the part
+    /// until this returns.
     pub(crate) unsafe fn release(&self, offset: usize, bytes: usize) -> bool {
-        let usable = self.usable_bytes() - offset % self.slab_bytes;
-        let bytes = bytes.min(usable);
+        let bytes = if self.guard == 0 {
+            bytes
+        } else {
+            bytes.min(self.usable_bytes() - offset % self.slab_bytes)
+        };
         match &self.memory {
             // SAFETY: handed on to the caller.
             Memory::System(region) if !self.locked => unsafe { region.release(offset, bytes) },

@@ -276,7 +276,8 @@ impl SlabPool {
     /// How many bytes of the arena are in memory now, as the system counts it; `None` where it does
     /// not say (elsewhere than on Linux).
     ///
-    /// At most what is committed: memory that was never touched is not there yet, and what
+    /// At most what is committed, unless [huge pages](crate::SlabPoolBuilder::huge_pages) bring more than
+    /// was touched: memory that was never touched is not there yet, and what
     /// [`trim`](Self::trim) gave back is gone. Takes a system call for each 8 MiB committed, some
     /// microseconds each: fit for a scrape, not for each packet.
     ///

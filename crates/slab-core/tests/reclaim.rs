@@ -376,3 +376,34 @@ fn what_no_chunk_lies_in_is_no_longer_resident_after_a_trim() {
         assert_eq!(pool.stats().in_use_bytes() as usize, used);
     }
 }
+
+/// A huge page comes as a whole, for those beside the slab in use, too, whose memory went back before.
+/// Where the system gives none, there is nothing to see.
+#[test]
+#[cfg(all(feature = "std", target_os = "linux", not(miri)))]
+fn what_a_huge_page_brought_back_goes_with_what_it_was_for() {
+    use slab_core::Growth;
+
+    let pool = SlabPool::builder()
+        .size_classes(SizeClasses::explicit(&[16384]).unwrap())
+        .max_memory(CAP)
+        .growth(Growth::Custom(|_| usize::MAX))
+        .huge_pages(true)
+        .build()
+        .unwrap();
+    drop(pool.try_alloc(1).unwrap());
+    assert_eq!(pool.trim(), CAP);
+    for slabs in 1..40 {
+        let used = slabs * pool.stats().slab_bytes;
+        let mut chunks: Vec<_> = (0..used / 16384)
+            .map(|_| pool.try_alloc(16384).unwrap())
+            .collect();
+        for chunk in &mut chunks {
+            chunk.zeroed().fill(1);
+        }
+        drop(chunks);
+        assert_eq!(pool.trim(), used, "counted once");
+        assert_eq!(pool.stats().committed_bytes, 0);
+        assert_eq!(pool.resident_bytes(), Some(0), "{slabs}");
+    }
+}

@@ -7,7 +7,8 @@
 //!
 //! What went back once is not given back again: an unused slab without memory is among the `empty`
 //! ones, and a slab whose free pages are gone is marked until a chunk is stored in it. What is carved later
-//! of a rest that is gone is stored some day, as all that is carved.
+//! of a rest that is gone is stored some day, as all that is carved. What the system brings back by itself,
+//! in a huge page for a slab that is used, goes once more with that slab.
 
 use super::{Slabs, UNUSED, WORD_BITS, slab_words};
 use crate::arena::Arena;
@@ -104,9 +105,14 @@ impl Slabs {
             return Ok(false);
         }
         let index = self.unused[self.empty] as usize;
-        // SAFETY: the slab is backed and serves no class, so nobody has any part of it, and nobody
-        // can get it while the caller has the mutex that guards `self`.
-        let went = unsafe { arena.release(index * arena.slab_bytes(), arena.slab_bytes()) };
+        let slabs = self.with_empty_beside(arena, index);
+        let (offset, len) = (
+            slabs.start * arena.slab_bytes(),
+            slabs.len() * arena.slab_bytes(),
+        );
+        // SAFETY: the slabs are backed and serve no class, so nobody has any part of them, and nobody
+        // can get them while the caller has the mutex that guards `self`.
+        let went = unsafe { arena.release(offset, len) };
         if !went {
             return Err(Kept);
         }
@@ -119,6 +125,19 @@ impl Slabs {
         self.empty += 1;
         *bytes += arena.slab_bytes();
         Ok(true)
+    }
+
+    /// An unused slab and those around it that count as without memory: a huge page that was for the
+    /// one is for the others as well, and nobody would look at them again.
+    fn with_empty_beside(&self, arena: &Arena, index: usize) -> Range<usize> {
+        let near = arena.in_huge_pages_of(index);
+        let is_empty = |&slab: &usize| {
+            let slab = &self.table[slab];
+            slab.class == UNUSED && slab.before == UNUSED && !slab.rest_held
+        };
+        let before = (near.start..index).rev().take_while(is_empty).count();
+        let behind = (index + 1..near.end.min(self.backed)).take_while(is_empty);
+        index - before..index + 1 + behind.count()
     }
 
     /// Gives back the whole pages among a slab's stored chunks, and of its rest.

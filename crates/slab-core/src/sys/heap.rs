@@ -6,6 +6,8 @@ use core::ptr::NonNull;
 
 /// As on a system with pages, so that what relies on page alignment holds here too.
 const ALIGN: usize = 4096;
+/// There are none.
+pub(crate) const HUGE_PAGE: usize = ALIGN;
 /// What the system would answer: out of memory.
 const ENOMEM: i32 = 12;
 

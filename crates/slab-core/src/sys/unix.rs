@@ -9,6 +9,14 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mlock, mmap_anonymous, mpro
 /// The smallest page there is: touching more often than needed does no harm.
 const PAGE: usize = 4096;
 
+/// What the system may give at once for a page that is touched, at a multiple of it. (It can be more where
+/// pages are larger than 4 KiB.)
+pub(crate) const HUGE_PAGE: usize = if cfg!(target_os = "linux") {
+    2 << 20
+} else {
+    PAGE
+};
+
 /// An anonymous mapping, unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct Region {
