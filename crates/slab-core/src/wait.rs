@@ -171,8 +171,6 @@ impl Inner {
         let ticket = layer.waiters.next;
         layer.waiters.next += 1;
         layer.waiters.waiting[usize::from(class)].insert(ticket, waker);
-        drop(layer);
-        self.count_wait(class);
         Answer::Later(ticket)
     }
 
@@ -323,6 +321,8 @@ impl<'a> Alloc<'a> {
                 Answer::Now(result) => Some(result),
                 Answer::Later(ticket) => {
                     self.waits = Some(Turn::new(class, ticket));
+                    // Tells foreign code of it, which may panic: from here on the ticket is given back.
+                    inner.count_wait(class);
                     None
                 }
             },

@@ -2,11 +2,13 @@
 
 use slab_core::{Alloc, AllocError, Chunk, Mode, SizeClasses, SlabPool};
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// A chunk; Miri interprets, and gets pools of few of them.
 const LEN: usize = if cfg!(miri) { 8192 } else { 1024 };
@@ -234,11 +236,46 @@ fn a_waker_that_panics_does_not_keep_the_others_asleep() {
             .is_pending()
     );
     let mut second = Waiter::new(&pool, 1024);
-    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(all)));
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(all)));
     assert!(dropped.is_err(), "the panic is its caller's");
     assert_eq!(second.woken.get(), 1);
     assert!(second.poll().expect("a chunk was granted").is_ok());
     assert!(first.poll(&mut Context::from_waker(&waker)).is_ready());
+}
+
+/// Who listens to what the pool tells is foreign code, as a waker is.
+#[test]
+fn a_subscriber_that_panics_leaves_nobody_waiting() {
+    struct Panics;
+    impl Subscriber for Panics {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() == Level::WARN
+        }
+        fn event(&self, _: &Event<'_>) {
+            panic!("by a subscriber");
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+    let pool = pool(&[1024]);
+    // Not until it refuses, which would be told already.
+    let mut all: Vec<_> = (0..pool.max_memory() / 1024)
+        .map(|_| pool.try_alloc(1024).unwrap())
+        .collect();
+    tracing::subscriber::with_default(Panics, || {
+        let mut waits = pin!(pool.alloc(1024));
+        let mut cx = Context::from_waker(Waker::noop());
+        let poll = AssertUnwindSafe(|| waits.as_mut().poll(&mut cx).is_pending());
+        assert!(catch_unwind(poll).is_err(), "the panic is its caller's");
+    });
+    assert_eq!(pool.stats().classes()[0].waiting, 0);
+    drop(all.pop());
+    assert!(pool.try_alloc(1024).is_ok(), "not for who is gone");
 }
 
 #[test]
