@@ -5,10 +5,10 @@ use crate::error::AllocError;
 use crate::geometry::BATCH_MAX;
 use crate::inner::Inner;
 use crate::local;
-use crate::magazine::Source;
-use crate::reclaim::Reclaimed;
+use crate::magazine::{Magazine, Source};
+use crate::reclaim::{Reclaimed, SlabLayer};
 use crate::slab::Carved;
-use crate::sync::Ordering;
+use crate::sync::{MutexGuard, Ordering};
 use crate::thread_cache::ThreadCache;
 use crate::wait::Woken;
 use core::ptr::NonNull;
@@ -160,6 +160,7 @@ impl Inner {
     /// Fresh chunks: one for the caller, the rest for the magazine.
     fn alloc_from_slab(&self, cache: Option<&ThreadCache>, class: u8) -> Result<Found, AllocError> {
         let mut units = [0; BATCH_MAX];
+        let mut layer = self.slabs.lock();
         // Without a magazine there is no place for more than the one that is wanted.
         let want = if cache.is_some() && !self.under_pressure.load(Ordering::Relaxed) {
             self.depot.batch_len(class)
@@ -167,12 +168,15 @@ impl Inner {
             1
         };
         let units = &mut units[..want];
-        let carved = match self.carve(class, units) {
+        let carved = match self.carve(&mut layer, class, units) {
             Ok(carved) => carved,
             Err(refused) => {
+                drop(layer);
                 self.begin_refusal(refused);
-                match self.alloc_by_reclaim(class, units, refused)? {
+                layer = self.slabs.lock();
+                match self.alloc_by_reclaim(&mut layer, class, units, refused)? {
                     Reclaimed::Single(unit) => {
+                        drop(layer);
                         self.end_exhaustion(class);
                         return Ok(Found::used(unit));
                     }
@@ -180,6 +184,8 @@ impl Inner {
                 }
             }
         };
+        let fresh = &units[..carved.chunks];
+        let unit = self.deliver(layer, cache, class, fresh);
         if carved.new_slab {
             tracing::debug!(
                 pool = %self.name,
@@ -191,8 +197,6 @@ impl Inner {
         if carved.grown {
             self.end_refusal();
         }
-        let fresh = &units[..carved.chunks];
-        let unit = self.deliver(cache, class, fresh);
         if carved.note_peak {
             self.note_peak(class);
         }
@@ -203,36 +207,52 @@ impl Inner {
         })
     }
 
-    fn carve(&self, class: u8, units: &mut [u32]) -> Result<Carved, AllocError> {
-        let mut layer = self.slabs.lock();
+    fn carve(
+        &self,
+        layer: &mut SlabLayer,
+        class: u8,
+        units: &mut [u32],
+    ) -> Result<Carved, AllocError> {
         layer.slabs.carve(&self.arena, &self.classes, class, units)
     }
 
-    /// Counts an allocation of one of `fresh` and stores the others.
-    fn deliver(&self, cache: Option<&ThreadCache>, class: u8, fresh: &[u32]) -> u32 {
-        if let Some(cache) = cache
-            && let magazine = cache.magazine(class)
-            && self.enter(magazine)
-        {
-            // Mostly it is empty. Not if it was shut for a fork, which takes nothing; and a chunk that
-            // lies in it is not fresh.
-            let stored = magazine.refill(fresh);
-            let unit = if stored > 0 {
-                magazine.count_source(Source::Slab);
-                magazine.pop()
-            } else {
-                None
-            };
-            magazine.guard.leave_slow();
-            if let Some(unit) = unit {
-                return self.keep(class, unit, &fresh[stored..]);
-            }
+    /// Counts an allocation of one of `fresh` and stores the others: before anybody else can look for
+    /// them, who would find nothing in the slabs and nothing in the magazine.
+    fn deliver(
+        &self,
+        layer: MutexGuard<'_, SlabLayer>,
+        cache: Option<&ThreadCache>,
+        class: u8,
+        fresh: &[u32],
+    ) -> u32 {
+        let cached = cache.and_then(|cache| self.refill(cache.magazine(class), fresh));
+        drop(layer);
+        if let Some((unit, stored)) = cached {
+            return self.keep(class, unit, &fresh[stored..]);
         }
         let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
         self.uncached[usize::from(class)]
             .from_slab
             .fetch_add(1, Ordering::Relaxed);
         self.keep(class, unit, rest)
+    }
+
+    /// Puts as many fresh chunks into the magazine as fit, and takes one; says which, and how many fitted.
+    fn refill(&self, magazine: &Magazine, fresh: &[u32]) -> Option<(u32, usize)> {
+        if !self.enter(magazine) {
+            return None;
+        }
+        // Mostly it is empty. Not if it was shut for a fork, which takes nothing; and a chunk that
+        // lies in it is not fresh.
+        let stored = magazine.refill(fresh);
+        let unit = if stored > 0 {
+            magazine.count_source(Source::Slab);
+            magazine.pop()
+        } else {
+            None
+        };
+        magazine.guard.leave_slow();
+        unit.map(|unit| (unit, stored))
     }
 
     /// Puts away what is not wanted of what was carved, and returns what is: a chunk that is counted as
@@ -352,13 +372,14 @@ mod tests {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let inner = pool.inner();
         let mut fresh = [0; 3];
-        assert_eq!(inner.carve(0, &mut fresh).unwrap().chunks, 3);
+        let carved = inner.carve(&mut inner.slabs.lock(), 0, &mut fresh);
+        assert_eq!(carved.unwrap().chunks, 3);
         let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1).ok()).collect();
         let waker = Waker::from(Arc::new(Panics));
         let mut waits = Box::pin(pool.alloc(1));
         let mut cx = Context::from_waker(&waker);
         assert!(waits.as_mut().poll(&mut cx).is_pending());
-        let deliver = || inner.deliver(None, 0, &fresh);
+        let deliver = || inner.deliver(inner.slabs.lock(), None, 0, &fresh);
         catch_unwind(AssertUnwindSafe(deliver)).unwrap_err();
         drop((waits, all));
         let stats = pool.stats();
@@ -378,9 +399,10 @@ mod tests {
             let len = cache.magazine(0).len();
             assert!(len >= held - 1, "{len} of {held}");
             let mut fresh = [0; 3];
-            let carved = inner.carve(0, &mut fresh).unwrap();
+            let mut layer = inner.slabs.lock();
+            let carved = inner.carve(&mut layer, 0, &mut fresh).unwrap();
             assert!(carved.fresh && carved.chunks == 3);
-            let unit = inner.deliver(Some(&cache), 0, &fresh);
+            let unit = inner.deliver(layer, Some(&cache), 0, &fresh);
             assert!(fresh.contains(&unit));
             let stats = pool.stats();
             assert_eq!(stats.in_use(), 1, "the others can be had");

@@ -54,26 +54,26 @@ impl Inner {
     #[cold]
     pub(crate) fn alloc_by_reclaim(
         &self,
+        layer: &mut MutexGuard<'_, SlabLayer>,
         class: u8,
         out: &mut [u32],
         refused: AllocError,
     ) -> Result<Reclaimed, AllocError> {
-        let mut layer = self.slabs.lock();
         loop {
             // Whoever had the mutex before may have left something.
             if let Some(unit) = self.alloc_single(class) {
                 return Ok(Reclaimed::Single(unit));
             }
-            if !self.raid(&mut layer, class) {
+            if !self.raid(layer, class) {
                 break;
             }
         }
         // Under pressure there is nothing left to collect.
         if !self.under_pressure.load(Ordering::Relaxed)
             && !self.has_fixed_shares()
-            && self.is_sweep_worth_while(&mut layer, class)
+            && self.is_sweep_worth_while(layer, class)
         {
-            self.sweep(&mut layer);
+            self.sweep(layer);
         }
         let slabs = &mut layer.slabs;
         match slabs.carve_backed(&self.arena, &self.classes, class, out) {

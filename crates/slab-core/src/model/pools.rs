@@ -215,6 +215,32 @@ fn model_rebalance_races_with_pop() {
     });
 }
 
+/// Two chunks are left, and two threads want one each. The one with a magazine takes both from the slab at
+/// once: what it has not yet put there is to be had nevertheless.
+#[test]
+fn model_the_last_batch_is_not_for_one_alone() {
+    model(Some(BOUND), || {
+        let (handle, _way) = pool();
+        let pool = handle.inner();
+        let mut units: Vec<u32> = (0..6).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
+        let cache = pool.register().unwrap();
+        let other = {
+            let inner = Sendable(handle.as_ptr());
+            thread::spawn(move || {
+                let inner = inner;
+                // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
+                unsafe { inner.0.as_ref() }.alloc_with(Some(&cache), 0)
+            })
+        };
+        units.push(pool.alloc_with(None, 0).unwrap());
+        units.push(other.join().unwrap().unwrap());
+        assert!(pool.alloc_with(None, 0).is_err());
+        units.sort_unstable();
+        units.dedup();
+        assert_eq!(units.len(), 8, "each chunk once");
+    });
+}
+
 /// Sets a flag; whoever waits for it in vain never ends, which loom reports.
 #[derive(Default)]
 struct Flag(loom::sync::atomic::AtomicBool);
