@@ -68,13 +68,15 @@ impl Inner {
                 break;
             }
         }
-        // Under pressure there is nothing left to collect.
-        if !self.under_pressure.load(Ordering::Relaxed)
-            && !self.has_fixed_shares()
-            && self.is_sweep_worth_while(layer, class)
-        {
-            self.sweep(layer);
-        }
+        let out = if self.under_pressure.load(Ordering::Relaxed) {
+            // There is nothing left to collect, and no magazine takes more than the one that is wanted.
+            &mut out[..1]
+        } else {
+            if !self.has_fixed_shares() && self.is_sweep_worth_while(layer, class) {
+                self.sweep(layer);
+            }
+            out
+        };
         let slabs = &mut layer.slabs;
         match slabs.carve_backed(&self.arena, &self.classes, class, out) {
             Ok(carved) => Ok(Reclaimed::Fresh(carved)),

@@ -241,6 +241,40 @@ fn model_the_last_batch_is_not_for_one_alone() {
     });
 }
 
+/// The same while somebody begins to wait for another class, which brings the two chunks to their slabs.
+#[test]
+fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
+    model(Some(BOUND), || {
+        let sizes = SizeClasses::explicit(&[1024, 4096]).unwrap();
+        let options = SlabPoolBuilder::default().max_memory(16 << 10);
+        let handle = Inner::open(ClassTable::new(sizes, 16 << 10), &options).unwrap();
+        let pool = handle.inner();
+        let caches = [(); 2].map(|()| pool.register().unwrap());
+        let units: Vec<u32> = (0..16).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
+        for &unit in &units[..2] {
+            // SAFETY: gives up a chunk allocated above.
+            unsafe { Inner::free_with(handle.as_ptr(), Some(&caches[0]), 0, unit) };
+        }
+        // Loom runs this thread first: the other is to begin to wait in the midst of it.
+        let other = {
+            let inner = Sendable(handle.as_ptr());
+            thread::spawn(move || {
+                let inner = inner;
+                // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
+                let pool = unsafe { inner.0.as_ref() };
+                let Answer::Later(ticket) = pool.alloc_or_wait(None, 1, Waker::noop()) else {
+                    panic!("no slab is whole");
+                };
+                let unit = pool.alloc_with(None, 0).unwrap();
+                assert_eq!(pool.cancel(&Turn::new(1, ticket)), None);
+                unit
+            })
+        };
+        let unit = pool.alloc_with(Some(&caches[1]), 0).unwrap();
+        assert_ne!(unit, other.join().unwrap());
+    });
+}
+
 /// Sets a flag; whoever waits for it in vain never ends, which loom reports.
 #[derive(Default)]
 struct Flag(loom::sync::atomic::AtomicBool);
