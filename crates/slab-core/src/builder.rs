@@ -206,9 +206,9 @@ impl SlabPoolBuilder {
     ///
     /// Costs that page of the cap and what chunk no longer fits, a quarter of the slab for the
     /// largest class if its size is a power of two; nothing in time. Systems limit how many pieces a
-    /// process's memory may be in, and each slab is two (on Linux some 32 000 slabs by default). No
-    /// effect without `mmap`, on memory that is [lent](Self::build_in), and where a page is more
-    /// than a quarter of a slab.
+    /// process's memory may be in, and each slab is two (on Linux some 32 000 slabs by default). Without
+    /// `mmap` the page is only left unused. No effect on memory that is [lent](Self::build_in), and
+    /// where a page is more than a quarter of a slab.
     pub fn guard_pages(mut self, guard: bool) -> Self {
         self.guard_pages = guard;
         self

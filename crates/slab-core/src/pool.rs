@@ -39,7 +39,8 @@ use core::ptr::NonNull;
 /// # Fork
 /// On Linux, with the feature `std`, the child of a `fork` may use the pools it inherits, whatever
 /// other threads were doing: the thread that forks waits until none is inside. Memory is private, so
-/// parent and child go separate ways. What other threads held or waited for stays theirs, and they are
+/// parent and child go separate ways (if it was [lent](crate::SlabPoolBuilder::build_in) and is shared
+/// between processes, they hand out the same chunks, and only one of them may use the pool). What other threads held or waited for stays theirs, and they are
 /// not there: chunks in their hands are in use for ever in the child. Four things are refused by this
 /// sentence only: a fork while another thread builds the very first pool, a fork by a destructor of a
 /// thread-local, the child's use of pools with [`Mode::Ring`](crate::Mode::Ring) that other threads
@@ -274,7 +275,8 @@ impl SlabPool {
     }
 
     /// How many bytes of the arena are in memory now, as the system counts it; `None` where it does
-    /// not say (elsewhere than on Linux).
+    /// not say (elsewhere than on Linux), and of memory that is
+    /// [lent](crate::SlabPoolBuilder::build_in).
     ///
     /// At most what is committed, unless [huge pages](crate::SlabPoolBuilder::huge_pages) bring more than
     /// was touched: memory that was never touched is not there yet, and what

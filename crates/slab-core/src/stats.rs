@@ -52,7 +52,7 @@ pub struct ClassStats {
     pub chunks_flushed: u64,
     /// Slabs that came to serve this class.
     pub slab_commits: u64,
-    /// Of these, slabs that had served another class before.
+    /// Of these, slabs that had served another class before, and whose memory had not gone back since.
     pub slab_rebalances: u64,
     /// Slabs of this class whose memory went back to the system.
     pub slab_trims: u64,
