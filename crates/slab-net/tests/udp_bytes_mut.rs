@@ -102,6 +102,36 @@ async fn at_the_cap_datagrams_are_dropped_and_counted_until_a_buffer_is_free() {
     assert_eq!(receiver.allocated_bytes(), 3 * BUFFER, "and none was added");
 }
 
+/// One datagram of each of many buffers is kept, and they lie together in the ring: the few that are
+/// free behind them have to be found.
+#[tokio::test]
+async fn nothing_is_dropped_while_a_buffer_is_free_however_many_are_held() {
+    let mut receiver = bind(100 * BUFFER);
+    let sender = receiver.sender();
+    let full = vec![7; 40 * 1200];
+    let transmit = Transmit::new(&full, receiver.local_addr()).segment_size(1200);
+    let mut held = Vec::new();
+    for _ in 0..200 {
+        sender.send(&transmit).await.unwrap();
+        let mut got = Vec::new();
+        while got.len() < 40 {
+            tokio::select! {
+                biased;
+                datagram = receiver.recv() => got.push(datagram.unwrap().packet),
+                () = tokio::task::yield_now() => {}
+            }
+            let dropped = receiver.monitor().stats().dropped();
+            assert_eq!(dropped, 0, "with {} held", held.len());
+        }
+        // Two for the next call, and one to spare.
+        if held.len() < 97 {
+            held.extend(got.pop());
+        }
+    }
+    assert_eq!(held.len(), 97);
+    assert_eq!(receiver.allocated_bytes(), 100 * BUFFER);
+}
+
 #[tokio::test]
 async fn in_the_steady_state_the_same_buffers_come_again() {
     let mut receiver = bind(64 * BUFFER);

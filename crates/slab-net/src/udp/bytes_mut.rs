@@ -26,7 +26,8 @@ use tokio::io::Interest;
 
 /// Buffers in one call to the kernel.
 const MAX_SLOTS: usize = 8;
-/// Buffers that are asked whether they are free, before another one is allocated.
+/// Buffers that are asked whether they are free, before another one is allocated. At the cap, where
+/// nothing but a free one is left, all are.
 const LOOKS: usize = 16;
 /// Calls in a row that only count, while no buffer is free.
 const DRAIN_CALLS: usize = 4;
@@ -43,7 +44,9 @@ struct Ring {
 impl Ring {
     /// An empty buffer that is nobody else's, with room for `buffer_bytes`.
     fn take(&mut self) -> Option<BytesMut> {
-        for _ in 0..self.used.len().min(LOOKS) {
+        let may_grow = self.allocated < self.max;
+        let looks = if may_grow { LOOKS } else { usize::MAX };
+        for _ in 0..self.used.len().min(looks) {
             let mut buffer = self.used.pop_front()?;
             buffer.clear();
             if buffer.try_reclaim(self.buffer_bytes) {
@@ -51,7 +54,7 @@ impl Ring {
             }
             self.used.push_back(buffer);
         }
-        if self.allocated == self.max {
+        if !may_grow {
             return None;
         }
         self.allocated += 1;
