@@ -5,7 +5,7 @@ use futures_util::SinkExt;
 use slab_net::udp::{
     BindError, Coalescing, Ecn, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender,
 };
-use slab_net::{PacketChain, PacketPool};
+use slab_net::{Packet, PacketChain, PacketPool};
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -406,4 +406,18 @@ async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
     assert_eq!((failed, got), (1, all));
     drop((sink, receiver));
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// The send buffer is never full, so that nothing but the sink itself can give the thread away.
+#[tokio::test]
+async fn a_busy_sink_shares_its_thread() {
+    let receiver = UdpReceiver::bind(ANY, &pool()).unwrap();
+    let to = receiver.local_addr();
+    let mut sink = UdpSender::bind(ANY).unwrap().sink();
+    let other = tokio::spawn(async {});
+    for _ in 0..10_000 {
+        let hello = Packet::from_static(b"hello");
+        sink.send(Outgoing::new(hello, to)).await.unwrap();
+    }
+    assert!(other.is_finished(), "nobody else had a turn");
 }

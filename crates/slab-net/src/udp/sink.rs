@@ -13,6 +13,7 @@ use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use tokio::task::coop::poll_proceed;
 
 /// Packets that a sink holds at most.
 const CAPACITY: usize = 64;
@@ -76,7 +77,8 @@ impl Outgoing {
 /// which ends there, or where a full sink met it by the next `feed` or `send`, whose own packet is taken
 /// all the same. The next one goes on behind it.
 ///
-/// Dropping the sink drops what was not flushed.
+/// Each call to the kernel counts against tokio's cooperative budget. Dropping the sink drops what was not
+/// flushed.
 ///
 /// ```
 /// use futures_util::SinkExt;
@@ -162,6 +164,9 @@ impl UdpSink {
                 self.waiting = None;
                 room.map_err(SendError::of_runtime)?;
             }
+            // What never has to wait lets others run nevertheless.
+            let coop = ready!(poll_proceed(cx));
+            coop.made_progress();
             self.send_queued()?;
             if !self.queued.is_empty() {
                 self.waiting = Some(Box::pin(self.sender.clone().writable()));
