@@ -15,6 +15,9 @@ use std::mem::zeroed;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Wake};
 use std::thread;
 use std::time::Duration;
 use udp_common::{checked, refuse, skipped};
@@ -346,6 +349,63 @@ fn who_was_refused_once_waits_for_room_as_everybody_does() {
         drop(answer.join().unwrap());
     }
     apart(network_of_its_own, test);
+}
+
+/// As the test before, where what polls is not tokio's: only the socket is.
+#[test]
+fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    fn test() {
+        let tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        set_up(b"lo", true);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_io()
+            .build()
+            .unwrap();
+        let inside = runtime.enter();
+        let nobody = UdpSocket::bind((Tap::OURS, 0)).unwrap();
+        let refusing = nobody.local_addr().unwrap();
+        drop(nobody);
+        let receiver = UdpReceiver::builder(&pool())
+            .send_buffer_bytes(4096)
+            .connect(refusing)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        drop(inside);
+        let sender = receiver.sender();
+        let hello = Transmit::new(b"hello", refusing);
+        // Tokio has to hear of a refusal.
+        for _ in 0..100 {
+            let _ = sender.try_send(&hello);
+            thread::sleep(Duration::from_millis(1));
+        }
+        let payload = [7; 1000];
+        let transmit = Transmit::new(&payload, (Tap::THEIRS, 7777).into());
+        while !matches!(sender.try_send(&transmit), Ok(0)) {}
+        let mut waiting = pin!(sender.send(&transmit));
+        let waker = Arc::new(Unpark(thread::current())).into();
+        let mut cx = Context::from_waker(&waker);
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        tap.answer_arp();
+        while waiting.as_mut().poll(&mut cx).is_pending() {
+            thread::park();
+        }
+        drop(tap);
+    }
+    let run = || match network_of_its_own() {
+        Ok(()) => test(),
+        Err(why) => skipped("this thread's system cannot be changed", &why),
+    };
+    thread::spawn(run).join().unwrap();
 }
 
 /// A device's MTU is below the segments: EMSGSIZE, told as what it is, and smaller ones go.

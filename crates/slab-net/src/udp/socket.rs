@@ -108,6 +108,8 @@ impl Bound {
         counters.kernel.attach(&io);
         Ok(Arc::new(Socket {
             io,
+            #[cfg(unix)]
+            runtime: tokio::runtime::Handle::current(),
             backend: self.backend,
             address,
             counters,
@@ -119,6 +121,9 @@ impl Bound {
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) io: tokio::net::UdpSocket,
+    /// The one that drives the socket.
+    #[cfg(unix)]
+    runtime: tokio::runtime::Handle,
     pub(super) backend: Backend,
     pub(super) address: SocketAddr,
     pub(super) counters: Arc<SocketCounters>,
@@ -136,7 +141,11 @@ impl Socket {
         if ready.is_write_closed() {
             use std::os::fd::AsFd;
             let again = self.io.as_fd().try_clone_to_owned()?;
-            let again = tokio::net::UdpSocket::from_std(again.into())?;
+            let again = {
+                // Whoever polls this may be outside of any.
+                let _inside = self.runtime.enter();
+                tokio::net::UdpSocket::from_std(again.into())?
+            };
             return again.writable().await;
         }
         let _ = ready;
