@@ -356,6 +356,40 @@ async fn with_the_pool_exhausted_it_drops_and_counts_and_then_goes_on() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// What the ring's buffers come from is used up, and what single calls read to is not: other classes.
+#[tokio::test]
+async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
+    const RING: usize = 2048;
+    let pool = pool(4);
+    let slab = pool.slab();
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    // A slab each, so that they have free chunks when all else is the ring's class.
+    let others = [slab.try_alloc(100).unwrap(), slab.try_alloc(1500).unwrap()];
+    let mut taken: Vec<_> = std::iter::from_fn(|| slab.try_alloc(RING).ok()).collect();
+    let mut held = Vec::new();
+    for _ in 0..32 {
+        sender.send(&Transmit::new(&[1; 1500], to)).await.unwrap();
+        held.push(receiver.recv_batch().await.unwrap());
+    }
+    assert_eq!(receiver.held_bytes(), 0, "nothing is lent");
+    // Each time as many as a call has buffers for, all copied out of these.
+    for burst in [2, 4, 8, 16, 32] {
+        for _ in 0..burst {
+            sender.send(&Transmit::new(&[2; 100], to)).await.unwrap();
+        }
+        assert_eq!(receive(&mut receiver, burst).await, vec![[2; 100]; burst]);
+    }
+    taken.clear();
+    sender.send(&Transmit::new(b"after", to)).await.unwrap();
+    assert_eq!(receiver.recv_batch().await.unwrap().contents(), b"after");
+    assert_eq!(receiver.held_bytes(), 32 * RING);
+    drop((others, held, receiver));
+    assert_eq!(slab.stats().in_use(), 0);
+}
+
 #[tokio::test]
 async fn what_nobody_took_is_counted_and_all_memory_comes_back() {
     let pool = pool(16);

@@ -128,6 +128,12 @@ impl Reader {
         &self.pool
     }
 
+    /// Keeps no buffers for the next call: that is the ring's, which has its own.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    pub(super) fn let_go(&mut self) {
+        self.slots.clear();
+    }
+
     /// A copy of this payload, if it is short for a chunk of `capacity` bytes and there is a smaller
     /// one.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]

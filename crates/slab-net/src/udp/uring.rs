@@ -127,6 +127,7 @@ impl Uring {
         loop {
             ready!(socket.io.poll_recv_ready(cx))?;
             let read = socket.io.try_io(Interest::READABLE, || reader.read(socket));
+            reader.let_go();
             match read {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
                     return Poll::Ready(Err(error));
@@ -145,7 +146,9 @@ impl Uring {
     /// Takes what is there right now.
     pub(super) fn try_fill(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
         if !self.top_up()? {
-            return reader.read(socket);
+            let read = reader.read(socket);
+            reader.let_go();
+            return read;
         }
         self.ring.catch_up();
         let reaped = self.ring.reap(socket, reader)?;
