@@ -390,6 +390,43 @@ async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
     assert_eq!(slab.stats().in_use(), 0);
 }
 
+/// More than the ring has buffers for, of which nothing remains.
+#[tokio::test]
+async fn a_look_without_waiting_goes_on_behind_what_is_dropped() {
+    let pool = pool(4);
+    let builder = builder(&pool, Coalescing::Off { max_datagram: 1000 });
+    let mut receiver = builder.bind(ANY).unwrap();
+    if !receiver.uses_io_uring() {
+        return skipped("io_uring", &io::ErrorKind::Unsupported.into());
+    }
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    for _ in 0..100 {
+        sender.send(&Transmit::new(&[1; 1001], to)).await.unwrap();
+    }
+    sender.send(&Transmit::new(&[1; 1000], to)).await.unwrap();
+    let batch = receiver.try_recv_batch().unwrap().expect("it is queued");
+    assert_eq!(batch.contents(), [1; 1000]);
+
+    // With the pool exhausted, and all that was lent with us.
+    let chunks = exhaust(&pool);
+    let mut held = Vec::new();
+    while receiver.held_bytes() > 0 {
+        sender.send(&Transmit::new(&[1; 1000], to)).await.unwrap();
+        held.push(receiver.recv_batch().await.unwrap());
+    }
+    for _ in 0..300 {
+        sender.send(&Transmit::new(b"x", to)).await.unwrap();
+    }
+    assert!(receiver.try_recv_batch().unwrap().is_none());
+    let stats = receiver.monitor().stats();
+    assert_eq!(
+        (stats.dropped_truncated, stats.dropped_no_memory),
+        (100, 300)
+    );
+    drop((batch, chunks, held, receiver));
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
 #[tokio::test]
 async fn what_nobody_took_is_counted_and_all_memory_comes_back() {
     let pool = pool(16);

@@ -240,40 +240,40 @@ impl UdpReceiver {
     /// # Errors
     /// What the system says.
     pub fn try_recv_batch(&mut self) -> io::Result<Option<PacketBatch>> {
-        let Self { socket, reader, .. } = self;
-        #[cfg(all(target_os = "linux", feature = "io-uring"))]
-        if let Some(uring) = &mut self.uring {
-            if reader.ready.is_empty() {
-                match uring.try_fill(socket, reader) {
-                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-                    _ => {}
-                }
-            }
-            return Ok(reader.ready.pop_front());
-        }
         let mut is_drained = false;
         loop {
-            if let Some(batch) = reader.ready.pop_front() {
+            if let Some(batch) = self.reader.ready.pop_front() {
                 return Ok(Some(batch));
             }
             if is_drained {
                 return Ok(None);
             }
-            // Tokio may not have heard of a datagram that is there already, and would not ask.
-            let mut has_asked = false;
-            let mut read = || {
-                has_asked = true;
-                reader.read(socket)
-            };
-            let mut outcome = socket.io.try_io(Interest::READABLE, &mut read);
-            if !has_asked {
-                outcome = reader.read(socket);
-            }
-            match outcome {
+            match self.try_fill() {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => is_drained = true,
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Takes what is there right now to `ready`, or drops it; `WouldBlock` if there is no more.
+    fn try_fill(&mut self) -> io::Result<()> {
+        let Self { socket, reader, .. } = self;
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        if let Some(uring) = &mut self.uring {
+            return uring.try_fill(socket, reader);
+        }
+        // Tokio may not have heard of a datagram that is there already, and would not ask.
+        let mut has_asked = false;
+        let mut read = || {
+            has_asked = true;
+            reader.read(socket)
+        };
+        let outcome = socket.io.try_io(Interest::READABLE, &mut read);
+        if has_asked {
+            outcome
+        } else {
+            reader.read(socket)
         }
     }
 

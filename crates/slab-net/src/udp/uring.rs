@@ -143,7 +143,7 @@ impl Uring {
         }
     }
 
-    /// Takes what is there right now.
+    /// Takes what is there right now; `WouldBlock` if there is no more.
     pub(super) fn try_fill(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
         if !self.top_up()? {
             let read = reader.read(socket);
@@ -151,14 +151,17 @@ impl Uring {
             return read;
         }
         self.ring.catch_up();
-        let reaped = self.ring.reap(socket, reader)?;
+        let mut reaped = self.ring.reap(socket, reader)?;
         if reaped == 0 && !self.ring.is_armed() {
             // It had ended, which is all there was to reap. What is queued takes a new request.
             self.top_up()?;
             self.ring.catch_up();
-            self.ring.reap(socket, reader)?;
+            reaped = self.ring.reap(socket, reader)?;
         }
-        Ok(())
+        match reaped {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Ends it: what the kernel has read already is in `reader.ready` afterwards.
