@@ -10,6 +10,8 @@ use futures_util::SinkExt;
 use slab_net::PacketPool;
 use slab_net::udp::{Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
 use std::fs::{File, OpenOptions};
+#[cfg(feature = "quinn")]
+use std::io::Write;
 use std::io::{self, Read};
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -23,6 +25,9 @@ use std::time::Duration;
 use udp_common::{checked, refuse, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Only how long a broken test takes to fail.
+#[cfg(feature = "quinn")]
+const HANG: Duration = Duration::from_secs(20);
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(8 << 20).build().unwrap()
@@ -199,6 +204,40 @@ impl Tap {
         ioctl(&socket, libc::SIOCSARP, &mut entry);
     }
 
+    /// The next packet with a datagram in it.
+    #[cfg(feature = "quinn")]
+    fn packet(&mut self) -> Vec<u8> {
+        let mut frame = [0; 4096];
+        loop {
+            let len = self.file.read(&mut frame).unwrap();
+            if frame[12..14] == [8, 0] && frame[23] == 17 {
+                return frame[14..len].to_vec();
+            }
+        }
+    }
+
+    /// Lets the other end answer by a packet of this protocol.
+    #[cfg(feature = "quinn")]
+    fn answer(&mut self, protocol: u8, body: &[u8]) {
+        let len = (20 + body.len()) as u16;
+        let mut header = [0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol, 0, 0].to_vec();
+        header[2..4].copy_from_slice(&len.to_be_bytes());
+        header.extend_from_slice(&Self::THEIRS.octets());
+        header.extend_from_slice(&Self::OURS.octets());
+        let sum = checksum(&header);
+        header[10..12].copy_from_slice(&sum);
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let mut ours = request(&self.name);
+        ioctl(&socket, libc::SIOCGIFHWADDR, &mut ours);
+        // SAFETY: filled in by the call, and integers in any case.
+        let mac = unsafe { ours.ifr_ifru.ifru_hwaddr }.sa_data;
+        let mut frame: Vec<u8> = mac[..6].iter().map(|&byte| byte as u8).collect();
+        frame.extend_from_slice(&[2, 0, 0, 0, 0, 0, 8, 0]);
+        frame.extend_from_slice(&header);
+        frame.extend_from_slice(body);
+        self.file.write_all(&frame).unwrap();
+    }
+
     /// The payloads of all datagrams that arrived for this port.
     fn datagrams(&mut self, port: u16) -> Vec<Vec<u8>> {
         const ETHERNET: usize = 14;
@@ -215,6 +254,18 @@ impl Tap {
         }
         payloads
     }
+}
+
+/// That of IP and ICMP.
+#[cfg(feature = "quinn")]
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let words = bytes.chunks(2).map(|word| {
+        let word = [word[0], word.get(1).copied().unwrap_or(0)];
+        u32::from(u16::from_be_bytes(word))
+    });
+    let sum: u32 = words.sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (!(((sum & 0xffff) + (sum >> 16)) as u16)).to_be_bytes()
 }
 
 fn sockaddr(ip: Ipv4Addr) -> libc::sockaddr {
@@ -406,6 +457,62 @@ fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
         Err(why) => skipped("this thread's system cannot be changed", &why),
     };
     thread::spawn(run).join().unwrap();
+}
+
+/// A firewall's "administratively prohibited", which anybody on the way may send, is told of the
+/// datagram before. quinn takes any error for the socket's end.
+#[cfg(feature = "quinn")]
+#[test]
+fn what_icmp_says_of_an_earlier_datagram_is_no_end_of_quinns_socket() {
+    async fn test() {
+        use quinn::AsyncUdpSocket;
+
+        let mut tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        tap.answer_arp();
+        let peer = SocketAddr::from((Tap::THEIRS, 7777));
+        // Of each kind that ends the wait of a connected socket, from ICMP's list.
+        for (kind, code) in [
+            (3, 2),
+            (3, 3),
+            (3, 6),
+            (3, 7),
+            (3, 8),
+            (3, 10),
+            (3, 13),
+            (12, 0),
+        ] {
+            let receiver = UdpReceiver::builder(&pool())
+                .connect(peer)
+                .bind((Tap::OURS, 0).into())
+                .unwrap();
+            let ours = receiver.local_addr();
+            let hello = Transmit::new(b"hello", peer);
+            receiver.sender().send(&hello).await.unwrap();
+            let socket = receiver.into_quinn();
+            let mut icmp = vec![kind, code, 0, 0, 0, 0, 0, 0];
+            icmp.extend_from_slice(&tap.packet()[..28]);
+            let sum = checksum(&icmp);
+            icmp[2..4].copy_from_slice(&sum);
+            tap.answer(1, &icmp);
+            let mut udp = [peer.port(), ours.port(), 8 + 2, 0]
+                .map(u16::to_be_bytes)
+                .concat();
+            udp.extend_from_slice(b"hi");
+            tap.answer(17, &udp);
+            let (mut buffer, mut meta) = ([0; 64 << 10], [quinn::udp::RecvMeta::default()]);
+            let read = std::future::poll_fn(|cx| {
+                let mut buffers = [io::IoSliceMut::new(&mut buffer)];
+                socket.poll_recv(cx, &mut buffers, &mut meta)
+            });
+            let read = tokio::time::timeout(HANG, read).await.expect("hangs");
+            assert_eq!(read.map_err(|e| (kind, code, e)).unwrap(), 1);
+            assert_eq!((meta[0].addr, &buffer[..meta[0].len]), (peer, &b"hi"[..]));
+        }
+    }
+    apart(network_of_its_own, test);
 }
 
 /// A device's MTU is below the segments: EMSGSIZE, told as what it is, and smaller ones go.

@@ -6,7 +6,7 @@ use super::receiver::UdpReceiver;
 use super::sender::UdpSender;
 use super::socket::Socket;
 use super::stats::SocketMonitor;
-use super::sys::{Buffer, MAX_BATCH, Received};
+use super::sys::{self, Buffer, MAX_BATCH, Received};
 use super::tally::Amount;
 use super::transmit::Transmit;
 use arrayvec::ArrayVec;
@@ -191,8 +191,8 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
                     return Poll::Ready(Ok(read));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Of an earlier datagram that its peer's host refused: no reason to end.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                // No reason to end; and anybody on the way can say so.
+                Err(error) if sys::is_of_earlier_datagram(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }

@@ -482,6 +482,26 @@ pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
+/// Is it what a host or a router said of an earlier datagram (ICMP)? A connected socket tells it once,
+/// by whatever call comes next.
+#[cfg(feature = "quinn")]
+pub(in crate::udp) fn is_of_earlier_datagram(error: &io::Error) -> bool {
+    // All that the kernel's tables for ICMP and ICMPv6 make of what is for good.
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ECONNREFUSED
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::ENOPROTOOPT
+                | libc::EPROTO
+                | libc::EACCES
+        )
+    )
+}
+
 /// The message is longer than the path takes.
 pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EMSGSIZE)

@@ -151,6 +151,16 @@ pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
     quinn_udp::is_msg_size_err(error)
 }
 
+/// Is it what a host or a router said of an earlier datagram?
+#[cfg(all(feature = "quinn", not(target_os = "linux")))]
+pub(in crate::udp) fn is_of_earlier_datagram(error: &io::Error) -> bool {
+    use io::ErrorKind as E;
+    matches!(
+        error.kind(),
+        E::ConnectionRefused | E::HostUnreachable | E::NetworkUnreachable
+    )
+}
+
 /// The system has no memory for outgoing datagrams just now.
 #[cfg(not(target_os = "linux"))]
 pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
