@@ -189,3 +189,21 @@ async fn what_it_holds_is_bounded_and_told_while_it_is_busy() {
         }
     }
 }
+
+/// Of a length that half of a buffer holds, and no class of that half's size.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn copies_are_as_many_as_buffers_and_each_is_smaller() {
+    let pool = pool();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    let mut highest = 0;
+    for _ in 0..2 + 4 + 8 + 16 + 32 {
+        sender.send(&Transmit::new(&[1; 700], to)).await.unwrap();
+    }
+    for _ in 0..2 + 4 + 8 + 16 + 32 {
+        let batch = receiver.recv_batch().await.unwrap();
+        highest = highest.max(receiver.held_bytes() + batch.pinned_bytes());
+    }
+    assert_eq!(highest, 32 * (1536 + 1024));
+}

@@ -6,7 +6,9 @@
 mod udp_common;
 
 use slab_net::pipeline::{Overflow, forward, queue};
-use slab_net::udp::{Coalescing, Ecn, PacketBatch, Transmit, UdpReceiver, UdpReceiverBuilder};
+use slab_net::udp::{
+    Coalescing, Ecn, PacketBatch, Transmit, UdpReceiver, UdpReceiverBuilder, UdpSender,
+};
 use slab_net::{PacketPool, SizeClasses};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -203,6 +205,64 @@ async fn what_it_holds_is_bounded_and_told() {
         }
     }
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// Sends datagrams when a receiver warns of drops, which is in the middle of its look at the ring.
+struct SendsMore {
+    from: std::net::UdpSocket,
+    to: SocketAddr,
+}
+
+impl tracing::Subscriber for SendsMore {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        for _ in 0..6 {
+            self.from.send_to(&[3; 30_000], self.to).unwrap();
+        }
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A buffer that was copied out of is the kernel's again at once, and may come back filled in the same
+/// look.
+#[tokio::test]
+async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
+    let pool = pool(16);
+    let builder = builder(&pool, Coalescing::On).receive_buffer_bytes(1 << 16);
+    let mut receiver = builder.bind(ANY).unwrap();
+    if !receiver.uses_io_uring() {
+        return skipped("io_uring", &io::ErrorKind::Unsupported.into());
+    }
+    let (sender, to) = (UdpSender::bind(ANY).unwrap(), receiver.local_addr());
+    let bytes = [1; 30_010];
+    let one = Transmit::new(&bytes[..30_000], to);
+    sender.send(&one).await.unwrap();
+    // Ten at once, which the socket has no room for; the one behind them tells of those that are lost.
+    let ten: Vec<_> = (0..10)
+        .map(|n| Transmit::new(&bytes[..30_000 + n], to))
+        .collect();
+    sender.send_all(&ten).await.unwrap();
+    sender.send(&one).await.unwrap();
+    let from = std::net::UdpSocket::bind(ANY).unwrap();
+    let _guard = tracing::subscriber::set_default(SendsMore { from, to });
+    let buffers = receiver.held_bytes();
+    assert_eq!(buffers, 8 * (66 << 10));
+    let mut held = Vec::new();
+    while held.last() != Some(&3) {
+        let batch = receiver.recv_batch().await.unwrap();
+        held.push(batch.contents()[0]);
+        let copies = receiver.held_bytes().saturating_sub(buffers);
+        assert!(copies <= 8 * 32_768, "{copies}");
+    }
+    assert!(held.len() < 10, "nothing was lost");
 }
 
 /// Makes a receiver whose request has ended, as all of its buffers are with us, in the batches that

@@ -25,9 +25,9 @@ use tokio::io::Interest;
 ///
 /// * **Cancel-safe**: buffers and batches live in the receiver. A future that is dropped loses
 ///   nothing.
-/// * **Bounded**: it holds at most 8 super-buffers, or 32 buffers of single datagrams, copies of at most
-///   half of that, and nothing while it waits for the socket; [`held_bytes`](Self::held_bytes) says how
-///   much now.
+/// * **Bounded**: it holds at most 8 super-buffers, or 32 buffers of single datagrams, as many smaller
+///   copies, and nothing while it waits for the socket; [`held_bytes`](Self::held_bytes) says how much
+///   now.
 /// * **Adaptive**: two buffers a call while little arrives, twice as many after each call that
 ///   filled all of them.
 /// * **When the pool is exhausted** it goes on reading, to nowhere, counts what it read as
@@ -335,8 +335,8 @@ impl UdpReceiver {
     /// those lent to io_uring, and what it has read and not been asked for.
     ///
     /// Never more than its buffers are, 8 super-buffers or 32 of single datagrams, at the size of
-    /// their class, and beside those half as much for copies of what fills less than half of one; by
-    /// readiness 0 while it waits. What was handed out is not in it.
+    /// their class, and beside those as many smaller chunks, to which was copied what fills less than
+    /// half of a buffer; by readiness 0 while it waits. What was handed out is not in it.
     ///
     /// ```
     /// # use slab_net::PacketPool;

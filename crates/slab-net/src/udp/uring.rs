@@ -20,9 +20,6 @@ use std::sync::Once;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Completions taken before others have a turn.
-const MOST_AT_ONCE: usize = 32;
-
 /// A receiver's ring, and how its task hears of it.
 pub(super) struct Uring {
     // In this order: the runtime forgets the ring before it is closed.
@@ -184,7 +181,8 @@ impl Ring {
             return Err(late);
         }
         let (mut reaped, mut filled) = (0, 0);
-        while reaped < MOST_AT_ONCE {
+        // What is copied out of a buffer lends it again, and it may come back filled at once.
+        while reaped < reader.max_slots() {
             match self.next() {
                 None => break,
                 Some(Completion::Filled(buffer)) => {
