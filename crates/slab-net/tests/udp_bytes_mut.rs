@@ -132,6 +132,35 @@ async fn nothing_is_dropped_while_a_buffer_is_free_however_many_are_held() {
     assert_eq!(receiver.allocated_bytes(), 100 * BUFFER);
 }
 
+/// Also where all other buffers wait for the next call.
+#[tokio::test]
+async fn short_datagrams_share_a_buffer_at_the_cap_too() {
+    let mut receiver = bind(8 * BUFFER);
+    let sender = receiver.sender();
+    let full = vec![7; 40 * 1200];
+    let transmit = Transmit::new(&full, receiver.local_addr()).segment_size(1200);
+    // A call offers twice as many buffers as the last, in the end all there are.
+    for burst in [1, 2, 4] {
+        for _ in 0..burst {
+            sender.send(&transmit).await.unwrap();
+        }
+        receive(&mut receiver, burst * 40).await;
+    }
+    let mut held = Vec::new();
+    for n in 0..100 {
+        let short = Transmit::new(&[7; 9], receiver.local_addr());
+        sender.send(&short).await.unwrap();
+        while held.len() <= n {
+            tokio::select! {
+                biased;
+                datagram = receiver.recv() => held.push(datagram.unwrap().packet),
+                () = tokio::task::yield_now() => {}
+            }
+            assert_eq!(receiver.monitor().stats().dropped(), 0, "with {n} held");
+        }
+    }
+}
+
 #[tokio::test]
 async fn in_the_steady_state_the_same_buffers_come_again() {
     let mut receiver = bind(64 * BUFFER);

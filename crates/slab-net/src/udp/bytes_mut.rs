@@ -225,11 +225,10 @@ impl BytesMutReceiver {
             false => (read + 1).min(MAX_SLOTS),
         };
         let mut all = Amount::default();
-        for (index, buffer) in self.slots.take().into_iter().enumerate() {
-            if index >= read {
-                self.slots.push(buffer);
-                continue;
-            }
+        let mut filled = self.slots.take();
+        // Before the others are cut: copies may take one of these.
+        self.slots.extend(filled.drain(read..));
+        for (index, buffer) in filled.into_iter().enumerate() {
             let received = self.received[index];
             all += received.amount();
             self.cut(buffer, &received);
@@ -267,7 +266,7 @@ impl BytesMutReceiver {
     fn copy(&mut self, payload: &[u8]) -> Option<BytesMut> {
         let has_room = |rest: &&mut BytesMut| rest.capacity() >= payload.len();
         if self.shared.as_mut().filter(has_room).is_none() {
-            let fresh = self.ring.take()?;
+            let fresh = self.ring.take().or_else(|| self.slots.pop())?;
             if let Some(rest) = self.shared.replace(fresh) {
                 self.ring.put(rest);
             }
