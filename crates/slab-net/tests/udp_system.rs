@@ -14,7 +14,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::io::{self, Read};
 use std::mem::zeroed;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::pin::pin;
@@ -156,6 +156,43 @@ fn an_interface_that_goes_down_is_an_error_and_no_end() {
             assert_eq!(receiver.recv_batch().await.unwrap().datagrams(), 3);
         }
         assert_eq!(receiver.monitor().stats().received_datagrams, 18);
+    }
+    apart(network_of_its_own, test);
+}
+
+/// Who asks by a link-local address, but not from one, gets an answer from it.
+#[test]
+fn a_reply_from_a_link_local_address_goes_to_any_other() {
+    fn add(ip: Ipv6Addr) -> io::Result<()> {
+        let request = libc::in6_ifreq {
+            ifr6_addr: libc::in6_addr {
+                s6_addr: ip.octets(),
+            },
+            ifr6_prefixlen: 64,
+            ifr6_ifindex: 1,
+        };
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+        let fd = socket.as_raw_fd();
+        // SAFETY: reads the structure that belongs to this code for a socket of IPv6.
+        checked(unsafe { libc::ioctl(fd, libc::SIOCSIFADDR as _, &raw const request) })
+    }
+    async fn test() {
+        set_up(b"lo", true);
+        let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 7);
+        let other = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
+        if let Err(why) = add(link_local).and_then(|()| add(other)) {
+            return skipped("IPv6", &why);
+        }
+        let pool = pool();
+        let mut server = UdpReceiver::bind((Ipv6Addr::UNSPECIFIED, 0).into(), &pool).unwrap();
+        let to = SocketAddrV6::new(link_local, server.local_addr().port(), 0, 1).into();
+        let mut client = UdpReceiver::bind((other, 0).into(), &pool).unwrap();
+        let two = Transmit::new(b"onetwo", to).segment_size(3);
+        client.sender().send(&two).await.unwrap();
+        let batch = server.recv_batch().await.unwrap();
+        assert_eq!(batch.source(), client.local_addr());
+        assert_eq!(server.sender().send(&batch.reply()).await.unwrap(), 2);
+        assert_eq!(client.recv_batch().await.unwrap().source(), to);
     }
     apart(network_of_its_own, test);
 }

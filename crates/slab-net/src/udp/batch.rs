@@ -256,7 +256,13 @@ impl PacketBatch {
         let transmit =
             Transmit::new(self.contents(), self.source()).segment_size(self.segment_size());
         match self.destination() {
-            Some(ip) if self.meta.is_to_us_alone => transmit.source_ip(ip),
+            Some(ip) if self.meta.is_to_us_alone => {
+                // Whoever is asked by a link-local address need not have one, which would say by
+                // what interface.
+                let only_there = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+                let interface = self.interface().filter(|_| only_there);
+                transmit.source_ip(ip).source_interface(interface)
+            }
             _ => transmit,
         }
     }

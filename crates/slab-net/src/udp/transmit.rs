@@ -24,6 +24,7 @@ pub struct Transmit<'a> {
     segment_size: Option<usize>,
     destination: SocketAddr,
     source_ip: Option<IpAddr>,
+    source_interface: Option<u32>,
     ecn: Option<Ecn>,
 }
 
@@ -74,6 +75,7 @@ impl<'a> Transmit<'a> {
             segment_size: None,
             destination,
             source_ip: None,
+            source_interface: None,
             ecn: None,
         }
     }
@@ -90,6 +92,12 @@ impl<'a> Transmit<'a> {
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
         self.source_ip = Some(ip);
+        self
+    }
+
+    /// The interface to send by.
+    pub(super) fn source_interface(mut self, index: Option<u32>) -> Self {
+        self.source_interface = index;
         self
     }
 
@@ -146,6 +154,7 @@ impl<'a> Transmit<'a> {
             && next.len <= self.len
             && self.destination == next.destination
             && self.source_ip == next.source_ip
+            && self.source_interface == next.source_interface
             && self.ecn == next.ecn
     }
 }
@@ -287,6 +296,7 @@ impl<'a> Plan<'a> {
                 parts,
                 destination: transmit.destination,
                 source_ip: transmit.source_ip,
+                source_interface: transmit.source_interface,
                 ecn: transmit.ecn,
                 segment_size: call.segment_size,
             }

@@ -89,6 +89,9 @@ pub(super) struct Message<'a> {
     pub(super) parts: &'a [IoSlice<'a>],
     pub(super) destination: SocketAddr,
     pub(super) source_ip: Option<IpAddr>,
+    /// That of a source by IPv6 which is an interface's only.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "not asked for"))]
+    pub(super) source_interface: Option<u32>,
     pub(super) ecn: Option<Ecn>,
     /// To be cut to datagrams of this length.
     pub(super) segment_size: Option<u16>,

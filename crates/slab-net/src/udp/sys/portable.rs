@@ -218,6 +218,7 @@ mod tests {
             parts,
             destination: here,
             source_ip: None,
+            source_interface: None,
             ecn: Some(Ecn::Ect1),
             segment_size: None,
         };
