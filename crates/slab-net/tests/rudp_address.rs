@@ -158,6 +158,33 @@ async fn an_endpoint_of_ipv6_and_its_peers_of_ipv4_know_each_other() {
     }
 }
 
+/// A client's socket is connected: it hears nobody but the address that it sends to.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_server_bound_to_all_answers_from_the_address_that_is_asked() {
+    let pool = pool();
+    let configs = [
+        fast(),
+        fast().require_cookie(true),
+        #[cfg(feature = "aes-gcm")]
+        fast()
+            .require_cookie(true)
+            .aes_gcm(slab_net::rudp::crypto::AesGcm::new(&[7; 16]).unwrap()),
+    ];
+    for config in configs {
+        for all in ["0.0.0.0:0", "[::]:0"] {
+            let Ok(server) = Endpoint::bind(all.parse().unwrap(), &pool, config.clone()) else {
+                assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "{all}");
+                continue;
+            };
+            // Not the address that the system would choose to answer from.
+            let to = ([127, 0, 0, 2], server.local_addr().port()).into();
+            let client = Connection::connect(to, &pool, config.clone()).unwrap();
+            timeout(SOON, talks(&server, &client)).await.expect(all);
+        }
+    }
+}
+
 /// What an endpoint that is bound to all addresses says of itself.
 #[tokio::test]
 async fn the_unspecified_address_is_that_of_loopback() {

@@ -255,16 +255,22 @@ impl PacketBatch {
     pub fn reply(&self) -> Transmit<'_> {
         let transmit =
             Transmit::new(self.contents(), self.source()).segment_size(self.segment_size());
-        match self.destination() {
-            Some(ip) if self.meta.is_to_us_alone => {
+        match self.answered_from() {
+            Some(ip) => {
                 // Whoever is asked by a link-local address need not have one, which would say by
                 // what interface.
                 let only_there = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
                 let interface = self.interface().filter(|_| only_there);
                 transmit.source_ip(ip).source_interface(interface)
             }
-            _ => transmit,
+            None => transmit,
         }
+    }
+
+    /// The local address that an answer comes from: that which it was sent to, unless that was a group's
+    /// or a network's.
+    pub(crate) fn answered_from(&self) -> Option<IpAddr> {
+        self.destination().filter(|_| self.meta.is_to_us_alone)
     }
 }
 

@@ -95,6 +95,12 @@ impl<'a> Transmit<'a> {
         self
     }
 
+    /// [`source_ip`](Self::source_ip), if there is one.
+    pub(crate) fn source(mut self, ip: Option<IpAddr>) -> Self {
+        self.source_ip = ip;
+        self
+    }
+
     /// The interface to send by.
     pub(super) fn source_interface(mut self, index: Option<u32>) -> Self {
         self.source_interface = index;

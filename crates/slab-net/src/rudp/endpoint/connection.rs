@@ -63,7 +63,7 @@ impl Connection {
     /// The peer's address; of IPv4 as such, also where the socket has it mapped into IPv6.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
-        self.link().peer
+        self.link().peer()
     }
 
     /// The conversation.

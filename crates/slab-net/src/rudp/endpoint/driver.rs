@@ -15,7 +15,7 @@ use core::future::{Future, poll_fn};
 use core::pin::{Pin, pin};
 use core::task::Poll;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// Sessions looked after before the socket is looked at again.
@@ -117,10 +117,13 @@ impl Driver {
     /// Hands what was received to the sessions, and then lets them send.
     fn take_in(&mut self, now: Time) {
         let transient = self.receiver.used_spare();
+        // Bound to one address, all that is sent comes from that.
+        let is_of_many = self.receiver.local_addr().ip().is_unspecified();
         for batch in self.batches.drain(..) {
             let (shared, touched) = (&self.shared, &mut self.touched);
             let arrival = Arrival {
                 peer: canonical(batch.source()),
+                local: batch.answered_from().filter(|_| is_of_many),
                 now,
                 transient,
             };
@@ -188,10 +191,11 @@ impl Drop for Driver {
     }
 }
 
-/// Where and when datagrams came, and whether they lie in memory that has to be let go of at once.
+/// Where from, where to and when datagrams came, and whether they lie in memory that has to be let go of at once.
 #[derive(Clone, Copy)]
 struct Arrival {
     peer: SocketAddr,
+    local: Option<IpAddr>,
     now: Time,
     transient: bool,
 }
@@ -202,11 +206,7 @@ fn take_in_packets(
     datagrams: impl Iterator<Item = Packet>,
     touched: &mut Vec<Arc<Link>>,
 ) {
-    let Arrival {
-        peer,
-        now,
-        transient,
-    } = arrival;
+    let Arrival { now, transient, .. } = arrival;
     let mut datagrams = datagrams.peekable();
     while let Some(first) = datagrams.peek() {
         let Some(conv) = conversation(first) else {
@@ -214,7 +214,7 @@ fn take_in_packets(
             datagrams.next();
             continue;
         };
-        let Some(link) = find_or_open(shared, peer, conv, first, now) else {
+        let Some(link) = find_or_open(shared, arrival, conv, first) else {
             datagrams.next();
             continue;
         };
@@ -238,11 +238,13 @@ fn conversation(datagram: &Packet) -> Option<u32> {
 
 fn find_or_open(
     shared: &Arc<Shared>,
-    peer: SocketAddr,
+    arrival: Arrival,
     conv: u32,
     datagram: &[u8],
-    now: Time,
 ) -> Option<Arc<Link>> {
+    let Arrival {
+        peer, local, now, ..
+    } = arrival;
     let mut table = shared.table();
     if let Some(link) = table.get(peer, conv) {
         return Some(Arc::clone(link));
@@ -258,14 +260,17 @@ fn find_or_open(
             // If it gets lost the peer tries again.
             let to = shared.way_to(peer);
             match &shared.protection {
-                Some(protection) => protection.send_alone(&shared.sender, to, &answer),
-                None => drop(shared.sender.try_send(&Transmit::new(&answer, to))),
+                Some(protection) => protection.send_alone(&shared.sender, to, local, &answer),
+                None => {
+                    let answer = Transmit::new(&answer, to).source(local);
+                    drop(shared.sender.try_send(&answer));
+                }
             }
         }
         return None;
     }
     let link = shared
-        .open(&mut table, peer, conv, Side::Server, proved)
+        .open(&mut table, peer, local, conv, Side::Server, proved)
         .ok()?;
     table.stats.cookies_taken += u64::from(proved);
     table.backlog.push_back(Arc::clone(&link));

@@ -8,7 +8,7 @@ use crate::packet::Packet;
 use crate::udp::{SendErrorKind, Transmit};
 use bytes::Buf;
 use core::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -23,10 +23,39 @@ thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
 }
 
+/// The addresses of both ends, in as few bytes as they take: there are many idle sessions.
+struct Ends {
+    /// Of IPv4 in its mapped form, which no canonical address has.
+    peer: Ipv6Addr,
+    port: u16,
+    scope: u32,
+    /// As `peer`; unspecified if the system may choose.
+    local: Ipv6Addr,
+}
+
+const _: () = assert!(size_of::<Ends>() == 40);
+
+impl Ends {
+    fn new(peer: SocketAddr, local: Option<IpAddr>) -> Self {
+        let v6 = |ip| match ip {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        Self {
+            peer: v6(peer.ip()),
+            port: peer.port(),
+            scope: match peer {
+                SocketAddr::V4(_) => 0,
+                SocketAddr::V6(v6) => v6.scope_id(),
+            },
+            local: local.map_or(Ipv6Addr::UNSPECIFIED, v6),
+        }
+    }
+}
+
 pub(super) struct Link {
     pub(super) shared: Arc<Shared>,
-    /// Canonical.
-    pub(super) peer: SocketAddr,
+    ends: Ends,
     pub(super) conv: u32,
     /// Where it is in the table.
     pub(super) place: u32,
@@ -121,13 +150,14 @@ impl Link {
     pub(super) fn new(
         shared: Arc<Shared>,
         peer: SocketAddr,
+        local: Option<IpAddr>,
         place: u32,
         session: Session,
         half_open: bool,
     ) -> Self {
         Self {
             shared,
-            peer,
+            ends: Ends::new(peer, local),
             conv: session.conv(),
             place,
             inner: Mutex::new(Inner {
@@ -142,6 +172,20 @@ impl Link {
                 removed: false,
             }),
         }
+    }
+
+    /// Canonical.
+    pub(super) fn peer(&self) -> SocketAddr {
+        match self.ends.peer.to_canonical() {
+            IpAddr::V4(ip) => (ip, self.ends.port).into(),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, self.ends.port, 0, self.ends.scope).into(),
+        }
+    }
+
+    /// The address that the peer sends to, where the socket has more than one: what came from another, it
+    /// would not know.
+    pub(super) fn local(&self) -> Option<IpAddr> {
+        Some(self.ends.local.to_canonical()).filter(|ip| !ip.is_unspecified())
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -189,7 +233,7 @@ impl Link {
         }
         if inner.half_open && (over || inner.session.is_validated()) {
             inner.half_open = false;
-            self.shared.table().no_longer_half_open(self.peer);
+            self.shared.table().no_longer_half_open(self.peer());
         }
         if over {
             if !inner.released && !readable {
@@ -237,7 +281,7 @@ impl Link {
         inner.removed = true;
         self.shared.timers().clear(self.place);
         if let Some(protection) = &self.shared.protection {
-            protection.leave(self.peer);
+            protection.leave(self.peer());
         }
         let mut table = self.shared.table();
         table.past += &inner.session.stats();
@@ -276,10 +320,11 @@ impl Link {
     }
 
     fn transmit_plain(&self, inner: &mut Inner, now: Time, scratch: &mut [u8]) {
-        let to = self.shared.way_to(self.peer);
+        let to = self.shared.way_to(self.peer());
         while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
             let (contents, size) = (outgoing.contents(), outgoing.segment_size());
             let transmit = Transmit::new(contents, to).segment_size(size);
+            let transmit = transmit.source(self.local());
             let sent = match self.shared.sender.try_send(&transmit) {
                 Ok(sent) => sent,
                 Err(error) => {
@@ -314,8 +359,9 @@ impl Link {
         let Some((mut contents, size)) = inner.unsent.take() else {
             return true;
         };
-        let to = self.shared.way_to(self.peer);
+        let to = self.shared.way_to(self.peer());
         let transmit = Transmit::new(&contents, to).segment_size(size);
+        let transmit = transmit.source(self.local());
         match self.shared.sender.try_send(&transmit) {
             Ok(sent) if sent * size < contents.len() => {
                 contents.advance(sent * size);
@@ -357,7 +403,7 @@ impl Link {
 impl core::fmt::Debug for Link {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Link")
-            .field("peer", &self.peer)
+            .field("peer", &self.peer())
             .field("conv", &self.conv)
             .finish_non_exhaustive()
     }

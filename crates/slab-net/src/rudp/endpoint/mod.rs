@@ -90,7 +90,8 @@ impl Drop for Handle {
 }
 
 impl Endpoint {
-    /// Binds a socket, and opens a session for each peer that begins one.
+    /// Binds a socket, and opens a session for each peer that begins one. Bound to all addresses, it answers
+    /// each from the one that this has sent to.
     ///
     /// # Errors
     /// The address cannot be bound, or the configuration and the pool do not fit each other.
@@ -231,7 +232,7 @@ impl Endpoint {
         conv: u32,
     ) -> Result<Connection, OpenError> {
         let shared = &self.handle.shared;
-        let link = shared.open(&mut table, peer, conv, Side::Client, false)?;
+        let link = shared.open(&mut table, peer, None, conv, Side::Client, false)?;
         // A link is locked before the table, never after it.
         drop(table);
         link.arm(&mut link.lock());

@@ -16,7 +16,7 @@ use core::hash::BuildHasher;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
@@ -160,6 +160,7 @@ impl Shared {
         self: &Arc<Self>,
         table: &mut Table,
         peer: SocketAddr,
+        local: Option<IpAddr>,
         conv: u32,
         side: Side,
         proved: bool,
@@ -188,7 +189,7 @@ impl Shared {
             protection.join(peer);
         }
         let place = table.reserve_place();
-        let link = Link::new(Arc::clone(self), peer, place, session, half_open);
+        let link = Link::new(Arc::clone(self), peer, local, place, session, half_open);
         let link = Arc::new(link);
         table.insert(&link, half_open);
         Ok(link)

@@ -181,10 +181,10 @@ impl Table {
     }
 
     pub(super) fn insert(&mut self, link: &Arc<Link>, half_open: bool) {
-        self.places.insert((link.peer, link.conv), link.place);
+        self.places.insert((link.peer(), link.conv), link.place);
         self.links[link.place as usize] = Some(Arc::clone(link));
         if half_open {
-            *self.half_open.entry(Prefix::of(link.peer)).or_default() += 1;
+            *self.half_open.entry(Prefix::of(link.peer())).or_default() += 1;
             self.half_open_count += 1;
         }
         self.stats.opened += 1;
@@ -206,8 +206,8 @@ impl Table {
     pub(super) fn remove(&mut self, link: &Link, now: Time, config: &EndpointConfig) {
         let until = now + config.session.idle_timeout;
         self.gone
-            .add((link.peer, link.conv), now, until, config.max_sessions);
-        self.places.remove(&(link.peer, link.conv));
+            .add((link.peer(), link.conv), now, until, config.max_sessions);
+        self.places.remove(&(link.peer(), link.conv));
         self.links[link.place as usize] = None;
         self.free.push(link.place);
     }

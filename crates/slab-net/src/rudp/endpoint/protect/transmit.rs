@@ -7,7 +7,7 @@ use crate::packet::Packet;
 use crate::rudp::core::{Outgoing, Session};
 use crate::rudp::time::Time;
 use crate::udp::{SendError, SendErrorKind, UdpSender};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Datagrams that the socket had no room for, and the length of each.
 type Unsent = Option<(Packet, usize)>;
@@ -37,7 +37,7 @@ impl Protection {
                 let mut failed = None;
                 let mut send =
                     |wire: &mut Wire| failed = failed.take().or(flush(link, wire, unsent));
-                self.seal(link.peer, now, &outgoing, parity, wire, &mut send);
+                self.seal(link.peer(), now, &outgoing, parity, wire, &mut send);
                 send(wire);
                 if let Some(error) = failed {
                     if matches!(error.kind(), SendErrorKind::Refused) {
@@ -51,14 +51,20 @@ impl Protection {
 
     /// Sends a datagram that is of no session, if the socket has room. It is no shard, as shards are
     /// counted; peers take it as it is. Called by the endpoint's task, which can send.
-    pub(in super::super) fn send_alone(&self, sender: &UdpSender, to: SocketAddr, datagram: &[u8]) {
+    pub(in super::super) fn send_alone(
+        &self,
+        sender: &UdpSender,
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        datagram: &[u8],
+    ) {
         with_wire(|wire| {
             let (front, behind) = self.around_shards();
             self.heed_fork();
             let sealed = wire.push(front + datagram.len() + behind);
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             self.encrypt(sealed);
-            let _ = sender.try_send_all(&wire.transmits(to));
+            let _ = sender.try_send_all(&wire.transmits(to, from));
         });
     }
 
@@ -96,7 +102,7 @@ impl Protection {
 /// not send.
 fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) -> Option<SendError> {
     let shared = &link.shared;
-    let transmits = wire.transmits(shared.way_to(link.peer));
+    let transmits = wire.transmits(shared.way_to(link.peer()), link.local());
     let (lost, failed) = match shared.sender.try_send_all(&transmits) {
         Ok(sent) if sent < wire.datagrams() => {
             let rest = wire.rest(sent);

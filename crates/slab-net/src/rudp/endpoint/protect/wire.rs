@@ -3,7 +3,7 @@
 use crate::udp::Transmit;
 use arrayvec::ArrayVec;
 use core::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// What one call to the kernel takes with GSO.
 const BYTES: usize = 65507;
@@ -58,13 +58,16 @@ impl Wire {
     }
 
     /// All datagrams, those of one length in a row as one transmit.
-    pub(super) fn transmits(&self, to: SocketAddr) -> ArrayVec<Transmit<'_>, MOST> {
+    pub(super) fn transmits(
+        &self,
+        to: SocketAddr,
+        from: Option<IpAddr>,
+    ) -> ArrayVec<Transmit<'_>, MOST> {
         let (mut transmits, mut at, mut start) = (ArrayVec::new(), 0, 0);
         while at < self.lengths.len() {
             let run = self.run(at);
-            transmits.push(
-                Transmit::new(&self.buf[start..start + run.bytes], to).segment_size(run.size),
-            );
+            let transmit = Transmit::new(&self.buf[start..start + run.bytes], to);
+            transmits.push(transmit.segment_size(run.size).source(from));
             (at, start) = (at + run.datagrams, start + run.bytes);
         }
         transmits
