@@ -3,7 +3,7 @@
 use crate::collector::Collector;
 use crate::names::{Family, Kind};
 use crate::series::{Label as Pair, Source};
-use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
+use metrics::{Counter, Gauge, Key, Label, Level, Metadata, Recorder};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
@@ -24,7 +24,7 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// [`run`](Self::run) where something else decides when that is. The recorder is owned (a
 /// reference or an `Arc` of one will do; [`GlobalRecorder`](crate::GlobalRecorder) is the
 /// program's), because the handles that it gave out are kept: from the second sample on, a sample
-/// allocates nothing.
+/// allocates nothing, but for what a recorder needs to take new waits and round trips.
 ///
 /// Counters are set to totals by `absolute`, which never goes back; gauges are set to what is now.
 /// A histogram is fed what was counted since the last sample, each at the upper bound of its
@@ -33,9 +33,11 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// and its buckets are exact and its sum is an upper bound. Counters of a facade are whole numbers:
 /// those of seconds count whole seconds.
 /// A facade cannot take a series away: when a source is unregistered, its gauges go to 0 and its
-/// counters stand still. If it is registered again, its histogram goes on from what it was fed; one
-/// of its name that counts less is taken for a new one and begins at 0. A recorder with an idle
-/// timeout (`PrometheusBuilder::idle_timeout`) drops series later.
+/// counters stand still. If it is registered again, its counters and histograms go on from where they
+/// were; what one of its name counts that has counted less is taken for a new one's, and added. A
+/// recorder with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between two
+/// samples) drops series later; a histogram that it drops while nobody waits is there again, from 0,
+/// with the next wait.
 ///
 /// ```
 /// use metrics_exporter_prometheus::PrometheusBuilder;
@@ -56,7 +58,8 @@ pub struct Sampler<R> {
     collector: Collector,
     recorder: R,
     tracked: Vec<Tracked>,
-    /// What the histograms of ended sources were fed: as many as the recorder has such series.
+    /// What counters and histograms of ended sources have come to: as many as the recorder was given
+    /// such series.
     ended: HashMap<Key, Box<[u64]>>,
     // Kept from one sample to the next for their memory; empty in between.
     sources: Vec<(u64, Arc<dyn Source>)>,
@@ -70,12 +73,20 @@ struct Tracked {
 }
 
 enum Handle {
-    Counter(Counter),
-    /// Of whole seconds, from nanoseconds.
-    SecondsCounter(Counter),
+    Counter {
+        counter: Counter,
+        key: Key,
+        /// So many of what was read are one: nanoseconds are counted as whole seconds.
+        divisor: u64,
+        /// What sources of this name that have ended counted, in all.
+        before: u64,
+        /// What this one counted so far.
+        last: u64,
+    },
     Gauge(Gauge),
+    /// Its handle is asked for each time: a recorder with an idle timeout forgets a histogram that
+    /// nothing was recorded in for long, and what went to a handle from before would be lost.
     Histogram {
-        histogram: Histogram,
         key: Key,
         bounds_nanos: &'static [u64],
         /// What it was fed so far, by bucket.
@@ -125,7 +136,7 @@ impl<R: Recorder> Sampler<R> {
             source.read(&mut self.values);
             let mut values = &*self.values;
             for handle in &mut tracked.handles {
-                values = handle.set(values);
+                values = handle.set(&self.recorder, values);
             }
         }
         // Perhaps the last handles to what was unregistered meanwhile.
@@ -181,9 +192,16 @@ impl Handle {
             Kind::Counter | Kind::SecondsCounter => {
                 recorder.describe_counter(name, None, help);
                 let counter = recorder.register_counter(&key, &METADATA);
-                match family.kind {
-                    Kind::SecondsCounter => Self::SecondsCounter(counter),
-                    _ => Self::Counter(counter),
+                let ended = ended.remove(&key);
+                Self::Counter {
+                    counter,
+                    key,
+                    divisor: match family.kind {
+                        Kind::SecondsCounter => 1_000_000_000,
+                        _ => 1,
+                    },
+                    before: ended.as_ref().map_or(0, |ended| ended[0]),
+                    last: ended.as_ref().map_or(0, |ended| ended[1]),
                 }
             }
             Kind::Gauge => {
@@ -192,9 +210,9 @@ impl Handle {
             }
             Kind::Histogram(bounds_nanos) => {
                 recorder.describe_histogram(name, None, help);
+                let _at_0 = recorder.register_histogram(&key, &METADATA);
                 let fed = ended.remove(&key);
                 Self::Histogram {
-                    histogram: recorder.register_histogram(&key, &METADATA),
                     key,
                     bounds_nanos,
                     fed: fed.unwrap_or_else(|| vec![0; bounds_nanos.len() + 1].into()),
@@ -204,10 +222,21 @@ impl Handle {
     }
 
     /// Takes its value from the front; returns the rest.
-    fn set<'a>(&mut self, values: &'a [u64]) -> &'a [u64] {
+    fn set<'a>(&mut self, recorder: &impl Recorder, values: &'a [u64]) -> &'a [u64] {
         match self {
-            Self::Counter(counter) => {
-                counter.absolute(values[0]);
+            Self::Counter {
+                counter,
+                divisor,
+                before,
+                last,
+                ..
+            } => {
+                // Totals of one source do not fall: this one has the name of one that has ended.
+                if values[0] < *last {
+                    *before += *last;
+                }
+                *last = values[0];
+                counter.absolute((*before + *last) / *divisor);
                 &values[1..]
             }
             Self::Gauge(gauge) => {
@@ -215,15 +244,10 @@ impl Handle {
                 gauge.set(values[0] as f64);
                 &values[1..]
             }
-            Self::SecondsCounter(counter) => {
-                counter.absolute(values[0] / 1_000_000_000);
-                &values[1..]
-            }
             Self::Histogram {
-                histogram,
+                key,
                 bounds_nanos,
                 fed,
-                ..
             } => {
                 let (counts, rest) = values.split_at(fed.len());
                 // Counts of one source do not fall: this one has the name of one that has ended.
@@ -233,6 +257,10 @@ impl Handle {
                 // Above the last bound there is none: some value beyond it.
                 let beyond = bounds_nanos.last().map_or(0, |last| 2 * last);
                 let at = bounds_nanos.iter().copied().chain([beyond]);
+                if *counts == **fed {
+                    return &rest[1..];
+                }
+                let histogram = recorder.register_histogram(key, &METADATA);
                 for ((count, fed), nanos) in counts.iter().zip(fed).zip(at) {
                     let new = count - *fed;
                     if new > 0 {
@@ -250,7 +278,9 @@ impl Handle {
         match self {
             Self::Gauge(gauge) => gauge.set(0.0),
             Self::Histogram { key, fed, .. } => _ = ended.insert(key, fed),
-            Self::Counter(_) | Self::SecondsCounter(_) => {}
+            Self::Counter {
+                key, before, last, ..
+            } => _ = ended.insert(key, [before, last].into()),
         }
     }
 }

@@ -5,6 +5,7 @@ mod common;
 
 use common::Page;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_util::MetricKindMask;
 use slab_core::{Slab, SlabPool};
 use slab_metrics::{Collector, GlobalRecorder, Sampler, SourceKind, WAIT_SECONDS_BOUNDS};
 use std::time::Duration;
@@ -133,6 +134,65 @@ async fn a_pool_that_is_registered_again_is_not_counted_twice_and_a_new_one_is_c
         assert_eq!(count, expected);
         assert!(collector.unregister(SourceKind::Pool, "rx"));
     }
+}
+
+#[test]
+fn counters_of_a_new_pool_go_on_from_those_of_the_one_that_had_its_name() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let collector = Collector::new();
+    let mut sampler = Sampler::new(collector.clone(), &recorder);
+    let new = || SlabPool::builder().name("rx").build().unwrap();
+    let (first, second) = (new(), new());
+    // Too large requests of the pool from one sample to the next.
+    let mut expected = 0.0;
+    for (pool, refused) in [
+        (&first, 5),
+        (&first, 0),
+        (&first, 1),
+        (&second, 2),
+        (&second, 3),
+    ] {
+        for _ in 0..refused {
+            pool.try_alloc(1 << 20).unwrap_err();
+        }
+        collector.register_pool(pool).unwrap();
+        for _ in 0..2 {
+            sampler.sample();
+        }
+        expected += f64::from(refused);
+        let count = page(&recorder.handle()).value("slab_pool_too_large_total", &[("pool", "rx")]);
+        assert_eq!(count, expected);
+        assert!(collector.unregister(SourceKind::Pool, "rx"));
+    }
+}
+
+/// As with `MetricKindMask::ALL`: what was not recorded for long is forgotten.
+#[tokio::test]
+async fn a_histogram_that_the_recorder_forgot_is_there_again_with_the_next_wait() {
+    let recorder = PrometheusBuilder::new()
+        .idle_timeout(MetricKindMask::ALL, Some(Duration::from_nanos(1)))
+        .build_recorder();
+    let pool = SlabPool::builder()
+        .name("rx")
+        .max_memory(1 << 20)
+        .build()
+        .unwrap();
+    let collector = Collector::new();
+    collector.register_pool(&pool).unwrap();
+    let mut sampler = Sampler::new(collector, &recorder);
+    let mut waits = || {
+        sampler.sample();
+        let page = recorder.handle().render();
+        let count = page
+            .lines()
+            .find_map(|line| line.strip_prefix("slab_pool_wait_seconds_count{pool=\"rx\"} "));
+        count.map(|count| count.parse::<u64>().unwrap())
+    };
+    while waits().is_some() {}
+    let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+    let (waited, _) = tokio::join!(pool.alloc(65536), async { drop(all.pop()) });
+    drop(waited.unwrap());
+    assert_eq!(waits(), Some(1));
 }
 
 #[test]
