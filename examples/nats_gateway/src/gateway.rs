@@ -181,10 +181,11 @@ async fn publish(
     let (mut taken, mut refused) = (0, 0);
     let all = async {
         while let Some(batch) = batches.recv().await {
+            // All at once: this may end in the middle of it.
+            taken += batch.datagrams() as u64;
             // One owner for the whole batch; its memory goes back when the last payload is written.
             for payload in batch.into_bytes() {
                 let bytes = payload.len();
-                taken += 1;
                 // Waits while the client's channel is full: this is where backpressure begins.
                 let Err(error) = client.publish(subject.clone(), payload).await else {
                     continue;

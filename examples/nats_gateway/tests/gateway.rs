@@ -5,6 +5,7 @@
 //!     cargo test -p nats_gateway -- --include-ignored
 
 use futures_util::StreamExt;
+use packet_slab::slab_net::udp::{Transmit, UdpSender};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -50,17 +51,45 @@ fn nats_server() -> (Process, SocketAddr) {
     (Process(server), address)
 }
 
+/// What a server says to who connects.
+fn info(address: SocketAddr, max_payload: usize) -> String {
+    let info = serde_json::json!({
+        "server_id": "x", "version": "2.9.10", "go": "go", "host": "127.0.0.1", "headers": true,
+        "port": address.port(), "max_payload": max_payload, "proto": 1, "client_id": 1
+    });
+    format!("INFO {info}\r\n")
+}
+
+/// A server that says hello and reads nothing after that.
+fn stalled_server() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(info(address, 1 << 20).as_bytes()).unwrap();
+        let mut lines = BufReader::with_capacity(1, &stream);
+        let mut line = String::new();
+        while line != "PING\r\n" {
+            line.clear();
+            lines.read_line(&mut line).unwrap();
+        }
+        (&stream).write_all(b"PONG\r\n").unwrap();
+        loop {
+            std::thread::park();
+        }
+    });
+    address
+}
+
 /// A server that takes payloads of so many bytes and sends each back to who has subscribed to it.
 fn small_server(max_payload: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let info = serde_json::json!({
-            "server_id": "x", "version": "2.9.10", "go": "go", "host": "127.0.0.1", "headers": true,
-            "port": address.port(), "max_payload": max_payload, "proto": 1, "client_id": 1
-        });
-        write!(stream, "INFO {info}\r\n").unwrap();
+        stream
+            .write_all(info(address, max_payload).as_bytes())
+            .unwrap();
         let mut lines = BufReader::new(stream.try_clone().unwrap());
         let mut subscribed = (String::new(), String::new());
         let mut line = String::new();
@@ -185,6 +214,25 @@ fn what_is_too_large_for_the_server_is_dropped_and_counted_and_the_rest_goes_on(
     let expected = "summary received=5 published=3 unconfirmed=0 refused=2 dropped=0\n";
     assert_eq!(summary, expected);
     assert!(gateway.0.wait().unwrap().success());
+}
+
+/// Of batches of many datagrams, one of which is half published when the gateway gives up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_is_accounted_for_when_the_server_never_reads_again() {
+    let (mut gateway, mut says, udp, metrics) = gateway(stalled_server());
+    let socket = UdpSender::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let fifty = [7; 50 * PAYLOAD];
+    let start = Instant::now();
+    while stats(metrics)["sockets"][0]["dropped_no_memory"] == 0 {
+        assert!(start.elapsed() < PATIENCE, "never full");
+        let fifty = Transmit::new(&fifty, udp).segment_size(PAYLOAD);
+        socket.send(&fifty).await.unwrap();
+    }
+    gateway.signal(libc::SIGTERM);
+    let mut summary = String::new();
+    says.read_line(&mut summary).unwrap();
+    assert!(gateway.0.wait().unwrap().success(), "{summary}");
+    assert!(summary.contains(" published=0 "), "{summary}");
 }
 
 #[test]
