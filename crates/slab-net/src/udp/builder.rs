@@ -137,10 +137,9 @@ impl UdpReceiverBuilder {
     /// Unlike a receiver that waits for readiness, an idle one holds memory: 8 super-buffers, or 32
     /// buffers of single datagrams, are with the kernel all the time.
     ///
-    /// Worth a try where coalesced datagrams come without a pause: there it took an eighth less CPU
-    /// than readiness when this was written; as much for single ones, and a fourth more for a
-    /// datagram that had to be waited for. `cargo bench -p slab-net --features io-uring --bench
-    /// uring` says what holds elsewhere.
+    /// Not faster everywhere: on the machine of the figures in this crate's README each datagram takes
+    /// more CPU than by readiness, coalesced or not. `cargo run --release -p versus -- udp --only uring`
+    /// says what holds elsewhere.
     ///
     /// Feature `io-uring`.
     ///
