@@ -307,6 +307,22 @@ impl PacketPool {
         self.heap_fallback(capacity).ok()
     }
 
+    /// As [`try_alloc`](Self::try_alloc), but where that class has no chunk, one of the next class that
+    /// has, up to `most` bytes.
+    pub(crate) fn try_alloc_or_larger(
+        &self,
+        len: usize,
+        most: usize,
+    ) -> Result<PacketBuf, AllocError> {
+        self.try_alloc(len).or_else(|error| {
+            let room = self.headroom() + self.tailroom();
+            let sizes = self.slab.size_classes().sizes().iter();
+            let mut larger = sizes.filter(|&&size| size > len + room && size <= most);
+            let found = larger.find_map(|size| self.try_alloc(size - room).ok());
+            found.ok_or(error)
+        })
+    }
+
     /// A packet that is a copy of `data`; of nothing it takes no memory.
     ///
     /// ```

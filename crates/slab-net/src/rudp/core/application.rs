@@ -146,7 +146,7 @@ impl Session {
         if segments == 1 {
             return self.pop().map(|(packet, _)| packet);
         }
-        let buf = match self.pool.try_alloc(bytes) {
+        let buf = match self.pool.try_alloc_or_larger(bytes, usize::MAX) {
             Ok(buf) => buf,
             Err(AllocError::TooLarge { .. }) => {
                 let Some(buf) = self.pool.try_from_heap(bytes) else {

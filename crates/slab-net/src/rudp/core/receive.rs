@@ -12,8 +12,13 @@
 //! window * slot  +  sum over buffers of max(0, bytes - segments * slot)  <=  reserved
 //! ```
 //!
-//! Where the reserve is used up, a segment is copied into a chunk of its own size. The slots that
-//! a buffer has are promised anew once all of its segments are read and it is gone; until then
+//! Where the reserve is used up, a segment is copied into a chunk of its own size. Of those there may be
+//! none although the pool is not full, where each slab serves other classes: then the next segment, if
+//! nothing can be read without it, lies in a larger chunk than its slot has, until it is read. Without
+//! it what came behind would keep its memory for ever. Beyond their slots such segments have what one
+//! receive buffer has.
+//!
+//! The slots that a buffer has are promised anew once all of its segments are read and it is gone; until then
 //! those of the segments already read are `deferred`.
 //!
 //! The window follows the product of bandwidth and delay, within the budget: it is to hold twice what
@@ -44,6 +49,8 @@ use core::time::Duration;
 const RESERVE: usize = 4;
 /// A round trip is taken to be no shorter: below, the tasks at both ends are what takes the time.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(5);
+/// What segments that are waited for may take beyond their slots, in bytes.
+const MOST_BEYOND: usize = 64 << 10;
 /// Charged to the segment itself.
 const OWN: u32 = u32::MAX;
 
@@ -122,6 +129,8 @@ pub(super) struct ReceiveQueue {
     grows: bool,
     slot: u32,
     charged: usize,
+    /// Bytes that segments take beyond what they are charged.
+    beyond: usize,
     buffers: Vec<Buffer>,
     free_buffers: Vec<u32>,
     account: Account,
@@ -161,6 +170,7 @@ impl ReceiveQueue {
             grows: true,
             slot: slot as u32,
             charged: 0,
+            beyond: 0,
             buffers: Vec::new(),
             free_buffers: Vec::new(),
             account,
@@ -244,7 +254,7 @@ impl ReceiveQueue {
         self.complete
     }
 
-    /// Bytes of pool memory that it keeps in use, at most.
+    /// Bytes of pool memory that it keeps in use, at most, but for what is beyond the slots of segments.
     pub(super) fn charged(&self) -> usize {
         self.charged
     }
@@ -374,7 +384,9 @@ impl ReceiveQueue {
         if self.ring.at(sn).is_some() {
             return Inserted::Duplicate;
         }
-        let Some(held) = self.charge(frg, packet, pool, batch) else {
+        // Of a peer that has proved its address: others have no more than their first window.
+        let awaited = sn == self.next && self.complete == 0 && self.grows;
+        let Some(held) = self.charge(frg, packet, awaited, pool, batch) else {
             return Inserted::NoMemory;
         };
         *self.ring.at_mut(sn) = Some(held);
@@ -446,6 +458,10 @@ impl ReceiveQueue {
         self.read = self.read.wrapping_add(1);
         self.complete -= u32::from(held.frg == 0);
         self.charged -= held.charge as usize;
+        if self.beyond > 0 && held.buffer == OWN {
+            let occupied = held.packet.len() + held.packet.pinned_bytes();
+            self.beyond -= occupied.saturating_sub(self.slot());
+        }
         if held.buffer != OWN {
             self.deferred += 1;
             self.leave(held.buffer);
@@ -491,6 +507,7 @@ impl ReceiveQueue {
         self.narrowed = false;
         self.to_follow = 0;
         self.charged = 0;
+        self.beyond = 0;
         self.ring = Ring::new(1);
         self.buffers = Vec::new();
         self.free_buffers = Vec::new();

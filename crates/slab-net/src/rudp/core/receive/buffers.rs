@@ -1,6 +1,6 @@
 //! Receive buffers that segments share, and what is charged for them: see [`ReceiveQueue`].
 
-use super::{BatchBuffer, Held, OWN, ReceiveQueue};
+use super::{BatchBuffer, Held, MOST_BEYOND, OWN, ReceiveQueue};
 use crate::packet::{Packet, PacketPool};
 
 /// A receive buffer of many segments.
@@ -21,11 +21,13 @@ impl Buffer {
 }
 
 impl ReceiveQueue {
-    /// Accounts for a segment's memory; `None` if there is none to account for it.
+    /// Accounts for a segment's memory; `None` if there is none to account for it. What is `awaited`
+    /// may lie in more than its slot.
     pub(super) fn charge(
         &mut self,
         frg: u8,
         packet: Packet,
+        awaited: bool,
         pool: &PacketPool,
         batch: &mut BatchBuffer,
     ) -> Option<Held> {
@@ -35,10 +37,10 @@ impl ReceiveQueue {
             packet.len() + packet.pinned_bytes()
         };
         if batch.transient && !packet.is_empty() {
-            if batch.starved {
+            if batch.starved && !awaited {
                 return None;
             }
-            let copy = self.copy(frg, &packet, pool);
+            let copy = self.copy(frg, &packet, awaited, pool);
             batch.starved = copy.is_none();
             return copy;
         }
@@ -70,19 +72,34 @@ impl ReceiveQueue {
                 charge: 0,
             });
         }
-        self.copy(frg, &packet, pool)
+        let copy = self.copy(frg, &packet, awaited, pool);
+        if copy.is_none() && awaited && occupied <= self.most() {
+            return Some(self.own(frg, packet, occupied));
+        }
+        copy
     }
 
-    /// Copies a segment into a chunk of its own size.
-    fn copy(&mut self, frg: u8, packet: &[u8], pool: &PacketPool) -> Option<Held> {
-        // No larger than a slot: `slot` is the class of the longest segment in this pool.
-        let copy = pool.try_copy_from_slice(packet).ok()?;
+    /// The largest chunk for a segment that is awaited, in bytes.
+    fn most(&self) -> usize {
+        self.slot() + MOST_BEYOND - self.beyond
+    }
+
+    /// Copies a segment into a chunk of its own size; what is `awaited`, where that class has none, of
+    /// the next that has.
+    fn copy(&mut self, frg: u8, packet: &[u8], awaited: bool, pool: &PacketPool) -> Option<Held> {
+        // No larger than a slot but for that: `slot` is the class of the longest segment in this pool.
+        let most = if awaited { self.most() } else { 0 };
+        let mut copy = pool.try_alloc_or_larger(packet.len(), most).ok()?;
+        copy.extend_from_slice(packet);
+        let copy = copy.freeze();
         let occupied = copy.len() + copy.pinned_bytes();
         self.copied += 1;
-        (occupied <= self.slot()).then(|| self.own(frg, copy, occupied))
+        Some(self.own(frg, copy, occupied))
     }
 
-    fn own(&mut self, frg: u8, packet: Packet, bytes: usize) -> Held {
+    fn own(&mut self, frg: u8, packet: Packet, occupied: usize) -> Held {
+        let bytes = occupied.min(self.slot());
+        self.beyond += occupied - bytes;
         self.charged += bytes;
         Held {
             packet,

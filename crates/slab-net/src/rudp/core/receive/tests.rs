@@ -96,6 +96,74 @@ fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     assert!(ReceiveQueue::new(0, (1, 1), SLOT, tight.account()).is_none());
 }
 
+/// Every slab serves others: of the segments' class nothing is free, of a larger one there is.
+#[test]
+fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let full = |len| -> Vec<_> { std::iter::from_fn(|| pool.try_alloc(len).ok()).collect() };
+    let mut large: Vec<_> = (0..12).map(|_| pool.try_alloc(65_536).unwrap()).collect();
+    let others = full(SLOT);
+    large.drain(..3);
+    assert!(pool.try_alloc(SLOT).is_err() && pool.try_alloc(65_536).is_ok());
+
+    let budget = MemoryBudget::new(reservation(8, SLOT));
+    let mut queue = ReceiveQueue::new(0, (8, 8), SLOT, budget.account()).unwrap();
+    let insert = |queue: &mut ReceiveQueue, sn: u32, frg, transient| {
+        // Alone in a buffer; one that must not be kept is not the pool's.
+        let packet = if transient {
+            Packet::from(vec![7; SLOT])
+        } else {
+            let mut buf = pool.try_alloc(65_536).unwrap();
+            buf.extend_from_slice(&[7; SLOT]);
+            buf.freeze()
+        };
+        let place = (sn, edge(queue));
+        let mut batch = BatchBuffer {
+            transient,
+            ..BatchBuffer::default()
+        };
+        queue.insert(place, Time::ZERO, frg, packet, &pool, &mut batch)
+    };
+    for transient in [false, true] {
+        let next = queue.next();
+        assert_eq!(
+            insert(&mut queue, next + 1, 0, transient),
+            Inserted::NoMemory
+        );
+        assert_eq!(insert(&mut queue, next, 0, transient), Inserted::InOrder);
+        // Not what is behind it, until it is read.
+        assert_eq!(
+            insert(&mut queue, next + 1, 0, transient),
+            Inserted::NoMemory
+        );
+        assert_eq!(queue.pop().unwrap().0.len(), SLOT);
+        assert_eq!(
+            insert(&mut queue, next + 1, 0, transient),
+            Inserted::InOrder
+        );
+        queue.pop();
+        // And not of a peer that has not proved its address.
+        queue.set_grows(false);
+        assert_eq!(
+            insert(&mut queue, next + 2, 0, transient),
+            Inserted::NoMemory
+        );
+        queue.set_grows(true);
+        assert_eq!((queue.charged(), queue.beyond), (0, 0));
+    }
+    // Of a message that nobody can read yet the next one too, within bounds.
+    let next = queue.next();
+    assert_eq!(insert(&mut queue, next, 1, false), Inserted::InOrder);
+    assert_eq!(queue.beyond, 65_536 - SLOT);
+    assert_eq!(insert(&mut queue, next + 1, 0, false), Inserted::NoMemory);
+    drop(others);
+    assert_eq!(insert(&mut queue, next + 1, 0, false), Inserted::InOrder);
+    while queue.pop().is_some() {}
+    assert_eq!((queue.charged(), queue.beyond), (0, 0));
+    drop(queue);
+    assert_eq!(budget.reserved(), 0);
+}
+
 /// 1000 segments a second with a round trip of 20 ms are 20 on the way.
 #[test]
 fn a_window_follows_bandwidth_times_delay() {
@@ -313,8 +381,9 @@ fn where_the_pool_has_no_chunk_to_copy_to_the_segment_is_not_taken() {
     let packet = super_buffer(&pool).swap_remove(0);
     let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1400).ok()).collect();
     let mut batch = BatchBuffer::default();
+    // Not the one that the reader waits for.
     assert_eq!(
-        queue.insert((0, 0), Time::ZERO, 0, packet, &pool, &mut batch),
+        queue.insert((1, 0), Time::ZERO, 0, packet, &pool, &mut batch),
         Inserted::NoMemory
     );
     assert_eq!((queue.next(), queue.charged()), (0, 0));
