@@ -421,3 +421,46 @@ async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
     drop(rest);
     soon(client.close()).await.unwrap();
 }
+
+/// One segment never finds a chunk, those behind it, which are smaller, do: each of their acknowledgements
+/// has it sent again, within a round trip of a millisecond.
+#[test]
+fn a_peer_without_memory_for_one_segment_is_not_taken_for_dead() {
+    let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+    let budget = MemoryBudget::new(4 << 20);
+    let config = SessionConfig::fast();
+    let mut now = Time::ZERO;
+    let mut ends = [Side::Client, Side::Server]
+        .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+    ends[0].send_slice(&[9; 1000]).unwrap();
+    let mut scratch = vec![0; 64 << 10];
+    let (mut received, mut dropped) = (Vec::new(), 0);
+    for turn in 0..1000 {
+        now = now + Duration::from_millis(1);
+        if turn < 100 {
+            ends[0].send_slice(&[7; 10]).unwrap();
+        }
+        for end in 0..2 {
+            if ends[end].poll_timeout().is_some_and(|at| at <= now) {
+                ends[end].handle_timeout(now);
+            }
+            let mut datagrams = Vec::new();
+            while let Some(out) = ends[end].poll_transmit(now, &mut scratch, 1) {
+                datagrams.push(Packet::from(out.contents().to_vec()));
+            }
+            for datagram in datagrams {
+                // As good as dropped by the session.
+                if turn < 100 && datagram.len() > 1000 {
+                    dropped += 1;
+                } else {
+                    ends[1 - end].handle_datagram(now, datagram).unwrap();
+                }
+            }
+        }
+        assert_eq!(ends[0].ended(), None, "after {dropped} transmissions");
+        received.extend(std::iter::from_fn(|| ends[1].recv()).map(|message| message.len()));
+    }
+    assert!(dropped > 20, "{dropped} times");
+    assert_eq!(received[0], 1000);
+    assert_eq!(received.len(), 101);
+}

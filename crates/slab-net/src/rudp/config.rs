@@ -142,7 +142,8 @@ impl SessionConfig {
         self
     }
 
-    /// Gives the session up once a segment was sent this often in vain. Default: 20.
+    /// Gives the session up once a segment was sent this often in vain; transmissions after which the
+    /// peer acknowledged something later count as one. Default: 20.
     pub fn dead_link(mut self, transmissions: u32) -> Self {
         self.dead_link = transmissions;
         self

@@ -19,7 +19,8 @@ pub enum CloseReason {
     ClosedByPeer,
     /// The peer, of this library, gave it up, with whatever had not been delivered.
     Reset,
-    /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows.
+    /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows, and nothing
+    /// sent after it was acknowledged.
     DeadLink,
     /// The peer gave no sign of life for [the idle timeout](super::SessionConfig::keepalive).
     TimedOut,

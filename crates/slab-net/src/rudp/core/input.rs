@@ -518,7 +518,10 @@ impl Session {
 
     /// A segment has to be sent again; `false` if that ends the session.
     pub(super) fn lose(&mut self, sn: u32, cause: Cause) -> bool {
-        if u32::from(self.send.slot(sn).transmissions) >= self.config.dead_link {
+        // A fast one follows an acknowledgement of something later, so that the peer is there: it may have
+        // no memory for this one, and a round trip may be short.
+        let spent = u32::from(self.send.slot(sn).transmissions) >= self.config.dead_link;
+        if spent && cause != Cause::Fast {
             self.end(CloseReason::DeadLink);
             return false;
         }

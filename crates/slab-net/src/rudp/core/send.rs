@@ -47,7 +47,8 @@ pub(super) struct Slot {
     pub(super) cause: Cause,
     /// Does its second copy follow at once, or has it?
     pub(super) doubled: bool,
-    /// How often it was sent; two copies at once count as one.
+    /// How often it was sent; two copies at once count as one, and so do all that were sent because later
+    /// ones had arrived.
     pub(super) transmissions: u16,
     /// The `ts` of the first and of the last time.
     pub(super) first_ts: u32,
@@ -259,7 +260,8 @@ impl SendQueue {
         if slot.transmissions == 0 {
             slot.first_ts = ts;
         }
-        if !slot.doubled {
+        let is_again = slot.cause == Cause::Fast && slot.transmissions > 1;
+        if !slot.doubled && !is_again {
             slot.transmissions = slot.transmissions.saturating_add(1);
         }
         slot.last_ts = ts;
