@@ -19,6 +19,10 @@ use tokio::task::coop::poll_proceed;
 /// has no half-close, and what such a peer sends after that is lost, as is what was received and not read
 /// by then.
 ///
+/// A write waits while the window or the memory is used up by what is on its way; it fails as
+/// [`OutOfMemory`](io::ErrorKind::OutOfMemory) where there is none and nothing is on its way that would
+/// give some back. The session goes on: the next write may find some.
+///
 /// Dropping it closes the session, also after shutting down: what the peer has not taken within the
 /// [linger time](super::super::SessionConfig::linger) is lost, and the peer learns that by a
 /// [reset](super::super::CloseReason::Reset). A kernel's TCP goes on for longer; where a reader may be that
