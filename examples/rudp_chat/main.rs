@@ -8,7 +8,8 @@
 //! Both take `--fec 10,3` and `--key` with 32 or 64 hexadecimal digits; kcp-go's are `-shards=10,3`
 //! and `-key=`.
 //!
-//! Lines of the terminal go to the peer, the peer's lines to the terminal, until either ends.
+//! Lines of the terminal go to the peer, the peer's lines to the terminal, until either ends, by Ctrl-C
+//! too.
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -17,6 +18,7 @@ use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig, Stream};
 use std::error::Error;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{ExitCode, Stdio};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -123,9 +125,9 @@ fn main() -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "what the program is for")]
+/// Prints a line. A reader that has gone away is no reason to stop.
 fn say(line: &str) {
-    println!("{line}");
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
 async fn run(options: Options) -> Result<(), Box<dyn Error>> {
@@ -150,23 +152,29 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     chat(connection.into_stream()).await
 }
 
-/// The terminal and the peer, until either ends.
+/// The terminal and the peer, until either ends; at Ctrl-C the peer is told.
 async fn chat(stream: Stream) -> Result<(), Box<dyn Error>> {
     let (read, mut write) = tokio::io::split(stream);
     let mut theirs = BufReader::new(read).lines();
     let mut ours = BufReader::new(tokio::io::stdin()).lines();
-    loop {
-        tokio::select! {
-            line = theirs.next_line() => match line? {
-                Some(line) => say(&format!("> {line}")),
-                None => break,
-            },
-            line = ours.next_line() => match line? {
-                Some(line) => write.write_all(format!("{line}\n").as_bytes()).await?,
-                None => break,
-            },
+    let talk = async {
+        loop {
+            tokio::select! {
+                line = theirs.next_line() => match line? {
+                    Some(line) => say(&format!("> {line}")),
+                    None => return Ok(()),
+                },
+                line = ours.next_line() => match line? {
+                    Some(line) => write.write_all(format!("{line}\n").as_bytes()).await?,
+                    None => return Ok(()),
+                },
+            }
         }
-    }
+    };
+    tokio::select! {
+        ended = talk => ended,
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+    }?;
     let stream = theirs.into_inner().into_inner().unsplit(write);
     stream.connection().close().await?;
     Ok(())
