@@ -21,7 +21,7 @@ pub(crate) trait Source: Send + Sync {
     fn describe(&self, to: &mut Describe<'_>);
 
     /// Appends the values of these series, in that order: [`Family::width`] numbers each. Must not
-    /// allocate beyond that, for this is what runs at each scrape.
+    /// allocate beyond that, for this is what runs at each scrape; an RUDP endpoint has its sessions listed.
     fn read(&self, values: &mut Vec<u64>);
 
     /// Writes the statistics as members of an object that has a `name` already.

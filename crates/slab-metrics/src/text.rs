@@ -3,7 +3,7 @@
 //! Whatever does not change between two scrapes is made once: the order of the families and, of
 //! each line, all but its number. A scrape then reads the sources into one list of numbers and
 //! writes the page into one string, so that it allocates that string and nothing else, however many
-//! pools and classes there are. The same page by way of a recorder of
+//! pools and classes there are; an RUDP endpoint lists its sessions besides. The same page by way of a recorder of
 //! `metrics-exporter-prometheus` takes more than ten times as long (`cargo run --release -p versus --
 //! metrics --only scrape/`), because a render copies every key.
 
