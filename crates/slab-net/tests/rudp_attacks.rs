@@ -305,6 +305,50 @@ fn a_peer_of_any_kind_proves_its_address_without_data() {
     }
 }
 
+/// What may not go out before the address is proved is not due either: whoever looks after the session
+/// would do nothing else until it is given up.
+#[test]
+fn an_acknowledgement_that_may_not_be_sent_keeps_nobody_busy() {
+    let mut pair = Pair::new();
+    let forged = |sn, una| {
+        let header = Header {
+            sn,
+            una,
+            ..push(b"")
+        };
+        datagram(header, b"")
+    };
+    let take = |pair: &mut Pair, bytes: &[u8]| {
+        let packet = pair.pool.try_copy_from_slice(bytes).unwrap();
+        pair.server.handle_datagram(pair.now, packet).unwrap();
+        transmit(&mut pair.server, pair.now)
+    };
+    let opening: Vec<u8> = (0..17).flat_map(|sn| forged(sn, 0)).collect();
+    let out: usize = take(&mut pair, &opening).iter().map(Vec::len).sum();
+    // The application answers at once, with all that may be sent.
+    assert!(pair.server.recv().is_some());
+    let answer = vec![1; 3 * opening.len() - out - HEADER_BYTES];
+    pair.server.send_slice(&answer).unwrap();
+    assert_eq!(transmit(&mut pair.server, pair.now).len(), 1);
+
+    // Then the peer is to be asked again. It says something else, which is to be acknowledged with the next
+    // answer, and the application reads on instead.
+    pair.now = pair.server.poll_timeout().unwrap();
+    assert!(transmit(&mut pair.server, pair.now).is_empty());
+    take(&mut pair, &forged(17, 1));
+    while pair.server.recv().is_some() {}
+    transmit(&mut pair.server, pair.now);
+    pair.now = pair.now + Duration::from_millis(20);
+    transmit(&mut pair.server, pair.now);
+    assert!(!pair.server.is_validated());
+    assert!(pair.server.poll_timeout().unwrap() > pair.now);
+
+    // It goes with what the next datagram allows.
+    let answer = take(&mut pair, &forged(18, 1));
+    let acked = answer.iter().flat_map(|datagram| segments_of(datagram));
+    assert!(acked.into_iter().any(|header| header.una == 19));
+}
+
 /// Before its address is proved, a peer is promised the smallest window only, whatever it sends.
 #[test]
 fn an_unproved_address_reserves_little() {

@@ -30,7 +30,7 @@ impl Session {
     pub fn poll_timeout(&self) -> Option<Time> {
         let times = [
             Some(self.poll_end()?.min(self.keepalive_at)),
-            self.acks.due(),
+            self.acks_due(),
             self.overdue_at(),
             self.tail_at(),
             self.loss_at,
@@ -82,6 +82,11 @@ impl Session {
                 silent.min(self.now + left)
             }
         }
+    }
+
+    /// When acknowledgements have to be sent: not before the peer has sent something, where they may not.
+    fn acks_due(&self) -> Option<Time> {
+        self.acks.due().filter(|_| self.allowance() >= HEADER_BYTES)
     }
 
     /// When the oldest segment in flight is overdue.
