@@ -14,6 +14,8 @@ use tokio::time::timeout;
 
 /// What a session reserves that is opened: its smallest window, with the reserve.
 const OPENING_BYTES: usize = 32 * 1536 * 5 / 4;
+/// And what it may reserve as long as its address is not proved: as much for what is sent.
+const HALF_OPEN_BYTES: usize = 2 * OPENING_BYTES;
 
 fn opening(conv: u32) -> Vec<u8> {
     let mut datagram = vec![0; HEADER_BYTES + 1];
@@ -96,8 +98,8 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
         ("half-open", fast().max_half_open(3, 100)),
         ("prefix", fast().max_half_open(100, 3)),
         ("backlog", fast().backlog(3)),
-        // A fourth of it has room for three of the smallest windows.
-        ("memory", fast().memory(4 * 3 * OPENING_BYTES)),
+        // A fourth of it has room for three that are half-open.
+        ("memory", fast().memory(4 * 3 * HALF_OPEN_BYTES)),
     ];
     for (what, config) in cases {
         let server = Endpoint::bind(any(), &pool, config).unwrap();
@@ -141,7 +143,9 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
 #[tokio::test]
 async fn forged_addresses_do_not_take_the_memory_of_others() {
     let pool = pool();
-    let config = fast().memory(16 * OPENING_BYTES).max_half_open(1024, 1024);
+    let config = fast()
+        .memory(16 * HALF_OPEN_BYTES)
+        .max_half_open(1024, 1024);
     let server = Endpoint::bind(any(), &pool, config.clone().backlog(1000)).unwrap();
     let clients: Vec<_> = (0..3)
         .map(|_| Connection::connect(server.local_addr(), &pool, fast()).unwrap())
@@ -187,7 +191,9 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
 #[tokio::test]
 async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
     let pool = pool();
-    let config = fast().memory(17 * OPENING_BYTES).max_half_open(1024, 1024);
+    let config = fast()
+        .memory(17 * HALF_OPEN_BYTES)
+        .max_half_open(1024, 1024);
     let server = Endpoint::bind(any(), &pool, config.backlog(1000)).unwrap();
     let live = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
     live.send_slice(b"hello").await.unwrap();
@@ -238,6 +244,43 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
     };
     assert_eq!(timeout(SOON, got_in).await.unwrap(), b"question"[..]);
     assert_eq!(server.stats().refused_memory, 0);
+}
+
+/// Nor by what the application has to say to them.
+#[tokio::test]
+async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
+    let pool = pool();
+    let config = fast()
+        .memory(17 * HALF_OPEN_BYTES)
+        .max_half_open(1024, 1024);
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let live = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    live.send_slice(b"hello").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(recv(&accepted).await, b"hello");
+    accepted.ready().await.unwrap();
+    live.ready().await.unwrap();
+    let before = server.stats().reserved_bytes;
+    let flood = UdpSocket::bind(any()).await.unwrap();
+    let mut asked = Vec::new();
+    for conv in 1..=4 {
+        let question = opening(conv);
+        flood.send_to(&question, server.local_addr()).await.unwrap();
+        let forged = accept(&server).await;
+        assert_eq!(recv(&forged).await, [0]);
+        // As much as it is let.
+        while forged
+            .try_send(pool.try_copy_from_slice(&[7; 1000]).unwrap())
+            .is_ok()
+        {}
+        asked.push(forged);
+    }
+    let stats = server.stats();
+    assert_eq!(stats.half_open, 4);
+    assert!(
+        stats.reserved_bytes - before <= stats.reserve_limit_bytes / 4,
+        "{stats:?}"
+    );
 }
 
 /// Those that prove their address share what there is, and are refused what there is not.

@@ -56,7 +56,8 @@ impl core::error::Error for CloseReason {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The send queue is full; there will be room when the peer has acknowledged something.
+    /// The send queue is full, or as full as it may be before the peer has proved its address; there will be
+    /// room when the peer has acknowledged something.
     Blocked,
     /// The session's memory budget or the pool has nothing left.
     NoMemory,

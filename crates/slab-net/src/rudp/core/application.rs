@@ -88,13 +88,21 @@ impl Session {
             let more = framed(rest.len(), self.config.mss());
             let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
                 self.send.take_back(segments - 1 - frg);
-                self.starved = !self.send.is_empty();
-                return Err(SendError::NoMemory);
+                return Err(self.lacks_memory());
             };
             let frg = if self.config.stream { 0 } else { frg as u8 };
             self.send.push(place, frg);
         }
         Ok(())
+    }
+
+    /// There is no memory to send from; or not for an address that is not proved, until it is.
+    fn lacks_memory(&mut self) -> SendError {
+        if !self.path.validated {
+            return SendError::Blocked;
+        }
+        self.starved = !self.send.is_empty();
+        SendError::NoMemory
     }
 
     /// Takes bytes for sending, without boundaries; returns how many, at least one. For sessions
@@ -117,9 +125,9 @@ impl Session {
             let (payload, behind) = rest.split_at(rest.len().min(mss));
             let more = framed(behind.len(), mss);
             let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
-                self.starved = !self.send.is_empty();
+                let reason = self.lacks_memory();
                 if taken == 0 {
-                    return Err(SendError::NoMemory);
+                    return Err(reason);
                 }
                 break;
             };

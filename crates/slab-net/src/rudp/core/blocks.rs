@@ -50,8 +50,10 @@ pub(super) struct Blocks {
     free: Vec<u32>,
     /// The block that new segments go to.
     open: Option<u32>,
-    /// The size of the last block opened.
-    last_bytes: usize,
+    /// The size of the last block opened, and the most bytes of pool memory: in 32 bits, as there are many
+    /// sessions.
+    last_bytes: u32,
+    most: u32,
     account: Account,
 }
 
@@ -62,8 +64,19 @@ impl Blocks {
             free: Vec::new(),
             open: None,
             last_bytes: 0,
+            most: u32::MAX,
             account,
         }
+    }
+
+    /// Uses no more bytes of pool memory than this from here on; without end if it is `u32::MAX`.
+    pub(super) fn set_most(&mut self, bytes: u32) {
+        self.most = bytes;
+    }
+
+    fn reserve(&mut self, bytes: usize) -> bool {
+        let limited = self.most < u32::MAX && self.account.bytes() + bytes > self.most as usize;
+        !limited && self.account.reserve(bytes)
     }
 
     /// Bytes of pool memory in use.
@@ -121,7 +134,7 @@ impl Blocks {
         if packet.class().is_none()
             || packet.headroom() < HEADER_BYTES
             || occupied > size.next_multiple_of(64) * ADOPT_RATIO
-            || !self.account.reserve(occupied)
+            || !self.reserve(occupied)
         {
             return Err(packet);
         }
@@ -139,14 +152,14 @@ impl Blocks {
         let largest = pool.slab().size_classes().largest().saturating_sub(room);
         // While earlier segments are on their way, more are likely to come than were announced.
         let likely = if self.blocks.len() > self.free.len() {
-            self.last_bytes * 2
+            self.last_bytes as usize * 2
         } else {
             0
         };
         let wanted = (needed + more).max(likely).min(MAX_BLOCK).min(largest);
         let sizes = [wanted.max(needed), needed];
         let (buf, reserved) = sizes.iter().find_map(|&bytes| self.allocate(bytes, pool))?;
-        self.last_bytes = buf.capacity();
+        self.last_bytes = buf.capacity() as u32;
         let block = self.add(buf, 0, reserved);
         self.close();
         self.open = Some(block);
@@ -157,7 +170,7 @@ impl Blocks {
         let room = pool.headroom() + pool.tailroom();
         let class = pool.slab().class_for(bytes + room)?;
         let reserved = pool.slab().size_classes().sizes()[class];
-        if !self.account.reserve(reserved) {
+        if !self.reserve(reserved) {
             return None;
         }
         match pool.try_alloc(bytes) {

@@ -167,8 +167,9 @@ pub enum Side {
     /// This end did: whatever arrives comes from an address that it chose.
     Client,
     /// The peer did, from an address that may be forged: until it has proved that it receives
-    /// there, at most three times the bytes received are sent to it, and the receive window does
-    /// not grow beyond 32 segments. It is asked for the proof with the first answer, in a way that every
+    /// there, at most three times the bytes received are sent to it, no more is taken for sending than
+    /// has room in as much memory as its window, and the receive window does not grow beyond 32 segments.
+    /// It is asked for the proof with the first answer, in a way that every
     /// implementation gives it, and a longer message waits for that.
     Server,
 }
@@ -292,6 +293,10 @@ impl Session {
             budget.account(),
         )?;
         receive.set_grows(side == Side::Client);
+        let mut blocks = Blocks::new(budget.account());
+        if side == Side::Server {
+            blocks.set_most(receive.reserved() as u32);
+        }
         // What is not yet in flight waits here, but not so much that it leaves the processor's cache
         // before it is sent.
         let limit = (config.send_window + config.send_window / 2).max(MAX_FRAGMENTS + 1);
@@ -299,7 +304,7 @@ impl Session {
             conv,
             pool: pool.clone(),
             now,
-            send: SendQueue::new(first_sent, limit, Blocks::new(budget.account())),
+            send: SendQueue::new(first_sent, limit, blocks),
             told_edge: first_received.wrapping_add(DEFAULT_WINDOW.min(receive.window())),
             receive,
             recovery: Recovery::new(&config),
@@ -354,15 +359,16 @@ impl Session {
         })
     }
 
-    /// What opening a session reserves: its smallest window; and what `more` segments would take.
-    pub(in super::super) fn opening_bytes(
+    /// What a session reserves at most as long as its peer's address is not proved: its smallest window, and
+    /// as much for what is sent; and what `more` segments would take.
+    pub(in super::super) fn half_open_bytes(
         config: &SessionConfig,
         pool: &PacketPool,
         more: usize,
     ) -> usize {
         let window = DEFAULT_WINDOW.min(config.recv_window);
         let slot = slot_bytes(config, pool);
-        receive::reservation(window, slot) + more * slot
+        2 * receive::reservation(window, slot) + more * slot
     }
 
     /// The conversation.
@@ -416,6 +422,7 @@ impl Session {
     pub(in super::super) fn trust_address(&mut self) {
         self.path.validated = true;
         self.receive.set_grows(true);
+        self.send.blocks.set_most(u32::MAX);
         self.unstick();
     }
 

@@ -65,9 +65,9 @@ impl EndpointConfig {
     /// by acknowledging data or what it is asked for that with the first answer. Default: 1024, 128.
     ///
     /// Together they get a fourth of [the memory](Self::memory) at most, so that forged addresses do not
-    /// take what the other sessions need: no more of them are allowed than have their smallest window in
-    /// that, 61 440 bytes each for an MTU of 1400 and the default size classes, and what error correction
-    /// may keep of each.
+    /// take what the other sessions need: no more of them are allowed than have in that their smallest
+    /// window, 61 440 bytes each for an MTU of 1400 and the default size classes, as much for what is sent
+    /// to them, and what error correction may keep of each.
     pub fn max_half_open(mut self, sessions: usize, per_prefix: usize) -> Self {
         self.max_half_open = sessions;
         self.max_half_open_per_prefix = per_prefix;

@@ -58,8 +58,8 @@ impl Shared {
         let budget = MemoryBudget::new(memory);
         // Whoever forges addresses must not get what the others need.
         let kept = config.protection.kept();
-        let opening = Session::opening_bytes(&config.session, &pool, kept);
-        let room = memory / HALF_OPEN_SHARE / opening;
+        let each = Session::half_open_bytes(&config.session, &pool, kept);
+        let room = memory / HALF_OPEN_SHARE / each;
         config.max_half_open = config.max_half_open.min(room.max(1));
         Self {
             protection: Protection::new(&config, &pool, &budget),

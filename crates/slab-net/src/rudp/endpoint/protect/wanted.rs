@@ -38,11 +38,11 @@ impl Wanted {
         0
     }
 
-    /// Datagrams of a peer that error correction keeps at most.
+    /// Datagrams from and for a peer that error correction keeps at most.
     pub(in super::super) fn kept(&self) -> usize {
         #[cfg(feature = "fec")]
         if let Some(shards) = self.shards {
-            return most_kept(shards);
+            return most_kept(shards) + shards.parity();
         }
         0
     }
