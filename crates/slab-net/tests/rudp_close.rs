@@ -456,6 +456,21 @@ fn an_abort_resets_the_peer_whatever_is_under_way() {
     }
 }
 
+/// One that has restarted, and has a session of the same conversation, acknowledges what comes early in it,
+/// and waits for ever for what came before: nobody would read it, and nobody would know.
+#[test]
+fn a_peer_that_began_anew_does_not_pass_for_who_had_the_rest() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let mut line = Line::over(&pool);
+    let (config, budget) = (SessionConfig::fast(), MemoryBudget::new(16 << 20));
+    let anew = Session::open(3, &config, Side::Server, &pool, &budget, 7 << 32, line.now);
+    line.ends[1] = anew.unwrap();
+    line.ends[0].send_slice(b"and more").unwrap();
+    line.run(ONE_WAY * 10, |_| {});
+    assert!(!line.ends[1].has_message());
+    assert_eq!(line.ends[0].ended(), Some(CloseReason::Reset));
+}
+
 #[test]
 fn a_reset_that_does_not_know_the_token_is_refused() {
     let mut line = Line::new();

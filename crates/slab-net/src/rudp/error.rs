@@ -17,7 +17,8 @@ pub enum CloseReason {
     Aborted,
     /// The peer closed it, and said so.
     ClosedByPeer,
-    /// The peer, of this library, gave it up, with whatever had not been delivered.
+    /// The peer gave it up, with whatever had not been delivered: one of this library has said so, or one of
+    /// any has forgotten what it had, as after a restart.
     Reset,
     /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows, and nothing
     /// sent after it was acknowledged.

@@ -316,6 +316,11 @@ impl Session {
             return;
         }
         let slot = *self.send.slot(header.sn);
+        if before(header.una, slot.had) {
+            // What it had told to have before it was sent this, it has no more: it began anew, and waits for
+            // all of it. Nobody would ever read what it acknowledges.
+            return self.end(CloseReason::Reset);
+        }
         if slot.state == State::Acked {
             return;
         }
@@ -456,6 +461,9 @@ impl Session {
 
     fn on_window(&mut self, una: u32, window: u32, narrows: bool) {
         let edge = una.wrapping_add(window);
+        if before(self.peer.has, una) {
+            self.peer.has = una;
+        }
         // What it may ask to have back, and only of one who has nothing on its way.
         let narrow = una.wrapping_add(window.max(DEFAULT_WINDOW));
         // Where datagrams overtake each other the later edge counts; the first one told replaces

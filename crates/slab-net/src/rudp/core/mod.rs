@@ -176,6 +176,8 @@ pub enum Side {
 
 #[derive(Debug)]
 struct Peer {
+    /// It has told to have every segment before this one.
+    has: u32,
     /// The first segment beyond its window.
     edge: u32,
     /// The most segments of a message that it takes, as far as is known: the largest window it has
@@ -313,6 +315,7 @@ impl Session {
             rate: None,
             acks: Acks::new(config.ack_delay(), config.recv_window),
             peer: Peer {
+                has: first_sent,
                 edge: first_sent.wrapping_add(DEFAULT_WINDOW),
                 largest_window: DEFAULT_WINDOW,
                 told: false,

@@ -327,7 +327,7 @@ impl Session {
     /// Marks a segment as sent and writes its header.
     fn stamp(&mut self, sn: u32) {
         let ts = self.ts();
-        let sent = self.send.sent(sn, self.now, ts);
+        let sent = self.send.sent(sn, self.now, ts, self.peer.has);
         match sent.cause {
             Cause::New => self.acks.data_sent(self.now),
             Cause::Fast => self.stats.retransmits_fast += 1,

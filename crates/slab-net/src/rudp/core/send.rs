@@ -50,6 +50,8 @@ pub(super) struct Slot {
     /// How often it was sent; two copies at once count as one, and so do all that were sent because later
     /// ones had arrived.
     pub(super) transmissions: u16,
+    /// What the peer had told to have in order, up to here, when it was first sent.
+    pub(super) had: u32,
     /// The `ts` of the first and of the last time.
     pub(super) first_ts: u32,
     pub(super) last_ts: u32,
@@ -246,9 +248,10 @@ impl SendQueue {
         self.serial
     }
 
-    /// `sn` is sent now: the front of the lost ones, or else the next never sent.
+    /// `sn` is sent now: the front of the lost ones, or else the next never sent. The peer has told to have
+    /// all before `had`.
     #[inline]
-    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32) -> Sent {
+    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32, had: u32) -> Sent {
         if self.slots.at(sn).state == State::Lost {
             self.lost.remove(&mut self.slots, sn);
         } else {
@@ -259,6 +262,7 @@ impl SendQueue {
         let slot = self.slots.at_mut(sn);
         if slot.transmissions == 0 {
             slot.first_ts = ts;
+            slot.had = had;
         }
         let is_again = slot.cause == Cause::Fast && slot.transmissions > 1;
         if !slot.doubled && !is_again {
@@ -349,7 +353,7 @@ mod tests {
             let place = queue.blocks.push(&[n], 0, &pool).unwrap();
             queue.push(place, 0);
             if n < 32 {
-                queue.sent(sn(n.into()), Time::ZERO, 0);
+                queue.sent(sn(n.into()), Time::ZERO, 0, first);
             }
         }
         assert_eq!(queue.room(), 0);
@@ -365,7 +369,7 @@ mod tests {
         assert_eq!(queue.oldest(), Some(sn(2)));
         let mut again = Vec::new();
         while let Some(lost) = queue.lost_front() {
-            queue.sent(lost, Time::ZERO, 1);
+            queue.sent(lost, Time::ZERO, 1, first);
             again.push(lost.wrapping_sub(first));
         }
         assert_eq!(again, (0..32).step_by(3).collect::<Vec<u32>>());
