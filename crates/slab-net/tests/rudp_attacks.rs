@@ -305,6 +305,43 @@ fn a_peer_of_any_kind_proves_its_address_without_data() {
     }
 }
 
+/// A peer of another implementation that has said little, and has been acknowledged, says nothing more by
+/// itself. What it may be sent is not spent on the first question for the proof, whose answer may be lost.
+#[test]
+fn a_peer_that_says_little_is_asked_for_the_proof_more_than_once() {
+    let mut pair = Pair::new();
+    let first = Header {
+        sn: 0,
+        una: 0,
+        ..push(b"?")
+    };
+    let packet = pair.pool.try_copy_from_slice(&datagram(first, b"?"));
+    pair.server
+        .handle_datagram(pair.now, packet.unwrap())
+        .unwrap();
+    let asked = |pair: &mut Pair, cmd| {
+        let sent = transmit(&mut pair.server, pair.now);
+        let headers = sent.iter().flat_map(|datagram| segments_of(datagram));
+        headers.into_iter().rfind(|header| header.cmd == cmd)
+    };
+    assert!(asked(&mut pair, Command::Push).is_some());
+    pair.now = pair.now + Duration::from_secs(1);
+    let challenge = asked(&mut pair, Command::Push).expect("it is asked again");
+    let echo = Header {
+        sn: challenge.sn,
+        ts: challenge.ts,
+        una: 0,
+        ..header(Command::Ack)
+    };
+    let packet = pair.pool.try_copy_from_slice(&datagram(echo, b""));
+    pair.server
+        .handle_datagram(pair.now, packet.unwrap())
+        .unwrap();
+    assert!(pair.server.is_validated());
+    // Now it may be asked for the window, too.
+    assert!(asked(&mut pair, Command::AskWindow).is_some());
+}
+
 /// What may not go out before the address is proved is not due either: whoever looks after the session
 /// would do nothing else until it is given up.
 #[test]

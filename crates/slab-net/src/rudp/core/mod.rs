@@ -426,6 +426,7 @@ impl Session {
         self.path.validated = true;
         self.receive.set_grows(true);
         self.send.blocks.set_most(u32::MAX);
+        self.ask |= self.peer.asked_at.is_none();
         self.unstick();
     }
 

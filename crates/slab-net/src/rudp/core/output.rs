@@ -228,18 +228,14 @@ impl Session {
         }
         if self.ask && control.has_room() {
             self.ask = false;
-            self.peer.asked_at = Some(self.now);
-            self.peer.owes_answer = true;
-            self.stats.probes += 1;
             if !self.peer.is_known() || !self.path.validated {
                 self.ask_again();
             }
-            let header = Header {
-                frg: OURS,
-                ts: self.token,
-                ..self.header(Command::AskWindow)
-            };
-            control.put(header, &[]);
+            // With the challenge, and room for another: the answer to this one may be lost, and a peer that
+            // has said little may say nothing more by itself.
+            if self.allowance() - control.at >= 3 * HEADER_BYTES {
+                self.write_question(control);
+            }
             self.write_challenge(control);
         }
         if self.tell && control.has_room() {
@@ -252,6 +248,18 @@ impl Session {
             };
             control.put(header, &[]);
         }
+    }
+
+    fn write_question(&mut self, control: &mut Control<'_>) {
+        self.peer.asked_at = Some(self.now);
+        self.peer.owes_answer = true;
+        self.stats.probes += 1;
+        let header = Header {
+            frg: OURS,
+            ts: self.token,
+            ..self.header(Command::AskWindow)
+        };
+        control.put(header, &[]);
     }
 
     /// Has the peer show that it receives at its address, whichever implementation it is of, and although
