@@ -57,6 +57,32 @@ fn the_loss_of_the_last_one_is_found_by_a_probe() {
     );
 }
 
+/// A server that speaks first may send no more than its client has paid for, and what it asks for the proof
+/// goes to the account. If the answer is lost, it is for the client to say something more.
+#[test]
+fn the_loss_of_the_proof_of_an_address_is_made_good_before_the_session_is_given_up() {
+    let greeting = [7; 10_000];
+    let mut world = Lossy::new(&SessionConfig::fast(), path(10 * MS), 1);
+    world.ends[1].send_slice(&greeting).unwrap();
+    world.settle(0);
+    while !world.ends[0].is_peer_ours() {
+        let end = world.step(Time::ZERO + 100 * MS).expect("it is answered");
+        world.lose_next(u32::from(end == 0));
+        world.settle(end);
+    }
+    assert!(!world.ends[1].is_validated());
+    let until = world.now + 5000 * MS;
+    run(&mut world, until);
+    assert_eq!(world.ends.each_ref().map(Session::ended), [None; 2]);
+    assert_eq!(world.ends[0].recv().unwrap(), greeting[..]);
+    // And from then on there is nothing to be said.
+    let said = |world: &Lossy| world.ends.each_ref().map(|end| end.stats().sent_datagrams);
+    let before = said(&world);
+    let until = world.now + 9000 * MS;
+    run(&mut world, until);
+    assert_eq!(said(&world), before);
+}
+
 /// A retransmission that is lost is found missing like any other, without a time-out.
 #[test]
 fn a_retransmission_that_is_lost_is_sent_again_at_once() {

@@ -23,6 +23,8 @@ pub const HEADER_BYTES: usize = 24;
 /// The `frg` of this library's questions for the window and answers to them. Others send 0, and do not
 /// look at it.
 pub(super) const OURS: u8 = 1;
+/// That of an answer whose sender has yet to see the proof of the address that it goes to.
+pub(super) const OURS_UNPROVED: u8 = 2;
 
 /// What a segment is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

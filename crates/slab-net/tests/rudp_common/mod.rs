@@ -144,7 +144,11 @@ impl World {
             .fast_resend(random.pick(&[0, 2, 5]))
             .congestion(random.pick(&[Congestion::Off, Congestion::Reno, Congestion::Cubic]))
             .dead_link(1000)
-            .keepalive(Duration::from_secs(15), Duration::from_secs(100_000))
+            .keepalive(
+                // Mostly never: it would make good what else stands still for ever.
+                Duration::from_secs(random.pick(&[15, 90_000, 90_000])),
+                Duration::from_secs(100_000),
+            )
             .unproved_timeout(Duration::from_secs(100_000))
             .linger(Duration::from_secs(300));
         let hole = if random.chance(200) {

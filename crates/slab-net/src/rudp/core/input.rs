@@ -3,7 +3,7 @@
 use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
-use super::super::wire::{Command, Header, OURS, segments};
+use super::super::wire::{Command, Header, OURS, OURS_UNPROVED, segments};
 use super::close::{DEAF, END, Phase, RESET};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
@@ -240,8 +240,11 @@ impl Session {
                 }
                 Command::TellWindow => {
                     self.on_answer(&header);
-                    self.peer.seems_ours = header.frg == OURS;
+                    self.peer.seems_ours = matches!(header.frg, OURS | OURS_UNPROVED);
                     if header.ts == self.token {
+                        self.peer.doubts = header.frg == OURS_UNPROVED;
+                        // One that had to prove its address asks until it hears that it has.
+                        self.tell |= !self.peer.is_ours;
                         self.peer.is_ours = true;
                         let most = header.sn.min(MAX_FRAGMENTS);
                         self.peer.largest_window = self.peer.largest_window.max(most);
@@ -482,7 +485,7 @@ impl Session {
             DEFAULT_WINDOW
         };
         self.peer.told = true;
-        let known = self.peer.is_known() && self.path.validated;
+        let known = self.peer.is_known() && self.path.validated && !self.peer.doubts;
         if known && diff(self.peer.edge, self.send.next()) > 0 {
             self.probe = None;
         }

@@ -73,9 +73,9 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// # What it adds to KCP on the wire
 ///
 /// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
-/// the `ts` of the WASK that it answers; the `frg` of both is 1. A WASK to one who has nothing on its way
-/// may tell a smaller window than before: an idle session asks its memory back. So two ends recognise
-/// each other, prove their addresses and may tell each other of a close (a segment of command 85, never
+/// the `ts` of the WASK that it answers; the `frg` of both is 1, that of a WINS to an address that is not
+/// proved 2. A WASK to one who has nothing on its way may tell a smaller window than before: an idle session
+/// asks its memory back. So two ends recognise each other, prove their addresses and may tell each other of a close (a segment of command 85, never
 /// sent to others; one whose `frg` is 1 resets the session), and of the [end](Self::finish) of what they
 /// send (a PUSH whose `frg` is 255). The `sn` of a WINS, which means nothing elsewhere, says how large the
 /// window can become.
@@ -201,6 +201,8 @@ struct Peer {
     is_ours: bool,
     /// Was its last answer like this library's, proved or not?
     seems_ours: bool,
+    /// Has it yet to see that our address is ours? It can say little until then, and has to be asked.
+    doubts: bool,
 }
 
 impl Peer {
@@ -328,6 +330,7 @@ impl Session {
                 has_token: false,
                 is_ours: false,
                 seems_ours: false,
+                doubts: false,
             },
             path: Path {
                 validated: side == Side::Client,

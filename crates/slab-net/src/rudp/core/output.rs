@@ -6,7 +6,7 @@
 
 use super::super::config::Congestion;
 use super::super::time::Time;
-use super::super::wire::{Command, HEADER_BYTES, Header, OURS};
+use super::super::wire::{Command, HEADER_BYTES, Header, OURS, OURS_UNPROVED};
 use super::Session;
 use super::close::END;
 use super::congestion::CongestionControl;
@@ -241,7 +241,10 @@ impl Session {
         if self.tell && control.has_room() {
             self.tell = false;
             let header = Header {
-                frg: OURS,
+                frg: match self.path.validated {
+                    true => OURS,
+                    false => OURS_UNPROVED,
+                },
                 ts: self.peer.token,
                 sn: self.config.recv_window,
                 ..self.header(Command::TellWindow)
