@@ -377,6 +377,60 @@ fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
     assert!(shrunk >= 5 && wide >= 5, "{shrunk} and {wide}");
 }
 
+/// What overtakes the question for the window back takes it as it was, and so does what follows, read or not.
+#[test]
+fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
+    let idle = Duration::from_millis(200);
+    let config = SessionConfig::fast()
+        .window(1024, 1024)
+        .keepalive(idle, 1000 * idle);
+    let path = Conditions {
+        delay: Duration::from_millis(10),
+        lost: 0,
+        reordered: 0,
+        bottleneck: None,
+    };
+    let mut world = Lossy::new(&config, path, 1);
+    let first = world.ends[1].reserved_bytes();
+    let send = |world: &mut Lossy, messages: u32| {
+        for _ in 0..messages {
+            world.ends[0].send_slice(&[1; 1000]).unwrap();
+            world.settle(0);
+        }
+    };
+    for _ in 0..20 {
+        send(&mut world, 256);
+        let until = world.now + idle / 4;
+        while let Some(end) = world.step(until) {
+            while world.ends[1].recv().is_some() {}
+            world.settle(end);
+            world.settle(1);
+        }
+    }
+    let wide = world.ends[1].reserved_bytes();
+    assert!(wide > 8 * first);
+    // The question is on its way: it and what is sent now pass each other.
+    let asked = world.ends[1].stats().probes;
+    while world.ends[1].stats().probes == asked {
+        let end = world.step(world.now + 2 * idle).unwrap();
+        world.settle(end);
+    }
+    send(&mut world, 100);
+    let until = world.now + idle / 2;
+    while let Some(end) = world.step(until) {
+        world.settle(end);
+    }
+    send(&mut world, 200);
+    let until = world.now + idle / 2;
+    while let Some(end) = world.step(until) {
+        world.settle(end);
+    }
+    assert_eq!(world.ends[1].reserved_bytes(), wide);
+    assert_eq!(world.ends[1].stats().dropped_beyond_window, 0);
+    let received = std::iter::from_fn(|| world.ends[1].recv()).count();
+    assert_eq!(received, 300);
+}
+
 /// The sender's pool has nothing left, not even a buffer to receive in: what it has sent is still
 /// acknowledged, over sockets, and so its memory comes back.
 #[tokio::test]

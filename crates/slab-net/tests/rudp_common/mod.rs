@@ -117,6 +117,8 @@ pub(crate) struct World {
     /// Added to the time that the sessions are told.
     skew: [i64; 2],
     clock_jumps: bool,
+    /// Do they send unreliable datagrams? Those tell the window, whatever is lost of what should.
+    datagrams: bool,
     /// What somebody else takes of the pool, all of it at times.
     taken: Vec<PacketBuf>,
     events: BinaryHeap<Reverse<At>>,
@@ -225,6 +227,7 @@ impl World {
         };
         let ends = [end(Side::Client, 0), end(Side::Server, 1)];
         let clock_jumps = random.chance(100);
+        let datagrams = random.chance(500);
         let starves = random.chance(200);
         let mut world = Self {
             seed,
@@ -238,6 +241,7 @@ impl World {
             holes: 0,
             skew: [0, 0],
             clock_jumps,
+            datagrams,
             taken: Vec::new(),
             events: BinaryHeap::new(),
             order: 0,
@@ -435,7 +439,8 @@ impl World {
     fn write_rest(&mut self, end: usize) {
         let seed = self.seed;
         let pool = self.pool.clone();
-        if self.random.chance(100)
+        if self.datagrams
+            && self.random.chance(100)
             && let Ok(datagram) = pool.try_copy_from_slice(&[end as u8; 50])
         {
             // To a peer that is known by now, or given back.
