@@ -40,7 +40,10 @@ fn strict(bytes: usize) -> PacketPool {
 }
 
 async fn connected(pool: &PacketPool) -> [Connection; 2] {
-    let config = EndpointConfig::new(SessionConfig::fast());
+    // What nobody is woken for is not to be made good by a sign of life.
+    let session =
+        SessionConfig::fast().keepalive(Duration::from_secs(600), Duration::from_secs(6000));
+    let config = EndpointConfig::new(session);
     let server = Endpoint::bind(any(), pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), pool, config).unwrap();
     client.send_slice(b"hello").await.unwrap();

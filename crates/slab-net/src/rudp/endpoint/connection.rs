@@ -233,6 +233,7 @@ impl Connection {
                 return Poll::Ready(None);
             }
             // The session may end meanwhile, or somebody else take the message.
+            inner.joining = bytes as u32;
             inner.readers.add(cx.waker());
             Poll::Pending
         });

@@ -70,6 +70,8 @@ pub(super) struct Inner {
     unsent: Option<(Packet, usize)>,
     /// When the endpoint's task looks after it, at the latest.
     pub(super) armed: Option<Time>,
+    /// The length of the next message, if a reader waits for memory to join it in; otherwise 0.
+    pub(super) joining: u32,
     half_open: bool,
     /// Is it known that the peer has answered?
     answered: bool,
@@ -166,6 +168,7 @@ impl Link {
                 writers: Wakers::default(),
                 unsent: None,
                 armed: None,
+                joining: 0,
                 half_open,
                 answered: false,
                 released: false,
@@ -214,6 +217,7 @@ impl Link {
             session,
             readers,
             writers,
+            joining,
             answered,
             ..
         } = inner;
@@ -222,7 +226,10 @@ impl Link {
         let readable = session.has_message() || session.has_bytes() || session.has_datagram();
         // The last message may be taken by one task while another waits for memory for it.
         let at_end = session.is_read_closed() && (news || !readable);
-        if over || at_end || news && readable {
+        // What another one waits to join may be taken by this one, and what is behind it need no memory.
+        let gone = *joining > 0 && session.next_message_bytes() != Some(*joining as usize);
+        if over || at_end || gone || news && readable {
+            *joining = 0;
             woken.reader = readers.take();
         }
         // Before anything else is told of it, whoever looks first.
