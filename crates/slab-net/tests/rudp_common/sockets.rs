@@ -20,7 +20,9 @@ pub(crate) fn pool() -> PacketPool {
 }
 
 pub(crate) fn fast() -> EndpointConfig {
-    EndpointConfig::new(SessionConfig::fast())
+    // What nobody is woken for is not to be made good by a sign of life.
+    let minutes = |n: u64| Duration::from_secs(60 * n);
+    EndpointConfig::new(SessionConfig::fast().keepalive(minutes(10), minutes(100)))
 }
 
 /// Any port of an address that no other socket of the tests has: a session whose test has ended sends
