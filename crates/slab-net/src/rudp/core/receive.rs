@@ -459,8 +459,7 @@ impl ReceiveQueue {
         self.complete -= u32::from(held.frg == 0);
         self.charged -= held.charge as usize;
         if self.beyond > 0 && held.buffer == OWN {
-            let occupied = held.packet.len() + held.packet.pinned_bytes();
-            self.beyond -= occupied.saturating_sub(self.slot());
+            self.beyond -= buffers::occupied(&held.packet).saturating_sub(self.slot());
         }
         if held.buffer != OWN {
             self.deferred += 1;

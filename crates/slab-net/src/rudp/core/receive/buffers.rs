@@ -20,6 +20,15 @@ impl Buffer {
     }
 }
 
+/// Bytes of pool memory that a segment keeps in use, by itself; an empty one is not kept.
+pub(super) fn occupied(packet: &Packet) -> usize {
+    if packet.is_empty() {
+        0
+    } else {
+        packet.len() + packet.pinned_bytes()
+    }
+}
+
 impl ReceiveQueue {
     /// Accounts for a segment's memory; `None` if there is none to account for it. What is `awaited`
     /// may lie in more than its slot.
@@ -31,11 +40,7 @@ impl ReceiveQueue {
         pool: &PacketPool,
         batch: &mut BatchBuffer,
     ) -> Option<Held> {
-        let occupied = if packet.is_empty() {
-            0
-        } else {
-            packet.len() + packet.pinned_bytes()
-        };
+        let occupied = occupied(&packet);
         if batch.transient && !packet.is_empty() {
             if batch.starved && !awaited {
                 return None;
@@ -92,7 +97,7 @@ impl ReceiveQueue {
         let mut copy = pool.try_alloc_or_larger(packet.len(), most).ok()?;
         copy.extend_from_slice(packet);
         let copy = copy.freeze();
-        let occupied = copy.len() + copy.pinned_bytes();
+        let occupied = occupied(&copy);
         self.copied += 1;
         Some(self.own(frg, copy, occupied))
     }

@@ -2,6 +2,7 @@
 
 use super::super::super::budget::MemoryBudget;
 use super::*;
+use bytes::Buf;
 
 const SLOT: usize = 1536;
 const RTT: Duration = Duration::from_millis(20);
@@ -151,13 +152,23 @@ fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
         queue.set_grows(true);
         assert_eq!((queue.charged(), queue.beyond), (0, 0));
     }
-    // Of a message that nobody can read yet the next one too, within bounds.
+    // Of a message that nobody can read yet the next one too, within bounds. What is empty has nothing.
     let next = queue.next();
-    assert_eq!(insert(&mut queue, next, 1, false), Inserted::InOrder);
+    let mut empty = pool.try_alloc(65_536).unwrap();
+    empty.extend_from_slice(b"header");
+    let mut empty = empty.freeze();
+    empty.advance(6);
+    let place = (next, edge(&queue));
+    let mut batch = BatchBuffer::default();
+    let inserted = queue.insert(place, Time::ZERO, 2, empty, &pool, &mut batch);
+    assert_eq!(inserted, Inserted::InOrder);
+    assert_eq!(insert(&mut queue, next + 1, 1, false), Inserted::InOrder);
     assert_eq!(queue.beyond, 65_536 - SLOT);
-    assert_eq!(insert(&mut queue, next + 1, 0, false), Inserted::NoMemory);
+    assert_eq!(insert(&mut queue, next + 2, 0, false), Inserted::NoMemory);
     drop(others);
-    assert_eq!(insert(&mut queue, next + 1, 0, false), Inserted::InOrder);
+    assert_eq!(insert(&mut queue, next + 2, 0, false), Inserted::InOrder);
+    queue.pop();
+    assert_eq!(queue.beyond, 65_536 - SLOT);
     while queue.pop().is_some() {}
     assert_eq!((queue.charged(), queue.beyond), (0, 0));
     drop(queue);
