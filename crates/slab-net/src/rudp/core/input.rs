@@ -13,6 +13,7 @@ use super::sn::{before, diff};
 use super::{MAX_FRAGMENTS, Session};
 use crate::packet::Packet;
 use bytes::Buf;
+use core::num::NonZeroU64;
 use core::ops::Range;
 use core::time::Duration;
 
@@ -80,7 +81,7 @@ impl Session {
         }
         self.stats.received_datagrams += 1;
         self.stats.received_bytes += datagram.len() as u64;
-        self.path.received += datagram.len() as u64;
+        self.path.earn(datagram.len());
         self.last_received = self.now;
         self.keepalive_at = self.now + self.config.keepalive;
         self.apply(datagram, batch);
@@ -286,7 +287,8 @@ impl Session {
 
     /// The server keeps nothing of us until we have shown that we receive at our address.
     fn on_cookie(&mut self, header: &Header, payload: &[u8]) {
-        let Ok(cookie) = payload.try_into().map(u64::from_le_bytes) else {
+        let cookie = payload.try_into().map(u64::from_le_bytes);
+        let Some(cookie) = cookie.ok().and_then(NonZeroU64::new) else {
             return;
         };
         if self.peer.told || header.ts != self.token || self.cookie == Some(cookie) {
@@ -367,7 +369,7 @@ impl Session {
         }
         let expected = self.receive.next();
         self.receive.pause(now, self.round_trip());
-        let place = (sn, self.told_edge);
+        let place = (sn, self.peer.told_edge);
         let segment = match header.frg {
             END => Packet::new(),
             _ => segment,

@@ -45,7 +45,7 @@ use blocks::Blocks;
 use close::{Finish, Phase};
 use congestion::{Control, Pacer};
 use core::fmt;
-use core::num::NonZeroU32;
+use core::num::{NonZeroU32, NonZeroU64};
 use core::time::Duration;
 use counts::Counts;
 use datagrams::Datagrams;
@@ -133,8 +133,6 @@ pub struct Session {
     deaf: bool,
     /// When it ended there was something that the peer had not acknowledged.
     undelivered: bool,
-    /// The end of the window that the peer was last told.
-    told_edge: u32,
     /// The last transmission that a reduction of the congestion window answered for.
     reduced_at: u64,
     /// When a segment is found lost unless something arrives.
@@ -153,7 +151,7 @@ pub struct Session {
     /// Was the last thing that was paced a datagram?
     datagram_went: bool,
     /// What the server wants to see before it opens a session, and has it to be sent?
-    cookie: Option<u64>,
+    cookie: Option<NonZeroU64>,
     stats: Counts,
     /// Was there no memory for what was to be sent last, while some of it is on its way?
     starved: bool,
@@ -180,6 +178,8 @@ struct Peer {
     has: u32,
     /// The first segment beyond its window.
     edge: u32,
+    /// The first beyond ours, as it was last told.
+    told_edge: u32,
     /// The most segments of a message that it takes, as far as is known: the largest window it has
     /// told, or what an end of this library says of itself.
     largest_window: u32,
@@ -229,8 +229,20 @@ struct Path {
     /// Since when there is something to be sent to an address that is not proved, or sent and not
     /// acknowledged: in milliseconds, which may wrap. 0 if there is nothing.
     unanswered_since: u32,
-    received: u64,
-    sent: u64,
+    /// Bytes that may be sent to an address that is not proved: three times what came, less what went.
+    allowance: i32,
+}
+
+impl Path {
+    fn earn(&mut self, received: usize) {
+        let earned = received.saturating_mul(3).try_into();
+        self.allowance = self.allowance.saturating_add(earned.unwrap_or(i32::MAX));
+    }
+
+    fn spend(&mut self, sent: usize) {
+        let spent = sent.try_into().unwrap_or(i32::MAX);
+        self.allowance = self.allowance.saturating_sub(spent);
+    }
 }
 
 impl Session {
@@ -297,6 +309,7 @@ impl Session {
             budget.account(),
         )?;
         receive.set_grows(side == Side::Client);
+        let first_window = DEFAULT_WINDOW.min(receive.window());
         let mut blocks = Blocks::new(budget.account());
         if side == Side::Server {
             blocks.set_most(receive.reserved() as u32);
@@ -309,7 +322,6 @@ impl Session {
             pool: pool.clone(),
             now,
             send: SendQueue::new(first_sent, limit, blocks),
-            told_edge: first_received.wrapping_add(DEFAULT_WINDOW.min(receive.window())),
             receive,
             recovery: Recovery::new(&config),
             control: Control::new(config.congestion),
@@ -319,6 +331,7 @@ impl Session {
             peer: Peer {
                 has: first_sent,
                 edge: first_sent.wrapping_add(DEFAULT_WINDOW),
+                told_edge: first_received.wrapping_add(first_window),
                 largest_window: DEFAULT_WINDOW,
                 told: false,
                 answered: false,
@@ -335,8 +348,7 @@ impl Session {
             path: Path {
                 validated: side == Side::Client,
                 unanswered_since: 0,
-                received: 0,
-                sent: 0,
+                allowance: 0,
             },
             ts_offset: random as u32,
             // Not what others answer with.
@@ -387,8 +399,8 @@ impl Session {
     /// may send is here and read as far as it can be.
     fn consider_telling(&mut self) {
         let edge = self.edge();
-        let gained = sn::diff(edge, self.told_edge);
-        let left = sn::diff(self.told_edge, self.receive.next());
+        let gained = sn::diff(edge, self.peer.told_edge);
+        let left = sn::diff(self.peer.told_edge, self.receive.next());
         let half = (self.receive.window() / 2).max(1) as i32;
         if gained >= half || (gained > 0 && left <= 0 && self.receive.complete() == 0) {
             self.tell = true;
@@ -435,7 +447,7 @@ impl Session {
 
     /// So many bytes will go to the peer that are not the session's.
     pub(in super::super) fn will_send(&mut self, bytes: usize) {
-        self.path.sent += bytes as u64;
+        self.path.spend(bytes);
     }
 
     /// Is the peer of this library? Known after a round trip.

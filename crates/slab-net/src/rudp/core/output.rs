@@ -141,7 +141,7 @@ impl Session {
             let (block, start, end, segment_size) = self.run_in_place(max_datagrams)?;
             self.stats.sent_datagrams += ((end - start) as usize).div_ceil(segment_size) as u64;
             self.stats.sent_bytes += u64::from(end - start);
-            self.path.sent += u64::from(end - start);
+            self.path.spend((end - start) as usize);
             return Some(Outgoing {
                 contents: self.send.blocks.range(block, start, end),
                 segment_size,
@@ -149,7 +149,8 @@ impl Session {
         };
         self.stats.sent_datagrams += outgoing.datagrams() as u64;
         self.stats.sent_bytes += outgoing.contents.len() as u64;
-        self.path.sent += outgoing.contents.len() as u64;
+        let spent = outgoing.contents.len();
+        self.path.spend(spent);
         Some(outgoing)
     }
 
@@ -158,8 +159,7 @@ impl Session {
         if self.path.validated {
             return usize::MAX;
         }
-        let most = self.path.received.saturating_mul(3);
-        usize::try_from(most.saturating_sub(self.path.sent)).unwrap_or(usize::MAX)
+        usize::try_from(self.path.allowance).unwrap_or(0)
     }
 
     /// A header with what every segment carries.
@@ -224,7 +224,7 @@ impl Session {
                 len: size_of::<u64>() as u32,
                 ..self.header(Command::Cookie)
             };
-            control.put(header, &cookie.to_le_bytes());
+            control.put(header, &cookie.get().to_le_bytes());
         }
         if self.ask && control.has_room() {
             self.ask = false;
@@ -283,7 +283,7 @@ impl Session {
 
     /// The peer is told the window as it is now.
     fn told(&mut self) {
-        self.told_edge = self.edge();
+        self.peer.told_edge = self.edge();
     }
 
     /// The segment to be sent next: one that was lost, or a new one if the windows allow it.

@@ -19,10 +19,11 @@ const PERIOD: Duration = Duration::from_secs(30);
 /// Bytes of an answer with a cookie: less than twice those of the shortest question.
 pub(super) const ANSWER_BYTES: usize = HEADER_BYTES + size_of::<u64>();
 
-/// The cookie of a conversation in the period of `now`, or in the one `ago` periods before.
+/// The cookie of a conversation in the period of `now`, or in the one `ago` periods before; never zero.
 fn cookie(secret: &RandomState, peer: SocketAddr, conv: u32, now: Time, ago: u64) -> u64 {
     let period = now.as_micros() / PERIOD.as_micros() as u64;
-    secret.hash_one(("cookie", peer, conv, period.wrapping_sub(ago)))
+    let hash = secret.hash_one(("cookie", peer, conv, period.wrapping_sub(ago)));
+    hash.max(1)
 }
 
 /// Does a datagram begin with a cookie that was given to its sender?
