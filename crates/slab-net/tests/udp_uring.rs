@@ -43,7 +43,11 @@ fn builder(pool: &PacketPool, coalescing: Coalescing) -> UdpReceiverBuilder {
 
 /// `None` where there is no io_uring.
 fn bind(pool: &PacketPool, coalescing: Coalescing) -> Option<UdpReceiver> {
-    let receiver = builder(pool, coalescing).bind(ANY).unwrap();
+    bound(builder(pool, coalescing))
+}
+
+fn bound(builder: UdpReceiverBuilder) -> Option<UdpReceiver> {
+    let receiver = builder.bind(ANY).unwrap();
     if !receiver.uses_io_uring() {
         skipped("io_uring", &io::ErrorKind::Unsupported.into());
         return None;
@@ -143,10 +147,9 @@ async fn cut_datagrams_are_counted_and_delivered_only_where_that_is_asked_for() 
     let pool = pool(16);
     for deliver in [false, true] {
         let builder = builder(&pool, Coalescing::Off { max_datagram: 1000 });
-        let mut receiver = builder.deliver_truncated(deliver).bind(ANY).unwrap();
-        if !receiver.uses_io_uring() {
+        let Some(mut receiver) = bound(builder.deliver_truncated(deliver)) else {
             return;
-        }
+        };
         let lens = [999_usize, 1001, 1000, 4000, 65_507, 0, 1023, 1024, 1025, 7];
         let sender = receiver.sender();
         // Twice as many as there are buffers.
@@ -237,10 +240,9 @@ impl tracing::Subscriber for SendsMore {
 async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
     let pool = pool(16);
     let builder = builder(&pool, Coalescing::On).receive_buffer_bytes(1 << 16);
-    let mut receiver = builder.bind(ANY).unwrap();
-    if !receiver.uses_io_uring() {
-        return skipped("io_uring", &io::ErrorKind::Unsupported.into());
-    }
+    let Some(mut receiver) = bound(builder) else {
+        return;
+    };
     let (sender, to) = (UdpSender::bind(ANY).unwrap(), receiver.local_addr());
     let bytes = [1; 30_010];
     let one = Transmit::new(&bytes[..30_000], to);
@@ -455,10 +457,9 @@ async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
 async fn a_look_without_waiting_goes_on_behind_what_is_dropped() {
     let pool = pool(4);
     let builder = builder(&pool, Coalescing::Off { max_datagram: 1000 });
-    let mut receiver = builder.bind(ANY).unwrap();
-    if !receiver.uses_io_uring() {
-        return skipped("io_uring", &io::ErrorKind::Unsupported.into());
-    }
+    let Some(mut receiver) = bound(builder) else {
+        return;
+    };
     let (sender, to) = (receiver.sender(), receiver.local_addr());
     for _ in 0..100 {
         sender.send(&Transmit::new(&[1; 1001], to)).await.unwrap();
