@@ -254,6 +254,8 @@ async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
     sender.send_all(&ten).await.unwrap();
     sender.send(&one).await.unwrap();
     let from = std::net::UdpSocket::bind(ANY).unwrap();
+    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let _guard = tracing::subscriber::set_default(SendsMore { from, to });
     let buffers = receiver.held_bytes();
     assert_eq!(buffers, 8 * (66 << 10));
@@ -618,6 +620,8 @@ impl tracing::Subscriber for Warnings {
 #[tokio::test]
 async fn without_a_class_for_its_buffers_it_falls_back_with_one_warning() {
     let warnings = Warnings::default();
+    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let _guard = tracing::subscriber::set_default(warnings.clone());
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
     for _ in 0..3 {
