@@ -174,7 +174,16 @@ fn a_reply_from_a_link_local_address_goes_to_any_other() {
         let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
         let fd = socket.as_raw_fd();
         // SAFETY: reads the structure that belongs to this code for a socket of IPv6.
-        checked(unsafe { libc::ioctl(fd, libc::SIOCSIFADDR as _, &raw const request) })
+        checked(unsafe { libc::ioctl(fd, libc::SIOCSIFADDR as _, &raw const request) })?;
+        // It can be used a moment later, when the kernel has seen to it that nobody else has it.
+        loop {
+            match UdpSocket::bind(SocketAddrV6::new(ip, 0, 0, 1)) {
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                bound => return bound.map(drop),
+            }
+        }
     }
     async fn test() {
         set_up(b"lo", true);
