@@ -223,6 +223,41 @@ fn an_acknowledgement_between_two_transmissions_proves_no_address() {
     assert!(!pair.server.is_validated());
 }
 
+/// One that lacks what its sender has told to have is of a peer that began anew, which ends the session.
+/// Who sends such blindly has to hit one number in 2^31 as well.
+#[test]
+fn an_acknowledgement_between_two_transmissions_ends_no_session() {
+    let mut pair = Pair::busy();
+    let mut times = Vec::new();
+    while pair.now < Time::from_micros(1_000_000) {
+        for datagram in transmit(&mut pair.client, pair.now) {
+            let pushes = segments_of(&datagram).into_iter();
+            let again = pushes.filter(|header| header.cmd == Command::Push && header.sn == 1);
+            times.extend(again.map(|header| header.ts));
+        }
+        pair.now = pair.now + Duration::from_millis(10);
+    }
+    let (first, last) = (times[0], *times.last().unwrap());
+    let between = first.wrapping_add(last.wrapping_sub(first) / 2 + 1);
+    assert!(!times.contains(&between));
+    for (ts, ended) in [(between, None), (last, Some(CloseReason::Reset))] {
+        let anew = Header {
+            sn: 1,
+            una: 0,
+            ts,
+            ..header(Command::Ack)
+        };
+        let packet = pair.pool.try_copy_from_slice(&datagram(anew, b""));
+        let taken = pair.client.handle_datagram(pair.now, packet.unwrap());
+        assert_eq!((taken, pair.client.ended()), (Ok(()), ended));
+        assert_eq!(
+            pair.client.is_sent(),
+            ended.is_some(),
+            "nor does it acknowledge"
+        );
+    }
+}
+
 /// The echo of the first transmission proves the address, as that of the last does.
 #[test]
 fn an_acknowledgement_of_a_transmission_proves_the_address() {

@@ -321,17 +321,21 @@ impl Session {
             return;
         }
         let slot = *self.send.slot(header.sn);
+        // Between the two any number is taken for the echo of a transmission, which after a second
+        // of them would be a guess of one in a few thousand.
+        let is_exact = header.ts == slot.first_ts || header.ts == slot.last_ts;
         if before(header.una, slot.had) {
             // What it had told to have before it was sent this, it has no more: it began anew, and waits for
             // all of it. Nobody would ever read what it acknowledges.
-            return self.end(CloseReason::Reset);
+            if is_exact {
+                self.end(CloseReason::Reset);
+            }
+            return;
         }
         if slot.state == State::Acked {
             return;
         }
-        // Between the two any number is taken for the echo of a transmission, which after a second
-        // of them would be a guess of one in a few thousand.
-        if header.ts == slot.first_ts || header.ts == slot.last_ts {
+        if is_exact {
             self.validated();
         }
         let rtt = Duration::from_micros(self.ts().wrapping_sub(header.ts).into());
