@@ -3,6 +3,7 @@
 mod rudp_common;
 
 use rudp_common::sockets::{SOON, accept, any, fast, pool, recv, until};
+use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, OpenError, SessionConfig};
 use std::pin::pin;
@@ -187,20 +188,35 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
     drop(after);
 }
 
-/// Nor do they by messages that fill their windows, and go on beyond.
-#[tokio::test]
-async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
-    let pool = pool();
+/// A server that has memory for four half-open sessions, and both ends of one that is proved.
+async fn with_one_proved(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
     let config = fast()
         .memory(17 * HALF_OPEN_BYTES)
         .max_half_open(1024, 1024);
-    let server = Endpoint::bind(any(), &pool, config.backlog(1000)).unwrap();
-    let live = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    let server = Endpoint::bind(any(), pool, config.backlog(1000)).unwrap();
+    let live = Connection::connect(server.local_addr(), pool, fast()).unwrap();
     live.send_slice(b"hello").await.unwrap();
     let accepted = accept(&server).await;
     assert_eq!(recv(&accepted).await, b"hello");
     accepted.ready().await.unwrap();
     live.ready().await.unwrap();
+    (server, live, accepted)
+}
+
+fn four_take_a_fourth_at_most(server: &Endpoint, before: usize) {
+    let stats = server.stats();
+    assert_eq!(stats.half_open, 4);
+    assert!(
+        stats.reserved_bytes - before <= stats.reserve_limit_bytes / 4,
+        "{stats:?}"
+    );
+}
+
+/// Nor do they by messages that fill their windows, and go on beyond.
+#[tokio::test]
+async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
+    let pool = pool();
+    let (server, live, accepted) = with_one_proved(&pool).await;
     let before = server.stats().reserved_bytes;
     let flood = UdpSocket::bind(any()).await.unwrap();
     for conv in 1..=4 {
@@ -219,12 +235,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
         server.stats().total.dropped_beyond_window > 500
     })
     .await;
-    let stats = server.stats();
-    assert_eq!(stats.half_open, 4);
-    assert!(
-        stats.reserved_bytes - before <= stats.reserve_limit_bytes / 4,
-        "{stats:?}"
-    );
+    four_take_a_fourth_at_most(&server, before);
 
     // Both ways, and more than the first window.
     live.send_slice(&[7; 80_000]).await.unwrap();
@@ -250,16 +261,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
 #[tokio::test]
 async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
     let pool = pool();
-    let config = fast()
-        .memory(17 * HALF_OPEN_BYTES)
-        .max_half_open(1024, 1024);
-    let server = Endpoint::bind(any(), &pool, config).unwrap();
-    let live = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
-    live.send_slice(b"hello").await.unwrap();
-    let accepted = accept(&server).await;
-    assert_eq!(recv(&accepted).await, b"hello");
-    accepted.ready().await.unwrap();
-    live.ready().await.unwrap();
+    let (server, _live, _accepted) = with_one_proved(&pool).await;
     let before = server.stats().reserved_bytes;
     let flood = UdpSocket::bind(any()).await.unwrap();
     let mut asked = Vec::new();
@@ -275,12 +277,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
         {}
         asked.push(forged);
     }
-    let stats = server.stats();
-    assert_eq!(stats.half_open, 4);
-    assert!(
-        stats.reserved_bytes - before <= stats.reserve_limit_bytes / 4,
-        "{stats:?}"
-    );
+    four_take_a_fourth_at_most(&server, before);
 }
 
 /// Those that prove their address share what there is, and are refused what there is not.
