@@ -12,7 +12,7 @@ use core::task::{Context, Poll, ready};
 use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
-use tokio::task::coop::poll_proceed;
+use tokio::task::coop::{RestoreOnPending, poll_proceed};
 
 /// One end of a session: messages of any length, ordered, each arriving once.
 ///
@@ -77,7 +77,8 @@ impl Connection {
     ///
     /// "Sent" is: taken over by the session. It is on its way at once if the peer's window allows.
     ///
-    /// Cancel-safe: the message is taken over whole or not at all.
+    /// Cancel-safe: the message is taken over whole or not at all. Counts against tokio's cooperative
+    /// budget.
     ///
     /// # Errors
     /// The session has ended, the message is empty or longer than the peer's window, or there is no
@@ -85,17 +86,19 @@ impl Connection {
     pub async fn send(&self, message: impl Into<Packet>) -> Result<(), SendError> {
         let mut message = Some(message.into());
         poll_fn(|cx| {
+            let coop = ready!(poll_proceed(cx));
             let Some(packet) = message.take() else {
                 return Poll::Ready(Ok(()));
             };
             let (sent, inner) = self.with_guard(|inner| inner.session.send(packet));
-            match sent {
+            let sent = match sent {
                 Ok(()) => Poll::Ready(Ok(())),
                 Err(Unsent { packet, reason }) => {
                     message = Some(packet);
                     wait_to_send(inner, cx, reason)
                 }
-            }
+            };
+            progress(coop, sent)
         })
         .await
     }
@@ -106,11 +109,13 @@ impl Connection {
     /// As [`send`](Self::send).
     pub async fn send_slice(&self, message: &[u8]) -> Result<(), SendError> {
         poll_fn(|cx| {
+            let coop = ready!(poll_proceed(cx));
             let (sent, inner) = self.with_guard(|inner| inner.session.send_slice(message));
-            match sent {
+            let sent = match sent {
                 Ok(()) => Poll::Ready(Ok(())),
                 Err(reason) => wait_to_send(inner, cx, reason),
-            }
+            };
+            progress(coop, sent)
         })
         .await
     }
@@ -451,6 +456,14 @@ impl Connection {
         link.settle(&mut inner, now, false).wake();
         (result, inner)
     }
+}
+
+/// What was done counts against the task's cooperative budget, unless it has to wait.
+pub(super) fn progress<T>(coop: RestoreOnPending, done: Poll<T>) -> Poll<T> {
+    if done.is_ready() {
+        coop.made_progress();
+    }
+    done
 }
 
 /// Nothing was taken for sending: waits if that may change.

@@ -1,7 +1,7 @@
 //! [`Stream`]: a session as a stream of bytes.
 
 use super::super::error::SendError;
-use super::connection::{Connection, end_of_input, wait_to_send};
+use super::connection::{Connection, end_of_input, progress, wait_to_send};
 use crate::packet::Packet;
 use bytes::Buf;
 use core::pin::Pin;
@@ -88,6 +88,7 @@ impl Stream {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        let coop = ready!(poll_proceed(cx));
         let (written, inner) = self.connection.with_guard(|inner| {
             let mut total = 0;
             for slice in slices {
@@ -99,10 +100,11 @@ impl Stream {
             }
             Ok(total)
         });
-        match written {
+        let written = match written {
             Ok(written) => Poll::Ready(Ok(written)),
             Err(reason) => wait_to_send(inner, cx, reason).map_err(send_error),
-        }
+        };
+        progress(coop, written)
     }
 }
 
