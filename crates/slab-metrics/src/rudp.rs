@@ -185,7 +185,8 @@ impl Source for EndpointSource {
         read_rows(FEC_ROWS, &stats, values);
         values.extend(stats.round_trips.counts());
         values.push(nanos(stats.round_trips.sum()));
-        values.extend(Rejection::ALL.map(|reason| stats.total.rejected_for(reason)));
+        let rejected = Rejection::ALL.iter();
+        values.extend(rejected.map(|reason| stats.total.rejected_for(*reason)));
     }
 
     fn write_json(&self, json: &mut Json) {

@@ -48,8 +48,8 @@ pub struct RudpStats {
     pub dropped_unreliable: u64,
     /// Windows asked for, by WASK.
     pub probes: u64,
-    /// Datagrams refused, by [`Rejection`], in the order of [`Rejection::ALL`].
-    pub rejected: [u64; Rejection::ALL.len()],
+    /// Datagrams refused, by [`Rejection`]. Not public: there may be more reasons one day.
+    pub(super) rejected: [u64; Rejection::ALL.len()],
 }
 
 impl RudpStats {
