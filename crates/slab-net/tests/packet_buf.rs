@@ -177,6 +177,14 @@ fn the_reading_end_of_a_receive_buffer_keeps_its_size() {
     let mut small = held.split_to(10);
     small.reserve(100);
     assert_eq!(small.capacity(), 128);
+
+    let roomy = PacketPool::builder().max_memory(2 << 20);
+    let roomy = roomy.headroom(64).tailroom(32).build().unwrap();
+    let mut buf = roomy.try_alloc(65_536 - 96).unwrap();
+    buf.put_bytes(1, 65_000);
+    let _held = buf.split();
+    buf.reserve(2000);
+    assert_eq!((buf.headroom(), buf.capacity()), (64, 65_536 - 64));
 }
 
 #[test]
@@ -200,6 +208,22 @@ fn at_the_cap_fallible_methods_refuse_and_change_nothing() {
     assert_eq!(pool.packet_stats(), Default::default());
     buf.try_extend_from_slice(b", but room").unwrap();
     assert_eq!((buf.as_ptr(), &buf[..]), (at, &b"unchanged, but room"[..]));
+}
+
+/// As `BytesMut` does, to the byte.
+#[test]
+fn no_more_is_moved_in_place_than_was_consumed() {
+    let pool = one_slab(&[1024]);
+    for (filled, consumed, moves) in [(1024, 511, false), (1023, 511, false), (1024, 512, true)] {
+        let mut buf = pool.try_alloc(1024).unwrap();
+        let mut theirs = bytes::BytesMut::with_capacity(1024);
+        buf.put_bytes(1, filled);
+        theirs.put_bytes(1, filled);
+        buf.advance(consumed);
+        theirs.advance(consumed);
+        assert_eq!((buf.try_reclaim(2), theirs.try_reclaim(2)), (moves, moves));
+        assert_eq!((&buf[..], buf.class()), (&theirs[..], Some(0)));
+    }
 }
 
 #[test]
@@ -389,6 +413,43 @@ fn reserving_next_to_everything_panics_and_leaves_the_buffer_whole() {
             }
         }
     }
+}
+
+/// At the longest contents that a buffer can have: over zeros, which the system backs only where they are
+/// written.
+#[test]
+#[cfg(all(target_pointer_width = "64", not(miri)))]
+fn lengths_are_refused_before_they_are_cut_to_32_bits() {
+    use std::fmt::Write as _;
+    use std::io::Write as _;
+    const LONGEST: usize = u32::MAX as usize;
+    setup();
+    if Vec::<u8>::new().try_reserve_exact(LONGEST + 10).is_err() {
+        // Not by `eprintln!`, which the test harness keeps to itself.
+        let _ = writeln!(std::io::stderr(), "skipped: the system promises no 4 GiB");
+        return;
+    }
+    let longer = Packet::from(vec![0; LONGEST + 10]);
+    let mut packet = longer.try_into_mut().expect_err("too long by 10");
+    assert_eq!(packet.len(), LONGEST + 10);
+    drop(packet.split_to(10));
+    let mut buf = packet.try_into_mut().unwrap();
+    let at = buf.as_ptr();
+    assert_eq!((buf.headroom(), buf.tailroom()), (10, 0));
+    assert_eq!(buf.remaining_mut(), 0);
+    assert!(!buf.try_reclaim(1));
+    assert!(buf.try_reserve(1).is_err() && buf.try_prepend(b"x").is_err());
+    assert!(write!(buf, "x").is_err());
+    assert!(panics(|| buf.reserve(1)));
+    assert!(panics(|| buf.put_u8(1)));
+    assert!(panics(|| buf.chunk_mut().len()));
+    assert!(panics(|| buf.prepend(b"x")));
+    assert_eq!((buf.as_ptr(), buf.len()), (at, LONGEST));
+    // What is given up at one end can be had at the other.
+    buf.truncate(LONGEST - 4);
+    buf.prepend(b"head");
+    assert_eq!((buf.len(), buf.as_ptr()), (LONGEST, at.wrapping_sub(4)));
+    assert_eq!((&buf[..5], buf.tailroom()), (&b"head\0"[..], 0));
 }
 
 #[test]

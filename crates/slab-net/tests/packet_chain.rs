@@ -93,7 +93,11 @@ fn slices_are_those_of_the_packets_and_no_more_than_asked_for() {
 #[test]
 fn copy_to_bytes_shares_what_lies_in_one_packet() {
     let pool = pool();
-    let mut chain = chain(&pool, &[b"header", b"body"]);
+    let mut chain = chain(&pool, &[b"whole", b"header", b"body"]);
+    let at = chain.chunk().as_ptr();
+    let whole = chain.copy_to_bytes(5);
+    assert_eq!((&whole[..], whole.as_ptr()), (&b"whole"[..], at));
+    drop(whole);
     let at = chain.chunk().as_ptr();
     let head = chain.copy_to_bytes(4);
     assert_eq!((&head[..], head.as_ptr()), (&b"head"[..], at));

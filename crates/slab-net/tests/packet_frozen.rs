@@ -222,20 +222,26 @@ fn compact_copies_what_pins_too_much_and_only_that() {
     assert_eq!(pool.compact(tiny).pinned_bytes(), 63);
     let fixed = Packet::from_static(b"static");
     assert_eq!(pool.compact(fixed).as_ptr(), b"static".as_ptr());
-    let none = packet(&pool, b"x").slice(..1);
-    let mut none = none;
+    // Of foreign bytes what they show is known, and gained.
+    let foreign = Packet::from(Bytes::from(vec![3; 5000])).slice(..100);
+    assert_eq!(foreign.pinned_bytes(), 4900);
+    let foreign = pool.compact(foreign);
+    assert_eq!((foreign.class(), foreign.pinned_bytes()), (Some(1), 28));
+    let mut none = packet(&pool, b"x");
     none.clear();
     assert_eq!(pool.compact(none).pinned_bytes(), 0);
     let stats = pool.packet_stats();
-    assert_eq!((stats.compacted, stats.compact_refused), (2, 0));
-    assert_eq!(stats.compacted_bytes, (65_536 - 1280) + (2048 - 1024));
+    assert_eq!((stats.compacted, stats.compact_refused), (3, 0));
+    let gained = (65_536 - 1280) + (2048 - 1024) + (5000 - 128);
+    assert_eq!(stats.compacted_bytes, gained);
     assert_eq!(stats.compact_refused_bytes, 0);
 }
 
 #[test]
 fn compact_by_another_ratio() {
+    // The copy has no room of its own, and so needs none.
     let pool = PacketPool::builder().max_memory(1 << 20).compact_ratio(50);
-    let pool = pool.build().unwrap();
+    let pool = pool.headroom(300).build().unwrap();
     let packet = packet(&pool, &[1; 60_000]).slice(..1400);
     assert_eq!(packet.clone().compact().as_ptr(), packet.as_ptr());
     let packet = packet.slice(..1300);
@@ -370,7 +376,12 @@ fn packets_shared_by_threads_stay_what_they_are() {
         };
         let threads: Vec<_> = receivers.into_iter().map(start).collect();
         for round in 0..rounds {
-            let mut buf = pool.with_capacity(100);
+            // The references to a chunk are counted by its pool, those to a vector by an `Arc`.
+            let mut buf = match round % 2 {
+                0 => pool.with_capacity(100),
+                _ => PacketBuf::from(Packet::from(vec![0; 100])),
+            };
+            buf.clear();
             buf.resize(40 + round as usize % 50, round as u8);
             let packet = buf.freeze();
             for sender in &senders {

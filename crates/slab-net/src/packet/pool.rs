@@ -472,7 +472,7 @@ pub struct PacketPoolStats {
     pub heap_refused: u64,
     /// Packets that [`PacketPool::compact`] copied so far.
     pub compacted: u64,
-    /// Pool memory that those packets do not keep in use any more, in bytes, so far.
+    /// Memory that those packets do not keep in use any more, of a pool or not, in bytes, so far.
     pub compacted_bytes: u64,
     /// Packets that it would have copied, had the pool had the memory.
     pub compact_refused: u64,

@@ -236,3 +236,22 @@ pub(super) fn default_pool(make: impl FnOnce() -> PacketPool) -> &'static Packet
 pub(super) fn set_default(pool: PacketPool) -> Result<(), PacketPool> {
     DEFAULT.set(pool)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_that_are_gone_do_not_stay_on_the_list() {
+        let slab = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        for _ in 0..1000 {
+            drop(PacketPool::from(slab.clone()));
+        }
+        // The last one, until another comes.
+        let listed = open()
+            .iter()
+            .filter(|entry| entry.slab == address(&slab))
+            .count();
+        assert!(listed <= 1, "{listed}");
+    }
+}
