@@ -216,3 +216,61 @@ impl Source for QueueSource {
         json.number("dropped_bytes", stats.dropped_bytes());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::assert_each_at_its_name;
+
+    #[test]
+    fn each_number_is_at_its_name() {
+        assert_each_at_its_name! {
+            PACKETS, PacketPoolStats:
+            heap_fallbacks = 1 => "slab_net_heap_fallbacks_total";
+            heap_bytes = 1 => "slab_net_heap_bytes";
+            heap_refused = 1 => "slab_net_heap_refused_total";
+            compacted = 1 => "slab_net_compacted_packets_total";
+            compacted_bytes = 1 => "slab_net_compacted_bytes_total";
+            compact_refused = 1 => "slab_net_compact_refused_packets_total";
+            compact_refused_bytes = 1 => "slab_net_compact_refused_bytes_total";
+            held_packets = 1 => "slab_net_held_packets";
+            held_bytes = 1 => "slab_net_held_bytes";
+            pinned_bytes = 1 => "slab_pool_pinned_bytes";
+        }
+        assert_each_at_its_name! {
+            SOCKET, SocketStats:
+            received_datagrams = 1 => "slab_net_received_datagrams_total";
+            received_bytes = 1 => "slab_net_received_bytes_total";
+            received_chunk_bytes = 1 => "slab_net_received_chunk_bytes_total";
+            receive_calls = 1 => "slab_net_receive_calls_total";
+            sent_datagrams = 1 => "slab_net_sent_datagrams_total";
+            sent_bytes = 1 => "slab_net_sent_bytes_total";
+            send_calls = 1 => "slab_net_send_calls_total";
+            send_lost_datagrams = 1 => "slab_net_send_lost_datagrams_total";
+            dropped_no_memory = 1 => "slab_net_dropped_datagrams_total reason=no_memory";
+            dropped_no_memory_bytes = 1 => "slab_net_dropped_bytes_total reason=no_memory";
+            dropped_truncated = 1 => "slab_net_dropped_datagrams_total reason=truncated";
+            dropped_truncated_bytes = 1 => "slab_net_dropped_bytes_total reason=truncated";
+            dropped_closed = 1 => "slab_net_dropped_datagrams_total reason=closed";
+            dropped_closed_bytes = 1 => "slab_net_dropped_bytes_total reason=closed";
+            truncated_datagrams = 1 => "slab_net_truncated_datagrams_total";
+            kernel_dropped_datagrams = 1 => "slab_net_kernel_dropped_datagrams_total";
+        }
+        assert_each_at_its_name! {
+            QUEUE, QueueStats:
+            datagrams = 1 => "slab_net_queue_datagrams";
+            bytes = 1 => "slab_net_queue_bytes";
+            capacity_batches = 1 => "slab_net_queue_capacity_batches";
+            enqueued = 1 => "slab_net_queue_enqueued_datagrams_total";
+            enqueued_bytes = 1 => "slab_net_queue_enqueued_bytes_total";
+            delivered = 1 => "slab_net_queue_delivered_datagrams_total";
+            delivered_bytes = 1 => "slab_net_queue_delivered_bytes_total";
+            dropped_queue_full = 1 => "slab_net_queue_dropped_datagrams_total reason=queue_full";
+            dropped_queue_full_bytes = 1 => "slab_net_queue_dropped_bytes_total reason=queue_full";
+            dropped_policy = 1 => "slab_net_queue_dropped_datagrams_total reason=policy";
+            dropped_policy_bytes = 1 => "slab_net_queue_dropped_bytes_total reason=policy";
+            dropped_closed = 1 => "slab_net_queue_dropped_datagrams_total reason=closed";
+            dropped_closed_bytes = 1 => "slab_net_queue_dropped_bytes_total reason=closed";
+        }
+    }
+}

@@ -220,3 +220,68 @@ impl Source for EndpointSource {
         json.number("rejected_datagrams", total.rejected_datagrams());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::assert_each_at_its_name;
+
+    #[test]
+    fn each_number_is_at_its_name() {
+        const NANO: Duration = Duration::from_nanos(1);
+        assert_each_at_its_name! {
+            ROWS, EndpointStats:
+            sessions = 1 => "slab_rudp_sessions";
+            half_open = 1 => "slab_rudp_half_open_sessions";
+            backlog = 1 => "slab_rudp_backlog_sessions";
+            reserved_bytes = 1 => "slab_rudp_reserved_bytes";
+            reserve_limit_bytes = 1 => "slab_rudp_reserve_limit_bytes";
+            opened = 1 => "slab_rudp_opened_sessions_total";
+            unknown_session = 1 => "slab_rudp_unknown_session_datagrams_total";
+            refused_table_full = 1 => "slab_rudp_refused_sessions_total reason=table_full";
+            refused_half_open = 1 => "slab_rudp_refused_sessions_total reason=half_open";
+            refused_prefix = 1 => "slab_rudp_refused_sessions_total reason=prefix";
+            refused_backlog = 1 => "slab_rudp_refused_sessions_total reason=backlog";
+            refused_memory = 1 => "slab_rudp_refused_sessions_total reason=memory";
+            cookies_sent = 1 => "slab_rudp_sent_cookies_total";
+            cookies_taken = 1 => "slab_rudp_taken_cookies_total";
+            wakeups = 1 => "slab_rudp_wakeups_total";
+            send_errors = 1 => "slab_rudp_send_errors_total";
+            send_blocked = 1 => "slab_rudp_send_blocked_total";
+            unopened = 1 => "slab_rudp_unopened_datagrams_total";
+            blocked_sending = NANO => "slab_rudp_memory_blocked_seconds_total direction=sent";
+            blocked_receiving = NANO => "slab_rudp_memory_blocked_seconds_total direction=received";
+            total.sent_datagrams = 1 => "slab_rudp_datagrams_total direction=sent";
+            total.sent_bytes = 1 => "slab_rudp_bytes_total direction=sent";
+            total.sent_segments = 1 => "slab_rudp_segments_total direction=sent";
+            total.sent_acks = 1 => "slab_rudp_sent_acks_total";
+            total.received_datagrams = 1 => "slab_rudp_datagrams_total direction=received";
+            total.received_bytes = 1 => "slab_rudp_bytes_total direction=received";
+            total.received_segments = 1 => "slab_rudp_segments_total direction=received";
+            total.retransmits_timeout = 1 => "slab_rudp_retransmits_total trigger=timeout";
+            total.retransmits_tail = 1 => "slab_rudp_retransmits_total trigger=tail";
+            total.retransmits_fast = 1 => "slab_rudp_retransmits_total trigger=fast";
+            total.retransmits_spurious = 1 => "slab_rudp_spurious_retransmits_total";
+            total.duplicates = 1 => "slab_rudp_duplicate_segments_total";
+            total.dropped_beyond_window = 1 => "slab_rudp_dropped_segments_total reason=beyond_window";
+            total.dropped_no_memory = 1 => "slab_rudp_dropped_segments_total reason=no_memory";
+            total.copied_segments = 1 => "slab_rudp_copied_segments_total";
+            total.window_refused = 1 => "slab_rudp_window_refused_total";
+            total.sent_unreliable = 1 => "slab_rudp_unreliable_datagrams_total direction=sent";
+            total.received_unreliable = 1 => "slab_rudp_unreliable_datagrams_total direction=received";
+            total.dropped_unreliable = 1 => "slab_rudp_dropped_unreliable_datagrams_total";
+            total.probes = 1 => "slab_rudp_window_probes_total";
+        }
+        #[cfg(feature = "fec")]
+        assert_each_at_its_name! {
+            FEC_ROWS, EndpointStats:
+            fec.sent_parity = 1 => "slab_rudp_fec_shards_total direction=sent";
+            fec.received_parity = 1 => "slab_rudp_fec_shards_total direction=received";
+            fec.recovered = 1 => "slab_rudp_fec_recovered_datagrams_total";
+            fec.expired = 1 => "slab_rudp_fec_expired_groups_total";
+            fec.rejected = 1 => "slab_rudp_fec_dropped_shards_total reason=rejected";
+            fec.late = 1 => "slab_rudp_fec_dropped_shards_total reason=late";
+            fec.no_memory = 1 => "slab_rudp_fec_dropped_shards_total reason=no_memory";
+        }
+    }
+}

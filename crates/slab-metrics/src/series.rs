@@ -118,10 +118,41 @@ impl<S: Source> Source for NeverFalling<S> {
     }
 }
 
+/// The series of a table that show anything of these statistics.
+#[cfg(test)]
+pub(crate) fn shown<S>(rows: &[Row<S>], stats: &S) -> Vec<String> {
+    let shows = rows.iter().filter(|Row(_, _, read)| read(stats) > 0);
+    shows
+        .map(|Row(family, label, _)| match label {
+            Some((label, value)) => format!("{} {label}={value}", family.name),
+            None => family.name.to_owned(),
+        })
+        .collect()
+}
+
+/// Whatever is counted alone is shown by the series of that name alone, and each series shows something.
+#[cfg(test)]
+macro_rules! assert_each_at_its_name {
+    ($rows:expr, $stats:ty: $($($field:ident).+ = $value:expr => $series:literal;)*) => {
+        let mut all = 0;
+        $(
+            let mut stats = <$stats>::default();
+            stats.$($field).+ = $value;
+            assert_eq!(crate::series::shown($rows, &stats), [$series]);
+            all += 1;
+        )*
+        assert_eq!(all, $rows.len());
+    };
+}
+
+#[cfg(test)]
+pub(crate) use assert_each_at_its_name;
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::names::{POOL_THREAD_CACHES, POOL_TOO_LARGE_TOTAL};
+    use crate::{Collector, Exporter, SourceKind};
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     struct Falling(AtomicU64);
@@ -147,5 +178,19 @@ mod tests {
         source.read(&mut values);
         source.read(&mut values);
         assert_eq!(values, [77, 9, 9, 8, 9]);
+
+        // So it is with whatever is registered.
+        let collector = Collector::new();
+        let falling = Falling(AtomicU64::new(9));
+        collector.register(SourceKind::Pool, "", falling).unwrap();
+        let exporter = Exporter::new(collector);
+        for gauge in [9, 8, 7] {
+            let page = exporter.scrape();
+            assert!(
+                page.contains(&format!("\nslab_pool_thread_caches {gauge}\n")),
+                "{page}"
+            );
+            assert!(page.contains("\nslab_pool_too_large_total 9\n"), "{page}");
+        }
     }
 }

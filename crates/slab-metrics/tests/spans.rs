@@ -1,4 +1,5 @@
-//! Spans are of the slow paths, with pool and size class; a packet that does not wait has none.
+//! Spans are of the slow paths, with pool and size class; a packet that does not wait has none. And what
+//! the log is told of packets.
 
 #![cfg(feature = "net")]
 
@@ -9,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Writes down each span that is made.
+/// Writes down each span that is made, and each warning.
 #[derive(Clone, Default)]
 struct Spans {
     made: Arc<Mutex<Vec<String>>>,
@@ -34,7 +35,7 @@ impl Visit for Fields {
 
 impl Subscriber for Spans {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_span()
+        metadata.is_span() || *metadata.level() == Level::WARN
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
@@ -46,7 +47,12 @@ impl Subscriber for Spans {
 
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, _: &Event<'_>) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(String::new());
+        event.record(&mut fields);
+        self.made.lock().unwrap().push(fields.0);
+    }
+
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
 }
@@ -74,4 +80,19 @@ async fn who_waits_for_memory_is_in_a_span_and_nobody_else() {
     assert_eq!(waited.unwrap().capacity(), 2048);
     let waits: Vec<_> = spans.take().into_iter().filter(is_wait).collect();
     assert_eq!(waits, ["waiting for memory pool=\"rx\" size_class=2048"]);
+}
+
+#[test]
+fn each_doubling_of_what_the_heap_served_is_in_the_log() {
+    let log = Spans::default();
+    let _default = tracing::subscriber::set_default(log.clone());
+    let pool = PacketPool::builder().name("rx").build().unwrap();
+    let warnings = |buffers| {
+        (0..buffers).for_each(|_| drop(pool.with_capacity(100_000)));
+        log.take()
+            .iter()
+            .filter(|warning| warning.contains("pool=\"rx\" bytes=100000"))
+            .count()
+    };
+    assert_eq!([1, 1, 1, 1, 4, 8].map(warnings), [1, 1, 0, 1, 1, 1]);
 }
