@@ -278,8 +278,8 @@ impl Inner {
         self.arena.bytes()
     }
 
-    pub(crate) fn committed_bytes(&self) -> usize {
-        self.slabs.lock().slabs.committed() * self.arena.slab_bytes()
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.slabs.lock().slabs.held() * self.arena.slab_bytes()
     }
 
     pub(crate) fn resident_bytes(&self) -> Option<usize> {

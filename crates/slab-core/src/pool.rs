@@ -325,13 +325,14 @@ impl SlabPool {
     }
 
     /// As [`trim`](Self::trim), but keeps whole free slabs for reuse as long as the pool has no
-    /// more than `bytes` committed.
+    /// more than `bytes` committed. Slabs that stay committed without memory, as those of
+    /// [`Mode::Ring`](crate::Mode::Ring) do, are not counted.
     pub fn trim_to(&self, bytes: usize) -> usize {
         self.inner().trim(bytes)
     }
 
-    /// Trims down to `low` bytes committed if there are more than `high`; returns how many bytes
-    /// were given back.
+    /// Trims down to `low` bytes committed if there are more than `high`, both counted as
+    /// [`trim_to`](Self::trim_to) does; returns how many bytes were given back.
     ///
     /// Two watermarks for a policy of when to trim, to be called from a timer or when a thread has
     /// nothing to do: below `high` it costs a look under a lock, and what is between the two is
@@ -348,7 +349,7 @@ impl SlabPool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn trim_above(&self, high: usize, low: usize) -> usize {
-        if self.inner().committed_bytes() > high {
+        if self.inner().held_bytes() > high {
             self.trim_to(low)
         } else {
             0

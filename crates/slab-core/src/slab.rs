@@ -95,12 +95,19 @@ pub(crate) struct Slabs {
     threads: u32,
     /// Slabs that a class has at most, and then keeps; see [`fix_shares`](Slabs::fix_shares).
     share: Option<u64>,
+    /// Such slabs, of which all is stored and has given its memory back.
+    kept_empty: usize,
 }
 
 impl Slab {
     /// Its chunks that are outside: in use, in magazines or in the depot.
     fn out(&self) -> u32 {
         self.carved - self.free
+    }
+
+    /// Only where classes have fixed shares: others give up a slab of which all is stored.
+    fn is_kept_empty(&self) -> bool {
+        self.trimmed && self.out() == 0
     }
 }
 
@@ -163,6 +170,7 @@ impl Slabs {
             growth,
             threads: 0,
             share: None,
+            kept_empty: 0,
         })
     }
 
@@ -194,6 +202,11 @@ impl Slabs {
     /// Slabs that may hold memory, whatever they serve.
     pub(crate) fn committed(&self) -> usize {
         self.backed - self.empty
+    }
+
+    /// As [`committed`](Self::committed), without those that keep their class and are empty.
+    pub(crate) fn held(&self) -> usize {
+        self.committed() - self.kept_empty
     }
 
     /// Slabs that were ever made usable: those at the start of the arena.
@@ -371,6 +384,7 @@ impl Slabs {
                 let span = slab_words(arena, index);
                 let first = span.start as u32 * WORD_BITS;
                 let fresh = taken;
+                self.kept_empty -= usize::from(slab.is_kept_empty());
                 for (word, at) in self.bits[span].iter_mut().zip((first..).step_by(64)) {
                     while *word != 0 && taken < out.len() {
                         out[taken] = at + word.trailing_zeros();

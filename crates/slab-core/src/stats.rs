@@ -54,7 +54,8 @@ pub struct ClassStats {
     pub slab_commits: u64,
     /// Of these, slabs that had served another class before, and whose memory had not gone back since.
     pub slab_rebalances: u64,
-    /// Slabs of this class whose memory went back to the system.
+    /// Slabs that left this class and whose memory then went back to the system. In
+    /// [`Mode::Ring`](crate::Mode::Ring) none leaves.
     pub slab_trims: u64,
     /// Allocations refused because the pool was at its cap.
     pub exhausted: u64,

@@ -135,6 +135,35 @@ fn trim_gives_memory_back_and_it_can_be_used_again() {
     }
 }
 
+/// Whether or not slabs keep their class: down to what it is told to keep, and no further.
+#[test]
+#[cfg(all(feature = "std", target_os = "linux"))]
+#[cfg_attr(miri, ignore = "its memory is the heap's")]
+fn trim_keeps_what_it_is_told_to() {
+    for mode in MODES {
+        let pool = pool(mode);
+        for _ in 0..2 {
+            let mut all = fill(&pool, 16384);
+            all.iter_mut().for_each(|chunk| chunk.zeroed().fill(1));
+            drop(all);
+            let mut held = 16384 * most(mode, 16384);
+            assert_eq!(pool.resident_bytes(), Some(held), "{mode:?}");
+            while held > 0 {
+                assert_eq!(pool.trim_above(held, 0), 0, "{mode:?}: no more than {held}");
+                let keep = held - pool.stats().slab_bytes;
+                assert_eq!(pool.trim_above(keep, keep), held - keep, "{mode:?}");
+                assert_eq!(pool.resident_bytes(), Some(keep), "{mode:?}");
+                if keep > 0 {
+                    // What was kept is what is used next.
+                    drop(pool.try_alloc(16384).unwrap());
+                    assert_eq!(pool.trim_to(keep), 0, "{mode:?}");
+                }
+                held = keep;
+            }
+        }
+    }
+}
+
 #[test]
 fn waiters_are_served_by_whoever_frees() {
     for mode in MODES {

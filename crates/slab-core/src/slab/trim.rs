@@ -27,7 +27,7 @@ const PIECE_SLABS: usize = 1024;
 /// A trim on its way. What it was when it began bounds it: what comes free meanwhile is for the next.
 #[derive(Debug)]
 pub(crate) struct Trim {
-    /// Whole slabs go only while more bytes than this are committed.
+    /// Whole slabs go only while those that hold memory have more bytes than this.
     target: usize,
     /// Unused slabs to give back, at most.
     unused: usize,
@@ -85,23 +85,24 @@ impl Slabs {
             if *bytes >= PIECE_BYTES {
                 break;
             }
-            let Some(slab) = trim.slabs.next() else {
+            // From the end: what is kept is to be what is used next.
+            let Some(slab) = trim.slabs.next_back() else {
                 break;
             };
-            self.trim_stored(arena, classes, slab, bytes)?;
+            self.trim_stored(arena, classes, slab, trim.target, bytes)?;
         }
         Ok(())
     }
 
     /// Gives back the memory of one unused slab; `false` if there is none, or no more than `target`
-    /// bytes are committed.
+    /// bytes are held.
     fn trim_unused(
         &mut self,
         arena: &Arena,
         target: usize,
         bytes: &mut usize,
     ) -> Result<bool, Kept> {
-        if self.empty == self.unused.len() || self.committed() * arena.slab_bytes() <= target {
+        if self.empty == self.unused.len() || self.held() * arena.slab_bytes() <= target {
             return Ok(false);
         }
         let index = self.unused[self.empty] as usize;
@@ -140,17 +141,20 @@ impl Slabs {
         index - before..index + 1 + behind.count()
     }
 
-    /// Gives back the whole pages among a slab's stored chunks, and of its rest.
+    /// Gives back the whole pages among a slab's stored chunks, and of its rest; of one that is free as
+    /// a whole, and keeps its class, only if more than `target` bytes are held.
     fn trim_stored(
         &mut self,
         arena: &Arena,
         classes: &ClassTable,
         index: usize,
+        target: usize,
         bytes: &mut usize,
     ) -> Result<(), Kept> {
+        let is_enough = self.held() * arena.slab_bytes() <= target;
         let slab = &mut self.table[index];
         let stored = slab.free > 0 && !slab.trimmed;
-        if slab.class == UNUSED || !(stored || slab.rest_held) {
+        if slab.class == UNUSED || !(stored || slab.rest_held) || (slab.out() == 0 && is_enough) {
             return Ok(());
         }
         let chunk_bytes = classes.geometry(slab.class).bytes;
@@ -181,6 +185,7 @@ impl Slabs {
         *bytes += release_pages(arena, &run)?;
         slab.trimmed = true;
         slab.rest_held = false;
+        self.kept_empty += usize::from(slab.is_kept_empty());
         Ok(())
     }
 }
