@@ -72,7 +72,7 @@ impl Inner {
     }
 
     /// Raises the class's high-water mark to what is in use now; returns it.
-    fn raise_peak(&self, _one_at_a_time: &SlabLayer, class: u8, in_use: u64) -> u64 {
+    pub(crate) fn raise_peak(&self, _one_at_a_time: &SlabLayer, class: u8, in_use: u64) -> u64 {
         let mark = &self.uncached[usize::from(class)].in_use_peak;
         let before = mark.load(Ordering::Relaxed);
         if in_use > before {

@@ -25,11 +25,11 @@ pub struct ClassStats {
     pub in_depot: u64,
     /// Free chunks in the slabs themselves: never handed out so far, or collected by a sweep.
     pub in_slabs: u64,
-    /// High-water mark of `in_use`, taken at every snapshot, whenever the class gets a slab, and once
-    /// for as many batches out of slabs as there are threads: too low, at most, by what other threads'
-    /// magazines held at that moment and by a batch a thread. Chunks on their way
-    /// between a magazine and the depot count as in use, so while threads run it can also be too
-    /// high, by a batch a thread.
+    /// High-water mark of `in_use`, taken at every snapshot, whenever the class gets a slab or a waiter a
+    /// chunk, and once for as many batches out of slabs as there are threads: too low, at most, by what
+    /// other threads' magazines held at that moment and by a batch a thread. Chunks on their way between a
+    /// magazine and the depot count as in use, so while threads run it can also be too high, by a batch a
+    /// thread.
     pub in_use_peak: u64,
     /// Allocations since the pool was built. Not counted but derived, as `frees + in_use`, whose parts
     /// are of slightly different moments: while threads run, a later snapshot can have a little less.

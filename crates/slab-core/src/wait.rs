@@ -181,6 +181,7 @@ impl Inner {
         // While somebody waits, all that is free lies in the slabs.
         let counters = &self.uncached[usize::from(class)];
         counters.from_slab.fetch_add(1, Ordering::Relaxed);
+        self.raise_peak(layer, class, layer.slabs.class(class).out());
         Ok(unit[0])
     }
 

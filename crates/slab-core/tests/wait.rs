@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread::{self, Thread};
 use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
@@ -299,6 +299,65 @@ fn small_chunks_freed_in_any_order_serve_a_large_request() {
     });
     assert_eq!(waiter.woken.get(), 1);
     assert!(waiter.poll().unwrap().is_ok());
+}
+
+/// Of two classes, too: who came first has the slab, whose other chunks the second may use.
+#[test]
+fn a_slab_that_becomes_whole_serves_whoever_came_first() {
+    const SMALL: usize = LEN / 4;
+    for (first, second) in [(SMALL, 16384), (16384, SMALL)] {
+        let pool = pool(&[SMALL, LEN, 16384]);
+        let mut all = fill(&pool, LEN);
+        all.sort_by_key(Chunk::as_ptr);
+        let first = Waiter::new(&pool, first);
+        let second = Waiter::new(&pool, second);
+        all.drain(..pool.stats().slab_bytes / LEN);
+        assert_eq!((first.woken.get(), second.woken.get()), (1, 0));
+    }
+}
+
+/// What was set aside for waiters was in use, whether or not anybody looked while it was.
+#[test]
+fn what_waiters_get_raises_the_high_water_mark() {
+    let pool = pool(&[LEN, 16384]);
+    let all = fill(&pool, 16384);
+    let count = pool.max_memory() / LEN;
+    let mut waiters: Vec<_> = (0..count).map(|_| Waiter::new(&pool, LEN)).collect();
+    drop(all);
+    let chunks: Vec<_> = waiters.iter_mut().map(|one| one.poll().unwrap()).collect();
+    assert!(chunks.iter().all(Result::is_ok));
+    drop(chunks);
+    assert_eq!(pool.stats().classes()[0].in_use_peak, count as u64);
+}
+
+/// To clone, to call and to drop a waker is to run foreign code.
+#[test]
+fn wakers_may_use_the_pool() {
+    fn look(pool: *const ()) {
+        // SAFETY: the pool of this test, which outlives its wakers.
+        let pool = unsafe { &*pool.cast::<SlabPool>() };
+        assert_ne!(pool.stats().in_use(), 0);
+    }
+    fn clone(pool: *const ()) -> RawWaker {
+        look(pool);
+        RawWaker::new(pool, &LOOKS)
+    }
+    static LOOKS: RawWakerVTable = RawWakerVTable::new(clone, look, look, look);
+
+    let pool = pool(&[LEN]);
+    let mut all = fill(&pool, LEN);
+    // SAFETY: the functions keep a waker's rules; the pool is there for as long as any of them.
+    let waker = unsafe { Waker::new((&raw const pool).cast(), &LOOKS) };
+    let mut cx = Context::from_waker(&waker);
+    let mut served = pin!(pool.alloc(LEN));
+    let mut given_up = Box::pin(pool.alloc(LEN));
+    for _ in 0..2 {
+        assert!(served.as_mut().poll(&mut cx).is_pending());
+        assert!(given_up.as_mut().poll(&mut cx).is_pending());
+    }
+    drop(given_up);
+    drop(all.pop());
+    assert!(served.as_mut().poll(&mut cx).is_ready());
 }
 
 #[test]
