@@ -16,7 +16,7 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// A pool that ends with chunks in use reports at most this many places; the rest is counted.
+/// A pool that ends with chunks in use reports at most this many places; further ones are counted.
 const REPORTED_PLACES: usize = 16;
 
 /// A chunk in use, as [`SlabPool::live_chunks`] tells of it.
@@ -160,7 +160,8 @@ impl SlabPool {
     ///
     /// Empty unless the pool was built with
     /// [`track_leaks`](crate::SlabPoolBuilder::track_leaks). What is in use when the pool's last
-    /// handle goes is reported then, by `tracing` events of level `warn`, one a place.
+    /// handle goes is reported then, by `tracing` events of level `warn`, one a place; of the sixteen
+    /// places with the most bytes, and one that says how many more there are.
     ///
     /// ```
     /// # use slab_core::SlabPool;

@@ -179,3 +179,39 @@ fn the_end_of_a_pool_reports_what_is_in_use_one_event_a_place() {
         assert!(warnings[1..].iter().any(here), "{place} in {warnings:?}");
     }
 }
+
+#[test]
+fn of_many_places_those_with_the_most_bytes_are_reported_and_the_rest_counted() {
+    let warnings = Warnings::default();
+    // As above.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let pool = builder().track_leaks(1).build().unwrap();
+        let live = [
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(1),
+            pool.try_alloc(16000),
+        ];
+        assert!(live.iter().all(Result::is_ok));
+        drop(pool);
+    });
+    let warnings = warnings.0.lock().unwrap();
+    assert_eq!(warnings.len(), 17, "{warnings:?}");
+    assert!(warnings[0].contains("bytes=16384 "), "{}", warnings[0]);
+    assert!(warnings[16].contains("places=2 "), "{}", warnings[16]);
+}
