@@ -182,7 +182,7 @@ pub enum AllocError {
     },
     /// The operating system would not back a slab with memory, and the pool has none of its own that
     /// is free. [`SlabPool::alloc`] does not wait in this case either: the system tells nobody when it
-    /// has memory again.
+    /// has memory again. Or the heap has none for a request above the largest size class.
     ///
     /// [`SlabPool::alloc`]: crate::SlabPool::alloc
     Commit {

@@ -165,3 +165,27 @@ impl Drop for OwnedList {
         }
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::OWNED;
+    use crate::SlabPool;
+
+    /// A cache takes 12 KiB, and a thread may meet any number of pools in its life.
+    #[test]
+    fn a_thread_forgets_pools_that_are_gone() {
+        let open = || {
+            let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+            drop(pool.try_alloc(1).unwrap());
+            pool
+        };
+        let owned = || OWNED.with(|owned| owned.0.borrow().len());
+        let before = owned();
+        let living = open();
+        for _ in 0..10 {
+            drop(open());
+            assert!(owned() <= before + 2, "{}", owned());
+        }
+        drop(living);
+    }
+}

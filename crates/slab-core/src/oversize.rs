@@ -186,7 +186,8 @@ impl SlabPool {
     /// ```
     ///
     /// # Errors
-    /// As `try_alloc`; [`AllocError::OversizeExhausted`] where the heap's share is used up.
+    /// As `try_alloc`; [`AllocError::OversizeExhausted`] where the heap's share is used up, and
+    /// [`AllocError::Commit`] where the heap has no memory.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc_any(&self, len: usize) -> Result<AnyChunk, AllocError> {
         let oversize = &self.inner().oversize;

@@ -64,6 +64,11 @@ fn what_the_pool_cannot_give_is_an_error() {
     assert_eq!(in_use(&alloc), [0, 4]);
     drop(all);
     assert_eq!(in_use(&alloc), [0, 0]);
+    alloc.flush_thread_cache();
+    assert_eq!(alloc.stats().classes()[1].in_magazines, 0);
+    // Of one slab.
+    assert_eq!(alloc.trim_to(64 << 10), 0);
+    assert_eq!(alloc.trim_to(0), 64 << 10);
     assert!(large.try_reserve(16384).is_ok());
 }
 
@@ -106,6 +111,34 @@ fn alignment_is_honoured_or_refused() {
         unsafe { alloc.deallocate(moved.cast(), other) };
     }
     assert_eq!(alloc.stats().in_use(), 0);
+}
+
+/// As `Allocator` says of an error: the block is the caller's still, and as it was.
+#[test]
+fn a_block_for_which_there_is_no_other_place_stays() {
+    // The only slab is that of the smaller class.
+    let alloc = allocator(&[192, 8192], 64 << 10);
+    let old = Layout::from_size_align(100, 64).unwrap();
+    let blocks = [(); 2].map(|()| alloc.allocate(old).unwrap().cast::<u8>());
+    let is_aligned = |at: &&core::ptr::NonNull<u8>| at.addr().get().is_multiple_of(4096);
+    let at = *blocks.iter().find(|at| !is_aligned(at)).unwrap();
+    // SAFETY: the block has more bytes.
+    unsafe { at.write_bytes(7, 100) };
+    let other = |size| Layout::from_size_align(size, 4096).unwrap();
+    // SAFETY: allocated above with this layout, and the new one is larger.
+    assert!(unsafe { alloc.grow(at, old, other(101)) }.is_err());
+    // SAFETY: as above.
+    assert!(unsafe { alloc.grow_zeroed(at, old, other(101)) }.is_err());
+    // SAFETY: allocated above with this layout, and the new one is smaller.
+    assert!(unsafe { alloc.shrink(at, old, other(99)) }.is_err());
+    assert_eq!(in_use(&alloc), [2, 0]);
+    // SAFETY: written above.
+    assert_eq!(unsafe { at.cast::<[u8; 100]>().read() }, [7; 100]);
+    for at in blocks {
+        // SAFETY: allocated above with this layout.
+        unsafe { alloc.deallocate(at, old) };
+    }
+    assert_eq!(in_use(&alloc), [0, 0]);
 }
 
 #[test]

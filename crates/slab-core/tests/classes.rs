@@ -22,6 +22,16 @@ fn one_class_more_is_refused_and_counted() {
 }
 
 #[test]
+fn the_list_for_networks_has_the_sizes_that_packets_have() {
+    let classes = SizeClasses::network();
+    for len in [64, 1280, 1536, 2048, 9216, 65536] {
+        assert!(classes.exact(len).is_some(), "{len}");
+    }
+    assert_eq!((classes.sizes()[0], classes.largest()), (64, 65536));
+    assert!((32..=65536).all(|len| classes.round_up(len).unwrap() <= 2 * len));
+}
+
+#[test]
 fn the_list_for_general_use_is_of_powers_of_two() {
     let powers: Vec<usize> = (6..=20).map(|log2| 1 << log2).collect();
     assert_eq!(SizeClasses::general().sizes(), powers);

@@ -136,7 +136,13 @@ fn memory_is_locked_or_the_system_says_why_not() {
                 feature = "std",
                 not(any(miri, slab_asan, slab_tsan))
             ))]
-            assert_eq!(pool.resident_bytes(), Some(512 << 10));
+            {
+                assert_eq!(pool.resident_bytes(), Some(512 << 10));
+                let guarded = builder().backing(Backing::Locked).guard_pages(true);
+                for pool in [pool, guarded.build().unwrap()] {
+                    assert!(vm_flags(&pool).split(' ').any(|flag| flag == "lo"));
+                }
+            }
         }
         Err(error) => {
             assert!(!memlock::is_allowed(), "{error}");
@@ -216,6 +222,18 @@ fn what_no_class_holds_comes_from_the_heap_up_to_a_cap_of_its_own() {
     assert_eq!(pool.stats().oversize_bytes, 60_000);
     drop(pool);
     assert!(first.zeroed().iter().all(|&byte| byte == 0), "outlives it");
+}
+
+/// More than any heap has: what was set aside for it is there for the next.
+#[test]
+#[cfg_attr(any(miri, slab_asan, slab_tsan), ignore = "theirs ends the process")]
+fn what_the_heap_refuses_takes_nothing_of_its_share() {
+    let pool = builder().max_oversize_memory(usize::MAX).build().unwrap();
+    let refused = pool.try_alloc_any(isize::MAX as usize - 4095).unwrap_err();
+    assert!(matches!(refused, AllocError::Commit { .. }), "{refused}");
+    let stats = pool.stats();
+    assert_eq!((stats.oversize_bytes, stats.oversize_allocs), (0, 0));
+    assert_eq!(stats.oversize_refused, 1);
 }
 
 /// What is resident of a pool after all of it was asked for with zeros.

@@ -2,6 +2,7 @@
 
 use slab_core::{AllocError, Chunk, ConfigError, Mode, PoolStats, SizeClasses, SlabPool};
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 fn pool(max_memory: usize, sizes: &[usize]) -> SlabPool {
@@ -392,6 +393,9 @@ fn clones_are_paid_for_at_once_and_what_is_not_taken_goes_back() {
     assert_eq!(pool.stats().in_use(), 0);
 
     let last = pool.try_alloc(1).unwrap().into_shared();
+    let too_many = AssertUnwindSafe(|| last.clones((1 << 16) + 1));
+    assert!(catch_unwind(too_many).is_err());
+    assert!(last.is_unique(), "paid for none");
     let clones = last.clones(5);
     drop(last);
     assert_eq!(pool.stats().in_use(), 1);

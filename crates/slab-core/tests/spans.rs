@@ -124,6 +124,40 @@ fn a_sweep_says_how_many_slabs_it_freed() {
     assert!(events.contains(&swept), "{events:?}");
 }
 
+/// However often it refuses, and as soon as something was served when it had not for a second.
+#[test]
+fn that_a_class_ran_out_is_told_once_and_its_end_once() {
+    let spans = Spans::default();
+    let told = |what: &str| {
+        let events = spans.1.lock().unwrap();
+        let of = events.iter().filter(|event| event.contains(what));
+        of.map(|event| event.contains("pool=out chunk_bytes=1024"))
+            .collect::<Vec<_>>()
+    };
+    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    tracing::subscriber::with_default(spans.clone(), || {
+        let pool = SlabPool::builder()
+            .name("out")
+            .size_classes(SizeClasses::explicit(&[1024, 4096]).unwrap())
+            .max_memory(128 << 10)
+            .build()
+            .unwrap();
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
+        for _ in 0..10 {
+            assert!(pool.try_alloc(1024).is_err());
+        }
+        assert_eq!(told("pool exhausted"), [true]);
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        assert_eq!(told("no longer exhausted"), [false; 0]);
+        all.clear();
+        pool.flush_thread_cache();
+        drop([(); 100].map(|()| pool.try_alloc(1024).unwrap()));
+        assert_eq!(told("no longer exhausted"), [true]);
+        assert_eq!(told("pool exhausted"), [true]);
+    });
+}
+
 /// A pool that refuses sweeps once, and again only when as much was freed since as some slab misses;
 /// with somebody waiting, or fixed shares, never.
 #[test]

@@ -5,10 +5,13 @@ use slab_core::{
     AllocError, ConfigError, GlobalBox, GlobalTag, Growth, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, Slab,
     SlabBox, StaticSlab,
 };
+use std::cell::Cell;
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 
 /// Counts its drops.
 struct Counted(Arc<AtomicUsize>);
@@ -73,6 +76,30 @@ fn a_value_is_dropped_once_whichever_way_it_leaves() {
 }
 
 #[test]
+fn a_value_of_a_global_handle_is_dropped_once() {
+    struct Rx;
+    impl GlobalTag<Counted> for Rx {
+        fn slab() -> &'static StaticSlab<Counted, Rx> {
+            static SLAB: StaticSlab<Counted, Rx> = StaticSlab::new("counted", 100);
+            &SLAB
+        }
+    }
+    let drops = Arc::new(AtomicUsize::new(0));
+    let slab = Slab::<Counted, Rx>::global().unwrap();
+    let insert = || {
+        let boxed = slab.try_insert(Counted(Arc::clone(&drops))).unwrap();
+        boxed.into_global().ok().unwrap()
+    };
+    drop(insert());
+    assert_eq!(drops.load(Ordering::Relaxed), 1);
+    let boxed = GlobalBox::into_slab_box(insert());
+    assert_eq!(drops.load(Ordering::Relaxed), 1);
+    drop(boxed);
+    assert_eq!(drops.load(Ordering::Relaxed), 2);
+    assert_eq!(slab.stats().in_use(), 0);
+}
+
+#[test]
 fn a_pointer_of_another_slab_is_refused() {
     let (mine, other) = (slab::<[u64; 12]>(10), slab::<[u64; 12]>(10));
     let raw = mine.alloc_raw().unwrap();
@@ -107,14 +134,53 @@ fn a_panic_leaks_no_memory() {
 }
 
 #[test]
+fn a_value_that_is_waited_for_is_made_when_there_is_room() {
+    let slab = slab::<[u8; 16384]>(1);
+    let mut held: Vec<_> = (0..slab.capacity())
+        .map(|_| slab.try_insert([0; 16384]).unwrap())
+        .collect();
+    let made = &Cell::new(0);
+    let insert = |number| {
+        let make = move || {
+            made.set(number);
+            [number; 16384]
+        };
+        Box::pin(slab.insert_with(make))
+    };
+    let mut cx = Context::from_waker(Waker::noop());
+    let (mut given_up, mut served) = (insert(1), insert(2));
+    assert!(given_up.as_mut().poll(&mut cx).is_pending());
+    assert!(served.as_mut().poll(&mut cx).is_pending());
+    // Set aside for the first, who does not come for it.
+    drop(held.pop());
+    assert!(served.as_mut().poll(&mut cx).is_pending(), "in turn");
+    drop(given_up);
+    assert_eq!(made.get(), 0);
+    let Poll::Ready(Ok(value)) = served.as_mut().poll(&mut cx) else {
+        panic!("there is room");
+    };
+    assert_eq!((made.get(), value[16383]), (2, 2));
+    assert_eq!(slab.wait_times().count(), 2);
+    drop(value);
+    let mut panics = Box::pin(slab.insert_with(|| panic!("in the constructor")));
+    let poll = AssertUnwindSafe(|| panics.as_mut().poll(&mut cx).is_pending());
+    assert!(catch_unwind(poll).is_err());
+    assert_eq!(slab.stats().in_use(), held.len() as u64);
+}
+
+#[test]
 fn the_builder_hands_options_on() {
     let slab = Slab::<[u8; 64]>::builder()
         .max_objects(8 << 10)
         .pool(|pool| pool.growth(Growth::Custom(|_| 4)).max_memory(1))
         .build()
         .unwrap();
-    let _one = slab.try_insert([0; 64]).unwrap();
-    assert_eq!(slab.stats().committed_bytes, 4 * slab.stats().slab_bytes);
+    let one = slab.try_insert([0; 64]).unwrap();
+    let slab_bytes = slab.stats().slab_bytes;
+    assert_eq!(slab.stats().committed_bytes, 4 * slab_bytes);
+    drop(one);
+    assert_eq!(slab.trim_to(2 * slab_bytes), 2 * slab_bytes);
+    assert_eq!(slab.trim(), 2 * slab_bytes);
 }
 
 #[test]
