@@ -382,3 +382,32 @@ impl fmt::Debug for Alloc<'_> {
             .finish()
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// It would count for [`MAX_WAITERS`] for ever, and some day everybody be refused.
+    #[test]
+    fn nothing_is_left_of_a_wait_that_is_over() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let left = || pool.inner().slabs.lock().waiters.len();
+        let all: Vec<_> = core::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        let [served, granted, waits] = &mut [(); 3].map(|()| pool.alloc(65536));
+        for waiter in [&mut *served, &mut *granted, &mut *waits] {
+            assert!(Pin::new(waiter).poll(&mut cx).is_pending());
+        }
+        let mut all = all.into_iter();
+        drop((all.next(), all.next()));
+        let Poll::Ready(Ok(chunk)) = Pin::new(&mut *served).poll(&mut cx) else {
+            panic!("it was set aside");
+        };
+        assert_eq!(left(), 2);
+        *granted = pool.alloc(1);
+        *waits = pool.alloc(1);
+        assert_eq!(left(), 0);
+        drop((chunk, all));
+        assert_eq!(pool.stats().in_use(), 0);
+    }
+}
