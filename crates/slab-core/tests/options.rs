@@ -3,7 +3,7 @@
 mod memlock;
 
 use slab_core::{
-    AllocError, AnyChunk, Backing, Chunk, ConfigError, Growth, Mode, SizeClasses, SlabPool,
+    AllocError, AnyChunk, Backing, Chunk, ConfigError, Growth, Mode, SizeClasses, Slab, SlabPool,
     SlabPoolBuilder,
 };
 
@@ -20,6 +20,16 @@ fn bytes(chunk: &Chunk) -> &[u8] {
 
 fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
     std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
+}
+
+#[test]
+fn what_is_not_chosen_is_what_the_documentation_says() {
+    let pool = SlabPool::builder().build().unwrap();
+    assert_eq!((pool.name(), pool.max_memory()), ("default", 64 << 20));
+    assert_eq!(pool.size_classes(), &SizeClasses::network());
+    assert!(!pool.zeroes_on_free());
+    let slab = Slab::<[u8; 64]>::builder().build().unwrap();
+    assert_eq!((slab.name(), slab.capacity()), ("default", 1 << 20));
 }
 
 #[test]

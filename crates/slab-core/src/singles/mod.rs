@@ -138,6 +138,24 @@ impl Inner {
     }
 }
 
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod kinds {
+    use super::Singles;
+    use crate::{Mode, SlabPool};
+
+    /// All modes do the same: which one it is shows in what it costs.
+    #[test]
+    fn each_mode_has_the_depot_that_it_says() {
+        let pool = |mode| SlabPool::builder().mode(mode).build().unwrap();
+        let (stacks, rings) = (pool(Mode::DepotOnly), pool(Mode::Ring));
+        assert!(matches!(stacks.inner().singles, Singles::Stacks(_)));
+        assert!(matches!(rings.inner().singles, Singles::Rings(_)));
+        let locked = pool(Mode::Locked);
+        assert!(matches!(locked.inner().singles, Singles::None));
+        assert_eq!(locked.inner().max_thread_caches, 0);
+    }
+}
+
 /// Whole pools in these modes; `stack` and `ring` have models of their own.
 #[cfg(all(test, loom))]
 mod tests {
