@@ -8,7 +8,7 @@ mod udp_common;
 
 use futures_util::SinkExt;
 use slab_net::PacketPool;
-use slab_net::udp::{Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
+use slab_net::udp::{BindError, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
 use std::fs::{File, OpenOptions};
 #[cfg(feature = "quinn")]
 use std::io::Write;
@@ -156,6 +156,47 @@ fn an_interface_that_goes_down_is_an_error_and_no_end() {
             assert_eq!(receiver.recv_batch().await.unwrap().datagrams(), 3);
         }
         assert_eq!(receiver.monitor().stats().received_datagrams, 18);
+    }
+    apart(network_of_its_own, test);
+}
+
+/// A port that the system chooses for several sockets is nobody else's: of one user, two servers that
+/// share their ports with themselves would get each other's datagrams.
+#[test]
+fn a_port_to_be_shared_is_not_one_that_others_share() {
+    async fn test() {
+        set_up(b"lo", true);
+        // One port for the system to choose.
+        if let Err(why) = std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40000") {
+            return skipped("the range of ports cannot be changed", &why);
+        }
+        let pool = pool();
+        let bind = || UdpReceiver::builder(&pool).bind_shards(ANY, 2.try_into().unwrap());
+        let shards = bind().unwrap();
+        let port = shards[0].local_addr().port();
+        assert_eq!((port, shards[1].local_addr().port()), (40_000, 40_000));
+        let BindError::Socket { source, .. } = bind().unwrap_err() else {
+            panic!("not the system's error");
+        };
+        assert_eq!(source.kind(), io::ErrorKind::AddrInUse);
+        // By its number it can be shared, and the two get what comes.
+        let mut both: Vec<_> = shards.into_iter().map(|s| s.start().unwrap()).collect();
+        let third = UdpReceiver::builder(&pool).reuse_port(true);
+        both.push(third.bind((Ipv4Addr::LOCALHOST, port).into()).unwrap());
+        let mut got = vec![0; both.len()];
+        for from in 1..=64 {
+            let from = SocketAddr::from((Ipv4Addr::new(127, 0, 0, from), 50_000));
+            let sender = UdpSender::bind(from).unwrap();
+            let to = (Ipv4Addr::LOCALHOST, port).into();
+            sender.send(&Transmit::new(b"x", to)).await.unwrap();
+        }
+        for (receiver, got) in both.iter_mut().zip(&mut got) {
+            while receiver.try_recv_batch().unwrap().is_some() {
+                *got += 1;
+            }
+        }
+        assert_eq!(got.iter().sum::<i32>(), 64);
+        assert!(got.iter().all(|&got| got > 0), "{got:?}");
     }
     apart(network_of_its_own, test);
 }

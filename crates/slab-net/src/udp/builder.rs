@@ -166,7 +166,8 @@ impl UdpReceiverBuilder {
     }
 
     /// Lets several sockets share the address (`SO_REUSEPORT`, Unix only); the kernel spreads the
-    /// senders over them. Default: no.
+    /// senders over them. A port that the system is to choose (0) is one that no other socket has so
+    /// far. Default: no.
     pub fn reuse_port(mut self, reuse: bool) -> Self {
         self.options.reuse_port = reuse;
         self

@@ -54,7 +54,7 @@ impl Bound {
         let domain = Domain::for_address(address);
         let socket = socket2::Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
         #[cfg(unix)]
-        if options.reuse_port {
+        if options.reuse_port && address.port() != 0 {
             socket.set_reuse_port(true)?;
         }
         #[cfg(not(unix))]
@@ -87,6 +87,12 @@ impl Bound {
             bind(&socket)?;
             Backend::configure(&socket, options.features)?
         };
+        // Asked for any port that may be shared, the system can choose one that other sockets of this
+        // user share. So it is asked for one that may not.
+        #[cfg(unix)]
+        if options.reuse_port && bind_to.is_some_and(|to| to.port() == 0) {
+            socket.set_reuse_port(true)?;
+        }
         if let Some(peer) = options.peer {
             socket.connect(&peer.into())?;
         }
