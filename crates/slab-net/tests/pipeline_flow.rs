@@ -196,6 +196,31 @@ async fn each_peer_has_one_consumer_and_stays_in_order() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// Or a peer could choose its sources so that they all share one queue.
+#[tokio::test]
+async fn which_sources_share_a_queue_is_chosen_anew_each_time() {
+    let (_pool, mut socket) = socket();
+    let peers: Vec<_> = (0..40).map(|_| UdpSender::bind(ANY).unwrap()).collect();
+    let mut shared = Vec::new();
+    for _ in 0..2 {
+        let (queues, capacity) = (4.try_into().unwrap(), 40.try_into().unwrap());
+        let (sender, receivers) = flow_queues(queues, capacity, Overflow::DropNewest);
+        for peer in &peers {
+            let transmit = Transmit::new(b"x", socket.local_addr());
+            peer.send(&transmit).await.unwrap();
+            let batch = socket.recv_batch().await.unwrap();
+            // Of clones each knows the same queues.
+            sender.clone().send(batch).await.unwrap();
+        }
+        let sources = |receiver: &QueueReceiver| -> Vec<SocketAddr> {
+            let batches = std::iter::from_fn(|| receiver.try_recv());
+            batches.map(|batch| batch.source()).collect()
+        };
+        shared.push(receivers.iter().map(sources).collect::<Vec<_>>());
+    }
+    assert_ne!(shared[0], shared[1]);
+}
+
 #[tokio::test]
 async fn one_flow_without_a_consumer_does_not_stop_the_others() {
     let (_pool, mut socket) = socket();

@@ -330,6 +330,82 @@ async fn many_producers_and_consumers_lose_no_batch_and_no_wake_up() {
     }
 }
 
+/// Nothing comes behind them that would wake the others.
+#[tokio::test]
+async fn what_comes_or_goes_in_one_step_wakes_as_many_as_it_is() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(3, Overflow::Wait);
+    let consumers = [(); 3].map(|()| {
+        let receiver = receiver.clone();
+        tokio::spawn(async move { receiver.recv().await.map(|batch| number(&batch)) })
+    });
+    let mut three = Vec::new();
+    for n in 0..3 {
+        three.push(source.batch(n).await);
+    }
+    tokio::task::yield_now().await;
+    sender.send_many(three).await.unwrap();
+    for consumer in consumers {
+        let got = tokio::time::timeout(HANG, consumer).await;
+        assert!(got.expect("hangs").unwrap().is_some());
+    }
+
+    for n in 3..6 {
+        sender.send(source.batch(n).await).await.unwrap();
+    }
+    let mut producers = Vec::new();
+    for n in 6..9 {
+        let (sender, batch) = (sender.clone(), source.batch(n).await);
+        producers.push(tokio::spawn(async move { sender.send(batch).await }));
+    }
+    tokio::task::yield_now().await;
+    let mut many = Vec::new();
+    assert_eq!(receiver.recv_many(&mut many, 3).await, 3);
+    for producer in producers {
+        let sent = tokio::time::timeout(HANG, producer).await;
+        sent.expect("hangs").unwrap().unwrap();
+    }
+    assert_eq!(receiver.recv_many(&mut many, 2).await, 2, "the limit");
+    assert_eq!(many.len(), 3 + 2);
+}
+
+/// The queue is never empty, so that nothing but receiving can give the thread away.
+#[tokio::test]
+async fn a_busy_consumer_shares_its_thread() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(500, Overflow::DropNewest);
+    for n in 0..500 {
+        sender.send(source.batch(n).await).await.unwrap();
+    }
+    let other = tokio::spawn(async {});
+    for _ in 0..500 {
+        receiver.recv().await.unwrap();
+    }
+    assert!(other.is_finished(), "nobody else had a turn");
+}
+
+#[tokio::test]
+async fn a_consumer_that_goes_while_many_are_sent_leaves_nothing_in_the_queue() {
+    for overflow in [Overflow::Wait, Overflow::DropNewest, Overflow::DropOldest] {
+        let mut source = Source::new();
+        let (sender, receiver) = make(8, overflow);
+        let mut three = Vec::new();
+        for n in 0..3 {
+            three.push(source.batch(n).await);
+        }
+        let mut receiver = Some(receiver);
+        let batches = three.into_iter().inspect(|batch| {
+            if number(batch) == 1 {
+                receiver = None;
+            }
+        });
+        let _ = sender.send_many(batches).await;
+        let stats = sender.monitor().stats();
+        assert_eq!((stats.datagrams, stats.dropped_closed), (0, 3));
+        assert_eq!(source.in_use(), 0);
+    }
+}
+
 #[tokio::test]
 async fn a_consumer_that_panics_does_not_stop_the_others() {
     let mut source = Source::new();
