@@ -4,8 +4,11 @@ use bytes::BytesMut;
 use slab_net::PacketPool;
 use slab_net::udp::{BytesMutReceiver, Coalescing, Transmit, UdpReceiver};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Only how long a broken test takes to fail.
+const HANG: Duration = Duration::from_secs(20);
 const BUFFER: usize = 64 << 10;
 
 fn bind(max_memory: usize) -> BytesMutReceiver {
@@ -100,6 +103,32 @@ async fn at_the_cap_datagrams_are_dropped_and_counted_until_a_buffer_is_free() {
     let got = receive(&mut receiver, 54).await;
     assert_eq!(got.concat(), full);
     assert_eq!(receiver.allocated_bytes(), 3 * BUFFER, "and none was added");
+}
+
+/// More is queued than one look drops, and nothing comes behind it that would wake the receiver.
+#[tokio::test]
+async fn with_no_buffer_free_it_goes_on_by_itself() {
+    let mut receiver = bind(BUFFER);
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let to = receiver.local_addr();
+    let full = vec![7; 54 * 1200];
+    let transmit = Transmit::new(&full, to).segment_size(1200);
+    sender.send(&transmit).await.unwrap();
+    let held = receive(&mut receiver, 54).await;
+    for _ in 0..100 {
+        sender.send(&Transmit::new(&[1; 100], to)).await.unwrap();
+    }
+    let receiving = tokio::spawn(async move { receiver.recv().await });
+    let all_dropped = async {
+        while monitor.stats().dropped_no_memory < 100 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
+    all_dropped.expect("it waits for what has come");
+    drop(held);
+    sender.send(&Transmit::new(b"after", to)).await.unwrap();
+    assert_eq!(receiving.await.unwrap().unwrap().packet, "after");
 }
 
 /// Receives until there are so many; none may be dropped, however many are held.

@@ -3,8 +3,11 @@
 use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Only how long a broken test takes to fail.
+const HANG: Duration = Duration::from_secs(20);
 
 fn small_pool() -> PacketPool {
     PacketPool::builder().max_memory(1 << 20).build().unwrap()
@@ -180,4 +183,32 @@ async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
         tokio::task::yield_now().await;
     }
     assert_eq!(wakes.0.load(Ordering::SeqCst), quiet);
+}
+
+/// More is queued than one look drops, and nothing comes behind it that would wake the receiver.
+#[tokio::test]
+async fn with_the_pool_exhausted_it_goes_on_by_itself() {
+    let pool = small_pool();
+    let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
+    let mut receiver = builder
+        .coalescing(Coalescing::Off { max_datagram: 1500 })
+        .bind(ANY)
+        .unwrap();
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let to = receiver.local_addr();
+    let held = exhaust(&pool);
+    for _ in 0..300 {
+        sender.send(&Transmit::new(&[1; 100], to)).await.unwrap();
+    }
+    let receiving = tokio::spawn(async move { receiver.recv_batch().await });
+    let all_dropped = async {
+        while monitor.stats().dropped_no_memory < 300 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
+    all_dropped.expect("it waits for what has come");
+    drop(held);
+    sender.send(&Transmit::new(b"after", to)).await.unwrap();
+    assert_eq!(receiving.await.unwrap().unwrap().contents(), b"after");
 }

@@ -420,6 +420,37 @@ async fn with_the_pool_exhausted_it_drops_and_counts_and_then_goes_on() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// More is queued than one look drops, and nothing comes behind it that would wake the receiver.
+#[tokio::test]
+async fn with_the_pool_exhausted_it_goes_on_by_itself() {
+    let pool = pool(4);
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let to = receiver.local_addr();
+    let chunks = exhaust(&pool);
+    let mut held = Vec::new();
+    while receiver.held_bytes() > 0 {
+        sender.send(&Transmit::new(&[1; 1500], to)).await.unwrap();
+        held.push(receiver.recv_batch().await.unwrap());
+    }
+    for _ in 0..300 {
+        sender.send(&Transmit::new(b"x", to)).await.unwrap();
+    }
+    let receiving = tokio::spawn(async move { receiver.recv_batch().await });
+    let all_dropped = async {
+        while monitor.stats().dropped_no_memory < 300 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
+    all_dropped.expect("it waits for what has come");
+    drop((chunks, held));
+    sender.send(&Transmit::new(b"after", to)).await.unwrap();
+    assert_eq!(receiving.await.unwrap().unwrap().contents(), b"after");
+}
+
 /// What the ring's buffers come from is used up, and what single calls read to is not: other classes.
 #[tokio::test]
 async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
