@@ -8,6 +8,8 @@ use quinn::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use quinn::rustls::{self, RootCertStore};
 use quinn::{AsyncUdpSocket, ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime};
 use slab_net::PacketPool;
+#[cfg(target_os = "linux")]
+use slab_net::udp::QuinnSocket;
 use slab_net::udp::{Coalescing, SocketMonitor, Transmit, UdpReceiver, UdpReceiverBuilder};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -99,6 +101,65 @@ async fn a_connection_carries_streams_both_ways() {
         }
     }
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// One look by quinn, with a buffer of so many bytes.
+#[cfg(target_os = "linux")]
+async fn look(socket: &QuinnSocket, bytes: usize) -> (quinn::udp::RecvMeta, Vec<u8>) {
+    let (mut buffer, mut meta) = (vec![0; bytes], [quinn::udp::RecvMeta::default()]);
+    let read = std::future::poll_fn(|cx| {
+        let mut buffers = [std::io::IoSliceMut::new(&mut buffer)];
+        socket.poll_recv(cx, &mut buffers, &mut meta)
+    });
+    assert_eq!(read.await.unwrap(), 1);
+    buffer.truncate(meta[0].len);
+    (meta[0], buffer)
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn what_quinn_says_and_is_told_beside_a_payload_is_the_kernels() {
+    use quinn::udp::EcnCodepoint::{Ce, Ect0, Ect1};
+
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let socket = UdpReceiver::bind(ANY, &pool).unwrap().into_quinn();
+    let everywhere = (Ipv4Addr::UNSPECIFIED, 0).into();
+    let peer = UdpReceiver::bind(everywhere, &pool).unwrap().into_quinn();
+    // Not the address that the system would choose.
+    let from = Ipv4Addr::new(127, 0, 0, 2);
+    for ecn in [None, Some(Ect0), Some(Ect1), Some(Ce)] {
+        let transmit = quinn::udp::Transmit {
+            destination: socket.local_addr().unwrap(),
+            ecn,
+            contents: b"onetwosi",
+            segment_size: Some(3),
+            src_ip: Some(from.into()),
+        };
+        peer.try_send(&transmit).unwrap();
+        let (meta, contents) = look(&socket, 64 << 10).await;
+        assert_eq!((&contents[..], meta.stride), (&b"onetwosi"[..], 3));
+        let port = peer.local_addr().unwrap().port();
+        assert_eq!(meta.addr, (from, port).into());
+        assert_eq!((meta.ecn, meta.dst_ip), (ecn, Some(ANY.ip())));
+    }
+
+    // One that was cut is nothing to quinn; the next one is.
+    for contents in [&b"too long"[..], b"short"] {
+        let transmit = quinn::udp::Transmit {
+            destination: socket.local_addr().unwrap(),
+            ecn: None,
+            contents,
+            segment_size: None,
+            src_ip: None,
+        };
+        peer.try_send(&transmit).unwrap();
+    }
+    assert_eq!(look(&socket, 7).await.1, b"");
+    assert_eq!(look(&socket, 7).await.1, b"short");
+    let stats = socket.monitor().stats();
+    assert_eq!(stats.received_datagrams, 4 * 3 + 2);
+    assert_eq!((stats.dropped_truncated, stats.dropped()), (1, 1));
+    assert_eq!(stats.received_bytes - stats.dropped_bytes(), 4 * 8 + 5);
 }
 
 /// quinn is told nothing of it, so that the socket counts.
