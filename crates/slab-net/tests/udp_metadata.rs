@@ -379,6 +379,12 @@ async fn a_group_of_ipv6_is_joined_through_socket2() {
         assert_eq!(batch.contents(), b"to all");
         assert_eq!(batch.destination(), Some(group.into()));
         assert_eq!(batch.interface(), Some(interface));
+        // The answer cannot come from the group's address.
+        member.sender().send(&batch.reply()).await.unwrap();
+        let answer = tokio::time::timeout(HANG, member.recv_batch()).await;
+        let answer = answer.expect("hangs").unwrap();
+        assert_eq!(answer.contents(), b"to all");
+        assert!(!answer.source().ip().is_multicast());
         return;
     }
     skipped("a route to a group", &io::ErrorKind::Unsupported.into());

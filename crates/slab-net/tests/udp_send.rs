@@ -417,12 +417,19 @@ async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// The send buffer is never full, so that nothing but the sink itself can give the thread away.
+/// The send buffer is never full, so that nothing but the sender or the sink itself can give the thread
+/// away.
 #[tokio::test]
-async fn a_busy_sink_shares_its_thread() {
+async fn a_busy_sender_or_sink_shares_its_thread() {
     let receiver = UdpReceiver::bind(ANY, &pool()).unwrap();
     let to = receiver.local_addr();
-    let mut sink = UdpSender::bind(ANY).unwrap().sink();
+    let sender = UdpSender::bind(ANY).unwrap();
+    let mut sink = sender.sink();
+    let other = tokio::spawn(async {});
+    for _ in 0..10_000 {
+        sender.send(&Transmit::new(b"hello", to)).await.unwrap();
+    }
+    assert!(other.is_finished(), "nobody else had a turn");
     let other = tokio::spawn(async {});
     for _ in 0..10_000 {
         let hello = Packet::from_static(b"hello");

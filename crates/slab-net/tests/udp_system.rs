@@ -15,14 +15,14 @@ use std::io::Write;
 use std::io::{self, Read};
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake};
 use std::thread;
 use std::time::Duration;
-use udp_common::{checked, refuse, skipped};
+use udp_common::{checked, refuse, refuse_if, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Only how long a broken test takes to fail.
@@ -102,6 +102,26 @@ fn what_the_system_refuses_has_a_kind_and_the_sink_goes_on_behind_it() {
     apart(|| refuse_to_send(libc::ENOBUFS), no_buffers);
     apart(|| refuse_to_send(libc::EMSGSIZE), too_large);
     apart(|| refuse_to_send(libc::EPERM), forbidden);
+}
+
+/// Of older kernels those without checksum offloading do.
+#[test]
+fn a_device_that_refuses_gso_gets_each_datagram_as_a_message_of_its_own() {
+    async fn test() {
+        let pool = pool();
+        let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+        let sender = UdpSender::bind(ANY).unwrap();
+        let three = Transmit::new(b"onetwosix", receiver.local_addr()).segment_size(3);
+        for round in 1..=2 {
+            assert_eq!(sender.send(&three).await.unwrap(), 3);
+            for one in [b"one", b"two", b"six"] {
+                assert_eq!(receiver.recv_batch().await.unwrap().contents(), one);
+            }
+            assert_eq!(sender.monitor().stats().send_calls, round);
+        }
+    }
+    // With GSO it is one message, and else three.
+    apart(|| refuse_if(libc::SYS_sendmmsg, Some(1), libc::EIO), test);
 }
 
 /// An `ifreq` for an interface.
@@ -199,6 +219,47 @@ fn a_port_to_be_shared_is_not_one_that_others_share() {
         assert!(got.iter().all(|&got| got > 0), "{got:?}");
     }
     apart(network_of_its_own, test);
+}
+
+/// Drops of which nobody has asked are known when the socket is closed; and a descriptor's number is
+/// another file's then.
+#[tokio::test]
+async fn a_monitor_knows_its_own_sockets_drops_and_no_others() {
+    // One above all that other tests use.
+    let high = |socket: &UdpSocket| {
+        // SAFETY: takes numbers only.
+        let fd = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 900) };
+        checked(fd.min(0)).unwrap();
+        // SAFETY: it was just made, and nobody else knows of it.
+        UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    let flood = |to: &UdpSocket, count| {
+        let from = UdpSocket::bind(ANY).unwrap();
+        for _ in 0..count {
+            from.send_to(&[1; 1000], to.local_addr().unwrap()).unwrap();
+        }
+    };
+    let pool = pool();
+    let socket = UdpSocket::bind(ANY).unwrap();
+    let same = high(&socket);
+    let number = same.as_raw_fd();
+    let receiver = UdpReceiver::builder(&pool)
+        .receive_buffer_bytes(1 << 14)
+        .from_std(same)
+        .unwrap();
+    let monitor = receiver.monitor();
+    flood(&socket, 100);
+    drop(receiver);
+    let before = monitor.stats().kernel_dropped_datagrams;
+    assert!((1..100).contains(&before), "{before}");
+    let other = UdpSocket::bind(ANY).unwrap();
+    socket2::SockRef::from(&other)
+        .set_recv_buffer_size(1 << 14)
+        .unwrap();
+    let other = high(&other);
+    assert_eq!(other.as_raw_fd(), number);
+    flood(&other, 1000);
+    assert_eq!(monitor.stats().kernel_dropped_datagrams, before);
 }
 
 /// Who asks by a link-local address, but not from one, gets an answer from it.
@@ -546,6 +607,45 @@ fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
     thread::spawn(run).join().unwrap();
 }
 
+#[cfg(feature = "quinn")]
+#[test]
+fn quinn_waits_for_room_and_may_ask_again() {
+    async fn test() {
+        use quinn::AsyncUdpSocket;
+
+        let tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        let receiver = UdpReceiver::builder(&pool())
+            .send_buffer_bytes(4096)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        let socket = Arc::new(receiver.into_quinn());
+        let transmit = quinn::udp::Transmit {
+            destination: (Tap::THEIRS, 7777).into(),
+            ecn: None,
+            contents: &[7; 1000],
+            segment_size: None,
+            src_ip: None,
+        };
+        let full = (0..40).find_map(|_| socket.try_send(&transmit).err());
+        let full = full.expect("the send buffer is never full");
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        let mut poller = Arc::clone(&socket).create_io_poller();
+        let mut room = std::future::poll_fn(|cx| poller.as_mut().poll_writable(cx));
+        does_wait(&mut room).await;
+        tap.answer_arp();
+        for _ in 0..2 {
+            let room = tokio::time::timeout(HANG, &mut room).await;
+            room.expect("hangs").unwrap();
+        }
+        socket.try_send(&transmit).unwrap();
+        assert_eq!(socket.monitor().stats().send_lost_datagrams, 0);
+    }
+    apart(network_of_its_own, test);
+}
+
 /// A firewall's "administratively prohibited", which anybody on the way may send, is told of the
 /// datagram before. quinn takes any error for the socket's end.
 #[cfg(feature = "quinn")]
@@ -634,6 +734,44 @@ fn a_datagram_above_the_mtu_is_too_large_and_those_before_it_are_sent() {
         assert_eq!(sender.send(&transmits[0]).await.unwrap(), 2);
         let lens: Vec<usize> = tap.datagrams(7777).iter().map(Vec::len).collect();
         assert_eq!(lens, [1000; 4]);
+    }
+    apart(network_of_its_own, test);
+}
+
+/// Whatever the addresses that the socket and the datagram have.
+#[test]
+fn no_datagram_is_fragmented_by_either_family() {
+    async fn test() {
+        set_up(b"lo", true);
+        let mut mtu = request(b"lo");
+        mtu.ifr_ifru.ifru_mtu = 1500;
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        ioctl(&socket, libc::SIOCSIFMTU, &mut mtu);
+        let pool = pool();
+        for (from, to, longest) in [
+            ("0.0.0.0:0", "127.0.0.1:0", 1500 - 20 - 8),
+            ("[::]:0", "127.0.0.1:0", 1500 - 20 - 8),
+            ("[::]:0", "[::1]:0", 1500 - 40 - 8),
+        ] {
+            let Ok(mut receiver) = UdpReceiver::bind(to.parse().unwrap(), &pool) else {
+                skipped("IPv6", &io::ErrorKind::Unsupported.into());
+                continue;
+            };
+            let sender = UdpSender::bind(from.parse().unwrap()).unwrap();
+            let (bytes, to) = ([7; 1500], receiver.local_addr());
+            let fits = Transmit::new(&bytes[..longest], to);
+            sender.send(&fits).await.unwrap();
+            assert_eq!(
+                receiver.recv_batch().await.unwrap().contents().len(),
+                longest
+            );
+            let above = Transmit::new(&bytes[..=longest], to);
+            let error = sender.send(&above).await.unwrap_err();
+            assert!(
+                matches!(error.kind(), SendErrorKind::TooLarge { bytes } if *bytes == longest + 1),
+                "{from} {to}: {error}"
+            );
+        }
     }
     apart(network_of_its_own, test);
 }

@@ -421,6 +421,14 @@ mod tests {
                 .chain([(0, 1), (0, 1), (10, 1), (10, 1)])
                 .collect::<Vec<_>>()
         );
+        // Each from where it is to come from.
+        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let mixed = [
+            of(10),
+            of(10).source_ip(ip),
+            of(10).source_ip(ip).source_interface(Some(1)),
+        ];
+        assert_eq!(messages(&mixed, 64, false), [(10, 1); 3]);
         // What is segmented already stays by itself.
         let segmented = [of(10), of(100).segment_size(10), of(10)];
         assert_eq!(

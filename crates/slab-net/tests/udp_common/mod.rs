@@ -30,6 +30,12 @@ pub(crate) fn payload(seed: u64, len: usize) -> Vec<u8> {
 /// Makes a system call fail with this error, for this thread and for good.
 #[cfg(target_os = "linux")]
 pub(crate) fn refuse(call: libc::c_long, code: i32) -> io::Result<()> {
+    refuse_if(call, None, code)
+}
+
+/// As [`refuse`], if the call's third argument is this number.
+#[cfg(target_os = "linux")]
+pub(crate) fn refuse_if(call: libc::c_long, third: Option<u32>, code: i32) -> io::Result<()> {
     let step = |code: u32, jt, jf, k| libc::sock_filter {
         code: code as u16,
         jt,
@@ -37,15 +43,20 @@ pub(crate) fn refuse(call: libc::c_long, code: i32) -> io::Result<()> {
         k,
     };
     let error = libc::SECCOMP_RET_ERRNO | code as u32;
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    // Of a `seccomp_data`, whose numbers are of 64 bits, the lower half.
+    let at = std::mem::offset_of!(libc::seccomp_data, args) + 2 * 8;
+    let at = at + if cfg!(target_endian = "big") { 4 } else { 0 };
+    // No number is below 0.
+    let compare = third.map_or(libc::BPF_JGE, |_| libc::BPF_JEQ);
+    let compare = libc::BPF_JMP | compare | libc::BPF_K;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let mut program = [
         // The number of the call, which comes first.
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            0,
-            1,
-            call as u32,
-        ),
+        step(load, 0, 0, 0),
+        step(equal, 0, 3, call as u32),
+        step(load, 0, 0, at as u32),
+        step(compare, 0, 1, third.unwrap_or(0)),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, error),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];

@@ -534,6 +534,35 @@ mod tests {
     }
 
     #[test]
+    fn what_the_second_of_two_calls_is_told_is_kept_for_the_next() {
+        let features = Features {
+            source_only: true,
+            ..Features::default()
+        };
+        let (socket, backend) = socket(features);
+        let to = socket.local_addr().unwrap();
+        socket.send_to(b"1", &to).unwrap();
+        socket.send_to(b"2", &to).unwrap();
+        // SAFETY: makes memory where there was none.
+        let page = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(ptr::null_mut(), 1, libc::PROT_READ, flags, -1, 0)
+        };
+        assert_ne!(page, libc::MAP_FAILED);
+        // SAFETY: a page that is left mapped and that nobody else has. The kernel alone writes to it, or
+        // rather may not.
+        let unwritable = unsafe { std::slice::from_raw_parts_mut(page.cast(), 1) };
+        let mut memory = [0; 1];
+        let mut buffers = [&mut memory, unwritable].map(Buffer::new);
+        let mut received = [Received::NOTHING; FEW];
+        let mut receive = || backend.receive(&socket, &mut buffers, &mut received);
+        assert_eq!(receive().unwrap(), 1);
+        assert!(backend.has_late_error());
+        assert_eq!(receive().unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        assert_eq!(receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
     fn an_error_behind_a_datagram_is_told_by_the_next_call() {
         let features = Features {
             source_only: true,
