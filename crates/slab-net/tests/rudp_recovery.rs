@@ -168,6 +168,41 @@ fn a_congestion_control_fills_a_bottleneck_and_loses_little_there() {
     assert!(vain > 50.0, "{vain} of 1000 in vain");
 }
 
+/// Messages that arrive in the second after a path was cut for so long.
+fn after_a_cut(congestion: Congestion, cut: Duration) -> usize {
+    let config = SessionConfig::fast().congestion(congestion);
+    let mut world = Lossy::new(&config, path(50 * MS), 1);
+    let mut go_on = |lost: u32, time: Duration| {
+        world.lose_next(lost);
+        let (until, mut got) = (world.now + time, 0);
+        loop {
+            while world.ends[0].send_slice(&[1; 1000]).is_ok() {}
+            world.settle(0);
+            let Some(end) = world.step(until) else {
+                return got;
+            };
+            while world.ends[1].recv().is_some() {
+                got += 1;
+            }
+            world.settle(end);
+            world.settle(1);
+        }
+    };
+    go_on(0, 3000 * MS);
+    go_on(u32::MAX, cut);
+    go_on(0, 1000 * MS)
+}
+
+/// The window doubles again up to where the first time-out was, however many follow: the flight that they
+/// find lost is the same one.
+#[test]
+fn time_outs_one_after_the_other_are_one_loss() {
+    for congestion in [Congestion::Reno, Congestion::Cubic] {
+        let got = after_a_cut(congestion, 400 * MS);
+        assert!(got > 300, "{congestion:?}: {got} in a second");
+    }
+}
+
 /// What one that only receives promises follows what the path carries.
 #[test]
 fn the_window_follows_the_path() {

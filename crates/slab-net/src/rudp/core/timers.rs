@@ -239,8 +239,12 @@ impl Session {
         }
         // With the cookie, if there is one: it may have been lost with the rest.
         self.ask |= self.cookie.is_some() && !self.peer.told;
+        // Those that follow without an acknowledgement are of the same loss, often for the rest of one flight:
+        // the threshold that the first one left stays (RFC 5681, 3.1).
+        if !self.recovery.is_backing_off() {
+            self.control.timed_out();
+        }
         self.recovery.timed_out();
-        self.control.timed_out();
         self.reduced_at = self.send.serial();
     }
 
@@ -393,5 +397,33 @@ mod tests {
         run(&mut ends, &pool, &mut now, later);
         assert_eq!(ends[0].ended(), Some(CloseReason::Closed));
         assert_eq!(ends[1].ended(), Some(CloseReason::ClosedByPeer));
+    }
+
+    /// However many follow before something is acknowledged, and whatever is found lost with it then.
+    #[test]
+    fn a_time_out_leaves_one_segment_and_what_is_lost_with_it_takes_no_more() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(4 << 20);
+        let mut now = Time::ZERO;
+        let mut ends = [Side::Client, Side::Server].map(|side| {
+            let config = SessionConfig::default();
+            Session::open(1, &config, side, &pool, &budget, 5, now).unwrap()
+        });
+        ends[0].send_slice(b"hello").unwrap();
+        let settled = now + Duration::from_secs(1);
+        run(&mut ends, &pool, &mut now, settled);
+        let before = ends[0].control.window();
+
+        for _ in 0..before {
+            ends[0].send_slice(&[7; 1000]).unwrap();
+        }
+        let cut = now + Duration::from_secs(3);
+        run_over(&mut ends, &pool, &mut now, cut, false);
+        assert_eq!(ends[0].control.window(), 1);
+        assert!(ends[0].stats().retransmits_timeout > 4, "more than one");
+        let later = now + Duration::from_secs(10);
+        run(&mut ends, &pool, &mut now, later);
+        assert!(ends[0].is_sent());
+        assert!((before / 2..before).contains(&ends[0].control.window()));
     }
 }

@@ -54,7 +54,7 @@ pub(super) trait CongestionControl: core::fmt::Debug {
     fn acknowledged(&mut self, progress: &Progress);
     /// Segments were lost, and later ones arrived; told once a round trip.
     fn lost(&mut self, outstanding: u32);
-    /// No acknowledgement came in time.
+    /// No acknowledgement came in time; told once, until one does.
     fn timed_out(&mut self);
 }
 
