@@ -46,7 +46,8 @@ impl CongestionControl for Reno {
     }
 
     fn lost(&mut self, outstanding: u32) {
-        self.threshold = (outstanding / 2).max(THRESHOLD_MIN);
+        // More may be outstanding: what was lost of a larger window, and is not in the network any more.
+        self.threshold = (outstanding.min(self.window) / 2).max(THRESHOLD_MIN);
         self.window = self.threshold;
         self.credit = 0;
     }
@@ -93,6 +94,20 @@ mod tests {
         assert_eq!(reno.window(), 10);
         reno.timed_out();
         assert_eq!((reno.window(), reno.threshold), (1, 5));
+    }
+
+    /// What is outstanding may be what was sent with the window of before, and is lost by now.
+    #[test]
+    fn a_loss_makes_no_window_larger() {
+        let mut reno = Reno {
+            window: 80,
+            ..Reno::default()
+        };
+        reno.timed_out();
+        acknowledge(&mut reno, 4, 1000);
+        assert_eq!(reno.window(), 5);
+        reno.lost(76);
+        assert_eq!((reno.window(), reno.threshold), (2, 2));
     }
 
     #[test]
