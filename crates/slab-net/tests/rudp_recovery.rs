@@ -203,6 +203,37 @@ fn time_outs_one_after_the_other_are_one_loss() {
     }
 }
 
+/// Messages that a reader has had in five seconds that looks for them ten times in each.
+fn read_now_and_then(congestion: Congestion) -> usize {
+    let config = SessionConfig::fast().congestion(congestion);
+    let mut world = Lossy::new(&config, path(10 * MS), 1);
+    let mut got = 0;
+    for turn in 1..=50 {
+        let until = Time::ZERO + 100 * MS * turn;
+        loop {
+            while world.ends[0].send_slice(&[1; 1000]).is_ok() {}
+            world.settle(0);
+            let Some(end) = world.step(until) else { break };
+            world.settle(end);
+        }
+        while world.ends[1].recv().is_some() {
+            got += 1;
+        }
+        world.settle(1);
+    }
+    got
+}
+
+/// The receive window says nothing of the network: that it was full is no reason to begin anew.
+#[test]
+fn a_slow_reader_costs_no_congestion_window() {
+    let free = read_now_and_then(Congestion::Off);
+    for congestion in [Congestion::Reno, Congestion::Cubic] {
+        let got = read_now_and_then(congestion);
+        assert!(got > free * 9 / 10, "{congestion:?}: {got} of {free}");
+    }
+}
+
 /// What one that only receives promises follows what the path carries.
 #[test]
 fn the_window_follows_the_path() {

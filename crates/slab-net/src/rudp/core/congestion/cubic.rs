@@ -81,7 +81,7 @@ impl CongestionControl for Cubic {
     }
 
     fn acknowledged(&mut self, progress: &Progress) {
-        let idle = self.last.replace(progress.now);
+        let (before, idle) = (self.window, self.last.replace(progress.now));
         if !progress.fills(self.window()) {
             if let (Some((start, _)), Some(last)) = (&mut self.epoch, idle) {
                 *start = (*start + progress.now.since(last)).min(progress.now);
@@ -91,7 +91,7 @@ impl CongestionControl for Cubic {
         } else {
             self.avoid(progress);
         }
-        self.window = self.window.min(f64::from(progress.limit.max(1)));
+        self.window = self.window.min(f64::from(progress.limit).max(before));
     }
 
     fn lost(&mut self, outstanding: u32) {
@@ -192,6 +192,24 @@ mod tests {
         assert!((cubic.largest - 59.5).abs() < 1e-9, "{}", cubic.largest);
         cubic.timed_out();
         assert_eq!((cubic.window(), cubic.threshold as u32), (1, 34));
+    }
+
+    #[test]
+    fn a_window_that_the_peer_closes_for_a_while_does_not_begin_anew() {
+        let mut cubic = Cubic {
+            window: 80.0,
+            ..Cubic::default()
+        };
+        for limit in [40, 0] {
+            cubic.acknowledged(&Progress {
+                segments: 40,
+                outstanding: 80,
+                limit,
+                now: Time::ZERO,
+                rtt: RTT,
+            });
+        }
+        assert_eq!(cubic.window(), 80);
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub(super) struct Progress {
     pub(super) segments: u32,
     /// Segments outstanding until then.
     pub(super) outstanding: u32,
-    /// What the windows of both ends allow.
+    /// What the windows of both ends allow: a congestion window grows no further. It does not shrink with
+    /// them, as a reader that is behind says nothing of the network.
     pub(super) limit: u32,
     pub(super) now: Time,
     /// The smoothed round-trip time.

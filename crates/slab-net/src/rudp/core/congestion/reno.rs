@@ -32,6 +32,7 @@ impl CongestionControl for Reno {
     }
 
     fn acknowledged(&mut self, progress: &Progress) {
+        let before = self.window;
         if progress.fills(self.window) {
             let segments = progress.segments;
             let started = self.threshold.saturating_sub(self.window).min(segments);
@@ -42,7 +43,7 @@ impl CongestionControl for Reno {
                 self.window += 1;
             }
         }
-        self.window = self.window.min(progress.limit.max(1));
+        self.window = self.window.min(progress.limit.max(before));
     }
 
     fn lost(&mut self, outstanding: u32) {
@@ -108,6 +109,19 @@ mod tests {
         assert_eq!(reno.window(), 5);
         reno.lost(76);
         assert_eq!((reno.window(), reno.threshold), (2, 2));
+    }
+
+    #[test]
+    fn a_window_that_the_peer_closes_for_a_while_does_not_begin_anew() {
+        let mut reno = Reno {
+            window: 80,
+            threshold: 40,
+            credit: 0,
+        };
+        acknowledge(&mut reno, 8, 0);
+        assert_eq!(reno.window(), 80);
+        acknowledge(&mut reno, 80, 100);
+        assert_eq!(reno.window(), 81);
     }
 
     #[test]
