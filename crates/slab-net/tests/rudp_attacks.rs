@@ -38,6 +38,30 @@ fn a_datagram_is_taken_as_a_whole_or_not_at_all() {
     Pair::refused(&[good, bad].concat(), Rejection::UnaBeyondSent);
 }
 
+/// Nor is what is refused a sign of life: else anybody could keep a session whose peer is gone.
+#[test]
+fn what_is_refused_keeps_no_session_alive() {
+    let mut pair = Pair::new();
+    pair.client.send_slice(b"hello").unwrap();
+    pair.settle();
+    let silent_since = pair.now;
+    let forged = Header {
+        una: 100,
+        ..header(Command::TellWindow)
+    };
+    let forged = datagram(forged, b"");
+    while pair.client.ended().is_none() {
+        assert!(pair.now.since(silent_since) < Duration::from_secs(61));
+        pair.now = pair.now + Duration::from_secs(1);
+        let packet = pair.pool.try_copy_from_slice(&forged).unwrap();
+        let refused = pair.client.handle_datagram(pair.now, packet);
+        assert_eq!(refused, Err(Rejection::UnaBeyondSent));
+        transmit(&mut pair.client, pair.now);
+    }
+    assert_eq!(pair.client.ended(), Some(CloseReason::TimedOut));
+    assert!(pair.client.stats().probes >= 4, "it asked for one");
+}
+
 /// Loses data in the crate `kcp`, which frees what was never acknowledged.
 #[test]
 fn una_beyond_what_was_sent() {

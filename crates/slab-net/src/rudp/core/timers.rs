@@ -399,6 +399,30 @@ mod tests {
         assert_eq!(ends[1].ended(), Some(CloseReason::ClosedByPeer));
     }
 
+    /// What the acknowledgement of a tail-loss probe says was lost is a loss like any other (RFC 8985, 7.4).
+    #[test]
+    fn a_loss_that_a_probe_repairs_reduces_the_congestion_window() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(4 << 20);
+        let config = SessionConfig::default().interval(Duration::from_millis(10));
+        let mut now = Time::ZERO;
+        let mut ends = [Side::Client, Side::Server]
+            .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+        ends[0].send_slice(b"hello").unwrap();
+        let settled = now + Duration::from_secs(1);
+        run(&mut ends, &pool, &mut now, settled);
+        let before = ends[0].control.window();
+
+        ends[0].send_slice(b"is lost").unwrap();
+        while ends[0].poll_transmit(now, &mut [0; 2048], 1).is_some() {}
+        let later = now + Duration::from_secs(1);
+        run(&mut ends, &pool, &mut now, later);
+        let stats = ends[0].stats();
+        assert_eq!((stats.retransmits_tail, stats.retransmits_timeout), (1, 0));
+        assert!(ends[0].is_sent());
+        assert!(ends[0].control.window() < before);
+    }
+
     /// However many follow before something is acknowledged, and whatever is found lost with it then.
     #[test]
     fn a_time_out_leaves_one_segment_and_what_is_lost_with_it_takes_no_more() {
