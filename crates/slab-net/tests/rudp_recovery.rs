@@ -5,7 +5,7 @@ mod rudp_common;
 use rudp_common::lossy::{Conditions, Lossy};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
-use slab_net::rudp::{Congestion, MemoryBudget, Session, SessionConfig, Side, Time};
+use slab_net::rudp::{Congestion, MemoryBudget, SendError, Session, SessionConfig, Side, Time};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -320,4 +320,99 @@ fn a_window_told_unasked_is_no_round_trip() {
         here.reserved_bytes()
     };
     assert_eq!(reserved(true), reserved(false));
+}
+
+/// A peer that says only how much it takes.
+struct Teller {
+    pool: PacketPool,
+    session: Session,
+    now: Time,
+}
+
+impl Teller {
+    fn new() -> Self {
+        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        let (budget, config) = (MemoryBudget::new(16 << 20), SessionConfig::fast());
+        let open = Session::open(7, &config, Side::Client, &pool, &budget, 1, Time::ZERO);
+        Self {
+            session: open.unwrap(),
+            pool,
+            now: Time::ZERO,
+        }
+    }
+
+    fn tells(&mut self, wnd: u16) {
+        let header = Header {
+            conv: 7,
+            cmd: Command::TellWindow,
+            frg: 0,
+            wnd,
+            ts: 0,
+            sn: 0,
+            una: 0,
+            len: 0,
+        };
+        let mut datagram = [0; HEADER_BYTES];
+        header.encode(&mut datagram);
+        let datagram = self.pool.try_copy_from_slice(&datagram).unwrap();
+        self.session.handle_datagram(self.now, datagram).unwrap();
+    }
+
+    /// What it is sent.
+    fn hears(&mut self) -> Vec<Command> {
+        let (mut scratch, mut heard) = ([0; 4096], Vec::new());
+        while let Some(out) = self.session.poll_transmit(self.now, &mut scratch, 1) {
+            heard.extend(segments(out.contents()).map(|segment| segment.unwrap().0.cmd));
+        }
+        heard
+    }
+
+    /// The most segments of a message.
+    fn longest(&mut self) -> usize {
+        let endless = vec![1; 250 * (1400 - HEADER_BYTES)];
+        match self.session.send_slice(&endless) {
+            Err(SendError::TooLong { segments: 250, max }) => max,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_peer_is_taken_to_have_room_for_32_segments_until_it_tells() {
+    let mut peer = Teller::new();
+    for _ in 0..100 {
+        peer.session.send_slice(&[1; 1000]).unwrap();
+    }
+    let pushed = peer.hears().into_iter().filter(|&cmd| cmd == Command::Push);
+    assert_eq!(pushed.count(), 32);
+    assert_eq!(peer.longest(), 32);
+    // The largest it has told. That it has none now says nothing of that.
+    for (told, longest) in [(0, 32), (200, 200), (100, 200)] {
+        peer.tells(told);
+        assert_eq!(peer.longest(), longest);
+    }
+    let mut small = Teller::new();
+    small.tells(8);
+    assert_eq!(small.longest(), 8);
+}
+
+#[test]
+fn a_closed_window_is_asked_for_again_and_again_but_less_and_less_often() {
+    let mut peer = Teller::new();
+    peer.tells(0);
+    peer.session.send_slice(b"waits").unwrap();
+    let mut asked = 0;
+    while peer.now < Time::ZERO + Duration::from_secs(100) {
+        let heard = peer.hears();
+        assert!(!heard.contains(&Command::Push));
+        if heard.contains(&Command::AskWindow) {
+            asked += 1;
+            peer.tells(0);
+        }
+        peer.now = peer.session.poll_timeout().unwrap();
+        peer.session.handle_timeout(peer.now);
+    }
+    assert!((10..25).contains(&asked), "{asked} times");
+    peer.tells(1);
+    assert!(peer.hears().contains(&Command::Push));
 }

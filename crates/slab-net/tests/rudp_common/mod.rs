@@ -354,6 +354,11 @@ impl World {
             in_use <= held,
             "{in_use} bytes in use, {held} accounted for"
         );
+        // Nor is anything accounted for that is not there: it would never come back.
+        assert!(
+            in_use > 0 || held == 0,
+            "nothing in use, {held} accounted for"
+        );
     }
 
     /// What a driver does after anything happened: read, write, transmit, set the timer.
