@@ -472,6 +472,47 @@ fn what_is_computed_from_changed_shards_is_mostly_refused() {
     pair.finish();
 }
 
+/// A byte behind the end of what was lost shows that the parity does not fit, and a data shard that lacks its
+/// last byte is not as long as it says.
+#[test]
+fn what_is_computed_from_a_shard_that_was_cut_or_changed_at_its_end_is_refused() {
+    for cut in [false, true] {
+        let mut pair = Pair::new(2, 1);
+        let mut shards = pair.shards(&[1; 100]);
+        shards.extend(pair.shards(&[2; 1000]));
+        if cut {
+            // The longer one is lost.
+            shards.swap(0, 1);
+            shards[1].pop();
+        } else if let Some(last) = shards[2].last_mut() {
+            *last ^= 1;
+        }
+        let recovered: Vec<_> = shards[1..].iter().flat_map(|s| pair.handle(s)).collect();
+        assert!(recovered.is_empty(), "{cut}: {recovered:?}");
+        assert_eq!(pair.decoder.stats().rejected, 1);
+        pair.finish();
+    }
+}
+
+/// A peer that begins anew counts from zero again.
+#[test]
+fn a_decoder_that_was_cleared_recovers_from_the_first_group_on() {
+    let mut pair = Pair::new(2, 1);
+    for n in 0..200 {
+        for shard in pair.shards(&[n; 100]) {
+            pair.handle(&shard);
+        }
+    }
+    pair.decoder.clear();
+    let mut anew = Pair::new(2, 1);
+    let mut shards = anew.shards(b"is lost");
+    shards.extend(anew.shards(b"arrives"));
+    let recovered: Vec<_> = shards[1..].iter().flat_map(|s| pair.handle(s)).collect();
+    assert_eq!(recovered, [b"is lost"]);
+    pair.finish();
+    anew.finish();
+}
+
 #[test]
 fn without_memory_nothing_is_protected_or_recovered_and_that_is_counted() {
     // Room for one shard.

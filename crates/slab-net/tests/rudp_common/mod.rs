@@ -110,6 +110,7 @@ pub(crate) struct World {
     pub(crate) budget: MemoryBudget,
     pub(crate) ends: [End; 2],
     pub(crate) path: Path,
+    mtu: usize,
     pub(crate) now: Time,
     started: Time,
     /// Calls that found the path cut.
@@ -236,6 +237,7 @@ impl World {
             budget,
             ends,
             path,
+            mtu,
             now,
             started: now,
             holes: 0,
@@ -498,7 +500,7 @@ impl World {
             else {
                 break;
             };
-            assert!(out.datagrams() <= self.path.burst);
+            assert!(out.datagrams() <= self.path.burst && out.segment_size() <= self.mtu);
             let (contents, size) = (out.contents().to_vec(), out.segment_size());
             self.carry(1 - end, &contents, size);
         }

@@ -221,3 +221,38 @@ impl FecEncoder {
         self.account.release(self.account.bytes());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At the largest multiple of the group's size; also where that is in the parity that is left out.
+    #[test]
+    fn numbers_begin_again_with_a_whole_group() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(1 << 20);
+        let shards = FecShards::new(3, 2).unwrap();
+        for pause in [false, true] {
+            let mut encoder = FecEncoder::new(shards, 1000, &pool, &budget);
+            encoder.next = shards.wrap() - 5;
+            let (mut now, mut numbers) = (Time::ZERO, Vec::new());
+            for n in 0..4 {
+                if pause && n == 2 {
+                    now = now + CONTINUOUS;
+                }
+                let mut shard = [7; 100];
+                encoder.protect(now, &mut shard);
+                numbers.extend(seqid(&shard));
+                while let Some(len) = encoder.next_parity(&mut shard) {
+                    numbers.extend(seqid(&shard[..len]));
+                }
+            }
+            let last = u32::MAX / 5 * 5 - 5;
+            let mut expected = vec![last, last + 1, last + 2, last + 3, last + 4, 0];
+            if pause {
+                expected.drain(3..5);
+            }
+            assert_eq!(numbers, expected);
+        }
+    }
+}
