@@ -494,6 +494,21 @@ fn what_is_computed_from_a_shard_that_was_cut_or_changed_at_its_end_is_refused()
     }
 }
 
+/// Those of a group are all as long as its longest datagram.
+#[test]
+fn parity_shards_of_two_lengths_do_not_fit_each_other() {
+    for shorter in [2, 3] {
+        let mut pair = Pair::new(2, 2);
+        let mut shards = pair.shards(&[1; 100]);
+        shards.extend(pair.shards(&[2; 100]));
+        shards[shorter].truncate(50);
+        let recovered: Vec<_> = shards[2..].iter().flat_map(|s| pair.handle(s)).collect();
+        assert!(recovered.is_empty(), "{recovered:?}");
+        assert_eq!(pair.decoder.stats().rejected, 1);
+        pair.finish();
+    }
+}
+
 /// A peer that begins anew counts from zero again.
 #[test]
 fn a_decoder_that_was_cleared_recovers_from_the_first_group_on() {

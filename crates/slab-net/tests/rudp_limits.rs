@@ -139,6 +139,22 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
     }
 }
 
+/// Else a few peers of one prefix, one after the other, would shut out all that come later.
+#[tokio::test]
+async fn who_has_proved_its_address_makes_room_for_others_of_its_prefix() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast().max_half_open(100, 2)).unwrap();
+    for _ in 0..6 {
+        let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        client.send_slice(b"hello").await.unwrap();
+        let accepted = accept(&server).await;
+        assert_eq!(recv(&accepted).await, b"hello");
+        until(&server, "proved", |server| server.stats().half_open == 0).await;
+    }
+    let stats = server.stats();
+    assert_eq!((stats.opened, stats.refused_prefix), (6, 0));
+}
+
 /// Forged addresses get a fourth of the memory. The others still open sessions, and those that are open
 /// have what they need.
 #[tokio::test]

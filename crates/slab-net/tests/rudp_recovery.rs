@@ -5,7 +5,9 @@ mod rudp_common;
 use rudp_common::lossy::{Conditions, Lossy};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
-use slab_net::rudp::{Congestion, MemoryBudget, SendError, Session, SessionConfig, Side, Time};
+use slab_net::rudp::{
+    CloseReason, Congestion, MemoryBudget, SendError, Session, SessionConfig, Side, Time,
+};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -39,22 +41,68 @@ fn the_loss_of_the_last_one_is_found_by_a_probe() {
         run(&mut world, until);
     }
     while world.ends[1].recv().is_some() {}
-    world.lose_next(1);
-    world.ends[0].send_slice(b"the last").unwrap();
+    // Once more, after it was acknowledged.
+    for probes in 1..=2 {
+        world.lose_next(1);
+        world.ends[0].send_slice(b"the last").unwrap();
+        let sent = world.now;
+        world.settle(0);
+        while world.ends[1].recv().is_none() {
+            let end = world.step(sent + 1000 * MS).expect("it arrives");
+            world.settle(end);
+        }
+        let took = world.now.since(sent);
+        assert!(took < 40 * MS, "{took:?}");
+        let until = world.now + 50 * MS;
+        run(&mut world, until);
+        let stats = world.ends[0].stats();
+        assert_eq!(
+            (stats.retransmits_tail, stats.retransmits_timeout),
+            (probes, 0),
+            "{stats:?}"
+        );
+    }
+}
+
+/// By its time alone, without a count, and although nothing more is sent or heard.
+#[test]
+fn a_loss_in_front_of_what_arrives_is_found_after_a_round_trip_and_a_quarter() {
+    let config = SessionConfig::default().interval(10 * MS);
+    let mut world = Lossy::new(&config, path(2 * MS), 1);
+    for _ in 0..20 {
+        world.ends[0].send_slice(&[1; 100]).unwrap();
+        let until = world.now + 50 * MS;
+        run(&mut world, until);
+    }
+    while world.ends[1].recv().is_some() {}
     let sent = world.now;
-    world.settle(0);
+    world.lose_next(1);
+    for message in [b"first", b"other"] {
+        world.ends[0].send_slice(message).unwrap();
+        world.settle(0);
+    }
     while world.ends[1].recv().is_none() {
         let end = world.step(sent + 1000 * MS).expect("it arrives");
         world.settle(end);
     }
-    let took = world.now.since(sent);
-    assert!(took < 40 * MS, "{took:?}");
-    let stats = world.ends[0].stats();
-    assert_eq!(
-        (stats.retransmits_tail, stats.retransmits_timeout),
-        (1, 0),
-        "{stats:?}"
-    );
+    let (took, stats) = (world.now.since(sent), world.ends[0].stats());
+    assert!(took < 14 * MS, "{took:?}");
+    let late = stats.retransmits_tail + stats.retransmits_timeout;
+    assert_eq!((stats.retransmits_fast, late), (1, 0), "{stats:?}");
+}
+
+#[test]
+fn a_segment_that_was_sent_often_enough_in_vain_is_the_end() {
+    let config = SessionConfig::fast().dead_link(7);
+    let mut world = Lossy::new(&config, path(2 * MS), 1);
+    run(&mut world, Time::ZERO + 100 * MS);
+    world.lose_next(u32::MAX);
+    let before = world.ends[0].stats().sent_segments;
+    world.ends[0].send_slice(b"hello?").unwrap();
+    let until = world.now + Duration::from_secs(30);
+    run(&mut world, until);
+    assert_eq!(world.ends[0].ended(), Some(CloseReason::DeadLink));
+    assert_eq!(world.ends[0].stats().sent_segments - before, 7);
 }
 
 /// A server that speaks first may send no more than its client has paid for, and what it asks for the proof
