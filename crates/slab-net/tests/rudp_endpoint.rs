@@ -8,8 +8,6 @@ use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
 };
 use slab_net::{PacketPool, SizeClasses};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -112,39 +110,6 @@ async fn a_stream_arrives_whole_without_offload() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_arrives_whole_through_loss_duplicates_and_reordering() {
     transfer_through_loss(50, 1_000_000, true).await;
-}
-
-/// Where the window never fills, as while another thread reads, nothing else makes a writer stop.
-#[tokio::test]
-async fn whoever_sends_without_end_lets_others_run() {
-    let pool = pool();
-    let config = EndpointConfig::new(SessionConfig::fast().stream(true).window(1024, 1024));
-    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
-    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
-    client.send_slice(b"hello").await.unwrap();
-    client.ready().await.unwrap();
-    let runs = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&runs);
-    tokio::spawn(async move {
-        loop {
-            counted.fetch_add(1, Ordering::Relaxed);
-            tokio::task::yield_now().await;
-        }
-    });
-    tokio::task::yield_now().await;
-    let message = pool.try_copy_from_slice(b"x").unwrap();
-    let mut stream = client.clone().into_stream();
-    for round in 0..3 {
-        let before = runs.load(Ordering::Relaxed);
-        for _ in 0..200 {
-            match round {
-                0 => client.send_slice(b"x").await.unwrap(),
-                1 => client.send(message.clone()).await.unwrap(),
-                _ => stream.write_all(b"x").await.unwrap(),
-            }
-        }
-        assert!(runs.load(Ordering::Relaxed) > before, "way {round}");
-    }
 }
 
 #[tokio::test]

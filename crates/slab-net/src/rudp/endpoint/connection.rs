@@ -12,7 +12,7 @@ use core::task::{Context, Poll, ready};
 use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
-use tokio::task::coop::{RestoreOnPending, poll_proceed};
+use tokio::task::coop::poll_proceed;
 
 /// One end of a session: messages of any length, ordered, each arriving once.
 ///
@@ -77,8 +77,7 @@ impl Connection {
     ///
     /// "Sent" is: taken over by the session. It is on its way at once if the peer's window allows.
     ///
-    /// Cancel-safe: the message is taken over whole or not at all. Counts against tokio's cooperative
-    /// budget.
+    /// Cancel-safe: the message is taken over whole or not at all. Counts against tokio's cooperative budget.
     ///
     /// # Errors
     /// The session has ended, the message is empty or longer than the peer's window, or there is no
@@ -92,13 +91,14 @@ impl Connection {
             };
             let (sent, inner) = self.with_guard(|inner| inner.session.send(packet));
             let sent = match sent {
-                Ok(()) => Poll::Ready(Ok(())),
+                Ok(()) => Ok(()),
                 Err(Unsent { packet, reason }) => {
                     message = Some(packet);
-                    wait_to_send(inner, cx, reason)
+                    Err(ready!(wait_to_send(inner, cx, reason)))
                 }
             };
-            progress(coop, sent)
+            coop.made_progress();
+            Poll::Ready(sent)
         })
         .await
     }
@@ -112,10 +112,11 @@ impl Connection {
             let coop = ready!(poll_proceed(cx));
             let (sent, inner) = self.with_guard(|inner| inner.session.send_slice(message));
             let sent = match sent {
-                Ok(()) => Poll::Ready(Ok(())),
-                Err(reason) => wait_to_send(inner, cx, reason),
+                Ok(()) => Ok(()),
+                Err(reason) => Err(ready!(wait_to_send(inner, cx, reason))),
             };
-            progress(coop, sent)
+            coop.made_progress();
+            Poll::Ready(sent)
         })
         .await
     }
@@ -458,20 +459,12 @@ impl Connection {
     }
 }
 
-/// What was done counts against the task's cooperative budget, unless it has to wait.
-pub(super) fn progress<T>(coop: RestoreOnPending, done: Poll<T>) -> Poll<T> {
-    if done.is_ready() {
-        coop.made_progress();
-    }
-    done
-}
-
-/// Nothing was taken for sending: waits if that may change.
-pub(super) fn wait_to_send<T>(
+/// Nothing was taken for sending: waits if that may change, or else says why.
+pub(super) fn wait_to_send(
     mut inner: MutexGuard<'_, Inner>,
     cx: &mut Context<'_>,
     reason: SendError,
-) -> Poll<Result<T, SendError>> {
+) -> Poll<SendError> {
     let session = &inner.session;
     let wait = match reason {
         SendError::Blocked => true,
@@ -482,7 +475,7 @@ pub(super) fn wait_to_send<T>(
         _ => false,
     };
     if !wait {
-        return Poll::Ready(Err(reason));
+        return Poll::Ready(reason);
     }
     inner.writers.add(cx.waker());
     Poll::Pending

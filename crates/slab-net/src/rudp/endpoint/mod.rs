@@ -32,12 +32,13 @@ use super::core::Side;
 use crate::packet::PacketPool;
 use core::fmt;
 use core::future::poll_fn;
-use core::task::Poll;
+use core::task::{Poll, ready};
 use driver::Driver;
 use shared::Shared;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, MutexGuard};
 use table::reachable;
+use tokio::task::coop::poll_proceed;
 
 /// A UDP socket with sessions: those that peers open, to be [accepted](Self::accept), and those
 /// opened [to peers](Self::connect).
@@ -155,16 +156,16 @@ impl Endpoint {
     /// The next session that a peer has opened; `None` once the endpoint's task is gone, with its
     /// runtime. One that has ended meanwhile is among them only if it has something to be read.
     ///
-    /// Cancel-safe.
+    /// Cancel-safe. Counts against tokio's cooperative budget.
     pub async fn accept(&self) -> Option<Connection> {
         let shared = &self.handle.shared;
         let link = poll_fn(|cx| {
+            let coop = ready!(poll_proceed(cx));
             let mut table = shared.table();
-            if let Some(link) = table.backlog.pop_front() {
-                return Poll::Ready(Some(link));
-            }
-            if table.closed {
-                return Poll::Ready(None);
+            let next = table.backlog.pop_front();
+            if next.is_some() || table.closed {
+                coop.made_progress();
+                return Poll::Ready(next);
             }
             let early = table.acceptors.insert(cx.waker());
             drop(table);

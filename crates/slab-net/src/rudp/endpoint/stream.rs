@@ -1,7 +1,7 @@
 //! [`Stream`]: a session as a stream of bytes.
 
 use super::super::error::SendError;
-use super::connection::{Connection, end_of_input, progress, wait_to_send};
+use super::connection::{Connection, end_of_input, wait_to_send};
 use crate::packet::Packet;
 use bytes::Buf;
 use core::pin::Pin;
@@ -101,10 +101,11 @@ impl Stream {
             Ok(total)
         });
         let written = match written {
-            Ok(written) => Poll::Ready(Ok(written)),
-            Err(reason) => wait_to_send(inner, cx, reason).map_err(send_error),
+            Ok(written) => Ok(written),
+            Err(reason) => Err(send_error(ready!(wait_to_send(inner, cx, reason)))),
         };
-        progress(coop, written)
+        coop.made_progress();
+        Poll::Ready(written)
     }
 }
 

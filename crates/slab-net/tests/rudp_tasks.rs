@@ -1,0 +1,317 @@
+//! Tasks that share a session, give up waiting, or wait when it ends, over real sockets on loopback.
+
+mod rudp_common;
+
+use rudp_common::sockets::{SOON, accept, all_back, any, bytes, fast, greeted, pool, until};
+use rudp_common::{Random, proxy};
+use slab_net::PacketPool;
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SendError, SessionConfig};
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::io::IoSlice;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UdpSocket;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// Polls it so many times at most, each time that it is woken, and gives it up then.
+async fn polled<T>(times: u64, what: impl Future<Output = T>) -> Option<T> {
+    let (mut what, mut left) = (pin!(what), times);
+    poll_fn(|cx| match what.as_mut().poll(cx) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending if left <= 1 => Poll::Ready(None),
+        Poll::Pending => {
+            left -= 1;
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+/// What is given up is not sent, or has been received by nobody: each message comes once, whole, and
+/// behind those that its task has sent before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
+    const MESSAGES: u32 = 300;
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().window(16, 16));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let address = proxy::lossy(server.local_addr(), 20, 5).await;
+    let client = Connection::connect(address, &pool, config).unwrap();
+    let message = |task: u32, n: u32| {
+        let mut message = bytes(u64::from(n), 8 + (n as usize * 977) % 9000);
+        message[..4].copy_from_slice(&task.to_le_bytes());
+        message[4..8].copy_from_slice(&n.to_le_bytes());
+        message
+    };
+    let sending = [0, 1].map(|task| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let mut random = Random::new(task.into());
+            for n in 0..MESSAGES {
+                let message = message(task, n);
+                loop {
+                    let sent = polled(1 + random.below(2), client.send_slice(&message)).await;
+                    match sent {
+                        Some(sent) => break sent.unwrap(),
+                        None => tokio::task::yield_now().await,
+                    }
+                }
+            }
+        })
+    });
+    let accepted = async {
+        loop {
+            match polled(1, server.accept()).await {
+                Some(accepted) => break accepted.unwrap(),
+                None => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let accepted = timeout(SOON, accepted).await.unwrap();
+    let receiving = [2, 3].map(|seed| {
+        let accepted = accepted.clone();
+        tokio::spawn(async move {
+            let (mut random, mut received) = (Random::new(seed), Vec::new());
+            loop {
+                let mut segments = Vec::new();
+                let got = match random.below(2) {
+                    0 => polled(1 + random.below(2), accepted.recv())
+                        .await
+                        .map(|got| got.unwrap().map(|message| message.to_vec())),
+                    _ => polled(1 + random.below(2), accepted.recv_segments(&mut segments))
+                        .await
+                        .map(|got| got.unwrap().map(|_| segments.concat())),
+                };
+                match got {
+                    Some(Some(message)) => received.push(message),
+                    Some(None) => break received,
+                    None => tokio::task::yield_now().await,
+                }
+            }
+        })
+    });
+    for task in sending {
+        timeout(SOON, task).await.unwrap().unwrap();
+    }
+    timeout(SOON, client.close()).await.unwrap().unwrap();
+    let mut all = BTreeMap::new();
+    for task in receiving {
+        let mut last = [None; 2];
+        for got in timeout(SOON, task).await.unwrap().unwrap() {
+            let number = |at| u32::from_le_bytes(*got[at..].first_chunk().unwrap());
+            let (task, n) = (number(0), number(4));
+            assert!(got == message(task, n), "message {n} of {task}");
+            assert!(last[task as usize].replace(n) < Some(n), "in order");
+            assert_eq!(all.insert((task, n), ()), None, "once");
+        }
+    }
+    assert_eq!(all.len(), 2 * MESSAGES as usize);
+    drop((client, accepted));
+    all_back(&pool).await;
+}
+
+/// As with any socket of tokio: whoever sends all the time lets others run in between, those too that
+/// would have it stop.
+#[tokio::test]
+async fn to_send_takes_from_the_budget_of_the_task() {
+    let pool = pool();
+    let nobody = UdpSocket::bind(any()).await.unwrap();
+    let to = nobody.local_addr().unwrap();
+    let connect = || Connection::connect(to, &pool, fast()).unwrap();
+    let (slices, packets, mut stream) = (connect(), connect(), connect().into_stream());
+    let (packet, mut sent) = (pool.try_copy_from_slice(b"x").unwrap(), [0; 3]);
+    // Fewer than the queue takes.
+    let most = 300;
+    {
+        let mut sending = pin!(async {
+            for _ in 0..most {
+                slices.send_slice(b"x").await.unwrap();
+                sent[0] += 1;
+            }
+        });
+        assert!(polled(1, sending.as_mut()).await.is_none());
+    }
+    tokio::task::yield_now().await;
+    {
+        let mut sending = pin!(async {
+            for _ in 0..most {
+                packets.send(packet.clone()).await.unwrap();
+                sent[1] += 1;
+            }
+        });
+        assert!(polled(1, sending.as_mut()).await.is_none());
+    }
+    tokio::task::yield_now().await;
+    {
+        let mut writing = pin!(async {
+            for _ in 0..most {
+                stream.write_all(b"x").await.unwrap();
+                sent[2] += 1;
+            }
+        });
+        assert!(polled(1, writing.as_mut()).await.is_none());
+    }
+    assert!(sent.iter().all(|&sent| sent > 0), "{sent:?}");
+}
+
+/// By another task, and nothing else would wake them. The peer learns it, too.
+#[tokio::test]
+async fn who_waits_for_a_session_learns_that_it_was_aborted() {
+    let pool = pool();
+    let (_server, client, accepted) = greeted(&pool).await;
+    let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
+    let full = timeout(Duration::from_millis(200), fill).await;
+    assert!(full.is_err(), "the windows are full");
+    let of = || client.clone();
+    let (one, two, three, four) = (of(), of(), of(), of());
+    let sending = tokio::spawn(async move { one.send_slice(&[7; 30_000]).await });
+    let receiving = tokio::spawn(async move { two.recv().await });
+    let hearing = tokio::spawn(async move { three.recv_datagram().await });
+    let finishing = tokio::spawn(async move { four.finish().await });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    client.abort();
+    let aborted = CloseReason::Aborted;
+    let sent = timeout(SOON, sending).await.unwrap().unwrap();
+    // The one that finishes was first, perhaps.
+    let closed = [aborted, CloseReason::Closed].map(|why| Err(SendError::Closed(why)));
+    assert!(closed.contains(&sent), "{sent:?}");
+    let received = timeout(SOON, receiving).await.unwrap().unwrap();
+    assert_eq!(received, Err(aborted));
+    let heard = timeout(SOON, hearing).await.unwrap().unwrap();
+    assert_eq!(heard, Err(aborted));
+    let finished = timeout(SOON, finishing).await.unwrap().unwrap();
+    assert_eq!(finished, Err(aborted));
+    let told = async {
+        loop {
+            match accepted.recv().await {
+                Ok(Some(_)) => {}
+                end => break end,
+            }
+        }
+    };
+    assert_eq!(timeout(SOON, told).await.unwrap(), Err(CloseReason::Reset));
+}
+
+fn opening() -> [u8; HEADER_BYTES] {
+    let mut datagram = [0; HEADER_BYTES];
+    let header = Header {
+        conv: 1,
+        cmd: Command::AskWindow,
+        frg: 0,
+        wnd: 32,
+        ts: 0,
+        sn: 0,
+        una: 0,
+        len: 0,
+    };
+    header.encode(&mut datagram);
+    datagram
+}
+
+/// In another runtime than that which the endpoint was made in.
+#[test]
+fn who_waits_for_a_session_or_the_next_one_learns_that_the_runtime_is_gone() {
+    let (first, second) = (Runtime::new().unwrap(), Runtime::new().unwrap());
+    let pool = pool();
+    let (server, client, accepted) = first.block_on(greeted(&pool));
+    let accepting = server.clone();
+    let accepting = second.spawn(async move { while accepting.accept().await.is_some() {} });
+    let receiving = client.clone();
+    let receiving = second.spawn(async move { receiving.recv().await });
+    let sending = client.clone();
+    let sending = second.spawn(async move {
+        loop {
+            if let Err(why) = sending.send_slice(&[7; 30_000]).await {
+                return why;
+            }
+        }
+    });
+    // One more, whose peer has not proved its address.
+    let stranger = std::net::UdpSocket::bind(any()).unwrap();
+    stranger.send_to(&opening(), server.local_addr()).unwrap();
+    first.block_on(until(&server, "half-open", |server| {
+        server.stats().half_open == 1
+    }));
+    drop(first);
+    second.block_on(async {
+        timeout(SOON, accepting).await.unwrap().unwrap();
+        let received = timeout(SOON, receiving).await.unwrap().unwrap();
+        assert_eq!(received, Err(CloseReason::Aborted));
+        let sent = timeout(SOON, sending).await.unwrap().unwrap();
+        assert_eq!(sent, SendError::Closed(CloseReason::Aborted));
+    });
+    let stats = server.stats();
+    assert_eq!((stats.sessions, stats.backlog), (0, 0), "{stats:?}");
+    drop((server, client, accepted));
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// Of many slices as much is taken as has room, and no part of it twice.
+#[tokio::test]
+async fn slices_arrive_once_and_in_order_where_the_window_takes_a_part_of_them() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true).window(16, 16));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    let data = bytes(4, 3_000_000);
+    let expected = data.clone();
+    let writing = tokio::spawn(async move {
+        let mut stream = client.into_stream();
+        let (mut rest, mut in_parts) = (&data[..], 0);
+        while !rest.is_empty() {
+            let (front, back) = rest.split_at(rest.len().min(300_000));
+            let (middle, back) = back.split_at(back.len().min(100_000));
+            let slices = [front, middle, &[], back].map(IoSlice::new);
+            let written = stream.write_vectored(&slices).await.unwrap();
+            in_parts += u32::from(written < rest.len());
+            rest = &rest[written..];
+        }
+        stream.shutdown().await.unwrap();
+        (stream, in_parts)
+    });
+    let mut received = Vec::new();
+    let mut stream = accept(&server).await.into_stream();
+    let reading = stream.read_to_end(&mut received);
+    timeout(SOON, reading).await.unwrap().unwrap();
+    assert!(received == expected, "{} bytes", received.len());
+    let (_stream, in_parts) = writing.await.unwrap();
+    assert!(in_parts > 5, "{in_parts}");
+}
+
+/// What nobody will accept any more is closed, and the socket with it.
+#[tokio::test]
+async fn an_endpoint_that_is_dropped_leaves_nothing_whether_it_had_sessions_or_not() {
+    for with_session in [false, true] {
+        let (pool, other): (PacketPool, PacketPool) = (pool(), pool());
+        let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+        let address = server.local_addr();
+        let client = match with_session {
+            true => {
+                let client = Connection::connect(address, &other, fast()).unwrap();
+                client.send_slice(b"hello").await.unwrap();
+                timeout(SOON, client.ready()).await.unwrap().unwrap();
+                Some(client)
+            }
+            false => None,
+        };
+        // Nobody asks it to look.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(server);
+        if let Some(client) = client {
+            let end = timeout(SOON, client.recv()).await.unwrap();
+            assert_eq!(end, Ok(None));
+        }
+        let gone = async {
+            while std::net::UdpSocket::bind(address).is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(SOON, gone).await.expect("the socket is closed");
+        all_back(&pool).await;
+    }
+}
