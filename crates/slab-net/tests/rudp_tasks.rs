@@ -246,7 +246,11 @@ fn who_waits_for_a_session_or_the_next_one_learns_that_the_runtime_is_gone() {
         assert_eq!(sent, SendError::Closed(CloseReason::Aborted));
     });
     let stats = server.stats();
-    assert_eq!((stats.sessions, stats.backlog), (0, 0), "{stats:?}");
+    assert_eq!(
+        (stats.sessions, stats.half_open, stats.backlog),
+        (0, 0, 0),
+        "{stats:?}"
+    );
     drop((server, client, accepted));
     assert_eq!(pool.slab().stats().in_use(), 0);
 }

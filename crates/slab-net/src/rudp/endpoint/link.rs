@@ -392,6 +392,9 @@ impl Link {
         let mut inner = self.lock();
         inner.session.abort();
         inner.unsent = None;
+        if core::mem::take(&mut inner.half_open) {
+            self.shared.table().no_longer_half_open(self.peer());
+        }
         let woken = Woken {
             reader: inner.readers.take(),
             writer: inner.writers.take(),
