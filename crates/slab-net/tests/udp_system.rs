@@ -8,6 +8,7 @@ mod udp_common;
 
 use futures_util::SinkExt;
 use slab_net::PacketPool;
+use slab_net::rudp::{Endpoint, EndpointConfig};
 use slab_net::udp::{BindError, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
 use std::fs::{File, OpenOptions};
 #[cfg(feature = "quinn")]
@@ -262,10 +263,12 @@ async fn a_monitor_knows_its_own_sockets_drops_and_no_others() {
     assert_eq!(monitor.stats().kernel_dropped_datagrams, before);
 }
 
-/// Who asks by a link-local address, but not from one, gets an answer from it.
-#[test]
-fn a_reply_from_a_link_local_address_goes_to_any_other() {
-    fn add(ip: Ipv6Addr) -> io::Result<()> {
+const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 7);
+const OTHER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
+
+/// A network with nothing but a loopback interface that has these two addresses.
+fn network_with_two_addresses() -> io::Result<()> {
+    let add = |ip: Ipv6Addr| {
         let request = libc::in6_ifreq {
             ifr6_addr: libc::in6_addr {
                 s6_addr: ip.octets(),
@@ -286,18 +289,21 @@ fn a_reply_from_a_link_local_address_goes_to_any_other() {
                 bound => return bound.map(drop),
             }
         }
-    }
+    };
+    network_of_its_own()?;
+    set_up(b"lo", true);
+    add(LINK_LOCAL)?;
+    add(OTHER)
+}
+
+/// Who asks by a link-local address, but not from one, gets an answer from it.
+#[test]
+fn a_reply_from_a_link_local_address_goes_to_any_other() {
     async fn test() {
-        set_up(b"lo", true);
-        let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 7);
-        let other = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
-        if let Err(why) = add(link_local).and_then(|()| add(other)) {
-            return skipped("IPv6", &why);
-        }
         let pool = pool();
         let mut server = UdpReceiver::bind((Ipv6Addr::UNSPECIFIED, 0).into(), &pool).unwrap();
-        let to = SocketAddrV6::new(link_local, server.local_addr().port(), 0, 1).into();
-        let mut client = UdpReceiver::bind((other, 0).into(), &pool).unwrap();
+        let to = SocketAddrV6::new(LINK_LOCAL, server.local_addr().port(), 0, 1).into();
+        let mut client = UdpReceiver::bind((OTHER, 0).into(), &pool).unwrap();
         let two = Transmit::new(b"onetwo", to).segment_size(3);
         client.sender().send(&two).await.unwrap();
         let batch = server.recv_batch().await.unwrap();
@@ -305,7 +311,35 @@ fn a_reply_from_a_link_local_address_goes_to_any_other() {
         assert_eq!(server.sender().send(&batch.reply()).await.unwrap(), 2);
         assert_eq!(client.recv_batch().await.unwrap().source(), to);
     }
-    apart(network_of_its_own, test);
+    apart(network_with_two_addresses, test);
+}
+
+/// The same of a session, whichever of the two addresses are its ends.
+#[test]
+fn a_session_with_a_link_local_address_is_answered_from_it() {
+    async fn test() {
+        for (here, there) in [
+            (OTHER, LINK_LOCAL),
+            (LINK_LOCAL, OTHER),
+            (LINK_LOCAL, LINK_LOCAL),
+        ] {
+            let (pool, config) = (pool(), EndpointConfig::default());
+            let all = (Ipv6Addr::UNSPECIFIED, 0).into();
+            let server = Endpoint::bind(all, &pool, config.clone()).unwrap();
+            let to = SocketAddrV6::new(there, server.local_addr().port(), 0, 1);
+            let from = SocketAddrV6::new(here, 0, 0, 1).into();
+            let client = Endpoint::bind(from, &pool, config).unwrap();
+            // An interface that says nothing more of an address is passed over.
+            let client = client.connect(to.into()).unwrap();
+            client.send_slice(b"hello").await.unwrap();
+            let answered = tokio::time::timeout(Duration::from_secs(20), client.ready());
+            assert_eq!(answered.await.expect("in time"), Ok(()), "{here} {there}");
+            let accepted = server.accept().await.unwrap();
+            assert_eq!(accepted.peer_addr().ip(), here);
+            assert_eq!(server.stats().send_errors, 0);
+        }
+    }
+    apart(network_with_two_addresses, test);
 }
 
 /// An Ethernet whose other end is a file.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use core::fmt;
 use core::ptr::NonNull;
 use slab_core::{Clones, SharedChunk};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::time::SystemTime;
 
 /// What one kernel buffer held: one datagram, or with GRO up to 128 of the same sender, of the same
@@ -253,24 +253,23 @@ impl PacketBatch {
     /// was a group's or a network's; with GSO one call to the kernel and no copy on our side.
     #[must_use]
     pub fn reply(&self) -> Transmit<'_> {
-        let transmit =
-            Transmit::new(self.contents(), self.source()).segment_size(self.segment_size());
-        match self.answered_from() {
-            Some(ip) => {
-                // Whoever is asked by a link-local address need not have one, which would say by
-                // what interface.
-                let only_there = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-                let interface = self.interface().filter(|_| only_there);
-                transmit.source_ip(ip).source_interface(interface)
-            }
-            None => transmit,
-        }
+        Transmit::new(self.contents(), self.source())
+            .segment_size(self.segment_size())
+            .source(self.answered_from())
     }
 
     /// The local address that an answer comes from: that which it was sent to, unless that was a group's
-    /// or a network's.
-    pub(crate) fn answered_from(&self) -> Option<IpAddr> {
-        self.destination().filter(|_| self.meta.is_to_us_alone)
+    /// or a network's. Without a port; with the interface if it is link-local: who asks by such an address
+    /// need not have one, which would say by what interface.
+    pub(crate) fn answered_from(&self) -> Option<SocketAddr> {
+        Some(
+            match self.destination().filter(|_| self.meta.is_to_us_alone)? {
+                IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+                    SocketAddrV6::new(ip, 0, 0, self.interface().unwrap_or(0)).into()
+                }
+                ip => (ip, 0).into(),
+            },
+        )
     }
 }
 

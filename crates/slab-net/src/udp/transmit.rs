@@ -95,15 +95,13 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// [`source_ip`](Self::source_ip), if there is one.
-    pub(crate) fn source(mut self, ip: Option<IpAddr>) -> Self {
-        self.source_ip = ip;
-        self
-    }
-
-    /// The interface to send by.
-    pub(super) fn source_interface(mut self, index: Option<u32>) -> Self {
-        self.source_interface = index;
+    /// [`source_ip`](Self::source_ip), if there is one, by the interface that it is of.
+    pub(crate) fn source(mut self, from: Option<SocketAddr>) -> Self {
+        self.source_ip = from.map(|from| from.ip());
+        self.source_interface = match from {
+            Some(SocketAddr::V6(v6)) => Some(v6.scope_id()).filter(|&index| index > 0),
+            _ => None,
+        };
         self
     }
 
@@ -325,7 +323,7 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 
     const TO: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
@@ -422,12 +420,8 @@ mod tests {
                 .collect::<Vec<_>>()
         );
         // Each from where it is to come from.
-        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let mixed = [
-            of(10),
-            of(10).source_ip(ip),
-            of(10).source_ip(ip).source_interface(Some(1)),
-        ];
+        let from = |by| Some(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, by).into());
+        let mixed = [of(10), of(10).source(from(0)), of(10).source(from(1))];
         assert_eq!(messages(&mixed, 64, false), [(10, 1); 3]);
         // What is segmented already stays by itself.
         let segmented = [of(10), of(100).segment_size(10), of(10)];

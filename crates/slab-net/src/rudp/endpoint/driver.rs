@@ -15,7 +15,7 @@ use core::future::{Future, poll_fn};
 use core::pin::{Pin, pin};
 use core::task::Poll;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Datagrams of one turn after which others are let run first. The tasks that they wake run on this thread,
@@ -211,7 +211,7 @@ impl Drop for Driver {
 #[derive(Clone, Copy)]
 struct Arrival {
     peer: SocketAddr,
-    local: Option<IpAddr>,
+    local: Option<SocketAddr>,
     now: Time,
     transient: bool,
 }

@@ -28,6 +28,7 @@ struct Ends {
     /// Of IPv4 in its mapped form, which no canonical address has.
     peer: Ipv6Addr,
     port: u16,
+    /// The interface that either is of which is link-local; both are if they are.
     scope: u32,
     /// As `peer`; unspecified if the system may choose.
     local: Ipv6Addr,
@@ -36,19 +37,32 @@ struct Ends {
 const _: () = assert!(size_of::<Ends>() == 40);
 
 impl Ends {
-    fn new(peer: SocketAddr, local: Option<IpAddr>) -> Self {
-        let v6 = |ip| match ip {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
+    fn new(peer: SocketAddr, local: Option<SocketAddr>) -> Self {
+        let parts = |address: SocketAddr| match address {
+            SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+            SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
         };
+        let (ip, scope) = parts(peer);
+        let (local, by) = local.map_or((Ipv6Addr::UNSPECIFIED, 0), parts);
         Self {
-            peer: v6(peer.ip()),
+            peer: ip,
             port: peer.port(),
-            scope: match peer {
-                SocketAddr::V4(_) => 0,
-                SocketAddr::V6(v6) => v6.scope_id(),
-            },
-            local: local.map_or(Ipv6Addr::UNSPECIFIED, v6),
+            scope: scope.max(by),
+            local,
+        }
+    }
+
+    fn address(&self, ip: Ipv6Addr, port: u16) -> SocketAddr {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => (ip, port).into(),
+            IpAddr::V6(ip) => {
+                let scope = if ip.is_unicast_link_local() {
+                    self.scope
+                } else {
+                    0
+                };
+                SocketAddrV6::new(ip, port, 0, scope).into()
+            }
         }
     }
 }
@@ -152,7 +166,7 @@ impl Link {
     pub(super) fn new(
         shared: Arc<Shared>,
         peer: SocketAddr,
-        local: Option<IpAddr>,
+        local: Option<SocketAddr>,
         place: u32,
         session: Session,
         half_open: bool,
@@ -179,16 +193,14 @@ impl Link {
 
     /// Canonical.
     pub(super) fn peer(&self) -> SocketAddr {
-        match self.ends.peer.to_canonical() {
-            IpAddr::V4(ip) => (ip, self.ends.port).into(),
-            IpAddr::V6(ip) => SocketAddrV6::new(ip, self.ends.port, 0, self.ends.scope).into(),
-        }
+        self.ends.address(self.ends.peer, self.ends.port)
     }
 
     /// The address that the peer sends to, where the socket has more than one: what came from another, it
     /// would not know.
-    pub(super) fn local(&self) -> Option<IpAddr> {
-        Some(self.ends.local.to_canonical()).filter(|ip| !ip.is_unspecified())
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        let local = self.ends.address(self.ends.local, 0);
+        Some(local).filter(|local| !local.ip().is_unspecified())
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -16,7 +16,7 @@ use core::hash::BuildHasher;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
@@ -160,7 +160,7 @@ impl Shared {
         self: &Arc<Self>,
         table: &mut Table,
         peer: SocketAddr,
-        local: Option<IpAddr>,
+        local: Option<SocketAddr>,
         conv: u32,
         side: Side,
         proved: bool,

@@ -16,11 +16,15 @@ use std::sync::Arc;
 const OPENING_WINDOW: u32 = 32;
 
 /// An address by the one name that it has here. Sockets of IPv6 tell those of IPv4 in their mapped form,
-/// applications say either, and what says how to get there does not come back with an answer.
+/// applications say either, and what says how to get there does not come back with an answer, but for the
+/// interface of an address that is of that only.
 pub(super) fn canonical(mut address: SocketAddr) -> SocketAddr {
     address.set_ip(address.ip().to_canonical());
     if let SocketAddr::V6(v6) = &mut address {
         v6.set_flowinfo(0);
+        if !v6.ip().is_unicast_link_local() {
+            v6.set_scope_id(0);
+        }
     }
     address
 }
@@ -239,6 +243,7 @@ mod tests {
             ("[::ffff:192.0.2.7]:1", "192.0.2.7:1"),
             ("[2001:db8::1]:1", "[2001:db8::1]:1"),
             ("[fe80::1%3]:1", "[fe80::1%3]:1"),
+            ("[2001:db8::1%3]:1", "[2001:db8::1]:1"),
             ("0.0.0.0:1", "127.0.0.1:1"),
             ("[::]:1", "[::1]:1"),
             ("[::ffff:0.0.0.0]:1", "127.0.0.1:1"),

@@ -7,7 +7,7 @@ use crate::packet::Packet;
 use crate::rudp::core::{Outgoing, Session};
 use crate::rudp::time::Time;
 use crate::udp::{SendError, SendErrorKind, UdpSender};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 /// Datagrams that the socket had no room for, and the length of each.
 type Unsent = Option<(Packet, usize)>;
@@ -55,7 +55,7 @@ impl Protection {
         &self,
         sender: &UdpSender,
         to: SocketAddr,
-        from: Option<IpAddr>,
+        from: Option<SocketAddr>,
         datagram: &[u8],
     ) {
         with_wire(|wire| {

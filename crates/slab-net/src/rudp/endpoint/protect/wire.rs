@@ -3,7 +3,7 @@
 use crate::udp::Transmit;
 use arrayvec::ArrayVec;
 use core::cell::RefCell;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 /// What one call to the kernel takes with GSO.
 const BYTES: usize = 65507;
@@ -61,7 +61,7 @@ impl Wire {
     pub(super) fn transmits(
         &self,
         to: SocketAddr,
-        from: Option<IpAddr>,
+        from: Option<SocketAddr>,
     ) -> ArrayVec<Transmit<'_>, MOST> {
         let (mut transmits, mut at, mut start) = (ArrayVec::new(), 0, 0);
         while at < self.lengths.len() {
