@@ -559,3 +559,24 @@ fn a_peer_that_is_sent_nothing_may_go_on_unproved() {
     }
     assert_eq!((server.ended(), server.is_validated()), (None, false));
 }
+
+/// `close` has said so; and the peer, which does not know of the close yet, has told that it has it.
+#[test]
+fn an_abort_after_all_was_delivered_and_closed_takes_nothing_from_the_peer() {
+    let mut line = Line::new();
+    line.ends[0].send_slice(b"all of it").unwrap();
+    line.ends[0].close(line.now);
+    while !line.ends[0].is_sent() {
+        line.run(STEP, |_| {});
+    }
+    // What tells of the close is lost.
+    line.on_its_way = Default::default();
+    line.ends[0].abort();
+    line.run(ONE_WAY * 6, |_| {});
+    let ended = line.ends.each_ref().map(Session::ended);
+    assert_eq!(
+        ended,
+        [Some(CloseReason::Closed), Some(CloseReason::ClosedByPeer)]
+    );
+    assert_eq!(line.ends[1].recv().unwrap(), b"all of it"[..]);
+}

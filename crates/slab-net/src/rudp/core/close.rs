@@ -192,7 +192,8 @@ impl Session {
 
     /// Ends at once; what was not delivered is lost. The peer is told once, if it understands, by what
     /// [`poll_transmit`](Self::poll_transmit) returns next: its session ends as
-    /// [reset](CloseReason::Reset).
+    /// [reset](CloseReason::Reset). One that was closed and has delivered everything ends as closed, at both
+    /// ends.
     pub fn abort(&mut self) {
         self.reset(CloseReason::Aborted);
     }
@@ -201,7 +202,11 @@ impl Session {
     pub(super) fn reset(&mut self, reason: CloseReason) {
         if self.ended().is_none() {
             self.notify = self.peer.can_be_told();
-            self.end(reason);
+            // The peer has everything, and its application perhaps not yet: it would lose that.
+            self.end(match self.phase {
+                Phase::Notifying { .. } => CloseReason::Closed,
+                _ => reason,
+            });
         }
     }
 

@@ -399,7 +399,8 @@ impl Connection {
     }
 
     /// Ends the session at once. What was not delivered is lost. A peer of this library is told, once:
-    /// its session ends as [reset](CloseReason::Reset).
+    /// its session ends as [reset](CloseReason::Reset). One that was [closed](Self::close) and has delivered
+    /// everything ends as closed, at both ends.
     pub fn abort(&self) {
         self.with(|inner| inner.session.abort());
     }
