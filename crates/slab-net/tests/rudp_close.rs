@@ -580,3 +580,22 @@ fn an_abort_after_all_was_delivered_and_closed_takes_nothing_from_the_peer() {
     );
     assert_eq!(line.ends[1].recv().unwrap(), b"all of it"[..]);
 }
+
+/// Although the application keeps the session, for whatever it was copying to.
+#[test]
+fn a_window_is_given_back_once_the_peer_has_closed_and_all_is_read() {
+    let mut line = Line::new();
+    let reserved = line.ends[1].reserved_bytes();
+    for n in 0..3 {
+        line.ends[0].send_slice(&[n; 3000]).unwrap();
+    }
+    line.ends[0].close(line.now);
+    line.run(ONE_WAY * 6, |_| {});
+    assert_eq!(line.ends[1].ended(), Some(CloseReason::ClosedByPeer));
+    for n in 0..3 {
+        assert!(line.ends[1].reserved_bytes() >= reserved);
+        assert_eq!(line.ends[1].recv().unwrap(), [n; 3000][..]);
+    }
+    assert_eq!(line.ends[1].reserved_bytes(), 0);
+    assert!(line.ends[1].recv().is_none() && line.ends[1].is_read_closed());
+}

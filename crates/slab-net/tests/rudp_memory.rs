@@ -380,6 +380,54 @@ fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
     assert!(shrunk >= 5 && wide >= 5, "{shrunk} and {wide}");
 }
 
+/// One end has sent everything and said so; the other goes on, or will.
+#[test]
+fn a_window_that_grew_is_small_again_when_its_peer_has_finished() {
+    let idle = Duration::from_millis(200);
+    let config = SessionConfig::fast()
+        .window(1024, 1024)
+        .keepalive(idle, 1000 * idle);
+    let path = Conditions {
+        delay: Duration::from_millis(10),
+        lost: 0,
+        reordered: 0,
+        bottleneck: None,
+    };
+    let mut world = Lossy::new(&config, path, 1);
+    let first = world.ends[1].reserved_bytes();
+    let (mut sent, mut received, mut widest) = (0, 0, 0);
+    while received < 5000 {
+        while sent < 5000 && world.ends[0].send_slice(&[1; 1000]).is_ok() {
+            sent += 1;
+        }
+        world.settle(0);
+        let end = world.step(world.now + Duration::from_secs(10)).unwrap();
+        while world.ends[1].recv().is_some() {
+            received += 1;
+        }
+        widest = widest.max(world.ends[1].reserved_bytes());
+        world.settle(end);
+        world.settle(1);
+    }
+    assert!(widest > 8 * first);
+    world.ends[0].finish(world.now);
+    world.settle(0);
+    let until = world.now + 10 * idle;
+    while let Some(end) = world.step(until) {
+        world.settle(end);
+    }
+    assert!(world.ends[1].is_read_closed());
+    assert_eq!(world.ends[1].reserved_bytes(), first);
+    // The way back is open.
+    world.ends[1].send_slice(b"thanks").unwrap();
+    world.settle(1);
+    let until = world.now + idle;
+    while let Some(end) = world.step(until) {
+        world.settle(end);
+    }
+    assert_eq!(world.ends[0].recv().unwrap(), b"thanks"[..]);
+}
+
 /// What overtakes the question for the window back takes it as it was, and so does what follows, read or not.
 #[test]
 fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {

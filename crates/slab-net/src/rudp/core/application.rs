@@ -208,6 +208,7 @@ impl Session {
         self.receive
             .make_room(&self.pool, &mut BatchBuffer::default());
         self.consider_telling();
+        self.give_window_back();
         popped
     }
 

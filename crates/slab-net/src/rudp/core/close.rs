@@ -266,6 +266,15 @@ impl Session {
         if !keep {
             self.receive.clear();
         }
+        self.give_window_back();
+    }
+
+    /// The peer has closed, and all is read: what the window reserved is of no more use, however long the
+    /// application keeps the session.
+    pub(super) fn give_window_back(&mut self) {
+        if self.ended() == Some(CloseReason::ClosedByPeer) && self.receive.readable() == 0 {
+            self.receive.clear();
+        }
     }
 
     /// Goes on with closing once everything is delivered.

@@ -198,7 +198,7 @@ impl ReceiveQueue {
 
     /// Did the window grow, and is nothing in it?
     pub(super) fn is_wide(&self) -> bool {
-        let nothing = self.charged == 0 && self.deferred == 0 && self.unread() == 0;
+        let nothing = self.charged == 0 && self.deferred == 0 && self.readable() == 0;
         nothing && self.window > self.first_window()
     }
 
