@@ -275,6 +275,27 @@ async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
     assert_eq!(client.stats().sessions, sessions / 2);
 }
 
+/// Only a few of those that are gone are remembered.
+#[tokio::test]
+async fn sessions_that_come_and_go_leave_nothing_of_the_heap() {
+    let config = EndpointConfig::new(SessionConfig::fast()).max_sessions(4);
+    #[cfg(feature = "fec")]
+    let config = config.fec(slab_net::rudp::fec::FecShards::new(2, 1).unwrap());
+    let endpoint = Endpoint::bind(any(), &pool(), config).unwrap();
+    let mut before = 0;
+    for n in 0..3000 {
+        if n == 1000 {
+            before = BYTES.with(Cell::get);
+        }
+        // Nothing is sent there.
+        let peer = ([127, 0, 0, 1], 10_000 + n).into();
+        endpoint.connect(peer).unwrap().abort();
+    }
+    assert_eq!(endpoint.stats().sessions, 0);
+    let more = BYTES.with(Cell::get) - before;
+    assert!(more <= 2000, "{more} bytes");
+}
+
 /// What traffic asked for is given back once it is over.
 #[tokio::test]
 async fn a_session_that_was_busy_is_small_again_when_it_is_idle() {

@@ -3,7 +3,7 @@
 mod rudp_common;
 
 use rudp_common::proxy;
-use rudp_common::sockets::{SOON, accept, all_back, any, bytes, fast, pool, recv, until};
+use rudp_common::sockets::{SOON, accept, all_back, any, bytes, fast, greeted, pool, recv, until};
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
 };
@@ -343,6 +343,24 @@ async fn what_does_not_fit_is_said_before_anything_is_started() {
     let taken = Endpoint::bind(any(), &pool, fast()).unwrap();
     let error = Endpoint::bind(taken.local_addr(), &pool, fast()).unwrap_err();
     assert!(matches!(error, OpenError::Bind(_)), "{error}");
+}
+
+/// A counter that went back would be a restart to whoever reads it.
+#[tokio::test]
+async fn what_sessions_did_is_counted_after_they_are_gone() {
+    let pool = pool();
+    let (server, client, accepted) = greeted(&pool).await;
+    client.send_slice(&bytes(1, 5000)).await.unwrap();
+    assert!(recv(&accepted).await == bytes(1, 5000));
+    let before = accepted.stats();
+    assert!(before.received_segments >= 5 && before.sent_datagrams > 0);
+    drop(accepted);
+    assert_eq!(timeout(SOON, client.recv()).await.unwrap(), Ok(None));
+    until(&server, "gone", |server| server.stats().sessions == 0).await;
+    let total = server.stats().total;
+    assert!(total.received_segments >= before.received_segments);
+    assert!(total.received_bytes >= before.received_bytes);
+    assert!(total.sent_datagrams >= before.sent_datagrams);
 }
 
 /// Many tasks on two threads, some of which break off: no lock is left, no session, no buffer.
