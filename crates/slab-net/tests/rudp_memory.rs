@@ -245,6 +245,24 @@ async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
     }
 }
 
+/// The budget has nothing left, and what is on its way will give some back.
+#[tokio::test]
+async fn who_sends_waits_for_memory_as_long_as_something_is_on_its_way() {
+    let pool = strict(32 << 20);
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let config = config.memory(300_000);
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    soon(client.ready()).await.unwrap();
+    let refused = loop {
+        if let Err(unsent) = client.try_send(Packet::from(vec![1; 1000])) {
+            break unsent.reason;
+        }
+    };
+    assert_eq!(refused, SendError::NoMemory);
+    assert_eq!(soon(client.send_slice(&[2; 1000])).await, Ok(()));
+}
+
 /// The peer's message ends its session, and nothing else.
 #[tokio::test]
 async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_not() {
