@@ -2,7 +2,9 @@
 //! unseen.
 
 use slab_net::PacketPool;
-use slab_net::pipeline::{Ended, Overflow, QueueMonitor, flow_queues, forward, queue};
+use slab_net::pipeline::{
+    Ended, Overflow, QueueMonitor, QueueReceiver, flow_queues, forward, queue,
+};
 use slab_net::udp::{Coalescing, SocketStats, Transmit, UdpReceiver, UdpSender};
 use std::future::{pending, ready};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -82,6 +84,49 @@ async fn without_consumers_it_ends_and_counts_also_what_it_had_not_read() {
     assert_eq!(monitor.stats().dropped_closed, 10);
     assert_all_accounted_for(10, &report.socket, &[monitor]);
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// A flood that the socket's buffer can hold is more than the queue can, and drops nothing there.
+#[tokio::test]
+async fn consumers_on_the_same_thread_get_their_turn_before_the_queue_overflows() {
+    for (flows, at_once) in [(false, false), (false, true), (true, false), (true, true)] {
+        let pool = pool();
+        let receiver = bind(&pool);
+        let capacity = 64.try_into().unwrap();
+        for _ in 0..20 {
+            send_ten(receiver.local_addr()).await;
+        }
+        let consume = |batches: QueueReceiver| {
+            tokio::spawn(async move {
+                let mut got = 0;
+                while batches.recv().await.is_some() {
+                    got += 1;
+                }
+                got
+            })
+        };
+        let stop = async {
+            if !at_once {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let (consumer, monitor) = if flows {
+            let one = 1.try_into().unwrap();
+            let (sender, mut batches) = flow_queues(one, capacity, Overflow::DropNewest);
+            let monitor = sender.monitors().remove(0);
+            let consumer = consume(batches.remove(0));
+            forward(receiver, sender, stop).await;
+            (consumer, monitor)
+        } else {
+            let (sender, batches) = queue(capacity, Overflow::DropNewest);
+            let monitor = sender.monitor();
+            let consumer = consume(batches);
+            forward(receiver, sender, stop).await;
+            (consumer, monitor)
+        };
+        assert_eq!(consumer.await.unwrap(), 200);
+        assert_eq!(monitor.stats().dropped(), 0);
+    }
 }
 
 #[tokio::test]

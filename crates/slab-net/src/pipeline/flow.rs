@@ -104,6 +104,11 @@ impl FlowSender {
         }
     }
 
+    /// Is one of the queues?
+    pub(super) fn is_half_full(&self) -> bool {
+        self.queues.iter().any(QueueSender::is_half_full)
+    }
+
     /// Are the receivers of all queues gone?
     #[must_use]
     pub fn is_closed(&self) -> bool {

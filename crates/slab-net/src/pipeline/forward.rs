@@ -38,6 +38,9 @@ pub trait Deliver: sealed::Sealed {
     /// Is there nobody left to deliver to?
     fn is_closed(&self) -> bool;
 
+    /// Is half of the room used up?
+    fn is_half_full(&self) -> bool;
+
     /// Completes when there is nobody left to deliver to.
     fn closed(&self) -> impl Future<Output = ()> + Send + '_;
 }
@@ -59,6 +62,10 @@ impl Deliver for QueueSender {
 
     fn is_closed(&self) -> bool {
         self.is_closed()
+    }
+
+    fn is_half_full(&self) -> bool {
+        self.is_half_full()
     }
 
     fn closed(&self) -> impl Future<Output = ()> + Send + '_ {
@@ -83,6 +90,10 @@ impl Deliver for FlowSender {
 
     fn is_closed(&self) -> bool {
         self.is_closed()
+    }
+
+    fn is_half_full(&self) -> bool {
+        self.is_half_full()
     }
 
     fn closed(&self) -> impl Future<Output = ()> + Send + '_ {
@@ -123,6 +134,9 @@ pub enum Ended {
 /// However it ends, it [stops](UdpReceiver::stop) the socket, delivers what was queued there,
 /// closes socket and queue (if they have no other handle; consumers drain the queue and then get
 /// `None`), and reports. Nothing is lost unseen: what does not reach a consumer is in a counter.
+///
+/// Consumers that are behind get their turn before it goes on, also where nobody waits for them: a
+/// flood is left to the socket's buffer rather than put into a queue that is full.
 ///
 /// After an error it goes on. Only 64 in a row, with no datagram and no pause between them, are its
 /// end; refusals by a peer's host (`ECONNREFUSED`) are not among them.
@@ -184,6 +198,7 @@ pub async fn forward<Q: Deliver>(
                 if queue.deliver_many(batches).await.is_err() && queue.is_closed() {
                     break Ended::QueueClosed;
                 }
+                let_consumers_run(&queue).await;
             }
             Ok(Err(error)) => {
                 if let Some(end) = errors.count_in_a_row(&error) {
@@ -219,6 +234,7 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
                 failed = 0;
                 // What is refused is counted there.
                 let _ = queue.deliver(batch).await;
+                let_consumers_run(queue).await;
             }
             Err(error) => {
                 errors.count(&error);
@@ -228,6 +244,14 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
                 }
             }
         }
+    }
+}
+
+/// A consumer that was woken from here has this thread next, and no other thread takes it on meanwhile:
+/// it has its turn before the queue overflows.
+async fn let_consumers_run<Q: Deliver>(queue: &Q) {
+    if queue.is_half_full() {
+        tokio::task::yield_now().await;
     }
 }
 

@@ -90,6 +90,11 @@ impl Lanes {
         Some(batch)
     }
 
+    /// Batches queued, or about to be.
+    pub(super) fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
     fn reserve(&self) -> bool {
         let one_more = |count| (count < self.capacity).then_some(count + 1);
         self.count

@@ -120,6 +120,10 @@ impl QueueSender {
         self.shared.refuse(batch);
     }
 
+    pub(in super::super) fn is_half_full(&self) -> bool {
+        self.shared.is_half_full()
+    }
+
     /// Are all receivers gone?
     #[must_use]
     pub fn is_closed(&self) -> bool {

@@ -85,6 +85,15 @@ impl Shared {
         Ok(Some(amount))
     }
 
+    /// Are consumers so far behind that half of the room is used up?
+    pub(super) fn is_half_full(&self) -> bool {
+        let batches = match &self.store {
+            Store::Fifo(batches, _) => batches.len(),
+            Store::Lanes(lanes) => lanes.len(),
+        };
+        2 * batches as u64 >= self.counters.capacity_batches
+    }
+
     /// What the user's function says of a batch; counts it if that panics, and takes it along.
     fn priority(&self, lanes: &Lanes, batch: &PacketBatch) -> Priority {
         struct Lost<'a>(&'a Shared, Amount);
