@@ -1,6 +1,11 @@
 //! What several tests with real sockets need.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+#[cfg(target_os = "linux")]
+pub(crate) mod network;
+#[cfg(target_os = "linux")]
+pub(crate) mod tap;
+
 use std::io::{self, Write as _};
 
 /// There is nothing to test here, which is said, and an error where `SLAB_NET_NO_SKIP` is set: CI sets

@@ -1,0 +1,55 @@
+//! A thread with a network of its own.
+
+use super::{checked, skipped};
+use std::io;
+use std::mem::zeroed;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+
+/// Runs in a thread of its own, whose end gives back what it changed about itself.
+pub(crate) fn apart<F: Future<Output = ()> + 'static>(
+    prepare: fn() -> io::Result<()>,
+    test: fn() -> F,
+) {
+    let run = move || {
+        if let Err(why) = prepare() {
+            return skipped("this thread's system cannot be changed", &why);
+        }
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(test());
+    };
+    std::thread::spawn(run).join().unwrap();
+}
+
+/// A network with nothing but a loopback interface that is down.
+pub(crate) fn network_of_its_own() -> io::Result<()> {
+    // SAFETY: changes what this thread sees of the system, and no memory.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })
+}
+
+/// An `ifreq` for an interface.
+pub(crate) fn request(name: &[u8]) -> libc::ifreq {
+    // SAFETY: integers and a union of such, for which zeros are values.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    request
+}
+
+pub(crate) fn ioctl<T>(file: &impl AsRawFd, code: libc::c_ulong, argument: &mut T) {
+    let argument: *mut T = argument;
+    // SAFETY: each call in these tests passes the structure that belongs to its code.
+    checked(unsafe { libc::ioctl(file.as_raw_fd(), code as _, argument) }).unwrap();
+}
+
+pub(crate) fn set_up(name: &[u8], up: bool) {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let mut request = request(name);
+    let flags = if up { libc::IFF_UP } else { 0 };
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    ioctl(&socket, libc::SIOCSIFFLAGS, &mut request);
+}

@@ -1,0 +1,344 @@
+//! What waits for room in a device, and what devices on the way say: an Ethernet whose other end is the
+//! test's.
+//!
+//! A network of one's own takes privileges; without them these tests have nothing to test.
+#![cfg(target_os = "linux")]
+
+mod udp_common;
+
+use futures_util::SinkExt;
+use slab_net::PacketPool;
+use slab_net::udp::{Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
+#[cfg(feature = "quinn")]
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Wake};
+use std::thread;
+use std::time::Duration;
+use udp_common::network::{apart, network_of_its_own, set_up};
+use udp_common::skipped;
+use udp_common::tap::Tap;
+#[cfg(feature = "quinn")]
+use udp_common::tap::checksum;
+
+/// Only how long a broken test takes to fail.
+#[cfg(feature = "quinn")]
+const HANG: Duration = Duration::from_secs(20);
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(8 << 20).build().unwrap()
+}
+
+/// Polls once or a few times.
+async fn does_wait<T: std::fmt::Debug>(future: &mut (impl Future<Output = T> + Unpin)) {
+    tokio::select! {
+        biased;
+        done = future => panic!("it does not wait: {done:?}"),
+        () = tokio::task::yield_now() => {}
+    }
+}
+
+#[test]
+fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
+    async fn test() {
+        let mut tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        let pool = pool();
+        let receiver = UdpReceiver::builder(&pool)
+            .send_buffer_bytes(4096)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        let (sender, to) = (receiver.sender(), SocketAddr::from((Tap::THEIRS, 7777)));
+        let payloads: Vec<[u8; 1000]> = (0..60_u8).map(|n| [n; 1000]).collect();
+        // Different destinations, so that each is a message and the kernel may stop at any.
+        let transmits: Vec<Transmit<'_>> =
+            payloads.iter().map(|one| Transmit::new(one, to)).collect();
+        sender.send(&transmits[0]).await.unwrap();
+        let mut sent = 1;
+        loop {
+            match sender.try_send(&transmits[sent]).unwrap() {
+                0 => break,
+                count => sent += count,
+            }
+            assert!(sent < 40, "the send buffer is never full");
+        }
+        assert_eq!(sender.try_send_all(&transmits[sent..]).unwrap(), 0);
+        assert_eq!(sender.monitor().stats().sent_datagrams, sent as u64);
+
+        // One that waits in a task's future, and one in a sink, beside each other.
+        let mut rest = Box::pin(sender.send_all(&transmits[sent..50]));
+        does_wait(&mut rest).await;
+        let mut sink = sender.sink();
+        for one in &payloads[50..] {
+            let payload = pool.try_copy_from_slice(one).unwrap();
+            sink.feed(Outgoing::new(payload, to)).await.unwrap();
+        }
+        let mut flush = Box::pin(sink.flush());
+        does_wait(&mut flush).await;
+        tap.answer_arp();
+        let (all, flushed) = tokio::join!(rest, flush);
+        assert_eq!(all.unwrap(), 50 - sent);
+        flushed.unwrap();
+        let mut arrived: Vec<u8> = tap.datagrams(7777).iter().map(|one| one[0]).collect();
+        arrived.sort_unstable();
+        assert_eq!(arrived, (0..60).collect::<Vec<u8>>());
+        assert_eq!(sender.monitor().stats().sent_datagrams, 60);
+    }
+    apart(network_of_its_own, test);
+}
+
+/// What ICMP told once about a connected socket is no end of it: others run while it waits for room.
+#[test]
+fn who_was_refused_once_waits_for_room_as_everybody_does() {
+    async fn test() {
+        let tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        set_up(b"lo", true);
+        let pool = pool();
+        let nobody = UdpSocket::bind((Tap::OURS, 0)).unwrap();
+        let refusing = nobody.local_addr().unwrap();
+        drop(nobody);
+        let receiver = UdpReceiver::builder(&pool)
+            .send_buffer_bytes(4096)
+            .connect(refusing)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        let (sender, to) = (receiver.sender(), SocketAddr::from((Tap::THEIRS, 7777)));
+        sender
+            .send(&Transmit::new(b"hello", refusing))
+            .await
+            .unwrap();
+        let mut refused = false;
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let again = sender.send(&Transmit::new(b"hello", refusing)).await;
+            refused |= again.is_err_and(|e| matches!(e.kind(), SendErrorKind::Refused));
+        }
+        assert!(refused);
+
+        let payload = [7; 1000];
+        let transmits: Vec<_> = (0..40).map(|_| Transmit::new(&payload, to)).collect();
+        let mut sink = sender.sink();
+        let answer = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            tap.answer_arp();
+            tap
+        });
+        let mut ticks = 0;
+        let all = async {
+            while sender.send_all(&transmits).await.is_err() {}
+            for _ in 0..40 {
+                let payload = pool.try_copy_from_slice(&payload).unwrap();
+                let _ = sink.feed(Outgoing::new(payload, to)).await;
+            }
+            sink.flush().await
+        };
+        let ticking = async {
+            loop {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                ticks += 1;
+            }
+        };
+        tokio::select! {
+            sent = all => sent.unwrap(),
+            () = ticking => {}
+        }
+        assert!(ticks > 10, "{ticks}");
+        drop(answer.join().unwrap());
+    }
+    apart(network_of_its_own, test);
+}
+
+/// As the test before, where what polls is not tokio's: only the socket is.
+#[test]
+fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
+    struct Unpark(thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    fn test() {
+        let tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        set_up(b"lo", true);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_io()
+            .build()
+            .unwrap();
+        let inside = runtime.enter();
+        let nobody = UdpSocket::bind((Tap::OURS, 0)).unwrap();
+        let refusing = nobody.local_addr().unwrap();
+        drop(nobody);
+        let receiver = UdpReceiver::builder(&pool())
+            .send_buffer_bytes(4096)
+            .connect(refusing)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        drop(inside);
+        let sender = receiver.sender();
+        let hello = Transmit::new(b"hello", refusing);
+        // Tokio has to hear of a refusal.
+        for _ in 0..100 {
+            let _ = sender.try_send(&hello);
+            thread::sleep(Duration::from_millis(1));
+        }
+        let payload = [7; 1000];
+        let transmit = Transmit::new(&payload, (Tap::THEIRS, 7777).into());
+        while !matches!(sender.try_send(&transmit), Ok(0)) {}
+        let mut waiting = pin!(sender.send(&transmit));
+        let waker = Arc::new(Unpark(thread::current())).into();
+        let mut cx = Context::from_waker(&waker);
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        tap.answer_arp();
+        while waiting.as_mut().poll(&mut cx).is_pending() {
+            thread::park();
+        }
+        drop(tap);
+    }
+    let run = || match network_of_its_own() {
+        Ok(()) => test(),
+        Err(why) => skipped("this thread's system cannot be changed", &why),
+    };
+    thread::spawn(run).join().unwrap();
+}
+
+#[cfg(feature = "quinn")]
+#[test]
+fn quinn_waits_for_room_and_may_ask_again() {
+    async fn test() {
+        use quinn::AsyncUdpSocket;
+
+        let tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        let receiver = UdpReceiver::builder(&pool())
+            .send_buffer_bytes(4096)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        let socket = Arc::new(receiver.into_quinn());
+        let transmit = quinn::udp::Transmit {
+            destination: (Tap::THEIRS, 7777).into(),
+            ecn: None,
+            contents: &[7; 1000],
+            segment_size: None,
+            src_ip: None,
+        };
+        let full = (0..40).find_map(|_| socket.try_send(&transmit).err());
+        let full = full.expect("the send buffer is never full");
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        let mut poller = Arc::clone(&socket).create_io_poller();
+        let mut room = std::future::poll_fn(|cx| poller.as_mut().poll_writable(cx));
+        does_wait(&mut room).await;
+        tap.answer_arp();
+        for _ in 0..2 {
+            let room = tokio::time::timeout(HANG, &mut room).await;
+            room.expect("hangs").unwrap();
+        }
+        socket.try_send(&transmit).unwrap();
+        assert_eq!(socket.monitor().stats().send_lost_datagrams, 0);
+    }
+    apart(network_of_its_own, test);
+}
+
+/// A firewall's "administratively prohibited", which anybody on the way may send, is told of the
+/// datagram before. quinn takes any error for the socket's end.
+#[cfg(feature = "quinn")]
+#[test]
+fn what_icmp_says_of_an_earlier_datagram_is_no_end_of_quinns_socket() {
+    async fn test() {
+        use quinn::AsyncUdpSocket;
+
+        let mut tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        tap.answer_arp();
+        let peer = SocketAddr::from((Tap::THEIRS, 7777));
+        // Of each kind that ends the wait of a connected socket, from ICMP's list.
+        for (kind, code) in [
+            (3, 2),
+            (3, 3),
+            (3, 6),
+            (3, 7),
+            (3, 8),
+            (3, 10),
+            (3, 13),
+            (12, 0),
+        ] {
+            let receiver = UdpReceiver::builder(&pool())
+                .connect(peer)
+                .bind((Tap::OURS, 0).into())
+                .unwrap();
+            let ours = receiver.local_addr();
+            let hello = Transmit::new(b"hello", peer);
+            receiver.sender().send(&hello).await.unwrap();
+            let socket = receiver.into_quinn();
+            let mut icmp = vec![kind, code, 0, 0, 0, 0, 0, 0];
+            icmp.extend_from_slice(&tap.packet()[..28]);
+            let sum = checksum(&icmp);
+            icmp[2..4].copy_from_slice(&sum);
+            tap.answer(1, &icmp);
+            let mut udp = [peer.port(), ours.port(), 8 + 2, 0]
+                .map(u16::to_be_bytes)
+                .concat();
+            udp.extend_from_slice(b"hi");
+            tap.answer(17, &udp);
+            let (mut buffer, mut meta) = ([0; 64 << 10], [quinn::udp::RecvMeta::default()]);
+            let read = std::future::poll_fn(|cx| {
+                let mut buffers = [io::IoSliceMut::new(&mut buffer)];
+                socket.poll_recv(cx, &mut buffers, &mut meta)
+            });
+            let read = tokio::time::timeout(HANG, read).await.expect("hangs");
+            assert_eq!(read.map_err(|e| (kind, code, e)).unwrap(), 1);
+            assert_eq!((meta[0].addr, &buffer[..meta[0].len]), (peer, &b"hi"[..]));
+        }
+    }
+    apart(network_of_its_own, test);
+}
+
+/// A device's MTU is below the segments: EMSGSIZE, told as what it is, and smaller ones go.
+#[test]
+fn a_datagram_above_the_mtu_is_too_large_and_those_before_it_are_sent() {
+    async fn test() {
+        let mut tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        tap.answer_arp();
+        let sender = UdpSender::bind((Tap::OURS, 0).into()).unwrap();
+        let to = SocketAddr::from((Tap::THEIRS, 7777));
+        let bytes = [7; 4000];
+        let transmits = [
+            Transmit::new(&bytes[..2000], to).segment_size(1000),
+            Transmit::new(&bytes[..1473], to),
+            Transmit::new(&bytes[..1], to),
+        ];
+        let error = sender.send_all(&transmits).await.unwrap_err();
+        assert_eq!(error.sent(), 2);
+        assert!(
+            matches!(error.kind(), SendErrorKind::TooLarge { bytes: 1473 }),
+            "{error}"
+        );
+        let segments = Transmit::new(&bytes, to).segment_size(1900);
+        let error = sender.send(&segments).await.unwrap_err();
+        assert!(
+            matches!(error.kind(), SendErrorKind::TooLarge { bytes: 1900 }),
+            "{error}"
+        );
+        assert_eq!(sender.send(&transmits[0]).await.unwrap(), 2);
+        let lens: Vec<usize> = tap.datagrams(7777).iter().map(Vec::len).collect();
+        assert_eq!(lens, [1000; 4]);
+    }
+    apart(network_of_its_own, test);
+}
