@@ -39,6 +39,11 @@ pub enum Overflow {
 ///
 /// Its memory is allocated here, once. A batch pins up to 64 KiB of pool memory, so that
 /// `capacity` also says how much of the pool the queue can hold.
+///
+/// A task that is woken runs next on the thread that woke it, and tokio lets no other thread take it: while
+/// a producer's loop finds something to read, the consumer that it woke has no turn, and a queue that drops
+/// overflows beside idle threads. [`forward`](super::forward) yields where the queue is half full; a loop of
+/// one's own should do so, too ([`tokio::task::yield_now`]).
 pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
     let batches = ArrayQueue::new(capacity.get());
     ends(capacity, Store::Fifo(batches, overflow))
