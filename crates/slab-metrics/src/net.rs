@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn each_number_is_at_its_name() {
         assert_each_at_its_name! {
-            PACKETS, PacketPoolStats:
+            PACKETS, PacketPoolStats::default();
             heap_fallbacks = 1 => "slab_net_heap_fallbacks_total";
             heap_bytes = 1 => "slab_net_heap_bytes";
             heap_refused = 1 => "slab_net_heap_refused_total";
@@ -238,7 +238,7 @@ mod tests {
             pinned_bytes = 1 => "slab_pool_pinned_bytes";
         }
         assert_each_at_its_name! {
-            SOCKET, SocketStats:
+            SOCKET, SocketStats::default();
             received_datagrams = 1 => "slab_net_received_datagrams_total";
             received_bytes = 1 => "slab_net_received_bytes_total";
             received_chunk_bytes = 1 => "slab_net_received_chunk_bytes_total";
@@ -257,7 +257,7 @@ mod tests {
             kernel_dropped_datagrams = 1 => "slab_net_kernel_dropped_datagrams_total";
         }
         assert_each_at_its_name! {
-            QUEUE, QueueStats:
+            QUEUE, QueueStats::default();
             datagrams = 1 => "slab_net_queue_datagrams";
             bytes = 1 => "slab_net_queue_bytes";
             capacity_batches = 1 => "slab_net_queue_capacity_batches";

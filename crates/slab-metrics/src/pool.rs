@@ -285,6 +285,54 @@ impl Source for PoolSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::series::assert_each_at_its_name;
+
+    #[test]
+    fn each_number_is_at_its_name() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let nothing = || {
+            let mut stats = pool.stats();
+            stats.max_memory = 0;
+            stats
+        };
+        assert_each_at_its_name! {
+            ROWS, nothing();
+            max_memory = 1 => "slab_pool_capacity_bytes";
+            committed_bytes = 1 => "slab_pool_unassigned_bytes";
+            thread_caches = 1 => "slab_pool_thread_caches";
+            too_large = 1 => "slab_pool_too_large_total";
+            oversize_bytes = 1 => "slab_pool_oversize_bytes";
+            oversize_allocs = 1 => "slab_pool_oversize_allocs_total";
+            oversize_refused = 1 => "slab_pool_oversize_refused_total";
+            commit_failures = 1 => "slab_pool_commit_failures_total";
+        }
+        let nothing = || {
+            let (mut stats, totals) = (ClassStats::default(), Totals::default());
+            stats.chunk_bytes = 64;
+            Class { stats, totals }
+        };
+        assert_each_at_its_name! {
+            CLASS_ROWS, nothing();
+            stats.committed_bytes = 1 => "slab_pool_committed_bytes";
+            stats.in_use = 1 => "slab_pool_in_use_bytes", "slab_pool_chunks state=in_use";
+            stats.in_magazines = 1 => "slab_pool_cached_bytes place=magazine", "slab_pool_chunks state=magazine";
+            stats.in_depot = 1 => "slab_pool_cached_bytes place=depot", "slab_pool_chunks state=depot";
+            stats.in_slabs = 1 => "slab_pool_chunks state=free";
+            stats.in_use_peak = 1 => "slab_pool_in_use_chunks_peak";
+            totals.allocs_magazine = 1 => "slab_pool_allocs_total source=magazine";
+            stats.allocs_from_depot = 1 => "slab_pool_allocs_total source=depot";
+            stats.allocs_from_slab = 1 => "slab_pool_allocs_total source=slab";
+            totals.frees_local = 1 => "slab_pool_frees_total path=local";
+            totals.frees_remote = 1 => "slab_pool_frees_total path=remote";
+            stats.exhausted = 1 => "slab_pool_exhausted_total outcome=rejected";
+            stats.waits = 1 => "slab_pool_exhausted_total outcome=waited";
+            stats.waiters_refused = 1 => "slab_pool_exhausted_total outcome=too_many_waiters";
+            stats.waiting = 1 => "slab_pool_waiters";
+            stats.slab_commits = 1 => "slab_pool_slab_commits_total";
+            stats.slab_rebalances = 1 => "slab_pool_slab_rebalances_total";
+            stats.slab_trims = 1 => "slab_pool_slab_trims_total";
+        }
+    }
 
     #[test]
     fn totals_never_fall_and_add_up_to_what_was_freed() {

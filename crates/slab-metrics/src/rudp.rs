@@ -230,7 +230,7 @@ mod tests {
     fn each_number_is_at_its_name() {
         const NANO: Duration = Duration::from_nanos(1);
         assert_each_at_its_name! {
-            ROWS, EndpointStats:
+            ROWS, EndpointStats::default();
             sessions = 1 => "slab_rudp_sessions";
             half_open = 1 => "slab_rudp_half_open_sessions";
             backlog = 1 => "slab_rudp_backlog_sessions";
@@ -274,7 +274,7 @@ mod tests {
         }
         #[cfg(feature = "fec")]
         assert_each_at_its_name! {
-            FEC_ROWS, EndpointStats:
+            FEC_ROWS, EndpointStats::default();
             fec.sent_parity = 1 => "slab_rudp_fec_shards_total direction=sent";
             fec.received_parity = 1 => "slab_rudp_fec_shards_total direction=received";
             fec.recovered = 1 => "slab_rudp_fec_recovered_datagrams_total";
