@@ -408,8 +408,11 @@ impl Session {
             scratch[at..at + place.size()].copy_from_slice(self.send.blocks.bytes_mut(place));
             at += place.size();
         }
+        if at == 0 {
+            return None;
+        }
         self.told();
-        (at > 0).then(|| Outgoing {
+        Some(Outgoing {
             contents: &scratch[..at],
             segment_size: layout.segment_size(),
         })
