@@ -237,7 +237,7 @@ pub(super) fn set_default(pool: PacketPool) -> Result<(), PacketPool> {
     DEFAULT.set(pool)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
