@@ -343,39 +343,52 @@ fn a_message_waits_for_the_memory_that_its_window_lacks_but_not_for_ever() {
     }
 }
 
-/// What the window grew to is asked back; whenever the peer goes on, it has what it was promised.
-#[test]
-fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
-    let idle = Duration::from_millis(200);
+/// Between keepalives.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// Two sessions whose windows may grow to 1024 segments, 10 ms apart.
+fn wide() -> Lossy {
     let config = SessionConfig::fast()
         .window(1024, 1024)
-        .keepalive(idle, 1000 * idle);
+        .keepalive(IDLE, 1000 * IDLE);
     let path = Conditions {
         delay: Duration::from_millis(10),
         lost: 0,
         reordered: 0,
         bottleneck: None,
     };
-    let mut world = Lossy::new(&config, path, 1);
+    Lossy::new(&config, path, 1)
+}
+
+/// Sends so many messages as fast as the window lets them through; returns the most that the receiver had reserved.
+fn carry(world: &mut Lossy, messages: usize) -> usize {
+    let (mut sent, mut received, mut widest) = (0, 0, 0);
+    while received < messages {
+        while sent < messages && world.ends[0].send_slice(&[1; 1000]).is_ok() {
+            sent += 1;
+        }
+        world.settle(0);
+        let end = world.step(world.now + Duration::from_secs(10)).unwrap();
+        while world.ends[1].recv().is_some() {
+            received += 1;
+        }
+        widest = widest.max(world.ends[1].reserved_bytes());
+        world.settle(end);
+        world.settle(1);
+    }
+    widest
+}
+
+/// What the window grew to is asked back; whenever the peer goes on, it has what it was promised.
+#[test]
+fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
+    let mut world = wide();
     let first = world.ends[1].reserved_bytes();
     let (mut shrunk, mut wide) = (0, 0);
     for round in (0..80_u64).step_by(3) {
-        let (mut sent, mut received) = (0, 0);
-        while received < 2500 {
-            while sent < 2500 && world.ends[0].send_slice(&[1; 1000]).is_ok() {
-                sent += 1;
-            }
-            world.settle(0);
-            let end = world.step(world.now + Duration::from_secs(10)).unwrap();
-            while world.ends[1].recv().is_some() {
-                received += 1;
-            }
-            world.settle(end);
-            world.settle(1);
-        }
-        assert!(world.ends[1].reserved_bytes() > 8 * first, "round {round}");
+        assert!(carry(&mut world, 2500) > 8 * first, "round {round}");
         // Before it asks, while the question and the answer are on their way, and after that.
-        let until = world.now + idle * 4 / 5 + Duration::from_millis(round);
+        let until = world.now + IDLE * 4 / 5 + Duration::from_millis(round);
         while let Some(end) = world.step(until) {
             world.settle(end);
         }
@@ -401,36 +414,12 @@ fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
 /// One end has sent everything and said so; the other goes on, or will.
 #[test]
 fn a_window_that_grew_is_small_again_when_its_peer_has_finished() {
-    let idle = Duration::from_millis(200);
-    let config = SessionConfig::fast()
-        .window(1024, 1024)
-        .keepalive(idle, 1000 * idle);
-    let path = Conditions {
-        delay: Duration::from_millis(10),
-        lost: 0,
-        reordered: 0,
-        bottleneck: None,
-    };
-    let mut world = Lossy::new(&config, path, 1);
+    let mut world = wide();
     let first = world.ends[1].reserved_bytes();
-    let (mut sent, mut received, mut widest) = (0, 0, 0);
-    while received < 5000 {
-        while sent < 5000 && world.ends[0].send_slice(&[1; 1000]).is_ok() {
-            sent += 1;
-        }
-        world.settle(0);
-        let end = world.step(world.now + Duration::from_secs(10)).unwrap();
-        while world.ends[1].recv().is_some() {
-            received += 1;
-        }
-        widest = widest.max(world.ends[1].reserved_bytes());
-        world.settle(end);
-        world.settle(1);
-    }
-    assert!(widest > 8 * first);
+    assert!(carry(&mut world, 5000) > 8 * first);
     world.ends[0].finish(world.now);
     world.settle(0);
-    let until = world.now + 10 * idle;
+    let until = world.now + 10 * IDLE;
     while let Some(end) = world.step(until) {
         world.settle(end);
     }
@@ -439,7 +428,7 @@ fn a_window_that_grew_is_small_again_when_its_peer_has_finished() {
     // The way back is open.
     world.ends[1].send_slice(b"thanks").unwrap();
     world.settle(1);
-    let until = world.now + idle;
+    let until = world.now + IDLE;
     while let Some(end) = world.step(until) {
         world.settle(end);
     }
@@ -449,17 +438,7 @@ fn a_window_that_grew_is_small_again_when_its_peer_has_finished() {
 /// What overtakes the question for the window back takes it as it was, and so does what follows, read or not.
 #[test]
 fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
-    let idle = Duration::from_millis(200);
-    let config = SessionConfig::fast()
-        .window(1024, 1024)
-        .keepalive(idle, 1000 * idle);
-    let path = Conditions {
-        delay: Duration::from_millis(10),
-        lost: 0,
-        reordered: 0,
-        bottleneck: None,
-    };
-    let mut world = Lossy::new(&config, path, 1);
+    let mut world = wide();
     let first = world.ends[1].reserved_bytes();
     let send = |world: &mut Lossy, messages: u32| {
         for _ in 0..messages {
@@ -469,7 +448,7 @@ fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
     };
     for _ in 0..20 {
         send(&mut world, 256);
-        let until = world.now + idle / 4;
+        let until = world.now + IDLE / 4;
         while let Some(end) = world.step(until) {
             while world.ends[1].recv().is_some() {}
             world.settle(end);
@@ -481,16 +460,16 @@ fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
     // The question is on its way: it and what is sent now pass each other.
     let asked = world.ends[1].stats().probes;
     while world.ends[1].stats().probes == asked {
-        let end = world.step(world.now + 2 * idle).unwrap();
+        let end = world.step(world.now + 2 * IDLE).unwrap();
         world.settle(end);
     }
     send(&mut world, 100);
-    let until = world.now + idle / 2;
+    let until = world.now + IDLE / 2;
     while let Some(end) = world.step(until) {
         world.settle(end);
     }
     send(&mut world, 200);
-    let until = world.now + idle / 2;
+    let until = world.now + IDLE / 2;
     while let Some(end) = world.step(until) {
         world.settle(end);
     }
