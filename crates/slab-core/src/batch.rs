@@ -1,4 +1,4 @@
-//! [`ChunkBatch`]: chunks that are allocated, or freed, in one step.
+//! [`ChunkBatch`]: many chunks, allocated or freed in one step.
 
 use crate::call_site::CallSite;
 use crate::chunk::{Chunk, Name};
@@ -13,12 +13,12 @@ use core::iter::FusedIterator;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
-/// Chunks of one size class, kept as indices: filling it copies a piece of a magazine, and freeing
-/// what it holds copies the piece back.
+/// Chunks of one size class, kept as indices: filling the batch copies a piece of a magazine, and
+/// freeing its chunks copies the piece back.
 ///
-/// Meant for who needs many at a time and again and again: the buffers of one `recvmmsg`, or
-/// packets that are dropped together. Chunks leave it one by one by [`pop`](Self::pop) or
-/// iteration, and enter it by [`push`](Self::push).
+/// For code that repeatedly needs many chunks at a time: the buffers of one `recvmmsg`, or packets
+/// that are dropped together. Chunks leave it one by one by [`pop`](Self::pop) or iteration, and enter
+/// it by [`push`](Self::push).
 ///
 /// ```
 /// use slab_core::SlabPool;
@@ -32,7 +32,7 @@ use core::ptr::NonNull;
 /// # drop(one);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-// So aligned that the indices never lie across two pages, which costs copying them twice the time.
+// Aligned so that the indices never lie across two pages, which would double the time to copy them.
 #[repr(align(512))]
 pub struct ChunkBatch {
     pool: SlabPool,
@@ -43,7 +43,7 @@ pub struct ChunkBatch {
 const _: () = assert!(size_of::<ChunkBatch>() == align_of::<ChunkBatch>());
 
 impl SlabPool {
-    /// An empty batch for chunks of at least `len` bytes. Takes nothing from the pool yet.
+    /// Returns an empty batch for chunks of at least `len` bytes. Takes nothing from the pool yet.
     ///
     /// # Errors
     /// [`AllocError::TooLarge`] above the largest class.
@@ -57,14 +57,14 @@ impl SlabPool {
 }
 
 impl ChunkBatch {
-    /// Chunks in a batch, at most.
+    /// The most chunks that a batch holds.
     pub const MAX: usize = 64;
 
-    /// Allocates in one step what is missing to `count` chunks, or to [`MAX`](Self::MAX) if that is
-    /// less; returns how many there are now. Fewer if the pool has no more, at least one.
+    /// Fills the batch up to `count` chunks, or to [`MAX`](Self::MAX) if that is less, in one step;
+    /// returns how many it holds now. These are fewer if the pool has no more, but at least one.
     ///
     /// # Errors
-    /// As [`SlabPool::try_alloc`], if the batch is empty and not even one chunk can be had.
+    /// As [`SlabPool::try_alloc`], if the batch is empty and the pool has not even one chunk.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn fill(&mut self, count: usize) -> Result<usize, AllocError> {
@@ -91,7 +91,7 @@ impl ChunkBatch {
         self.pool.inner().classes.geometry(self.place.class()).bytes
     }
 
-    /// The magazine had fewer: one by one, each refill another batch of the depot or of a slab.
+    /// Where the magazine had fewer: one by one, each refill bringing a batch of the depot or of a slab.
     #[cold]
     #[inline(never)]
     fn fill_slow(&mut self, count: usize, call_site: CallSite) -> Result<(), AllocError> {
@@ -129,7 +129,7 @@ impl ChunkBatch {
         }
     }
 
-    /// Where they do not fit as a whole.
+    /// Where the magazine has no room for all of them.
     #[cold]
     #[inline(never)]
     fn free_one_by_one(&mut self) {
@@ -143,7 +143,7 @@ impl ChunkBatch {
             }
         }
 
-        // A free may wake who waits for memory. A waker that panics does not keep the others.
+        // A free may wake a task that waits for memory. If the waker panics, the rest is freed here.
         impl Drop for Rest<'_> {
             fn drop(&mut self) {
                 self.free();
@@ -153,14 +153,14 @@ impl ChunkBatch {
         Rest(self).free();
     }
 
-    /// How many chunks it holds.
+    /// Returns how many chunks the batch holds.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.units.len()
     }
 
-    /// Does it hold none?
+    /// Returns whether the batch holds no chunks.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -175,10 +175,10 @@ impl ChunkBatch {
         Some(unsafe { Chunk::at(self.pool.inner_ptr(), Name::new(self.place, unit)) })
     }
 
-    /// Puts a chunk in, to be freed with the others.
+    /// Adds a chunk, to be freed with the others.
     ///
     /// # Errors
-    /// The chunk comes back if it is of another pool or size class, or the batch is full.
+    /// Gives the chunk back if it is of another pool or size class, or the batch is full.
     #[inline]
     pub fn push(&mut self, chunk: Chunk) -> Result<(), Chunk> {
         let fits = chunk.belongs_to(&self.pool) && chunk.class_index() == self.place.class();
@@ -189,7 +189,8 @@ impl ChunkBatch {
         Ok(())
     }
 
-    /// The chunks' addresses; each is valid as [`Chunk::as_ptr`] says, while the batch has it.
+    /// Returns the chunks' addresses; each is valid as [`Chunk::as_ptr`] says, while its chunk is in the
+    /// batch.
     pub fn as_ptrs(&self) -> impl ExactSizeIterator<Item = NonNull<u8>> {
         let inner = self.pool.inner();
         self.units.iter().map(|&unit| inner.chunk_ptr(unit))

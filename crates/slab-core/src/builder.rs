@@ -10,10 +10,10 @@ use crate::sys::page_size;
 use alloc::string::String;
 use core::mem::MaybeUninit;
 
-/// How many slabs a pool commits at a time, while it grows towards its cap.
+/// How many slabs a pool commits at a time while it grows towards its cap.
 ///
-/// Committing reserves; pages are backed when they are first touched. More at a time means fewer
-/// system calls and lock-steps while a pool fills, and a larger figure for what is committed.
+/// Committing makes addresses usable; pages are backed when they are first touched. More slabs at a
+/// time mean fewer system calls while a pool fills, and a larger figure for what is committed.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub enum Growth {
@@ -22,8 +22,8 @@ pub enum Growth {
     Slab,
     /// As many as there are already.
     Double,
-    /// What the function says, given how many slabs there are; at least one is taken. It is called
-    /// while the pool is locked, and must not use any pool: it could wait for itself.
+    /// As many as the function returns, given how many slabs there are; at least one. The function is
+    /// called while the pool is locked and must not use any pool: it could deadlock.
     Custom(fn(committed_slabs: usize) -> usize),
 }
 
@@ -37,32 +37,32 @@ impl Growth {
     }
 }
 
-/// Where free chunks lie, and so what an allocation and a free cost and who shares what.
+/// Where a pool keeps free chunks, which decides what an allocation and a free cost.
 ///
-/// Everything else is the same in all of them: the cap, waiting, trim, statistics, handles.
+/// Everything else is the same in all modes: the cap, waiting, trim, statistics, handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// With the threads, in magazines, from which whole batches go to the depot and come back. An
-    /// allocation or a free is a few plain loads and stores. A thread keeps at most 112 free chunks
-    /// of a class, and of large ones 512 KiB, or 1/128 of the cap if that is less; but two of any size.
+    /// In each thread's magazines, from which whole batches go to the depot and come back. An
+    /// allocation or a free is a few plain loads and stores. A thread keeps at most 112 free chunks of a
+    /// class, and at most 512 KiB of it or 1/128 of the cap, whichever is less; but up to two of any size.
     /// Right for almost everyone; without the feature `std` it is [`DepotOnly`](Self::DepotOnly).
     ThreadCached,
     /// In one lock-free stack a class. Every allocation and free is a compare-and-swap on a word
-    /// that all threads share (some ten times the time, more where threads meet). What that buys: no
-    /// free chunk ever lies with a thread, and each is the next one's at once. Right for many
-    /// threads that allocate seldom, and where memory is tighter than time.
+    /// that all threads share (some ten times the cost, more under contention). In return, no thread
+    /// holds free chunks: any thread can allocate any of them at once. Right for many threads that
+    /// allocate seldom, and where memory is tighter than time.
     DepotOnly,
     /// In one ring a class, first in, first out, over a fixed population: each class has an equal
     /// share of the cap's slabs, which it takes when it first needs them and then keeps (trim gives back
-    /// their pages, not the slabs). So no class can starve another, and a chunk rests until all that were
-    /// freed before it are used again, which gives late writes by foreign code or hardware the least to
-    /// destroy. (Those that trim or a wait has put back into their slabs, and those that were never used,
-    /// are used only when the ring is empty.) The price beside that of `DepotOnly`: chunks come back
-    /// cold. A pool of one class in this mode is what others make of a channel.
+    /// their pages, not the slabs). So no class can starve another, and a freed chunk rests until all that
+    /// were freed before it are used again, which leaves the least to destroy for late writes by foreign
+    /// code or hardware. (Chunks that trim or a wait has put back into their slabs, and those that were
+    /// never used, are used only when the ring is empty.) The price beyond that of `DepotOnly`: chunks come
+    /// back cold. A pool of one class in this mode replaces a channel full of buffers.
     Ring,
-    /// In batches, under one mutex a class. Earns its keep only as a baseline to measure the others
-    /// against, and where a debugger is to find all free chunks of a class in one place.
+    /// In batches, under one mutex a class. Useful only as a baseline to measure the others against,
+    /// and to find all free chunks of a class in one place with a debugger.
     Locked,
 }
 
@@ -144,16 +144,16 @@ impl SlabPoolBuilder {
         self
     }
 
-    /// The cap in bytes, of which whole slabs are used: chunks never take more memory than this.
-    /// Bookkeeping comes on top: some 12 KiB a thread, and up to a seventh of the memory that chunks
-    /// of 64 bytes take if each was shared at some time (14 % as measured), less for larger ones. Default:
+    /// The cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
+    /// Bookkeeping comes on top: some 12 KiB a thread, and for chunks of 64 bytes that were each shared at
+    /// some time up to a seventh of their memory (14 % as measured), less for larger ones. Default:
     /// 64 MiB.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
         self
     }
 
-    /// Where free chunks lie. Default: with the threads, [`Mode::ThreadCached`].
+    /// Where free chunks are kept. Default: [`Mode::ThreadCached`], in the threads' magazines.
     ///
     /// ```
     /// # use slab_core::{Mode, SizeClasses, SlabPool};
@@ -176,45 +176,44 @@ impl SlabPoolBuilder {
     /// Overwrites each chunk with zeros when it is freed, so that no secret outlives its owner and
     /// [`try_alloc_zeroed`](SlabPool::try_alloc_zeroed) has nothing left to do. Default: no.
     ///
-    /// So is what the heap served in its place: chunks above the largest class
-    /// ([`max_oversize_memory`](Self::max_oversize_memory)), and the packet buffers of `slab-net` that the
-    /// heap stands in for.
+    /// Heap blocks that stand in for chunks are overwritten too: those above the largest class
+    /// ([`max_oversize_memory`](Self::max_oversize_memory)), and those that `slab-net` uses as packet
+    /// buffers.
     ///
-    /// Memory fresh from the system is zero already and not written. Costs the fast path, and the
-    /// time to write the chunk.
+    /// Memory fresh from the system is zero already and is not written. Each allocation and free takes the
+    /// slow path, and each free the time to write the chunk.
     pub fn zero_on_free(mut self, zero: bool) -> Self {
         self.zero_on_free = zero;
         self
     }
 
-    /// Watches over the use of chunks, to find errors in `unsafe` code that deals with them. Default:
-    /// no.
+    /// Checks the use of chunks, to find errors in `unsafe` code that deals with them. Default: no.
     ///
-    /// A freed chunk is filled with a pattern, and looked through when it is handed out again; a
-    /// chunk that was written to in between panics there and is never used again, and one that is
-    /// freed twice panics when it is freed. [`free_raw`](SlabPool::free_raw) and
-    /// [`from_raw`](SlabPool::from_raw) refuse pointers to chunks that are not in use.
+    /// A freed chunk is filled with a pattern, which is checked when the chunk is handed out again. If it
+    /// was written to in between, that allocation panics and the chunk is never used again; a second free
+    /// of the same chunk panics. [`free_raw`](SlabPool::free_raw) and [`from_raw`](SlabPool::from_raw)
+    /// refuse pointers to chunks that are not in use.
     ///
-    /// Costs the fast path, and the time to write and to read each chunk.
+    /// Each allocation and free takes the slow path, and the time to read or to write the chunk.
     pub fn hardened(mut self, hardened: bool) -> Self {
         self.hardened = hardened;
         self
     }
 
-    /// Keeps the last page of each slab out of reach, so that a run over the end of a slab's last
+    /// Makes the last page of each slab inaccessible, so that an access past the end of a slab's last
     /// chunk ends the process at once. Default: no.
     ///
-    /// Costs that page of the cap and what chunk no longer fits, a quarter of the slab for the
-    /// largest class if its size is a power of two; nothing in time. Systems limit how many pieces a
-    /// process's memory may be in, and each slab is two (on Linux some 32 000 slabs by default). Without
-    /// `mmap` the page is only left unused. No effect on memory that is [lent](Self::build_in), and
+    /// Costs that page of the cap and the chunk that no longer fits (for the largest class, if its size
+    /// is a power of two, a quarter of the slab), but no time. Systems limit the number of mappings of a
+    /// process, and each slab takes two (on Linux that allows some 32 000 slabs by default). Without
+    /// `mmap` the page is only left unused. Has no effect on memory that is [lent](Self::build_in), nor
     /// where a page is more than a quarter of a slab.
     pub fn guard_pages(mut self, guard: bool) -> Self {
         self.guard_pages = guard;
         self
     }
 
-    /// Bytes at the end of each slab that are out of reach.
+    /// Bytes at the end of each slab that are inaccessible.
     pub(crate) fn guard_bytes(&self, slab_bytes: usize) -> usize {
         let page = page_size();
         if self.guard_pages && page <= slab_bytes / 4 {
@@ -224,14 +223,14 @@ impl SlabPoolBuilder {
         }
     }
 
-    /// Records who asks for chunks, for [`live_chunks`](SlabPool::live_chunks) and for a report at
-    /// the pool's end: one allocation in `one_in`, where 1 is every one. Default: none.
+    /// Records where chunks are allocated, for [`live_chunks`](SlabPool::live_chunks) and for a report at
+    /// the pool's end: one allocation in `one_in`; 1 (or 0) records every one. Default: none.
     ///
-    /// Costs the fast path, and a lock and a node of a map for each allocation that is recorded.
+    /// Each allocation and free takes the slow path; each recorded one also a lock and a node of a map.
     ///
-    /// The place is where the library was called, as far as the language hands that on: with `slab-net`
-    /// not through chains and the methods of foreign traits, as `Extend` of a packet buffer. There it is a
-    /// line of the library. What the heap serves, above the largest class, is not recorded.
+    /// The recorded place is where the library was called, as far as the language passes that on: with
+    /// `slab-net` not through chains and the methods of foreign traits, such as `Extend` of a packet buffer,
+    /// where it is a line of the library. What the heap serves, above the largest class, is not recorded.
     #[cfg(feature = "leak-tracking")]
     pub fn track_leaks(mut self, one_in: u32) -> Self {
         self.track_leaks = Some(one_in);
@@ -251,23 +250,23 @@ impl SlabPoolBuilder {
     }
 
     /// Asks the system to back the pool with huge pages where it can (transparent huge pages on
-    /// Linux). An advice: nothing fails without. Memory then goes back to the system in larger
+    /// Linux). A hint: nothing fails without them. Memory then goes back to the system in larger
     /// pieces only. Default: no.
     pub fn huge_pages(mut self, advise: bool) -> Self {
         self.huge_pages = advise;
         self
     }
 
-    /// What requests above the largest size class may take of the heap at a time, in bytes; on top
-    /// of [`max_memory`](Self::max_memory). See [`try_alloc_any`](SlabPool::try_alloc_any). Default:
-    /// none, they are refused.
+    /// How many bytes of the heap requests above the largest size class may take at a time, on top of
+    /// [`max_memory`](Self::max_memory). See [`try_alloc_any`](SlabPool::try_alloc_any). Default: none,
+    /// such requests are refused.
     pub fn max_oversize_memory(mut self, bytes: usize) -> Self {
         self.max_oversize_memory = bytes;
         self
     }
 
-    /// Reserves the address range. No memory is used yet, unless [`backing`](Self::backing) asks for
-    /// it.
+    /// Builds the pool: reserves its address range. No memory is used yet, unless
+    /// [`backing`](Self::backing) asks for it.
     ///
     /// # Errors
     /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed, or
@@ -277,15 +276,15 @@ impl SlabPoolBuilder {
         Inner::open(classes, &self).map(SlabPool::from_handle)
     }
 
-    /// As [`build`](Self::build), over memory that the caller owns: a `static`, a region shared
-    /// with a device, memory of a kind that the system does not give by itself. Only the bookkeeping
-    /// comes from elsewhere.
+    /// Builds the pool over memory that the caller owns: a `static`, a region shared with a device,
+    /// memory of a kind that the system does not give by itself. Only the bookkeeping comes from
+    /// elsewhere.
     ///
     /// The cap is as many whole slabs as fit into `memory` from its first multiple of
-    /// [`MAX_CHUNK_ALIGN`](crate::MAX_CHUNK_ALIGN) on; [`max_memory`](Self::max_memory) has no say.
-    /// Slabs are zeroed when they come into use. Nothing goes back to the system: the memory's
-    /// [`backing`](Self::backing) is the caller's affair, [`trim`](SlabPool::trim) finds nothing to
-    /// do, and the memory stays lent when the pool is gone.
+    /// [`MAX_CHUNK_ALIGN`](crate::MAX_CHUNK_ALIGN) on; [`max_memory`](Self::max_memory) is ignored.
+    /// Slabs are zeroed when they come into use. The caller decides how the memory is backed, and nothing
+    /// goes back to the system: [`trim`](SlabPool::trim) finds nothing to do, and the memory stays lent
+    /// when the pool is gone.
     ///
     /// ```
     /// # use slab_core::SlabPool;

@@ -16,11 +16,10 @@ use core::ptr::NonNull;
 /// is stored and loaded as it was: fields of different widths cost a failed store forwarding
 /// (about 15 cycles) whenever a handle is copied soon after it was made.
 ///
-/// Bits 0..32 are the unit, 32..64 the class as a [`Place`], which leaves those bits free for it: making
-/// a name of them is one `or`. No place is zero, so no word is:
-/// `Option<Chunk>`, and an enum of a chunk and something of at most eight bytes, need no further
-/// space to tell their variants apart. Bit 47, of which a place makes nothing, marks a reference that was
-/// [lent](SharedChunk::lend).
+/// Bits 0..32 are the unit, bits 32..64 the class as a [`Place`], whose lower half is zero: one `or` makes
+/// a name of the two. No place is zero, so no name is, and `Option<Chunk>`, or an enum of a chunk and
+/// something of at most eight bytes, needs no further space to tell its variants apart. Bit 47, which a
+/// place does not use, marks a reference that was [lent](SharedChunk::lend).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Name(NonZeroU64);
@@ -32,9 +31,9 @@ impl Name {
         unsafe { Self::of_wide(place, unit.into()) }
     }
 
-    /// The compiler is told that the unit leaves the place alone: so where a chunk is freed in the
-    /// function that allocated it, the free knows its magazine without waiting for the unit to come out of
-    /// there (`benches/README.md` has what that gained on an Intel Xeon).
+    /// Tells the compiler that the unit does not change the place's bits. Where a chunk is freed in the
+    /// function that allocated it, the free then knows its magazine without waiting for the unit to be
+    /// loaded from there (`benches/README.md` says what that gained on an Intel Xeon).
     ///
     /// # Safety
     /// `unit` has 32 bits.
@@ -51,7 +50,7 @@ impl Name {
         self.0.get() as u32
     }
 
-    /// For looking at, not for another name: its lower half is the unit still.
+    /// To be read, not to make another name of: its lower half still is the unit.
     #[inline(always)]
     fn place(self) -> Place {
         // SAFETY: `new` put a place's bits there.
@@ -77,15 +76,15 @@ impl Name {
 
     #[inline(always)]
     fn not_lent(self) -> Self {
-        // SAFETY: a place is not zero beside this bit.
+        // SAFETY: a place has other bits set than this one.
         Self(unsafe { NonZeroU64::new_unchecked(self.0.get() & !Self::LENT) })
     }
 }
 
 /// Exclusive ownership of a chunk; dropping it, on any thread, gives the chunk back.
 ///
-/// 16 bytes. The chunk's bytes may be a former owner's: safe methods show only what the present owner
-/// has written.
+/// 16 bytes. The chunk may still hold a former owner's data, but safe methods show only what the present
+/// owner has written.
 ///
 /// Forgetting a chunk (`mem::forget`) leaks it, and keeps the pool's arena mapped.
 pub struct Chunk {
@@ -126,7 +125,7 @@ impl Chunk {
         unsafe { self.pool.as_ref() }
     }
 
-    /// Not made from a reference: through it, the last chunk frees the pool.
+    /// Not derived from a reference: the last chunk frees the pool through this pointer.
     #[inline(always)]
     pub(crate) fn pool_ptr(&self) -> NonNull<Inner> {
         self.pool
@@ -151,9 +150,8 @@ impl Chunk {
     /// The chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
     ///
     /// All [`capacity`](Self::capacity) bytes behind it are valid for reads and writes for as long as
-    /// this handle lives. They hold zeros, or a former owner's data, or what a former owner wrote as
-    /// [`MaybeUninit::uninit`](core::mem::MaybeUninit::uninit): to be treated as `MaybeUninit` until
-    /// written.
+    /// this handle lives. They hold zeros, or a former owner's data, or bytes that a former owner left
+    /// [uninitialised](core::mem::MaybeUninit::uninit): treat them as `MaybeUninit` until written.
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
@@ -174,19 +172,19 @@ impl Chunk {
         usize::from(self.class_index())
     }
 
-    /// The pool, unless its last handle is gone.
+    /// Returns a handle to the chunk's pool; `None` if the pool's last handle is gone.
     #[must_use]
     pub fn pool(&self) -> Option<SlabPool> {
         self.inner().handle().map(SlabPool::from_handle)
     }
 
-    /// Is the chunk of this pool?
+    /// Returns whether the chunk belongs to this pool.
     #[must_use]
     pub fn belongs_to(&self, pool: &SlabPool) -> bool {
         pool.is(self.pool)
     }
 
-    /// Fills the chunk with zeros and gives access to all of it.
+    /// Fills the chunk with zeros and returns all of it.
     pub fn zeroed(&mut self) -> &mut [u8] {
         let (at, capacity) = (self.as_ptr().as_ptr(), self.capacity());
         // SAFETY: the chunk's `capacity` bytes are ours alone while `self` is borrowed.
@@ -195,8 +193,8 @@ impl Chunk {
         unsafe { core::slice::from_raw_parts_mut(at, capacity) }
     }
 
-    /// Copies `data` to the front of the chunk and gives access to the copy; `None` if it is
-    /// longer than the chunk.
+    /// Copies `data` to the front of the chunk and returns the copy; `None`, and nothing copied, if
+    /// `data` is longer than the chunk.
     pub fn copy_from_slice(&mut self, data: &[u8]) -> Option<&mut [u8]> {
         if data.len() > self.capacity() {
             return None;
@@ -209,7 +207,7 @@ impl Chunk {
         Some(unsafe { core::slice::from_raw_parts_mut(at, data.len()) })
     }
 
-    /// Turns the chunk into one that can be cloned. Touches no memory.
+    /// Turns the chunk into one whose handle can be cloned. Touches no memory.
     #[inline]
     #[must_use]
     pub fn into_shared(self) -> SharedChunk {
@@ -232,7 +230,7 @@ impl Chunk {
         }
     }
 
-    /// Another handle to the same chunk; the caller keeps count.
+    /// Returns another handle to the same chunk; the caller keeps count.
     ///
     /// # Safety
     /// Of all handles to the chunk, exactly one is dropped as a `Chunk`.
@@ -244,7 +242,7 @@ impl Chunk {
         })
     }
 
-    /// Marks this handle as lent, or not: see [`SharedChunk::lend`].
+    /// Sets whether this handle is marked as lent: see [`SharedChunk::lend`].
     #[inline(always)]
     pub(crate) fn set_lent(&mut self, lent: bool) {
         self.name = if lent {

@@ -15,24 +15,23 @@
 //! | `inner`, `registry` | what a pool is made of, its threads, its end |
 //! | `allocate`, `free`, `census` | the slow paths that connect the layers; where every chunk is |
 //! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
-//! | `hardening`, `track`, `call_site` | what a pool does with each chunk, if asked |
-//! | `oversize` | what no class is large enough for |
+//! | `hardening`, `track`, `call_site` | checks and records of each chunk, if asked for |
+//! | `oversize` | requests above the largest class |
 //! | `wait`, `wait_times` | waiting for memory under the cap |
-//! | `reclaim` | rebalance and trim: free memory on its way to where it is needed |
+//! | `reclaim` | rebalance and trim: moves free memory to where it is needed |
 //! | `depot`, `singles` | batches of free chunks, and single ones, lock-free |
 //! | `slab` | which part of the arena serves which size |
 //! | `class`, `arena` | sizes; the address range |
 //! | `advisor` | which sizes would waste least |
 //! | `sync`, `sys` | `std`, `loom` or `shuttle`; the operating system |
 //!
-//! What a pool does seldom it tells [`tracing`]: slabs committed, raids, sweeps and trims (level
-//! `debug`), exhaustion and its end, memory that the system refuses, leaks. Of raids and sweeps it tells
-//! while it is locked, so a subscriber must not use the pool that it hears of: it would wait for
-//! itself.
+//! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`),
+//! exhaustion and its end, memory that the system refuses, leaks. It reports raids and sweeps while it
+//! is locked, so a subscriber must not use the pool that an event comes from: it would deadlock.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 
-// By another name than the module that allocates.
+// Why the module that allocates is not called `alloc`.
 extern crate alloc;
 
 #[cfg(not(target_pointer_width = "64"))]

@@ -12,7 +12,7 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// What a pool has on the heap. Outlives it, if its heap blocks do.
+/// The account of a pool's heap blocks. Outlives the pool if they do.
 #[derive(Debug)]
 pub(crate) struct Oversize {
     max_bytes: usize,
@@ -60,7 +60,7 @@ impl Oversize {
     }
 }
 
-/// A block of the heap, where no size class was large enough; freed on drop.
+/// A block of the heap, for a request above the largest size class; freed on drop.
 pub struct HeapChunk {
     at: NonNull<u8>,
     layout: Layout,
@@ -126,12 +126,12 @@ impl fmt::Debug for HeapChunk {
     }
 }
 
-/// A chunk of the pool, or where none is large enough, of the heap.
+/// A chunk of the pool or, above the largest size class, of the heap.
 #[derive(Debug)]
 pub enum AnyChunk {
     /// A chunk of a size class.
     Pool(Chunk),
-    /// Longer than the largest size class.
+    /// A heap block, longer than the largest size class.
     Heap(HeapChunk),
 }
 
@@ -145,7 +145,7 @@ impl AnyChunk {
         }
     }
 
-    /// The usable size in bytes: that of the size class, or what was asked for.
+    /// The usable size in bytes: that of the size class or, on the heap, what was asked for.
     #[must_use]
     pub fn capacity(&self) -> usize {
         match self {
@@ -154,7 +154,7 @@ impl AnyChunk {
         }
     }
 
-    /// Fills it with zeros and gives access to all of it.
+    /// Fills the chunk with zeros and returns all of it.
     pub fn zeroed(&mut self) -> &mut [u8] {
         let (at, capacity) = (self.as_ptr().as_ptr(), self.capacity());
         // SAFETY: these bytes are ours alone while `self` is borrowed.
@@ -171,9 +171,10 @@ impl From<Chunk> for AnyChunk {
 }
 
 impl SlabPool {
-    /// As [`try_alloc`](Self::try_alloc), and requests above the largest size class are served by
-    /// the heap, up to [`max_oversize_memory`](crate::SlabPoolBuilder::max_oversize_memory) bytes
-    /// at a time. The statistics count them.
+    /// Allocates as [`try_alloc`](Self::try_alloc) does, but serves requests above the largest size
+    /// class from the heap, up to
+    /// [`max_oversize_memory`](crate::SlabPoolBuilder::max_oversize_memory) bytes at a time. The statistics
+    /// count them.
     ///
     /// ```
     /// # use slab_core::{AnyChunk, SlabPool};

@@ -1,4 +1,4 @@
-//! [`SlabPool`] and its builder, and the allocation fast path.
+//! [`SlabPool`] and the allocation fast path.
 
 use crate::builder::SlabPoolBuilder;
 use crate::call_site::CallSite;
@@ -37,25 +37,31 @@ use core::ptr::NonNull;
 /// ```
 ///
 /// # Fork
-/// On Linux, with the feature `std`, the child of a `fork` may use the pools it inherits, whatever
-/// other threads were doing: the thread that forks waits until none is inside. Memory is private, so
-/// parent and child go separate ways (if it was [lent](crate::SlabPoolBuilder::build_in) and is shared
-/// between processes, they hand out the same chunks, and only one of them may use the pool). What other threads held or waited for stays theirs, and they are
-/// not there: chunks in their hands are in use for ever in the child. Four things are refused by this
-/// sentence only: a fork while another thread builds the very first pool, a fork by a destructor of a
-/// thread-local, the child's use of pools with [`Mode::Ring`](crate::Mode::Ring) that other threads
-/// were using (it may wait for one of them for ever), and of pools for whose memory their tasks were
-/// [waiting](Self::alloc) (a free wakes those, and their wakers may lock what nobody unlocks). On other
-/// systems, and after a bare `clone`, do as POSIX says in the child of a process whose other threads use
-/// pools: nothing but what leads to `exec`.
+/// On Linux, with the feature `std`, the child of a `fork` may use the pools that it inherits, whatever
+/// other threads were doing: the forking thread waits until no other thread is inside a pool. Memory is
+/// private, so the pools of parent and child are independent. Memory that was
+/// [lent](crate::SlabPoolBuilder::build_in) and is shared between processes is the exception: both would
+/// hand out the same chunks, so only one of them may use the pool. Chunks that other threads held stay in
+/// use for ever in the child, which does not have those threads.
+///
+/// Four cases are not supported, and nothing detects them:
+/// - a fork while another thread builds the first pool of the process;
+/// - a fork by a destructor of a thread-local;
+/// - the child's use of a pool with [`Mode::Ring`](crate::Mode::Ring) that other threads were using: it
+///   may wait for one of them for ever;
+/// - the child's use of a pool for whose memory tasks of other threads were [waiting](Self::alloc): a
+///   free wakes them, and their wakers may take locks that nobody releases.
+///
+/// On other systems, and after a bare `clone`, if other threads of the process use pools, follow POSIX:
+/// the child does nothing but what leads to `exec`.
 ///
 /// # Sandboxes
-/// On Linux a pool asks once whether the process may issue `membarrier`, when the first is built, and then
-/// relies on it: a filter of system calls that forbids it later makes the calls panic that have to take
-/// from other threads' magazines. Allow it, or set the filter before the first pool.
+/// On Linux, building the first pool checks whether the process may issue `membarrier`, and all pools rely
+/// on the answer. If a filter of system calls (seccomp) forbids it later, calls that have to take from
+/// other threads' magazines panic. Allow it, or install the filter before the first pool is built.
 #[derive(Clone)]
 pub struct SlabPool {
-    /// Saves the fast path the way through `handle`.
+    /// Spares the fast path the indirection through `handle`.
     inner: NonNull<Inner>,
     handle: Arc<Handle>,
 }
@@ -91,7 +97,7 @@ impl SlabPool {
     /// # Errors
     /// [`AllocError::TooLarge`] above the largest class, [`AllocError::Exhausted`] at the cap,
     /// [`AllocError::Commit`] if the system would not back a slab and nothing else is free.
-    // Always: a call would return the result through memory and cost more than what it does.
+    // Always: a call would return the result through memory, which costs more than the allocation.
     #[inline(always)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
@@ -100,28 +106,28 @@ impl SlabPool {
             Some(unit) => u64::from(unit),
             None => self.alloc_slow(place, CallSite::here())?,
         };
-        // Made here for both ways: a handle that the slow one made would come through memory, and
-        // the compiler could not go on with what it knows of this one.
-        // The unit is widened on each way by itself: here it would cost the fast one an instruction.
+        // The handle is made here for both paths: one that the slow path made would come through memory,
+        // and the compiler would know nothing of its parts.
+        // Each path widens the unit itself: here it would cost the fast one an instruction.
         // SAFETY: both widen a number of 32 bits.
         let name = unsafe { Name::of_wide(place, unit) };
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
         Ok(unsafe { Chunk::at(self.inner, name) })
     }
 
-    /// As [`try_alloc`](Self::try_alloc), but waits while the pool is at its cap. Needs no
-    /// particular runtime.
+    /// Allocates as [`try_alloc`](Self::try_alloc) does, but waits while the pool is at its cap. Works
+    /// with any async runtime.
     ///
-    /// Those who wait for the same size class are served in the order in which they came, and
-    /// before any later `try_alloc`. Between classes there is no such order: what is freed serves whoever
-    /// waits longest of those that it fits, so one who waits for 64 KiB can be overtaken by smaller
-    /// requests as long as no slab becomes whole. Cancel-safe: dropping the future loses neither its
-    /// chunk nor anybody's turn. While somebody waits, frees bypass the threads' magazines.
+    /// Waiters for the same size class are served in the order in which they came, and before any
+    /// later `try_alloc`. There is no such order between classes: freed memory goes to the waiter that has
+    /// waited longest of those whose request it fits, so a request for 64 KiB can be overtaken by smaller
+    /// ones as long as no slab becomes whole. Cancel-safe: dropping the future loses neither its chunk nor
+    /// anybody's turn. While anybody waits, frees bypass the threads' magazines.
     ///
     /// # Errors
     /// [`AllocError::TooLarge`] at once, [`AllocError::TooManyWaiters`] behind 65 536 others,
-    /// [`AllocError::Commit`] at once, as `try_alloc`: below the cap only what the system refuses is
-    /// missing, and when it has memory again it tells nobody.
+    /// [`AllocError::Commit`] at once, as `try_alloc`: below the cap only the system's refusal is in the
+    /// way, and the system does not tell when it has memory again.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -140,12 +146,12 @@ impl SlabPool {
         Alloc::new(self, len)
     }
 
-    /// As [`try_alloc`](Self::try_alloc), and all bytes of the chunk's
+    /// Allocates as [`try_alloc`](Self::try_alloc) does; all bytes of the chunk's
     /// [`capacity`](Chunk::capacity) are zero.
     ///
-    /// A chunk of 4096 bytes or more that comes fresh from the system is zero already and not even
-    /// touched. A smaller one is zeroed all the same: it shares its page with others, and they come
-    /// in batches.
+    /// A chunk of 4096 bytes or more that comes fresh from the system is zero already and is not
+    /// touched. Most smaller ones are zeroed even so: fresh chunks come in batches, and those that pass
+    /// through a magazine are no longer known to be fresh.
     ///
     /// # Errors
     /// As `try_alloc`.
@@ -222,11 +228,11 @@ impl SlabPool {
         self.inner().classes.classes()
     }
 
-    /// The index in [`size_classes`](Self::size_classes) of the class that serves a request of `len`
-    /// bytes; `None` above the largest.
+    /// Returns the index in [`size_classes`](Self::size_classes) of the class that serves a request of
+    /// `len` bytes; `None` above the largest.
     ///
-    /// As [`SizeClasses::class_for`], in constant time: the look-up of each allocation, in the pool's
-    /// table.
+    /// Gives the same answer as [`SizeClasses::class_for`], but in constant time, from the table that
+    /// allocations use.
     ///
     /// ```
     /// # use slab_core::SlabPool;
@@ -248,25 +254,26 @@ impl SlabPool {
         self.inner().max_memory()
     }
 
-    /// Are chunks overwritten with zeros when they are freed? As
-    /// [`zero_on_free`](crate::SlabPoolBuilder::zero_on_free) was set; for who keeps elsewhere what a
-    /// chunk had.
+    /// Returns whether chunks are overwritten with zeros when they are freed, as
+    /// [`zero_on_free`](crate::SlabPoolBuilder::zero_on_free) was set. Callers that copy a chunk's contents
+    /// elsewhere can wipe the copy as well.
     #[must_use]
     pub fn zeroes_on_free(&self) -> bool {
         self.inner().zero_on_free
     }
 
-    /// Where every chunk is, and what happened so far. Allocates nothing, disturbs no fast path.
+    /// Returns a snapshot: where every chunk is, and the counters so far. Allocates nothing, disturbs no
+    /// fast path.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.inner().stats()
     }
 
-    /// How long callers of [`alloc`](Self::alloc) waited for a chunk of this size class; `None` if
+    /// Returns how long callers of [`alloc`](Self::alloc) waited for chunks of this size class; `None` if
     /// there is no such class. Allocates nothing, disturbs no fast path.
     ///
-    /// Not a part of [`stats`](Self::stats), which stays cheap enough to be called each
-    /// millisecond. Without the feature `std` there is no clock, and not this method.
+    /// Not a part of [`stats`](Self::stats), so that `stats` stays cheap enough to be called each
+    /// millisecond. Needs the feature `std`, for the clock.
     #[cfg(feature = "std")]
     #[must_use]
     pub fn wait_times(&self, class: usize) -> Option<WaitTimes> {
@@ -274,14 +281,14 @@ impl SlabPool {
         known.then(|| self.inner().slabs.lock().waiters.times(class as u8))
     }
 
-    /// How many bytes of the arena are in memory now, as the system counts it; `None` where it does
-    /// not say (elsewhere than on Linux), and of memory that is
+    /// Returns how many bytes of the arena are in memory now, as the system counts them; `None` where the
+    /// system does not say (anywhere but on Linux), and for memory that is
     /// [lent](crate::SlabPoolBuilder::build_in).
     ///
-    /// At most what is committed, unless [huge pages](crate::SlabPoolBuilder::huge_pages) bring more than
-    /// was touched: memory that was never touched is not there yet, and what
-    /// [`trim`](Self::trim) gave back is gone. Takes a system call for each 8 MiB committed, some
-    /// microseconds each: fit for a scrape, not for each packet.
+    /// This is at most what is committed, unless [huge pages](crate::SlabPoolBuilder::huge_pages) bring in
+    /// more than was touched: memory that was never touched is not resident yet, and what
+    /// [`trim`](Self::trim) gave back no longer is. Takes a system call for each 8 MiB committed, some
+    /// microseconds each: cheap enough for each scrape, not for each packet.
     ///
     /// ```
     /// # use slab_core::SlabPool;
@@ -299,33 +306,34 @@ impl SlabPool {
         self.inner().resident_bytes()
     }
 
-    /// Moves the free chunks that this thread holds in its magazines to the depot, for others to
-    /// use. Fit for tokio's `on_thread_park`; at thread exit it happens by itself.
+    /// Moves the free chunks in this thread's magazines to the depot, for other threads to use.
+    /// Suitable for tokio's `on_thread_park`; at thread exit it happens by itself.
     pub fn flush_thread_cache(&self) {
         self.inner().flush_current();
     }
 
-    /// Gives free memory back to the system: slabs that no chunk in use lies in, and the whole
-    /// pages of other slabs that lie among free chunks, or where none was needed since the slab changed
-    /// its size class or was [prefaulted](crate::Backing::Prefault). Returns how many bytes were given
-    /// back.
+    /// Gives free memory back to the system; returns how many bytes.
     ///
-    /// What was given back is not given back again: a second call finds the slabs in which chunks were
-    /// freed since the first, and then all of their free pages. Memory that is locked
+    /// Whole slabs go in which no chunk is in use. Of the other slabs, those whole pages go that lie among
+    /// free chunks, or from which no chunk was carved since the slab changed its size class or was
+    /// [prefaulted](crate::Backing::Prefault).
+    ///
+    /// Memory is not given back twice: a second call only visits slabs in which chunks were freed since
+    /// the first, and then gives back all of their free pages. Memory that is locked
     /// ([`Backing::Locked`](crate::Backing::Locked)) or [lent](crate::SlabPoolBuilder::build_in) stays
-    /// where it is. Without the feature `std`, and on systems without `mmap`, all memory is the
-    /// allocator's: to give it back is to zero it. What the pool keeps its books in (the depot's blocks,
-    /// the counts of references, the map of free chunks) stays.
+    /// where it is. Without the feature `std`, and on systems without `mmap`, all memory belongs to the
+    /// allocator: giving it back only zeroes it. The pool's bookkeeping (the depot's blocks, the reference
+    /// counts, the map of free chunks) stays.
     ///
-    /// Collects the free chunks of all threads' magazines first, in time proportional to their number;
+    /// Collects the free chunks of all threads' magazines first, in time proportional to their number,
     /// then gives memory back in pieces of 4 MiB or a slab. Frees go on meanwhile, and so do allocations:
     /// one that needs a slab waits until the free chunks are collected, or for one piece.
     pub fn trim(&self) -> usize {
         self.trim_to(0)
     }
 
-    /// As [`trim`](Self::trim), but keeps whole free slabs for reuse as long as the pool has no
-    /// more than `bytes` committed. Slabs that stay committed without memory, as those of
+    /// Trims as [`trim`](Self::trim) does, but keeps whole free slabs for reuse as long as the pool has
+    /// no more than `bytes` committed. Slabs that stay committed without memory, as those of
     /// [`Mode::Ring`](crate::Mode::Ring) do, are not counted.
     pub fn trim_to(&self, bytes: usize) -> usize {
         self.inner().trim(bytes)
@@ -334,9 +342,9 @@ impl SlabPool {
     /// Trims down to `low` bytes committed if there are more than `high`, both counted as
     /// [`trim_to`](Self::trim_to) does; returns how many bytes were given back.
     ///
-    /// Two watermarks for a policy of when to trim, to be called from a timer or when a thread has
-    /// nothing to do: below `high` it costs a look under a lock, and what is between the two is
-    /// kept for the next burst.
+    /// The two watermarks make a trim policy, to be run from a timer or when a thread is idle: below
+    /// `high` a call costs a look under a lock, and what lies between the two is kept for the next
+    /// burst.
     ///
     /// ```
     /// # use slab_core::SlabPool;

@@ -1,7 +1,7 @@
 //! Chunks as bare pointers, for memory that passes through foreign code.
 //!
-//! A pointer says which chunk it is: its distance from the arena's base names the slab, the slab
-//! its class, and the class where chunks start.
+//! A pointer identifies its chunk: its distance from the arena's base gives the slab, the slab gives
+//! the class, and the class says where chunks start.
 
 use crate::chunk::Chunk;
 use crate::error::{AllocError, NotAChunk};
@@ -11,11 +11,11 @@ use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
 impl Chunk {
-    /// Gives up the handle and keeps the chunk: its address, for
+    /// Gives up the handle without freeing the chunk; returns its address, for
     /// [`from_raw`](SlabPool::from_raw) or [`free_raw`](SlabPool::free_raw) to take back.
     ///
-    /// Needs the pool's handle at that time. A chunk that is not taken back is leaked, and with it
-    /// the pool's arena stays mapped.
+    /// Those need a handle to the pool. A chunk that is not taken back is leaked, and keeps the pool's
+    /// arena mapped.
     #[must_use = "the chunk is leaked unless it is taken back"]
     pub fn into_raw(self) -> NonNull<u8> {
         ManuallyDrop::new(self).as_ptr()
@@ -23,9 +23,9 @@ impl Chunk {
 }
 
 impl SlabPool {
-    /// Takes a chunk of at least `len` bytes as [`try_alloc`](Self::try_alloc) does, as a bare
-    /// pointer. All bytes of its size class are valid for reads and writes until the pointer is given
-    /// back; what they hold is as of [`Chunk::as_ptr`].
+    /// Allocates as [`try_alloc`](Self::try_alloc) does, but returns a bare pointer. All bytes of the
+    /// size class are valid for reads and writes until the pointer is given back; [`Chunk::as_ptr`] says
+    /// what they hold.
     ///
     /// ```
     /// # use slab_core::SlabPool;
@@ -56,16 +56,16 @@ impl SlabPool {
         unsafe { self.from_raw(at) }.map(drop)
     }
 
-    /// The handle of a chunk whose pointer came from [`alloc_raw`](Self::alloc_raw) or
+    /// Returns the handle of a chunk whose pointer came from [`alloc_raw`](Self::alloc_raw) or
     /// [`Chunk::into_raw`].
     ///
     /// # Errors
-    /// [`NotAChunk`] if the pointer is not the start of a chunk of this pool. Not every pointer
-    /// that came from elsewhere can be told apart.
+    /// [`NotAChunk`] if the pointer is not the start of a chunk of this pool. Not every pointer that
+    /// came from elsewhere is detected.
     ///
     /// # Safety
-    /// If the pointer is the start of a chunk of this pool, it came from there, and was not taken
-    /// back since.
+    /// If the pointer is the start of a chunk of this pool, it must have come from one of these
+    /// functions, and must not have been taken back since.
     pub unsafe fn from_raw(&self, at: NonNull<u8>) -> Result<Chunk, NotAChunk> {
         let inner = self.inner();
         let (class, unit) = inner.find_chunk(at).ok_or(NotAChunk(()))?;

@@ -14,36 +14,36 @@ use core::ptr::NonNull;
 
 /// The rules of the count; free functions so that the model checker can run them on a bare word.
 ///
-/// They ask only for the sign of what an addition leaves: that answer is in the processor's flags
-/// (`lock inc`, `lock dec`), where the old value would take an instruction that is slower by half
-/// (`lock xadd`; 5.2 ns for a clone and its drop instead of 3.3).
+/// They test only the sign of the result of an addition, which is in the processor's flags (`lock inc`,
+/// `lock dec`); the old value would take an instruction that is slower by half (`lock xadd`: 5.2 ns
+/// instead of 3.3 for a clone and its drop).
 pub(crate) mod count {
     use super::*;
 
-    /// References that are added at once, at most: so few that thousands of threads which are about to
-    /// abort cannot bring the count round to zero.
+    /// The most references that are added at once: so few that even thousands of threads that are about
+    /// to abort cannot wrap the count to zero.
     pub(crate) const MAX_AT_ONCE: u32 = 1 << 16;
 
-    /// `n` more references, at most [`MAX_AT_ONCE`]. The caller holds one.
+    /// Adds `n` references, at most [`MAX_AT_ONCE`]. The caller holds one.
     #[inline(always)]
     pub(crate) fn add(extra: &AtomicU32, n: u32) {
         // Relaxed, as in `Arc`: a new reference is made from an existing one.
         let before = extra.fetch_add(n, Ordering::Relaxed);
         if before > i32::MAX as u32 {
-            // Only forgetting references by the billion leads here; going on would free a chunk
-            // that is in use.
+            // Only a program that forgets references by the billion comes here; to go on would free a
+            // chunk that is in use.
             abort();
         }
     }
 
-    /// Is the caller's reference the only one? Then all that the others did has happened before.
+    /// Is the caller's reference the only one? If so, all that other owners did happened before.
     #[inline(always)]
     pub(crate) fn is_unique(extra: &AtomicU32) -> bool {
         extra.load(Ordering::Acquire) == 0
     }
 
     /// Gives up one reference; `true` if it was the last, and the count is zero for the next owner.
-    /// Looks first whether it is the last, unless it was `lent`.
+    /// Checks first whether it is the last, unless it was `lent`.
     #[inline(always)]
     pub(crate) fn release(extra: &AtomicU32, lent: bool) -> bool {
         (!lent && is_unique(extra)) || release_shared(extra, 1)
@@ -52,15 +52,15 @@ pub(crate) mod count {
     /// Gives up `n` references while the count may not be zero; `true` if the last was among them.
     #[inline(always)]
     pub(crate) fn release_shared(extra: &AtomicU32, n: u32) -> bool {
-        // An addition, because of a subtraction the compiler does not see that its flags suffice.
+        // An addition: for a subtraction the compiler does not see that the flags suffice.
         let less = n.wrapping_neg();
         let after = extra.fetch_add(less, Ordering::Release).wrapping_add(less);
         if after.cast_signed() >= 0 {
             return false;
         }
-        // One below none: nobody else has a reference any more, who could change it. (Negative in
-        // another way: too many references, and somebody is about to abort.) Acquire: what the
-        // others did came before they gave up theirs.
+        // One below zero: nobody else has a reference, so nobody can change the count any more. (Any
+        // other negative value: too many references, and some thread is about to abort.) Acquire: pairs
+        // with the releases by which the others gave up theirs.
         if extra.load(Ordering::Acquire) != u32::MAX {
             return false;
         }
@@ -71,8 +71,8 @@ pub(crate) mod count {
 
 /// A chunk with several owners; the last one to be dropped gives it back.
 ///
-/// 16 bytes. Gives no access to the bytes by itself: who reads or writes what is agreed between
-/// the owners (packets read, for example).
+/// 16 bytes. Gives no access to the bytes by itself: the owners have to agree who reads or writes
+/// which of them (those of packets only read, for example).
 ///
 /// ```
 /// # use slab_core::SlabPool;
@@ -120,26 +120,27 @@ impl SharedChunk {
         self.0.class()
     }
 
-    /// The pool, unless its last handle is gone.
+    /// Returns a handle to the chunk's pool; `None` if the pool's last handle is gone.
     #[must_use]
     pub fn pool(&self) -> Option<SlabPool> {
         self.0.pool()
     }
 
-    /// Is the chunk of this pool?
+    /// Returns whether the chunk belongs to this pool.
     #[must_use]
     pub fn belongs_to(&self, pool: &SlabPool) -> bool {
         self.0.belongs_to(pool)
     }
 
-    /// Is this the only reference? What other owners did with the chunk has then happened before.
+    /// Returns whether this is the only reference. If so, what other owners did with the chunk happened
+    /// before.
     #[inline]
     #[must_use]
     pub fn is_unique(&self) -> bool {
         count::is_unique(self.extra())
     }
 
-    /// The chunk itself, if this is the only reference.
+    /// Returns the chunk itself, if this is the only reference.
     ///
     /// # Errors
     /// Gives the reference back if there are others.
@@ -154,11 +155,11 @@ impl SharedChunk {
         Ok(unsafe { ManuallyDrop::take(&mut this.0) })
     }
 
-    /// Gives up this reference; the chunk itself, if it was the last one. Of references that are
+    /// Gives up this reference; returns the chunk itself if it was the last one. Of references that are
     /// given up at the same time, exactly one becomes the chunk.
     ///
-    /// Dropping, in two parts: what is done for every reference is a few instructions in the
-    /// caller, and freeing the chunk can be a call.
+    /// This is a drop in two parts: giving up the reference is a few instructions in the caller, and
+    /// freeing the chunk can be a call.
     #[inline(always)]
     #[must_use = "dropping the reference does the same"]
     pub fn into_inner(self) -> Option<Chunk> {
@@ -170,16 +171,18 @@ impl SharedChunk {
         Some(unsafe { ManuallyDrop::take(&mut this.0) })
     }
 
-    /// Do both refer to the same chunk?
+    /// Returns whether both refer to the same chunk.
     #[must_use]
     pub fn same_chunk(&self, other: &Self) -> bool {
         self.0.is_same(&other.0)
     }
 
-    /// A clone that is not expected to be dropped last: its drop does not look whether it is, and so
-    /// is a load cheaper (on an Intel Xeon a tenth of a clone and its drop) where other references are
-    /// left, and an atomic subtraction dearer where none is. For who keeps the chunk and hands it to
-    /// others for a while.
+    /// Clones a reference that is not expected to be dropped last, for an owner that keeps the chunk and
+    /// hands it to others for a while.
+    ///
+    /// The clone's drop does not check first whether it is the last. That saves a load where other
+    /// references are left (on an Intel Xeon a tenth of a clone and its drop), and costs an atomic
+    /// subtraction where none is.
     ///
     /// ```
     /// # use slab_core::SlabPool;
@@ -202,8 +205,8 @@ impl SharedChunk {
         lent
     }
 
-    /// `n` further references, [lent](Self::lend), for the price of one atomic addition. Those that
-    /// are not taken from the iterator are given back when it is dropped.
+    /// Returns `n` further references, [lent](Self::lend), for the price of one atomic addition. Those
+    /// that are not taken from the iterator are given back when it is dropped.
     ///
     /// # Panics
     /// If `n` is above 65 536.
@@ -256,7 +259,7 @@ impl fmt::Debug for SharedChunk {
 
 /// References paid for by [`SharedChunk::clones`].
 pub struct Clones {
-    /// Nothing to look at once all were taken: it may be free, and its pool gone.
+    /// Not to be touched once all were taken: it may be free, and its pool gone.
     chunk: ManuallyDrop<Chunk>,
     /// References that were added to the count and not yet taken.
     left: u32,
@@ -304,7 +307,7 @@ impl Drop for Clones {
 mod tests {
     use super::*;
 
-    /// A mark that stayed where it does not belong would only cost time, which no other test sees.
+    /// A mark where none belongs would only cost time, which no other test sees.
     #[test]
     fn what_is_lent_is_marked_and_nothing_else() {
         let pool = SlabPool::builder().build().unwrap();
