@@ -13,14 +13,14 @@ use crate::error::ConfigError;
 use alloc::collections::BTreeMap;
 use alloc::{vec, vec::Vec};
 
-/// How often which sizes were asked for.
+/// A histogram of the sizes that were asked for.
 ///
-/// A plain value: record into it where the requests are made, as many of them as is wanted (each,
-/// or one in a hundred), and [`merge`](Self::merge) those of several threads. A pool that nobody
-/// records for pays nothing.
+/// A plain value: record into it where requests are made, each of them or a sample (one in a hundred),
+/// and [`merge`](Self::merge) the histograms of several threads. A pool records nothing by itself and
+/// pays nothing.
 ///
-/// Sizes are told apart as finely as classes can lie, by [`CHUNK_ALIGN`] bytes, so nothing is lost
-/// for choosing them. Takes memory for each distinct size, at most some 20 MB.
+/// Sizes are distinguished in steps of [`CHUNK_ALIGN`] bytes, as those of classes are, so the choice of
+/// classes loses nothing. Each distinct size takes memory, all together at most some 20 MB.
 ///
 /// ```
 /// use slab_core::{SizeClasses, SizeHistogram};
@@ -53,8 +53,8 @@ struct Requests {
 }
 
 impl Requests {
-    /// `count` more, of which there is at least one, as far as they can be counted; the bytes are those
-    /// of as many.
+    /// Adds `count` requests, at least one, or as many of them as can be counted and their share of the
+    /// bytes.
     fn add(&mut self, count: u64, bytes: u128) {
         let added = count.min(u64::MAX - self.count);
         self.count += added;
@@ -67,14 +67,14 @@ impl Requests {
 }
 
 impl SizeHistogram {
-    /// Nothing recorded.
+    /// Returns an empty histogram.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Records `count` requests for `len` bytes. Those above [`MAX_CHUNK_BYTES`], which no class
-    /// can serve, are only counted. Of each size, `u64::MAX` are recorded at most.
+    /// Records `count` requests for `len` bytes. Requests above [`MAX_CHUNK_BYTES`], which no class
+    /// can serve, are only counted. At most `u64::MAX` are recorded of each size.
     pub fn record(&mut self, len: usize, count: u64) {
         if len > MAX_CHUNK_BYTES {
             self.too_large = self.too_large.saturating_add(count);
@@ -85,7 +85,7 @@ impl SizeHistogram {
         }
     }
 
-    /// Adds what another one has recorded.
+    /// Adds what another histogram has recorded.
     pub fn merge(&mut self, other: &Self) {
         for (&units, theirs) in &other.sizes {
             let requests = self.sizes.entry(units).or_default();
@@ -94,21 +94,21 @@ impl SizeHistogram {
         self.too_large = self.too_large.saturating_add(other.too_large);
     }
 
-    /// Requests recorded, without those that are [too large](Self::too_large).
+    /// Returns how many requests were recorded, without those that are [too large](Self::too_large).
     #[must_use]
     pub fn requests(&self) -> u64 {
         let counts = self.sizes.values().map(|requests| requests.count);
         counts.fold(0, u64::saturating_add)
     }
 
-    /// Requests above [`MAX_CHUNK_BYTES`].
+    /// Returns how many requests were above [`MAX_CHUNK_BYTES`].
     #[must_use]
     pub fn too_large(&self) -> u64 {
         self.too_large
     }
 
-    /// What these requests waste with a list of classes. Requests above its largest class are left
-    /// out of the bytes and counted.
+    /// Returns what the recorded requests waste with a list of classes. Requests above its largest class
+    /// are left out of the bytes and counted.
     #[must_use]
     pub fn waste(&self, classes: &SizeClasses) -> Waste {
         let mut waste = Waste::default();
@@ -124,8 +124,8 @@ impl SizeHistogram {
         waste
     }
 
-    /// The list of at most `max_classes` classes that serves all recorded requests with the least
-    /// waste; no other list has less.
+    /// Returns the list of at most `max_classes` classes that serves all recorded requests with the
+    /// least waste; no other list has less.
     ///
     /// # Errors
     /// [`ConfigError::NoClasses`] if nothing was recorded or `max_classes` is zero,
@@ -161,7 +161,7 @@ pub struct Advice {
 }
 
 /// What recorded requests take with a list of classes. The few bytes that remain at the end of a
-/// slab are not in it.
+/// slab are not included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waste {
@@ -174,13 +174,13 @@ pub struct Waste {
 }
 
 impl Waste {
-    /// Bytes of chunks that nobody had asked for.
+    /// Returns how many bytes of chunks nobody had asked for.
     #[must_use]
     pub fn bytes(&self) -> u128 {
         self.chunk_bytes.saturating_sub(self.requested_bytes)
     }
 
-    /// The part of all chunk bytes that nobody had asked for, from 0 to 1.
+    /// Returns the part of all chunk bytes that nobody had asked for, from 0 to 1.
     #[must_use]
     pub fn fraction(&self) -> f64 {
         if self.chunk_bytes == 0 {
@@ -190,10 +190,10 @@ impl Waste {
     }
 }
 
-/// The cheapest at most `max` of `sizes` to round up to; `requests[j]` is how many requests the
-/// first `j` sizes have. The last size is always chosen.
+/// Chooses at most `max` of `sizes`, so that rounding all requests up to them costs least;
+/// `requests[j]` is how many requests the first `j` sizes have. The last size is always chosen.
 fn best_classes(sizes: &[usize], requests: &[u128], max: usize) -> Vec<usize> {
-    // More classes never cost more, so all that may be used are.
+    // More classes never cost more, so as many are used as may be.
     let rounds = max.min(sizes.len());
     if rounds == 0 {
         return Vec::new();
@@ -201,7 +201,7 @@ fn best_classes(sizes: &[usize], requests: &[u128], max: usize) -> Vec<usize> {
     let mut round = Round {
         sizes,
         requests,
-        // To serve the first `j` sizes with no class: possible for none of them only.
+        // No class serves no sizes: possible for `j = 0` only.
         before: vec![u128::MAX; sizes.len() + 1],
         after: vec![u128::MAX; sizes.len() + 1],
         from: vec![0; sizes.len() + 1],
@@ -225,7 +225,7 @@ fn best_classes(sizes: &[usize], requests: &[u128], max: usize) -> Vec<usize> {
     classes
 }
 
-/// One more class.
+/// One round: adds one more class.
 struct Round<'a> {
     sizes: &'a [usize],
     requests: &'a [u128],

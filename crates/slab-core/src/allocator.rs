@@ -18,10 +18,10 @@ use core::ptr::NonNull;
 /// uninitialised as far as the language is concerned, and users of a byte pool may look at what a chunk
 /// holds.
 ///
-/// A block is one chunk. Growing and shrinking within its size class moves nothing. What does not
-/// fit the largest class, or wants an alignment that no class [has](crate::SizeClasses::align),
-/// or meets the cap, is an error: use `try_reserve` and the like, because the methods that cannot
-/// fail end the process, as they do on a heap without memory.
+/// A block is one chunk. Growing and shrinking within its size class moves nothing. A request fails if it
+/// is above the largest class, needs an alignment that no class [has](crate::SizeClasses::align), or meets
+/// the cap. Use `try_reserve` and the like: methods that cannot return an error end the process then, as
+/// they do when the heap has no memory.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -52,7 +52,7 @@ impl SlabAllocator {
         })
     }
 
-    /// Where every chunk is, and what happened so far; one chunk a block.
+    /// Returns a snapshot as [`SlabPool::stats`] does; one chunk a block.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.pool.stats()
@@ -68,7 +68,7 @@ impl SlabAllocator {
         self.pool.trim_to(bytes)
     }
 
-    /// What to ask the pool for, so that it answers with a chunk that fits the layout.
+    /// Returns how many bytes to ask the pool for, so that the chunk fits the layout.
     #[inline]
     fn request(&self, layout: Layout) -> Result<usize, AllocError> {
         if layout.align() <= crate::CHUNK_ALIGN {
@@ -81,7 +81,7 @@ impl SlabAllocator {
         Ok(classes.sizes()[class])
     }
 
-    /// The chunk of a block; the block still owns it.
+    /// Returns the chunk of a block; the block still owns it.
     ///
     /// # Safety
     /// `at` is a block of this allocator, not of size zero, and alive.
@@ -89,7 +89,7 @@ impl SlabAllocator {
     unsafe fn chunk(&self, at: NonNull<u8>) -> ManuallyDrop<Chunk> {
         // SAFETY: the caller's promise: the chunk was given up for its pointer.
         let chunk = unsafe { self.pool.from_raw(at) };
-        // Which the caller has promised not to happen.
+        // The caller has promised that this does not fail.
         ManuallyDrop::new(chunk.expect("a block of this allocator"))
     }
 
@@ -106,7 +106,7 @@ impl SlabAllocator {
         drop(ManuallyDrop::into_inner(chunk));
     }
 
-    /// The block in place of `at` for a larger layout; its further bytes hold anything.
+    /// Returns the block that replaces `at` for a larger layout; its further bytes hold anything.
     ///
     /// # Safety
     /// As for [`Allocator::grow`].

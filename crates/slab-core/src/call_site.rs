@@ -1,11 +1,11 @@
-//! Where in the program a chunk was asked for. Without the feature `leak-tracking` nobody wants to
-//! know, and a [`CallSite`] is nothing.
+//! Where in the program a chunk was asked for. Without the feature `leak-tracking` a [`CallSite`] is
+//! empty.
 
 #[cfg(feature = "leak-tracking")]
 use core::panic::Location;
 
-/// The caller of the public function that asked for a chunk. Public functions pass it on to the
-/// slow paths only, so that the fast ones carry nothing.
+/// The caller of the public function that asked for a chunk. Public functions pass it to the slow
+/// paths only, so that the fast ones carry nothing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallSite {
     #[cfg(feature = "leak-tracking")]

@@ -1,6 +1,6 @@
 //! Size classes: the chunk sizes that a pool is asked to have, and which of them serves a request.
 //!
-//! How a pool finds that one at each allocation is told in [`geometry`](crate::geometry).
+//! How a pool finds that class at each allocation is told in [`geometry`](crate::geometry).
 
 use crate::error::ConfigError;
 use arrayvec::ArrayVec;
@@ -40,7 +40,7 @@ pub struct SizeClasses {
 }
 
 impl SizeClasses {
-    /// Exactly these sizes in bytes.
+    /// Returns classes of exactly these sizes in bytes.
     ///
     /// # Errors
     /// The list is empty, too long, not strictly ascending, or holds a size that is zero, not a
@@ -79,8 +79,8 @@ impl SizeClasses {
         Ok(Self { sizes: checked })
     }
 
-    /// From `min` to `max` bytes, each `factor` times the one before, rounded up to
-    /// [`CHUNK_ALIGN`]; `max` is always the last.
+    /// Returns classes from `min` to `max` bytes, each `factor` times the one before, rounded up to
+    /// [`CHUNK_ALIGN`]; `max`, rounded up, is always the last.
     ///
     /// ```
     /// # use slab_core::SizeClasses;
@@ -109,8 +109,8 @@ impl SizeClasses {
         let mut sizes = ArrayVec::<usize, MAX_CLASSES>::new();
         let mut exact = min as f64;
         loop {
-            // The smaller one first: what a float above the largest `usize` becomes has no multiple
-            // above it.
+            // `min` comes before the conversion: a float above the largest `usize` would become that,
+            // which has no multiple above it.
             let bytes = (exact.min(last as f64) as usize).next_multiple_of(CHUNK_ALIGN);
             if sizes.last() != Some(&bytes) && sizes.try_push(bytes).is_err() {
                 return Err(ConfigError::TooManyClasses {
@@ -120,14 +120,14 @@ impl SizeClasses {
             if bytes == last {
                 return Self::explicit(&sizes);
             }
-            // At least by a byte, so that a factor just above 1 gets somewhere.
+            // At least a byte more, so that a factor just above 1 gets somewhere.
             exact = (exact * factor).max(exact + 1.0);
         }
     }
 
-    /// The default for networking: 64 B to 64 KiB, with the sizes that packets have (1280 for the
-    /// smallest IPv6 MTU, 1536 for Ethernet, 9216 for jumbo frames, 64 KiB for a GRO super-buffer).
-    /// From 32 B on nothing takes a chunk of more than twice its size, which is what 6144 is for.
+    /// Returns the default for networking: 64 B to 64 KiB, with the sizes that packets have (1280 for
+    /// the smallest IPv6 MTU, 1536 for Ethernet, 9216 for jumbo frames, 64 KiB for a GRO super-buffer).
+    /// A request of 32 B or more takes a chunk of at most twice its size, which is what 6144 is for.
     #[must_use]
     pub fn network() -> Self {
         let sizes = [
@@ -138,7 +138,7 @@ impl SizeClasses {
             .expect("the list is ascending and aligned")
     }
 
-    /// The default for general use: powers of two from 64 B to 1 MiB.
+    /// Returns the default for general use: powers of two from 64 B to 1 MiB.
     #[must_use]
     pub fn general() -> Self {
         Self::geometric(64, 1 << 20, 2.0).expect("fifteen powers of two")
@@ -156,8 +156,8 @@ impl SizeClasses {
         self.sizes[self.sizes.len() - 1]
     }
 
-    /// The same classes with every size rounded up to a multiple of `align` bytes, so that every
-    /// chunk is aligned to it; classes that become equal are one. Direct I/O wants 512 or 4096.
+    /// Returns the same classes with every size rounded up to a multiple of `align` bytes, so that every
+    /// chunk is aligned to it; classes that become equal are merged. Direct I/O needs 512 or 4096.
     ///
     /// To align some classes only, give their sizes as multiples in [`explicit`](Self::explicit).
     ///
@@ -185,8 +185,8 @@ impl SizeClasses {
         Self::explicit(&sizes)
     }
 
-    /// What every chunk of a class is aligned to, in bytes: the largest power of two that divides
-    /// its size, at most [`MAX_CHUNK_ALIGN`]. So 1536 promises 512, and 4096 promises 4096.
+    /// Returns the alignment in bytes that every chunk of a class has: the largest power of two that
+    /// divides its size, at most [`MAX_CHUNK_ALIGN`]. So 1536 promises 512, and 4096 promises 4096.
     ///
     /// # Panics
     /// If there is no such class.
@@ -197,7 +197,7 @@ impl SizeClasses {
         (1 << self.sizes[class].trailing_zeros()).min(MAX_CHUNK_ALIGN)
     }
 
-    /// The index of the class whose chunks have exactly `len` bytes; `None` if none has.
+    /// Returns the index of the class whose chunks have exactly `len` bytes; `None` if none has.
     ///
     /// ```
     /// # use slab_core::SizeClasses;
@@ -211,15 +211,15 @@ impl SizeClasses {
         self.sizes.binary_search(&len).ok()
     }
 
-    /// The usable bytes of the chunk that a request of `len` bytes gets; `None` if no class holds
-    /// them.
+    /// Returns the usable bytes of the chunk that serves a request of `len` bytes; `None` if no class
+    /// holds them.
     #[must_use]
     pub fn round_up(&self, len: usize) -> Option<usize> {
         self.class_for(len).map(|class| self.sizes[class])
     }
 
-    /// The index of the smallest class that holds `len` bytes and whose chunks are aligned to
-    /// `align` bytes; `None` if none does. Asking a pool for that class's size gives such a chunk.
+    /// Returns the index of the smallest class that holds `len` bytes and whose chunks are aligned to
+    /// `align` bytes; `None` if none does. Ask a pool for that class's size to get such a chunk.
     ///
     /// ```
     /// # use slab_core::{SizeClasses, SlabPool};
@@ -236,8 +236,8 @@ impl SizeClasses {
         (first..self.sizes.len()).find(|&class| self.align(class) >= align)
     }
 
-    /// The index of the smallest class that holds `len` bytes; `None` if none does. Looks at the
-    /// sizes in turn; a pool has a table for it, [`SlabPool::class_for`](crate::SlabPool::class_for).
+    /// Returns the index of the smallest class that holds `len` bytes; `None` if none does. Searches the
+    /// sizes in turn; [`SlabPool::class_for`](crate::SlabPool::class_for) looks in a table.
     #[must_use]
     pub fn class_for(&self, len: usize) -> Option<usize> {
         self.sizes.iter().position(|&bytes| bytes >= len)

@@ -172,24 +172,24 @@ pub enum AllocError {
         /// The largest size class in bytes.
         largest: usize,
     },
-    /// The request is larger than the largest size class, and what such requests may take of the
-    /// heap is used up; only from [`SlabPool::try_alloc_any`](crate::SlabPool::try_alloc_any).
+    /// The request is larger than the largest size class, and too little is left of what such requests
+    /// may take of the heap; only from [`SlabPool::try_alloc_any`](crate::SlabPool::try_alloc_any).
     OversizeExhausted {
         /// The bytes that were asked for.
         requested: usize,
-        /// What all of them together may take, in bytes.
+        /// What all such requests together may take, in bytes.
         limit: usize,
     },
-    /// The operating system would not back a slab with memory, and the pool has none of its own that
-    /// is free. [`SlabPool::alloc`] does not wait in this case either: the system tells nobody when it
-    /// has memory again. Or the heap has none for a request above the largest size class.
+    /// The operating system would not back a slab with memory, and the pool has no free memory of its
+    /// own; or the heap has none for a request above the largest size class. [`SlabPool::alloc`] does not
+    /// wait in this case either: the system does not tell when it has memory again.
     ///
     /// [`SlabPool::alloc`]: crate::SlabPool::alloc
     Commit {
         /// The system's error number.
         errno: i32,
     },
-    /// As many tasks wait in the pool already as may; only from [`SlabPool::alloc`].
+    /// The most tasks that may wait in one pool already do; only from [`SlabPool::alloc`].
     ///
     /// [`SlabPool::alloc`]: crate::SlabPool::alloc
     TooManyWaiters {

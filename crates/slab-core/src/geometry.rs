@@ -59,7 +59,7 @@ pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
     }
 }
 
-/// The smallest class of more than so many bytes.
+/// The smallest class of more bytes than the entry's index times [`COARSE_BYTES`].
 #[derive(Debug, Clone, Copy)]
 struct Coarse {
     place: Place,
@@ -75,7 +75,7 @@ pub(crate) struct ClassTable {
     direct: usize,
     lookup: [Place; TABLE_LEN],
     geometry: [Geometry; MAX_CLASSES],
-    /// By what requests are more than, in units of `COARSE_BYTES`.
+    /// Indexed by `(len - 1) / COARSE_BYTES`.
     coarse: [Coarse; COARSE_LEN],
     classes: SizeClasses,
     slab_bytes: usize,
@@ -148,8 +148,8 @@ impl ClassTable {
         self
     }
 
-    /// The class for a request, or `None` if it is above the largest class. Larger requests are
-    /// out of the way of smaller ones, whose look-up is part of each caller's code.
+    /// The class for a request, or `None` if it is above the largest class. The look-up of small
+    /// requests is inlined in each caller, that of larger ones is out of line.
     #[inline]
     pub(crate) fn place_for(&self, len: usize) -> Option<Place> {
         if len > self.direct {
@@ -158,7 +158,7 @@ impl ClassTable {
         Some(self.small_place_for(len))
     }
 
-    /// The same for who asks for no memory, with both tables in the caller's code.
+    /// The same for callers that do not allocate, with both look-ups inlined.
     #[inline]
     pub(crate) fn class_for(&self, len: usize) -> Option<usize> {
         let place = if len > self.direct {
@@ -173,7 +173,7 @@ impl ClassTable {
     #[inline]
     fn small_place_for(&self, len: usize) -> Place {
         debug_assert!(len <= self.direct);
-        // Rounds up; `div_ceil` would guard against an overflow that cannot be here.
+        // Rounds up; `div_ceil` would guard against an overflow that cannot happen here.
         let granule = (len + (CHUNK_ALIGN - 1)) >> CHUNK_ALIGN.trailing_zeros();
         // SAFETY: `direct` is at most `TABLE_BYTES`, whose granule is the table's last.
         unsafe { *self.lookup.get_unchecked(granule) }
@@ -182,7 +182,7 @@ impl ClassTable {
     /// `len` is above `direct`, and so not zero.
     #[inline]
     fn large_place_for(&self, len: usize) -> Option<Place> {
-        // One that is larger than all classes has the entry of a smaller one, whose class is too small.
+        // A request beyond the table wraps around to the entry of a smaller one, whose class is too small.
         let first = &self.coarse[(len - 1) / COARSE_BYTES % COARSE_LEN];
         if len <= first.bytes {
             Some(first.place)
@@ -197,7 +197,7 @@ impl ClassTable {
         self.large_place_for(len)
     }
 
-    /// The second class of `COARSE_BYTES` or a later one; or there is none.
+    /// A later class than the one in `coarse`; there may be none.
     #[cold]
     #[inline(never)]
     fn search(&self, len: usize) -> Option<Place> {
@@ -283,7 +283,7 @@ mod tests {
             let slab_units = table.slab_bytes() / CHUNK_ALIGN;
             let counts_from = (SLABS * slab_units).next_power_of_two();
             let counts = (2 * counts_from) >> table.least_count_shift();
-            // Which slab's and which shift's chunk counts there.
+            // The slab and the shift of the chunk whose count lies there.
             let mut taken = vec![None; counts];
             for class in 0..table.count() as u8 {
                 let g = table.geometry(class);

@@ -1,12 +1,12 @@
-//! Hardening: catches writes to chunks that were freed, chunks freed twice, and pointers that
-//! are no chunk in use.
+//! Hardening: catches writes to freed chunks, double frees, and pointers that are not to a chunk in
+//! use.
 //!
 //! A hardened pool sends every allocation and free through the slow path, by the same gate that
 //! zeroing on free uses; a pool that is not hardened pays nothing. A freed chunk is filled with a
-//! pattern, and looked through when it is handed out again. Memory that the system has given anew
-//! is zero instead, and taken for untouched as well: 64 bytes by 64 bytes, because a chunk may lie
-//! where a part served another class and a part nobody yet. So a write of nothing but zeros over
-//! all of such a piece is missed.
+//! pattern, which is checked when the chunk is handed out again. Memory fresh from the system is zero
+//! instead and counts as untouched, too. Each 64 bytes are checked for either by themselves, because a
+//! part of a chunk may lie where another class was served and a part where nobody was yet. So a write of
+//! nothing but zeros over all of such a piece is missed.
 
 use crate::class::CHUNK_ALIGN;
 use crate::sync::{AtomicU32, Ordering, Table};
@@ -71,7 +71,7 @@ impl Hardening {
         unsafe { at.write_bytes(self.fill, bytes) };
     }
 
-    /// Is a chunk in a caller's hand that begins there?
+    /// Is the chunk that begins there in a caller's hand?
     pub(crate) fn is_in_use(&self, unit: u32) -> bool {
         self.word(unit).load(Ordering::Relaxed) >> (unit % 32) & 1 == 1
     }
@@ -81,7 +81,7 @@ impl Hardening {
     }
 }
 
-/// The offset of a byte that is neither as it was left nor as the system gives it.
+/// The offset of the first byte that is neither as the pool left it nor as the system gave it.
 fn first_touched(chunk: &[u8]) -> Option<usize> {
     let mut units = chunk.chunks(CHUNK_ALIGN).enumerate();
     units.find_map(|(index, unit)| {

@@ -1,5 +1,5 @@
-//! Tests: who writes what shares no cache line with whom. (A processor fetches lines in pairs, so
-//! 128 bytes.)
+//! Tests of false sharing: what different threads write lies in different cache lines. (A processor
+//! fetches lines in pairs, so 128 bytes.)
 
 use crate::depot::Depot;
 use crate::guard::Guard;

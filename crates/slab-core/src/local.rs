@@ -3,14 +3,14 @@
 //! `CURRENT` is what the fast path reads: a small direct-mapped table in a `const` thread-local
 //! without a destructor, so that reading it is one access relative to the thread pointer.
 //! `OWNED` holds all caches of the thread and has the destructor; it is touched when a thread
-//! first meets a pool, when two of its pools collide in `CURRENT`, when magazine and depot have
+//! first uses a pool, when two of its pools collide in `CURRENT`, when magazine and depot have
 //! nothing, and at thread exit.
 //!
-//! In `CURRENT` a pool is named by its address. Another pool may lie there later, and the entry
-//! then matches it: harmless, because a pool that closes raises the gates of all its magazines for
-//! ever (of those that no class has too: the other pool may have more classes), so the stale cache
-//! refuses. The slow paths begin with the same look, and if that gives nothing go to `OWNED`, where
-//! pools are named by an id that is never used again; that puts the right cache in its place.
+//! In `CURRENT` a pool is identified by its address. Another pool may lie there later, and the entry
+//! then matches it. That is harmless, because a pool that closes raises the gates of all its magazines
+//! for ever (also of those that no class uses: the other pool may have more classes), so the stale cache
+//! refuses. The slow paths begin with the same look-up; if it gives nothing they go to `OWNED`, where
+//! pools are identified by an id that is never used again, and put the right cache into `CURRENT`.
 
 use crate::inner::{Handle, Inner};
 use crate::sync::{thread_local, with_thread_local};
@@ -19,11 +19,11 @@ use core::cell::{Cell, RefCell};
 use core::ptr::null;
 use std::sync::{Arc, Weak};
 
-/// Pools that a thread can use in turn without meeting the slow path, if their addresses
-/// fall into different entries; a power of two.
+/// The number of pools that a thread can use in turn without the slow path, if their addresses fall
+/// into different entries; a power of two.
 const ENTRIES: usize = 8;
 
-/// Bits of a pool's address below this tell nothing: pools are larger.
+/// Address bits below this do not distinguish pools, which are larger.
 const ADDRESS_SHIFT: u32 = 10;
 const ENTRY_SHIFT: u32 = size_of::<Entry>().trailing_zeros();
 
@@ -63,7 +63,7 @@ const _: () = assert!(size_of::<Entry>().is_power_of_two() && ENTRIES.is_power_o
 
 #[inline(always)]
 fn entry(table: &[Entry; ENTRIES], pool: *const Inner) -> &Entry {
-    // A distance in bytes at once, by one shift and one mask; the compiler makes more of an index.
+    // The distance in bytes directly, by one shift and one mask; an index takes more instructions.
     const MASK: usize = (ENTRIES - 1) << ENTRY_SHIFT;
     let distance = (pool.addr() >> (ADDRESS_SHIFT - ENTRY_SHIFT)) & MASK;
     // SAFETY: an index below `ENTRIES` times the size of an entry, which is a power of two.
@@ -158,7 +158,7 @@ impl Drop for OwnedList {
             // From here on the thread frees into the pool without a cache, also from destructors
             // of other thread-locals that run later: `attach` gives `None` by now.
             clear_entry(owned.pool);
-            // A pool whose last handle is gone has taken what was cached here already.
+            // A pool whose last handle is gone has already counted what was cached here.
             if let Some(handle) = owned.home.upgrade() {
                 handle.inner().detach(&owned.cache);
             }

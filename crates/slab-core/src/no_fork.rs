@@ -1,4 +1,5 @@
-//! Instead of `fork`, where the system tells nobody that a process forks, or no program under test does.
+//! In place of `fork` where the system does not announce forks, or a checker runs, whose programs do not
+//! fork.
 
 use crate::inner::Inner;
 use core::ptr::NonNull;

@@ -3,8 +3,8 @@
 use crate::class::MAX_CLASSES;
 use arrayvec::ArrayVec;
 
-/// One size class of a pool, at the moment of the snapshot. Counts are of chunks since the pool
-/// was built, or of chunks at this moment where the name says in what state.
+/// One size class of a pool, at the moment of the snapshot. Events are counted since the pool was
+/// built; fields named after a state count the chunks that are in it at this moment.
 ///
 /// At every moment `in_use + in_magazines + in_depot + in_slabs == committed_chunks`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,32 +23,33 @@ pub struct ClassStats {
     /// Free chunks in the depot; in [`Mode::DepotOnly`](crate::Mode::DepotOnly) and
     /// [`Mode::Ring`](crate::Mode::Ring) all that are not in slabs.
     pub in_depot: u64,
-    /// Free chunks in the slabs themselves: never handed out so far, or collected by a sweep.
+    /// Free chunks in the slabs themselves: never handed out so far, or stored there by a sweep or while
+    /// somebody waited for memory.
     pub in_slabs: u64,
-    /// High-water mark of `in_use`, taken at every snapshot, whenever the class gets a slab or a waiter a
-    /// chunk, and once for as many batches out of slabs as there are threads: too low, at most, by what
-    /// other threads' magazines held at that moment and by a batch a thread. Chunks on their way between a
-    /// magazine and the depot count as in use, so while threads run it can also be too high, by a batch a
-    /// thread.
+    /// High-water mark of `in_use`. It is updated at every snapshot, whenever the class gets a slab or a
+    /// waiter a chunk, and once for as many batches out of slabs as there are threads. So it can be too low,
+    /// by at most what other threads' magazines held at that moment and a batch a thread. Chunks on their
+    /// way between a magazine and the depot count as in use, so while threads run it can also be too high,
+    /// by a batch a thread.
     pub in_use_peak: u64,
     /// Allocations since the pool was built. Not counted but derived, as `frees + in_use`, whose parts
-    /// are of slightly different moments: while threads run, a later snapshot can have a little less.
+    /// are of slightly different moments: while threads run, a later snapshot can show slightly fewer.
     pub allocs: u64,
-    /// Allocations that the depot served: those that had to take a batch from it, and all of a
-    /// thread or pool without magazines that found a free chunk there.
+    /// Allocations that the depot served: those that had to take a batch from it, and, without magazines,
+    /// all that found a free chunk there.
     pub allocs_from_depot: u64,
-    /// Allocations that had to take chunks from a slab: fresh ones, or while somebody waits for memory any.
+    /// Allocations that had to take chunks from a slab: fresh ones, or ones that were stored there.
     pub allocs_from_slab: u64,
     /// Frees since the pool was built.
     pub frees: u64,
-    /// Of these, at least this many were on a thread that had not allocated the chunk: what each
-    /// thread freed beyond what it allocated. Exact where chunks flow one way; where threads also
-    /// exchange chunks in both directions it is a lower bound, because counting each would cost
-    /// every free. It falls when a thread that has freed more than it allocated allocates again.
+    /// A lower bound of the frees on a thread that had not allocated the chunk: what each thread freed
+    /// beyond what it allocated. Exact where chunks flow one way, too low where threads exchange chunks in
+    /// both directions: to count each would cost every free. It falls when a thread that has freed more
+    /// than it allocated allocates again.
     pub frees_remote: u64,
-    /// Chunks that left the magazines since the pool was built: batches to the depot from full ones, all
-    /// that a thread held at its end or when it flushed, and what was collected from it. What was collected
-    /// counts when its thread next comes by.
+    /// Chunks that left the magazines since the pool was built: batches that full magazines gave to the
+    /// depot, all that a thread held when it ended or flushed, and what was collected from it. The last are
+    /// counted when their thread next takes the slow path.
     pub chunks_flushed: u64,
     /// Slabs that came to serve this class.
     pub slab_commits: u64,
@@ -68,7 +69,7 @@ pub struct ClassStats {
 }
 
 impl ClassStats {
-    /// Allocations that a thread's magazine served at once.
+    /// Returns how many allocations a thread's magazine served at once.
     #[must_use]
     pub fn allocs_from_magazine(&self) -> u64 {
         // The parts of a snapshot are of slightly different moments while threads run.
@@ -90,8 +91,8 @@ impl ClassStats {
 pub struct PoolStats {
     /// The cap in bytes: the size of the arena, a whole number of slabs.
     pub max_memory: usize,
-    /// Bytes of the slabs that serve a class, or did and have not been trimmed: what may be
-    /// resident.
+    /// Bytes of the slabs that were committed, without those that were trimmed since and serve no class:
+    /// what may be resident.
     pub committed_bytes: usize,
     /// The size of a slab in bytes.
     pub slab_bytes: usize,
@@ -105,14 +106,14 @@ pub struct PoolStats {
     pub oversize_allocs: u64,
     /// Such requests that were refused.
     pub oversize_refused: u64,
-    /// How often the operating system would not back a slab. An allocation is refused by it only if
-    /// the pool has no free memory either.
+    /// How often the operating system would not back a slab. An allocation is refused for that reason
+    /// only if the pool has no free memory either.
     pub commit_failures: u64,
     pub(crate) classes: ArrayVec<ClassStats, MAX_CLASSES>,
 }
 
 impl PoolStats {
-    /// One entry a size class, in ascending order of size.
+    /// Returns one entry a size class, in ascending order of size.
     #[must_use]
     pub fn classes(&self) -> &[ClassStats] {
         &self.classes

@@ -2,8 +2,8 @@
 //!
 //! A pool that tracks sends every allocation and free through the slow path, by the same gate that
 //! zeroing on free uses; one that does not track runs as if the feature were off. Of the
-//! allocations one in `n` is recorded, in a map under a mutex. Frees look first at a bit per unit
-//! of the arena whether theirs was among them, so that those of the others take no lock.
+//! allocations one in `n` is recorded, in a map under a mutex. A bit per unit of the arena tells a free
+//! whether its chunk was recorded, so that frees of other chunks take no lock.
 
 use crate::call_site::CallSite;
 use crate::class::CHUNK_ALIGN;
@@ -16,20 +16,20 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// A pool that ends with chunks in use reports at most this many places; further ones are counted.
+/// A pool that ends with chunks in use reports at most this many places; it only counts the others.
 const REPORTED_PLACES: usize = 16;
 
-/// A chunk in use, as [`SlabPool::live_chunks`] tells of it.
+/// A chunk in use, as [`SlabPool::live_chunks`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveChunk {
-    /// Who called the allocating function.
+    /// Where the allocating function was called.
     pub place: &'static Location<'static>,
-    /// How long ago.
+    /// How long ago it was called.
     pub age: Duration,
     /// The size of the chunk in bytes.
     pub chunk_bytes: usize,
-    /// Where the chunk lies.
+    /// The address of the chunk's first byte.
     pub address: usize,
 }
 
@@ -156,12 +156,13 @@ impl Tracker {
 }
 
 impl SlabPool {
-    /// The chunks in use that were recorded, the oldest first: who asked for them, and when.
+    /// Returns the recorded chunks that are in use, the oldest first: where they were asked for, and how
+    /// long ago.
     ///
     /// Empty unless the pool was built with
-    /// [`track_leaks`](crate::SlabPoolBuilder::track_leaks). What is in use when the pool's last
-    /// handle goes is reported then, by `tracing` events of level `warn`, one a place; of the sixteen
-    /// places with the most bytes, and one that says how many more there are.
+    /// [`track_leaks`](crate::SlabPoolBuilder::track_leaks). Recorded chunks that are in use when the pool's
+    /// last handle is dropped are reported then, by `tracing` events of level `warn`: one for each of the
+    /// sixteen places with the most bytes, and one that says how many more places there are.
     ///
     /// ```
     /// # use slab_core::SlabPool;

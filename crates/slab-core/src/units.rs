@@ -1,8 +1,9 @@
-//! Chunk indices that lie in atomic words, copied as the plain words that they are while nobody else
-//! can be there: the slots of a magazine inside its guard, a batch block in one thread's hand.
+//! Copies chunk indices from and to atomic words as if these were plain, where nobody else can access
+//! them: the slots of a magazine inside its guard, a batch block in one thread's hand.
 //!
 //! Loom and shuttle watch atomics only, which they replace by their own, so for them the words are
-//! copied one by one: they do not see that production copies plainly, Miri and ThreadSanitizer do.
+//! copied one by one: Miri and ThreadSanitizer check the plain copies of production, loom and shuttle
+//! do not.
 
 use crate::sync::{AtomicU32, MODELLED, Ordering};
 use arrayvec::ArrayVec;
@@ -45,8 +46,8 @@ pub(crate) unsafe fn read_units<const N: usize>(slots: &[AtomicU32], out: &mut A
     });
 }
 
-/// Copies all of a block, so that the length of the copy is known; only the first `len` mean
-/// something.
+/// Copies all of a block, so that the length of the copy is a constant; only the first `len` indices
+/// have a meaning.
 ///
 /// # Safety
 /// Nobody else writes the block meanwhile.

@@ -1,10 +1,10 @@
-//! Zeroing of memory that nobody will read: what is about to go back to the heap.
+//! Zeroing of memory that nobody will read, because it is about to go back to the heap.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-/// Overwrites `bytes` with zeros, which a compiler may not leave out although they are freed next. A
-/// pool's own memory needs no such care: the compiler knows nothing of its end.
+/// Overwrites `bytes` with zeros; the compiler may not omit the writes although the memory is freed next.
+/// A pool's own memory needs no such care: the compiler does not see it being freed.
 ///
 /// For the crates of this workspace; not a part of the interface.
 #[doc(hidden)]
@@ -19,7 +19,7 @@ pub fn wipe(bytes: &mut [MaybeUninit<u8>]) {
         // SAFETY: as above.
         unsafe { core::ptr::write_volatile(word, MaybeUninit::new(0)) };
     }
-    // What frees the memory stays behind it.
+    // The writes stay before the call that frees the memory.
     compiler_fence(Ordering::SeqCst);
 }
 

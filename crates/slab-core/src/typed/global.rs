@@ -1,4 +1,4 @@
-//! Slabs in a `static`, and [`GlobalBox`], whose type says which slab it is of.
+//! Slabs in a `static`, and [`GlobalBox`], whose type identifies its slab.
 
 use super::slab_box::lies_in;
 use super::{Slab, SlabBox};
@@ -27,7 +27,7 @@ pub struct StaticSlab<T, Tag = ()> {
 }
 
 impl<T, Tag> StaticSlab<T, Tag> {
-    /// The slab's name, and how many values it holds at least.
+    /// Describes a slab by its name and by how many values it holds at least; opens nothing yet.
     #[must_use]
     pub const fn new(name: &'static str, max_objects: usize) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl<T, Tag> StaticSlab<T, Tag> {
         }
     }
 
-    /// The slab, which the first call opens.
+    /// Returns the slab; the first call opens it.
     ///
     /// # Errors
     /// As [`SlabBuilder::build`](super::SlabBuilder::build). A later call tries again.
@@ -55,7 +55,7 @@ impl<T, Tag> StaticSlab<T, Tag> {
             .name(self.name)
             .max_objects(self.max_objects)
             .build()?;
-        // Where two threads open it at once, one's goes again; nothing was taken from it.
+        // If two threads open it at once, one of their slabs is dropped; nothing was taken from it.
         Ok(self.slab.get_or_init(|| slab))
     }
 }
@@ -89,12 +89,12 @@ impl<T, Tag> fmt::Debug for StaticSlab<T, Tag> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait GlobalTag<T: 'static>: Sized + 'static {
-    /// The slab, always the same.
+    /// Returns the slab, always the same one.
     fn slab() -> &'static StaticSlab<T, Self>;
 }
 
 impl<T: 'static, Tag: GlobalTag<T>> Slab<T, Tag> {
-    /// The slab that the tag has in this process; the first call opens it.
+    /// Returns the tag's slab in this process; the first call opens it.
     ///
     /// # Errors
     /// As [`StaticSlab::get`].
@@ -105,7 +105,7 @@ impl<T: 'static, Tag: GlobalTag<T>> Slab<T, Tag> {
 }
 
 impl<T: 'static, Tag: GlobalTag<T>> SlabBox<T, Tag> {
-    /// A handle of half the size, which finds the slab by its type.
+    /// Turns the box into a handle of half the size, which finds its slab by its type.
     ///
     /// # Errors
     /// Gives the box back if it is not of the tag's global slab.
@@ -121,13 +121,13 @@ impl<T: 'static, Tag: GlobalTag<T>> SlabBox<T, Tag> {
     }
 }
 
-/// A [`SlabBox`] of a [`GlobalTag`]'s slab: 8 bytes. Handle size is time where handles cross
-/// cores, and memory where there are ten million.
+/// A [`SlabBox`] of a [`GlobalTag`]'s slab, in 8 bytes. A smaller handle saves time where handles cross
+/// cores, and memory where there are ten million of them.
 ///
-/// Dropping one panics if the tag breaks its word and names another slab than before.
+/// Dropping one panics if [`GlobalTag::slab`] returns another slab than before.
 pub struct GlobalBox<T: 'static, Tag: GlobalTag<T>> {
     value: NonNull<T>,
-    /// `Send` and `Sync` are what they are for the box.
+    /// `Send` and `Sync` as the box is.
     owner: core::marker::PhantomData<SlabBox<T, Tag>>,
 }
 
@@ -139,13 +139,16 @@ unsafe impl<T: Sync + 'static, Tag: GlobalTag<T>> Sync for GlobalBox<T, Tag> {}
 impl<T: 'static, Tag: GlobalTag<T>> Unpin for GlobalBox<T, Tag> {}
 
 impl<T: 'static, Tag: GlobalTag<T>> GlobalBox<T, Tag> {
-    /// The handle that carries its slab with it, and has all the methods.
+    /// Turns the handle into a [`SlabBox`], which carries its slab with it and has all the methods.
+    ///
+    /// # Panics
+    /// If [`GlobalTag::slab`] returns another slab than before.
     #[inline]
     #[must_use]
     pub fn into_slab_box(this: Self) -> SlabBox<T, Tag> {
         let this = ManuallyDrop::new(this);
         let slab = Tag::slab().slab.get().expect(WORD);
-        // The value is alive, so its arena is mapped; only the slab it is of can have it inside.
+        // The value is alive, so its arena is mapped; it can lie in the arena of its own slab only.
         assert!(lies_in(this.value, slab.pool.inner()), "{WORD}");
         // SAFETY: the value lies in a chunk of this slab and was this handle's.
         unsafe { SlabBox::from_parts(this.value, slab.pool.inner_ptr()) }

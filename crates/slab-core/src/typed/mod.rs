@@ -39,8 +39,8 @@ use core::ptr::NonNull;
 /// The only class of a typed slab.
 const CLASS: u8 = 0;
 
-/// What one `T` takes of the arena, in bytes. A type without size takes a chunk too: that is how
-/// the number of its values is bounded.
+/// What one `T` takes of the arena, in bytes. A zero-sized type takes a chunk too, which bounds the
+/// number of its values.
 const fn chunk_bytes<T>() -> usize {
     let align = if align_of::<T>() > CHUNK_ALIGN {
         align_of::<T>()
@@ -134,7 +134,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// Moves a value into the slab.
     ///
     /// # Errors
-    /// Gives the value back, with what [`SlabPool::try_alloc`] says about the reason.
+    /// Gives the value back, with the reason as [`SlabPool::try_alloc`] gives it.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_insert(&self, value: T) -> Result<SlabBox<T, Tag>, InsertError<T>> {
@@ -144,8 +144,8 @@ impl<T, Tag> Slab<T, Tag> {
         }
     }
 
-    /// Makes a value in the slab: `make` runs only if there is memory, and the compiler can build
-    /// its result where it will stay. If `make` panics, nothing is kept.
+    /// Makes a value in the slab: `make` runs only if there is memory, and the compiler can build its
+    /// result in place. If `make` panics, the memory is given back.
     ///
     /// ```
     /// # use slab_core::Slab;
@@ -163,8 +163,8 @@ impl<T, Tag> Slab<T, Tag> {
         Ok(SlabBox::fill(self.alloc()?, make))
     }
 
-    /// As [`try_insert_with`](Self::try_insert_with), but waits while the slab is full, in turn, as
-    /// [`SlabPool::alloc`] does. Dropping the future loses nothing: `make` runs when there is
+    /// Makes a value in the slab as [`try_insert_with`](Self::try_insert_with) does, but waits its turn
+    /// while the slab is full, as [`SlabPool::alloc`] does. Cancel-safe: `make` runs only once there is
     /// memory.
     ///
     /// ```
@@ -190,7 +190,7 @@ impl<T, Tag> Slab<T, Tag> {
         async { Ok(SlabBox::fill(chunk.await?, make)) }
     }
 
-    /// Memory for a value that is to be built in place, field by field if need be, and never
+    /// Allocates memory for a value that is to be built in place, field by field if need be, and never
     /// moved.
     ///
     /// ```
@@ -215,7 +215,7 @@ impl<T, Tag> Slab<T, Tag> {
         Ok(SlabBox::uninit(self.alloc()?))
     }
 
-    /// Memory for one `T` as a bare pointer, uninitialised and aligned, for callers that keep
+    /// Allocates memory for one `T`, uninitialised and aligned, as a bare pointer for callers that keep
     /// track of it themselves (foreign code). Give it back with [`free_raw`](Self::free_raw) or
     /// turn it into a [`SlabBox`] with [`from_raw`](Self::from_raw). It stays valid when all
     /// handles to the slab are gone.
@@ -246,8 +246,8 @@ impl<T, Tag> Slab<T, Tag> {
     /// [`NotAChunk`] if `at` is not a place for a value of this slab; nothing is freed.
     ///
     /// # Safety
-    /// If it is one, it came from [`alloc_raw`](Self::alloc_raw) or [`SlabBox::into_raw`], and is
-    /// not used afterwards.
+    /// If it is one, it must have come from [`alloc_raw`](Self::alloc_raw) or [`SlabBox::into_raw`], and
+    /// must not be used afterwards.
     #[inline]
     pub unsafe fn free_raw(&self, at: NonNull<T>) -> Result<(), NotAChunk> {
         // SAFETY: the caller's promise.
@@ -260,7 +260,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// As [`free_raw`](Self::free_raw).
     ///
     /// # Safety
-    /// As for `free_raw`, and a valid `T` lies there.
+    /// As for `free_raw`, and a valid `T` must lie there.
     #[inline]
     pub unsafe fn from_raw(&self, at: NonNull<T>) -> Result<SlabBox<T, Tag>, NotAChunk> {
         // SAFETY: the caller's promise.
@@ -275,21 +275,21 @@ impl<T, Tag> Slab<T, Tag> {
         self.pool.name()
     }
 
-    /// How many values fit: what was asked for, rounded up to whole slabs.
+    /// Returns how many values fit: as many as were asked for, rounded up to whole slabs.
     #[must_use]
     pub fn capacity(&self) -> usize {
         let inner = self.pool.inner();
         inner.arena.slabs() * inner.classes.geometry(CLASS).chunks_per_slab as usize
     }
 
-    /// Where every chunk is, and what happened so far; one class, one chunk a value.
+    /// Returns a snapshot as [`SlabPool::stats`] does; one class, one chunk a value.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.pool.stats()
     }
 
-    /// How long callers of [`insert_with`](Self::insert_with) waited for memory; as
-    /// [`SlabPool::wait_times`].
+    /// Returns how long callers of [`insert_with`](Self::insert_with) waited for memory, as
+    /// [`SlabPool::wait_times`] does.
     #[cfg(feature = "std")]
     #[must_use]
     pub fn wait_times(&self) -> WaitTimes {
@@ -357,15 +357,15 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         self
     }
 
-    /// How many values the slab holds at least; rounded up to whole slabs. Default: 64 MiB of
+    /// The number of values that the slab holds at least, rounded up to whole slabs. Default: 64 MiB of
     /// them.
     pub fn max_objects(mut self, objects: usize) -> Self {
         self.max_objects = objects;
         self
     }
 
-    /// Whatever else can be set of the pool behind the slab; its size class and its cap are the
-    /// slab's.
+    /// Sets further options of the pool behind the slab. The slab overrides the pool's size classes and
+    /// its cap.
     ///
     /// ```
     /// # use slab_core::{Growth, Slab};
@@ -379,14 +379,14 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         self
     }
 
-    /// Reserves the address range. No memory is used yet, unless the pool is to be
+    /// Builds the slab: reserves its address range. No memory is used yet, unless the pool is to be
     /// [backed](SlabPoolBuilder::backing) from the start.
     ///
     /// # Errors
     /// [`ConfigError::BadAlignment`] if `T` is aligned to more than [`MAX_CHUNK_ALIGN`] bytes,
     /// [`ConfigError::ClassTooLarge`] if it is larger than
     /// [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES), [`ConfigError::CapBelowOneSlab`] for no
-    /// objects at all; further as [`SlabPoolBuilder::build`].
+    /// objects at all; otherwise as [`SlabPoolBuilder::build`].
     pub fn build(self) -> Result<Slab<T, Tag>, ConfigError> {
         if align_of::<T>() > MAX_CHUNK_ALIGN {
             return Err(ConfigError::BadAlignment {
@@ -429,7 +429,7 @@ impl<T, Tag> fmt::Debug for SlabBuilder<T, Tag> {
     }
 }
 
-/// There was no memory for a value; gives the value back.
+/// The error of [`Slab::try_insert`]: there was no memory for a value, which it gives back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InsertError<T> {
@@ -439,7 +439,7 @@ pub struct InsertError<T> {
     pub cause: AllocError,
 }
 
-/// Says nothing about the value, so that it asks nothing of its type.
+/// Leaves the value out, so that `T` need not implement `Debug`.
 impl<T> fmt::Debug for InsertError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InsertError")

@@ -14,7 +14,7 @@ use core::ptr::NonNull;
 /// thread, drops the value and gives its memory back.
 ///
 /// 16 bytes, and so is an `Option` of it. Functions that take the box by value are associated
-/// functions, as those of `Box` are, so that they stand in nobody's way.
+/// functions, as those of `Box` are, so that they do not hide methods of the value.
 ///
 /// ```
 /// use slab_core::{Slab, SlabBox};
@@ -44,7 +44,7 @@ unsafe impl<T: Sync, Tag> Sync for SlabBox<T, Tag> {}
 impl<T, Tag> Unpin for SlabBox<T, Tag> {}
 
 impl<T, Tag> SlabBox<T, Tag> {
-    /// Puts what `make` makes into the chunk, which is large enough and aligned for a `T`.
+    /// Puts the result of `make` into the chunk, which is large enough and aligned for a `T`.
     #[inline(always)]
     pub(super) fn fill(chunk: Chunk, make: impl FnOnce() -> T) -> Self {
         // If `make` panics, this gives the memory back.
@@ -72,8 +72,8 @@ impl<T, Tag> SlabBox<T, Tag> {
         self.pool
     }
 
-    /// Gives up the box without dropping the value: the memory stays taken until
-    /// [`Slab::free_raw`](super::Slab::free_raw) or [`Slab::from_raw`](super::Slab::from_raw).
+    /// Gives up the box without dropping the value: the memory stays in use until
+    /// [`Slab::free_raw`](super::Slab::free_raw) or [`Slab::from_raw`](super::Slab::from_raw) takes it back.
     #[inline]
     #[must_use = "the value and its memory would leak"]
     pub fn into_raw(this: Self) -> NonNull<T> {
@@ -92,7 +92,7 @@ impl<T, Tag> SlabBox<T, Tag> {
         value
     }
 
-    /// The value for as long as it may live: it is never dropped, and its slab never unmapped.
+    /// Leaks the value and returns it: it is never dropped, and its slab is never unmapped.
     ///
     /// ```
     /// # use slab_core::{Slab, SlabBox};
@@ -139,8 +139,8 @@ impl<T, Tag> SlabBox<T, Tag> {
 }
 
 impl<T, Tag> SlabBox<MaybeUninit<T>, Tag> {
-    /// The chunk, which is large enough and aligned for a `T`, as a place for one. Not even what
-    /// is uninitialised is written: large values would pass over the stack.
+    /// Turns the chunk, which is large enough and aligned for a `T`, into a place for one. Writes
+    /// nothing, not even an uninitialised value: a large one would pass through the stack.
     #[inline(always)]
     pub(super) fn uninit(chunk: Chunk) -> Self {
         let chunk = ManuallyDrop::new(chunk);
@@ -151,10 +151,10 @@ impl<T, Tag> SlabBox<MaybeUninit<T>, Tag> {
         unsafe { Self::from_parts(at, chunk.pool_ptr()) }
     }
 
-    /// Declares the value to be built.
+    /// Declares the value to be initialised.
     ///
     /// # Safety
-    /// It is: a valid `T` lies there.
+    /// A valid `T` must lie in the box.
     #[inline]
     #[must_use]
     pub unsafe fn assume_init(self) -> SlabBox<T, Tag> {
