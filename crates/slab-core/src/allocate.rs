@@ -13,7 +13,7 @@ use crate::thread_cache::ThreadCache;
 use crate::wait::Woken;
 use core::ptr::NonNull;
 
-/// From here on zeroing a chunk again costs more than going to the slabs for each.
+/// From this size on, zeroing a used chunk costs more than going to the slabs for each.
 const PAGE: usize = 4096;
 
 /// A chunk for a caller.
@@ -41,8 +41,8 @@ enum Rest {
 impl Inner {
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
     pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
-        // Mostly it was empty: a batch of the depot fills it, which happens for every batch and is
-        // not to cost a look into the thread's list of caches.
+        // Mostly it was empty, and a batch of the depot fills it. As that happens for every batch, it
+        // must not cost a look into the thread's list of caches.
         let quick = local::with_current(self, |cache| self.alloc_from_depot(cache, class));
         let found = match quick {
             Some(unit) => {
@@ -54,9 +54,9 @@ impl Inner {
         self.answer(class, found, call_site).map(|found| found.unit)
     }
 
-    /// As [`alloc_slow`](Self::alloc_slow), for a caller that wants zeros, and that pays for what he
-    /// finds instead: a chunk of pages is taken from untouched memory alone, because the others of
-    /// its batch would lie in the magazine as if they had been used.
+    /// As [`alloc_slow`](Self::alloc_slow), for a caller that wants zeros and has to zero a used chunk. A
+    /// chunk of a page or more is carved alone: the others of its batch would lie in the magazine as if
+    /// they had been used.
     pub(crate) fn alloc_slow_zeroed(
         &self,
         class: u8,
@@ -120,7 +120,8 @@ impl Inner {
         }
     }
 
-    /// From the magazine (this thread's other pools may have hidden it) or a batch of the depot.
+    /// From the magazine (another pool of this thread may have displaced it from the fast table) or a
+    /// batch of the depot.
     fn alloc_from_depot(&self, cache: &ThreadCache, class: u8) -> Option<u32> {
         let magazine = cache.magazine(class);
         if !self.enter(magazine) {
@@ -145,7 +146,8 @@ impl Inner {
             return Some(unit);
         }
         let unit = self.depot.with_open(class, |open| {
-            // What is left in the stack is about to be swept; a batch moved here would be missed.
+            // What is left in the stack is about to be swept; a batch moved to the open one would be
+            // missed.
             if self.under_pressure.load(Ordering::Relaxed) {
                 return None;
             }
@@ -216,8 +218,8 @@ impl Inner {
         layer.slabs.carve(&self.arena, &self.classes, class, units)
     }
 
-    /// Counts an allocation of one of `fresh` and stores the others: before anybody else can look for
-    /// them, who would find nothing in the slabs and nothing in the magazine.
+    /// Counts an allocation of one of `fresh` and stores the others, in the magazine before the layer is
+    /// unlocked: another thread would otherwise find them neither in the slabs nor there.
     fn deliver(
         &self,
         layer: MutexGuard<'_, SlabLayer>,
@@ -237,13 +239,13 @@ impl Inner {
         self.keep(class, unit, rest)
     }
 
-    /// Puts as many fresh chunks into the magazine as fit, and takes one; says which, and how many fitted.
+    /// Puts as many fresh chunks into the magazine as fit, and takes one; returns it, and how many fitted.
     fn refill(&self, magazine: &Magazine, fresh: &[u32]) -> Option<(u32, usize)> {
         if !self.enter(magazine) {
             return None;
         }
-        // Mostly it is empty. Not if it was shut for a fork, which takes nothing; and a chunk that
-        // lies in it is not fresh.
+        // Mostly it is empty. It is not if it was shut for a fork, which takes nothing out; a chunk that
+        // was in it is not fresh.
         let stored = magazine.refill(fresh);
         let unit = if stored > 0 {
             magazine.count_source(Source::Slab);
@@ -255,14 +257,14 @@ impl Inner {
         unit.map(|unit| (unit, stored))
     }
 
-    /// Puts away what is not wanted of what was carved, and returns what is: a chunk that is counted as
-    /// allocated, and is not lost if what was put away wakes somebody whose waker panics.
+    /// Puts away the `rest` of what was carved and returns the wanted `unit`, which is counted as
+    /// allocated: it is not lost if the rest wakes a task whose waker panics.
     fn keep(&self, class: u8, unit: u32, rest: &[u32]) -> u32 {
         struct Wanted<'a>(&'a Inner, u8, u32);
 
         impl Drop for Wanted<'_> {
             fn drop(&mut self) {
-                // SAFETY: nobody has been given the chunk, and who asked for it has a handle.
+                // SAFETY: the chunk was given to nobody, and the caller that asked for it has a handle.
                 unsafe { Inner::free_with(NonNull::from(self.0), None, self.1, self.2) };
             }
         }
@@ -273,7 +275,7 @@ impl Inner {
         unit
     }
 
-    /// Free chunks into the depot, or under pressure to whoever waits.
+    /// Puts free chunks into the depot or, under pressure, into their slabs, from which waiters are served.
     fn put_free(&self, class: u8, units: &[u32]) {
         let stored = self.depot.with_open(class, |open| {
             if self.under_pressure.load(Ordering::Relaxed) {
@@ -298,8 +300,8 @@ impl Inner {
         }
     }
 
-    /// The system would not back a slab, if that is the error: told once an episode, as exhaustion is,
-    /// because whoever comes next asks again.
+    /// Reports that the system would not back a slab, if that is the error: once an episode, as with
+    /// exhaustion, because each later allocation asks again.
     fn begin_refusal(&self, error: AllocError) {
         if matches!(error, AllocError::Commit { .. }) && self.commit_refusals.refused() {
             tracing::warn!(pool = %self.name, %error, "slab not committed");

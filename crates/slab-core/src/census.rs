@@ -51,8 +51,8 @@ impl Inner {
         }
     }
 
-    /// While the pool is quiet, the parts are exact as they are read: nothing of them had to be cut
-    /// for what is left over to be what callers hold of each class.
+    /// Asserts that of a quiet pool the parts are exact as they are read: none has to be clamped for the
+    /// remainder to be what callers hold of each class.
     #[cfg(all(test, not(any(loom, miri))))]
     pub(crate) fn assert_exact(&self, in_use: &[u64]) {
         let layer = self.slabs.lock();
@@ -98,8 +98,8 @@ impl Inner {
         unsafe { stats.assume_init() }
     }
 
-    // Told where to write, because it is 4 KiB long: what a function builds and then returns is copied
-    // on its way.
+    // Writes in place, because the snapshot is 4 KiB long: one that a function builds and then returns is
+    // copied on its way.
     #[inline(never)]
     fn fill(&self, to: &mut MaybeUninit<PoolStats>) {
         let stats = to.write(PoolStats {
@@ -121,8 +121,8 @@ impl Inner {
         stats.thread_caches = registry.iter().filter(|entry| entry.attached).count();
         for class in 0..self.classes.count() as u8 {
             let class = self.class_stats(&layer, &registry, class);
-            // SAFETY: there are at most as many classes as it has room for. (A check between what is
-            // read and what is written costs a tenth: all of it has to be kept meanwhile.)
+            // SAFETY: there are at most as many classes as it has room for. (A check between the reads
+            // and the writes costs a tenth: all values have to be kept meanwhile.)
             unsafe { stats.classes.push_unchecked(class) };
         }
     }

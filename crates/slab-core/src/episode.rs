@@ -1,10 +1,10 @@
 //! Log events for refusals: one when a pool's class runs out, or the system refuses the pool a slab, and
-//! one when that is over, however often it was so and was not in between.
+//! one when that is over, however often it comes and goes in between.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Refusals closer together than this belong to one episode, so that there are at most two events
-/// a class in this time, and two a pool of what the system refuses.
+/// Refusals closer together than this belong to one episode, so that in this time there are at most two
+/// events a class, and two a pool for refusals by the system.
 ///
 /// Without a clock an episode ends with the first allocation that is served.
 const QUIET_MILLIS: u64 = if cfg!(feature = "std") { 1000 } else { 0 };
@@ -36,7 +36,7 @@ impl Episode {
     #[cold]
     fn is_over(&self, last: u64) -> bool {
         now() >= last + QUIET_MILLIS
-            // Of several threads that see the end, one says so; not if another was just refused.
+            // Of several threads that see the end, one reports it; none if another was just refused.
             && self
                 .last
                 .compare_exchange(last, 0, Ordering::Relaxed, Ordering::Relaxed)

@@ -20,9 +20,9 @@ enum Goes {
 impl Inner {
     /// A free when the magazine was full or could not be entered.
     ///
-    /// Takes the pool by pointer, as all that it calls with the chunk: once the chunk is where others
-    /// find it, the pool may be gone, and a reference that a function was given is promised to last
-    /// until the function returns.
+    /// Takes the pool by pointer, as do all functions that it passes the chunk to: once others can find
+    /// the chunk the pool may be gone, but a reference argument has to stay valid until the function
+    /// returns.
     ///
     /// # Safety
     /// The caller gives up a chunk of this pool, and does not touch the pool afterwards unless it
@@ -35,8 +35,8 @@ impl Inner {
         if pool.attends() {
             pool.given_back(class, unit);
         }
-        // Mostly it was full: half of it goes to the depot, which happens for every batch and is
-        // not to cost a look into the thread's list of caches.
+        // Mostly it was full, and half of it goes to the depot. As that happens for every batch, it must
+        // not cost a look into the thread's list of caches.
         let freed = local::with_current(this.as_ptr(), |cache| {
             // SAFETY: the caller's promise.
             unsafe { Self::free_cached(this, cache, class, unit) }.then_some(())
@@ -114,7 +114,7 @@ impl Inner {
         }
     }
 
-    /// Into the class's open batch, if that is where the chunk goes.
+    /// Puts the chunk into the class's open batch, if that is where it goes.
     ///
     /// # Safety
     /// As [`free_slow`](Self::free_slow).
@@ -123,8 +123,8 @@ impl Inner {
         let pool = unsafe { this.as_ref() };
         let mut open = pool.depot.open[usize::from(class)].lock();
         // Under the lock: `close` sets the flag before it takes the lock and adds up, so a
-        // free is counted here or there, never in both places. The same goes for what is
-        // swept when pressure begins.
+        // free is counted here or there, never in both places. The same holds for the sweep
+        // with which pressure begins.
         if pool.closed.load(Ordering::Relaxed) {
             return Goes::Nowhere;
         }

@@ -10,22 +10,22 @@
 //!
 //! What the guard keeps is the length of a stack, as two words: `puts` counts up with each thing put
 //! on it, `takes` counts *down* with each taken off, so that `length = puts + takes`, modulo 2^64.
-//! Two, because a load that follows a store to the same word soon has to wait for it (`thread_cache` tells
-//! when not): with one word for the length, each operation waits for the one before it; with two a put does
-//! not wait for a take.
+//! There are two because a load soon after a store to the same word has to wait for it (`thread_cache`
+//! says when not): with one word for the length, each operation waits for the one before it; with two a
+//! put does not wait for a take.
 //!
-//! **Only the owner ever writes them.** To say that it is inside, the owner copies the word that it is
-//! about to replace to `intent`; storing the new one, which differs, is what ends it:
+//! **Only the owner ever writes them.** To announce that it is inside, the owner copies the word that it
+//! is about to replace to `intent`; storing the new word, which differs, ends that:
 //!
 //! `the owner is inside <=> intent = INSIDE or intent = puts or intent = takes`
 //!
 //! As one counts up from near zero and the other down from near 2^64, neither is ever taken for the
 //! other.
 //!
-//! So leaving costs no store of its own. A taker cannot empty what it takes, since it does not
-//! write the words: it leaves [`TAKEN`] up, which says that the contents are gone, until the owner
-//! comes by on its slow path and writes so. (If takers wrote them, the owner could read them,
-//! lose the processor while somebody takes and goes, and then act on what it had read.)
+//! So leaving costs no store of its own. A taker does not write the words, and so cannot set the length
+//! to zero: it leaves [`TAKEN`] up, which says that the contents are gone, until the owner comes by on its
+//! slow path and sets it. (If takers wrote the words, the owner could read them, be preempted while
+//! somebody takes and leaves, and then act on what it had read.)
 //!
 //! The gate costs no branch of its own either: it is compared with what the owner has to compare
 //! anyway. `gate` is zero while open and above every length otherwise, so that a length *above the
@@ -52,14 +52,15 @@ pub(crate) const FENCED: u32 = 1 << 10;
 pub(crate) const CLOSED: u32 = 1 << 11;
 /// Somebody waits for memory (see `wait`): what is freed is not to be hoarded.
 pub(crate) const PRESSURE: u32 = 1 << 12;
-/// The pool has something to do with each chunk that is allocated or freed; for ever.
+/// The pool has to look after each chunk that is allocated or freed; for ever.
 pub(crate) const SCRUB: u32 = 1 << 13;
 
-/// Intents that are neither word's: `takes` begins lower.
+/// Values of `intent` that neither word ever has: `takes` begins lower.
 const OUTSIDE: u64 = u64::MAX;
 const INSIDE: u64 = u64::MAX - 1;
-/// What `puts` begins with, so that `takes` stays below what it begins with by less than this, however
-/// much was put on the stack before anything is counted.
+/// The first value of `puts`, and the negative of that of `takes`. It is above any length, so that `takes`
+/// stays below [`INSIDE`] even if a whole stack comes in by [`set_len`](Guard::set_len), which counts no
+/// puts.
 pub(crate) const FIRST_PUT: u64 = 1 << 8;
 
 #[derive(Debug)]
@@ -106,12 +107,12 @@ impl Guard {
         }
     }
 
-    /// How much was ever put on the stack but by [`set_len`](Self::set_len), and how much lies there.
-    /// Read by others while the owner goes on, the length is never less than at some moment of the call,
-    /// and never above the capacity.
+    /// The puts so far (without what came by [`set_len`](Self::set_len)), and the length. Read by others
+    /// while the owner goes on, the length is never less than at some moment of the call, and never above
+    /// the capacity.
     #[inline(always)]
     pub(crate) fn puts_and_len(&self) -> (u64, usize) {
-        // In this order: what is put meanwhile makes the length more, not less than none.
+        // In this order: puts in between make the length larger, where takes would make it negative.
         let takes = self.takes.load(Ordering::Acquire);
         let puts = self.puts.load(Ordering::Relaxed);
         (puts - FIRST_PUT, length(puts, takes).min(self.capacity()))
@@ -148,7 +149,7 @@ impl Guard {
         }
     }
 
-    /// For the owner, who alone writes them.
+    /// For the owner, which alone writes them.
     #[inline(always)]
     fn own_words(&self) -> (u64, u64) {
         let (puts, takes) = (&self.puts, &self.takes);
@@ -157,7 +158,7 @@ impl Guard {
 
     #[inline(always)]
     fn announce(&self, word: u64) {
-        // Release: a taker that sees this sees no words before these.
+        // Release: a taker that sees this sees these words or later ones.
         self.intent.store(word, Ordering::Release);
         light_barrier();
     }
@@ -175,8 +176,8 @@ impl Guard {
         place < self.ceiling.load(Ordering::Relaxed)
     }
 
-    /// The owner has taken so many, at least one, and leaves: what it announced is so no longer. Release:
-    /// a taker that sees it sees all that the owner did inside.
+    /// The owner has taken `count`, at least one, and leaves: this store ends what it announced. Release: a
+    /// taker that sees it sees all that the owner did inside.
     #[inline(always)]
     pub(crate) fn take(&self, entered: Entered, count: usize) {
         debug_assert!(count > 0 && self.takes.load(Ordering::Relaxed) == entered.word);
@@ -184,7 +185,7 @@ impl Guard {
             .store(entered.word.wrapping_sub(count as u64), Ordering::Release);
     }
 
-    /// As [`take`](Self::take), when it has put so many.
+    /// As [`take`](Self::take), when the owner has put `count`.
     #[inline(always)]
     pub(crate) fn put(&self, entered: Entered, count: usize) {
         debug_assert!(count > 0 && self.puts.load(Ordering::Relaxed) == entered.word);
@@ -198,12 +199,12 @@ impl Guard {
         self.intent.store(OUTSIDE, Ordering::Release);
     }
 
-    /// The way in for as many changes as the owner likes; right on systems without `membarrier`
-    /// too. `false` if the gate is shut; after `true` comes exactly one
-    /// [`leave_slow`](Self::leave_slow), and nothing in between may wait for a taker.
+    /// The owner's way in for any number of changes; correct on systems without `membarrier`, too.
+    /// `false` if the gate is shut. After `true` the owner calls [`leave_slow`](Self::leave_slow) exactly
+    /// once, and must not wait for a taker in between.
     pub(crate) fn enter_slow(&self) -> bool {
         self.intent.store(INSIDE, Ordering::Relaxed);
-        // Never changes.
+        // This bit never changes.
         if self.is_raised(FENCED) {
             fence(Ordering::SeqCst);
         } else {
@@ -222,9 +223,8 @@ impl Guard {
         self.puts.store(puts + 1, Ordering::Release);
     }
 
-    /// The owner has made the length another one, and no puts are to be counted; after
-    /// [`enter_slow`](Self::enter_slow) or where no taker can be. Release: for
-    /// [`puts_and_len`](Self::puts_and_len).
+    /// The owner sets the length without counting puts; after [`enter_slow`](Self::enter_slow) or where
+    /// there can be no taker. Release: for [`puts_and_len`](Self::puts_and_len).
     pub(crate) fn set_len(&self, len: usize) {
         debug_assert!(len <= self.capacity());
         let puts = self.puts.load(Ordering::Relaxed);
@@ -239,13 +239,13 @@ impl Guard {
 
     /// Shuts the gate for a reason. Under the registry's lock, as all changes of a gate.
     ///
-    /// It keeps the owner out only after one `heavy_barrier`, for all guards shut before it, and
-    /// [`wait_idle`](Self::wait_idle) on each.
+    /// The owner is surely out only after a `heavy_barrier` (one for all guards shut before it) and then
+    /// [`wait_idle`](Self::wait_idle) on each guard.
     pub(crate) fn raise(&self, reason: u32) {
         self.set_gate(self.gate.load(Ordering::Relaxed) | reason);
     }
 
-    /// Takes a reason back. Needs no order: the owner finds all as it left it, whatever happened.
+    /// Takes a reason back. Needs no order: the owner finds everything as it left it, whatever happened.
     pub(crate) fn lower(&self, reason: u32) {
         self.set_gate(self.gate.load(Ordering::Relaxed) & !reason);
     }
@@ -256,7 +256,7 @@ impl Guard {
         self.ceiling.store(ceiling, Ordering::Relaxed);
     }
 
-    /// Is the owner inside by [`enter_slow`](Self::enter_slow)? A hint for whoever has not shut it.
+    /// Is the owner inside by [`enter_slow`](Self::enter_slow)? A hint for a thread that has not shut it.
     pub(crate) fn is_inside_slow(&self) -> bool {
         self.intent.load(Ordering::Acquire) == INSIDE
     }
@@ -266,8 +266,8 @@ impl Guard {
         self.gate.load(Ordering::Relaxed) & reason != 0
     }
 
-    /// Waits until the owner is outside; it cannot come back in while the gate is shut. Then the
-    /// words stay what they are.
+    /// Waits until the owner is outside; it cannot come back in while the gate is shut, so from then on
+    /// the words do not change.
     pub(crate) fn wait_idle(&self) {
         let mut backoff = Backoff::default();
         while !self.is_idle() {
@@ -275,9 +275,9 @@ impl Guard {
         }
     }
 
-    /// Does the owner stand outside?
+    /// Is the owner outside?
     pub(crate) fn is_idle(&self) -> bool {
-        // In this order: an intent that is seen brings the words it was made of.
+        // In this order: a thread that sees an intent also sees the words that it was made of.
         let intent = self.intent.load(Ordering::Acquire);
         intent != INSIDE
             && intent != self.takes.load(Ordering::Acquire)

@@ -11,9 +11,9 @@
 //! there are too many threads) uses the class's open batch instead.
 //!
 //! # Order of locks
-//! `slabs`, then `registry`, then waiting for a guard, then a class's open batch. Inside a guard
-//! only the open batches and the lock-free stacks are touched, so nobody who waits for a guard can
-//! be waited for.
+//! `slabs`, then `registry`, then waiting for a guard, then a class's open batch. Inside a guard an
+//! owner touches only open batches and lock-free stacks, so it never waits for a thread that waits for
+//! a guard.
 //!
 //! # The end of a pool
 //! No chunk counts a reference to its pool. When the last [`SlabPool`](crate::SlabPool) goes,
@@ -51,7 +51,7 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 
-/// Threads of one pool that have magazines at the same time, at most; further ones work without.
+/// The most threads that have magazines in one pool at the same time; further ones work without.
 const MAX_THREAD_CACHES: usize = if MODELLED { 4 } else { 4096 };
 
 /// What the handles of a pool share; its drop closes the pool.
@@ -66,7 +66,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// Not made from a reference: chunks keep this pointer, and the last of them frees the pool
+    /// Not derived from a reference: chunks keep this pointer, and the last of them frees the pool
     /// through it.
     pub(crate) fn as_ptr(&self) -> NonNull<Inner> {
         self.inner
@@ -81,12 +81,12 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: handles are built once an inner, in `Inner::open`, and this is its last use.
+        // SAFETY: `Inner::open` builds the only handle of an inner, and this is its last use.
         unsafe { Inner::close(self.inner) };
     }
 }
 
-/// Counters of what passes by the magazines.
+/// A class's counters of what bypasses the magazines.
 #[derive(Debug)]
 pub(crate) struct Uncached {
     pub(crate) from_depot: AtomicU64,
@@ -105,10 +105,10 @@ pub(crate) struct Uncached {
 pub(crate) struct Inner {
     base: NonNull<u8>,
     slab_unit_mask: u32,
-    /// The counts of further references to chunks (see `shared.rs`), numbered as the nodes of a
-    /// binary tree are: at `(counts_from + unit) >> count_shift`, with as many units as the arena
-    /// has or more, a power of two. So the counts of all classes of one shift lie side by side, those
-    /// of different shifts apart, and a shift is all that has to be known of the class.
+    /// The counts of references to chunks beyond the first (see `shared.rs`), numbered as the nodes of a
+    /// binary tree are: at `(counts_from + unit) >> count_shift`, where `counts_from` is the arena's
+    /// number of units, rounded up to a power of two. So the counts of all classes of one shift lie side
+    /// by side, those of different shifts apart, and of a class only its shift has to be known.
     counts: Table<AtomicU32>,
     counts_from: usize,
     pub(crate) classes: ClassTable,
@@ -117,13 +117,14 @@ pub(crate) struct Inner {
     pub(crate) singles: Singles,
     pub(crate) uncached: [Uncached; MAX_CLASSES],
     pub(crate) too_large: AtomicU64,
-    /// Times in which the system refuses slabs.
+    /// Episodes in which the system refuses slabs.
     pub(crate) commit_refusals: Episode,
     pub(crate) slabs: HandoffMutex<SlabLayer>,
     pub(crate) registry: Mutex<Vec<Registered>>,
     pub(crate) closed: AtomicBool,
-    /// Somebody waits for memory: what becomes free goes to its slab at once (see `wait`). Changes
-    /// under the mutexes of both the slab layer and the registry; true before the depot is emptied.
+    /// Somebody waits for memory: what becomes free goes to its slab at once (see `wait`). Set under the
+    /// mutex of the slab layer, before that of the registry is taken to raise the gates, and so before the
+    /// depot is emptied; cleared under both.
     pub(crate) under_pressure: AtomicBool,
     /// Chunks in callers' hands, once the pool is closed.
     pub(crate) live: AtomicI64,
@@ -139,12 +140,12 @@ pub(crate) struct Inner {
     pub(crate) id: u64,
 }
 
-// SAFETY: the only field that is not both by itself is `base`, an address inside `arena`.
+// SAFETY: the only field that is not `Send` and `Sync` by itself is `base`, an address inside `arena`.
 unsafe impl Send for Inner {}
 // SAFETY: as above; all shared state is atomic or under a mutex.
 unsafe impl Sync for Inner {}
 
-// Models run all their threads on one of the system's.
+// A plain thread-local: models run all their threads on one system thread.
 #[cfg(all(test, any(loom, shuttle)))]
 std::thread_local! {
     /// Pools that have come to their end.
@@ -284,7 +285,7 @@ impl Inner {
 
     pub(crate) fn resident_bytes(&self) -> Option<usize> {
         let slabs = self.slabs.lock().slabs.backed();
-        // Without the lock: what comes meanwhile does not count yet.
+        // Without the lock: what is committed meanwhile does not count yet.
         self.arena.resident(slabs)
     }
 
@@ -303,7 +304,7 @@ impl Inner {
             return None;
         }
         let unit = (offset / CHUNK_ALIGN) as u32;
-        // A shift, and units of 32 bits: of the divisions there were, one is left.
+        // By a shift, and with units of 32 bits: one division is left.
         let slab = unit >> self.slab_unit_mask.trailing_ones();
         let class = self.arena.class_of(slab as usize)?;
         let geometry = self.classes.geometry(class);
@@ -318,13 +319,13 @@ impl Inner {
     pub(crate) fn count(&self, place: Place, unit: u32) -> &AtomicU32 {
         let at = (self.counts_from + unit as usize).wrapping_shr(place.count_shift());
         debug_assert!(at < self.counts.len());
-        // SAFETY: a unit is below `counts_from`, and the table has twice as many entries, less the
-        // smallest shift.
+        // SAFETY: a unit is below `counts_from`, and the table has `2 * counts_from` entries shifted by
+        // the least shift of all classes.
         unsafe { self.counts.get_unchecked(at) }
     }
 
-    /// Does the pool have something to do with each chunk that goes to a caller or comes back?
-    /// Then the gates of all magazines send callers to the slow paths.
+    /// Does the pool have to look after each chunk that goes to a caller or comes back? If so, the gates
+    /// of all magazines send callers to the slow paths.
     pub(crate) fn attends(&self) -> bool {
         #[cfg(feature = "leak-tracking")]
         if self.tracker.is_some() {
@@ -366,7 +367,7 @@ impl Inner {
         asan::poison(at, bytes);
     }
 
-    /// Ends the pool as soon as no chunk is in a caller's hand.
+    /// Closes the pool. If no chunk is in a caller's hand it ends here, otherwise with the last free.
     ///
     /// # Safety
     /// Called once, by the last handle.
@@ -378,7 +379,7 @@ impl Inner {
             tracker.report_at_end(pool);
         }
         let live = pool.shut_out_and_count();
-        // From the addition on, the pool can go at any moment unless it is we who end it.
+        // From the addition on, a free can end the pool at any moment, unless this call has to.
         if pool.live.fetch_add(live, Ordering::AcqRel) + live == 0 {
             // SAFETY: no chunk is in anyone's hand, no handle is left, and threads that still
             // have a cache of this pool hold that cache alone.
@@ -393,8 +394,8 @@ impl Inner {
         self.closed.store(true, Ordering::Relaxed);
         let classes = 0..self.classes.count() as u8;
         for entry in registry.iter() {
-            // Those that no class has too: another pool at this address may have more, and a thread
-            // that takes this cache for its own (see `local`) is to find it shut.
+            // Also those that no class uses: another pool at this address may have more classes, and a
+            // thread that takes this cache for that pool's (see `local`) has to find it shut.
             for class in 0..MAX_CLASSES as u8 {
                 entry.cache.magazine(class).guard.raise(CLOSED);
             }
@@ -410,7 +411,8 @@ impl Inner {
             }
             // Under its lock: from here on, every free sees that the pool is closed.
             let in_depot = self.depot.with_open(class, |_| self.depot.chunks(class));
-            // In the very word that says it: a free is in, and found here, or sees that it is shut.
+            // Shut by a bit in the word that a free changes: the free is in, and counted here, or sees
+            // the bit.
             let singles = self.take_singles(class, true, |_| ());
             live += layer.slabs.class(class).out() - in_depot - singles - tally.cached;
         }

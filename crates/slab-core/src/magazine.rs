@@ -8,8 +8,8 @@
 //!
 //! Invariant, at any moment outside the guard:
 //! `len <= capacity`, and `slots[..len]` are distinct free chunks of this class that are in no
-//! other magazine, no batch and no caller's hand; unless the gate says [`TAKEN`], and then they are
-//! somebody else's, and the magazine counts as empty.
+//! other magazine, no batch and no caller's hand; unless the gate says [`TAKEN`]: then they belong to
+//! others, and the magazine counts as empty.
 
 use crate::geometry::BATCH_MAX;
 use crate::guard::{FIRST_PUT, Guard, SHUT, TAKEN};
@@ -39,7 +39,7 @@ fn bump(counter: &AtomicU64, by: u64) {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Magazine {
-    /// Knows the length, and the frees, which are its puts.
+    /// Has the length, and the frees, which are its puts.
     pub(crate) guard: Guard,
     /// Chunks that came in by refill, and that went to the depot.
     refilled: AtomicU64,
@@ -58,7 +58,7 @@ pub(crate) struct Tally {
     pub(crate) from_slab: u64,
     pub(crate) flushed: u64,
     pub(crate) cached: u64,
-    /// Chunks that lie in a place of one at a time, in the modes that have those.
+    /// Chunks in the class's stack or ring of single chunks, in the modes that have one.
     pub(crate) singles: u64,
 }
 
@@ -89,7 +89,7 @@ impl Magazine {
         unsafe { self.slots.get_unchecked(index) }
     }
 
-    /// Chunks inside; only a hint for whoever is not the owner and does not have the registry's
+    /// Chunks inside; only a hint for a thread that is not the owner and does not hold the registry's
     /// lock.
     pub(crate) fn len(&self) -> usize {
         if self.guard.is_raised(TAKEN) {
@@ -156,7 +156,7 @@ impl Magazine {
     pub(crate) fn try_push_many(&self, units: &[u32]) -> bool {
         let entered = self.guard.enter_to_put();
         let len = entered.len();
-        // Of the slot that the last of them would take.
+        // The slot that the last of them would take.
         let last = u16::try_from((len + units.len()).wrapping_sub(1));
         if units.is_empty() || !last.is_ok_and(|last| self.guard.is_below_ceiling(last)) {
             self.guard.back_out();
@@ -184,8 +184,8 @@ impl Magazine {
         unsafe { write_units(slots, units) };
     }
 
-    /// Chunks that a taker finds, at most: while the owner moves a batch, what it has in its hand too.
-    /// A hint, as [`len`](Self::len).
+    /// The most chunks that a taker can find, which while the owner moves a batch includes those in its
+    /// hand. A hint, as [`len`](Self::len).
     pub(crate) fn len_at_most(&self) -> usize {
         if self.guard.is_inside_slow() {
             self.guard.capacity()
@@ -213,8 +213,8 @@ impl Magazine {
         true
     }
 
-    /// Puts chunks on top that were not freed here, as many as fit; says how many did. After
-    /// `enter_slow` only.
+    /// Puts as many chunks on top as fit, which were not freed here; returns how many. After `enter_slow`
+    /// only.
     pub(crate) fn refill(&self, units: &[u32]) -> usize {
         let len = self.stock();
         let fit = units.len().min(self.guard.capacity() - len);
@@ -232,9 +232,8 @@ impl Magazine {
         }
     }
 
-    /// Takes chunks out from the bottom, where the longest unused ones lie, at most
-    /// `count`, and adds them to `out`, which has room for them; says how many. The warm top stays.
-    /// After `enter_slow` only.
+    /// Takes at most `count` chunks out from the bottom, where the longest unused ones lie, and adds them
+    /// to `out`, which has room for them; returns how many. The warm top stays. After `enter_slow` only.
     pub(crate) fn take_bottom<const N: usize>(
         &self,
         count: usize,
@@ -302,7 +301,7 @@ impl Magazine {
         tally.flushed += flushed;
         tally.from_depot += self.from_depot.load(Ordering::Relaxed);
         tally.from_slab += self.from_slab.load(Ordering::Relaxed);
-        // Of the same moment as the frees: what was allocated, which is computed of both, never falls.
+        // Of the same moment as the frees, so that the allocations, computed from both, never fall.
         tally.cached += if self.was_taken() { 0 } else { len };
     }
 }
@@ -389,9 +388,9 @@ mod tests {
         assert_eq!(magazine.try_pop(), Some(1));
     }
 
-    /// As on a system without `membarrier`: nothing passes on the fast path, and the slow one goes on
-    /// beside a taker that only fences. (That two fences are enough is for the models to show, in which
-    /// both sides always fence; here a missing one would hardly ever be noticed.)
+    /// As on a system without `membarrier`: the fast path is shut, and the slow one works beside a taker
+    /// that only fences. (The models, in which both sides always fence, show that two fences are enough;
+    /// here a missing one would hardly ever be noticed.)
     #[test]
     fn without_membarrier_the_slow_path_does_all() {
         const ROUNDS: u32 = if cfg!(miri) { 100 } else { 100_000 };

@@ -10,18 +10,18 @@
 //!   chunks come from the slabs again, in order of address, which also undoes what shuffled frees
 //!   have done to locality.
 //! - [`trim`](Inner::trim): a sweep, after which unused slabs and the whole pages among the stored
-//!   chunks go back to the system, in pieces: whoever waits for the mutex has it in between.
+//!   chunks go back to the system, in pieces: threads that wait for the mutex get it in between.
 //!
-//! An allocation that meets an empty depot meanwhile waits for the mutex, not for luck; a free
-//! goes to the open batch. Nothing else stops.
+//! Meanwhile an allocation that finds the depot empty waits for the mutex, and a free goes to the open
+//! batch. Nothing else stops.
 //!
-//! An allocation comes here at the cap, and as well where the system refuses a slab below it: what is
+//! An allocation comes here at the cap, and also if the system refuses a slab below it: memory that is
 //! free in the pool needs nothing from the system.
 //!
-//! A pool that is truly full comes here on every refused allocation, and a sweep takes all threads'
-//! magazines from them: it is made only if it may help, see
-//! [`is_sweep_worth_while`](Inner::is_sweep_worth_while). Those who are refused for large chunks then
-//! leave those alone who allocate and free small ones.
+//! A pool that is truly full comes here on every refused allocation, and a sweep empties the magazines
+//! of all threads: it is made only if it may help, see
+//! [`is_sweep_worth_while`](Inner::is_sweep_worth_while). So refused requests for large chunks do not
+//! disturb threads that allocate and free small ones.
 
 use crate::error::AllocError;
 use crate::inner::Inner;
@@ -32,7 +32,7 @@ use crate::sync::{MutexGuard, Ordering, heavy_barrier};
 use crate::wait::Waiters;
 use core::ops::Range;
 
-/// The slab table and who waits for memory, under one mutex.
+/// The slab table and the waiters for memory, under one mutex.
 #[derive(Debug)]
 pub(crate) struct SlabLayer {
     pub(crate) slabs: Slabs,
@@ -60,7 +60,7 @@ impl Inner {
         refused: AllocError,
     ) -> Result<Reclaimed, AllocError> {
         loop {
-            // Whoever had the mutex before may have left something.
+            // The thread that had the mutex before may have left something.
             if let Some(unit) = self.alloc_single(class) {
                 return Ok(Reclaimed::Single(unit));
             }
@@ -110,7 +110,7 @@ impl Inner {
     pub(crate) fn sweep(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
         let _span = tracing::debug_span!("sweep", pool = %self.name).entered();
         {
-            // All magazines at once, and not longer than it takes to empty them.
+            // All magazines at once, and shut only for as long as it takes to empty them.
             let registry = self.registry.lock();
             shut_out(&registry, 0..self.classes.count() as u8, |class, units| {
                 self.depot.put(class, units);
@@ -154,9 +154,9 @@ impl Inner {
 
     /// May a sweep find a chunk of the class, or all chunks of some slab?
     ///
-    /// A slab becomes whole only if as many chunks of its class are free outside as it misses. That is
-    /// a matter of counting, which disturbs nobody. What it misses, a sweep can miss too: a batch that
-    /// goes from the depot to a magazine, or back, just when the one was looked at and not yet the other.
+    /// A slab becomes whole only if as many chunks of its class are free outside as it lacks, and counting
+    /// those disturbs nobody. The count may miss a batch that moves from the depot to a magazine, or back,
+    /// when only one of the two was looked at; but so may a sweep.
     fn is_sweep_worth_while(&self, layer: &mut SlabLayer, class: u8) -> bool {
         let registry = self.registry.lock();
         (0..self.classes.count() as u8).any(|other| {
@@ -168,7 +168,7 @@ impl Inner {
     /// Free chunks of the class in magazines and in the depot; rather too many than too few.
     fn free_outside(&self, registry: &[Registered], class: u8) -> u64 {
         let in_depot = || self.depot.chunks(class) + self.count_singles(class).chunks;
-        // Twice, so that a batch which goes one way or the other meanwhile is seen.
+        // Read twice, so that a batch that moves either way meanwhile is seen.
         let before = in_depot();
         let magazines = registry.iter().map(|entry| entry.cache.magazine(class));
         let in_magazines: usize = magazines.map(Magazine::len_at_most).sum();

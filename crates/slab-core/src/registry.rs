@@ -1,4 +1,4 @@
-//! Which threads have caches in the pool: they register on first use, and give back what they hold
+//! The threads that have caches in the pool: they register on first use, and give back what they hold
 //! when they end.
 
 use crate::geometry::BATCH_MAX;
@@ -80,13 +80,13 @@ impl Inner {
     }
 
     /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
-    /// keeps reclaimers out, who would otherwise be in the way.
+    /// keeps reclaimers out, which would otherwise shut the magazines meanwhile.
     fn flush(&self, _registry: &[Registered], cache: &ThreadCache) {
         for class in 0..self.classes.count() as u8 {
             let magazine = cache.magazine(class);
             magazine.acknowledge();
             if !magazine.guard.enter_slow() {
-                continue; // Under pressure it is empty; a closed pool has taken it all.
+                continue; // Under pressure it is empty; a closed pool has counted it all.
             }
             loop {
                 let mut units = ArrayVec::<u32, BATCH_MAX>::new();
