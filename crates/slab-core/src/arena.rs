@@ -4,8 +4,8 @@
 //! slab is the offset divided by the slab's size, a power of two. All pointers into the arena are
 //! made from its base pointer, so they all have the provenance of the whole range.
 //!
-//! The range is the system's, or the caller's: then it is zeroed as it is committed, and never
-//! given back.
+//! The range comes from the system or from the caller. The caller's is zeroed as it is committed, and
+//! never given back.
 
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN};
 use crate::error::ConfigError;
@@ -28,7 +28,7 @@ enum Memory {
 // SAFETY: a region can be used from any thread, and so can memory that was lent for ever and is
 // reached through the arena alone.
 unsafe impl Send for Memory {}
-// SAFETY: as above; what is shared inside it is synchronised by those who hand out its parts.
+// SAFETY: as above; what is shared inside it is synchronised by the code that hands out its parts.
 unsafe impl Sync for Memory {}
 
 #[derive(Debug)]
@@ -38,11 +38,11 @@ pub(crate) struct Arena {
     /// Bytes at the end of each slab that are never committed, so that touching them ends the
     /// process; whole pages.
     guard: usize,
-    /// The memory is kept from leaving, once it is there.
+    /// The memory is locked once it is there.
     locked: bool,
     slabs: usize,
-    /// Per slab the class that it serves, plus one; for who meets a chunk by its address and has no
-    /// lock. Right for as long as a chunk of the slab is in use.
+    /// The class that each slab serves, plus one, for code that has a chunk's address and no lock. Correct
+    /// as long as a chunk of the slab is in use.
     serves: Table<AtomicU32>,
 }
 
@@ -56,7 +56,7 @@ impl Arena {
         })
     }
 
-    /// As many whole slabs as fit into the caller's memory, from its first page on.
+    /// Takes as many whole slabs as fit into the caller's memory, from its first page on.
     pub(crate) fn lent(
         memory: &'static mut [MaybeUninit<u8>],
         slab_bytes: usize,
@@ -122,7 +122,7 @@ impl Arena {
     }
 
     /// May memory go back to the system? Not if it is the caller's, and not if it is locked: Linux
-    /// would refuse, others would forget that it was.
+    /// would refuse, other systems would no longer lock it.
     pub(crate) fn gives_back(&self) -> bool {
         matches!(self.memory, Memory::System(_)) && !self.locked
     }
@@ -163,7 +163,7 @@ impl Arena {
         class.checked_sub(1).map(|class| class as u8)
     }
 
-    /// Makes slabs usable that never were; they read as zeros.
+    /// Makes slabs usable that were not before; they read as zeros.
     ///
     /// # Errors
     /// The system's error number.
@@ -176,7 +176,7 @@ impl Arena {
                     region.commit(slab * self.slab_bytes, self.slab_bytes - self.guard)?;
                 }
             }
-            // SAFETY: nobody has any part of slabs that never were usable.
+            // SAFETY: nobody has any part of slabs that were not usable before.
             Memory::Lent(_) => unsafe { self.zero(offset, bytes) },
         }
         Ok(())
@@ -228,8 +228,8 @@ impl Arena {
         first..end.div_ceil(self.slab_bytes).min(self.slabs)
     }
 
-    /// Gives back the memory behind a part of the arena, which reads as zeros afterwards; `false`,
-    /// and the contents are what they were or zeros, if it stays.
+    /// Gives back the memory behind a part of the arena, which then reads as zeros. `false` if it stays:
+    /// each byte then is what it was, or zero.
     ///
     /// # Safety
     /// The part is of one slab, or of several without guards, which are committed; nobody uses the part

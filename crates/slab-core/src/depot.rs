@@ -7,8 +7,8 @@
 //! head to be deceived.
 //!
 //! Batches in the stacks are always full (`Geometry::batch` chunks). What is less than a batch
-//! lies in the class's open batch, under a mutex: only threads without magazines and threads that
-//! flush theirs come there. So the number of blocks is bounded by the number of chunks:
+//! lies in the class's open batch, under a mutex: only threads without magazines, threads that flush
+//! theirs and slow paths come there. So the number of blocks is bounded by the number of chunks:
 //!
 //! `blocks <= chunks / batch + one in the hand of each thread that moves a batch`
 
@@ -25,8 +25,8 @@ const NIL: u32 = 0;
 const FIRST_TAG: u64 = if MODELLED { u32::MAX as u64 } else { 0 };
 
 /// A block of 232 bytes: the link, and the chunk indices of one batch. Not aligned to a cache line:
-/// that would be 24 bytes more for 56 free chunks, 0.7 % of them if they have 64 bytes, and saves no
-/// time that could be measured.
+/// that would take 24 bytes more for 56 free chunks, 0.7 % of their memory if they have 64 bytes, and
+/// saves no time that could be measured.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Batch {
@@ -58,7 +58,7 @@ impl Batch {
     /// The block is in the caller's hand alone.
     unsafe fn read(&self, out: &mut [u32; BATCH_MAX]) -> usize {
         let len = self.len.load(Ordering::Relaxed) as usize;
-        // SAFETY: nobody writes it: late readers of a block that was popped read its link only.
+        // SAFETY: nobody else writes it: threads that read a popped block too late read its link only.
         unsafe { read_block(&self.units, len, out) };
         len
     }
@@ -158,7 +158,7 @@ fn next_tag(head: u64) -> u64 {
     (head & !u64::from(u32::MAX)).wrapping_add(1 << 32)
 }
 
-/// Nothing depends on its order with anything else: of no interest to models.
+/// A plain atomic: nothing depends on its order with anything else, so models need not see it.
 type StatCounter = core::sync::atomic::AtomicU32;
 
 /// Less than a batch of free chunks, for callers without magazines.
@@ -287,7 +287,7 @@ impl Depot {
         result
     }
 
-    /// For the statistics, before the lock of a batch that was changed is given up.
+    /// Notes the length of an open batch for the statistics, before the lock of a changed one is released.
     pub(crate) fn note_open(&self, class: u8, open: &Open) {
         self.open_lens[usize::from(class)].store(open.len() as u32, Ordering::Relaxed);
     }

@@ -1,15 +1,14 @@
-//! What makes a pool whole in the child of a `fork`, whatever other threads were doing to it.
+//! Keeps pools usable in the child of a `fork`, whatever other threads were doing to them.
 //!
-//! A fork copies the memory of all threads, and one thread. What another thread held stays held in the
-//! child for ever: a lock, or a guard whose owner stands inside (snmalloc #735). So the
-//! thread that forks takes every lock of every pool first and waits until all owners are outside, and
-//! lets go on both sides afterwards, as the C library does for its allocator. An owner may have come to
-//! a shut gate meanwhile, and been copied before it turned round: the child leaves the guard in its
-//! stead.
+//! A fork copies the memory of all threads, but only one thread. What another thread held stays held in
+//! the child for ever: a lock, or a guard whose owner is inside (snmalloc #735). So the forking thread
+//! first takes every lock of every pool and waits until all owners are outside, and releases everything
+//! in parent and child afterwards, as the C library does for its allocator. An owner may have come to a
+//! shut gate meanwhile, and have been copied before it backed out: the child backs out in its stead.
 //!
-//! Ordered as `inner.rs` says; the list of pools comes before all of it. Not covered: slots of a ring
-//! (`Mode::Ring`) that somebody stands between the two steps of, and the moment in which the very
-//! first pool is built. Both stand in `SlabPool`'s documentation.
+//! Locks are taken in the order of `inner.rs`; that of the list of pools comes before all of them. Not
+//! covered: a slot of a ring (`Mode::Ring`) on which another thread is between its two steps, and the
+//! moment in which the very first pool is built. `SlabPool`'s documentation names both.
 
 use crate::depot::Open;
 use crate::guard::SHUT;
@@ -46,14 +45,14 @@ std::thread_local! {
     static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
 }
 
-/// From here on forks heed the pool.
+/// From here on forks take the pool into account.
 pub(crate) fn watch(pool: NonNull<Inner>) {
     let mut pools = POOLS.lock();
     if !pools.has_handlers {
-        // The system is asked once, by whoever is first; not by two processes at once.
+        // Asks the system now and once: not after a fork, in two processes.
         barrier_is_asymmetric();
         // SAFETY: the handlers are functions of this library, which take no arguments and do not
-        // unwind. Without memory for them, forks are what they are without this module.
+        // unwind. If there is no memory for them, forks are what they are without this module.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         pools.has_handlers = true;
     }
@@ -68,17 +67,17 @@ pub(crate) fn forget(pool: NonNull<Inner>) {
     }
 }
 
-/// In the thread that forks. Where its thread-locals are gone already, nothing is held.
+/// Runs in the thread that forks. If its thread-locals are gone already, nothing is held.
 extern "C" fn before() {
     let _ = HELD.try_with(|held| held.replace(Some(Held::new())));
 }
 
-/// In the same thread.
+/// Runs in the same thread, after the fork.
 extern "C" fn in_parent() {
     let _ = HELD.try_with(RefCell::take);
 }
 
-/// In the copy of that thread, the only one of the child.
+/// Runs in the copy of that thread, the only thread of the child.
 extern "C" fn in_child() {
     let _ = HELD.try_with(|held| {
         if let Some(held) = held.take() {
@@ -87,7 +86,7 @@ extern "C" fn in_child() {
     });
 }
 
-/// All pools at rest. The fields go in this order.
+/// All pools at rest. The fields are dropped in this order.
 struct Held {
     at_rest: Vec<AtRest>,
     _pools: MutexGuard<'static, Pools>,
@@ -97,8 +96,8 @@ impl Held {
     fn new() -> Self {
         let pools = POOLS.lock();
         let at_rest = pools.watched.iter().map(|pool| {
-            // SAFETY: a pool is unmapped only after `forget`, which waits for the lock that goes
-            // after all that is made of this reference.
+            // SAFETY: a pool is unmapped only after `forget`, which waits for the lock; that is released
+            // after everything made of this reference is dropped.
             AtRest::new(unsafe { pool.0.as_ref() })
         });
         Self {
@@ -108,7 +107,8 @@ impl Held {
     }
 }
 
-/// One pool, whose locks are all held and whose owners are all outside. The fields go in this order.
+/// One pool, whose locks are all held and whose owners are all outside. The fields are dropped in this
+/// order.
 struct AtRest {
     #[cfg(feature = "leak-tracking")]
     _tracked: Option<MutexGuard<'static, BTreeMap<u32, Record>>>,
@@ -133,8 +133,8 @@ impl AtRest {
         }
     }
 
-    /// In the child, where nobody else is who could be inside: whoever announced it was refused, and has
-    /// changed nothing.
+    /// For the child, which has no other thread that could be inside: an owner that had announced itself
+    /// was refused, and has changed nothing.
     fn leave_for_all(&self) {
         magazines(&self.registry).for_each(|magazine| magazine.guard.back_out());
     }
@@ -142,8 +142,8 @@ impl AtRest {
 
 impl Drop for AtRest {
     fn drop(&mut self) {
-        // In the child too, where most of their owners are gone: what is in there can be had by a
-        // sweep, as before.
+        // In the child too, where most owners are gone: a sweep can collect what is in their magazines,
+        // as before.
         magazines(&self.registry).for_each(|magazine| magazine.guard.lower(SHUT));
     }
 }
@@ -199,7 +199,7 @@ mod tests {
             while !guard.is_raised(SHUT) && !rests.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
-            // Whoever does not wait has some time to show it.
+            // Gives a fork that does not wait some time to show it.
             (0..1000).for_each(|_| std::thread::yield_now());
             left.store(true, Ordering::SeqCst);
             guard.leave_slow();

@@ -1,22 +1,22 @@
 //! A mutex whose holder can let others pass in the midst of long work.
 //!
-//! A mutex that is dropped and taken again at once lets nobody pass: whoever sleeps for it takes longer
-//! to wake than the holder to come back. So who sleeps is counted, and the holder waits a moment.
+//! A mutex that is released and taken again at once lets nobody pass: a thread that sleeps for it takes
+//! longer to wake than the holder to come back. So sleepers are counted, and the holder waits a moment.
 
 use crate::sync::{Backoff, MODELLED, Mutex, MutexGuard};
 
-/// Nothing depends on its order with anything else: of no interest to models.
+/// A plain atomic: nothing depends on its order with anything else, so models need not see it.
 type Count = core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// How many times a holder looks whether those that it woke have come.
+/// How many times a holder checks whether the threads that it woke have come.
 const PATIENCE: u32 = 256;
 
 #[derive(Debug)]
 pub(crate) struct HandoffMutex<T> {
     mutex: Mutex<T>,
     /// Threads that sleep for the mutex, or are about to. In the child of a fork those of the parent
-    /// stay counted: a hand-over then takes all of its patience, and no longer.
+    /// stay counted: each hand-over then waits as long as it would at most.
     waiting: Count,
 }
 
@@ -38,10 +38,10 @@ impl<T> HandoffMutex<T> {
         guard
     }
 
-    /// Lets those have the mutex first who wait for it now. What it guards may have changed when this
+    /// Lets threads that wait for the mutex now have it first. What it guards may have changed when this
     /// returns.
     pub(crate) fn hand_over<'a>(&'a self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        // In a model somebody may always come in between.
+        // In a model another thread may always come in between.
         if !MODELLED && self.waiting.load(Relaxed) == 0 {
             return guard;
         }
@@ -73,7 +73,7 @@ mod tests {
                 while mutex.waiting.load(Relaxed) == 0 {
                     std::thread::yield_now();
                 }
-                // Once is enough unless the machine has better to do than to run the other.
+                // Once is enough unless the machine is too busy to run the other thread.
                 for _ in 0..10_000 {
                     guard = mutex.hand_over(guard);
                     if *guard == others {

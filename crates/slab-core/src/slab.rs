@@ -50,8 +50,8 @@ struct Slab {
     free: u32,
     /// The pages of all that is stored here went back to the system.
     trimmed: bool,
-    /// What no chunk was carved of, since it took its class or at all, may be in memory: it served
-    /// before, or was backed ahead of use.
+    /// The rest, of which no chunk was carved since the slab took its class, or ever, may be in memory:
+    /// the slab served before, or was backed ahead of use.
     rest_held: bool,
 }
 
@@ -65,9 +65,9 @@ pub(crate) struct ClassSlabs {
     pub(crate) stored: u64,
     /// No slab of the class below this index has chunks stored.
     first_stored: u32,
-    /// Each slab of the class has at least so many chunks outside.
+    /// Each slab of the class has at least this many chunks outside.
     least_out: u32,
-    /// How often chunks were carved since what is in use was added up.
+    /// How often chunks were carved since those in use were last added up.
     since_peak: u32,
     pub(crate) commits: u64,
     /// Slabs that came from another class.
@@ -93,9 +93,9 @@ pub(crate) struct Slabs {
     growth: Growth,
     /// Threads that have magazines, as last seen.
     threads: u32,
-    /// Slabs that a class has at most, and then keeps; see [`fix_shares`](Slabs::fix_shares).
+    /// The most slabs that a class takes, which it then keeps; see [`fix_shares`](Slabs::fix_shares).
     share: Option<u64>,
-    /// Such slabs, of which all is stored and has given its memory back.
+    /// Slabs that keep their class although all of their chunks are stored and their memory went back.
     kept_empty: usize,
 }
 
@@ -105,7 +105,7 @@ impl Slab {
         self.carved - self.free
     }
 
-    /// Only where classes have fixed shares: others give up a slab of which all is stored.
+    /// True only where classes have fixed shares: others give up a slab when all of its chunks are stored.
     fn is_kept_empty(&self) -> bool {
         self.trimmed && self.out() == 0
     }
@@ -128,7 +128,7 @@ pub(crate) struct Carved {
     pub(crate) grown: bool,
     /// The chunks' memory is as it came from the system: zero.
     pub(crate) fresh: bool,
-    /// It is time to look at how many chunks are in use.
+    /// It is time to add up the chunks in use.
     pub(crate) note_peak: bool,
 }
 
@@ -219,9 +219,9 @@ impl Slabs {
         self.backed - self.unused.len()
     }
 
-    /// Fills `out` with chunks of the class: stored ones of low addresses first, then carved ones;
-    /// fewer if the slab at hand has fewer left, at least one. Takes a new slab only when none of
-    /// the class has any left.
+    /// Fills `out` with chunks of the class: stored ones, low addresses first, or carved ones if none
+    /// is stored; fewer if fewer are at hand, at least one. Takes a new slab only when those of the class
+    /// have no chunk left.
     ///
     /// # Errors
     /// Every slab of the arena serves a class, or the system would not back the next one.
@@ -244,10 +244,10 @@ impl Slabs {
         })
     }
 
-    /// As [`carve`](Self::carve), of what the system has given already.
+    /// As [`carve`](Self::carve), but only out of slabs that the system has backed already.
     ///
     /// # Errors
-    /// [`AllocError::Exhausted`] if that has none.
+    /// [`AllocError::Exhausted`] if those have none.
     pub(crate) fn carve_backed(
         &mut self,
         arena: &Arena,
@@ -320,8 +320,8 @@ impl Slabs {
         })
     }
 
-    /// Is it time to add up what is in use? That takes time for each thread, so it is done for as many
-    /// batches at once; and for each new slab.
+    /// Is it time to add up the chunks in use? That takes time for each thread, so it is done once for as
+    /// many batches as there are threads, and for each new slab.
     fn is_peak_due(&mut self, class: u8, new_slab: bool) -> bool {
         let since = &mut self.classes[usize::from(class)].since_peak;
         *since += 1;
@@ -332,7 +332,7 @@ impl Slabs {
         due
     }
 
-    /// So many threads have magazines, as who looked at them has seen.
+    /// Notes how many threads have magazines.
     pub(crate) fn set_threads(&mut self, threads: usize) {
         self.threads = threads as u32;
     }
@@ -344,12 +344,12 @@ impl Slabs {
 
     fn take_unused(&mut self) -> Option<usize> {
         let slab = self.unused.pop()?;
-        // Those without memory come first in the list, so this was one only if all are.
+        // Those without memory come first in the list, so this is one of them only if all are.
         self.empty = self.empty.min(self.unused.len());
         Some(slab as usize)
     }
 
-    /// Has the system back more slabs, of which there is no unused one.
+    /// Has the system back more slabs, when there is no unused one.
     fn grow(&mut self, arena: &Arena, chunk_bytes: usize) -> Result<(), AllocError> {
         debug_assert!(self.unused.is_empty());
         let slab = self.backed;
@@ -361,7 +361,7 @@ impl Slabs {
         if count > 1 && arena.commit(slab, count).is_err() {
             count = 1;
         }
-        // The first of them has been committed already if `count` is still above 1.
+        // If `count` is still above 1, all of them have been committed already.
         if count == 1
             && let Err(errno) = arena.commit(slab, 1)
         {
@@ -404,7 +404,7 @@ impl Slabs {
 
     /// Could some slab of the class have all its chunks back, if `free` of those outside are free?
     ///
-    /// Looks through the slabs only if the bound that it remembers leaves it open.
+    /// Looks through the slabs only if the remembered bound leaves it open.
     pub(crate) fn could_be_whole(&mut self, class: u8, free: u64) -> bool {
         let entry = &mut self.classes[usize::from(class)];
         if free < u64::from(entry.least_out) {
@@ -416,7 +416,7 @@ impl Slabs {
         free >= u64::from(entry.least_out)
     }
 
-    /// Takes back free chunks of a class, which the caller took out of every other place. A slab
+    /// Stores free chunks of a class, which the caller has taken out of every other place. A slab
     /// that thereby has all its chunks back becomes unused.
     pub(crate) fn store(&mut self, arena: &Arena, class: u8, units: &[u32]) {
         for &unit in units {

@@ -81,7 +81,7 @@ mod imp {
     #[cfg(feature = "std")]
     pub(crate) use std::thread_local;
 
-    /// Runs `f` on a thread-local that has no destructor, and so no end before its thread's.
+    /// Runs `f` on a thread-local that has no destructor, and so lasts as long as its thread.
     #[cfg(feature = "std")]
     #[inline(always)]
     pub(crate) fn with_thread_local<T, R>(
@@ -92,7 +92,7 @@ mod imp {
         key.with(f)
     }
 
-    /// A panic during a panic.
+    /// Aborts by a panic during a panic.
     #[cfg(not(feature = "std"))]
     pub(crate) fn abort() -> ! {
         struct Abort;
@@ -105,9 +105,9 @@ mod imp {
         panic!("abort");
     }
 
-    /// A mutex that ignores poisoning: what it guards can be used wherever foreign code may have
-    /// panicked under it. Such code is [`Growth::Custom`](crate::Growth::Custom)'s, called before a slab
-    /// is taken, and a subscriber's of `tracing`, told before a raid or sweep begins and after it.
+    /// A mutex that ignores poisoning: what it guards is valid wherever foreign code may panic under it.
+    /// Such code is that of [`Growth::Custom`](crate::Growth::Custom), called before a slab is taken, and
+    /// of a `tracing` subscriber, called before a raid or sweep begins and after it.
     #[cfg(feature = "std")]
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(std::sync::Mutex<T>);

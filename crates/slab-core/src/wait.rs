@@ -13,10 +13,10 @@
 //! by the mutex. None is duplicated: a chunk is carved for one waiter, by name, and lies there
 //! until the waiter takes it; a waiter that is dropped instead frees it, which serves the next.
 //!
-//! Those who wait for the same class are served in the order in which they came, and `try_alloc`
-//! cannot overtake them. Between classes, memory goes to whoever waits longest of those that it
-//! fits: a freed small chunk serves a small request even if a large one came before, and a slab
-//! that becomes whole serves whoever came first.
+//! Waiters for the same class are served in the order in which they came, and `try_alloc` cannot
+//! overtake them. Between classes, memory goes to the waiter that has waited longest of those whose
+//! request it fits: a freed small chunk serves a small request even if a large one came before, and a
+//! slab that becomes whole serves the waiter that came first.
 
 use crate::call_site::CallSite;
 use crate::chunk::Chunk;
@@ -37,13 +37,13 @@ use core::pin::Pin;
 use core::ptr::NonNull;
 use core::task::{Context, Poll, Waker};
 
-/// Tasks that wait in one pool at the same time, at most; further ones are refused.
+/// The most tasks that wait in one pool at the same time; further ones are refused.
 const MAX_WAITERS: usize = if MODELLED { 4 } else { 1 << 16 };
 
 /// A place in the queue: the order in which waiters came.
 pub(crate) type Ticket = u64;
 
-/// Who waits, and what waits for them to come and take it. A part of the slab layer.
+/// The waiters, and what was granted to them and they have not taken yet. A part of the slab layer.
 #[derive(Debug)]
 pub(crate) struct Waiters {
     next: Ticket,
@@ -84,7 +84,7 @@ impl Waiters {
         self.granted.len() + self.waiting.iter().map(BTreeMap::len).sum::<usize>()
     }
 
-    /// The class of the longest waiting, apart from classes that `failed`.
+    /// The class of the waiter that has waited longest, leaving out classes that `failed`.
     fn longest(&self, failed: &[bool; MAX_CLASSES]) -> Option<u8> {
         (0..)
             .zip(&self.waiting)
@@ -95,7 +95,7 @@ impl Waiters {
     }
 }
 
-/// Who waits where, since when.
+/// A waiter's class and ticket, and when its wait began.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Turn {
     class: u8,
@@ -114,8 +114,8 @@ impl Turn {
     }
 }
 
-/// Whom to wake, outside of all locks: wakers are foreign code. One that panics does not keep the
-/// others asleep.
+/// Wakers to be woken outside of all locks: they are foreign code. If one panics, the others are woken
+/// all the same.
 #[must_use]
 pub(crate) struct Woken(vec::IntoIter<Waker>);
 
@@ -135,7 +135,7 @@ impl Drop for Woken {
     }
 }
 
-/// What a request gets that found no chunk in its thread's magazine.
+/// The answer to a request that found no chunk in its thread's magazine.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Now(Result<u32, AllocError>),
@@ -185,7 +185,7 @@ impl Inner {
         Ok(unit[0])
     }
 
-    /// From here on no magazine and no open batch takes a chunk, and none holds one.
+    /// When this returns, no magazine and no open batch takes a chunk, and none holds one.
     fn begin_pressure(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
         self.under_pressure.store(true, Ordering::Relaxed);
         for entry in self.registry.lock().iter() {
@@ -201,7 +201,8 @@ impl Inner {
         if !layer.waiters.is_empty() || !self.under_pressure.load(Ordering::Relaxed) {
             return;
         }
-        // Under the registry's lock, as in `register`: a new cache sees the one or the other.
+        // Under the registry's lock, as in `register`: a new cache sees the flag lowered, or is in the
+        // registry already.
         let registry = self.registry.lock();
         self.under_pressure.store(false, Ordering::Relaxed);
         self.reopen_singles();
@@ -212,14 +213,14 @@ impl Inner {
         }
     }
 
-    /// Puts free chunks into their slabs and serves whoever waits for what that makes possible;
-    /// returns whom to wake.
+    /// Puts free chunks into their slabs and serves the waiters that can now be served; returns their
+    /// wakers.
     ///
     /// `None`, and nothing done, if the pool is closed.
     ///
     /// # Safety
-    /// The pool lives until the chunks are stored. Who gives up a chunk by this call must not touch the
-    /// pool afterwards: whoever is woken may drop it (see `free.rs`).
+    /// The pool lives until the chunks are stored. A caller that gives up a chunk by this call must not
+    /// touch the pool afterwards: a woken task may drop it (see `free.rs`).
     pub(crate) unsafe fn store_and_serve(
         this: NonNull<Self>,
         class: u8,
@@ -258,7 +259,7 @@ impl Inner {
         Woken(woken.into_iter())
     }
 
-    /// What has become of a ticket; `None` if it waits on, from now on with this waker.
+    /// What was granted to a ticket; `None` if it waits on, from now on with this waker.
     pub(crate) fn redeem(&self, turn: &Turn, waker: &Waker) -> Option<Result<u32, AllocError>> {
         // Wakers are cloned and dropped outside of the mutex: they are foreign code.
         let mut waker = waker.clone();
@@ -288,12 +289,12 @@ impl Inner {
     }
 }
 
-/// Waits until there is a chunk: the future that [`SlabPool::alloc`] returns.
+/// The future that [`SlabPool::alloc`] returns: waits until there is a chunk.
 ///
-/// Can be dropped at any moment; a chunk that was already set aside for it goes to the next. One that
-/// is neither polled nor dropped keeps its place: a chunk set aside for it is in nobody else's reach, and
-/// while it still waits, frees bypass the threads' magazines. What is leaked (`mem::forget`) does so for
-/// ever.
+/// Cancel-safe: it can be dropped at any moment, and a chunk that was already set aside for it goes to the
+/// next waiter. A future that is neither polled nor dropped keeps its place: nobody else gets a chunk that
+/// was set aside for it, and while it still waits, frees bypass the threads' magazines. A leaked one
+/// (`mem::forget`) does so for ever.
 #[must_use = "futures do nothing unless polled"]
 pub struct Alloc<'a> {
     pool: &'a SlabPool,
@@ -322,7 +323,8 @@ impl<'a> Alloc<'a> {
                 Answer::Now(result) => Some(result),
                 Answer::Later(ticket) => {
                     self.waits = Some(Turn::new(class, ticket));
-                    // Tells foreign code of it, which may panic: from here on the ticket is given back.
+                    // Logs, which calls foreign code that may panic: from here on the drop gives the
+                    // ticket back.
                     inner.count_wait(class);
                     None
                 }
@@ -365,7 +367,7 @@ impl Drop for Alloc<'_> {
             && let Some(unit) = self.pool.inner().cancel(&turn)
         {
             let class = turn.class;
-            // As if it had been, so that freeing it is what it is for any chunk.
+            // As if it had been handed out, so that it is freed as any chunk is.
             self.pool.inner().handed_out(class, unit, self.call_site);
             // SAFETY: the unit was set aside for this future, which has not handed it out.
             drop(unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) });
@@ -387,7 +389,7 @@ impl fmt::Debug for Alloc<'_> {
 mod tests {
     use super::*;
 
-    /// It would count for [`MAX_WAITERS`] for ever, and some day everybody be refused.
+    /// What is left would count towards [`MAX_WAITERS`] for ever, until everybody is refused.
     #[test]
     fn nothing_is_left_of_a_wait_that_is_over() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();

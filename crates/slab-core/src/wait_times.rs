@@ -1,14 +1,14 @@
 //! [`WaitTimes`]: how long callers waited for memory.
 //!
-//! Kept under the mutex that every wait takes anyway, so that it costs the fast path nothing and
-//! those who wait one look at the clock when they begin and one when they end.
+//! Kept under the mutex that every wait takes anyway: it costs the fast path nothing, and a wait two
+//! looks at the clock, one when it begins and one when it ends.
 
 use std::time::Instant;
 
-/// Waits by how long they took, of one size class: a histogram with fixed bounds.
+/// How long the waits for one size class took: a histogram with fixed bounds.
 ///
-/// Counts every wait that has ended, whether its caller got a chunk or gave up (dropped the
-/// future), since the pool was built: who gives up after a second has waited that second.
+/// Counts every wait that has ended since the pool was built, whether its caller got a chunk or gave up
+/// (dropped the future): a caller that gives up after a second has waited a second.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -32,8 +32,8 @@ pub struct WaitTimes {
 }
 
 impl WaitTimes {
-    /// The upper bounds of the buckets but the last, which has none, in nanoseconds; a wait of
-    /// exactly a bound lies below it. From 10 microseconds to 10 seconds.
+    /// The upper bounds of the buckets in nanoseconds, inclusive, from 10 microseconds to 10 seconds. The
+    /// last bucket has no bound.
     pub const BOUNDS_NANOS: [u64; 13] = [
         10_000,
         50_000,
@@ -50,19 +50,19 @@ impl WaitTimes {
         10_000_000_000,
     ];
 
-    /// How many waits lie in each bucket; not cumulative. The last counts those above all bounds.
+    /// Returns how many waits lie in each bucket; not cumulative. The last counts those above all bounds.
     #[must_use]
     pub fn counts(&self) -> &[u64; Self::BOUNDS_NANOS.len() + 1] {
         &self.counts
     }
 
-    /// How many waits there were.
+    /// Returns how many waits there were.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of them together, in nanoseconds; more than 584 years of waiting are 584 years.
+    /// Returns the time of all waits together, in nanoseconds; saturates at 584 years.
     #[must_use]
     pub fn sum_nanos(&self) -> u64 {
         self.sum_nanos

@@ -5,10 +5,10 @@
 //! | `stack` | [`Mode::DepotOnly`](crate::Mode::DepotOnly) | last in, first out |
 //! | `ring` | [`Mode::Ring`](crate::Mode::Ring) | first in, first out |
 //!
-//! Either can be *shut*, by a bit in the very word that adding a chunk changes: while it is,
-//! nothing goes in or out. So that a free on its way is either in, and found by whoever shut, or
-//! comes to the slow path and finds out why (the pool is closed, or somebody waits for memory).
-//! Once a chunk is in, the one who freed it does not touch the pool any more, which may be gone.
+//! Either can be *shut*, by a bit in the very word that adding a chunk changes: while it is set,
+//! nothing goes in or out. So a free at the same time is either in, and found by the thread that shut
+//! it, or comes to the slow path and finds out why (the pool is closed, or somebody waits for memory).
+//! Once a chunk is in, the thread that freed it does not touch the pool any more, which may be gone.
 
 mod ring;
 mod stack;
@@ -21,16 +21,16 @@ use core::ptr::NonNull;
 use ring::Ring;
 use stack::Stack;
 
-/// Where such chunks lie, by class.
+/// The places of single chunks, by class.
 #[derive(Debug)]
 pub(crate) enum Singles {
-    /// In the depot's batches: threads have magazines, or everything is under a lock.
+    /// Free chunks lie in the depot's batches: threads have magazines, or everything is under a lock.
     None,
     Stacks(Vec<Stack>),
     Rings(Vec<Ring>),
 }
 
-/// What the statistics want to know of a class.
+/// What the statistics need to know of a class.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SinglesCount {
     /// Chunks that lie here now.
@@ -56,7 +56,7 @@ impl Singles {
                 let rings = (0..classes).map(|class| Ring::new(population(class)));
                 Self::Rings(rings.collect::<Result<_, _>>()?)
             }
-            // There is no other way without threads that have magazines.
+            // Without `std` no thread has magazines.
             Mode::ThreadCached if cfg!(not(feature = "std")) => {
                 return Self::new(Mode::DepotOnly, classes, population);
             }
@@ -66,7 +66,7 @@ impl Singles {
 }
 
 impl Inner {
-    /// Does each class keep the slabs it has, so that collecting them serves nobody?
+    /// Does each class keep the slabs it has, so that a sweep would free none for another class?
     pub(crate) fn has_fixed_shares(&self) -> bool {
         matches!(self.singles, Singles::Rings(_))
     }
@@ -108,8 +108,8 @@ impl Inner {
         }
     }
 
-    /// Takes all chunks of a class that are here now, and if asked lets none in from now on.
-    /// Returns how many there were. One at a time, under the mutex of the slab layer.
+    /// Takes all chunks of a class that are here now, and if `shut` lets none in from now on. Returns
+    /// how many there were. By one thread at a time, under the mutex of the slab layer.
     pub(crate) fn take_singles(&self, class: u8, shut: bool, sink: impl FnMut(u32)) -> u64 {
         match &self.singles {
             Singles::None => 0,
@@ -143,7 +143,7 @@ mod kinds {
     use super::Singles;
     use crate::{Mode, SlabPool};
 
-    /// All modes do the same: which one it is shows in what it costs.
+    /// All modes do the same: only their cost shows which one it is.
     #[test]
     fn each_mode_has_the_depot_that_it_says() {
         let pool = |mode| SlabPool::builder().mode(mode).build().unwrap();
@@ -199,7 +199,7 @@ mod tests {
         handle.inner().alloc_with(None, 0).ok()
     }
 
-    /// Whoever waits for it in vain never ends, which loom reports.
+    /// A thread that waits for it in vain never ends, which loom reports.
     struct Flag(AtomicBool);
 
     impl Flag {
@@ -216,8 +216,8 @@ mod tests {
         }
     }
 
-    /// One of the last chunks goes while the last handle does, the other after or before: the pool
-    /// ends once, and nobody touches it afterwards.
+    /// The last two chunks are freed while the last handle is dropped: the pool ends once, and nobody
+    /// touches it afterwards.
     #[test]
     fn model_singles_close_against_the_last_frees() {
         for mode in MODES {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     /// The pool is full. One thread waits for a chunk while two others free one each: the waiter
-    /// gets one, and the other can be had.
+    /// gets one, and the other can be allocated.
     #[test]
     fn model_singles_wait_against_frees() {
         for mode in MODES {

@@ -1,11 +1,11 @@
 //! A bounded ring of single chunks, first in, first out (Vyukov, "Bounded MPMC queue", 2010).
 //!
-//! Two positions count up for ever; whoever moves one owns the slot there. A slot's word tells
-//! whose turn it is: `2 * lap` for the one who fills it in that lap of the ring, `2 * lap + 1` for
-//! the one who empties it.
+//! Two positions count up for ever; the thread that moves one owns the slot there. A slot's word tells
+//! whose turn it is: `2 * lap` for the thread that fills it in that lap of the ring, `2 * lap + 1` for
+//! the one that empties it.
 //!
-//! No thread takes a lock, but it is not lock-free in the strict sense: one that is stopped between
-//! the two steps keeps those waiting that come to its slot. There is a slot for every chunk, so the
+//! No thread takes a lock, but the ring is not lock-free in the strict sense: a thread that is stopped
+//! between the two steps blocks those that come to its slot. There is a slot for every chunk, so the
 //! ring is never full.
 
 use super::SinglesCount;
@@ -47,7 +47,7 @@ impl Ring {
         })
     }
 
-    /// The slot of a position, and the turn of whoever fills it.
+    /// The slot of a position, and the turn of the thread that fills it.
     fn slot(&self, position: u64) -> (&AtomicU64, u32) {
         let index = position & ((1 << self.lap_shift) - 1);
         let lap = position >> self.lap_shift;
@@ -58,11 +58,11 @@ impl Ring {
     ///
     /// # Safety
     /// `this` points to a ring that lasts until the chunk is in. After `true` it may be gone, which is
-    /// why no reference to it comes in: one would be promised to last until this returns.
+    /// why it comes by pointer: a reference would have to stay valid until this returns.
     pub(super) unsafe fn put(this: NonNull<Self>, unit: u32) -> bool {
         // SAFETY: the caller's promise.
         let this = unsafe { this.as_ref() };
-        // Acquire: who sees it shut sees why.
+        // Acquire: a thread that sees it shut sees why.
         let mut tail = this.tail.0.load(Ordering::Acquire);
         loop {
             if tail & SHUT != 0 {
@@ -79,7 +79,7 @@ impl Ring {
             }
         }
         let (slot, turn) = this.slot(tail);
-        // Whoever empties it is at it: there is a slot for every chunk.
+        // Another thread is emptying it if it is not empty: there is a slot for every chunk.
         let mut backoff = Backoff::default();
         while (slot.load(Ordering::Acquire) >> 32) as u32 != turn {
             backoff.snooze();
@@ -121,7 +121,7 @@ impl Ring {
                 }
                 continue;
             }
-            // Empty, or about to be filled, or somebody was faster.
+            // Empty, or about to be filled, or another thread was faster.
             let tail = self.tail.0.load(Ordering::Acquire) & !SHUT;
             let now = self.head.0.load(Ordering::Acquire);
             if now == tail {
@@ -137,9 +137,9 @@ impl Ring {
     /// Takes all chunks, also of a ring that is shut; returns how many there were.
     pub(super) fn take_all(&self, shut: bool, mut sink: impl FnMut(u32)) -> u64 {
         let shut = if shut { SHUT } else { 0 };
-        // Release: why it is shut.
+        // Release: publishes why it is shut.
         let tail = self.tail.0.fetch_or(shut, Ordering::AcqRel) & !SHUT;
-        // What comes later is not waited for, so that this ends.
+        // Chunks that come later are left, so that this ends.
         let most = tail.saturating_sub(self.head.0.load(Ordering::Relaxed));
         let mut chunks = 0;
         while chunks < most
@@ -211,7 +211,7 @@ mod tests {
         });
     }
 
-    /// What was put is found, also past another's chunk that is on its way.
+    /// A chunk that was put is found, even behind another thread's that is on its way.
     #[test]
     fn model_ring_is_not_empty_for_who_put_something() {
         model(None, || {

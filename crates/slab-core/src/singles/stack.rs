@@ -2,8 +2,8 @@
 //! 1986), with a tag against a head that went away and came back (ABA).
 //!
 //! The links lie in the words that count a chunk's references: there is one for each chunk, it is
-//! never used for anything but numbers, and a free chunk has no references to count. Whoever reads
-//! a link too late reads some number, and the tag tells him so.
+//! never used for anything but numbers, and a free chunk has no references to count. A thread that
+//! reads a link too late reads some number, and the tag tells it so.
 
 use super::SinglesCount;
 use crate::sync::{AtomicU32, AtomicU64, MODELLED, Ordering};
@@ -50,13 +50,13 @@ impl Stack {
     ///
     /// # Safety
     /// `this` points to a stack that lasts until the chunk is in. After `true` it may be gone, which is
-    /// why no reference to it comes in: one would be promised to last until this returns.
+    /// why it comes by pointer: a reference would have to stay valid until this returns.
     pub(super) unsafe fn put(this: NonNull<Self>, unit: u32, link: &AtomicU32) -> bool {
         // SAFETY: the caller's promise.
         let this = unsafe { this.as_ref() };
         // Before the chunk is in: afterwards the stack may be gone.
         this.puts.fetch_add(1, Ordering::Relaxed);
-        // Acquire: who sees it shut sees why.
+        // Acquire: a thread that sees it shut sees why.
         let mut head = this.head.load(Ordering::Acquire);
         while head & SHUT == 0 {
             link.store(head as u32, Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl Stack {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             let new = with_top(head, 0) | if shut { SHUT } else { 0 };
-            // Release: why it is shut.
+            // Release: publishes why it is shut.
             match self
                 .head
                 .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed)
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(units, (0..count).collect::<Vec<_>>());
     }
 
-    /// One thread stands in a `take` while another takes two chunks and puts the first back.
+    /// One thread is inside a `take` while another takes two chunks and puts the first back.
     #[test]
     fn model_stack_top_that_comes_back() {
         model(None, || {
@@ -219,7 +219,7 @@ mod tests {
         });
     }
 
-    /// A chunk on its way in is found by whoever shuts the stack, or stays with its owner, who
+    /// A chunk on its way in is found by the thread that shuts the stack, or stays with its owner, who
     /// then knows why.
     #[test]
     fn model_stack_shut_against_put_and_take() {

@@ -1,14 +1,14 @@
-//! Giving memory back to the system: slabs that serve no class, and the whole pages of the others that
-//! lie among free chunks, or where none has been carved yet but something lay before.
+//! Giving memory back to the system: slabs that serve no class, and those whole pages of the others that
+//! lie among free chunks, or in a rest of which no chunk has been carved yet but which may be in memory.
 //!
-//! It goes a piece at a time, because all of it under the mutex would stop who needs a slab for as long:
-//! a tenth of a second a GiB. Between two pieces every invariant of the slab table holds, so whatever
-//! happens there, a trim in pieces is so many short ones.
+//! Memory goes back in pieces. All of it at once under the mutex would block threads that need a slab for
+//! as long: a tenth of a second a GiB. Between two pieces every invariant of the slab table holds, so
+//! whatever happens there, a trim in pieces is a sequence of short trims.
 //!
-//! What went back once is not given back again: an unused slab without memory is among the `empty`
-//! ones, and a slab whose free pages are gone is marked until a chunk is stored in it. What is carved later
-//! of a rest that is gone is stored some day, as all that is carved. What the system brings back by itself,
-//! in a huge page for a slab that is used, goes once more with that slab.
+//! Memory is not given back twice: an unused slab without memory is among the `empty` ones, and a slab
+//! whose free pages are gone is marked until a chunk is stored in it. Chunks carved later from a rest that
+//! is gone will be stored some day, as all chunks are. Memory that the system brings back by itself, in a
+//! huge page for a slab in use, goes back once more with that slab.
 
 use super::{Slabs, UNUSED, WORD_BITS, slab_words};
 use crate::arena::Arena;
@@ -18,16 +18,16 @@ use crate::sync::MODELLED;
 use crate::sys::page_size;
 use core::ops::Range;
 
-/// Who trims lets go of the mutex at least this often, in bytes given back: a system takes a
-/// millisecond or less for them. A slab is given back at once, whatever its size.
+/// A trim releases the mutex at least after giving back this many bytes, for which a system takes a
+/// millisecond or less. A slab is given back at once, whatever its size.
 const PIECE_BYTES: usize = if MODELLED { 1 } else { 4 << 20 };
-/// And in slabs looked at.
+/// And at least after looking at this many slabs.
 const PIECE_SLABS: usize = 1024;
 
-/// A trim on its way. What it was when it began bounds it: what comes free meanwhile is for the next.
+/// A trim in progress. The state in which it began bounds it: what becomes free meanwhile is for the next.
 #[derive(Debug)]
 pub(crate) struct Trim {
-    /// Whole slabs go only while those that hold memory have more bytes than this.
+    /// Whole slabs go only while the slabs that hold memory have more bytes than this.
     target: usize,
     /// Unused slabs to give back, at most.
     unused: usize,
@@ -85,7 +85,7 @@ impl Slabs {
             if *bytes >= PIECE_BYTES {
                 break;
             }
-            // From the end: what is kept is to be what is used next.
+            // From the end: the slabs at the start are used next.
             let Some(slab) = trim.slabs.next_back() else {
                 break;
             };
@@ -128,8 +128,8 @@ impl Slabs {
         Ok(true)
     }
 
-    /// An unused slab and those around it that count as without memory: a huge page that was for the
-    /// one is for the others as well, and nobody would look at them again.
+    /// An unused slab and its neighbours that count as without memory: a huge page that backs the one
+    /// backs the others as well, and nobody would look at them again.
     fn with_empty_beside(&self, arena: &Arena, index: usize) -> Range<usize> {
         let near = arena.in_huge_pages_of(index);
         let is_empty = |&slab: &usize| {
@@ -141,8 +141,8 @@ impl Slabs {
         index - before..index + 1 + behind.count()
     }
 
-    /// Gives back the whole pages among a slab's stored chunks, and of its rest; of one that is free as
-    /// a whole, and keeps its class, only if more than `target` bytes are held.
+    /// Gives back the whole pages among a slab's stored chunks and of its rest. If all of its chunks are
+    /// stored (and it keeps its class), only while more than `target` bytes are held.
     fn trim_stored(
         &mut self,
         arena: &Arena,
@@ -198,13 +198,13 @@ fn release_pages(arena: &Arena, run: &Range<usize>) -> Result<usize, Kept> {
         return Ok(0);
     }
     // SAFETY: the pages lie in chunks that are stored or not carved, so nobody has them, and nobody can
-    // get them while the caller has the mutex that guards the slab table. The system takes whole pages of
-    // its own size, and would round what is not one up.
+    // get them while the caller has the mutex that guards the slab table. They are whole pages of the
+    // system's size; it would round up a part of one.
     let went = unsafe { arena.release(pages.start, pages.len()) };
     if went { Ok(pages.len()) } else { Err(Kept) }
 }
 
-/// The pages that lie in `run` whole.
+/// The pages that lie wholly in `run`.
 fn whole_pages(run: &Range<usize>, page_bytes: usize) -> Range<usize> {
     run.start.next_multiple_of(page_bytes)..run.end / page_bytes * page_bytes
 }
@@ -284,8 +284,8 @@ mod tests {
         );
     }
 
-    /// What no chunk was carved of goes back once if it may be in memory, up to the page that a chunk
-    /// in use shares.
+    /// The rest of which no chunk was carved goes back once if it may be in memory, up to the page that
+    /// it shares with a chunk in use.
     #[test]
     fn the_rest_of_a_slab_goes_back_once_if_something_lay_there() {
         let served = |slabs: &mut Slabs, arena: &Arena, classes: &ClassTable| {
@@ -299,7 +299,7 @@ mod tests {
         type Before<'a> = &'a dyn Fn(&mut Slabs, &Arena, &ClassTable);
         let all: [(Before<'_>, bool); 3] = [(&served, true), (&fresh, false), (&backed, true)];
         for (before, held) in all {
-            // Of three chunks, which end in the second page, so many of the last are free.
+            // Of three chunks, which end in the second page, the last `stored` are free.
             for (stored, pages) in [(0, 14), (1, 15)] {
                 let (arena, classes) = fixture();
                 let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
@@ -311,7 +311,7 @@ mod tests {
                 let pages = if held { pages * 4096 } else { 0 };
                 assert_eq!(trim(&mut slabs, &arena, &classes, usize::MAX), pages);
                 assert_eq!(trim(&mut slabs, &arena, &classes, usize::MAX), 0);
-                // One that went as a whole has no such rest when it is taken again.
+                // A slab that went as a whole has no such rest when it is taken again.
                 slabs.store(&arena, 1, &out[..3 - stored]);
                 trim(&mut slabs, &arena, &classes, 0);
                 assert_eq!(slabs.committed(), 0);
@@ -321,7 +321,7 @@ mod tests {
         }
     }
 
-    /// A trim lets go every 4 MiB, and what is taken and given back meanwhile is none of its business.
+    /// A trim releases the mutex every 4 MiB, and ignores what is taken and given back meanwhile.
     #[test]
     #[cfg(not(miri))] // Writes 16 MiB in turn.
     fn what_is_taken_between_two_pieces_of_a_trim_stays() {

@@ -1,5 +1,5 @@
 //! Tells AddressSanitizer which parts of an arena nobody may touch, under `--cfg slab_asan`: it
-//! knows `mmap` but not what a pool hands out of one mapping. Otherwise nothing, at no cost.
+//! knows `mmap` but not what a pool hands out of one mapping. Otherwise does nothing, at no cost.
 //!
 //! A chunk that is free is poisoned, so any read or write through a stale pointer stops the
 //! program with the place of the access. See `ci/asan`.
@@ -45,7 +45,7 @@ pub(crate) fn poison_freed(at: NonNull<u8>, bytes: usize) {
     poison(at, bytes);
 }
 
-/// A chunk that somebody claims to own must not be free.
+/// Asserts that a chunk that somebody claims to own is not free.
 #[inline(always)]
 pub(crate) fn assert_not_poisoned(_at: NonNull<u8>) {
     #[cfg(slab_asan)]

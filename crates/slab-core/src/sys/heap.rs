@@ -1,4 +1,4 @@
-//! The whole range from the global allocator, zeroed, where there is no `mmap`.
+//! Takes the whole range from the global allocator, zeroed, where there is no `mmap`.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use core::alloc::Layout;
@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 
 /// As on a system with pages, so that what relies on page alignment holds here too.
 const ALIGN: usize = 4096;
-/// There are none.
+/// There are no huge pages.
 pub(crate) const HUGE_PAGE: usize = ALIGN;
 /// What the system would answer: out of memory.
 const ENOMEM: i32 = 12;
@@ -19,7 +19,7 @@ pub(crate) struct Region {
 }
 
 // SAFETY: a region is an address range, usable from any thread; what is shared inside it is
-// synchronised by those who hand out its parts.
+// synchronised by the code that hands out its parts.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

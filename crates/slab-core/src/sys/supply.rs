@@ -1,5 +1,5 @@
-//! Asked before each request for memory to the system, so that a test can refuse the n-th. Outside
-//! of this crate's own tests there is nothing here.
+//! Called before each request to the system for memory, so that a test can refuse the n-th. Does
+//! nothing outside of this crate's own tests.
 
 #[cfg(not(test))]
 #[inline(always)]

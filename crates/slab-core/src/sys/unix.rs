@@ -9,8 +9,8 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mlock, mmap_anonymous, mpro
 /// The smallest page there is: touching more often than needed does no harm.
 const PAGE: usize = 4096;
 
-/// What the system may give at once for a page that is touched, at a multiple of it. (It can be more where
-/// pages are larger than 4 KiB.)
+/// The most memory that the system may give at once when one page is touched; it lies at a multiple of
+/// this. (It can be more where pages are larger than 4 KiB.)
 pub(crate) const HUGE_PAGE: usize = if cfg!(target_os = "linux") {
     2 << 20
 } else {
@@ -25,7 +25,7 @@ pub(crate) struct Region {
 }
 
 // SAFETY: a region is an address range, usable from any thread; what is shared inside it is
-// synchronised by those who hand out its parts.
+// synchronised by the code that hands out its parts.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -73,8 +73,8 @@ impl Region {
     }
 
     /// Gives the memory behind a committed part back to the system. The part stays usable and
-    /// reads as zeros; `false`, and its contents are what they were or zeros, if the system does not
-    /// take it: a process may have locked all of its memory (`mlockall`).
+    /// reads as zeros. `false` if the system does not take it (a process may have locked all of its memory
+    /// by `mlockall`): each byte then is what it was, or zero.
     ///
     /// # Safety
     /// The part is committed, and nobody uses it until this returns.
@@ -169,7 +169,7 @@ pub(crate) fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-/// Is `membarrier(PRIVATE_EXPEDITED)` to be had? Registers the process on the first call.
+/// Is `membarrier(PRIVATE_EXPEDITED)` available? Registers the process on the first call.
 #[cfg(target_os = "linux")]
 pub(crate) fn has_membarrier() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
