@@ -89,7 +89,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Who may lock how much memory is the system's to say.
+/// The system limits how much memory a process may lock.
 #[cfg(all(feature = "std", target_os = "linux"))]
 fn may_lock() -> Backing {
     let mut limit = libc::rlimit {
@@ -99,7 +99,7 @@ fn may_lock() -> Backing {
     // SAFETY: `limit` is a valid place.
     let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     assert_eq!(failed, 0);
-    // For this test and others that run beside it.
+    // Enough for this test and others that run beside it.
     if limit.rlim_cur >= 4 << 20 {
         Backing::Locked
     } else {
@@ -150,7 +150,7 @@ impl Refused {
         }
     }
 
-    /// With chunks of a size.
+    /// Fills the pool with chunks of `len` bytes.
     fn fill_pool(&mut self, pool: &SlabPool, len: usize) -> Vec<Chunk> {
         self.fill(|| {
             let mut chunk = pool.try_alloc(len)?;
@@ -228,7 +228,8 @@ fn typed_program(case: &Case) -> Refused {
     refused
 }
 
-/// Runs both programs of each case while `of` so many requests from each on are refused.
+/// Runs both programs of each case once for each request that they make, and refuses that one and those
+/// after it, `length` in all.
 fn refuse(length: u32, mut check: impl FnMut(&Case, u32, Refused)) {
     for case in &cases() {
         for program in [program, typed_program] {
@@ -260,7 +261,7 @@ fn the_system_refuses_memory_at_each_request_in_turn() {
         } = refused;
         assert!(builds >= 2, "{}: {builds}", case.name);
         assert!(commits >= case.commits, "{}: {commits}", case.name);
-        // A refusal that nothing comes of is one to take memory back.
+        // A refusal without any effect is one to take memory back.
         let seen = u64::from(builds) + commits + u64::from(trims);
         assert!(seen <= met.into(), "{}", case.name);
     });
@@ -290,15 +291,15 @@ fn memory_that_may_not_be_locked_is_an_error_of_the_build() {
     assert_eq!(requests(Backing::Locked), requests(Backing::Prefault) + 1);
 }
 
-/// What the system does not take back, as where all of a process is locked (`mlockall`), counts as
-/// what it is: there, and used.
+/// Memory that the system does not take back, as if all of the process were locked (`mlockall`), counts
+/// as what it is: there, and used.
 #[test]
 #[cfg(all(unix, feature = "std"))] // Elsewhere nothing can be refused.
 fn a_refused_trim_gives_nothing_back_and_loses_nothing() {
     let pool = Refused::default().build(&cases()[0]).unwrap();
     let mut chunks = Refused::default().fill_pool(&pool, 16384);
     chunks.sort_by_key(Chunk::as_ptr);
-    // The second slab stays in part.
+    // A part of the second slab stays in use.
     let held = chunks.swap_remove(4);
     drop(chunks);
     let committed = pool.stats().committed_bytes;
@@ -340,7 +341,7 @@ fn two_sizes() -> SlabPool {
     Refused::default().build(&cases()[0]).unwrap()
 }
 
-/// All chunks of a slab lie in this thread's magazine, of another class than is asked for.
+/// All chunks of a slab lie in this thread's magazine, and another class is asked for.
 #[test]
 #[cfg(all(unix, feature = "std"))]
 fn what_the_system_refuses_a_slab_of_another_class_serves() {
@@ -349,7 +350,7 @@ fn what_the_system_refuses_a_slab_of_another_class_serves() {
     refusing(0..u32::MAX, || {
         let met = pool.try_alloc(16384).unwrap();
         drop(met);
-        // Nor does who would wait for it.
+        // A request that would wait is served, too.
         drop(pool.try_alloc(1024).unwrap());
         let mut waits = core::pin::pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());
@@ -389,7 +390,7 @@ fn what_the_system_refuses_the_magazine_of_an_idle_thread_serves() {
     drop(chunks);
 }
 
-/// Hears how often something is told that is at least a warning.
+/// Counts the events of at least level `warn`.
 #[cfg(all(unix, feature = "std"))]
 struct Warnings(std::sync::Arc<core::sync::atomic::AtomicU32>);
 
@@ -416,7 +417,7 @@ fn a_system_that_refuses_again_and_again_is_told_of_once() {
     let pool = two_sizes();
     let heard = std::sync::Arc::default();
     let warnings = Warnings(std::sync::Arc::clone(&heard));
-    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(warnings, || {
         refusing(0..u32::MAX, || {

@@ -102,9 +102,9 @@ fn model_depot_push_and_pop() {
 }
 
 /// Trap: ABA on the depot head (argobots #178; rust-lang/rust #121950, with provenance, of which an
-/// index, as here, has none). One thread stands in a pop while another pops twice and pushes the first
-/// block back. The tag wraps at its first change (`FIRST_TAG`), so wrapping does no harm. What
-/// would is a tag so small that it is back within this model: one bit (planted: `depot-small-tag`).
+/// index, as here, has none). One thread is inside a pop while another pops twice and pushes the first
+/// block back. The tag wraps at its first change (`FIRST_TAG`), so wrapping does no harm. A tag so small
+/// that it comes back within this model would: one of one bit (planted: `depot-small-tag`).
 #[test]
 fn model_depot_head_that_comes_back() {
     model(None, || {
@@ -132,8 +132,8 @@ fn model_depot_head_that_comes_back() {
     });
 }
 
-/// As before, and the other thread takes the whole stack, then puts the upper block back at the tag
-/// that it would have if taking had begun to count anew; the lower one goes to another class.
+/// As before, but the other thread takes the whole stack, then pushes the upper block back at the tag
+/// that it would have if taking had reset the tag; the lower one goes to another class.
 #[test]
 fn model_depot_head_that_comes_back_after_all_was_taken() {
     model(None, || {
@@ -217,7 +217,7 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
     });
 }
 
-/// What a taker finds in the magazine, as a reclaimer does it.
+/// Takes what is in the magazine, as a reclaimer does.
 fn take(cache: &ThreadCache) -> Vec<u32> {
     let magazine = cache.magazine(0);
     magazine.shut();
@@ -228,8 +228,8 @@ fn take(cache: &ThreadCache) -> Vec<u32> {
 }
 
 /// Trap: the asymmetric guard losing a race with its owner. The owner frees and allocates by the
-/// fast path while another thread empties its magazine. Two frees: what the first wrote has to be seen with
-/// what the second announces.
+/// fast path while another thread empties its magazine. Two frees: a taker that sees what the second
+/// announces has to see what the first wrote.
 #[test]
 fn model_guard_owner_against_taker() {
     model(None, || {
@@ -279,8 +279,8 @@ fn model_guard_batches_against_taker() {
     });
 }
 
-/// The statistics read while the owner goes on: no length that never was possible, and what was allocated,
-/// which is computed of what they read, does not fall.
+/// The statistics are read while the owner goes on: they see no impossible length, and the allocations,
+/// which are computed from what they see, do not fall.
 #[test]
 fn model_guard_read_while_the_owner_goes_on() {
     model(None, || {
@@ -305,8 +305,8 @@ fn model_guard_read_while_the_owner_goes_on() {
     });
 }
 
-/// Emptied twice, while the owner acknowledges the first time under the lock that takers have, and
-/// goes on. With a bound: both threads go round twice, and without one this does not end in minutes.
+/// A magazine is emptied twice, while its owner acknowledges the first time under the lock that takers
+/// have, and goes on. With a bound: both threads go round twice, and without one this takes too long.
 #[test]
 fn model_guard_owner_acknowledges_between_takers() {
     model(Some(BOUND), || {
@@ -366,7 +366,7 @@ fn model_count_two_drops_free_once() {
     }
 }
 
-/// What one owner wrote before it let go is seen by the one that finds itself alone.
+/// What one owner wrote before it gave up its reference is seen by the one that finds itself alone.
 #[test]
 fn model_count_unique_sees_what_others_did() {
     model(None, || {

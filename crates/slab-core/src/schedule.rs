@@ -73,7 +73,7 @@ fn pool_of(slabs: usize) -> SlabPool {
         .unwrap()
 }
 
-/// What callers have seen: addresses in use, because no chunk is handed out twice, and how often
+/// What callers have seen: the addresses in use, none of which may be handed out again, and how often
 /// they were served and refused, by class.
 #[derive(Clone, Default)]
 struct InUse(Arc<Mutex<Seen>>);
@@ -129,7 +129,7 @@ impl InUse {
     }
 }
 
-/// All of the pool can be had again, by either class.
+/// Asserts that all of the pool can be allocated again, by either class.
 fn assert_whole(pool: &SlabPool) {
     assert_eq!(pool.stats().in_use(), 0);
     for len in [1024, 128, 1024] {
@@ -143,7 +143,7 @@ fn assert_whole(pool: &SlabPool) {
     assert_eq!(pool.stats().committed_bytes, 0);
 }
 
-/// What the parts of a snapshot have met at slightly different moments adds up all the same.
+/// Asserts that the parts of a snapshot add up, although they are of slightly different moments.
 fn assert_balanced(pool: &SlabPool) {
     let stats = pool.stats();
     assert!(stats.committed_bytes <= stats.max_memory);
@@ -153,7 +153,7 @@ fn assert_balanced(pool: &SlabPool) {
     }
 }
 
-/// More threads than the pool has caches for allocate, free, hand over, trim, flush and look.
+/// More threads than the pool has caches for allocate, free, hand over, trim, flush and take snapshots.
 #[test]
 fn schedule_programs() {
     explore(|| {
@@ -240,13 +240,13 @@ fn schedule_waiters() {
 struct GivenUp(AtomicU64);
 
 impl Wake for GivenUp {
-    /// Who is woken has a chunk.
+    /// A waiter that was woken has a chunk.
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Asks for memory, looks once, and gives up whether or not it came meanwhile.
+/// Asks for memory, polls once, and gives up whether or not it came meanwhile.
 fn give_up(pool: &SlabPool, len: usize, given_up: &Arc<GivenUp>) {
     let mut future = Box::pin(pool.alloc(len));
     let waker = Waker::from(given_up.clone());

@@ -57,7 +57,7 @@ fn what_the_pool_cannot_give_is_an_error() {
     }
     assert_eq!(all.len(), 4);
     assert!(Box::try_new_in(1_u8, alloc.clone()).is_err());
-    // No smaller chunk is to be had: shrinking keeps the large one, and freeing it finds its class.
+    // There is no smaller chunk: shrinking keeps the large one, and freeing it finds its class.
     all[2].truncate(3);
     all[2].shrink_to_fit();
     assert_eq!((&all[2][..], all[2].capacity()), (&[2, 2, 2][..], 3));
@@ -113,10 +113,10 @@ fn alignment_is_honoured_or_refused() {
     assert_eq!(alloc.stats().in_use(), 0);
 }
 
-/// As `Allocator` says of an error: the block is the caller's still, and as it was.
+/// As `Allocator` says of an error: the block still belongs to the caller, unchanged.
 #[test]
 fn a_block_for_which_there_is_no_other_place_stays() {
-    // The only slab is that of the smaller class.
+    // The smaller class has the only slab.
     let alloc = allocator(&[192, 8192], 64 << 10);
     let old = Layout::from_size_align(100, 64).unwrap();
     let blocks = [(); 2].map(|()| alloc.allocate(old).unwrap().cast::<u8>());
@@ -215,7 +215,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// A map in the pool is the map on the heap, whatever is done to both.
+    /// A map in the pool equals the map on the heap, whatever is done to both.
     #[test]
     fn a_hash_map_lives_in_the_pool(
         steps in proptest::collection::vec((any::<u8>(), any::<u16>(), 0..4_u8), 0..400),

@@ -1,5 +1,5 @@
-//! What AddressSanitizer must catch inside the arena, which it knows only because free chunks are
-//! poisoned. Each crime runs in a child process that has to die of it. Run by `ci/asan`.
+//! What AddressSanitizer must catch inside the arena, which it can because free chunks are poisoned.
+//! Each crime runs in a child process that has to die of it. Run by `ci/asan`.
 #![cfg(slab_asan)]
 
 use slab_core::{Chunk, SizeClasses, SlabPool};
@@ -59,7 +59,7 @@ fn commit(crime: &str) {
         }
         "free twice" => {
             let at = chunk(&pool).into_raw();
-            // SAFETY: the first time is right.
+            // SAFETY: the first free is correct.
             unsafe { pool.free_raw(at) }.unwrap();
             // SAFETY: none: this is the crime.
             unsafe { pool.free_raw(at) }.unwrap();

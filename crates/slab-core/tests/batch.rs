@@ -1,4 +1,4 @@
-//! Chunks in numbers, and chunks as pointers.
+//! Batches of chunks, and chunks as pointers.
 
 use slab_core::{AllocError, Chunk, ChunkBatch, SizeClasses, SlabPool};
 use std::collections::HashSet;
@@ -120,7 +120,7 @@ fn pointers_that_are_no_chunks_are_refused() {
         NonNull::from(&mut byte),
         at.map_addr(|addr| addr.checked_add(64).unwrap()),
         at.map_addr(|addr| addr.checked_add(1).unwrap()),
-        // A slab that serves no class so far.
+        // A slab that has served no class so far.
         at.map_addr(|addr| addr.checked_add(128 << 10).unwrap()),
         // The rest of the slab behind its last chunk.
         at.map_addr(|addr| addr.checked_add((64 << 10) - 64).unwrap()),
@@ -136,7 +136,7 @@ fn pointers_that_are_no_chunks_are_refused() {
     assert_eq!(pool.stats().in_use(), 1);
 }
 
-/// A free wakes who waits for memory, whose waker is foreign code.
+/// A free wakes a task that waits for memory, and its waker is foreign code.
 #[test]
 fn a_waker_that_panics_costs_a_batch_no_chunk() {
     struct Panics;

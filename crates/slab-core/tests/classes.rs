@@ -1,4 +1,4 @@
-//! Lists of size classes at their limits: what is just allowed, and what is just not.
+//! Lists of size classes at their limits: what is only just allowed, and what only just not.
 
 use slab_core::{ConfigError, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 

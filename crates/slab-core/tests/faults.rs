@@ -29,7 +29,7 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
     }
 }
 
-/// Nothing is held, and all of the pool can be had.
+/// Asserts that nothing is held and all of the pool can be allocated.
 fn assert_whole(pool: &SlabPool) {
     let stats = pool.stats();
     assert_eq!(stats.in_use(), 0);
@@ -131,8 +131,8 @@ fn thousands_of_threads_come_and_go() {
     assert_eq!(stats.in_use(), passed.len() as u64 * 10);
     assert_eq!(stats.thread_caches, 0);
     drop(passed);
-    // More threads than there can be caches were here, and there is one to be had. Without `std` there
-    // are none.
+    // More threads than there can be caches have ended, and a cache is free. Without `std` there are
+    // none.
     let to_be_had = usize::from(cfg!(feature = "std"));
     assert_eq!(pool.stats().thread_caches, to_be_had);
     assert_whole(&pool);
@@ -150,7 +150,7 @@ fn a_pool_is_dropped_with_a_million_chunks_alive() {
     // Some free ones in this thread's magazine and in the depot.
     chunks.truncate((1 << 20) - 10_000);
     drop(pool);
-    // Half of them go on another thread.
+    // Half of them are freed on another thread.
     let half = chunks.split_off(chunks.len() / 2);
     thread::spawn(move || drop(half)).join().unwrap();
     // SAFETY: written above; the arena lives as long as a chunk does.
@@ -162,7 +162,7 @@ fn a_pool_is_dropped_with_a_million_chunks_alive() {
 }
 
 /// Does the address belong to a mapping of this process? Pools of other tests may take the place
-/// of one that went, but not with a mapping that begins before it and is as large.
+/// of a pool that ended, but not with a mapping that begins before it and is as large.
 fn is_mapped(at: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().any(|line| {
@@ -173,8 +173,8 @@ fn is_mapped(at: usize) -> bool {
     })
 }
 
-/// The child of a process may use the pools it inherits: memory is private, so parent and child go
-/// separate ways.
+/// The child of a process may use the pools it inherits: memory is private, so those of parent and child
+/// are independent.
 #[test]
 #[cfg(not(slab_tsan))] // The sanitizer does not support what a forked child does here.
 fn the_child_of_a_fork_has_a_pool_of_its_own() {
@@ -238,14 +238,14 @@ fn fork_while_another_thread_holds_a_lock() {
                 fork(|| {
                     for pool in &pools {
                         pool.trim();
-                        // What the threads of the parent hold at the most is a small part.
+                        // The threads of the parent hold at most a small part.
                         let mut all = fill(pool, 1024);
                         assert!(all.len() > 100, "{mode:?}: {}", all.len());
                         for chunk in &mut all {
                             chunk.copy_from_slice(&[0xA5; 1024]).unwrap();
                         }
                         drop(all);
-                        // Built, used and closed beside them.
+                        // A pool built, used and closed beside them.
                         drop(fill(&self::pool(1 << 20), 1024));
                         pool.flush_thread_cache();
                         assert!(pool.stats().in_use() < 500);

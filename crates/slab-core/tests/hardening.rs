@@ -6,7 +6,7 @@ use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-/// Every byte of a free chunk is looked at.
+/// Every byte of a free chunk is checked.
 const LARGE: usize = if cfg!(miri) { 1024 } else { 16384 };
 
 fn builder() -> SlabPoolBuilder {
@@ -71,7 +71,7 @@ fn a_pointer_to_no_chunk_in_use_is_refused() {
     // SAFETY: never in use, so nothing is promised.
     assert!(unsafe { pool.free_raw(neighbour) }.is_err());
     assert_eq!(pool.stats().in_use(), 0);
-    // Without hardening, the neighbour would do.
+    // Without hardening, the neighbour would be accepted.
     let held = pool.alloc_raw(192).unwrap();
     // SAFETY: in use, and not used again.
     unsafe { pool.free_raw(held) }.unwrap();
@@ -163,7 +163,7 @@ fn chunks_that_were_waited_for_are_watched_too() {
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(LARGE).ok()).collect();
         let (chunk, ()) = tokio::join!(pool.alloc(LARGE), async { drop(all.pop()) });
         drop(chunk.unwrap());
-        // Granted, and never fetched.
+        // Granted, and never taken.
         let mut waits = Box::pin(pool.alloc(LARGE));
         let one = pool.try_alloc(LARGE).unwrap();
         std::future::poll_fn(|cx| {

@@ -1,4 +1,4 @@
-//! Leak tracking: who has what.
+//! Leak tracking: which call site has which chunk.
 #![cfg(all(feature = "leak-tracking", not(loom)))]
 
 use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
@@ -34,7 +34,7 @@ fn every_way_to_allocate_tells_its_place() {
     let raw = pool.alloc_raw(100).unwrap();
     let any = pool.try_alloc_any(100).unwrap();
     assert_eq!(lines(&pool), [first, first + 1, first + 2, first + 3]);
-    // However it goes on, it is the same chunk.
+    // Whatever becomes of its handle, it is the same chunk.
     let shared = plain.into_shared();
     let other = shared.clone();
     drop(shared);
@@ -137,7 +137,7 @@ impl Subscriber for Warnings {
 #[test]
 fn the_end_of_a_pool_reports_what_is_in_use_one_event_a_place() {
     let warnings = Warnings::default();
-    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let line = tracing::subscriber::with_default(warnings.clone(), || {
         let quiet = builder().track_leaks(1).build().unwrap();

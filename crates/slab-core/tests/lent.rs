@@ -5,7 +5,7 @@ use slab_core::{AllocError, ConfigError, SizeClasses, SlabPool};
 use std::mem::MaybeUninit;
 
 fn lent(bytes: usize) -> &'static mut [MaybeUninit<u8>] {
-    // What was there before is nobody's business.
+    // What was there before must not be seen.
     Box::leak(vec![MaybeUninit::new(0xAA); bytes].into_boxed_slice())
 }
 
@@ -75,7 +75,7 @@ fn nothing_is_given_back_and_nothing_unmapped() {
 #[test]
 fn too_little_is_an_error() {
     for bytes in [0, 1, 4096, 64 << 10] {
-        // One less than a slab and the way to the next page.
+        // One byte less than a slab and the way to the next page.
         let memory: &'static mut [MaybeUninit<u8>] = match bytes {
             0 => &mut [],
             _ if cfg!(miri) => return, // Leaks.

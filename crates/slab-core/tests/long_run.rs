@@ -16,7 +16,7 @@ fn resident() -> usize {
 const SIZES: [usize; 3] = [64, 1536, 9216];
 
 /// Allocates, frees and hands over at random, `operations` times on each thread; returns how many
-/// chunks of each class were had, and how often there was none.
+/// chunks of each class were allocated, and how often there was none.
 fn run(pool: &SlabPool, seed: u64, operations: u64) -> ([u64; 3], [u64; 3]) {
     let (send, receive) = mpsc::sync_channel::<Chunk>(1000);
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The same suite over every mode of a pool, and what each promises beyond the others. Random
+//! The same suite over every mode of a pool, and what each mode promises beyond the others. Random
 //! programs over all of them are in `programs/`.
 
 use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, Slab, SlabPool};
@@ -63,7 +63,7 @@ fn every_chunk_is_handed_out_once_up_to_the_cap_and_again_after_a_full_free() {
             drop(all);
             assert_counts(&pool, (round + 1) * count, 0);
         }
-        // What one class had serves the other, unless each has its share.
+        // Memory that one class had serves the other, unless each has its share.
         assert_eq!(fill(&pool, 16384).len(), most(mode, 16384), "{mode:?}");
     }
 }
@@ -135,7 +135,7 @@ fn trim_gives_memory_back_and_it_can_be_used_again() {
     }
 }
 
-/// Whether or not slabs keep their class: down to what it is told to keep, and no further.
+/// Whether or not slabs keep their class, trim goes down to what it is told to keep, and no further.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux"))]
 #[cfg_attr(miri, ignore = "its memory is the heap's")]
@@ -154,7 +154,7 @@ fn trim_keeps_what_it_is_told_to() {
                 assert_eq!(pool.trim_above(keep, keep), held - keep, "{mode:?}");
                 assert_eq!(pool.resident_bytes(), Some(keep), "{mode:?}");
                 if keep > 0 {
-                    // What was kept is what is used next.
+                    // The memory that was kept is used next.
                     drop(pool.try_alloc(16384).unwrap());
                     assert_eq!(pool.trim_to(keep), 0, "{mode:?}");
                 }
@@ -186,7 +186,7 @@ fn waiters_are_served_by_whoever_frees() {
         // Nobody waits any more: frees and allocations go the usual way again.
         drop(all);
         assert_eq!(fill(&pool, 1024).len(), most(mode, 1024));
-        // All of it twice, and what the two who waited had.
+        // All of it twice, and the chunks of the two waiters.
         assert_counts(&pool, 2 * most(mode, 1024) as u64 + 2, 0);
     }
 }
@@ -254,7 +254,7 @@ fn a_ring_has_a_fixed_population_of_each_class() {
     let pool = pool(Mode::Ring);
     let large = fill(&pool, 16384);
     assert_eq!(large.len(), most(Mode::Ring, 16384));
-    // The other class has its share all the same, and does not get more when this one is free.
+    // The other class has its share all the same, and does not get more when this one's is free.
     assert_eq!(fill(&pool, 1024).len(), most(Mode::Ring, 1024));
     drop(large);
     pool.trim();

@@ -63,7 +63,7 @@ fn what_is_freed_is_zero_before_anyone_else_sees_it() {
     }
 }
 
-/// Attending to each chunk is no reason to go without magazines.
+/// A pool that looks after each chunk has magazines all the same.
 #[test]
 #[cfg(feature = "std")]
 fn threads_keep_magazines_of_zeroed_and_hardened_chunks() {
@@ -126,7 +126,7 @@ fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
     #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
     assert_eq!(pool.resident_bytes(), Some(stats.max_memory));
     assert_eq!(fill(&pool, 16384).len(), (512 << 10) / 16384);
-    // What is asked for is done all the same, slabs that never served included.
+    // All memory that was asked for is there, slabs that never served included.
     assert_eq!(pool.trim(), 512 << 10);
     assert_eq!(fill(&pool, 16384).len(), (512 << 10) / 16384);
 }
@@ -234,7 +234,7 @@ fn what_no_class_holds_comes_from_the_heap_up_to_a_cap_of_its_own() {
     assert!(first.zeroed().iter().all(|&byte| byte == 0), "outlives it");
 }
 
-/// More than any heap has: what was set aside for it is there for the next.
+/// More than any heap has: the share that was reserved for it is there for the next request.
 #[test]
 #[cfg_attr(any(miri, slab_asan, slab_tsan), ignore = "theirs ends the process")]
 fn what_the_heap_refuses_takes_nothing_of_its_share() {
@@ -246,7 +246,7 @@ fn what_the_heap_refuses_takes_nothing_of_its_share() {
     assert_eq!(stats.oversize_refused, 1);
 }
 
-/// What is resident of a pool after all of it was asked for with zeros.
+/// Returns what is resident of a pool after all of it was asked for with zeros.
 #[cfg(all(target_os = "linux", feature = "std"))]
 fn resident_after_zeroed(pool: &SlabPool) -> usize {
     let all: Vec<Chunk> = std::iter::from_fn(|| pool.try_alloc_zeroed(16384).ok()).collect();
@@ -267,7 +267,7 @@ fn memory_fresh_from_the_system_is_not_zeroed_again() {
     for mode in [Mode::ThreadCached, Mode::DepotOnly] {
         let pool = builder().mode(mode).build().unwrap();
         assert_eq!(resident_after_zeroed(&pool), 0, "{mode:?}: touched");
-        // Now it was used, and is zeroed: by us.
+        // Now it was used, and the pool has to zero it.
         for chunk in &mut fill(&pool, 16384) {
             chunk.zeroed().fill(7);
         }

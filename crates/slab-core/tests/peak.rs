@@ -1,4 +1,4 @@
-//! What is left of a peak: with the system, and with the threads.
+//! What is left of a peak: resident memory, and in the threads' magazines.
 #![cfg(all(feature = "std", target_os = "linux", not(miri)))]
 
 use slab_core::{Chunk, SizeClasses, SlabPool};
@@ -45,7 +45,7 @@ fn after_a_peak_of_400_mb_resident_memory_is_what_was_asked_for() {
     for level in [100 * MB, 20 * MB] {
         let mut chunks = peak(&pool, 400 * MB);
         assert!(pool.resident_bytes().unwrap() >= 400 * MB);
-        // Every other one on another thread.
+        // Every second one on another thread.
         let mut number = 0;
         let (here, there): (Vec<_>, Vec<_>) = chunks.drain(..).partition(|_| {
             number += 1;
@@ -65,7 +65,7 @@ fn after_a_peak_of_400_mb_resident_memory_is_what_was_asked_for() {
     assert_eq!(pool.resident_bytes(), Some(0));
 }
 
-/// However small the pool: else no free would ever stay with a thread.
+/// However small the pool: otherwise no freed chunk would ever stay with a thread.
 #[test]
 fn a_thread_keeps_two_chunks_of_any_size() {
     let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();

@@ -14,7 +14,7 @@ fn pool(max_memory: usize, sizes: &[usize]) -> SlabPool {
         .unwrap()
 }
 
-/// The books of every class must balance, at any moment.
+/// Asserts that the counts of every class balance, at any moment.
 fn assert_balanced(stats: &PoolStats) {
     for class in stats.classes() {
         assert_eq!(
@@ -204,7 +204,7 @@ fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
     assert_eq!(fill(&pool, LEN).len(), all);
 }
 
-/// What a thread has flushed comes back by whole batches, and slabs are left alone.
+/// Chunks that a thread has flushed come back by whole batches, and slabs are left alone.
 #[test]
 #[cfg(feature = "std")]
 fn freed_chunks_come_back_from_the_depot_by_the_batch() {
@@ -256,7 +256,7 @@ fn frees_from_destructors_of_thread_locals_arrive() {
     thread_local!(static LATE: std::cell::RefCell<Late> = const { std::cell::RefCell::new(Late(None)) });
 
     let pool = pool(256 << 10, &[256]);
-    // In one thread the destructor runs before the caches', in the other after.
+    // On one thread the destructor runs before the caches', on the other after.
     for early in [true, false] {
         let pool = pool.clone();
         thread::spawn(move || {
@@ -304,7 +304,7 @@ fn address_space() -> usize {
     statm.split(' ').next().unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// Is a pool's arena a mapping of its own that is there until the pool ends, and can be counted?
+/// Is a pool's arena a mapping of its own, which goes when the pool ends and can be counted?
 const COUNTED: bool = cfg!(all(
     target_os = "linux",
     feature = "std",
@@ -364,7 +364,7 @@ fn the_last_handle_and_the_last_chunk_may_go_at_once() {
             thread.join().unwrap();
         }
     }
-    // Whoever was last, all of them are gone.
+    // Whichever was last, all of them are gone.
     #[cfg(target_os = "linux")]
     assert!(!COUNTED || address_space().saturating_sub(before) < rounds / 2 * CAP);
 }
@@ -403,7 +403,7 @@ fn clones_are_paid_for_at_once_and_what_is_not_taken_goes_back() {
     assert_eq!(pool.stats().in_use(), 0);
 }
 
-/// They hold no reference any more: the chunk is free, and its pool gone.
+/// Exhausted, they hold no reference any more: the chunk is free, and its pool gone.
 #[test]
 fn clones_that_were_all_taken_look_at_no_chunk() {
     let pool = pool(64 << 10, &[1024]);

@@ -5,7 +5,7 @@ use slab_core::{AllocError, Chunk, SizeClasses, SlabPool};
 use std::sync::Barrier;
 use std::thread;
 
-/// Miri interprets; it gets the same program in small.
+/// Miri interprets; it gets a smaller version of the same program.
 const CAP: usize = if cfg!(miri) { 256 << 10 } else { 16 << 20 };
 
 fn pool() -> SlabPool {
@@ -46,7 +46,7 @@ fn shuffle<T>(items: &mut [T]) {
     }
 }
 
-/// All of the cap less one slab a class can be had as chunks of `len` bytes.
+/// Asserts that all of the cap less one slab a class can be allocated as chunks of `len` bytes.
 fn assert_whole_cap(pool: &SlabPool, len: usize) -> Vec<Chunk> {
     let stats = pool.stats();
     let slabs = stats.max_memory / stats.slab_bytes - stats.classes().len();
@@ -209,8 +209,8 @@ fn a_full_pool_that_refuses_again_and_again_keeps_what_is_free() {
     drop(assert_whole_cap(&pool, large));
 }
 
-/// Who is refused again and again leaves the magazines of others alone, as long as what is free in
-/// them is too little for a slab; and finds it as soon as it is enough.
+/// Requests that are refused again and again leave the magazines of other threads alone as long as what
+/// is free in them is too little for a slab, and find it as soon as it is enough.
 #[test]
 #[cfg(feature = "std")]
 fn refusals_under_churn_do_not_take_the_magazines_away() {
@@ -226,7 +226,7 @@ fn refusals_under_churn_do_not_take_the_magazines_away() {
         assert_eq!(in_magazines(), cached, "not swept");
         held.push(pool.try_alloc(small).unwrap());
     }
-    // The chunks of one slab, by another thread, the last of them alone.
+    // The chunks of one slab, freed by another thread, the last of them by itself.
     held.sort_by_key(Chunk::as_ptr);
     let in_slab = pool.stats().slab_bytes / small;
     let last = held.pop();
@@ -286,7 +286,7 @@ fn trim_counts_the_pages_between_chunks_in_use() {
     let free = pool.max_memory() - chunks.len() * 16384;
     assert_eq!(pool.trim(), free);
     assert_eq!(pool.trim(), 0, "it is gone already");
-    // What was used since is worth another look: the first slab's three free chunks.
+    // Memory used since goes back again: the first slab's three free chunks.
     drop(pool.try_alloc(16384).unwrap());
     assert_eq!(pool.trim(), 3 * 16384);
     assert_eq!(pool.trim_above(0, 0), 0);
@@ -328,7 +328,7 @@ fn slabs_that_come_to_a_class_are_counted() {
     assert_eq!(stats.slab_rebalances(), 2 * slabs);
 }
 
-/// A peak of large chunks, and then a small one in each slab that stays; or slabs backed ahead of use.
+/// A peak of large chunks, after which a small one in each slab keeps it; or slabs backed ahead of use.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux", not(miri)))]
 fn what_no_chunk_lies_in_is_no_longer_resident_after_a_trim() {
@@ -369,7 +369,7 @@ fn what_no_chunk_lies_in_is_no_longer_resident_after_a_trim() {
                 unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), chunk.capacity()) };
             assert!(bytes.iter().all(|&byte| byte == 2));
         }
-        // What is given out of the rest is zero, and the books are as before.
+        // Chunks carved from the rest are zero, and the counts are as before.
         let fresh = pool.try_alloc_zeroed(65536).unwrap();
         assert_eq!(pool.stats().in_use(), sizes.len() as u64 + 1);
         drop(fresh);
@@ -377,8 +377,8 @@ fn what_no_chunk_lies_in_is_no_longer_resident_after_a_trim() {
     }
 }
 
-/// A huge page comes as a whole, for those beside the slab in use, too, whose memory went back before.
-/// Where the system gives none, there is nothing to see.
+/// A huge page comes as a whole: it also backs neighbours of the slab in use whose memory went back
+/// before. Where the system gives none, there is nothing to see.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux", not(miri)))]
 fn what_a_huge_page_brought_back_goes_with_what_it_was_for() {

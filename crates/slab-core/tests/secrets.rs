@@ -1,16 +1,16 @@
-//! What a pool that zeroes on free has on the heap: it goes back as zeros.
+//! Heap blocks of a pool that zeroes on free go back as zeros.
 
 use slab_core::{AnyChunk, SizeClasses, SlabPool};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A length that nothing else has, and no number of whole words.
+/// A length that nothing else has, and not a number of whole words.
 const LEN: usize = 77_777;
 const SECRET: u8 = 0x5E;
 static FREED: AtomicUsize = AtomicUsize::new(0);
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, which looks at what comes back to it.
+/// The system's allocator, which checks the blocks that come back to it.
 struct Watching;
 
 // SAFETY: all is left to `System`.

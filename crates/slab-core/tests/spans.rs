@@ -1,4 +1,4 @@
-//! The slow paths are spans with the pool's name; the fast ones are none.
+//! The slow paths emit spans with the pool's name; the fast ones emit none.
 #![cfg(feature = "std")]
 
 use slab_core::{Mode, SizeClasses, SlabPool};
@@ -124,7 +124,7 @@ fn a_sweep_says_how_many_slabs_it_freed() {
     assert!(events.contains(&swept), "{events:?}");
 }
 
-/// However often it refuses, and as soon as something was served when it had not for a second.
+/// One event however often the pool refuses, and one at the first success after a second without refusal.
 #[test]
 fn that_a_class_ran_out_is_told_once_and_its_end_once() {
     let spans = Spans::default();
@@ -134,7 +134,7 @@ fn that_a_class_ran_out_is_told_once_and_its_end_once() {
         of.map(|event| event.contains("pool=out chunk_bytes=1024"))
             .collect::<Vec<_>>()
     };
-    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(spans.clone(), || {
         let pool = SlabPool::builder()
@@ -158,8 +158,8 @@ fn that_a_class_ran_out_is_told_once_and_its_end_once() {
     });
 }
 
-/// A pool that refuses sweeps once, and again only when as much was freed since as some slab misses;
-/// with somebody waiting, or fixed shares, never.
+/// A pool that refuses sweeps once, and again only when as much was freed since as some slab lacks;
+/// while anybody waits, or with fixed shares, never.
 #[test]
 fn only_as_many_free_chunks_as_a_slab_misses_are_worth_a_sweep() {
     let builder = |mode| {
@@ -171,7 +171,7 @@ fn only_as_many_free_chunks_as_a_slab_misses_are_worth_a_sweep() {
     tracing::subscriber::with_default(spans.clone(), || {
         let pool = builder(Mode::ThreadCached);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
-        // In every slab chunks are free, and in none all.
+        // In every slab some chunks are free, in none all.
         all.sort_by_key(slab_core::Chunk::as_ptr);
         let mut place = 0;
         all.retain(|_| {
@@ -191,9 +191,9 @@ fn only_as_many_free_chunks_as_a_slab_misses_are_worth_a_sweep() {
         all.truncate(all.len() + 1 - in_slab / 2);
         let _slab: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
         assert_eq!(count(&spans, "sweep"), before + 2);
-        // Nor is there anything to raid: no magazine holds chunks of that size.
+        // There is nothing to raid either: no magazine holds chunks of that size.
         assert_eq!(count(&spans, "raid pool=full chunk_bytes=16384"), 0);
-        // Who waits has swept; what is freed from then on goes to its slab at once.
+        // The waiter has swept; what is freed from then on goes to its slab at once.
         let mut waits = std::pin::pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(waits.as_mut().poll(&mut cx).is_pending());

@@ -1,5 +1,5 @@
-//! Traps that other allocators fell into, each by its name. Those that need a model checker, or a
-//! look at what is private, are in `src`; `TESTING.md` has the list (`grep -rn "Trap: "`).
+//! Traps that other allocators fell into, each by its name. Tests that need a model checker or access to
+//! private items are in `src`; `TESTING.md` has the list (`grep -rn "Trap: "`).
 #![cfg(feature = "std")]
 
 use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
@@ -32,7 +32,7 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
     std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
 }
 
-/// Each chunk can be had, and once.
+/// Asserts that each chunk can be allocated, and once.
 fn assert_whole(pool: &SlabPool) {
     assert_eq!(pool.stats().in_use(), 0);
     let all = fill(pool, LARGE);
@@ -95,8 +95,8 @@ fn double_flush_at_thread_exit() {
 }
 
 /// Trap: frees during and after thread-local teardown (mimalloc #1289, #1177 and #221, snmalloc #161).
-/// When a thread has given its cache back and
-/// another one has it, what the first still frees must not go there: two owners of one magazine.
+/// When a thread has given its cache back and another has it, what the first still frees must not go
+/// there: the magazine would have two owners.
 #[test]
 fn a_cache_that_went_to_another_thread_is_left_alone_by_its_first() {
     let pool = builder().build().unwrap();
@@ -137,8 +137,8 @@ fn a_cache_that_went_to_another_thread_is_left_alone_by_its_first() {
     assert_whole(&pool);
 }
 
-/// Trap: remote free after the owner died. Chunks whose thread is gone, whose cache another thread
-/// has by now, and then whose pool is gone too.
+/// Trap: remote free after the owner died. Chunks whose thread is gone, whose thread's cache another
+/// thread has by now, and then whose pool is gone too.
 #[test]
 fn remote_free_after_the_owner_died() {
     for mode in MODES {
@@ -176,8 +176,8 @@ fn remote_free_after_the_owner_died() {
     }
 }
 
-/// Trap: integer overflow in size rounding. At every entrance that takes a size, what cannot be
-/// met is an error, and what is met is large enough.
+/// Trap: integer overflow in size rounding. At every entrance that takes a size, a request that cannot
+/// be met is an error, and one that is met gets enough.
 #[test]
 fn integer_overflow_in_size_rounding() {
     let half = isize::MAX as usize;
@@ -248,8 +248,8 @@ impl TopPowerOfTwo for usize {
     }
 }
 
-/// Trap: stale data readable through a safe API, with every policy of zeroing, in every mode, after
-/// memory has gone through every way there is: reused, moved to another class, trimmed.
+/// Trap: stale data readable through a safe API, with every policy of zeroing, in every mode, after all
+/// that can happen to memory: reused, moved to another class, trimmed.
 #[test]
 fn stale_data_with_every_zeroing_policy() {
     let options = [(false, false), (true, false), (false, true), (true, true)];
@@ -304,7 +304,7 @@ fn assert_shows_nothing(pool: &SlabPool, len: usize) {
             // SAFETY: a chunk's bytes are initialised, and these are ours alone.
             let bytes = unsafe { std::slice::from_raw_parts(at, chunk.capacity()) };
             assert!(bytes == zeros, "{len} in turn {turn}");
-            // What is copied in is all that is shown.
+            // Only the bytes that are copied in are shown.
             assert_eq!(chunk.copy_from_slice(b"mine").unwrap(), b"mine");
             assert!(chunk.copy_from_slice(&too_long).is_none());
             Some(chunk)
@@ -323,12 +323,12 @@ impl Wake for Woken {
 }
 
 /// Trap: wake-up of a cancelled waiter. A task that waits three times is dropped at each of its
-/// awaits, in each state of the one it stands at: never looked at, waiting, asked to wait with
-/// another waker, with a chunk set aside. What it had goes to the one who waits behind it.
+/// awaits, in each state of that await: never polled, waiting, polled again with another waker, with a
+/// chunk set aside. What it had goes to the waiter behind it.
 #[test]
 fn cancel_at_every_await_of_the_waiting_path() {
     for mode in MODES {
-        // One chunk is freed before each poll of a number whose bit is set.
+        // One chunk is freed before each poll whose number's bit is set.
         for frees in (0..1_u32 << 5).step_by(if cfg!(miri) { 7 } else { 1 }) {
             for cancel_at in 0..=5 {
                 cancel(mode, frees, cancel_at);
@@ -378,7 +378,7 @@ fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
     drop((task, done));
     let given = total - all.len();
     if looked.is_pending() {
-        // Woken exactly if there was something for it, and once.
+        // Woken if and only if there was something for it, and once.
         assert_eq!(behind.0.load(Ordering::Relaxed), usize::from(given > 0));
         looked = next.as_mut().poll(&mut Context::from_waker(&waker));
         assert_eq!(
@@ -396,8 +396,8 @@ fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
 }
 
 /// Trap: two pools on one thread, one after the other in the same place. A thread finds its caches
-/// by the pool's address, and may still have one of the pool that was there before, which was made
-/// for other classes; a pool without magazines never puts another in its place.
+/// by the pool's address, and may still have a cache of the pool that was there before, made for other
+/// classes; a pool without magazines never replaces it.
 #[test]
 fn a_pool_in_the_place_of_a_former_one() {
     let mut held = Vec::new();

@@ -1,4 +1,4 @@
-//! Typed slabs: what a value's owner may rely on.
+//! Typed slabs: what the owner of a value may rely on.
 #![cfg(all(feature = "std", not(loom)))]
 
 use slab_core::{
@@ -151,7 +151,7 @@ fn a_value_that_is_waited_for_is_made_when_there_is_room() {
     let (mut given_up, mut served) = (insert(1), insert(2));
     assert!(given_up.as_mut().poll(&mut cx).is_pending());
     assert!(served.as_mut().poll(&mut cx).is_pending());
-    // Set aside for the first, who does not come for it.
+    // Set aside for the first waiter, which does not take it.
     drop(held.pop());
     assert!(served.as_mut().poll(&mut cx).is_pending(), "in turn");
     drop(given_up);

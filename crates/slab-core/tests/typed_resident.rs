@@ -29,7 +29,7 @@ fn touched<T>(len: usize) -> Vec<MaybeUninit<T>> {
     handles.resize_with(len, MaybeUninit::uninit);
     for handle in handles.iter_mut().step_by(512) {
         *handle = MaybeUninit::zeroed();
-        // Or the compiler would leave zeros to the system, which gives no memory for them.
+        // Otherwise the compiler would leave zeros to the system, which backs them with no memory.
         std::hint::black_box(handle);
     }
     handles
@@ -52,7 +52,7 @@ fn half_a_million_objects_cost_little_beyond_themselves() {
         assert_eq!(handle[7], i as u64);
     }
     let payload = OBJECTS * size_of::<Object>();
-    // versus has it of 10 million, beside what others need: `typed-footprint`.
+    // `versus` has the figure for 10 million, and other allocators': `typed-footprint`.
     let overhead = (grown as f64 - payload as f64) / payload as f64;
     assert!((-0.001..0.015).contains(&overhead), "{overhead}");
 }

@@ -110,7 +110,7 @@ fn waiters_are_served_in_order_and_before_anybody_else() {
     let mut waiters: Vec<_> = (0..3).map(|_| Waiter::new(&pool, LEN)).collect();
     for served in 0..3 {
         drop(all.pop());
-        // It belongs to the one who waited, even before he takes it.
+        // It belongs to the waiter, even before that takes it.
         assert!(matches!(
             pool.try_alloc(LEN),
             Err(AllocError::Exhausted { .. })
@@ -141,7 +141,7 @@ fn the_fast_path_comes_back_when_nobody_waits() {
     assert!(pool.stats().classes()[0].in_magazines > 0);
 }
 
-/// The ring is shut while somebody waits; afterwards its order shows that it is in use again.
+/// The ring is shut while anybody waits; afterwards its order shows that it is in use again.
 #[test]
 fn a_ring_comes_back_when_nobody_waits() {
     let pool = SlabPool::builder()
@@ -161,7 +161,8 @@ fn a_ring_comes_back_when_nobody_waits() {
     assert_eq!(taken.each_ref().map(Chunk::as_ptr), [first, second]);
 }
 
-/// No magazine, as the statistics have it for whatever the depot and the slabs did not serve.
+/// A wait is not counted as served by a magazine, which to the statistics is what neither the depot nor a
+/// slab served.
 #[test]
 fn who_waited_was_served_by_the_slabs() {
     for mode in [Mode::ThreadCached, Mode::DepotOnly] {
@@ -196,7 +197,7 @@ fn a_waiter_that_gives_up_takes_nothing_with_it() {
     drop(early);
     drop(all.pop());
     assert_eq!((granted.woken.get(), last.woken.get()), (1, 0));
-    // It was woken, but is dropped before it looks: the next gets the chunk.
+    // It was woken, but is dropped before it is polled: the next gets the chunk.
     drop(granted);
     assert_eq!(last.woken.get(), 1);
     assert!(last.poll().unwrap().is_ok());
@@ -244,7 +245,7 @@ fn a_waker_that_panics_does_not_keep_the_others_asleep() {
     assert!(first.poll(&mut Context::from_waker(&waker)).is_ready());
 }
 
-/// Who listens to what the pool tells is foreign code, as a waker is.
+/// A subscriber to the pool's events is foreign code, as a waker is.
 #[test]
 fn a_subscriber_that_panics_leaves_nobody_waiting() {
     struct Panics;
@@ -264,11 +265,11 @@ fn a_subscriber_that_panics_leaves_nobody_waiting() {
         fn exit(&self, _: &span::Id) {}
     }
     let pool = pool(&[1024]);
-    // Not until it refuses, which would be told already.
+    // As many as there are, not until the pool refuses, which would emit an event already.
     let mut all: Vec<_> = (0..pool.max_memory() / 1024)
         .map(|_| pool.try_alloc(1024).unwrap())
         .collect();
-    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
     tracing::subscriber::with_default(Panics, || {
         let mut waits = pin!(pool.alloc(1024));
@@ -287,7 +288,7 @@ fn small_chunks_freed_in_any_order_serve_a_large_request() {
     let pool = pool(&[SMALL, 16384]);
     let mut small = fill(&pool, SMALL);
     let mut waiter = Waiter::new(&pool, 16384);
-    // Every second one first: no slab is whole before the rest goes.
+    // Every second one first: no slab is whole before the rest is freed.
     let mut keep = false;
     small.retain(|_| {
         keep = !keep;
@@ -301,7 +302,7 @@ fn small_chunks_freed_in_any_order_serve_a_large_request() {
     assert!(waiter.poll().unwrap().is_ok());
 }
 
-/// Of two classes, too: who came first has the slab, whose other chunks the second may use.
+/// Of two classes, too: the waiter that came first gets the slab, whose other chunks the second may use.
 #[test]
 fn a_slab_that_becomes_whole_serves_whoever_came_first() {
     const SMALL: usize = LEN / 4;
@@ -316,7 +317,7 @@ fn a_slab_that_becomes_whole_serves_whoever_came_first() {
     }
 }
 
-/// What was set aside for waiters was in use, whether or not anybody looked while it was.
+/// Chunks set aside for waiters were in use, whether or not anybody took a snapshot meanwhile.
 #[test]
 fn what_waiters_get_raises_the_high_water_mark() {
     let pool = pool(&[LEN, 16384]);
@@ -421,7 +422,7 @@ fn many_threads_share_few_chunks_by_waiting() {
                     }
                     let now = held.fetch_add(1 + more.len() as u64, Ordering::SeqCst);
                     most.fetch_max(now + 1 + more.len() as u64, Ordering::SeqCst);
-                    // All who hold any are to be counted at once now and then.
+                    // Now and then all chunks that are held are counted at once.
                     thread::yield_now();
                     held.fetch_sub(1 + more.len() as u64, Ordering::SeqCst);
                     drop((more, first));

@@ -18,7 +18,7 @@ enum Classes {
     Small(u16, u16, u8),
     Network,
     General,
-    /// What the advisor proposes for these requests.
+    /// The advisor's proposal for these requests.
     Advised(Vec<(u32, u8)>, u8),
 }
 
@@ -36,14 +36,14 @@ struct Input {
     huge_pages: bool,
     guard_pages: bool,
     track_leaks: Option<u32>,
-    /// Over memory of the caller, of which so many bytes are lent.
+    /// A pool over the caller's memory, of which this many bytes are lent.
     lent: Option<u32>,
     oversize: u32,
     objects: usize,
     requests: Vec<usize>,
 }
 
-/// All options but classes and cap. `little`: what the pool will have is not much.
+/// All options but classes and cap. `little`: the pool will have little memory.
 fn set(input: &Input, little: bool, builder: SlabPoolBuilder) -> SlabPoolBuilder {
     let builder = builder
         .mode(match input.mode % 4 {
@@ -60,7 +60,7 @@ fn set(input: &Input, little: bool, builder: SlabPoolBuilder) -> SlabPoolBuilder
             1 => Growth::Double,
             _ => Growth::Custom(|slabs| slabs.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
         })
-        // All of it at once only where that is little.
+        // All of it at once only if that is little.
         .backing(match input.backing % 3 {
             1 if little => Backing::Prefault,
             2 if little => Backing::Locked,
@@ -74,10 +74,10 @@ fn set(input: &Input, little: bool, builder: SlabPoolBuilder) -> SlabPoolBuilder
     }
 }
 
-/// Memory to lend, at most `len` bytes of it, anywhere.
+/// Memory to lend: at most `len` bytes.
 ///
 /// # Safety
-/// Pools in what was lent before are gone.
+/// Pools in memory that was lent before must be gone.
 unsafe fn memory(len: usize) -> &'static mut [MaybeUninit<u8>] {
     const BYTES: usize = 1 << 20;
     static MEMORY: OnceLock<usize> = OnceLock::new();
@@ -122,8 +122,8 @@ fn classes(input: &Classes) -> Result<SizeClasses, ConfigError> {
     }
 }
 
-/// The sanitizer's shadow of an arena is an eighth of it, and touched when the arena goes. What is
-/// too large for any arena stays so.
+/// The sanitizer's shadow of an arena is an eighth of it, and touched when the arena goes, so caps are
+/// limited here. A cap that is too large for any arena stays so.
 fn affordable(size: usize) -> usize {
     if size < 1 << 39 {
         size % (1 << 24)

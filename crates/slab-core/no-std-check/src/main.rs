@@ -35,7 +35,7 @@ static LIBC: LibC = LibC;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: never wrong.
+    // SAFETY: `abort` may always be called.
     unsafe { abort() }
 }
 
@@ -59,7 +59,7 @@ extern "C" fn main() -> c_int {
                 Err(error) => break error,
             }
         };
-        // The whole cap, whatever the class before used it for.
+        // The whole cap, whatever the class before took of it.
         assert!(matches!(refused, AllocError::Exhausted { .. }));
         assert!(held.len() * pool.size_classes().round_up(len).unwrap() > 900 << 10);
         assert_eq!(pool.stats().in_use(), held.len() as u64);

@@ -1,4 +1,4 @@
-//! Models of whole pools: how they end, sweep, move slabs between classes, and serve who waits.
+//! Models of whole pools: how they end, sweep, move slabs between classes, and serve waiters.
 
 use super::{BOUND, model};
 use crate::builder::{Mode, SlabPoolBuilder};
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-/// A pool of two slabs of four chunks, and a way to it that does not count.
+/// A pool of two slabs of four chunks, and a pointer to it that does not count as a handle.
 fn pool() -> (Arc<Handle>, ManuallyDrop<Arc<Handle>>) {
     let options = SlabPoolBuilder::default().name("model").max_memory(8 << 10);
     let handle = Inner::open(super::classes(), &options).unwrap();
@@ -83,7 +83,7 @@ fn model_hand_over_without_magazines() {
             let pool = handle.inner();
             let unit = pool.alloc_with(None, 0).unwrap();
             let bytes = Arc::new(loom::cell::UnsafeCell::new(0));
-            // The next owner is not the thread that loom runs first: it is to find something.
+            // The next owner is not the thread that loom runs first: it has to find the chunk.
             let next = {
                 let (inner, bytes) = (Sendable(handle.as_ptr()), bytes.clone());
                 thread::spawn(move || {
@@ -137,7 +137,7 @@ fn model_thread_ends_while_another_sweeps() {
     });
 }
 
-/// A thread allocates and frees with its magazine while another sweeps; every chunk can be had
+/// A thread allocates and frees with its magazine while another sweeps; every chunk can be allocated
 /// afterwards.
 #[test]
 fn model_sweep_races_with_allocation_and_free() {
@@ -170,8 +170,8 @@ fn model_sweep_races_with_allocation_and_free() {
     });
 }
 
-/// One class needs the slab that another has given all its chunks back of, while a thread pops one of
-/// them: the chunk or the slab, and never both. Afterwards the slab can be had by its first class again.
+/// One class needs a slab of which all chunks of another class are free, while a thread pops one of them:
+/// either gets what it wants, never both. Afterwards the first class can take the slab again.
 #[test]
 fn model_rebalance_races_with_pop() {
     model(Some(2), || {
@@ -216,7 +216,7 @@ fn model_rebalance_races_with_pop() {
 }
 
 /// Two chunks are left, and two threads want one each. The one with a magazine takes both from the slab at
-/// once: what it has not yet put there is to be had nevertheless.
+/// once: the other gets the second even before that lies in the magazine.
 #[test]
 fn model_the_last_batch_is_not_for_one_alone() {
     model(Some(BOUND), || {
@@ -255,7 +255,7 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
             // SAFETY: gives up a chunk allocated above.
             unsafe { Inner::free_with(handle.as_ptr(), Some(&caches[0]), 0, unit) };
         }
-        // Loom runs this thread first: the other is to begin to wait in the midst of it.
+        // Loom runs this thread first: the other has to begin to wait in the midst of it.
         let other = {
             let inner = Sendable(handle.as_ptr());
             thread::spawn(move || {
@@ -275,7 +275,7 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
     });
 }
 
-/// Sets a flag; whoever waits for it in vain never ends, which loom reports.
+/// Sets a flag; a thread that waits for it in vain never ends, which loom reports.
 #[derive(Default)]
 struct Flag(loom::sync::atomic::AtomicBool);
 
@@ -294,7 +294,7 @@ impl Wake for Flag {
 }
 
 /// Trap: lost wake-up. The pool is full. One thread waits for a chunk while two others free one
-/// each, through a magazine and without: the waiter gets one and the other can be had.
+/// each, through a magazine and without: the waiter gets one and the other can be allocated.
 #[test]
 fn model_wait_is_served_by_whoever_frees() {
     model(Some(2), || {

@@ -1,6 +1,6 @@
 //! What the system allows tests that lock memory.
 
-/// May a few pools of less than a megabyte be locked at a time? Then an error is one of ours.
+/// May a few pools of less than a megabyte be locked at a time? If so, an error is the library's.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_allowed() -> bool {
     let mut limit = libc::rlimit {
@@ -12,7 +12,7 @@ pub(crate) fn is_allowed() -> bool {
     failed == 0 && limit.rlim_cur >= 4 << 20
 }
 
-/// Elsewhere nobody is asked.
+/// Elsewhere the limit is not known.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn is_allowed() -> bool {
     false

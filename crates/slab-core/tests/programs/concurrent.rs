@@ -52,7 +52,7 @@ fn act(pool: &SlabPool, model: &Mutex<Model>, hands: &Hands, script: &Script) {
             14 => {
                 let stats = pool.stats();
                 assert!(stats.committed_bytes <= stats.max_memory);
-                // Whatever the parts of a snapshot have met, they add up.
+                // Of whatever moments the parts of a snapshot are, they add up.
                 for class in stats.classes() {
                     let places = class.in_magazines + class.in_depot + class.in_slabs;
                     assert_eq!(class.in_use + places, class.committed_chunks);

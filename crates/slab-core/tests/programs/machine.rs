@@ -19,7 +19,7 @@ use std::thread;
 
 /// Threads that a program's steps are spread over.
 const THREADS: usize = 3;
-/// Possessions at a time, at most: enough to fill the pools below.
+/// The most possessions at a time: enough to fill the pools below.
 const POSSESSIONS: usize = if cfg!(miri) { 60 } else { 4000 };
 
 /// What a program has.
@@ -65,7 +65,7 @@ impl<'s, 'p: 's> Worker<'s, 'p> {
         Self { work, thread }
     }
 
-    /// Runs `task` on the thread and waits for what it gives.
+    /// Runs `task` on the thread and waits for its result.
     fn run<R: Send + 'p>(&self, task: impl FnOnce() -> R + Send + 'p) -> R {
         let (send, receive) = mpsc::sync_channel(1);
         let task = Box::new(move || drop(send.send(task())));
@@ -109,7 +109,7 @@ pub(crate) fn pool(choice: u8) -> SlabPool {
 
 /// The option with which each class has an equal share of the slabs, and keeps it.
 const RING: u8 = 6;
-/// The option with which slabs are backed that nobody has asked for yet.
+/// The option with which slabs are backed before anybody asks for them.
 const DOUBLE: u8 = 4;
 
 pub(crate) fn new_model(choice: u8, pool: &SlabPool, base: usize) -> Model {
@@ -188,7 +188,7 @@ struct Machine<'s, 'p> {
     /// Is memory committed before it is needed?
     doubles: bool,
     held: Vec<Held>,
-    /// In the order in which they came.
+    /// Waiters, in the order in which they came.
     waiters: Vec<Waiter<'p>>,
     workers: Vec<Option<Worker<'s, 'p>>>,
 }
@@ -362,7 +362,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
         }
     }
 
-    /// `false` if there is no more.
+    /// Returns `false` if the pool has no more.
     fn alloc(&mut self, worker: &Worker<'s, 'p>, size: u16) -> bool {
         if self.held.len() >= POSSESSIONS {
             return false;
@@ -389,7 +389,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
     }
 
     fn check_refusal(&self, class: usize) {
-        // A chunk that is set aside for a waiter may be all that keeps a slab.
+        // A chunk set aside for a waiter may be the only one that keeps its slab in use.
         if self.granted().next().is_none() {
             self.model.check_refusal(class, &self.pool.stats());
         }
@@ -455,7 +455,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
         worker.run(move || out.into_iter().for_each(|held| held.free(pool)));
     }
 
-    /// Waiters of the class that nothing is set aside for.
+    /// The waiters of the class for which nothing is set aside.
     fn waiting(&self, class: usize) -> usize {
         let of_class = self.waiters.iter().filter(|waiter| waiter.class == class);
         of_class.filter(|waiter| !waiter.is_granted()).count()
@@ -515,14 +515,14 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
 
     fn cancel(&mut self, worker: &Worker<'s, 'p>, index: usize) {
         let waiter = self.waiters.remove(index);
-        // What is set aside for it was allocated as far as the counters are concerned.
+        // To the counters, a chunk set aside for it was allocated.
         if waiter.is_granted() {
             self.model.count_granted_and_freed(waiter.class);
         }
         worker.run(move || drop(waiter));
     }
 
-    /// The pool says what the model says.
+    /// Asserts that the pool's statistics agree with the model.
     fn compare(&mut self) {
         let stats = self.pool.stats();
         let mut queues = vec![Queue::default(); stats.classes().len()];
@@ -542,7 +542,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                 assert_eq!(free, 0, "{waiting} wait while {free} chunks are free");
             }
         }
-        // First come, first served: within a class, who has nothing came after all who have.
+        // First come, first served: within a class, a waiter with nothing came after all that have a chunk.
         for class in 0..stats.classes().len() {
             let of_class = self.waiters.iter().filter(|waiter| waiter.class == class);
             let granted: Vec<bool> = of_class.map(Waiter::is_granted).collect();
@@ -553,7 +553,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
         }
     }
 
-    /// Ends all threads and waiters; what is held stays.
+    /// Ends all threads and waiters; possessions stay.
     fn finish(mut self) -> (Vec<Held>, Model) {
         let worker = self.workers[0].take().expect("there is a worker");
         while !self.waiters.is_empty() {
@@ -564,7 +564,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
         let stats = self.pool.stats();
         self.compare();
         assert!(stats.thread_caches <= 1, "only this thread's");
-        // Pointers find their way back while there is a pool.
+        // Pointers can be taken back only while there is a pool.
         for held in &mut self.held {
             if let Held::Raw(at) = held {
                 // SAFETY: came from `into_raw`, and is taken back once, here.

@@ -23,7 +23,7 @@ use proptest::prelude::*;
 
 fn config() -> ProptestConfig {
     if cfg!(miri) {
-        // A file to remember failures by is out of Miri's reach.
+        // Miri cannot write a file of failures.
         ProptestConfig {
             failure_persistence: None,
             ..ProptestConfig::with_cases(2)

@@ -1,10 +1,10 @@
-//! What a pool promises, in the plainest words: a map of live chunks and a few counters.
+//! A plain model of what a pool promises: a map of live chunks and a few counters.
 
 use slab_core::{Chunk, PoolStats};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 
-/// Waiters at a time, at most: what is set aside for them adds to the true high-water mark.
+/// The most waiters at a time: what is set aside for them adds to the true high-water mark.
 pub(crate) const WAITERS: u64 = 20;
 
 /// A chunk that somebody has.
@@ -16,14 +16,14 @@ pub(crate) struct Live {
     stamp: u64,
 }
 
-/// What the pool is to count of a class, counted here by what callers see.
+/// What the pool should count of a class, counted here by what callers see.
 #[derive(Debug, Default, Clone)]
 struct Counters {
     allocs: u64,
     frees: u64,
     /// The true high-water mark of chunks in use.
     peak: u64,
-    /// The same, as far as it was looked at.
+    /// The highest of those that a comparison saw.
     peak_seen: u64,
     exhausted: u64,
     waits: u64,
@@ -32,7 +32,7 @@ struct Counters {
 /// What waiters of a class have at the moment.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Queue {
-    /// Chunks set aside for them, which are allocated as far as the counters are concerned.
+    /// Chunks set aside for them, which to the counters are allocated.
     pub(crate) granted: u64,
     /// How many have nothing yet.
     pub(crate) waiting: u64,
@@ -49,11 +49,11 @@ pub(crate) struct Model {
     base: usize,
     slab_bytes: usize,
     max_memory: usize,
-    /// Slabs that a class has at most, and keeps, in pools where that is so.
+    /// The most slabs that a class takes, and keeps, in pools with fixed shares.
     pub(crate) share: Option<usize>,
     /// Do threads keep free chunks? If not, each allocation is the depot's, a slab's or a wait's.
     pub(crate) magazines: bool,
-    /// What the pool's high-water mark may exceed the true one by.
+    /// By how much the pool's high-water mark may exceed the true one.
     peak_slack: u64,
     /// Slabs that went back to the system; unknown where any thread may trim at any moment.
     trims: Option<u64>,
@@ -136,7 +136,7 @@ impl Model {
         }
     }
 
-    /// Strikes out a chunk that is about to be freed.
+    /// Removes a chunk that is about to be freed.
     pub(crate) fn leave(&mut self, at: NonNull<u8>) {
         self.check(at);
         let live = self.live.remove(&at.addr().get()).expect("a live chunk");
@@ -152,8 +152,8 @@ impl Model {
         slabs.collect::<BTreeSet<_>>().len()
     }
 
-    /// A refusal is right only if no chunk of the class is free anywhere and every slab has a
-    /// chunk that somebody has.
+    /// Asserts that a refusal is right: no chunk of the class is free anywhere, and every slab has a chunk
+    /// that somebody has.
     pub(crate) fn check_refusal(&self, class: usize, stats: &PoolStats) {
         let entry = &stats.classes()[class];
         assert_eq!(entry.in_use, entry.committed_chunks, "refused: {entry:?}");
@@ -196,10 +196,10 @@ impl Model {
         self.trims = self.trims.map(|trims| trims + counted);
     }
 
-    /// Right at any moment at which the pool is quiet.
+    /// Asserts that the pool's statistics are right, at any moment at which the pool is quiet.
     ///
-    /// `in_use` is what a pool has left of its chunks when it has counted all free ones, so that
-    /// its sums agree by themselves: what they are worth shows here, where in use is known.
+    /// A pool computes `in_use` as what is left of its chunks when all free ones are counted, so its sums
+    /// always agree: only here, where the true number is known, are they put to the test.
     pub(crate) fn check_stats(&mut self, stats: &PoolStats, queues: &[Queue]) {
         assert!(stats.committed_bytes <= stats.max_memory);
         assert_eq!(stats.too_large, self.too_large);
@@ -232,7 +232,7 @@ impl Model {
             );
             let kept = [class.in_magazines, class.chunks_flushed, class.frees_remote];
             assert!(self.magazines || kept == [0; 3], "{}", at("threads"));
-            // Each slab that serves the class, or did until it was trimmed, came to it.
+            // Each slab that serves the class, or did until it was trimmed, was once committed to it.
             let slabs = (class.committed_bytes / self.slab_bytes) as u64;
             assert!(
                 class.slab_commits >= slabs + class.slab_trims,

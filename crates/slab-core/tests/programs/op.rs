@@ -1,4 +1,4 @@
-//! The steps of a random program, and how bytes name them.
+//! The steps of a random program, and how bytes encode them.
 
 /// One step. `u8` and `u16` operands are reduced to what there is to choose from.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +24,7 @@ pub(crate) enum Op {
     /// Takes a chunk apart into its pointer, and back.
     IntoRaw(u8),
     FromRaw(u8),
-    /// Waits for a chunk; looks again; gives up.
+    /// Waits for a chunk; polls again; gives up.
     Wait(u16),
     Poll(u8),
     Cancel(u8),

@@ -1,4 +1,4 @@
-//! Random programs over a typed slab, in each mode: every value is dropped exactly once, holds what
+//! Random programs over a typed slab, in each mode: every value is dropped exactly once, keeps what
 //! was put in for as long as it lives, and is found again by its pointer.
 
 use proptest::prelude::*;
@@ -51,7 +51,7 @@ enum Held {
 }
 
 struct Pointer(NonNull<Value>);
-// SAFETY: it stands for a box of a value that is `Send`.
+// SAFETY: the pointer stands for a box of a value that is `Send`.
 unsafe impl Send for Pointer {}
 
 impl Held {
@@ -86,7 +86,7 @@ fn run(mode: Mode, zero_on_free: bool, steps: &[(u8, u8)]) {
     for &(what, operand) in steps {
         let index = usize::from(operand) % held.len().max(1);
         match what % 16 {
-            // As many as an operand says: a few steps fill the slab.
+            // As many as the operand says: a few steps fill the slab.
             0..=4 => {
                 for _ in 0..=operand % 40 {
                     let value = || Value::new(made, &drops);
@@ -103,7 +103,7 @@ fn run(mode: Mode, zero_on_free: bool, steps: &[(u8, u8)]) {
                             unsafe { place.assume_init() }
                         }),
                         _ => slab.alloc_raw().map(|at| {
-                            // SAFETY: it is a place for a value.
+                            // SAFETY: the pointer is to a place for a value.
                             unsafe { at.write(value()) };
                             // SAFETY: of this slab, initialised, and not used as a pointer again.
                             unsafe { slab.from_raw(at) }.expect("a value of the slab")
@@ -164,14 +164,14 @@ fn run(mode: Mode, zero_on_free: bool, steps: &[(u8, u8)]) {
     for (stamp, one) in &held {
         one.value().check(*stamp);
     }
-    // Values outlive their slab, but pointers need it to find back.
+    // Values outlive their slab, but pointers can only be taken back while it exists.
     let (raw, others): (Vec<_>, Vec<_>) = held
         .into_iter()
         .partition(|(_, one)| matches!(one, Held::Raw(_)));
     raw.into_iter().for_each(|(_, one)| one.free(&slab));
     drop(slab);
     drop(others);
-    // What found no place was dropped too, unless it was never made.
+    // Values that found no place were dropped too, unless they were never made.
     assert!(drops.load(Ordering::Relaxed) <= made);
     assert_eq!(Arc::strong_count(&drops), 1, "every value is gone");
 }
