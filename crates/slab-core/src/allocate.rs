@@ -30,7 +30,7 @@ impl Found {
     }
 }
 
-/// Where the chunks go that are carved with the one that is wanted.
+/// Where the other chunks of a carved batch go.
 #[derive(Debug, Clone, Copy)]
 enum Rest {
     Magazine,

@@ -58,12 +58,12 @@ impl SlabAllocator {
         self.pool.stats()
     }
 
-    /// As [`SlabPool::flush_thread_cache`].
+    /// Flushes this thread's magazines as [`SlabPool::flush_thread_cache`] does.
     pub fn flush_thread_cache(&self) {
         self.pool.flush_thread_cache();
     }
 
-    /// As [`SlabPool::trim_to`]; returns how many bytes were given back.
+    /// Trims the pool as [`SlabPool::trim_to`] does; returns how many bytes were given back.
     pub fn trim_to(&self, bytes: usize) -> usize {
         self.pool.trim_to(bytes)
     }

@@ -132,19 +132,19 @@ impl Default for SlabPoolBuilder {
 }
 
 impl SlabPoolBuilder {
-    /// What the pool is called in metrics and log events. Default: `default`.
+    /// Sets the pool's name in metrics and log events. Default: `default`.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// The chunk sizes. Default: [`SizeClasses::network`].
+    /// Sets the chunk sizes. Default: [`SizeClasses::network`].
     pub fn size_classes(mut self, classes: SizeClasses) -> Self {
         self.size_classes = classes;
         self
     }
 
-    /// The cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
+    /// Sets the cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
     /// Bookkeeping comes on top: some 12 KiB a thread, and for chunks of 64 bytes that were each shared at
     /// some time up to a seventh of their memory (14 % as measured), less for larger ones. Default:
     /// 64 MiB.
@@ -153,7 +153,8 @@ impl SlabPoolBuilder {
         self
     }
 
-    /// Where free chunks are kept. Default: [`Mode::ThreadCached`], in the threads' magazines.
+    /// Sets where free chunks are kept. Default: [`Mode::ThreadCached`], in the threads' magazines;
+    /// without the feature `std`, [`Mode::DepotOnly`].
     ///
     /// ```
     /// # use slab_core::{Mode, SizeClasses, SlabPool};
@@ -237,13 +238,13 @@ impl SlabPoolBuilder {
         self
     }
 
-    /// How many slabs to commit at a time. Default: [`Growth::Slab`].
+    /// Sets how many slabs to commit at a time. Default: [`Growth::Slab`].
     pub fn growth(mut self, growth: Growth) -> Self {
         self.growth = growth;
         self
     }
 
-    /// When memory is backed by the system. Default: [`Backing::OnDemand`].
+    /// Sets when memory is backed by the system. Default: [`Backing::OnDemand`].
     pub fn backing(mut self, backing: Backing) -> Self {
         self.backing = backing;
         self
@@ -257,8 +258,8 @@ impl SlabPoolBuilder {
         self
     }
 
-    /// How many bytes of the heap requests above the largest size class may take at a time, on top of
-    /// [`max_memory`](Self::max_memory). See [`try_alloc_any`](SlabPool::try_alloc_any). Default: none,
+    /// Sets how many bytes of the heap requests above the largest size class may take at a time, on top
+    /// of [`max_memory`](Self::max_memory). See [`try_alloc_any`](SlabPool::try_alloc_any). Default: none,
     /// such requests are refused.
     pub fn max_oversize_memory(mut self, bytes: usize) -> Self {
         self.max_oversize_memory = bytes;

@@ -147,7 +147,7 @@ impl Chunk {
         self.name.class()
     }
 
-    /// The chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
+    /// Returns a pointer to the chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
     ///
     /// All [`capacity`](Self::capacity) bytes behind it are valid for reads and writes for as long as
     /// this handle lives. They hold zeros, or a former owner's data, or bytes that a former owner left
@@ -158,14 +158,14 @@ impl Chunk {
         self.inner().chunk_ptr(self.unit())
     }
 
-    /// The usable size in bytes: that of the size class, at least what was asked for.
+    /// Returns the usable size in bytes: that of the size class, at least what was asked for.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.inner().classes.geometry_at(self.name.place()).bytes
     }
 
-    /// The index of the chunk's class in [`SlabPool::size_classes`].
+    /// Returns the index of the chunk's class in [`SlabPool::size_classes`].
     #[inline]
     #[must_use]
     pub fn class(&self) -> usize {

@@ -144,13 +144,13 @@ impl SizeClasses {
         Self::geometric(64, 1 << 20, 2.0).expect("fifteen powers of two")
     }
 
-    /// The chunk sizes in bytes, ascending.
+    /// Returns the chunk sizes in bytes, ascending.
     #[must_use]
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// The largest chunk size in bytes.
+    /// Returns the largest chunk size in bytes.
     #[must_use]
     pub fn largest(&self) -> usize {
         self.sizes[self.sizes.len() - 1]

@@ -59,7 +59,7 @@ fn cases() -> Vec<Case> {
             in_slab: [60, 3],
             ..plain
         },
-        // What is refused for several slabs is asked for again for one.
+        // A refused commit of several slabs is tried again with one.
         Case {
             name: "doubling",
             set: |pool| pool.growth(Growth::Double),

@@ -3,8 +3,8 @@
 //!
 //! It is Dekker's mutual exclusion with the fences moved to one side (as in Dice, Huang and Yang,
 //! "Asymmetric Dekker synchronization", 2001; the kernel's `membarrier(2)` names the same use).
-//! The owner says what it is about to do, then looks at the gate; whoever takes shuts the gate,
-//! then looks at what the owner says. At least one of them must see the other. That needs a
+//! The owner says what it is about to do, then looks at the gate; a taker shuts the gate, then looks
+//! at what the owner says. At least one of them must see the other. That needs a
 //! store-load barrier on both sides; the owner's is only a compiler fence, because the taker's
 //! `membarrier` system call makes every running thread of the process execute a real one.
 //!
@@ -50,7 +50,7 @@ pub(crate) const TAKEN: u32 = 1 << 9;
 pub(crate) const FENCED: u32 = 1 << 10;
 /// The pool's last handle is gone; for ever.
 pub(crate) const CLOSED: u32 = 1 << 11;
-/// Somebody waits for memory (see `wait`): what is freed is not to be hoarded.
+/// Somebody waits for memory (see `wait`): magazines must not keep what is freed.
 pub(crate) const PRESSURE: u32 = 1 << 12;
 /// The pool has to look after each chunk that is allocated or freed; for ever.
 pub(crate) const SCRUB: u32 = 1 << 13;

@@ -348,7 +348,7 @@ impl Inner {
         }
     }
 
-    /// A chunk comes back from a caller, who may not touch it any more.
+    /// A chunk comes back from a caller, which may not touch it any more.
     pub(crate) fn given_back(&self, class: u8, unit: u32) {
         let (at, bytes) = (self.chunk_ptr(unit), self.classes.geometry(class).bytes);
         #[cfg(feature = "leak-tracking")]

@@ -294,7 +294,7 @@ impl Magazine {
         let (frees, len) = self.guard.puts_and_len();
         let len = len as u64;
         tally.frees += frees;
-        // What went out beyond what came in was freed here without having been allocated here.
+        // Chunks that went out beyond those that came in were freed but not allocated here.
         let flushed = self.flushed.load(Ordering::Relaxed);
         let surplus = (flushed + len).saturating_sub(self.refilled.load(Ordering::Relaxed));
         tally.frees_remote += surplus;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// Preemptions that a model of three threads, or of a whole pool, explores; two bugs in three
 /// need no more (Musuvathi and Qadeer, "Iterative context bounding", 2007). Models of two threads
-/// over one structure are explored without a bound, but for one that says why.
+/// over one structure are explored without a bound, except one that says why.
 const BOUND: usize = 3;
 
 /// Says on stderr how many executions there were; `ci/loom` adds them up.

@@ -136,7 +136,7 @@ pub enum AnyChunk {
 }
 
 impl AnyChunk {
-    /// The first byte, aligned to [`CHUNK_ALIGN`]; valid as [`Chunk::as_ptr`] says.
+    /// Returns a pointer to the first byte, aligned to [`CHUNK_ALIGN`]; valid as [`Chunk::as_ptr`] says.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         match self {
@@ -145,7 +145,7 @@ impl AnyChunk {
         }
     }
 
-    /// The usable size in bytes: that of the size class or, on the heap, what was asked for.
+    /// Returns the usable size in bytes: that of the size class or, on the heap, what was asked for.
     #[must_use]
     pub fn capacity(&self) -> usize {
         match self {

@@ -216,13 +216,13 @@ impl SlabPool {
         Ok(unit.into())
     }
 
-    /// The name given to the builder.
+    /// Returns the name given to the builder.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner().name
     }
 
-    /// The chunk sizes.
+    /// Returns the size classes.
     #[must_use]
     pub fn size_classes(&self) -> &SizeClasses {
         self.inner().classes.classes()
@@ -248,7 +248,7 @@ impl SlabPool {
         self.inner().classes.class_for(len)
     }
 
-    /// The cap in bytes: the size of the arena, a whole number of slabs.
+    /// Returns the cap in bytes: the size of the arena, a whole number of slabs.
     #[must_use]
     pub fn max_memory(&self) -> usize {
         self.inner().max_memory()

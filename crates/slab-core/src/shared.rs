@@ -99,21 +99,21 @@ impl SharedChunk {
         self.0.count()
     }
 
-    /// The chunk's first byte; see [`Chunk::as_ptr`].
+    /// Returns a pointer to the chunk's first byte; see [`Chunk::as_ptr`].
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.0.as_ptr()
     }
 
-    /// The usable size in bytes.
+    /// Returns the usable size in bytes.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.0.capacity()
     }
 
-    /// The index of the chunk's class in [`SlabPool::size_classes`].
+    /// Returns the index of the chunk's class in [`SlabPool::size_classes`].
     #[inline]
     #[must_use]
     pub fn class(&self) -> usize {

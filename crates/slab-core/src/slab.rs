@@ -204,7 +204,7 @@ impl Slabs {
         self.backed - self.empty
     }
 
-    /// As [`committed`](Self::committed), without those that keep their class and are empty.
+    /// As [`committed`](Self::committed), without slabs that keep their class and gave their memory back.
     pub(crate) fn held(&self) -> usize {
         self.committed() - self.kept_empty
     }
@@ -580,7 +580,7 @@ pub(super) mod tests {
         assert_eq!([grown(), grown()], [true, false]);
     }
 
-    /// What is stored in several slabs comes out at once, and the books say so.
+    /// Chunks stored in several slabs come out at once, and the counts say so.
     #[test]
     fn stored_chunks_of_several_slabs_are_taken_in_one_go() {
         let (arena, classes) = fixture();

@@ -78,7 +78,7 @@ impl ClassStats {
             .saturating_sub(self.allocs_from_slab)
     }
 
-    /// Bytes held by callers, counted as whole chunks.
+    /// Returns the bytes held by callers, counted as whole chunks.
     #[must_use]
     pub fn in_use_bytes(&self) -> u64 {
         self.in_use * self.chunk_bytes as u64
@@ -119,25 +119,25 @@ impl PoolStats {
         &self.classes
     }
 
-    /// Slabs that went from one class to another, over all classes.
+    /// Returns how many slabs went from one class to another, over all classes.
     #[must_use]
     pub fn slab_rebalances(&self) -> u64 {
         self.classes.iter().map(|class| class.slab_rebalances).sum()
     }
 
-    /// Whole slabs whose memory went back to the system, over all classes.
+    /// Returns of how many whole slabs the memory went back to the system, over all classes.
     #[must_use]
     pub fn slab_trims(&self) -> u64 {
         self.classes.iter().map(|class| class.slab_trims).sum()
     }
 
-    /// Chunks held by callers, over all classes.
+    /// Returns how many chunks callers hold, over all classes.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         self.classes.iter().map(|class| class.in_use).sum()
     }
 
-    /// Bytes held by callers, over all classes, counted as whole chunks.
+    /// Returns the bytes held by callers, over all classes, counted as whole chunks.
     #[must_use]
     pub fn in_use_bytes(&self) -> u64 {
         self.classes.iter().map(ClassStats::in_use_bytes).sum()

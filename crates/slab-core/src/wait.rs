@@ -3,8 +3,8 @@
 //! While nobody waits, none of this costs anything. The first waiter puts the pool *under
 //! pressure*: it raises a gate on every magazine and sweeps, so that each free chunk lies in its
 //! slab. From then on, and under the mutex of the slab layer, each free goes into its slab at once
-//! and is followed by [`serve`](Inner::serve), which carves for whoever has waited longest and can
-//! be served. So these hold whenever the mutex is free:
+//! and is followed by [`serve`](Inner::serve), which carves for the waiter that has waited longest and
+//! can be served. So these hold whenever the mutex is free:
 //!
 //! - `under pressure <=> somebody waits`, and then all free chunks are stored in the slab layer
 //! - nobody waits for a class of which there is a free chunk, or could be
@@ -43,7 +43,7 @@ const MAX_WAITERS: usize = if MODELLED { 4 } else { 1 << 16 };
 /// A place in the queue: the order in which waiters came.
 pub(crate) type Ticket = u64;
 
-/// The waiters, and what was granted to them and they have not taken yet. A part of the slab layer.
+/// The waiters, and the grants that they have not taken yet. A part of the slab layer.
 #[derive(Debug)]
 pub(crate) struct Waiters {
     next: Ticket,

@@ -66,8 +66,8 @@ fn unit_at(pool: &Inner, at: NonNull<u8>) -> Option<u32> {
 /// The chunk that a value lies in.
 ///
 /// # Safety
-/// `at` is the start of a chunk of this pool, which is a typed slab's, and the chunk is given up
-/// by whoever had it.
+/// `at` is the start of a chunk of this pool, which is a typed slab's, and the chunk's owner gives it
+/// up.
 #[inline(always)]
 unsafe fn chunk_at(pool: NonNull<Inner>, at: NonNull<u8>) -> Chunk {
     // SAFETY: a pool is not unmapped while one of its chunks lives.
@@ -269,7 +269,7 @@ impl<T, Tag> Slab<T, Tag> {
         Ok(unsafe { SlabBox::<MaybeUninit<T>, Tag>::uninit(chunk).assume_init() })
     }
 
-    /// The name given to the builder.
+    /// Returns the name given to the builder.
     #[must_use]
     pub fn name(&self) -> &str {
         self.pool.name()
@@ -296,17 +296,17 @@ impl<T, Tag> Slab<T, Tag> {
         self.pool.inner().slabs.lock().waiters.times(CLASS)
     }
 
-    /// As [`SlabPool::flush_thread_cache`].
+    /// Flushes this thread's magazine as [`SlabPool::flush_thread_cache`] does.
     pub fn flush_thread_cache(&self) {
         self.pool.flush_thread_cache();
     }
 
-    /// As [`SlabPool::trim`]; returns how many bytes were given back.
+    /// Trims the slab as [`SlabPool::trim`] does; returns how many bytes were given back.
     pub fn trim(&self) -> usize {
         self.pool.trim()
     }
 
-    /// As [`SlabPool::trim_to`]; returns how many bytes were given back.
+    /// Trims the slab as [`SlabPool::trim_to`] does; returns how many bytes were given back.
     pub fn trim_to(&self, bytes: usize) -> usize {
         self.pool.trim_to(bytes)
     }
@@ -351,14 +351,13 @@ impl<T, Tag> Default for SlabBuilder<T, Tag> {
 }
 
 impl<T, Tag> SlabBuilder<T, Tag> {
-    /// What the slab is called in metrics and log events. Default: `default`.
+    /// Sets the slab's name in metrics and log events. Default: `default`.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.pool = self.pool.name(name);
         self
     }
 
-    /// The number of values that the slab holds at least, rounded up to whole slabs. Default: 64 MiB of
-    /// them.
+    /// Sets how many values the slab holds at least, rounded up to whole slabs. Default: 64 MiB of them.
     pub fn max_objects(mut self, objects: usize) -> Self {
         self.max_objects = objects;
         self
