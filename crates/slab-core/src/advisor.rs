@@ -201,7 +201,7 @@ fn best_classes(sizes: &[usize], requests: &[u128], max: usize) -> Vec<usize> {
     let mut round = Round {
         sizes,
         requests,
-        // No class serves no sizes: possible for `j = 0` only.
+        // Without a class, only the first 0 sizes are served.
         before: vec![u128::MAX; sizes.len() + 1],
         after: vec![u128::MAX; sizes.len() + 1],
         from: vec![0; sizes.len() + 1],

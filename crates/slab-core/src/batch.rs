@@ -91,7 +91,7 @@ impl ChunkBatch {
         self.pool.inner().classes.geometry(self.place.class()).bytes
     }
 
-    /// Where the magazine had fewer: one by one, each refill bringing a batch of the depot or of a slab.
+    /// Fills one by one where the magazine had fewer; each refill brings a batch of the depot or of a slab.
     #[cold]
     #[inline(never)]
     fn fill_slow(&mut self, count: usize, call_site: CallSite) -> Result<(), AllocError> {
@@ -129,7 +129,7 @@ impl ChunkBatch {
         }
     }
 
-    /// Where the magazine has no room for all of them.
+    /// Frees one by one where the magazine has no room for all of them.
     #[cold]
     #[inline(never)]
     fn free_one_by_one(&mut self) {

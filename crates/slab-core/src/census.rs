@@ -51,7 +51,7 @@ impl Inner {
         }
     }
 
-    /// Asserts that of a quiet pool the parts are exact as they are read: none has to be clamped for the
+    /// Asserts that the parts of a quiet pool are exact as they are read: none has to be clamped for the
     /// remainder to be what callers hold of each class.
     #[cfg(all(test, not(any(loom, miri))))]
     pub(crate) fn assert_exact(&self, in_use: &[u64]) {

@@ -50,7 +50,7 @@ impl Name {
         self.0.get() as u32
     }
 
-    /// To be read, not to make another name of: its lower half still is the unit.
+    /// For reading only, not for making another name: its lower half still is the unit.
     #[inline(always)]
     fn place(self) -> Place {
         // SAFETY: `new` put a place's bits there.

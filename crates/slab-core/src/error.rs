@@ -189,7 +189,7 @@ pub enum AllocError {
         /// The system's error number.
         errno: i32,
     },
-    /// The most tasks that may wait in one pool already do; only from [`SlabPool::alloc`].
+    /// As many tasks wait in the pool already as it allows; only from [`SlabPool::alloc`].
     ///
     /// [`SlabPool::alloc`]: crate::SlabPool::alloc
     TooManyWaiters {

@@ -239,7 +239,7 @@ impl Guard {
 
     /// Shuts the gate for a reason. Under the registry's lock, as all changes of a gate.
     ///
-    /// The owner is surely out only after a `heavy_barrier` (one for all guards shut before it) and then
+    /// The owner is kept out only after a `heavy_barrier` (one for all guards shut before it) and then
     /// [`wait_idle`](Self::wait_idle) on each guard.
     pub(crate) fn raise(&self, reason: u32) {
         self.set_gate(self.gate.load(Ordering::Relaxed) | reason);

@@ -16,7 +16,7 @@ const PATIENCE: u32 = 256;
 pub(crate) struct HandoffMutex<T> {
     mutex: Mutex<T>,
     /// Threads that sleep for the mutex, or are about to. In the child of a fork those of the parent
-    /// stay counted: each hand-over then waits as long as it would at most.
+    /// stay counted: each hand-over then waits out all of its patience, and no longer.
     waiting: Count,
 }
 

@@ -52,8 +52,8 @@ use core::ptr::NonNull;
 /// - the child's use of a pool for whose memory tasks of other threads were [waiting](Self::alloc): a
 ///   free wakes them, and their wakers may take locks that nobody releases.
 ///
-/// On other systems, and after a bare `clone`, if other threads of the process use pools, follow POSIX:
-/// the child does nothing but what leads to `exec`.
+/// On other systems, and after a bare `clone`, follow POSIX if other threads of the process use pools: in
+/// the child do nothing but what leads to `exec`.
 ///
 /// # Sandboxes
 /// On Linux, building the first pool checks whether the process may issue `membarrier`, and all pools rely
@@ -314,8 +314,8 @@ impl SlabPool {
 
     /// Gives free memory back to the system; returns how many bytes.
     ///
-    /// Whole slabs go in which no chunk is in use. Of the other slabs, those whole pages go that lie among
-    /// free chunks, or from which no chunk was carved since the slab changed its size class or was
+    /// This covers slabs in which no chunk is in use and, in the other slabs, the whole pages that lie
+    /// among free chunks, or from which no chunk was carved since the slab changed its size class or was
     /// [prefaulted](crate::Backing::Prefault).
     ///
     /// Memory is not given back twice: a second call only visits slabs in which chunks were freed since

@@ -50,8 +50,8 @@ struct Slab {
     free: u32,
     /// The pages of all that is stored here went back to the system.
     trimmed: bool,
-    /// The rest, of which no chunk was carved since the slab took its class, or ever, may be in memory:
-    /// the slab served before, or was backed ahead of use.
+    /// The rest of the slab, of which no chunk was carved since it took its class, or ever, may be in
+    /// memory: the slab served before, or was backed ahead of use.
     rest_held: bool,
 }
 

@@ -125,7 +125,7 @@ impl PoolStats {
         self.classes.iter().map(|class| class.slab_rebalances).sum()
     }
 
-    /// Returns of how many whole slabs the memory went back to the system, over all classes.
+    /// Returns how many whole slabs gave their memory back to the system, over all classes.
     #[must_use]
     pub fn slab_trims(&self) -> u64 {
         self.classes.iter().map(|class| class.slab_trims).sum()

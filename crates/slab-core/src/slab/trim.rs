@@ -1,14 +1,14 @@
-//! Giving memory back to the system: slabs that serve no class, and those whole pages of the others that
-//! lie among free chunks, or in a rest of which no chunk has been carved yet but which may be in memory.
+//! Giving memory back to the system: slabs that serve no class, and the whole pages of the others that lie
+//! among free chunks or in the rest, of which no chunk has been carved yet, where that may be in memory.
 //!
 //! Memory goes back in pieces. All of it at once under the mutex would block threads that need a slab for
 //! as long: a tenth of a second a GiB. Between two pieces every invariant of the slab table holds, so
 //! whatever happens there, a trim in pieces is a sequence of short trims.
 //!
 //! Memory is not given back twice: an unused slab without memory is among the `empty` ones, and a slab
-//! whose free pages are gone is marked until a chunk is stored in it. Chunks carved later from a rest that
-//! is gone will be stored some day, as all chunks are. Memory that the system brings back by itself, in a
-//! huge page for a slab in use, goes back once more with that slab.
+//! whose free pages are gone is marked until a chunk is stored in it. Chunks carved later from the rest are
+//! stored some day, as all chunks are. Memory that the system brings back by itself, in a huge page for a
+//! slab in use, goes back once more with that slab.
 
 use super::{Slabs, UNUSED, WORD_BITS, slab_words};
 use crate::arena::Arena;
@@ -18,16 +18,16 @@ use crate::sync::MODELLED;
 use crate::sys::page_size;
 use core::ops::Range;
 
-/// A trim releases the mutex at least after giving back this many bytes, for which a system takes a
+/// A trim releases the mutex at the latest after giving back this many bytes, for which a system takes a
 /// millisecond or less. A slab is given back at once, whatever its size.
 const PIECE_BYTES: usize = if MODELLED { 1 } else { 4 << 20 };
-/// And at least after looking at this many slabs.
+/// And at the latest after looking at this many slabs.
 const PIECE_SLABS: usize = 1024;
 
 /// A trim in progress. The state in which it began bounds it: what becomes free meanwhile is for the next.
 #[derive(Debug)]
 pub(crate) struct Trim {
-    /// Whole slabs go only while the slabs that hold memory have more bytes than this.
+    /// Whole slabs are given back only while the slabs that hold memory have more bytes than this.
     target: usize,
     /// Unused slabs to give back, at most.
     unused: usize,
