@@ -282,7 +282,7 @@ impl SlabPool {
     }
 
     /// Returns how many bytes of the arena are in memory now, as the system counts them; `None` where the
-    /// system does not say (anywhere but on Linux), and for memory that is
+    /// system does not say (anywhere but on Linux, and without the feature `std`), and for memory that is
     /// [lent](crate::SlabPoolBuilder::build_in).
     ///
     /// This is at most what is committed, unless [huge pages](crate::SlabPoolBuilder::huge_pages) bring in
