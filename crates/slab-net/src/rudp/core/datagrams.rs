@@ -1,9 +1,9 @@
 //! Unreliable datagrams beside the reliable segments, between two ends of this library.
 //!
 //! Each is a segment of its own command, with the number that the peer gave away in its WASK, so that
-//! nobody else can slip one in. They share the session's memory budget, and wait in short queues: to
-//! be sent until the next call to the kernel, to be read until the application does. Where that takes
-//! too long the oldest are dropped, as who wants them wants them soon.
+//! nobody else can slip one in. They share the session's memory budget, and wait in two queues: to be
+//! sent until the next call to the kernel, to be read until the application does. A full queue to be sent
+//! refuses the newest; a full queue to be read drops the oldest, because late datagrams are worth the least.
 
 use super::super::budget::Account;
 use super::super::error::{SendError, Unsent};
@@ -12,23 +12,27 @@ use super::{Phase, Session};
 use crate::packet::{Packet, PacketPool};
 use std::collections::VecDeque;
 
-/// The most datagrams that wait to be sent, and the most that wait to be read.
-const QUEUE: usize = 64;
+/// The most datagrams that wait to be sent.
+const UNSENT: usize = 64;
 
 /// Allocated with the first datagram.
 #[derive(Debug)]
 pub(super) struct Datagrams {
     out: VecDeque<(Packet, usize)>,
     received: VecDeque<(Packet, usize)>,
+    /// The most datagrams that wait to be read: as many as the receive window has segments, because one
+    /// read of the socket may bring a burst of them before the reader runs.
+    unread: usize,
     account: Account,
     pub(super) dropped: u64,
 }
 
 impl Datagrams {
-    fn new(account: Account) -> Self {
+    fn new(unread: usize, account: Account) -> Self {
         Self {
-            out: VecDeque::with_capacity(QUEUE),
-            received: VecDeque::with_capacity(QUEUE),
+            out: VecDeque::with_capacity(UNSENT),
+            received: VecDeque::new(),
+            unread,
             account,
             dropped: 0,
         }
@@ -49,7 +53,7 @@ impl Datagrams {
             self.dropped += 1;
             return;
         };
-        if self.received.len() == QUEUE {
+        if self.received.len() == self.unread {
             self.drop_oldest();
         }
         if !self.account.reserve(bytes) {
@@ -119,7 +123,7 @@ impl Session {
             return Err((packet, SendError::DatagramTooLong { max }));
         }
         let datagrams = self.datagrams_mut();
-        if datagrams.out.len() == QUEUE {
+        if datagrams.out.len() == UNSENT {
             return Err((packet, SendError::Blocked));
         }
         let bytes = match packet.is_empty() {
@@ -134,7 +138,9 @@ impl Session {
     }
 
     /// The next datagram, of those that have arrived and were not read. One that arrives twice is read
-    /// twice: who minds has to number them.
+    /// twice: number them if that matters. As many wait to be read as the
+    /// [receive window](super::super::SessionConfig::window) has segments; a newer one then takes the place of the
+    /// oldest, which is counted as [dropped](super::super::RudpStats::dropped_unreliable).
     pub fn recv_datagram(&mut self) -> Option<Packet> {
         let datagrams = self.datagrams.as_deref_mut()?;
         let (packet, bytes) = datagrams.received.pop_front()?;
@@ -150,9 +156,9 @@ impl Session {
     }
 
     fn datagrams_mut(&mut self) -> &mut Datagrams {
-        let account = &self.send.blocks;
+        let (unread, account) = (self.config.recv_window as usize, &self.send.blocks);
         self.datagrams
-            .get_or_insert_with(|| Box::new(Datagrams::new(account.sibling_account())))
+            .get_or_insert_with(|| Box::new(Datagrams::new(unread, account.sibling_account())))
     }
 
     /// One has come, checked already; it is not to be kept as it is if it is `transient`.
