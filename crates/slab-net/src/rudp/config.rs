@@ -143,7 +143,8 @@ impl SessionConfig {
     }
 
     /// Gives the session up once a segment was sent this often in vain; transmissions after which the
-    /// peer acknowledged something later count as one. Default: 20.
+    /// peer acknowledged something later count as one. 2 to 1000; a cookie that is asked for takes one of
+    /// them. Default: 20.
     pub fn dead_link(mut self, transmissions: u32) -> Self {
         self.dead_link = transmissions;
         self
@@ -187,7 +188,7 @@ impl SessionConfig {
                 "interval",
                 (Duration::from_millis(10)..=Duration::from_secs(5)).contains(&self.interval),
             ),
-            ("dead link", (1..=1000).contains(&self.dead_link)),
+            ("dead link", (2..=1000).contains(&self.dead_link)),
             (
                 "keepalive",
                 !self.keepalive.is_zero() && self.keepalive < self.idle_timeout,
@@ -226,7 +227,7 @@ impl fmt::Display for SessionConfigError {
         let range = match self.what {
             "mtu" => "64 to 65507 bytes beside what error correction and encryption add",
             "interval" => "10 ms to 5 s",
-            "dead link" => "1 to 1000 transmissions",
+            "dead link" => "2 to 1000 transmissions",
             "keepalive" => "more than nothing and less than the idle timeout",
             _ => "1 to 32768 segments",
         };
@@ -256,7 +257,8 @@ mod tests {
             ok.window(1, 0),
             ok.window(1, 32769),
             ok.interval(Duration::from_millis(9)),
-            ok.dead_link(0),
+            ok.dead_link(1),
+            ok.dead_link(1001),
             ok.keepalive(Duration::ZERO, Duration::from_secs(1)),
             ok.keepalive(Duration::from_secs(1), Duration::from_secs(1)),
         ];

@@ -41,7 +41,7 @@ impl Storm {
             .window(random.pick(&[1, 2, 33, 256, 5000]), random.pick(&windows))
             .stream(random.chance(500))
             .congestion(random.pick(&[Congestion::Off, Congestion::Reno, Congestion::Cubic]))
-            .dead_link(random.pick(&[1, 20, 1000]))
+            .dead_link(random.pick(&[2, 20, 1000]))
             .interval(Duration::from_millis(random.pick(&[10, 100, 5000])));
         let side = random.pick(&[Side::Client, Side::Server]);
         let wrap = u64::from(u32::MAX);
