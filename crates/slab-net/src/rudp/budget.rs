@@ -3,10 +3,10 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-/// A limit in bytes of pool memory that sessions share. What a session advertises as its window,
-/// and what it holds for sending, is reserved here first; what is not reserved is not promised.
+/// A limit, in bytes of pool memory, that sessions share. A session reserves here what it advertises as its window
+/// and what it holds for sending, before it does either.
 ///
-/// It counts; it allocates nothing. Clones are handles to the same budget.
+/// A budget only counts; it allocates no pool memory. Clones are handles to the same budget.
 ///
 /// ```
 /// use slab_net::rudp::MemoryBudget;
@@ -26,7 +26,7 @@ struct Inner {
 }
 
 impl MemoryBudget {
-    /// A budget of this many bytes.
+    /// Creates a budget of `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
@@ -37,19 +37,19 @@ impl MemoryBudget {
         }
     }
 
-    /// The limit in bytes.
+    /// Returns the limit in bytes.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.inner.limit
     }
 
-    /// Bytes reserved now, by all sessions; never above the limit.
+    /// Returns the bytes reserved by all sessions; never more than the limit.
     #[must_use]
     pub fn reserved(&self) -> usize {
         self.inner.reserved.load(Ordering::Relaxed)
     }
 
-    /// An account without a reservation.
+    /// Opens an account without a reservation.
     pub(super) fn account(&self) -> Account {
         Account {
             budget: self.clone(),
@@ -71,7 +71,7 @@ impl Account {
         self.budget.account()
     }
 
-    /// Reserves `bytes` more, or nothing and says so.
+    /// Reserves `bytes` more; if they do not fit, reserves nothing and returns `false`.
     pub(super) fn reserve(&mut self, bytes: usize) -> bool {
         let inner = &*self.budget.inner;
         let reserved =
@@ -87,7 +87,7 @@ impl Account {
         reserved.is_ok()
     }
 
-    /// Gives `bytes` of the reservation back.
+    /// Gives back `bytes` of the reservation.
     pub(super) fn release(&mut self, bytes: usize) {
         debug_assert!(bytes <= self.bytes, "more given back than reserved");
         let bytes = bytes.min(self.bytes);

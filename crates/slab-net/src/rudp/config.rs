@@ -1,39 +1,38 @@
-//! [`SessionConfig`]: what a session is allowed, and how eager it is.
+//! [`SessionConfig`]: the limits and timers of a session.
 
 use super::wire::HEADER_BYTES;
 use core::fmt;
 use core::time::Duration;
 
-/// The window that a peer has until it tells: the smallest default of the known implementations.
+/// The window assumed of a peer that has not told one: the smallest default of the known implementations.
 pub(super) const DEFAULT_WINDOW: u32 = 32;
-/// The longest payload of a segment that is taken from a peer, if its MTU is larger than ours: that
-/// of an Ethernet frame.
+/// The longest payload that a segment of a peer may have where the peer's MTU may be larger than ours: that of an
+/// Ethernet frame.
 const ETHERNET_SEGMENT: usize = 1500 - HEADER_BYTES;
 const MIN_MTU: usize = 64;
-/// What fits into an IPv4 datagram.
+/// The payload of the largest IPv4 datagram.
 const MAX_MTU: usize = 65507;
 pub(super) const MAX_WINDOW: u32 = 32768;
 
 /// How a session sends when the network, rather than the peer's window, is the limit.
 ///
-/// With any but [`Off`](Self::Off) it is paced as well: what the window allows is spread over the
-/// round trip.
+/// With any variant but [`Off`](Self::Off), sending is paced as well: a window is spread over the round trip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Congestion {
-    /// It does not ask the network: only the windows limit it (KCP's `nc` = 1).
+    /// No congestion control: only the windows limit the session (KCP's `nc` = 1).
     #[default]
     Off,
-    /// Slow start, then one segment more a round trip, half after a loss: KCP's own, which is
-    /// Reno's (`nc` = 0).
+    /// Reno, which is KCP's own (`nc` = 0): slow start, then one segment more a round trip; half the window after a
+    /// loss.
     Reno,
-    /// CUBIC (RFC 9438): seven tenths after a loss, then fast back to where it was.
+    /// CUBIC (RFC 9438): seven tenths of the window after a loss, then fast back to where it was.
     Cubic,
 }
 
 /// The configuration of a [`Session`](super::Session).
 ///
-/// The names are those of KCP where it has one: `nodelay(1, 10, 2, 1)` is [`fast`](Self::fast).
+/// Options that KCP has too bear its names: `nodelay(1, 10, 2, 1)` is [`fast`](Self::fast).
 ///
 /// ```
 /// use slab_net::rudp::SessionConfig;
@@ -80,8 +79,8 @@ impl Default for SessionConfig {
 }
 
 impl SessionConfig {
-    /// What KCP's users mostly run: no delay, 10 ms, fast resend after 2, no congestion control,
-    /// windows of 256.
+    /// What most users of KCP run: no delay, an interval of 10 ms, fast resend after 2 segments, no congestion
+    /// control, windows of 256.
     pub fn fast() -> Self {
         Self {
             send_window: 256,
@@ -94,90 +93,89 @@ impl SessionConfig {
         }
     }
 
-    /// The longest datagram to send, in bytes; both ends may differ. Default: 1400.
+    /// Sets the longest datagram to send, in bytes. The two ends may differ. Default: 1400.
     pub fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
         self
     }
 
-    /// Segments in flight at most, and segments received and not yet read at most. A session takes
-    /// memory for its receive window as the traffic asks for it. Default: 128 each.
+    /// Sets the most segments in flight, and the most segments received and not yet read. A session reserves memory
+    /// for its receive window only as the traffic needs it. Default: 128 each.
     pub fn window(mut self, send: u32, recv: u32) -> Self {
         self.send_window = send;
         self.recv_window = recv;
         self
     }
 
-    /// Sends bytes rather than messages: segments are filled up, boundaries are not kept. Default:
-    /// messages.
+    /// Sends bytes rather than messages: segments are filled up, and boundaries are not kept. Default: messages.
     pub fn stream(mut self, stream: bool) -> Self {
         self.stream = stream;
         self
     }
 
-    /// Retransmits after 30 ms at the earliest instead of 100, and waits half as much longer each
-    /// time instead of twice as long. Default: no.
+    /// Lowers the minimum time-out from 100 ms to 30 ms, and multiplies it by 1.5 instead of 2 after each time-out.
+    /// Default: off.
     pub fn nodelay(mut self, nodelay: bool) -> Self {
         self.nodelay = nodelay;
         self
     }
 
-    /// How often the peer is assumed to look after the session, 10 ms to 5 s: how long its
-    /// acknowledgements may take, and ours, at most. Default: 100 ms.
+    /// Sets the interval at which the peer is assumed to update the session (KCP's `interval`), 10 ms to 5 s: the
+    /// longest that either end holds an acknowledgement back. Default: 100 ms.
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
     }
 
-    /// Takes a segment for lost once this many sent after it have arrived; 0 goes by time alone.
-    /// Raised by itself where a path turns out to reorder. Default: 0.
+    /// Takes a segment for lost once one has arrived that was sent more than this many transmissions after it; 0
+    /// goes by time alone. Counting stops while the path is found to reorder. Default: 0.
     pub fn fast_resend(mut self, segments: u32) -> Self {
         self.fast_resend = segments;
         self
     }
 
-    /// The congestion control. Default: [`Congestion::Reno`].
+    /// Sets the congestion control. Default: [`Congestion::Reno`].
     pub fn congestion(mut self, congestion: Congestion) -> Self {
         self.congestion = congestion;
         self
     }
 
-    /// Gives the session up once a segment was sent this often in vain; transmissions after which the
-    /// peer acknowledged something later count as one. 2 to 1000; a cookie that is asked for takes one of
-    /// them. Default: 20.
+    /// Ends the session once a segment was sent this often without being acknowledged, 2 to 1000 times; fast
+    /// retransmissions of a segment count once at most. A server that asks for a cookie takes one of them. Default:
+    /// 20.
     pub fn dead_link(mut self, transmissions: u32) -> Self {
         self.dead_link = transmissions;
         self
     }
 
-    /// Asks for a sign of life after this long without one, and gives the session up after
-    /// `idle_timeout`. Default: 15 s, 60 s.
+    /// Asks for a sign of life after `keepalive` without one, and ends the session after `idle_timeout` without
+    /// one. Default: 15 s, 60 s.
     pub fn keepalive(mut self, keepalive: Duration, idle_timeout: Duration) -> Self {
         self.keepalive = keepalive;
         self.idle_timeout = idle_timeout;
         self
     }
 
-    /// How long a peer may be silent that has not proved its address, if that is shorter than the
-    /// idle timeout; and how long it may leave what is sent to it without an acknowledgement, whatever
-    /// else comes from there. Default: 10 s.
+    /// Sets how long a peer that has not proved its address may be silent, if that is shorter than the idle
+    /// timeout; and how long it may leave unacknowledged what is sent to it, whatever else comes from its address.
+    /// Default: 10 s.
     pub fn unproved_timeout(mut self, timeout: Duration) -> Self {
         self.unproved_timeout = timeout;
         self
     }
 
-    /// How long a session that was closed goes on trying to deliver what was sent, and then to tell
-    /// the peer that it is closed; and before that how long one that was
-    /// [finished](super::Session::finish) goes on trying to know the peer. Default: 10 s.
+    /// Sets how long a closed session keeps trying to deliver what was sent, and then to tell the peer that it is
+    /// closed; and how long a [finished](super::Session::finish) session waits to learn whether the peer runs this
+    /// library. Default: 10 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
     }
 
-    /// Says what is wrong with it, if something is.
+    /// Checks every value against its range.
     ///
     /// # Errors
-    /// The first value that is out of its range.
+    /// Names the first value that is out of its range.
     pub fn validate(&self) -> Result<(), SessionConfigError> {
         let windows = 1..=MAX_WINDOW;
         let checks = [
@@ -200,23 +198,23 @@ impl SessionConfig {
         }
     }
 
-    /// The longest payload of a segment that it sends.
+    /// The longest payload of a segment sent.
     pub(super) fn mss(&self) -> usize {
         self.mtu - HEADER_BYTES
     }
 
-    /// The longest payload of a segment that it takes.
+    /// The longest payload of a segment received.
     pub(super) fn max_segment(&self) -> usize {
         self.mss().max(ETHERNET_SEGMENT)
     }
 
-    /// How long an acknowledgement may wait for company.
+    /// How long an acknowledgement may wait for others to go with it.
     pub(super) fn ack_delay(&self) -> Duration {
         (self.interval / 4).clamp(Duration::from_millis(1), Duration::from_millis(10))
     }
 }
 
-/// A [`SessionConfig`] value out of its range.
+/// A value of a [`SessionConfig`] is out of its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionConfigError {
     what: &'static str,

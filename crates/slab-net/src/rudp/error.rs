@@ -8,30 +8,29 @@ use core::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CloseReason {
-    /// It was closed here, and what had been sent was delivered.
+    /// It was closed here, and everything that was sent had been delivered.
     Closed,
-    /// It was closed here, and the linger time ended before everything was delivered. A peer of this
-    /// library is reset.
+    /// It was closed here, and the linger time ended before everything was delivered. A peer that runs this library
+    /// is reset.
     LingerExpired,
-    /// It was given up here, with whatever had not been delivered.
+    /// It was aborted here; what had not been delivered is lost.
     Aborted,
-    /// The peer closed it, and said so.
+    /// The peer closed it and said so.
     ClosedByPeer,
-    /// The peer gave it up, with whatever had not been delivered: one of this library has said so, or one of
-    /// any has forgotten what it had, as after a restart.
+    /// The peer gave it up; what had not been delivered is lost. A peer that runs this library has said so, or a
+    /// peer of any implementation has lost its state, as after a restart.
     Reset,
-    /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows, and nothing
-    /// sent after it was acknowledged.
+    /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows, and nothing sent after
+    /// it was acknowledged.
     DeadLink,
     /// The peer gave no sign of life for [the idle timeout](super::SessionConfig::keepalive).
     TimedOut,
-    /// There is nobody at the peer's address, as its host said before anything else came from there.
+    /// Nobody listens at the peer's address: its host said so before anything else came from there.
     Refused,
-    /// The peer sent a message of more segments than fit into the receive window, or than there was
-    /// memory for within [the idle timeout](super::SessionConfig::keepalive), or than are taken of an
-    /// address that is not proved within [its own](super::SessionConfig::unproved_timeout); or one above
-    /// the pool's largest size class where
-    /// [the heap may not stand in](crate::PacketPoolBuilder::heap_limit).
+    /// The peer sent a message that needs more segments than the receive window can ever have; or more than there
+    /// was memory for within [the idle timeout](super::SessionConfig::keepalive); or more than an address may have
+    /// that was not proved within [its timeout](super::SessionConfig::unproved_timeout). Or the message is above
+    /// the pool's largest size class and [the heap may not stand in](crate::PacketPoolBuilder::heap_limit).
     MessageTooLong,
 }
 
@@ -53,32 +52,33 @@ impl fmt::Display for CloseReason {
 
 impl core::error::Error for CloseReason {}
 
-/// Why nothing was taken for sending.
+/// Why something was not accepted for sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The send queue is full, or as full as it may be before the peer has proved its address; there will be
-    /// room when the peer has acknowledged something.
+    /// The send queue is full, or as full as it may be before the peer has proved its address. There will be room
+    /// once the peer has acknowledged something.
     Blocked,
     /// The session's memory budget or the pool has nothing left.
     NoMemory,
-    /// The message needs more segments than the peer's window has, as far as is known.
+    /// The message needs more segments than the peer's window has, as far as is known, or more than 255; in stream
+    /// mode, more than the send queue holds.
     TooLong {
-        /// How many segments it needs.
+        /// The number of segments it needs.
         segments: usize,
-        /// How many the peer can take.
+        /// The most segments it may have.
         max: usize,
     },
-    /// A datagram longer than what is sent in one piece.
+    /// The datagram is longer than one segment.
     DatagramTooLong {
-        /// The longest that is sent, in bytes.
+        /// The longest datagram that is sent, in bytes.
         max: usize,
     },
-    /// The peer is not of this library, or not yet known to be: it would not understand a datagram.
+    /// The peer does not run this library, or is not yet known to: it would not understand a datagram.
     PeerIsForeign,
-    /// A message of no bytes, which stops some implementations for good.
+    /// The message has no bytes. Such a message stops some implementations for good.
     Empty,
-    /// The session has ended, or nothing more is taken because it was closed or finished here.
+    /// The session has ended, or was closed or finished here.
     Closed(CloseReason),
 }
 
@@ -103,12 +103,12 @@ impl fmt::Display for SendError {
 
 impl core::error::Error for SendError {}
 
-/// A message that was not taken for sending, and why.
+/// A message that was not accepted for sending, and why.
 #[derive(Debug)]
 pub struct Unsent {
-    /// The message, as it was.
+    /// The message, unchanged.
     pub packet: Packet,
-    /// Why it was not taken.
+    /// Why it was not accepted.
     pub reason: SendError,
 }
 
@@ -120,7 +120,7 @@ impl fmt::Display for Unsent {
 
 impl core::error::Error for Unsent {}
 
-/// Why a datagram was refused as a whole: nothing in it was looked at further, nothing was changed.
+/// Why a datagram was refused. It is refused as a whole: none of its segments has an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 #[non_exhaustive]
@@ -135,30 +135,29 @@ pub enum Rejection {
     TrailingBytes,
     /// A segment of another conversation.
     OtherConversation,
-    /// Acknowledges by `una` what was never sent, or what was acknowledged more than 65 536 segments ago.
+    /// Its `una` is beyond what was sent, or more than 65 536 segments behind what was acknowledged.
     UnaBeyondSent,
-    /// Acknowledges by the `sn` of an ACK what was never sent, or what was acknowledged more than 65 536
-    /// segments ago.
+    /// The `sn` of an ACK is beyond what was sent, or more than 65 536 segments behind what was acknowledged.
     AckBeyondSent,
-    /// An ACK that echoes a time at which the segment was not sent.
+    /// An ACK echoes a time at which the segment was not sent.
     TimeNeverSent,
-    /// A sequence number far outside of the window.
+    /// A sequence number is far outside of the window.
     SequenceFarOutside,
-    /// More fragments to follow than fit into the receive window, or than KCP can handle, or than follow
-    /// by what the segment before it in the message says, or the one behind it.
+    /// A segment's count of fragments to follow is larger than the receive window or KCP allows, or does not fit
+    /// the segment before it in the message or the one behind it.
     TooManyFragments,
-    /// A segment longer than any that are taken.
+    /// A segment is longer than this end accepts.
     SegmentTooLong,
-    /// A close notice that does not know what this end told the peer.
+    /// A close notice does not carry the token that this end gave to the peer, or is not next in order.
     ForgedClose,
-    /// A datagram that does not know what this end told the peer.
+    /// An unreliable datagram does not carry the token that this end gave to the peer.
     ForgedDatagram,
-    /// A mark of the end that does not know what this end told the peer.
+    /// A mark of the end does not carry the token that this end gave to the peer.
     ForgedEnd,
 }
 
 impl Rejection {
-    /// All of them.
+    /// All variants, in the order of their numbers.
     pub const ALL: &'static [Self] = &[
         Self::TooShort,
         Self::UnknownCommand,
@@ -176,7 +175,7 @@ impl Rejection {
         Self::ForgedEnd,
     ];
 
-    /// A short name, for a metric's label.
+    /// Returns a short name, for a metric's label.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

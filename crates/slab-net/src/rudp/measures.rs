@@ -1,15 +1,15 @@
-//! [`Measures`]: what the sessions of an endpoint measure together.
+//! [`Measures`]: what all sessions of an endpoint measure together.
 //!
-//! Kept once for all of them, because each byte that a session has is there 100 000 times, and in
-//! atomics, because sessions run in their applications' tasks as well as in the endpoint's.
+//! Kept once for all of them, because a byte in a session may be there 100 000 times; and in atomics, because
+//! sessions run in their applications' tasks as well as in the endpoint's.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
-/// How long round trips took: a histogram with fixed bounds.
+/// A histogram of round-trip times, with fixed bounds.
 ///
-/// Every acknowledgement that measures a round trip counts, as it goes into the session's smoothed
-/// time; at most one a datagram. So a session counts as much as it has traffic.
+/// Every sample that enters a session's smoothed round-trip time counts, at most one a datagram. So a session
+/// weighs as much as it has traffic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RoundTripTimes {
     counts: [u64; Self::BOUNDS_NANOS.len() + 1],
@@ -17,8 +17,8 @@ pub struct RoundTripTimes {
 }
 
 impl RoundTripTimes {
-    /// The upper bounds of the buckets but the last, which has none, in nanoseconds; a round trip
-    /// of exactly a bound lies below it. From 100 microseconds to 10 seconds.
+    /// The upper bounds of all buckets but the last, which has none, in nanoseconds: 100 microseconds to 10
+    /// seconds. A round trip equal to a bound counts below it.
     pub const BOUNDS_NANOS: [u64; 16] = [
         100_000,
         250_000,
@@ -38,19 +38,19 @@ impl RoundTripTimes {
         10_000_000_000,
     ];
 
-    /// How many lie in each bucket; not cumulative. The last counts those above all bounds.
+    /// Returns the count of each bucket; not cumulative. The last one counts round trips above all bounds.
     #[must_use]
     pub fn counts(&self) -> &[u64; Self::BOUNDS_NANOS.len() + 1] {
         &self.counts
     }
 
-    /// How many there were.
+    /// Returns the number of round trips.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of them together.
+    /// Returns the sum of all round trips.
     #[must_use]
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.sum_micros)
@@ -80,17 +80,17 @@ impl Measures {
         }
     }
 
-    /// A session had something to send, and for so long no memory to keep it in.
+    /// A session had something to send and, for this long, no memory to keep it in.
     pub(super) fn blocked_sending(&self, took: Duration) {
         add(&self.blocked_sending_micros, took);
     }
 
-    /// A peer filled its window for so long, and the window did not grow for want of memory.
+    /// A peer filled its window for this long while the window could not grow for want of memory.
     pub(super) fn blocked_receiving(&self, took: Duration) {
         add(&self.blocked_receiving_micros, took);
     }
 
-    /// For how long sessions were blocked: in sending, and in receiving.
+    /// How long sessions were blocked in sending and in receiving.
     pub(super) fn blocked(&self) -> (Duration, Duration) {
         let read = |micros: &AtomicU64| Duration::from_micros(micros.load(Ordering::Relaxed));
         (
@@ -139,7 +139,7 @@ mod tests {
     const WAY: Duration = Duration::from_millis(10);
 
     impl Pair {
-        /// With so much memory for each.
+        /// With this many bytes of budget for each.
         fn new(bytes: [usize; 2]) -> Self {
             let pool = PacketPool::builder().max_memory(32 << 20).build().unwrap();
             let config = Arc::new(SessionConfig::fast());
@@ -169,7 +169,7 @@ mod tests {
             }
         }
 
-        /// What the one has to say, said to the other after the path's delay.
+        /// Delivers what one end has to send to the other, after the path's delay.
         fn carry(&mut self, from: usize) {
             let mut scratch = vec![0; 65_507];
             let mut sent = Vec::new();
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_sender_is_blocked_from_its_lack_of_memory_until_there_is_some() {
-        // Enough for the window that is promised, and for little to send beside it.
+        // Enough for the promised window, and for a little to send.
         let mut pair = Pair::new([32 * 1536 * 5 / 4 + (64 << 10), 8 << 20]);
         let message = [5; 1000];
         while pair.ends[0].0.send_slice(&message).is_ok() {}
@@ -212,12 +212,12 @@ mod tests {
         pair.carry(0);
         pair.carry(1);
         assert_eq!(blocked(&pair), (2 * WAY, Duration::ZERO));
-        // What was acknowledged made room.
+        // The acknowledgement made room.
         pair.ends[0].0.send_slice(&message).unwrap();
         pair.carry(0);
         assert_eq!(blocked(&pair).0, 2 * WAY, "it goes on");
 
-        // Nobody who has nothing left to send waits, however long nothing happens.
+        // A session with nothing left to send is not blocked, however long nothing happens.
         while pair.ends[0].0.send_slice(&message).is_ok() {}
         for _ in 0..100 {
             pair.carry(0);

@@ -1,8 +1,8 @@
 //! RUDP: reliable, ordered sessions over UDP that speak the KCP protocol, on pool memory.
 //!
-//! An [`Endpoint`] is a socket with sessions; a [`Connection`] is one of them, for messages; a
-//! [`Stream`] the same for bytes. Below them is [`Session`], the protocol without socket or clock,
-//! for those who bring their own. Peers may be of any implementation of KCP.
+//! An [`Endpoint`] is a socket with sessions. A [`Connection`] is one session, used for messages; a [`Stream`] is
+//! one used for bytes. Below them is [`Session`], the protocol without socket or clock, for callers who bring their
+//! own. Peers may run any implementation of KCP.
 //!
 //! | module | what |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! | `core` | [`Session`] |
 //! | `endpoint` | [`Endpoint`], [`Connection`], [`Stream`] |
 //! | `budget` | [`MemoryBudget`]: what sessions may promise and use |
-//! | `fec`, `crypto` | lost datagrams computed from others; encryption: features `fec`, `aes-gcm` |
-//! | `measures` | what the sessions of an endpoint measure together |
-//! | `config`, `error`, `stats`, `time` | what they say |
+//! | `fec`, `crypto` | recovery of lost datagrams from others; encryption: features `fec`, `aes-gcm` |
+//! | `measures` | what all sessions of an endpoint measure together |
+//! | `config`, `error`, `stats`, `time` | settings, errors, counters, the clock as a number |
 
 mod budget;
 mod config;

@@ -3,19 +3,19 @@
 use super::error::Rejection;
 use core::ops::AddAssign;
 
-/// What a session, or all of them together, did so far: plain numbers.
+/// The counters of one session, or the sums of several, since they began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RudpStats {
-    /// Datagrams made for sending.
+    /// Datagrams handed out for sending.
     pub sent_datagrams: u64,
     /// Bytes in these datagrams, headers included.
     pub sent_bytes: u64,
-    /// PUSH segments sent, each transmission counted.
+    /// PUSH segments sent; each transmission counts.
     pub sent_segments: u64,
     /// ACK segments sent.
     pub sent_acks: u64,
-    /// Datagrams taken.
+    /// Datagrams accepted.
     pub received_datagrams: u64,
     /// Bytes in these datagrams, headers included.
     pub received_bytes: u64,
@@ -23,43 +23,43 @@ pub struct RudpStats {
     pub received_segments: u64,
     /// Segments sent again because no acknowledgement came in time.
     pub retransmits_timeout: u64,
-    /// Segments sent again to hear of the last ones sooner than by a time-out.
+    /// Tail-loss probes: segments sent again to learn of the last ones sooner than by a time-out.
     pub retransmits_tail: u64,
     /// Segments sent again because later ones were acknowledged.
     pub retransmits_fast: u64,
-    /// Retransmissions that were not needed, as an acknowledgement of an earlier one showed.
+    /// Retransmissions that were not needed: an earlier transmission was acknowledged.
     pub retransmits_spurious: u64,
-    /// PUSH segments received that were there already.
+    /// PUSH segments received that were here already.
     pub duplicates: u64,
     /// PUSH segments dropped because they were beyond the window.
     pub dropped_beyond_window: u64,
     /// PUSH segments dropped, and not acknowledged, because there was no memory to keep them.
     pub dropped_no_memory: u64,
-    /// PUSH segments copied out of a receive buffer that they would have pinned.
+    /// PUSH segments copied out of a receive buffer that they would have kept in use.
     pub copied_segments: u64,
-    /// Times that the receive window did not grow as far as it was to for want of memory in the budget:
-    /// each size that was tried, half of the one before, is one.
+    /// Times that the receive window could not grow as wanted because the budget had no memory: every size tried
+    /// counts, each half of the one before.
     pub window_refused: u64,
     /// Unreliable datagrams sent.
     pub sent_unreliable: u64,
     /// Unreliable datagrams received.
     pub received_unreliable: u64,
-    /// Unreliable datagrams received and dropped, because nobody read them or there was no memory.
+    /// Unreliable datagrams received and dropped because nobody read them or there was no memory.
     pub dropped_unreliable: u64,
-    /// Windows asked for, by WASK.
+    /// WASK segments sent, each of which asks for the peer's window.
     pub probes: u64,
-    /// Datagrams refused, by [`Rejection`]. Not public: there may be more reasons one day.
+    /// Datagrams refused, by [`Rejection`]. Not public, as reasons may be added.
     pub(super) rejected: [u64; Rejection::ALL.len()],
 }
 
 impl RudpStats {
-    /// Datagrams refused for this reason.
+    /// Returns how many datagrams were refused for this reason.
     #[must_use]
     pub fn rejected_for(&self, reason: Rejection) -> u64 {
         self.rejected[reason as usize]
     }
 
-    /// Datagrams refused for any reason.
+    /// Returns how many datagrams were refused for any reason.
     #[must_use]
     pub fn rejected_datagrams(&self) -> u64 {
         self.rejected.iter().sum()

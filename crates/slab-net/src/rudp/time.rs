@@ -4,10 +4,10 @@ use core::fmt;
 use core::num::NonZeroU64;
 use core::time::Duration;
 
-/// A moment, in microseconds since a beginning of the caller's choice. A [`Session`] has no clock:
-/// it is told the time with each call.
+/// A moment, in microseconds since an origin that the caller chooses. A [`Session`] has no clock: it is told the
+/// time with each call.
 ///
-/// A clock that goes backwards is taken to stand still.
+/// A clock that goes backwards is treated as standing still.
 ///
 /// ```
 /// use slab_net::rudp::Time;
@@ -20,14 +20,14 @@ use core::time::Duration;
 ///
 /// [`Session`]: super::Session
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-// One more than the microseconds, so that an `Option` of it takes no more room.
+// The number is one more than the microseconds, so that an `Option<Time>` is no larger.
 pub struct Time(NonZeroU64);
 
 impl Time {
-    /// The beginning.
+    /// The origin.
     pub const ZERO: Self = Self::from_micros(0);
 
-    /// This many microseconds after the beginning.
+    /// Returns the moment this many microseconds after the origin; saturates.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         match NonZeroU64::MIN.checked_add(micros) {
@@ -36,13 +36,13 @@ impl Time {
         }
     }
 
-    /// Microseconds since the beginning.
+    /// Returns the microseconds since the origin.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0.get() - 1
     }
 
-    /// How long after `earlier` it is; zero if it is before.
+    /// Returns the time from `earlier` to this moment; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.get().saturating_sub(earlier.0.get()))
@@ -52,7 +52,7 @@ impl Time {
 impl core::ops::Add<Duration> for Time {
     type Output = Self;
 
-    /// Saturates at the end of time.
+    /// Saturates at the last moment that there is.
     fn add(self, duration: Duration) -> Self {
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(micros))

@@ -1,7 +1,7 @@
 //! The wire format: what a datagram of the KCP protocol holds, parsed and written.
 //!
-//! A datagram is one or more segments, one behind the other. A segment is a header of
-//! [`HEADER_BYTES`], little-endian, and its payload:
+//! A datagram is one or more segments in a row. A segment is a header of [`HEADER_BYTES`], little-endian, and its
+//! payload:
 //!
 //! | offset | field | bytes | |
 //! |---|---|---|---|
@@ -17,13 +17,12 @@
 use core::fmt;
 use core::ops::Range;
 
-/// Bytes of a segment in front of its payload.
+/// The length of a segment's header, in bytes.
 pub const HEADER_BYTES: usize = 24;
 
-/// The `frg` of this library's questions for the window and answers to them. Others send 0, and do not
-/// look at it.
+/// The `frg` of this library's WASK and WINS. Other implementations send 0 and ignore it.
 pub(super) const OURS: u8 = 1;
-/// That of an answer whose sender has yet to see the proof of the address that it goes to.
+/// The `frg` of a WINS whose sender has not yet seen the proof of the address that it sends to.
 pub(super) const OURS_UNPROVED: u8 = 2;
 
 /// What a segment is for.
@@ -34,18 +33,18 @@ pub enum Command {
     Push = 81,
     /// Acknowledges one PUSH, with its `sn` and its `ts`.
     Ack = 82,
-    /// Asks for the window: WASK.
+    /// Asks for the peer's window: WASK.
     AskWindow = 83,
-    /// Tells the window: WINS, the answer to WASK.
+    /// Tells the window: WINS, the answer to a WASK.
     TellWindow = 84,
-    /// Says that the sender has closed the session. Not of KCP: sent only to a peer that has shown
-    /// to be of this library (see [`Session`](super::Session)).
+    /// Says that the sender has closed the session. Not part of KCP: sent only to a peer that has shown that it
+    /// runs this library (see [`Session`](super::Session)).
     Close = 85,
-    /// Carries payload once, unordered. Not of KCP: as above.
+    /// Carries payload once, unordered. Not part of KCP: sent as [`Close`](Self::Close) is.
     Datagram = 86,
-    /// A server's answer, without a session, to a client that is to prove its address first; and the
-    /// client's next attempt. Its payload is the cookie. Not of KCP: sent only where a WASK could be
-    /// of this library, and passed over by others as a command that they do not know.
+    /// Carries a cookie: from a server that has opened no session yet to a client that is to prove its address
+    /// first, and back with the client's next attempt. Not part of KCP: sent only in answer to a WASK that this
+    /// library may have sent. Other implementations drop it as an unknown command.
     Cookie = 87,
 }
 
@@ -73,11 +72,11 @@ pub struct Header {
     pub cmd: Command,
     /// Fragments of the message that follow this one.
     pub frg: u8,
-    /// Segments that the sender can take, counted from `una`.
+    /// Segments that the sender of this one can take, counted from `una`.
     pub wnd: u16,
-    /// When it was sent, or the echo of that.
+    /// When the segment was sent, or the echo of that.
     pub ts: u32,
-    /// Sequence number.
+    /// The sequence number.
     pub sn: u32,
     /// Every PUSH before this one has been received.
     pub una: u32,
@@ -86,7 +85,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Writes it to the front of `to`.
+    /// Writes the header to the front of `to`.
     ///
     /// # Panics
     /// If `to` is shorter than [`HEADER_BYTES`].
@@ -105,10 +104,10 @@ impl Header {
         to[20..24].copy_from_slice(&self.len.to_le_bytes());
     }
 
-    /// Reads one from the front of `from`.
+    /// Reads a header from the front of `from`.
     ///
     /// # Errors
-    /// Fewer than [`HEADER_BYTES`], or a command that does not exist.
+    /// `from` is shorter than [`HEADER_BYTES`], or its command does not exist.
     #[inline]
     pub fn decode(from: &[u8]) -> Result<Self, Malformed> {
         let from: &[u8; HEADER_BYTES] = from.first_chunk().ok_or(Malformed::TooShort)?;
@@ -127,17 +126,17 @@ impl Header {
     }
 }
 
-/// Why a datagram is not one of the protocol.
+/// Why a datagram is not valid KCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// It has fewer bytes than a header.
+    /// It is shorter than a header.
     TooShort,
-    /// A segment with a command that does not exist.
+    /// A segment has a command that does not exist.
     UnknownCommand,
-    /// A segment that claims more payload than the datagram has.
+    /// A segment claims more payload than the datagram has.
     LengthBeyondDatagram,
-    /// Bytes behind the last segment that are no header.
+    /// The bytes behind the last segment are no header.
     TrailingBytes,
 }
 
@@ -154,8 +153,8 @@ impl fmt::Display for Malformed {
 
 impl core::error::Error for Malformed {}
 
-/// The segments of a datagram: each header, and where in the datagram its payload lies. Ends with
-/// the first error.
+/// Iterates over the segments of a datagram: yields each header, and where in the datagram its payload lies. Stops
+/// after the first error.
 ///
 /// ```
 /// use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, Malformed, segments};
@@ -178,7 +177,7 @@ pub fn segments(datagram: &[u8]) -> Segments<'_> {
     Segments { datagram, at: 0 }
 }
 
-/// See [`segments`].
+/// An iterator over the segments of a datagram, made by [`segments`].
 #[derive(Debug, Clone)]
 pub struct Segments<'a> {
     datagram: &'a [u8],
@@ -191,7 +190,7 @@ impl Iterator for Segments<'_> {
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         let rest = self.datagram.len() - self.at;
-        // A datagram of no bytes is malformed as well, not empty.
+        // An empty datagram is malformed, too.
         if rest == 0 && self.at > 0 {
             return None;
         }
@@ -199,7 +198,7 @@ impl Iterator for Segments<'_> {
         match &item {
             Ok((_, payload)) => self.at = payload.end,
             Err(_) => {
-                // Nothing more: an empty rest behind the first byte.
+                // Ends the iteration: an empty rest behind the first byte.
                 self.datagram = &[0];
                 self.at = 1;
             }
@@ -277,7 +276,7 @@ mod tests {
         for cut in 0..datagram.len() {
             let mut parsed = segments(&datagram[..cut]);
             let last = parsed.by_ref().last();
-            // Between two segments is the only place where a cut does no harm.
+            // Only a cut between two segments does no harm.
             assert_eq!(
                 last.unwrap().is_ok(),
                 cut == HEADER_BYTES + 10,
