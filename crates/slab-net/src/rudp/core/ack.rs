@@ -1,42 +1,41 @@
-//! Acknowledgements that are owed to the peer.
+//! The acknowledgements that this end owes.
 //!
-//! Every segment carries `una`, so that an ACK of its own is owed only for what came out of order,
-//! and one for the latest of what `una` covers, which gives the peer its round-trip time. How long
-//! they wait depends on what happens: not at all where something is missing or arrived twice, or
-//! where little arrives; for company where much arrives; for the answer where the application
-//! answers at once.
+//! Every segment carries `una`, so that an ACK is owed only for each segment out of order, and for the latest of
+//! those that `una` covers, which gives the peer its round-trip time. How long ACKs wait depends on the traffic.
+//! They go at once if something is missing or arrived twice, or if little arrives. If much arrives, they wait to go
+//! together; if the application answers at once, they wait for its answer.
 
 use super::super::time::Time;
 use core::time::Duration;
 
-/// How long one waits for an answer of the application to go with, where it answers. Well below the
-/// shortest time-out of a peer.
+/// How long an ACK waits for the application's answer to go with, if it usually answers. Well below the shortest
+/// time-out of a peer.
 const ANSWER_DELAY: Duration = Duration::from_millis(10);
-/// Segments in order that are acknowledged together, at most.
+/// The most segments in order that are acknowledged together.
 const EVERY: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Acks {
-    /// In microseconds, and numbers in 32 bits: there are many sessions.
+    /// In microseconds, in 32 bits like the counts below: there are many sessions.
     delay: u32,
-    /// Out of order: `sn` and `ts`, in the order of arrival.
+    /// `sn` and `ts` of segments out of order, in the order of arrival.
     list: Vec<(u32, u32)>,
-    /// How many of the list were sent, while more are to follow.
+    /// How many of the list have been sent, while more are to follow.
     sent: u32,
     most: u32,
-    /// The latest in order.
+    /// `sn` and `ts` of the latest segment in order.
     latest: Option<(u32, u32)>,
-    /// In order, since the last acknowledgement.
+    /// Segments in order since the last acknowledgement.
     unacknowledged: u32,
     due: Option<Time>,
     last_sent: Option<Time>,
     last_arrival: Option<Time>,
-    /// Does the application answer what it receives within [`ANSWER_DELAY`]?
+    /// Does the application answer within [`ANSWER_DELAY`] what it receives?
     answers: bool,
 }
 
 impl Acks {
-    /// At most `most` out-of-order acknowledgements wait.
+    /// At most `most` out-of-order acknowledgements are kept.
     pub(super) fn new(delay: Duration, most: u32) -> Self {
         Self {
             delay: u32::try_from(delay.as_micros()).unwrap_or(u32::MAX),
@@ -52,7 +51,7 @@ impl Acks {
         }
     }
 
-    /// A segment came that `una` covers now, as the next one.
+    /// The next segment in order came, which `una` now covers.
     pub(super) fn in_order(&mut self, sn: u32, ts: u32, now: Time) {
         self.latest = Some((sn, ts));
         self.unacknowledged += 1;
@@ -70,7 +69,7 @@ impl Acks {
         }
     }
 
-    /// A segment came that was here before, and that `una` covers.
+    /// A segment came again that `una` covers.
     pub(super) fn duplicate(&mut self, sn: u32, ts: u32, now: Time) {
         self.latest = Some((sn, ts));
         self.due = Some(now);
@@ -84,7 +83,7 @@ impl Acks {
         self.due = Some(now);
     }
 
-    /// Acknowledge at once: something missing has come.
+    /// Acknowledges at once: something that was missing has come.
     pub(super) fn hurry(&mut self, now: Time) {
         self.due = Some(now);
     }
@@ -94,20 +93,20 @@ impl Acks {
         self.latest.is_some() || (self.sent as usize) < self.list.len()
     }
 
-    /// When they have to be sent.
+    /// When the acknowledgements have to be sent.
     pub(super) fn due(&self) -> Option<Time> {
         self.due.filter(|_| self.is_pending())
     }
 
-    /// The next to be sent, in the order of arrival: a peer that is told of later ones first would
-    /// take the earlier for lost. Those of the list that `una` covers by now are passed over.
+    /// The next one to send, in the order of arrival: a peer that is told of later segments first would take the
+    /// earlier ones for lost. Skips those of the list that `una` covers by now.
     pub(super) fn pop(&mut self, una: u32) -> Option<(u32, u32)> {
         while let Some(&(sn, ts)) = self.list.get(self.sent as usize) {
             self.sent += 1;
             if !super::sn::before(sn, una) {
                 return Some((sn, ts));
             }
-            // It gives a round-trip time as well as any.
+            // Its round-trip time is as good as any.
             self.latest.get_or_insert((sn, ts));
         }
         self.list.clear();
@@ -115,7 +114,7 @@ impl Acks {
         self.latest.take()
     }
 
-    /// All were sent: alone, so that nobody answered while they waited, or with data of our own.
+    /// All were sent. `alone` if no data of ours went along: the application did not answer while they waited.
     pub(super) fn sent(&mut self, now: Time, alone: bool) {
         if alone {
             self.answers = false;
@@ -125,14 +124,14 @@ impl Acks {
         self.last_sent = Some(now);
     }
 
-    /// Gives the list's memory back if it is empty.
+    /// Frees the list's memory if it is empty.
     pub(super) fn shrink(&mut self) {
         if self.list.is_empty() {
             self.list = Vec::new();
         }
     }
 
-    /// Data is sent for the first time.
+    /// New data is sent.
     pub(super) fn data_sent(&mut self, now: Time) {
         self.answers = self
             .last_arrival
@@ -196,7 +195,7 @@ mod tests {
         acks.data_sent(at(1));
         acks.in_order(1, 0, at(100));
         assert_eq!(acks.due(), Some(at(110)));
-        // It does not answer this one.
+        // The application does not answer this one.
         drain(&mut acks, 2, at(110));
         acks.in_order(2, 0, at(200));
         assert_eq!(acks.due(), Some(at(200)));

@@ -1,4 +1,4 @@
-//! What the application does with a session: it sends and writes, receives and reads.
+//! What the application does with a session: send and write, receive and read.
 
 use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::wire::HEADER_BYTES;
@@ -8,8 +8,8 @@ use crate::packet::{Packet, PacketBuf};
 use slab_core::AllocError;
 
 impl Session {
-    /// Takes a message for sending. Without a copy if it is no longer than a segment, is the only
-    /// handle to a chunk of its size, and has 24 bytes of headroom for the header.
+    /// Queues a message for sending. Nothing is copied if the message fits in one segment, is the only handle to a
+    /// chunk of its size, and has 24 bytes of headroom for the header.
     ///
     /// # Errors
     /// Gives the message back, with the reason.
@@ -23,10 +23,10 @@ impl Session {
         }
     }
 
-    /// As [`send`](Self::send), of a copy.
+    /// As [`send`](Self::send), but copies the message.
     ///
     /// # Errors
-    /// Why it was not taken.
+    /// Says why the message was not accepted.
     pub fn send_slice(&mut self, message: &[u8]) -> Result<(), SendError> {
         let segments = self.check_message(message.len())?;
         self.push_copy(message, segments)
@@ -96,7 +96,8 @@ impl Session {
         Ok(())
     }
 
-    /// There is no memory to send from; or not for an address that is not proved, until it is.
+    /// There is no memory to send from. While the peer's address is not proved, that means `Blocked`: the proof
+    /// lifts the limit.
     fn lacks_memory(&mut self) -> SendError {
         if !self.path.validated {
             return SendError::Blocked;
@@ -105,11 +106,11 @@ impl Session {
         SendError::NoMemory
     }
 
-    /// Takes bytes for sending, without boundaries; returns how many, at least one. For sessions
+    /// Queues bytes for sending, without boundaries, and returns how many it took, at least one. For sessions
     /// [in stream mode](super::super::SessionConfig::stream).
     ///
     /// # Errors
-    /// Why not even one was taken. An empty slice is taken as it is.
+    /// Says why not even one byte was accepted. An empty slice is `Ok(0)`.
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, SendError> {
         if let Some(reason) = self.send_closed() {
             return Err(SendError::Closed(reason));
@@ -140,15 +141,15 @@ impl Session {
         Ok(taken)
     }
 
-    /// The next message, in the order they were sent; `None` if none is here in full. Without a
-    /// copy if it came in one segment; then it is a slice of the buffer it arrived in, which
-    /// [`Packet::compact`] frees if it is to be kept.
+    /// Returns the next message, in the order sent, or `None` if none is complete. A message of one segment is not
+    /// copied: it is a slice of the buffer it arrived in, which [`Packet::compact`] frees if the message is to be
+    /// kept.
     ///
-    /// A longer one is joined in one buffer of the pool; if the pool has none now, the message stays
-    /// and this is `None` too, while [`has_message`](Self::has_message) is true. One above the pool's
-    /// largest size class is joined on the heap; where the pool's
-    /// [heap limit](crate::PacketPoolBuilder::heap_limit) does not allow that, the session ends:
-    /// [`CloseReason::MessageTooLong`]. [`recv_segments`](Self::recv_segments) does without any of it.
+    /// A longer message is joined in one buffer of the pool. If the pool has none now, the message stays queued and
+    /// this returns `None`, while [`has_message`](Self::has_message) is `true`. A message above the pool's largest
+    /// size class is joined on the heap; if the pool's [heap limit](crate::PacketPoolBuilder::heap_limit) does not
+    /// allow that, the session ends with [`CloseReason::MessageTooLong`]. [`recv_segments`](Self::recv_segments)
+    /// needs no such buffer.
     pub fn recv(&mut self) -> Option<Packet> {
         let (segments, bytes) = self.receive.front()?;
         if segments == 1 {
@@ -168,12 +169,12 @@ impl Session {
         self.recv_into(buf)
     }
 
-    /// The length of the next message, in bytes, if it is here in full.
+    /// The length of the next message in bytes, if it is complete.
     pub(in super::super) fn next_message_bytes(&self) -> Option<usize> {
         self.receive.front().map(|(_, bytes)| bytes)
     }
 
-    /// As [`recv`](Self::recv), joined in this buffer; `None` if that is too small.
+    /// As [`recv`](Self::recv), joined in this buffer; `None` if the buffer is too small.
     pub(in super::super) fn recv_into(&mut self, mut buf: PacketBuf) -> Option<Packet> {
         let (segments, bytes) = self.receive.front()?;
         if bytes > buf.capacity() {
@@ -187,8 +188,8 @@ impl Session {
         Some(buf.freeze())
     }
 
-    /// Appends the segments of the next message to `to`, and returns how many they are; `None` if
-    /// none is here in full.
+    /// Appends the segments of the next message to `to` and returns their number, or `None` if no message is
+    /// complete.
     pub fn recv_segments(&mut self, to: &mut Vec<Packet>) -> Option<usize> {
         let (segments, _) = self.receive.front()?;
         for _ in 0..segments {
@@ -197,7 +198,7 @@ impl Session {
         Some(segments)
     }
 
-    /// The next bytes in order, whatever the boundaries: for a peer in stream mode.
+    /// Returns the next bytes in order, regardless of message boundaries: for a peer in stream mode.
     pub fn read(&mut self) -> Option<Packet> {
         self.pop().map(|(packet, _)| packet)
     }
@@ -212,39 +213,38 @@ impl Session {
         popped
     }
 
-    /// Can a message be [received](Self::recv)?
+    /// Returns `true` if a message can be [received](Self::recv).
     #[must_use]
     pub fn has_message(&self) -> bool {
         self.receive.complete() > 0
     }
 
-    /// Can bytes be [read](Self::read)?
+    /// Returns `true` if bytes can be [read](Self::read).
     #[must_use]
     pub fn has_bytes(&self) -> bool {
         self.receive.readable() > 0
     }
 
-    /// How many more segments would be taken for sending.
+    /// Returns how many more segments can be queued for sending.
     #[must_use]
     pub fn send_room(&self) -> usize {
         self.send.room() as usize
     }
 
-    /// Is there room enough that a waiting sender should go on: half of what may wait beyond the
-    /// window?
+    /// Is there enough room to wake a waiting sender: half of what may be queued beyond the window, or all?
     pub(in super::super) fn wants_more(&self) -> bool {
         let beyond = self.send.limit() - self.config.send_window;
         self.send.room() >= beyond.div_ceil(2) || self.send.is_empty()
     }
 
-    /// Is everything acknowledged that was taken for sending?
+    /// Returns `true` if everything queued for sending has been acknowledged.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         self.send.is_empty()
     }
 }
 
-/// Bytes that `len` bytes of payload take with their headers.
+/// The bytes that `len` bytes of payload take, headers included.
 fn framed(len: usize, mss: usize) -> usize {
     len + len.div_ceil(mss) * HEADER_BYTES
 }

@@ -1,20 +1,20 @@
-//! The pool memory that segments to be sent lie in, with room for their headers.
+//! The pool memory of segments to be sent, with room for their headers.
 //!
-//! Segments are put one behind the other into blocks, header first, so that a run of them is already
-//! what goes to the kernel: segments that fit a datagram together, or with GSO many datagrams of one
-//! size. Headers are written when a segment is sent, in place. A message that comes in a packet of
-//! its own with room for a header in front stays where it is, and is a block by itself.
+//! Segments are laid out one behind the other in blocks, header first, so that a run of them is already what goes
+//! to the kernel: segments that fit one datagram or, with GSO, many datagrams of one size. Headers are written in
+//! place when a segment is sent. A message in a packet of its own, with room for a header in front, stays where it
+//! is and is a block by itself.
 
 use super::super::budget::Account;
 use super::super::wire::HEADER_BYTES;
 use crate::packet::{PacketBuf, PacketPool};
 
-/// The largest block: what one call to the kernel takes with GSO.
+/// The largest block: what the kernel takes in one call with GSO.
 const MAX_BLOCK: usize = 65507;
-/// A packet is taken as it is if its chunk is at most this many times as large as what is in it.
+/// A packet is adopted only if its chunk is at most this many times as large as its segment.
 const ADOPT_RATIO: usize = 2;
 
-/// Where a segment lies: its header, and behind it its payload.
+/// Where a segment lies: its header, and its payload behind that.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) block: u32,
@@ -24,12 +24,12 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Bytes with the header.
+    /// The length in bytes, header included.
     pub(super) fn size(&self) -> usize {
         HEADER_BYTES + self.len as usize
     }
 
-    /// The byte behind it.
+    /// The offset of the byte behind it.
     pub(super) fn end(&self) -> u32 {
         self.offset + self.size() as u32
     }
@@ -37,7 +37,7 @@ impl Place {
 
 #[derive(Debug)]
 struct Block {
-    /// Without memory if the block is free.
+    /// Empty if the block is free.
     buf: PacketBuf,
     /// Segments that are not yet acknowledged.
     live: u32,
@@ -50,7 +50,7 @@ pub(super) struct Blocks {
     free: Vec<u32>,
     /// The block that new segments go to.
     open: Option<u32>,
-    /// The size of the last block opened, and the most bytes of pool memory: in 32 bits, as there are many
+    /// The capacity of the last block opened, and the most bytes of pool memory: in 32 bits, as there are many
     /// sessions.
     last_bytes: u32,
     most: u32,
@@ -69,7 +69,7 @@ impl Blocks {
         }
     }
 
-    /// Uses no more bytes of pool memory than this from here on; without end if it is `u32::MAX`.
+    /// Limits the pool memory in use to this many bytes from now on; `u32::MAX` is no limit.
     pub(super) fn set_most(&mut self, bytes: u32) {
         self.most = bytes;
     }
@@ -89,10 +89,10 @@ impl Blocks {
         self.account.sibling()
     }
 
-    /// Lays out a segment of `payload`, of which `more` bytes of segments are to follow at once;
-    /// `None` if there is no memory.
-    // Inlined, so that the place is not read back from the stack: that would wait until all of the
-    // payload, written just before, is in the cache.
+    /// Lays out a segment of `payload`, which `more` bytes of segments will follow at once; `None` if there is no
+    /// memory.
+    // Inlined so that the place is not read back from the stack, which would wait until all of the payload, written
+    // just before, is in the cache.
     #[inline(always)]
     pub(super) fn push(&mut self, payload: &[u8], more: usize, pool: &PacketPool) -> Option<Place> {
         let needed = HEADER_BYTES + payload.len();
@@ -112,8 +112,8 @@ impl Blocks {
         })
     }
 
-    /// Lengthens a segment, if it is the last one in the open block, by as much of `payload` as
-    /// there is room for up to `max` bytes. Returns how much that was.
+    /// Lengthens a segment by as much of `payload` as there is room for, up to `max` bytes, if it is the last one
+    /// in the open block. Returns the number of bytes added.
     pub(super) fn extend(&mut self, place: &mut Place, payload: &[u8], max: usize) -> usize {
         let Block { buf, .. } = &mut self.blocks[place.block as usize];
         if self.open != Some(place.block) || buf.len() != place.end() as usize {
@@ -126,8 +126,8 @@ impl Blocks {
         taken
     }
 
-    /// Takes a packet as a segment, if its memory is worth keeping and has room for the header;
-    /// gives it back otherwise.
+    /// Takes a packet as a segment if it has room for the header and its chunk is not too large for it; gives it
+    /// back otherwise.
     pub(super) fn adopt(&mut self, mut packet: PacketBuf) -> Result<Place, PacketBuf> {
         let (len, size) = (packet.len(), HEADER_BYTES + packet.len());
         let occupied = packet.headroom() + packet.capacity();
@@ -150,7 +150,7 @@ impl Blocks {
     fn open_block(&mut self, needed: usize, more: usize, pool: &PacketPool) -> Option<u32> {
         let room = pool.headroom() + pool.tailroom();
         let largest = pool.slab().size_classes().largest().saturating_sub(room);
-        // While earlier segments are on their way, more are likely to come than were announced.
+        // While earlier segments are in flight, more than was announced is likely to come.
         let likely = if self.blocks.len() > self.free.len() {
             self.last_bytes as usize * 2
         } else {
@@ -195,7 +195,7 @@ impl Blocks {
             }
             None => {
                 if self.blocks.len() == self.blocks.capacity() {
-                    // Most sessions never have a second one. All of them may be free at once.
+                    // Most sessions never have a second block. All blocks may be free at once.
                     let more = self.blocks.len().max(1);
                     self.blocks.reserve_exact(more);
                     self.free.reserve_exact(self.blocks.capacity());
@@ -215,7 +215,7 @@ impl Blocks {
         }
     }
 
-    /// A segment is not needed any more.
+    /// A segment is no longer needed.
     pub(super) fn release(&mut self, place: Place) {
         let block = &mut self.blocks[place.block as usize];
         block.live -= 1;
@@ -234,7 +234,7 @@ impl Blocks {
         self.free.push(index);
     }
 
-    /// Gives the memory of the lists back if they are empty.
+    /// Frees the lists' memory if they hold no block.
     pub(super) fn shrink(&mut self) {
         if self.blocks.len() == self.free.len() {
             self.blocks = Vec::new();
@@ -242,7 +242,7 @@ impl Blocks {
         }
     }
 
-    /// Gives up all segments.
+    /// Drops all segments.
     pub(super) fn clear(&mut self) {
         self.blocks = Vec::new();
         self.free = Vec::new();

@@ -1,12 +1,12 @@
-//! How a session ends: closed by either side, reset, given up.
+//! How a session ends: closed by either side, reset, or given up.
 //!
-//! Who closes goes on until everything is delivered ([`Phase::Lingering`]), then tells the peer until it
-//! answers ([`Phase::Notifying`]). A peer that would not understand is left to find out, and has its
-//! retransmissions acknowledged for a while ([`Phase::Quiet`]). The notice is a segment of command 85; its
-//! `frg` says which of three it is.
+//! The end that closes goes on until everything is delivered ([`Phase::Lingering`]), then tells the peer until the
+//! peer answers ([`Phase::Notifying`]). A peer that would not understand is not told; its retransmissions are
+//! acknowledged for a while ([`Phase::Quiet`]). The notice is a segment of command 85, and its `frg` says which of
+//! three kinds it is.
 //!
-//! Who only finishes sending goes on receiving: behind its last segment comes one whose `frg` says so
-//! ([`END`]), in its place in the order and acknowledged as all are.
+//! An end that only finishes sending goes on receiving: its last segment is followed by one whose `frg` marks the
+//! end ([`END`]), with its own sequence number and acknowledged like any other.
 
 use super::super::error::CloseReason;
 use super::super::time::Time;
@@ -14,57 +14,56 @@ use super::super::wire::{Command, Header};
 use super::Session;
 use core::time::Duration;
 
-/// The `frg` of a close notice whose sender has delivered everything, or has ended as the peer asked it to.
+/// The `frg` of a close notice whose sender has delivered everything, or ends because the peer asked it to.
 const DELIVERED: u8 = 0;
-/// That of one that gives the session up, whatever is on its way.
+/// The `frg` of a close notice that resets the session, whatever is in flight.
 pub(super) const RESET: u8 = 1;
-/// That of one which says no more than that its sender, who has closed and has something to deliver still,
-/// takes nothing any more.
+/// The `frg` of a close notice which says only that its sender, which has closed but still has something to
+/// deliver, takes nothing any more.
 pub(super) const DEAF: u8 = 2;
-/// The `frg` of the PUSH behind the last one. No fragment of a message has it. Its payload is the `ts` of
-/// the receiver's last WASK before it is sent, as a close notice has it: who has seen none of those
-/// cannot forge it.
+/// The `frg` of the PUSH behind the last one; no fragment of a message has it. Its payload is the `ts` of the last
+/// WASK that came from its receiver, as in a close notice: nobody who has not seen that WASK can forge it.
 pub(super) const END: u8 = 255;
-/// Time-outs that a close notice may take, although the linger time is over.
+/// A close notice is given the time of this many time-outs, even if the linger time is over.
 const NOTICES: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Open,
-    /// Closed here; goes on until everything is delivered, or this time.
+    /// Closed here; goes on until everything is delivered, at most until this time.
     Lingering {
         until: Time,
     },
-    /// Everything is delivered; the peer is told, again at this time and then after twice the wait,
-    /// until it answers or the linger time is over.
+    /// Everything is delivered. The peer is told at once, again at `at`, and then after waits that double, until it
+    /// answers or `until` has come.
     Notifying {
         until: Time,
         at: Time,
         wait: Duration,
     },
-    /// Over, but for acknowledging what the peer sends again because an acknowledgement was lost.
+    /// Closed, except for acknowledging what the peer sends again because an acknowledgement was lost.
     Quiet {
         until: Time,
     },
     Over(CloseReason),
 }
 
-/// Does more come from the application?
+/// Will the application send more?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finish {
     No,
-    /// No; the peer is to be told once it is known to understand, and there is room. If it is not known by
-    /// this time, the session is closed.
+    /// No. The peer is to be told once it is known to understand and there is room. If that is not known by this
+    /// time, the session is closed.
     Wanted {
         until: Time,
     },
-    /// No, and the segment that says so is on its way.
+    /// No, and the segment that says so is queued or sent.
     Marked,
 }
 
 impl Session {
-    /// What became of a session that was closed here, or of what was sent until it was finished: `None`
-    /// until everything is delivered, or it is over.
+    /// The outcome of a close here, or of what was sent until a finish here: `None` until everything is delivered
+    /// or the session has ended.
     pub(in super::super) fn closed(&self) -> Option<Result<(), CloseReason>> {
         match self.phase {
             Phase::Open if self.finish != Finish::Marked => None,
@@ -77,10 +76,10 @@ impl Session {
         }
     }
 
-    /// Takes nothing more for sending, and goes on receiving. A peer of this library learns that nothing
-    /// more comes once it has everything: its session [is read to the end](Self::is_read_closed) then. Of
-    /// others none would understand: where the peer is one of those, this [closes](Self::close) the session
-    /// a few time-outs after it has answered, or after the linger time if it answers nothing.
+    /// Accepts nothing more for sending, and goes on receiving. Once a peer that runs this library has received
+    /// everything, its session [is read to the end](Self::is_read_closed). No other implementation would understand
+    /// that, so for such a peer this [closes](Self::close) the session a few time-outs after the peer has answered,
+    /// or after the linger time if it does not answer.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -115,7 +114,7 @@ impl Session {
         }
     }
 
-    /// When it has to be known at last whether the peer can be told that nothing more comes.
+    /// By when it must be known whether the peer can be told of the end.
     pub(super) fn finish_by(&self) -> Option<Time> {
         match self.finish {
             Finish::Wanted { until } if self.phase == Phase::Open => {
@@ -125,7 +124,7 @@ impl Session {
         }
     }
 
-    /// Puts the mark of the end behind what is to be sent, if it is wanted and that can be.
+    /// Queues the mark of the end behind what is to be sent, if it is wanted and possible now.
     pub(super) fn mark_end(&mut self) {
         let Finish::Wanted { until } = self.finish else {
             return;
@@ -137,29 +136,29 @@ impl Session {
             if until <= self.now {
                 self.close(self.now);
             } else if self.peer.is_foreign() {
-                // So it seems. Anybody can answer in its name, and it may answer yet.
+                // So it seems; but anybody can answer in its name, and the real answer may still come.
                 let soon = self.now + self.recovery.timeout() * NOTICES;
                 self.finish = Finish::Wanted {
                     until: until.min(soon),
                 };
             } else {
-                // One of ours that has told no token goes on asking.
+                // A peer that runs this library but has sent no token goes on asking.
                 self.ask |= self.probe.is_none() && !self.peer.is_ours;
             }
         } else if self.send.room() > 0 {
-            // What it carries is written when it is sent.
+            // Its payload is written when it is sent.
             match self.send.blocks.push(&[0; 4], 0, &self.pool) {
                 Some(place) => {
                     self.send.push(place, END);
                     self.finish = Finish::Marked;
                 }
-                // Tried again when the answer comes, if nothing else comes before.
+                // Tried again at the latest when the answer comes.
                 None => self.ask_again(),
             }
         }
     }
 
-    /// Has the peer everything, but perhaps for the mark of the end?
+    /// Does the peer have everything, except perhaps the mark of the end?
     fn is_delivered(&self) -> bool {
         match self.send.outstanding() + self.send.queued() {
             0 => true,
@@ -167,32 +166,32 @@ impl Session {
         }
     }
 
-    /// Takes nothing more for sending and receives nothing more, delivers what was taken within the
-    /// linger time, tells the peer if it understands, and ends. What the peer still sends is lost
-    /// ([`finish`](Self::finish) goes on receiving), and if it has closed as well it learns that at once.
+    /// Accepts nothing more for sending and receives nothing more. Delivers what was accepted within the linger
+    /// time, tells the peer if it understands, and ends. What the peer still sends is lost
+    /// ([`finish`](Self::finish) goes on receiving); if the peer has closed as well, it learns that at once.
     pub fn close(&mut self, now: Time) {
         self.advance(now);
         if self.phase == Phase::Open {
             let until = self.now + self.config.linger;
             self.phase = Phase::Lingering { until };
-            // Nobody will read it.
+            // Nobody will read what was received.
             self.receive.clear();
             self.finish_if_sent();
             self.say_deaf();
         }
     }
 
-    /// Tells a peer that might have closed, too, that we take nothing any more, while we have something
-    /// to deliver ourselves.
+    /// While this end has something to deliver: tells the peer, which may have closed as well, that this end takes
+    /// nothing any more.
     pub(super) fn say_deaf(&mut self) {
         if matches!(self.phase, Phase::Lingering { .. }) {
             self.deaf = self.peer.can_be_told();
         }
     }
 
-    /// Ends at once; what was not delivered is lost. The peer is told once, if it understands, by what
-    /// [`poll_transmit`](Self::poll_transmit) returns next: its session ends as
-    /// [reset](CloseReason::Reset). One that was closed and has delivered everything ends as closed, at both
+    /// Ends at once; what was not delivered is lost. The segment that [`poll_transmit`](Self::poll_transmit)
+    /// returns next tells the peer once, if it understands, and the peer's session ends as
+    /// [reset](CloseReason::Reset). A session that was closed and has delivered everything ends as closed, at both
     /// ends.
     pub fn abort(&mut self) {
         self.reset(CloseReason::Aborted);
@@ -202,7 +201,8 @@ impl Session {
     pub(super) fn reset(&mut self, reason: CloseReason) {
         if self.ended().is_none() {
             self.notify = self.peer.can_be_told();
-            // The peer has everything, and its application perhaps not yet: it would lose that.
+            // The peer has everything, but its application may not have read it yet, and a reset would discard
+            // that.
             self.end(match self.phase {
                 Phase::Notifying { .. } => CloseReason::Closed,
                 _ => reason,
@@ -210,8 +210,8 @@ impl Session {
         }
     }
 
-    /// Why the session has ended, if it has. What was received in full can still be read after the
-    /// peer has closed, or if it had [finished](Self::finish) and then fell silent, and only then.
+    /// Returns why the session has ended, if it has. What was received in full can still be read only if the peer
+    /// has closed, or had [finished](Self::finish) and then fell silent.
     #[must_use]
     pub fn ended(&self) -> Option<CloseReason> {
         match self.phase {
@@ -220,18 +220,18 @@ impl Session {
         }
     }
 
-    /// Will nothing more arrive than what can be read now?
+    /// Returns `true` if nothing more will arrive than what can be read now.
     #[must_use]
     pub fn is_read_closed(&self) -> bool {
         self.phase != Phase::Open || self.receive.is_at_end()
     }
 
-    /// Did the peer finish, and has all arrived that it sent?
+    /// Has the peer finished, and has everything arrived that it sent?
     pub(in super::super) fn has_everything(&self) -> bool {
         self.receive.is_at_end()
     }
 
-    /// Why nothing is taken for sending any more.
+    /// Why nothing is accepted for sending any more.
     pub(in super::super) fn send_closed(&self) -> Option<CloseReason> {
         match self.phase {
             Phase::Over(reason) => Some(reason),
@@ -240,7 +240,7 @@ impl Session {
         }
     }
 
-    /// There is nobody at the peer's address. Believed only as long as nothing came from there.
+    /// Nobody listens at the peer's address. Believed only if nothing has ever come from there.
     pub(in super::super) fn refused(&mut self) {
         if !self.peer.told {
             self.end(CloseReason::Refused);
@@ -257,7 +257,7 @@ impl Session {
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.clear();
         }
-        // A peer that has finished has been told that we have everything.
+        // A peer that has finished has been told that we received everything.
         let keep = match reason {
             CloseReason::ClosedByPeer => true,
             CloseReason::TimedOut | CloseReason::DeadLink => self.receive.is_at_end(),
@@ -269,7 +269,7 @@ impl Session {
         self.give_window_back();
     }
 
-    /// The peer has closed, and all is read: what the window reserved is of no more use, however long the
+    /// Once the peer has closed and everything is read, the window's reservation is of no use, however long the
     /// application keeps the session.
     pub(super) fn give_window_back(&mut self) {
         if self.ended() == Some(CloseReason::ClosedByPeer) && self.receive.readable() == 0 {
@@ -286,11 +286,11 @@ impl Session {
             return;
         }
         if !self.peer.is_known() {
-            // Whether it would understand a close notice is not known yet.
+            // It is not yet known whether the peer would understand a close notice.
             self.ask |= self.probe.is_none();
         } else if self.peer.is_ours {
             if !self.peer.has_token {
-                return; // Its questions were lost; it goes on asking.
+                return; // The peer's questions were lost; it goes on asking.
             }
             let wait = self.recovery.timeout();
             self.notify(until.max(self.now + wait * NOTICES), wait);
@@ -301,11 +301,11 @@ impl Session {
         }
     }
 
-    /// Tells the peer, until it answers or the time is over: a peer that never hears of it keeps the
-    /// session for its idle timeout.
+    /// Tells the peer until it answers or the time is over: a peer that never hears of the close keeps its session
+    /// for its idle timeout.
     pub(super) fn notify(&mut self, until: Time, wait: Duration) {
         self.notify = true;
-        // It says more.
+        // The close notice says more.
         self.deaf = false;
         self.phase = Phase::Notifying {
             until,
@@ -314,10 +314,10 @@ impl Session {
         };
     }
 
-    /// The next close notice to be sent, if there is one.
+    /// The next close notice to send, if there is one.
     pub(super) fn next_notice(&mut self) -> Option<Header> {
         let frg = match self.phase {
-            // An answer to the peer's close notice, or a reset, is the last that is heard of us.
+            // The answer to the peer's close notice, or a reset, is the last that it hears from us.
             Phase::Over(
                 CloseReason::Aborted | CloseReason::MessageTooLong | CloseReason::LingerExpired,
             ) => RESET,
@@ -349,8 +349,8 @@ impl Session {
         });
     }
 
-    /// The peer takes nothing any more, and nor do we if we have closed, too: then nothing that is left can
-    /// be delivered, on either side.
+    /// The peer takes nothing any more. If we have closed as well, nothing that is left can be delivered, on either
+    /// side.
     pub(super) fn on_deaf(&mut self) {
         if matches!(self.phase, Phase::Lingering { .. }) {
             self.deaf = true;
@@ -358,7 +358,7 @@ impl Session {
         }
     }
 
-    /// The peer has delivered everything and tells so, or answers that we have.
+    /// The peer has delivered everything, or answers that we have.
     pub(super) fn on_close(&mut self) {
         match self.phase {
             Phase::Open => {
@@ -373,9 +373,9 @@ impl Session {
                     CloseReason::ClosedByPeer
                 });
             }
-            // Not answered: two that answer each other's answers would never end.
+            // Not answered: two ends that answered each other's answers would never end.
             Phase::Notifying { .. } | Phase::Quiet { .. } => self.end(CloseReason::Closed),
-            // It has not heard our answer.
+            // It has not received our answer.
             Phase::Over(_) => self.notify = true,
         }
     }

@@ -1,4 +1,4 @@
-//! What a session counts, kept small: there are many sessions that never do most of it.
+//! The counters of a session, kept small: there are many sessions, and most count little of this.
 
 use super::super::error::Rejection;
 use super::super::stats::RudpStats;
@@ -24,7 +24,7 @@ pub(super) struct Counts {
     pub(super) probes: u64,
     pub(super) sent_unreliable: u64,
     pub(super) received_unreliable: u64,
-    /// Allocated with the first one.
+    /// Allocated at the first rejection.
     rejected: Option<Box<[u64; Rejection::ALL.len()]>>,
 }
 

@@ -1,9 +1,9 @@
 //! Unreliable datagrams beside the reliable segments, between two ends of this library.
 //!
-//! Each is a segment of its own command, with the number that the peer gave away in its WASK, so that
-//! nobody else can slip one in. They share the session's memory budget, and wait in two queues: to be
-//! sent until the next call to the kernel, to be read until the application does. A full queue to be sent
-//! refuses the newest; a full queue to be read drops the oldest, because late datagrams are worth the least.
+//! Each is a segment with a command of its own and the token that the peer sent in its WASK, so that nobody else
+//! can slip one in. Datagrams share the session's memory budget and wait in two queues: until the next call to the
+//! kernel, and until the application reads them. A full send queue refuses the newest datagram; a full receive queue
+//! drops the oldest, because unreliable data is wanted soon or not at all.
 
 use super::super::budget::Account;
 use super::super::error::{SendError, Unsent};
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 /// The most datagrams that wait to be sent.
 const UNSENT: usize = 64;
 
-/// Allocated with the first datagram.
+/// The datagrams of a session; allocated with the first one.
 #[derive(Debug)]
 pub(super) struct Datagrams {
     out: VecDeque<(Packet, usize)>,
@@ -47,7 +47,7 @@ impl Datagrams {
         !self.out.is_empty()
     }
 
-    /// Keeps one for the application; the oldest makes room for it.
+    /// Keeps a datagram for the application. If the queue is full, the oldest makes room.
     fn keep(&mut self, packet: Packet, slot: usize, pool: &PacketPool) {
         let Some((packet, bytes)) = own(packet, slot, pool) else {
             self.dropped += 1;
@@ -70,7 +70,7 @@ impl Datagrams {
         }
     }
 
-    /// Gives up everything.
+    /// Drops all datagrams.
     pub(super) fn clear(&mut self) {
         self.out.clear();
         self.received.clear();
@@ -78,7 +78,7 @@ impl Datagrams {
     }
 }
 
-/// The packet with the bytes that it keeps in use, copied if it is a part of something larger.
+/// Returns the packet, copied if it is a part of something larger, and the bytes that it keeps in use.
 fn own(packet: Packet, slot: usize, pool: &PacketPool) -> Option<(Packet, usize)> {
     if packet.is_empty() {
         return Some((Packet::new(), 0));
@@ -93,15 +93,15 @@ fn own(packet: Packet, slot: usize, pool: &PacketPool) -> Option<(Packet, usize)
 }
 
 impl Session {
-    /// The longest [datagram](Self::send_datagram), in bytes.
+    /// Returns the length of the longest [datagram](Self::send_datagram), in bytes.
     #[must_use]
     pub fn max_datagram(&self) -> usize {
         self.config.mss()
     }
 
-    /// Sends a datagram beside the reliable messages: once, at the next opportunity, in no order.
-    /// What becomes of it nobody learns; as UDP's it may be lost, or arrive more than once where the
-    /// network, or somebody who records it, repeats it. Only to a peer of this library
+    /// Sends a datagram beside the reliable messages: once, at the next opportunity, in no order. Nobody learns
+    /// what becomes of it. Like a UDP datagram it may be lost, or arrive more than once if the network, or somebody
+    /// who records it, repeats it. Only a peer that runs this library accepts it
     /// ([`is_peer_ours`](Self::is_peer_ours), known after a round trip).
     ///
     /// # Errors
@@ -137,10 +137,11 @@ impl Session {
         Ok(())
     }
 
-    /// The next datagram, of those that have arrived and were not read. One that arrives twice is read
-    /// twice: number them if that matters. As many wait to be read as the
-    /// [receive window](super::super::SessionConfig::window) has segments; a newer one then takes the place of the
-    /// oldest, which is counted as [dropped](super::super::RudpStats::dropped_unreliable).
+    /// Returns the oldest datagram that has arrived and was not read, if there is one. A datagram that arrives
+    /// twice is read twice: an application that minds has to number them.
+    ///
+    /// As many wait to be read as the [receive window](super::super::SessionConfig::window) has segments. Beyond that
+    /// each new one takes the place of the oldest, which is [counted](super::super::RudpStats::dropped_unreliable).
     pub fn recv_datagram(&mut self) -> Option<Packet> {
         let datagrams = self.datagrams.as_deref_mut()?;
         let (packet, bytes) = datagrams.received.pop_front()?;
@@ -148,7 +149,7 @@ impl Session {
         Some(packet)
     }
 
-    /// Can a datagram be [read](Self::recv_datagram)?
+    /// Returns `true` if a datagram can be [read](Self::recv_datagram).
     #[must_use]
     pub fn has_datagram(&self) -> bool {
         let datagrams = self.datagrams.as_deref();
@@ -161,7 +162,7 @@ impl Session {
             .get_or_insert_with(|| Box::new(Datagrams::new(unread, account.sibling_account())))
     }
 
-    /// One has come, checked already; it is not to be kept as it is if it is `transient`.
+    /// A datagram has come, already checked. If it is `transient`, only a copy is kept.
     pub(super) fn on_datagram(&mut self, packet: Packet, transient: bool) {
         if self.phase != Phase::Open {
             return;
@@ -172,14 +173,14 @@ impl Session {
         self.datagrams_mut().keep(packet, slot, &pool);
     }
 
-    /// Does one wait to be sent that only waits for its pace?
+    /// Does a datagram wait that only pacing holds back?
     pub(super) fn has_datagram_to_send(&self) -> bool {
         let datagrams = self.datagrams.as_deref();
         datagrams.is_some_and(Datagrams::is_waiting) && self.allowance() >= self.config.mtu
     }
 
-    /// Adds those that wait to a datagram of which `at` bytes are written, as far as it has room;
-    /// returns its length.
+    /// Adds waiting datagrams to a datagram whose first `at` bytes are written, as far as there is room; returns
+    /// its length.
     pub(super) fn write_datagrams(&mut self, to: &mut [u8], mut at: usize) -> usize {
         while self.has_datagram_to_send() && self.is_turn_of_datagrams() {
             let header = self.header(Command::Datagram);
@@ -212,7 +213,7 @@ impl Session {
         at
     }
 
-    /// Where they are paced, datagrams and segments take turns.
+    /// With pacing, datagrams and segments take turns.
     fn is_turn_of_datagrams(&self) -> bool {
         let segment_waits = || self.datagram_went && self.wanted_segment().is_some();
         self.rate.is_none() || (self.pacer.allows() && !segment_waits())

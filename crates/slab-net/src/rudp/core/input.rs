@@ -1,4 +1,4 @@
-//! What a datagram does: checked as a whole against what this end knows, and applied only then.
+//! What a datagram does: it is checked as a whole against what this end knows, and only then applied.
 
 use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
@@ -17,47 +17,46 @@ use core::num::NonZeroU64;
 use core::ops::Range;
 use core::time::Duration;
 
-/// Sequence numbers further than this from where the session is were never right: twice the
-/// largest window.
+/// The furthest that a valid sequence number can be from the session's: twice the largest window.
 const FAR: i32 = 65536;
 
-/// The peer is asked no more often than this for what is no more than useful.
+/// The shortest time between questions to the peer that are only useful, not needed.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the segments of one datagram say together.
 #[derive(Default)]
 struct Digest {
     una: Option<(u32, u32)>,
-    /// Number and round-trip time of the latest transmission acknowledged.
+    /// The number and the round-trip time of the latest transmission acknowledged.
     sample: Option<(u64, Duration)>,
     acknowledged: u32,
-    /// Segments outstanding before.
+    /// Segments outstanding before this datagram.
     outstanding: u32,
-    /// Does a peer of this library ask that has all that was sent?
+    /// Is there a WASK from a peer that runs this library and has all that was sent?
     narrows: bool,
 }
 
 impl Session {
-    /// Takes a datagram of the peer's, whoever sent it.
+    /// Takes a datagram that arrived for this session, whoever sent it.
     ///
     /// # Errors
-    /// Why it was refused. Nothing in the session has changed then but the count in
-    /// [`stats`](Self::stats), and that it may ask the peer for its window.
+    /// Says why the datagram was refused. The session has then changed only in its count of rejections
+    /// ([`stats`](Self::stats)), and may ask the peer for its window.
     pub fn handle_datagram(&mut self, now: Time, datagram: Packet) -> Result<(), Rejection> {
         self.advance(now);
         self.handle(datagram, &mut BatchBuffer::default())
     }
 
-    /// Takes datagrams that lie in one buffer, in order, as the kernel coalesces them. The buffer
-    /// is then charged to the session's memory once, and not for each of them.
+    /// Takes datagrams that lie in order in one buffer, as the kernel coalesces them. The buffer is then charged to
+    /// the session's memory once, not once a datagram.
     ///
     /// Returns how many were refused.
     pub fn handle_batch(&mut self, now: Time, datagrams: impl IntoIterator<Item = Packet>) -> u32 {
         self.handle_all(now, datagrams, false)
     }
 
-    /// As [`handle_batch`](Self::handle_batch); where they are `transient`, nothing of them is kept: what
-    /// there is no memory to copy to is dropped and counted.
+    /// As [`handle_batch`](Self::handle_batch). Nothing of `transient` datagrams is kept: segments are copied, or
+    /// dropped and counted where there is no memory for a copy.
     pub(in super::super) fn handle_all(
         &mut self,
         now: Time,
@@ -88,8 +87,8 @@ impl Session {
         Ok(())
     }
 
-    /// What seems forged may be the peer's, who has another number than ours from whoever asked in our
-    /// name: it is asked again, now and then, and so told ours.
+    /// A segment that seems forged may be the peer's own, if somebody asked in our name and gave it another token:
+    /// asks it again, now and then, which tells it ours.
     fn correct(&mut self, rejection: Rejection) {
         use Rejection::{ForgedClose, ForgedDatagram, ForgedEnd};
         let again = |at| self.now.since(at) >= ASK_AGAIN;
@@ -98,9 +97,9 @@ impl Session {
             && self.peer.asked_at.is_none_or(again);
     }
 
-    /// Is all of it in order, and possible?
+    /// Is every segment valid, and possible?
     fn check(&self, datagram: &[u8]) -> Result<(), Rejection> {
-        // Of the PUSH before, if there is one.
+        // The `sn` and `frg` of the PUSH before, if there is one.
         let mut before = None;
         for segment in segments(datagram) {
             let (header, payload) = segment?;
@@ -123,8 +122,8 @@ impl Session {
                 Command::Ack => self.check_ack(&header)?,
                 Command::AskWindow | Command::TellWindow => {}
                 Command::Close => {
-                    // An end that is closing has stopped receiving, and a reset does not wait for what
-                    // is on its way.
+                    // If this end is closing, it has stopped receiving and cannot judge `sn`; and a reset does not
+                    // wait for what is in flight.
                     let in_turn = self.phase != Phase::Open
                         || matches!(header.frg, RESET | DEAF)
                         || header.sn == self.receive.next();
@@ -140,7 +139,7 @@ impl Session {
                         return Err(Rejection::SegmentTooLong);
                     }
                 }
-                // Looked at where a session begins, and passed over otherwise.
+                // Read where a session begins; ignored otherwise.
                 Command::Cookie => {}
             }
         }
@@ -158,7 +157,7 @@ impl Session {
         Ok(())
     }
 
-    /// One that carries our token is of a peer that has it from us.
+    /// Only a peer that has received our WASK knows the token.
     fn check_end(&self, payload: &[u8]) -> Result<(), Rejection> {
         if payload != self.token.to_le_bytes() {
             return Err(Rejection::ForgedEnd);
@@ -166,8 +165,8 @@ impl Session {
         Ok(())
     }
 
-    /// Is it in reach, and does its message go on with it as it began? Else that would have no end, or
-    /// another one than the peer gave it.
+    /// Is the segment within reach, and does its `frg` fit its neighbours? Otherwise its message would have no end,
+    /// or another one than the peer gave it.
     fn check_place(&self, header: &Header, before: Option<(u32, u8)>) -> Result<(), Rejection> {
         if !(-FAR..FAR).contains(&self.receive.offset(header.sn)) {
             return Err(Rejection::SequenceFarOutside);
@@ -197,7 +196,7 @@ impl Session {
             outstanding: self.send.outstanding(),
             ..Digest::default()
         };
-        // Where the part of the datagram that is left began.
+        // Where the rest of the datagram begins.
         let mut cut = 0;
         let mut at = 0;
         while at < datagram.len() + cut {
@@ -207,7 +206,7 @@ impl Session {
             let payload = payload.start + at..payload.end + at;
             at = payload.end;
             if header.cmd == Command::Cookie {
-                // Not of a session yet: its other fields say nothing.
+                // Not part of a session yet: the other fields say nothing.
                 self.on_cookie(&header, &datagram[payload.start - cut..payload.end - cut]);
                 continue;
             }
@@ -230,7 +229,7 @@ impl Session {
                 Command::Cookie => {}
                 Command::AskWindow => {
                     self.tell = true;
-                    // There may have been no memory for it before.
+                    // There may have been no memory for this before.
                     self.receive.make_room(&self.pool, batch);
                     self.unstick();
                     self.on_question();
@@ -244,7 +243,7 @@ impl Session {
                     self.peer.seems_ours = matches!(header.frg, OURS | OURS_UNPROVED);
                     if header.ts == self.token {
                         self.peer.doubts = header.frg == OURS_UNPROVED;
-                        // One that had to prove its address asks until it hears that it has.
+                        // A peer that had to prove its address asks until it hears that it has.
                         self.tell |= !self.peer.is_ours;
                         self.peer.is_ours = true;
                         let most = header.sn.min(MAX_FRAGMENTS);
@@ -255,7 +254,7 @@ impl Session {
                 Command::Close if header.frg == RESET => return self.on_reset(),
                 Command::Close if header.frg == DEAF => self.on_deaf(),
                 Command::Close => {
-                    // What it acknowledges is all that will ever be.
+                    // Its `una` covers everything that it will ever acknowledge.
                     self.conclude(&digest);
                     return self.on_close();
                 }
@@ -267,13 +266,12 @@ impl Session {
         self.conclude(&digest);
     }
 
-    /// Measures the round trip of a WASK, which its first answer ends. Windows are told unasked as well,
-    /// when a reader has made room; one that comes when a question is due again may be such a one, and the
-    /// answer lost.
+    /// Measures the round trip of a WASK, which ends with its first answer. A WINS is also sent unasked, when a
+    /// reader has made room; one that comes when a question is due again may be such a WINS, and the answer lost.
     fn on_answer(&mut self, header: &Header) {
         self.peer.answered = true;
         if self.peer.is_ours && header.ts != self.token {
-            return; // Nobody's who has heard the question.
+            return; // Its sender has not seen the question.
         }
         let owed = core::mem::take(&mut self.peer.owes_answer);
         if owed {
@@ -285,7 +283,7 @@ impl Session {
         }
     }
 
-    /// The server keeps nothing of us until we have shown that we receive at our address.
+    /// The server opens no session until we have shown, by this cookie, that we receive at our address.
     fn on_cookie(&mut self, header: &Header, payload: &[u8]) {
         let cookie = payload.try_into().map(u64::from_le_bytes);
         let Some(cookie) = cookie.ok().and_then(NonZeroU64::new) else {
@@ -296,7 +294,7 @@ impl Session {
         }
         self.cookie = Some(cookie);
         self.ask = true;
-        // Nothing of it was taken.
+        // The server kept nothing of what was sent.
         while let Some(sn) = self.send.oldest() {
             if !self.lose(sn, Cause::Timeout) {
                 return;
@@ -304,7 +302,7 @@ impl Session {
         }
     }
 
-    /// The peer received at its address what was sent there.
+    /// The peer has received at its address what was sent there.
     fn validated(&mut self) {
         if !self.path.validated {
             self.trust_address();
@@ -313,20 +311,20 @@ impl Session {
 
     fn on_ack(&mut self, header: &Header, digest: &mut Digest) {
         if !self.send.is_outstanding(header.sn) {
-            // What nobody waits for any more is either one more acknowledgement of the same, or that of
-            // the challenge: see `write_challenge`.
+            // An acknowledgement of something no longer outstanding is either a repetition, or that of the
+            // challenge: see `write_challenge`.
             if header.ts == self.token {
                 self.validated();
             }
             return;
         }
         let slot = *self.send.slot(header.sn);
-        // Between the two any number is taken for the echo of a transmission, which after a second
-        // of them would be a guess of one in a few thousand.
+        // Any number between the two passes for the echo of a transmission. With transmissions a second apart, a
+        // blind guess between them succeeds one time in a few thousand, which proves nothing.
         let is_exact = header.ts == slot.first_ts || header.ts == slot.last_ts;
         if before(header.una, slot.had) {
-            // What it had told to have before it was sent this, it has no more: it began anew, and waits for
-            // all of it. Nobody would ever read what it acknowledges.
+            // The peer no longer has what it said it had before this was sent: it began anew, and waits for
+            // everything. Nobody would ever read what it acknowledges.
             if is_exact {
                 self.end(CloseReason::Reset);
             }
@@ -342,7 +340,7 @@ impl Session {
         if header.ts == slot.last_ts {
             self.recovery.arrived(slot.serial);
             if slot.cause == Cause::Tail {
-                // It was the one that arrived: what it repaired was a loss (RFC 8985, 7.4).
+                // The probe was what arrived, so the segment had been lost (RFC 8985, 7.4).
                 self.reduce(slot.serial);
             }
             if digest.sample.is_none_or(|(serial, _)| serial < slot.serial) {
@@ -363,7 +361,7 @@ impl Session {
         self.peer.quiet = false;
         let (sn, ts, now) = (header.sn, header.ts, self.now);
         if self.phase != Phase::Open {
-            // Nobody will read it; but what was read is acknowledged as often as it comes.
+            // Nobody will read it; but a segment that was read is acknowledged as often as it comes.
             if self.receive.offset(sn) < 0 {
                 self.acks.duplicate(sn, ts, now);
             } else {
@@ -408,7 +406,7 @@ impl Session {
         }
     }
 
-    /// What all segments of a datagram said is known: windows, losses, and whether all is sent.
+    /// Applies what all segments of the datagram say together: windows, losses, and whether all is sent.
     fn conclude(&mut self, digest: &Digest) {
         let mut acknowledged = digest.acknowledged;
         if let Some((una, window)) = digest.una {
@@ -446,7 +444,7 @@ impl Session {
         self.finish_if_sent();
     }
 
-    /// How long a round trip takes, as far as is known.
+    /// The round-trip time, as far as it is known.
     fn round_trip(&self) -> Option<Duration> {
         let asked = Duration::from_micros(self.peer.answered_micros.into());
         self.recovery
@@ -454,7 +452,7 @@ impl Session {
             .max((!asked.is_zero()).then_some(asked))
     }
 
-    /// Lets the receive window follow what the path carries.
+    /// Lets the receive window grow to what the path carries.
     fn measure_window(&mut self) {
         let measured = self.receive.measure(self.now, self.round_trip());
         if let Measured::Refused(took) = measured {
@@ -463,7 +461,7 @@ impl Session {
         self.consider_telling();
         let again = |at| self.now.since(at) >= ASK_AGAIN;
         if measured == Measured::Slow && self.peer.asked_at.is_none_or(again) {
-            // One that only receives has no other measure of the round trip.
+            // An end that only receives has no other measure of the round trip.
             self.ask = true;
         }
     }
@@ -473,10 +471,10 @@ impl Session {
         if before(self.peer.has, una) {
             self.peer.has = una;
         }
-        // What it may ask to have back, and only of one who has nothing on its way.
+        // What the peer may ask to have back, and only from an end with nothing in flight.
         let narrow = una.wrapping_add(window.max(DEFAULT_WINDOW));
-        // Where datagrams overtake each other the later edge counts; the first one told replaces
-        // what was assumed.
+        // Datagrams may overtake each other, so the later edge counts. The first one told replaces what was
+        // assumed.
         if !self.peer.told || before(self.peer.edge, edge) {
             self.peer.edge = edge;
         } else if narrows && before(narrow, self.peer.edge) {
@@ -497,13 +495,13 @@ impl Session {
         }
     }
 
-    /// Segments that the windows allow outstanding, whatever the congestion control says.
+    /// The most outstanding segments that the windows allow, whatever the congestion control says.
     pub(super) fn window_limit(&self) -> u32 {
         let remote = diff(self.peer.edge, self.send.una()).max(0) as u32;
         remote.min(self.config.send_window)
     }
 
-    /// Marks what is lost, and remembers when more will be.
+    /// Marks segments as lost, and notes when the next one will be.
     pub(super) fn find_losses(&mut self) {
         self.loss_at = None;
         while let Some(sn) = self.send.oldest() {
@@ -533,10 +531,10 @@ impl Session {
         }
     }
 
-    /// A segment has to be sent again; `false` if that ends the session.
+    /// Queues a segment to be sent again; returns `false` if that ends the session.
     pub(super) fn lose(&mut self, sn: u32, cause: Cause) -> bool {
-        // A fast one follows an acknowledgement of something later, so that the peer is there: it may have
-        // no memory for this one, and a round trip may be short.
+        // A fast retransmission follows an acknowledgement of something later, so the peer is there. It may have no
+        // memory for this segment, and round trips may be short.
         let spent = u32::from(self.send.slot(sn).transmissions) >= self.config.dead_link;
         if spent && cause != Cause::Fast {
             self.end(CloseReason::DeadLink);
@@ -547,8 +545,8 @@ impl Session {
     }
 }
 
-/// The payload at `range` of a datagram whose first `cut` bytes are gone already. If it is the last
-/// of the datagram, that is used up: no reference is counted.
+/// Takes the payload at `range` out of a datagram whose first `cut` bytes are already gone. The last payload takes
+/// the datagram itself, so that no reference is counted.
 fn take(datagram: &mut Packet, cut: &mut usize, range: Range<usize>, end: usize) -> Packet {
     if range.is_empty() {
         return Packet::new();

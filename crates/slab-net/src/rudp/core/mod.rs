@@ -2,18 +2,18 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `application` | sending and receiving, as the application does |
+//! | `application` | what the application does: send and receive |
 //! | `input` | what a datagram does: checked as a whole, then applied |
-//! | `output` | what is to be sent, laid out for as few calls to the kernel as it takes |
-//! | `close` | how it ends |
-//! | `timers` | when it wants to be looked after, and what happens then |
+//! | `output` | what is to be sent, laid out for as few calls to the kernel as possible |
+//! | `close` | how a session ends |
+//! | `timers` | when a session has to be called, and what it does then |
 //! | `receive` | what was received and not yet read, and the memory promised for it |
-//! | `train` | how fast it comes, which says how large a window is of use |
-//! | `send`, `blocks` | what is to be sent or on its way, and the memory it lies in |
-//! | `recovery`, `congestion` | what is lost, and how much may be on its way |
-//! | `datagrams` | what is sent once and in no order |
+//! | `train` | how fast segments arrive, which says how large a window is useful |
+//! | `send`, `blocks` | segments queued or in flight, and their memory |
+//! | `recovery`, `congestion` | what is lost, and how much may be in flight |
+//! | `datagrams` | unreliable datagrams |
 //! | `ack` | acknowledgements that are owed |
-//! | `counts` | what happened so far |
+//! | `counts` | the session's counters |
 //! | `sn` | sequence numbers, and the rings they index |
 
 mod ack;
@@ -54,34 +54,34 @@ use recovery::Recovery;
 use send::SendQueue;
 use std::sync::Arc;
 
-/// A message has at most so many segments, whatever the windows: some implementations take the
-/// number 255 for -1.
+/// The most segments of a message, whatever the windows: some implementations take the number 255 for -1.
 pub(super) const MAX_FRAGMENTS: u32 = 255;
 
 /// One end of a session: the protocol without socket or clock.
 ///
-/// It is told what arrived ([`handle_datagram`](Self::handle_datagram)), what to send
-/// ([`send`](Self::send), [`write`](Self::write)) and the time; it says what goes out
-/// ([`poll_transmit`](Self::poll_transmit)), what arrived in order ([`recv`](Self::recv)) and when
-/// it wants to be called next ([`poll_timeout`](Self::poll_timeout),
-/// [`handle_timeout`](Self::handle_timeout)). The same calls give the same answers.
+/// The caller passes in what arrived ([`handle_datagram`](Self::handle_datagram)), what to send
+/// ([`send`](Self::send), [`write`](Self::write)) and the time. The session returns what to put on the wire
+/// ([`poll_transmit`](Self::poll_transmit)), what arrived in order ([`recv`](Self::recv)) and when it has to be
+/// called next ([`poll_timeout`](Self::poll_timeout), [`handle_timeout`](Self::handle_timeout)). It is
+/// deterministic: the same calls give the same answers.
 ///
-/// Segments are packets of a pool. After warm-up it makes no heap allocation: its rings grow to the
-/// windows that the traffic uses, and stay until it is idle. One that is dropped gives all its memory
-/// back.
+/// Segments are packets of a pool. After warm-up a session makes no heap allocation: its rings grow to the windows
+/// that the traffic uses, and stay until the session is idle. Dropping it gives all its memory back.
 ///
 /// # What it adds to KCP on the wire
 ///
-/// Nothing that another implementation would notice. A WASK carries a random `ts` here, and a WINS
-/// the `ts` of the WASK that it answers; the `frg` of both is 1, that of a WINS to an address that is not
-/// proved 2. A WASK to one who has nothing on its way may tell a smaller window than before: an idle session
-/// asks its memory back. So two ends recognise each other, prove their addresses and may tell each other of a close (a segment of command 85, never
-/// sent to others; one whose `frg` is 1 resets the session), and of the [end](Self::finish) of what they
-/// send (a PUSH whose `frg` is 255). The `sn` of a WINS, which means nothing elsewhere, says how large the
-/// window can become.
-/// Unreliable [datagrams](Self::send_datagram) are segments of command 86. A server short of room for
-/// peers that have not proved their address answers a WASK by a cookie, command 87, which the client
-/// sends along with its next attempt; others pass it over.
+/// Nothing that another implementation would notice:
+///
+/// - A WASK carries a random `ts`, the token, and a WINS echoes it. The `frg` of both is 1; that of a WINS to an
+///   address that is not proved is 2. In this way two ends recognise each other and prove their addresses.
+/// - The `sn` of a WINS, which means nothing in KCP, says how large the window can become.
+/// - A WASK may tell a peer with nothing in flight a smaller window than before: an idle session asks for its
+///   memory back.
+/// - Only between two ends of this library: a segment of command 85 closes the session, or resets it if its `frg`
+///   is 1. A PUSH whose `frg` is 255 marks the [end](Self::finish) of what is sent. Unreliable
+///   [datagrams](Self::send_datagram) are segments of command 86.
+/// - A server short of room for peers that have not proved their address answers a WASK by a cookie, command 87,
+///   which the client sends along with its next attempt. Other implementations ignore it.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -114,105 +114,104 @@ pub struct Session {
     recovery: Recovery,
     control: Control,
     pacer: Pacer,
-    /// Segments a microsecond, if they are paced.
+    /// Segments a microsecond, if sending is paced.
     rate: Option<f64>,
     acks: Acks,
     peer: Peer,
     path: Path,
-    /// Added to the time to make a `ts`.
+    /// Added to the clock to make a `ts`.
     ts_offset: u32,
-    /// The `ts` of our WASKs.
+    /// The `ts` of our WASKs, which proves that the peer has received one.
     token: u32,
-    /// A WASK is to be sent.
+    /// A WASK has to be sent.
     ask: bool,
-    /// A WINS is to be sent.
+    /// A WINS has to be sent.
     tell: bool,
-    /// A close notice is to be sent.
+    /// A close notice has to be sent.
     notify: bool,
-    /// The peer is to be told that we take nothing any more.
+    /// The peer has to be told that we take nothing any more.
     deaf: bool,
-    /// When it ended there was something that the peer had not acknowledged.
+    /// The peer had not acknowledged everything when the session ended.
     undelivered: bool,
-    /// The last transmission that a reduction of the congestion window answered for.
+    /// The last transmission whose loss the last reduction of the congestion window already covers.
     reduced_at: u64,
-    /// When a segment is found lost unless something arrives.
+    /// When the next segment is taken for lost unless something arrives.
     loss_at: Option<Time>,
-    /// The tail was sent again, and nothing was acknowledged since.
+    /// A tail-loss probe was made, and nothing was acknowledged since.
     tail_probed: bool,
-    /// When to ask for the peer's window again, and how many milliseconds after that once more.
+    /// When to ask for the peer's window again, and how many milliseconds to wait after that.
     probe: Option<(Time, NonZeroU32)>,
-    /// Since when a message fills the window, and when that is to grow once more. Few sessions ever are.
+    /// Since when a message fills the window, and when to try again to grow it. Boxed, as few sessions need it.
     stuck: Option<Box<(Time, Time)>>,
     keepalive_at: Time,
     last_received: Time,
     phase: Phase,
     finish: Finish,
     datagrams: Option<Box<Datagrams>>,
-    /// Was the last thing that was paced a datagram?
+    /// Was the last thing paced a datagram?
     datagram_went: bool,
-    /// What the server wants to see before it opens a session, and has it to be sent?
+    /// The cookie that the server wants to see before it opens a session.
     cookie: Option<NonZeroU64>,
     stats: Counts,
-    /// Was there no memory for what was to be sent last, while some of it is on its way?
+    /// Was there no memory for what was last to be sent, while something is still in flight?
     starved: bool,
     /// Shared by the sessions of an endpoint.
     measures: Option<Arc<Measures>>,
 }
 
-/// Who opened the session.
+/// Which end opened the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// This end did: whatever arrives comes from an address that it chose.
     Client,
-    /// The peer did, from an address that may be forged: until it has proved that it receives
-    /// there, at most three times the bytes received are sent to it, no more is taken for sending than
-    /// has room in as much memory as its window, and the receive window does not grow beyond 32 segments.
-    /// It is asked for the proof with the first answer, in a way that every
-    /// implementation gives it, and a longer message waits for that.
+    /// The peer did, from an address that may be forged. Until the peer has proved that it receives there, this end
+    /// sends at most three times the bytes received, queues for sending no more memory than its window reserves,
+    /// and keeps the receive window at 32 segments at most. It asks for the proof with its first answer, in a way
+    /// that every implementation answers; a longer message waits for the proof.
     Server,
 }
 
 #[derive(Debug)]
 struct Peer {
-    /// It has told to have every segment before this one.
+    /// The peer has said that it has every segment before this one.
     has: u32,
     /// The first segment beyond its window.
     edge: u32,
-    /// The first beyond ours, as it was last told.
+    /// The first segment beyond our window, as the peer was last told.
     told_edge: u32,
-    /// The most segments of a message that it takes, as far as is known: the largest window it has
-    /// told, or what an end of this library says of itself.
+    /// The most segments of a message that it accepts, as far as is known: the largest window it has told, or what
+    /// a peer that runs this library says in a WINS.
     largest_window: u32,
-    /// Has it told its window? Any segment does.
+    /// Has it told its window? Every segment does.
     told: bool,
     /// Has it told its window by a WINS?
     answered: bool,
-    /// When the last WASK was sent, and how many microseconds its answer took; 0 if none came.
+    /// When the last WASK was sent, and after how many microseconds it was answered; 0 if it never was.
     asked_at: Option<Time>,
     answered_micros: u32,
     /// Has nothing come yet that can be the answer to that WASK?
     owes_answer: bool,
-    /// Has it asked for our window, and sent nothing since?
+    /// Has it asked for our window, and sent no PUSH since?
     quiet: bool,
-    /// The `ts` of its last WASK: what our WINS and our close notice carry.
+    /// The `ts` of its last WASK, which our WINS and close notices carry.
     token: u32,
     has_token: bool,
     /// Has it answered a WASK as only this library does?
     is_ours: bool,
-    /// Was its last answer like this library's, proved or not?
+    /// Did its last WINS look like this library's, proved or not?
     seems_ours: bool,
-    /// Has it yet to see that our address is ours? It can say little until then, and has to be asked.
+    /// Has it still to see the proof that our address is ours? Until then it may send little, and has to be asked.
     doubts: bool,
 }
 
 impl Peer {
-    /// Is it settled whether the peer is ours? An answer that is not like ours settles it, too; one that is
-    /// does not before it proves it.
+    /// Is it settled whether the peer runs this library? A WINS unlike this library's settles that it does not; one
+    /// that looks like this library's settles nothing until it carries our token.
     fn is_known(&self) -> bool {
         self.is_ours || self.is_foreign()
     }
 
-    /// Would it understand that this end closes or has finished, and believe it?
+    /// Would it understand that this end has closed or finished, and believe it?
     fn can_be_told(&self) -> bool {
         self.is_ours && self.has_token
     }
@@ -226,10 +225,10 @@ impl Peer {
 #[derive(Debug)]
 struct Path {
     validated: bool,
-    /// Since when there is something to be sent to an address that is not proved, or sent and not
-    /// acknowledged: in milliseconds, which may wrap. 0 if there is nothing.
+    /// Since when something waits for an unproved address, to be sent or to be acknowledged: in milliseconds, which
+    /// may wrap. 0 if nothing does.
     unanswered_since: u32,
-    /// Bytes that may be sent to an address that is not proved: three times what came, less what went.
+    /// Bytes that may be sent to an unproved address: three times those received, less those sent.
     allowance: i32,
 }
 
@@ -246,10 +245,10 @@ impl Path {
 }
 
 impl Session {
-    /// Opens one end. Both ends use the same `conv`. `random` has to be unpredictable: an attacker
-    /// who knows it can pretend to receive at an address that he does not have.
+    /// Opens one end of a session. Both ends use the same `conv`. `random` has to be unpredictable: an attacker who
+    /// knows it can pretend to receive at an address that he does not have.
     ///
-    /// `None` if the budget has nothing left for the smallest window.
+    /// Returns `None` if the budget has not enough left for the smallest window.
     ///
     /// # Panics
     /// If the configuration is not [valid](SessionConfig::validate), or the pool has no size class
@@ -268,8 +267,7 @@ impl Session {
         Self::open_shared(conv, config, side, pool, budget, random, now, (0, 0), None)
     }
 
-    /// As [`open`](Self::open), with other first sequence numbers than KCP's 0: for tests of what
-    /// happens when they wrap.
+    /// As [`open`](Self::open), with other first sequence numbers than KCP's 0: for tests of their wrapping.
     #[doc(hidden)]
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "a test's way in")]
@@ -314,8 +312,7 @@ impl Session {
         if side == Side::Server {
             blocks.set_most(receive.reserved() as u32);
         }
-        // What is not yet in flight waits here, but not so much that it leaves the processor's cache
-        // before it is sent.
+        // Segments not yet sent wait here, but few enough to stay in the processor's cache until they are.
         let limit = (config.send_window + config.send_window / 2).max(MAX_FRAGMENTS + 1);
         Some(Self {
             conv,
@@ -351,7 +348,7 @@ impl Session {
                 allowance: 0,
             },
             ts_offset: random as u32,
-            // Not what others answer with.
+            // Never 0: that is what other implementations answer with.
             token: ((random >> 32) as u32).max(1),
             ask: true,
             tell: false,
@@ -377,8 +374,8 @@ impl Session {
         })
     }
 
-    /// What a session reserves at most as long as its peer's address is not proved: its smallest window, and
-    /// as much for what is sent; and what `more` segments would take.
+    /// The most that a session reserves while its peer's address is not proved, which is its smallest window and as
+    /// much again for sending; and the slots of `more` segments.
     pub(in super::super) fn half_open_bytes(
         config: &SessionConfig,
         pool: &PacketPool,
@@ -389,14 +386,14 @@ impl Session {
         2 * receive::reservation(window, slot) + more * slot
     }
 
-    /// The conversation.
+    /// Returns the conversation number.
     #[must_use]
     pub fn conv(&self) -> u32 {
         self.conv
     }
 
-    /// Has the peer to be told that there is room again? If half of the window is, or all that it
-    /// may send is here and read as far as it can be.
+    /// Has the peer told our window again if half of it has become free, or if the peer may send nothing more and
+    /// everything that can be read has been read.
     fn consider_telling(&mut self) {
         let edge = self.edge();
         let gained = sn::diff(edge, self.peer.told_edge);
@@ -412,31 +409,31 @@ impl Session {
         self.receive.next().wrapping_add(self.window())
     }
 
-    /// The window to tell: what is free, of what the wire can say.
+    /// The window to tell the peer: what is free, as far as the wire can express it.
     fn window(&self) -> u32 {
         self.receive.advertised().min(u16::MAX.into())
     }
 
-    /// Has the peer proved that it receives at its address?
+    /// Returns `true` if the peer has proved that it receives at its address.
     #[must_use]
     pub fn is_validated(&self) -> bool {
         self.path.validated
     }
 
-    /// Has anything come from the peer?
+    /// Returns `true` if anything has come from the peer.
     #[must_use]
     pub fn has_heard(&self) -> bool {
         self.peer.told
     }
 
-    /// Has the peer answered the question for its window? Until it has, messages of 32 segments are
-    /// the longest, or of what it has told by the way.
+    /// Returns `true` if the peer has answered a question for its window. Until then a message has at most 32
+    /// segments, or as many as the window that its other segments tell.
     #[must_use]
     pub fn is_peer_window_known(&self) -> bool {
         self.peer.answered
     }
 
-    /// The peer has proved its address otherwise: a [`Side::Server`] does without the proof.
+    /// Treats the peer's address as proved, which lifts the limits of a [`Side::Server`].
     pub(in super::super) fn trust_address(&mut self) {
         self.path.validated = true;
         self.receive.set_grows(true);
@@ -445,30 +442,30 @@ impl Session {
         self.unstick();
     }
 
-    /// So many bytes will go to the peer that are not the session's.
+    /// Counts `bytes` that the endpoint sends to the peer beside the session's own.
     pub(in super::super) fn will_send(&mut self, bytes: usize) {
         self.path.spend(bytes);
     }
 
-    /// Is the peer of this library? Known after a round trip.
+    /// Returns `true` if the peer runs this library. Known after a round trip.
     #[must_use]
     pub fn is_peer_ours(&self) -> bool {
         self.peer.is_ours
     }
 
-    /// The smoothed round-trip time, once there is one.
+    /// Returns the smoothed round-trip time, or `None` before the first sample.
     #[must_use]
     pub fn rtt(&self) -> Option<Duration> {
         self.recovery.srtt()
     }
 
-    /// Bytes of pool memory that are reserved for it: what it holds, and what its window promises.
+    /// Returns the bytes of pool memory reserved for the session: what it holds, and what its window promises.
     #[must_use]
     pub fn reserved_bytes(&self) -> usize {
         self.receive.reserved() + self.send.blocks.reserved() + self.datagram_bytes()
     }
 
-    /// Bytes of pool memory that it keeps in use, at most.
+    /// Returns an upper bound of the bytes of pool memory that the session keeps in use.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.receive.charged() + self.send.blocks.reserved() + self.datagram_bytes()
@@ -478,18 +475,18 @@ impl Session {
         self.datagrams.as_deref().map_or(0, Datagrams::bytes)
     }
 
-    /// What it did so far.
+    /// Returns the session's counters so far.
     #[must_use]
     pub fn stats(&self) -> RudpStats {
         self.stats
             .snapshot(&self.receive, self.datagrams.as_deref())
     }
 
-    /// The clock never goes back.
+    /// Advances the clock, which never goes back.
     fn advance(&mut self, now: Time) {
         let before = self.now;
         self.now = before.max(now);
-        // Who has nothing on its way waits for nothing of it.
+        // With nothing in flight there is no memory to wait for.
         self.starved &= !self.send.is_empty();
         if self.starved {
             self.measure(|measures| measures.blocked_sending(now.since(before)));
@@ -502,18 +499,18 @@ impl Session {
         }
     }
 
-    /// Milliseconds, which wrap, and are never 0.
+    /// The time in milliseconds, which wrap and are never 0.
     fn millis(&self) -> u32 {
         ((self.now.as_micros() / 1000) as u32).max(1)
     }
 
-    /// The `ts` of now.
+    /// The `ts` of a segment sent now.
     fn ts(&self) -> u32 {
         (self.now.as_micros() as u32).wrapping_add(self.ts_offset)
     }
 }
 
-/// The chunk that the longest segment takes, in bytes.
+/// The size of the chunk that the longest segment takes, in bytes.
 fn slot_bytes(config: &SessionConfig, pool: &PacketPool) -> usize {
     let classes = pool.slab().size_classes();
     let needed = config.max_segment() + pool.headroom() + pool.tailroom();

@@ -1,8 +1,8 @@
-//! What is to be sent, laid out for as few calls to the kernel as it takes.
+//! What is to be sent, laid out for as few calls to the kernel as possible.
 //!
-//! Segments that lie side by side in memory are sent from where they are: as many as fit make a
-//! datagram, and datagrams of one length one behind the other make what GSO takes in one call. Only
-//! acknowledgements, and segments that lie apart, are written to the caller's scratch memory.
+//! Segments that lie side by side in memory are sent from where they are: as many as fit make a datagram, and
+//! consecutive datagrams of one length make what GSO takes in one call. Only acknowledgements and segments that lie
+//! apart are copied to the caller's scratch memory.
 
 use super::super::config::Congestion;
 use super::super::time::Time;
@@ -12,8 +12,7 @@ use super::close::END;
 use super::congestion::CongestionControl;
 use super::send::Cause;
 
-/// One or more datagrams to be sent to the peer, from
-/// [`poll_transmit`](Session::poll_transmit).
+/// One or more datagrams to send to the peer, returned by [`poll_transmit`](Session::poll_transmit).
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
     contents: &'a [u8],
@@ -21,19 +20,19 @@ pub struct Outgoing<'a> {
 }
 
 impl<'a> Outgoing<'a> {
-    /// The datagrams, one behind the other.
+    /// Returns the datagrams, one behind the other.
     #[must_use]
     pub fn contents(&self) -> &'a [u8] {
         self.contents
     }
 
-    /// The length of each but the last, which may be shorter.
+    /// Returns the length of each datagram but the last, which may be shorter.
     #[must_use]
     pub fn segment_size(&self) -> usize {
         self.segment_size
     }
 
-    /// How many they are.
+    /// Returns the number of datagrams.
     #[must_use]
     pub fn datagrams(&self) -> usize {
         self.contents.len().div_ceil(self.segment_size)
@@ -42,7 +41,7 @@ impl<'a> Outgoing<'a> {
 
 /// The datagrams laid out so far.
 struct Layout {
-    /// Bytes of the first datagram, and so of all but the last; known once the first is complete.
+    /// The length of the first datagram, and so of all but the last; known once the first is complete.
     size: Option<usize>,
     /// Bytes of the datagram being filled.
     filling: usize,
@@ -50,13 +49,13 @@ struct Layout {
     datagrams: usize,
     most: usize,
     mtu: usize,
-    /// Bytes that may be sent in all.
+    /// The most bytes that may be sent in all.
     allowance: usize,
     total: usize,
 }
 
 impl Layout {
-    /// Adds a segment of `size` bytes if it fits in.
+    /// Adds a segment of `size` bytes if it fits.
     fn add(&mut self, size: usize) -> bool {
         if self.total + size > self.allowance {
             return false;
@@ -80,7 +79,7 @@ impl Layout {
     }
 }
 
-/// A datagram's segments but for payload, as they are written one behind the other.
+/// Writes the segments of a datagram that are not PUSH, one behind the other.
 struct Control<'a> {
     to: &'a mut [u8],
     at: usize,
@@ -101,12 +100,12 @@ impl Control<'_> {
 }
 
 impl Session {
-    /// The next datagrams to be sent, at most `max_datagrams` of one length (the last may be
-    /// shorter), or `None` if there is nothing to be sent now. To be called until then after each
-    /// of the other calls, or after several.
+    /// Returns the next datagrams to send, at most `max_datagrams` of one length (the last may be shorter), or
+    /// `None` if there is nothing to send now. Call it until `None` after each of the other calls, or after several
+    /// of them.
     ///
-    /// What it returns counts as sent. `scratch` has to have room for a datagram; with more, small
-    /// messages are gathered there for one call.
+    /// What it returns counts as sent. `scratch` has to hold one datagram; if it is longer, small messages are
+    /// gathered there for one call to the kernel.
     ///
     /// # Panics
     /// If `scratch` is shorter than the [MTU](super::super::SessionConfig::mtu).
@@ -137,7 +136,7 @@ impl Session {
         } else if self.lies_apart() && scratch.len() >= 2 * self.config.mtu {
             self.gather(scratch, max_datagrams)?
         } else {
-            // The borrow has to end with the call, so the datagrams are named first.
+            // The borrow has to end with this call, so the run is returned by position first.
             let (block, start, end, segment_size) = self.run_in_place(max_datagrams)?;
             self.stats.sent_datagrams += ((end - start) as usize).div_ceil(segment_size) as u64;
             self.stats.sent_bytes += u64::from(end - start);
@@ -154,7 +153,7 @@ impl Session {
         Some(outgoing)
     }
 
-    /// Bytes that may be sent before the peer has proved its address.
+    /// Bytes that may still be sent before the peer has proved its address; `usize::MAX` once it has.
     pub(super) fn allowance(&self) -> usize {
         if self.path.validated {
             return usize::MAX;
@@ -162,7 +161,7 @@ impl Session {
         usize::try_from(self.path.allowance).unwrap_or(0)
     }
 
-    /// A header with what every segment carries.
+    /// A header with the fields that are alike in every segment.
     pub(super) fn header(&self, cmd: Command) -> Header {
         Header {
             conv: self.conv,
@@ -176,8 +175,7 @@ impl Session {
         }
     }
 
-    /// Writes what is to be sent but for payload, as far as it fits in a datagram; returns its
-    /// length.
+    /// Writes all that is not PUSH or an unreliable datagram, as far as it fits in a datagram; returns its length.
     fn write_control(&mut self, to: &mut [u8]) -> usize {
         let limit = self.config.mtu.min(self.allowance());
         let mut control = Control { to, at: 0, limit };
@@ -218,7 +216,7 @@ impl Session {
             && control.has_room()
             && let Some(cookie) = self.cookie.filter(|_| !self.peer.told)
         {
-            // In front of everything: the server looks no further.
+            // In front of everything else: the server looks no further.
             let header = Header {
                 ts: self.token,
                 len: size_of::<u64>() as u32,
@@ -231,8 +229,8 @@ impl Session {
             if !self.peer.is_known() || !self.path.validated {
                 self.ask_again();
             }
-            // With the challenge, and room for another: the answer to this one may be lost, and a peer that
-            // has said little may say nothing more by itself.
+            // Only if that leaves room for this challenge and another: the answer to this one may be lost, and a
+            // peer that has said little may say nothing more by itself.
             if self.allowance() - control.at >= 3 * HEADER_BYTES {
                 self.write_question(control);
             }
@@ -265,10 +263,9 @@ impl Session {
         control.put(header, &[]);
     }
 
-    /// Has the peer show that it receives at its address, whichever implementation it is of, and although
-    /// there may be nothing to send: every KCP acknowledges a segment again that it has had long ago, with
-    /// its `ts`, and does nothing else with it. (`IKCP_CMD_PUSH` in `ikcp_input` of C's ikcp.c; kcp-go and
-    /// the crate `kcp` have it so too.)
+    /// Makes the peer show that it receives at its address, whatever its implementation, even with nothing to send:
+    /// every KCP acknowledges once more a segment that it has had long ago, with its `ts`, and does nothing else
+    /// with it. (`IKCP_CMD_PUSH` in `ikcp_input` of C's ikcp.c; kcp-go and the crate `kcp` do the same.)
     fn write_challenge(&mut self, control: &mut Control<'_>) {
         if self.path.validated || !control.has_room() {
             return;
@@ -286,7 +283,7 @@ impl Session {
         self.peer.told_edge = self.edge();
     }
 
-    /// The segment to be sent next: one that was lost, or a new one if the windows allow it.
+    /// The segment to send next: a lost one, or a new one if the windows allow it.
     fn next_segment(&self) -> Option<u32> {
         if self.rate.is_some() && !self.pacer.allows() {
             return None;
@@ -294,7 +291,7 @@ impl Session {
         self.wanted_segment()
     }
 
-    /// As [`next_segment`](Self::next_segment), but for pacing.
+    /// As [`next_segment`](Self::next_segment), without pacing.
     pub(super) fn wanted_segment(&self) -> Option<u32> {
         if self.allowance() < HEADER_BYTES {
             return None;
@@ -302,7 +299,7 @@ impl Session {
         self.send.lost_front().or_else(|| self.new_segment(0))
     }
 
-    /// When a segment may go that only waits for its pace.
+    /// When a segment or datagram may go that only pacing holds back.
     pub(super) fn paced_until(&self) -> Option<Time> {
         let rate = self.rate?;
         if self.pacer.allows() {
@@ -312,7 +309,7 @@ impl Session {
         waits.then(|| self.pacer.next(rate))
     }
 
-    /// The segment `ahead` of the next one that was never sent, if it may be sent.
+    /// The new segment `ahead` places behind the next one, if it may be sent.
     fn new_segment(&self, ahead: u32) -> Option<u32> {
         let window = self.window_limit().min(self.control.window());
         let allowed = self.send.outstanding() + ahead < window && self.send.queued() > ahead;
@@ -363,23 +360,22 @@ impl Session {
         let segment = self.send.blocks.bytes_mut(sent.place);
         header.encode(segment);
         if sent.frg == END {
-            // As it is by now: somebody else may have asked in the peer's name.
+            // Written only now: somebody else may have asked in the peer's name and changed the token.
             segment[HEADER_BYTES..].copy_from_slice(&token.to_le_bytes());
         }
         self.stats.sent_segments += 1;
     }
 
-    /// Is the window filling with what waits for a lost segment? Then that one is sent twice: to lose
-    /// it once more would cost another round trip, and a second copy costs little. Not where a
-    /// congestion control takes care of the path.
+    /// Is the window filling with segments that wait for a lost one? Then the lost one is sent twice: losing it
+    /// again would cost another round trip, and a second copy costs little. Not with a congestion control, which
+    /// takes care of the path.
     fn is_held_up(&self) -> bool {
         self.config.congestion == Congestion::Off
             && self.send.queued() > 0
             && self.send.outstanding() >= self.window_limit() / 2
     }
 
-    /// Adds segments to a datagram of which `at` bytes are written, while there is room; returns
-    /// its length.
+    /// Adds segments to a datagram whose first `at` bytes are written, while there is room; returns its length.
     fn fill_up(&mut self, scratch: &mut [u8], mut at: usize) -> usize {
         let limit = self.config.mtu.min(self.allowance());
         while let Some(sn) = self.next_segment() {
@@ -395,7 +391,7 @@ impl Session {
         at
     }
 
-    /// Copies segments one behind the other to `scratch`.
+    /// Copies segments to `scratch`, one behind the other.
     fn gather<'a>(&mut self, scratch: &'a mut [u8], most: usize) -> Option<Outgoing<'a>> {
         let mut layout = self.layout(most);
         let mut at = 0;
@@ -418,8 +414,8 @@ impl Session {
         })
     }
 
-    /// Segments that lie side by side: their block, where they begin and end in it, and the length
-    /// of the datagrams.
+    /// Stamps a run of segments that lie side by side: returns their block, where they begin and end in it, and the
+    /// length of the datagrams.
     fn run_in_place(&mut self, most: usize) -> Option<(u32, u32, u32, usize)> {
         let mut layout = self.layout(most);
         let mut run: Option<(u32, u32, u32)> = None;

@@ -1,36 +1,33 @@
-//! What has been received and not yet read, within the memory that was reserved for it.
+//! What has been received and not yet read, within the memory reserved for it.
 //!
-//! Segments lie in a ring from `read`, the first that the application has not read, over `next`,
-//! the first that has not arrived, to `read + window`. Everything in that range is either held or
-//! promised to the peer, with a slot of pool memory for each, as large as the longest segment.
+//! Segments lie in a ring from `read`, the first that the application has not read, past `next`, the first that has
+//! not arrived, to `read + window`. Each segment in that range is held or promised to the peer, and has a slot of
+//! pool memory, as large as the longest segment.
 //!
-//! A received segment is a slice of the buffer it arrived in. Where that buffer is larger than a
-//! slot, because the kernel coalesced many datagrams into it, the segments that share it bring
-//! their slots; what the buffer is larger than those together is taken from a reserve:
+//! A received segment is a slice of the buffer it arrived in. A buffer may be larger than a slot, because the
+//! kernel coalesced many datagrams into it. The segments that share it then contribute their slots, and what it
+//! takes beyond those comes from a reserve:
 //!
 //! ```text
 //! window * slot  +  sum over buffers of max(0, bytes - segments * slot)  <=  reserved
 //! ```
 //!
-//! Where the reserve is used up, a segment is copied into a chunk of its own size. Of those there may be
-//! none although the pool is not full, where each slab serves other classes: then the next segment, if
-//! nothing can be read without it, lies in a larger chunk than its slot has, until it is read. Without
-//! it what came behind would keep its memory for ever. Beyond their slots such segments have what one
-//! receive buffer has.
+//! Once the reserve is used up, a segment is copied into a chunk of its own size. There may be no such chunk
+//! although the pool is not full, if every slab serves other classes. Then the next segment, if nothing can be read
+//! without it, is kept in a chunk larger than its slot until it is read; without it the segments behind it would
+//! keep their memory for ever. Beyond their slots, such segments may take as much together as one receive buffer.
 //!
-//! The slots that a buffer has are promised anew once all of its segments are read and it is gone; until then
-//! those of the segments already read are `deferred`.
+//! A buffer's slots are promised anew only once all of its segments are read and it is gone; until then the slots
+//! of those already read are `deferred`.
 //!
-//! The window follows the product of bandwidth and delay, within the budget: it is to hold twice what
-//! comes in a round trip (dynamic right-sizing, Fisk and Feng 2001). What would come if the window did
-//! not limit the peer is told by [`Train`], so that it opens within a round trip or two instead of
-//! doubling in each.
+//! The window follows the product of bandwidth and delay, within the budget: it is to hold twice what comes in a
+//! round trip (dynamic right-sizing, Fisk and Feng 2001). [`Train`] estimates what would come if the window did not
+//! limit the peer, so that the window opens within a round trip or two instead of doubling in each.
 //!
-//! What was told cannot be taken back: the peer may send what it was promised. Where nothing came for
-//! long the window [narrows](ReceiveQueue::narrow): a question for the peer's window tells of a small one,
-//! and the answer shows that the peer has heard it, and comes behind what it had sent before; what it
-//! overtook on the way is dropped and sent again. Only then the memory is given back; if a segment comes
-//! first, everything is as it was.
+//! What was told cannot be taken back: the peer may send what it was promised. After a long silence the window
+//! [narrows](ReceiveQueue::narrow): a question for the peer's window tells a small one. The answer shows that the
+//! peer has heard that, and arrives behind what it had sent before; a segment that the answer overtook is dropped
+//! and sent again. Only then is the memory given back; if a segment comes first, the window stays as it was.
 
 mod buffers;
 
@@ -45,20 +42,20 @@ use crate::packet::{Packet, PacketPool};
 use buffers::Buffer;
 use core::time::Duration;
 
-/// The reserve for buffers larger than the slots of their segments: a fourth of the window's.
+/// The reserve for buffers larger than their segments' slots: this part of the window's slots, a fourth.
 const RESERVE: usize = 4;
-/// A round trip is taken to be no shorter: below, the tasks at both ends are what takes the time.
+/// Shorter round trips count as this long: below it, the tasks at both ends take the time.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(5);
-/// What segments that are waited for may take beyond their slots, in bytes.
+/// What awaited segments may take beyond their slots together, in bytes.
 const MOST_BEYOND: usize = 64 << 10;
-/// Charged to the segment itself.
+/// The `buffer` of a segment that is charged by itself.
 const OWN: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Held {
     packet: Packet,
     frg: u8,
-    /// The buffer that it shares with others, or `OWN`.
+    /// The index of the buffer that it shares with others, or `OWN`.
     buffer: u32,
     /// Bytes charged for it alone.
     charge: u32,
@@ -67,40 +64,40 @@ struct Held {
 /// What became of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inserted {
-    /// It is new, and the next one: what can be read may have grown.
+    /// It is new and the next in order: what can be read may have grown.
     InOrder,
-    /// It is new; one before it is missing.
+    /// It is new, but one before it is missing.
     OutOfOrder,
     /// It was here already.
     Duplicate,
-    /// It is beyond what the window may ever have promised, or behind the end.
+    /// It is beyond what the window can have promised, or behind the mark of the end.
     BeyondWindow,
     /// The pool had no chunk to copy it to.
     NoMemory,
 }
 
-/// What the segments that came say of the window.
+/// What the segments that came say about the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Measured {
     /// Nothing yet.
     Nothing,
-    /// The path carries more than it holds: it grew, if it may.
+    /// The path carries more than the window holds: it grew, unless it is as large as it may be.
     Fast,
-    /// The same, but there was no memory for it to grow, or not as far. For so long that may have
-    /// limited the peer: since the train before, but no longer than two round trips.
+    /// The same, but there was no memory for it to grow, or not as far. May have limited the peer for this long:
+    /// since the last train, but at most two round trips.
     Refused(Duration),
-    /// The path does not carry more, as far as the round trip is still right.
+    /// The path carries no more than the window holds, if the round-trip time is still right.
     Slow,
 }
 
-/// The buffer of the batch that is being handled, if it is charged as a whole.
+/// The buffer of the batch being handled, if it is charged as a whole.
 #[derive(Debug, Default)]
 pub(super) struct BatchBuffer {
-    /// Must nothing of it be kept? Then segments are copied.
+    /// Must no part of the buffer be kept? Then segments are copied.
     pub(super) transient: bool,
-    /// Did the pool have no chunk to copy one to? To ask an exhausted pool takes time.
+    /// Did the pool have no chunk for a copy? Asking an exhausted pool takes time.
     starved: bool,
-    /// Index of the buffer, its address range so far, and its size.
+    /// The index of the buffer, the address of its first segment, and its size.
     open: Option<(u32, usize, usize)>,
 }
 
@@ -111,14 +108,14 @@ pub(super) struct ReceiveQueue {
     next: u32,
     window: u32,
     max_window: u32,
-    /// What buffers take from the reserve.
+    /// Bytes that buffers take from the reserve.
     extra: usize,
     deferred: u32,
-    /// Messages that are here in full, and in order.
+    /// Complete messages, in order.
     complete: u32,
-    /// Is the segment before `next` the mark that nothing more comes? It is never read.
+    /// Is the segment before `next` the mark of the end? It is never read.
     at_end: bool,
-    /// Is the peer told of the first window only, so that what it grew to can be given back?
+    /// Has the peer been told only the first window, so that the rest can be given back?
     narrowed: bool,
     /// Fragments that follow the segment before `next` in its message.
     to_follow: u8,
@@ -129,20 +126,20 @@ pub(super) struct ReceiveQueue {
     grows: bool,
     slot: u32,
     charged: usize,
-    /// Bytes that segments take beyond what they are charged.
+    /// Bytes that segments take beyond their charge.
     beyond: usize,
     buffers: Vec<Buffer>,
     free_buffers: Vec<u32>,
     account: Account,
     /// Segments copied out of a larger buffer so far.
     pub(super) copied: u64,
-    /// Times the window did not grow for want of budget, so far.
+    /// Attempts to grow the window that the budget refused so far.
     pub(super) refused: u32,
 }
 
 impl ReceiveQueue {
-    /// A queue with a window of `window` segments that may grow to `max_window`, of at most
-    /// `slot` bytes each; `None` if the budget has not even the smaller.
+    /// Creates a queue with a window of `window` segments, which may grow to `max_window`, of at most `slot` bytes
+    /// each; `None` if the budget has not enough for `window`.
     pub(super) fn new(
         first: u32,
         (window, max_window): (u32, u32),
@@ -184,7 +181,7 @@ impl ReceiveQueue {
         self.next
     }
 
-    /// Segments from `next` that the peer may send.
+    /// Segments from `next` on that the peer may send.
     pub(super) fn advertised(&self) -> u32 {
         if self.narrowed {
             return self.first_window();
@@ -196,20 +193,20 @@ impl ReceiveQueue {
         DEFAULT_WINDOW.min(self.max_window)
     }
 
-    /// Did the window grow, and is nothing in it?
+    /// Has the window grown, and is nothing in it?
     pub(super) fn is_wide(&self) -> bool {
         let nothing = self.charged == 0 && self.deferred == 0 && self.readable() == 0;
         nothing && self.window > self.first_window()
     }
 
-    /// Tells of the first window from here on if nothing is in that which it grew to. All of that stays
-    /// promised until the peer is known to have heard it, or sends something.
+    /// If the window has grown and is empty, tells the first window from now on. The rest stays promised until the
+    /// peer is known to have heard that, or sends something.
     pub(super) fn narrow(&mut self) {
         self.narrowed = self.is_wide();
     }
 
-    /// The peer has heard of the narrow window, and nothing that it had sent before is on its way: gives
-    /// back what the window grew to.
+    /// The peer has heard of the narrow window, and nothing that it sent before is in flight: gives back what the
+    /// window had grown by.
     pub(super) fn give_back(&mut self) {
         if core::mem::take(&mut self.narrowed) {
             let first = self.first_window();
@@ -220,22 +217,22 @@ impl ReceiveQueue {
         }
     }
 
-    /// Segments from `read` that are held or promised.
+    /// Segments from `read` on that are held or promised.
     fn limit(&self) -> u32 {
         self.window - self.deferred
     }
 
-    /// Segments that are in order and not read.
+    /// Segments in order and not yet read.
     pub(super) fn unread(&self) -> u32 {
         self.next.wrapping_sub(self.read)
     }
 
-    /// Of those, what there is to be read.
+    /// Those of them that can be read: all but the mark of the end.
     pub(super) fn readable(&self) -> u32 {
         self.unread() - u32::from(self.at_end)
     }
 
-    /// Has everything arrived that the peer sends?
+    /// Has everything arrived that the peer will send?
     pub(super) fn is_at_end(&self) -> bool {
         self.at_end
     }
@@ -244,7 +241,7 @@ impl ReceiveQueue {
         self.window
     }
 
-    /// The chunk that the longest segment takes, in bytes.
+    /// The size of the chunk that the longest segment takes, in bytes.
     pub(super) fn slot(&self) -> usize {
         self.slot as usize
     }
@@ -254,18 +251,18 @@ impl ReceiveQueue {
         self.complete
     }
 
-    /// Bytes of pool memory that it keeps in use, at most, but for what is beyond the slots of segments.
+    /// Pool memory that it keeps in use at most, in bytes, without what segments take beyond their slots.
     pub(super) fn charged(&self) -> usize {
         self.charged
     }
 
-    /// Bytes of pool memory that it has reserved.
+    /// Pool memory reserved, in bytes.
     pub(super) fn reserved(&self) -> usize {
         self.account.bytes()
     }
 
-    /// Is a message at the front that will not be complete as long as the window stays as it is, because
-    /// it fills the window?
+    /// Does an incomplete message fill the window, so that it cannot become complete while the window stays as it
+    /// is?
     #[inline]
     pub(super) fn is_stuck(&self) -> bool {
         self.complete == 0 && self.readable() == self.window && self.deferred == 0
@@ -276,8 +273,8 @@ impl ReceiveQueue {
         self.window == self.max_window
     }
 
-    /// Lets the window grow if a message fills it, for all of that message or not at all: two that had
-    /// taken a part each of what is left would wait for each other.
+    /// Grows the window if a message fills it: for all of that message or not at all. Two messages that had each
+    /// taken a part of the memory left would wait for each other.
     pub(super) fn unstick(&mut self) {
         if !self.grows || !self.is_stuck() {
             return;
@@ -289,8 +286,8 @@ impl ReceiveQueue {
         }
     }
 
-    /// Can a segment with this number of fragments behind it be where it says? Each has one less than the
-    /// one before in its message; `before` is the one before if it is on its way in the same datagram.
+    /// Does a segment with this number of fragments behind it fit its neighbours? Within a message, each segment
+    /// has one less than the one before. `before` is the PUSH before it in the same datagram.
     pub(super) fn counts_down(&self, sn: u32, frg: u8, before: Option<(u32, u8)>) -> bool {
         if diff(sn, self.next) < 0 {
             return true;
@@ -314,17 +311,17 @@ impl ReceiveQueue {
         Some(held.frg)
     }
 
-    /// Lets the window grow, or not.
+    /// Sets whether the window may grow.
     pub(super) fn set_grows(&mut self, grows: bool) {
         self.grows = grows;
     }
 
-    /// Where `sn` is in relation to `next`, in segments.
+    /// The distance of `sn` from `next`, in segments.
     pub(super) fn offset(&self, sn: u32) -> i32 {
         diff(sn, self.next)
     }
 
-    /// Lets the window grow to `wanted`, if that is allowed, as far as there is budget for it.
+    /// Grows the window to `wanted` if it may grow that far, or as far as the budget allows.
     fn grow(&mut self, wanted: u32) {
         let mut larger = wanted.min(self.max_window);
         while larger > self.window && !self.try_grow(larger) {
@@ -332,7 +329,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Lets the window grow to `larger`, or counts that there is no budget for it.
+    /// Grows the window to `larger`, or counts that the budget refused.
     fn try_grow(&mut self, larger: u32) -> bool {
         if larger <= self.window {
             return false;
@@ -352,8 +349,8 @@ impl ReceiveQueue {
         self.train.pause(now, rtt);
     }
 
-    /// Takes a segment, unless it is here already or beyond the window. `edge` is the end of the window
-    /// that the peer was last told.
+    /// Takes a segment, unless it is here already or beyond the window. `edge` is the edge of the window that the
+    /// peer was last told.
     pub(super) fn insert(
         &mut self,
         (sn, edge): (u32, u32),
@@ -384,7 +381,7 @@ impl ReceiveQueue {
         if self.ring.at(sn).is_some() {
             return Inserted::Duplicate;
         }
-        // Of a peer that has proved its address: others have no more than their first window.
+        // `grows`: only for a peer that has proved its address; others have no more than their first window.
         let awaited = sn == self.next && self.complete == 0 && self.grows;
         let Some(held) = self.charge(frg, packet, awaited, pool, batch) else {
             return Inserted::NoMemory;
@@ -402,8 +399,8 @@ impl ReceiveQueue {
         Inserted::InOrder
     }
 
-    /// To be called after segments were taken: lets the window grow if the path, with round trips of
-    /// `rtt` if they are known, carries more than it holds.
+    /// Call after segments were taken: grows the window if the path, with round trips of `rtt` if known, carries
+    /// more than it holds.
     pub(super) fn measure(&mut self, now: Time, rtt: Option<Duration>) -> Measured {
         if !self.grows {
             return Measured::Nothing;
@@ -422,7 +419,7 @@ impl ReceiveQueue {
         let refused = self.refused;
         self.grow(match rtt {
             Some(_) if caught_up => wanted.next_power_of_two().max(doubled),
-            // How much is not known, or it is not the path that limits.
+            // Either the rate is not known, or the reader rather than the path is the limit.
             _ => doubled,
         });
         if self.refused == refused {
@@ -431,9 +428,9 @@ impl ReceiveQueue {
         Measured::Refused(Duration::from_micros(since.into()).min(2 * round))
     }
 
-    /// Moves `next` over what is here.
+    /// Moves `next` over the segments that are here.
     fn advance(&mut self) {
-        // The ring may be smaller than the window; behind its end nothing is held.
+        // The ring may be smaller than the window; beyond the ring nothing is held.
         let limit = self.ring.capacity().min(self.window);
         while self.unread() < limit && !self.at_end {
             let Some(held) = self.ring.at(self.next) else {
@@ -449,7 +446,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// The next segment in order: its payload, and whether it ends a message.
+    /// Takes the next segment in order: its payload, and whether it ends a message.
     pub(super) fn pop(&mut self) -> Option<(Packet, bool)> {
         if self.readable() == 0 {
             return None;
@@ -469,7 +466,7 @@ impl ReceiveQueue {
         Some((held.packet, held.frg == 0))
     }
 
-    /// Segments and bytes of the message at the front, which has to be complete.
+    /// The segments and bytes of the message at the front, if it is complete.
     pub(super) fn front(&self) -> Option<(usize, usize)> {
         if self.complete == 0 {
             return None;
@@ -486,7 +483,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Gives the memory of the ring and the lists back if nothing is in them.
+    /// Frees the memory of the ring and the lists if no segment is held.
     pub(super) fn shrink(&mut self) {
         let mut held = (0..self.ring.capacity()).map(|n| self.ring.at(self.read.wrapping_add(n)));
         if held.all(Option::is_none) {
@@ -496,7 +493,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Gives up everything that is held.
+    /// Drops everything that is held.
     pub(super) fn clear(&mut self) {
         self.read = self.next;
         self.extra = 0;
@@ -526,12 +523,12 @@ impl ReceiveQueue {
     }
 }
 
-/// Can a segment with `frg` fragments behind it come after one with `before`?
+/// Can a segment with `frg` fragments behind it follow one with `before` behind it?
 fn follows(before: u8, frg: u8) -> bool {
     matches!(before, 0 | END) || frg == before - 1
 }
 
-/// What has to be reserved for a window.
+/// The bytes to reserve for a window.
 pub(super) fn reservation(window: u32, slot: usize) -> usize {
     let slots = window as usize * slot;
     slots + slots / RESERVE

@@ -1,10 +1,10 @@
 //! Round-trip time, and when a segment is taken for lost.
 //!
-//! The time-out is KCP's, which is that of RFC 6298. Losses are found as RFC 8985 (RACK) does:
-//! every transmission has a number and a time, and once one is known to have arrived, those made
-//! before it are lost if they are too many transmissions or too long a time behind. A retransmission
-//! is a transmission like any other, so that its loss is found the same way, again and again. As
-//! an ACK echoes the time of the very transmission that arrived, there is no doubt which one it was.
+//! The time-out is KCP's, which is that of RFC 6298. Losses are found as in RFC 8985 (RACK): every transmission has
+//! a number and a time, and once one is known to have arrived, earlier transmissions are lost if they are too many
+//! transmissions or too long behind it. A retransmission is a transmission like any other, so its loss is found the
+//! same way, again and again. Because an ACK echoes the time of the transmission that arrived, there is no doubt
+//! which one it was.
 
 use super::super::config::SessionConfig;
 use super::super::time::Time;
@@ -14,19 +14,19 @@ pub(super) const INITIAL_RTO: Duration = Duration::from_millis(200);
 const MIN_RTO: Duration = Duration::from_millis(100);
 const MIN_RTO_NODELAY: Duration = Duration::from_millis(30);
 const MAX_RTO: Duration = Duration::from_secs(60);
-/// A round trip shorter than this makes no smaller reordering window.
+/// The reordering window is no smaller than this, however short the round trip.
 const MIN_REORDERING: Duration = Duration::from_millis(1);
-/// The reordering window in quarters of the round-trip time, at most.
+/// The largest reordering window, in quarters of the round-trip time.
 const MAX_REORDERING: u32 = 4;
-/// One needless retransmission in so many transmissions is accepted.
+/// One needless retransmission in this many transmissions is accepted.
 const NEEDLESS: u64 = 16;
-/// Losses in a row without a needless retransmission, after which the path is taken to keep order
-/// better again (RFC 8985 has 16 recoveries); twice as many for each step.
+/// After this many losses in a row without a needless retransmission, the path is taken to keep order better again
+/// (RFC 8985 has 16 recoveries); twice as many for each step of the reordering window.
 const FORGET_REORDERING: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Recovery {
-    /// All durations in microseconds: there are many sessions.
+    /// All durations are in microseconds, in 32 bits: there are many sessions.
     interval: u32,
     nodelay: bool,
     fast_resend: u32,
@@ -35,16 +35,16 @@ pub(super) struct Recovery {
     variance: u32,
     latest: u32,
     rto: u32,
-    /// Time-outs since the last progress.
+    /// Time-outs since the last new acknowledgement.
     backoff: u32,
     /// The latest transmission known to have arrived.
     arrived: u64,
-    /// Reordering window in quarters of the round-trip time; 0 where order is kept.
+    /// The reordering window in quarters of the round-trip time; 0 while the path keeps order.
     reordering: u32,
-    /// Losses since it was last raised, and the last transmission made by then.
+    /// Losses since the last needless retransmission, and the last transmission when those were last counted anew.
     quiet_losses: u32,
     raised_at: u64,
-    /// Needless retransmissions since then.
+    /// Needless retransmissions after `raised_at`.
     needless: u64,
 }
 
@@ -67,12 +67,12 @@ impl Recovery {
         }
     }
 
-    /// The smoothed round-trip time, once there is one.
+    /// The smoothed round-trip time, or `None` before the first sample.
     pub(super) fn srtt(&self) -> Option<Duration> {
         (self.srtt > 0).then_some(duration(self.srtt))
     }
 
-    /// How long after its transmission a segment is overdue, the backoff included.
+    /// How long after its transmission a segment is overdue, backoff included.
     pub(super) fn timeout(&self) -> Duration {
         let factor = if self.nodelay { 1.5_f64 } else { 2.0 };
         // 2^30 is far beyond the maximum already.
@@ -81,9 +81,9 @@ impl Recovery {
         timeout.min(MAX_RTO)
     }
 
-    /// A transmission is known to have arrived, which was made this long ago.
+    /// Takes a sample: a transmission made this long ago is known to have arrived.
     pub(super) fn sample(&mut self, rtt: Duration) {
-        // An echo is of 32 bits of microseconds, so that it is no longer than an hour.
+        // A `ts` has 32 bits of microseconds, so an echo is no more than about an hour old.
         let rtt = micros(rtt).clamp(1, u32::MAX / 8);
         self.latest = rtt;
         if self.srtt == 0 {
@@ -107,26 +107,26 @@ impl Recovery {
         self.arrived = self.arrived.max(serial);
     }
 
-    /// Something was acknowledged that was not before.
+    /// Something new was acknowledged.
     pub(super) fn progress(&mut self) {
         self.backoff = 0;
     }
 
-    /// Has a time-out gone by since?
+    /// Has there been a time-out since the last new acknowledgement?
     pub(super) fn is_backing_off(&self) -> bool {
         self.backoff > 0
     }
 
-    /// A time-out went by.
+    /// There was a time-out.
     pub(super) fn timed_out(&mut self) {
         self.backoff += 1;
     }
 
-    /// An earlier transmission than the last one, which has the number `serial`, has arrived:
-    /// sending again was not needed. `latest` is the number of the last of all transmissions.
+    /// A segment was sent again as transmission `serial`, but an earlier transmission of it has arrived: sending it
+    /// again was not needed. `latest` is the number of the last of all transmissions.
     ///
-    /// A few of those cost less than waiting longer before sending again would. Once they are more
-    /// than one in [`NEEDLESS`] transmissions, the reordering window is raised, once a round trip.
+    /// A few of those cost less than waiting longer before each retransmission. Once more than one in [`NEEDLESS`]
+    /// transmissions was needless, the reordering window is raised, at most once a round trip.
     pub(super) fn spurious(&mut self, serial: u64, latest: u64) {
         self.quiet_losses = 0;
         if serial <= self.raised_at {
@@ -153,12 +153,12 @@ impl Recovery {
         }
     }
 
-    /// Is the segment sent as number `serial` at `sent_at`, the oldest in flight, lost?
+    /// Is the oldest segment in flight lost, which was sent as number `serial` at `sent_at`?
     pub(super) fn verdict(&self, serial: u64, sent_at: Time, now: Time) -> Verdict {
         if serial >= self.arrived {
             return Verdict::Unknown;
         }
-        // Counting is only good where order is kept.
+        // Counting works only while the path keeps order.
         let counts = self.fast_resend > 0 && self.reordering == 0;
         if counts && self.arrived - serial > u64::from(self.fast_resend) {
             return Verdict::Lost;
@@ -174,7 +174,7 @@ impl Recovery {
     }
 }
 
-/// As far as 32 bits go, which is beyond every time-out.
+/// Saturates at 32 bits, which is beyond every time-out.
 pub(super) fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
@@ -183,12 +183,12 @@ fn duration(micros: u32) -> Duration {
     Duration::from_micros(micros.into())
 }
 
-/// What is known of a segment in flight.
+/// What is known about a segment in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Nothing sent after it has arrived.
     Unknown,
-    /// It will be taken for lost then, unless it is acknowledged.
+    /// It will be taken for lost at this time unless it is acknowledged.
     LostAt(Time),
     Lost,
 }

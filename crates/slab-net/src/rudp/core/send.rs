@@ -1,13 +1,13 @@
-//! What is to be sent and what is on its way: segments by sequence number.
+//! Segments to be sent and segments in flight, by sequence number.
 //!
 //! ```text
 //! una <= next <= end
-//! una..next   on their way: each in flight, lost, or acknowledged out of order
+//! una..next   outstanding: each in flight, lost, or acknowledged out of order
 //! next..end   not sent yet
 //! ```
 //!
-//! Those in flight are linked in the order they were last sent, so that finding what is overdue
-//! never looks at more than is overdue. Those lost are linked in the order they were found.
+//! Segments in flight are linked in the order they were last sent, so that the search for overdue ones looks at no
+//! others. Lost segments are linked in the order they were found lost.
 
 use super::super::time::Time;
 use super::blocks::{Blocks, Place};
@@ -21,7 +21,7 @@ pub(super) enum State {
     InFlight,
     /// To be sent again.
     Lost,
-    /// The peer has it; one before it is missing.
+    /// The peer has it, but not yet one before it.
     Acked,
 }
 
@@ -30,11 +30,11 @@ pub(super) enum State {
 pub(super) enum Cause {
     #[default]
     New,
-    /// Later ones have arrived.
+    /// Later transmissions have arrived.
     Fast,
-    /// Nothing has.
+    /// No acknowledgement came in time.
     Timeout,
-    /// To hear of the last ones: a tail-loss probe.
+    /// To learn of the last segments: a tail-loss probe.
     Tail,
 }
 
@@ -45,26 +45,25 @@ pub(super) struct Slot {
     pub(super) frg: u8,
     /// Why it is to be sent again.
     pub(super) cause: Cause,
-    /// Does its second copy follow at once, or has it?
+    /// Does its second copy follow at once, or has it been sent?
     pub(super) doubled: bool,
-    /// How often it was sent; two copies at once count as one, and so do all that were sent because later
-    /// ones had arrived.
+    /// How often it was sent. Two copies at once count as one, and fast retransmissions as one at most.
     pub(super) transmissions: u16,
-    /// What the peer had told to have in order, up to here, when it was first sent.
+    /// The `una` that the peer had told when this was first sent.
     pub(super) had: u32,
-    /// The `ts` of the first and of the last time.
+    /// The `ts` of the first and of the last transmission.
     pub(super) first_ts: u32,
     pub(super) last_ts: u32,
-    /// When it was last sent, and as the how manyeth of all transmissions.
+    /// When it was last sent, and the number of that transmission among all of the session's.
     pub(super) sent_at: Time,
     pub(super) serial: u64,
-    /// Neighbours in the list it is in.
+    /// The neighbours in the list that it is in.
     prev: u32,
     next: u32,
 }
 
-/// What is needed of a slot to send it: less than the whole, which was written a moment ago piece by
-/// piece and would be read back in one.
+/// What sending needs of a slot. Not the whole slot: that has just been written in pieces, and would have to be
+/// read back as one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sent {
     pub(super) place: Place,
@@ -156,7 +155,7 @@ impl SendQueue {
         self.next
     }
 
-    /// Segments on their way.
+    /// Segments sent and not covered by `una`.
     pub(super) fn outstanding(&self) -> u32 {
         self.next.wrapping_sub(self.una)
     }
@@ -179,7 +178,7 @@ impl SendQueue {
         self.limit
     }
 
-    /// Appends a segment. There has to be room.
+    /// Appends a segment. There must be room.
     // Inlined for the same reason as `Blocks::push`.
     #[inline(always)]
     pub(super) fn push(&mut self, place: Place, frg: u8) {
@@ -196,7 +195,7 @@ impl SendQueue {
         self.end = self.end.wrapping_add(1);
     }
 
-    /// Takes the last `count` segments, never sent, out again.
+    /// Removes the last `count` segments, which were never sent.
     pub(super) fn take_back(&mut self, count: u32) {
         for _ in 0..count {
             debug_assert!(self.queued() > 0);
@@ -205,7 +204,7 @@ impl SendQueue {
         }
     }
 
-    /// Lengthens the last segment by as much of `payload` as it takes, if it was never sent.
+    /// Lengthens the last segment, if it was never sent, by as much of `payload` as it can take up to `max` bytes.
     pub(super) fn extend_last(&mut self, payload: &[u8], max: usize) -> usize {
         if self.queued() == 0 {
             return 0;
@@ -218,27 +217,27 @@ impl SendQueue {
         self.slots.at(sn)
     }
 
-    /// Is `sn` a segment that was sent and whose acknowledgement is not known?
+    /// Is `sn` a segment that was sent and that `una` does not cover?
     pub(super) fn is_outstanding(&self, sn: u32) -> bool {
         diff(sn, self.una) >= 0 && diff(sn, self.next) < 0
     }
 
-    /// The segment to be sent again next.
+    /// The lost segment to send again next.
     pub(super) fn lost_front(&self) -> Option<u32> {
         self.lost.front()
     }
 
-    /// The one after that.
+    /// The lost segment after that.
     pub(super) fn lost_second(&self) -> Option<u32> {
         (self.lost.len > 1).then(|| self.slots.at(self.lost.head).next)
     }
 
-    /// The segment in flight that was sent before all others in flight.
+    /// The segment in flight that was sent least recently.
     pub(super) fn oldest(&self) -> Option<u32> {
         self.flight.front()
     }
 
-    /// The segment in flight that was sent after all others in flight.
+    /// The segment in flight that was sent most recently.
     pub(super) fn newest(&self) -> Option<u32> {
         self.flight.back()
     }
@@ -248,8 +247,8 @@ impl SendQueue {
         self.serial
     }
 
-    /// `sn` is sent now: the front of the lost ones, or else the next never sent. The peer has told to have
-    /// all before `had`.
+    /// `sn` is sent now: the first of the lost ones, or else the first that was never sent. The peer has said that
+    /// it has all before `had`.
     #[inline]
     pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32, had: u32) -> Sent {
         if self.slots.at(sn).state == State::Lost {
@@ -293,13 +292,13 @@ impl SendQueue {
         self.lost.push_back(&mut self.slots, sn);
     }
 
-    /// A segment that was just sent is to be sent a second time at once.
+    /// A segment just sent is to be sent a second time at once.
     pub(super) fn double(&mut self, sn: u32) {
         self.lose(sn, self.slot(sn).cause);
         self.slots.at_mut(sn).doubled = true;
     }
 
-    /// The peer has an outstanding segment; `true` if that is news.
+    /// The peer has an outstanding segment; returns `true` if that is news.
     pub(super) fn acknowledge(&mut self, sn: u32) -> bool {
         debug_assert!(self.is_outstanding(sn));
         let slot = self.slots.at_mut(sn);
@@ -317,7 +316,7 @@ impl SendQueue {
         true
     }
 
-    /// Gives the ring's memory back if nothing is in it.
+    /// Frees the memory of the ring and of the blocks' lists if nothing is in them.
     pub(super) fn shrink(&mut self) {
         if self.is_empty() {
             self.slots = Ring::new(1);
@@ -325,7 +324,7 @@ impl SendQueue {
         }
     }
 
-    /// Gives up everything.
+    /// Drops all segments.
     pub(super) fn clear(&mut self) {
         self.blocks.clear();
         self.slots = Ring::new(1);

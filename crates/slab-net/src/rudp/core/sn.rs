@@ -1,6 +1,6 @@
 //! Arithmetic on sequence numbers, which wrap.
 
-/// How far `a` is after `b`; negative if before.
+/// How far `a` is after `b`; negative if it is before.
 #[inline]
 pub(super) fn diff(a: u32, b: u32) -> i32 {
     a.wrapping_sub(b) as i32
@@ -12,7 +12,7 @@ pub(super) fn before(a: u32, b: u32) -> bool {
     diff(a, b) < 0
 }
 
-/// A ring of slots that sequence numbers index: a power of two of them, grown by [`grow`](Ring::grow).
+/// A ring of slots indexed by sequence number. Their number is a power of two; [`grow`](Ring::grow) raises it.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     slots: Box<[T]>,
@@ -46,7 +46,7 @@ impl<T: Default> Ring<T> {
         &mut self.slots[index]
     }
 
-    /// Makes room for `slots` of them, and moves those of `first..first + count`.
+    /// Makes room for `slots` slots, and moves the contents of `first..first + count`.
     #[cold]
     #[inline(never)]
     pub(super) fn grow(&mut self, slots: u32, first: u32, count: u32) {

@@ -1,4 +1,4 @@
-//! When a session wants to be looked after, and what happens then.
+//! When a session has to be called, and what it does then.
 
 use super::super::error::CloseReason;
 use super::super::time::Time;
@@ -10,13 +10,13 @@ use super::send::Cause;
 use core::num::NonZeroU32;
 use core::time::Duration;
 
-/// The first and the longest wait between two questions for a window that is closed, in milliseconds.
+/// The first and the longest wait between two questions for a closed window, in milliseconds.
 const PROBE_FIRST: NonZeroU32 = NonZeroU32::new(500).unwrap();
 const PROBE_LONGEST: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
-/// The first and the longest wait until a window that a message fills is to grow once more.
+/// The first and the longest wait between attempts to grow a window that a message fills.
 const UNSTICK_FIRST: Duration = Duration::from_millis(20);
 const UNSTICK_LONGEST: Duration = Duration::from_secs(1);
-/// Segments sent again for one time-out. Their acknowledgements tell what else is lost.
+/// Segments sent again at each time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
 
 fn milliseconds(wait: NonZeroU32) -> Duration {
@@ -24,8 +24,8 @@ fn milliseconds(wait: NonZeroU32) -> Duration {
 }
 
 impl Session {
-    /// When [`handle_timeout`](Self::handle_timeout) has to be called, if nothing happens before.
-    /// It may be called earlier, or later. `None` if never.
+    /// Returns when [`handle_timeout`](Self::handle_timeout) has to be called if no other call comes first, or
+    /// `None` if never. Calling it earlier or later does no harm.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let times = [
@@ -41,8 +41,8 @@ impl Session {
         times.into_iter().flatten().min()
     }
 
-    /// When the session ends, or goes on to its next way to end, if nothing happens before: what is due
-    /// although nothing can be sent. `None` if it is over.
+    /// When the session ends, or enters the next phase of ending, if nothing happens before: the timers that run
+    /// even while nothing can be sent. `None` if it is over.
     pub(in super::super) fn poll_end(&self) -> Option<Time> {
         let phase = match self.phase {
             Phase::Over(_) => return None,
@@ -57,7 +57,7 @@ impl Session {
             .min()
     }
 
-    /// How long the peer is waited for, and what it has begun.
+    /// How long the peer may be silent, and how long a message that fills the window may take.
     fn patience(&self) -> Duration {
         let idle = self.config.idle_timeout;
         match self.path.validated {
@@ -66,8 +66,8 @@ impl Session {
         }
     }
 
-    /// How long the peer may be silent; before it has proved its address less long, and so long what
-    /// was sent there may go without an acknowledgement, whatever else comes from there.
+    /// When the peer is given up for silence. Before it has proved its address, it is also given up if it leaves
+    /// what was sent to it unacknowledged for too long, whatever else comes from its address.
     fn given_up_at(&self) -> Time {
         let silent = self.last_received + self.patience();
         if self.path.validated {
@@ -84,15 +84,15 @@ impl Session {
         }
     }
 
-    /// When acknowledgements have to be sent: not before the peer has sent something, where they may not.
+    /// When acknowledgements have to be sent. `None` while the allowance is used up: the peer has to send first.
     fn acks_due(&self) -> Option<Time> {
         self.acks.due().filter(|_| self.allowance() >= HEADER_BYTES)
     }
 
     /// When the oldest segment in flight is overdue.
     fn overdue_at(&self) -> Option<Time> {
-        // Where nothing could be sent, not before the peer has sent something; where later ones have
-        // arrived, `loss_at` is when it is lost.
+        // With no allowance left, not before the peer has sent something; if later segments have arrived, `loss_at`
+        // says when this one is lost.
         if self.allowance() < HEADER_BYTES || self.loss_at.is_some() {
             return None;
         }
@@ -100,9 +100,9 @@ impl Session {
         Some(oldest.sent_at + self.recovery.timeout())
     }
 
-    /// When the last segment sent is sent again, so that its acknowledgement tells what became of
-    /// the others: the tail-loss probe of RFC 8985, section 7. Once, until something is acknowledged,
-    /// and only where it comes before the time-out.
+    /// When the last segment is sent again, so that its acknowledgement tells what became of the others: the
+    /// tail-loss probe of RFC 8985, section 7. One probe until something is acknowledged, and only if it comes
+    /// before the time-out.
     fn tail_at(&self) -> Option<Time> {
         if self.loss_at.is_some() || self.tail_probed || self.recovery.is_backing_off() {
             return None;
@@ -111,12 +111,12 @@ impl Session {
             return None;
         }
         let newest = self.send.slot(self.send.newest()?);
-        // The peer may keep an acknowledgement back for an interval.
+        // The peer may hold an acknowledgement back for an interval.
         let wait = self.recovery.srtt()? * 2 + self.config.interval;
         (wait < self.recovery.timeout()).then_some(newest.sent_at + wait)
     }
 
-    /// Does what is due. [`poll_transmit`](Self::poll_transmit) has to follow.
+    /// Does what is due at `now`. Call [`poll_transmit`](Self::poll_transmit) afterwards.
     pub fn handle_timeout(&mut self, now: Time) {
         self.advance(now);
         let now = self.now;
@@ -174,15 +174,15 @@ impl Session {
         }
     }
 
-    /// Nothing has come for long: gives the heap back that traffic had asked for.
+    /// Nothing has come for long: frees the heap memory that the traffic needed.
     fn shrink(&mut self) {
         self.send.shrink();
         self.acks.shrink();
         self.shrink_receive();
     }
 
-    /// The same of what is received. The peer is asked, so that it hears of a smaller window; what it may
-    /// answer to earlier questions does not count for that.
+    /// Frees that of the receive side. The peer is asked, so that it hears of a smaller window; an answer that it
+    /// owes to an earlier question does not count.
     fn shrink_receive(&mut self) {
         self.receive.shrink();
         self.receive.narrow();
@@ -192,8 +192,8 @@ impl Session {
         }
     }
 
-    /// The peer asks. Where two ends do in turn because nothing else is to be said, one of them may never
-    /// find that for long nothing has come.
+    /// A WASK has come. Two idle ends that ask in turn restart each other's keepalive, so that one of them might
+    /// never find itself idle: two questions with no data between them count as idle, too.
     pub(super) fn on_question(&mut self) {
         let quiet = core::mem::replace(&mut self.peer.quiet, true);
         if quiet && self.send.is_empty() && self.receive.is_wide() {
@@ -201,12 +201,12 @@ impl Session {
         }
     }
 
-    /// A message may fill the window: lets that grow. Where it may not yet, as the address is not proved,
-    /// or there is no memory, the window stays closed until it may; but not for ever, as what is missing
-    /// may be held by sessions that wait likewise.
+    /// A message may fill the window: tries to grow it. Where it may not grow yet, because the address is not
+    /// proved or there is no memory, the window stays closed and this is tried again; but not for ever, because
+    /// sessions that wait likewise may hold the memory that is missing.
     pub(super) fn unstick(&mut self) {
         self.receive.unstick();
-        // Bytes can be read whatever the message.
+        // In stream mode bytes can be read before the message is complete.
         if !self.receive.is_stuck() || self.phase != Phase::Open || self.config.stream {
             if self.stuck.take().is_some() {
                 self.consider_telling();
@@ -237,10 +237,10 @@ impl Session {
                 return;
             }
         }
-        // With the cookie, if there is one: it may have been lost with the rest.
+        // The WASK repeats the cookie, if there is one: that may have been lost with the rest.
         self.ask |= self.cookie.is_some() && !self.peer.told;
-        // Those that follow without an acknowledgement are of the same loss, often for the rest of one flight:
-        // the threshold that the first one left stays (RFC 5681, 3.1).
+        // Time-outs that follow without an acknowledgement belong to the same loss, often to the rest of one
+        // flight: the threshold that the first one set stays (RFC 5681, 3.1).
         if !self.recovery.is_backing_off() {
             self.control.timed_out();
         }
@@ -248,7 +248,7 @@ impl Session {
         self.reduced_at = self.send.serial();
     }
 
-    /// Arms the question for the peer's window if nothing else would bring news of it.
+    /// Starts asking for the peer's window if nothing else would bring news of it.
     pub(super) fn consider_probing(&mut self) {
         let blocked = self.send.queued() > 0 && self.send.outstanding() == 0;
         if blocked && self.window_limit() == 0 {
@@ -256,7 +256,7 @@ impl Session {
         }
     }
 
-    /// Asks for the window once more if no answer comes.
+    /// Asks for the window again if no answer comes.
     pub(super) fn ask_again(&mut self) {
         self.probe
             .get_or_insert((self.now + milliseconds(PROBE_FIRST), PROBE_FIRST));
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use crate::packet::PacketPool;
 
-    /// Lets both talk for that long, and returns how often one was looked after.
+    /// Lets both ends talk until that time; returns how often one of them was called for a timer.
     fn run(ends: &mut [Session; 2], pool: &PacketPool, now: &mut Time, until: Time) -> u32 {
         run_over(ends, pool, now, until, true)
     }
@@ -329,7 +329,7 @@ mod tests {
             &mut now,
             settled + Duration::from_secs(600),
         );
-        // Each asks after 15 seconds at the most.
+        // Each end asks after 15 seconds at most.
         assert!((20..=120).contains(&wakes), "{wakes} in ten minutes");
         assert!(ends.iter().all(|end| end.ended().is_none()));
     }
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(ends[1].ended(), Some(CloseReason::ClosedByPeer));
     }
 
-    /// What the acknowledgement of a tail-loss probe says was lost is a loss like any other (RFC 8985, 7.4).
+    /// A loss that a tail-loss probe repairs is a loss like any other (RFC 8985, 7.4).
     #[test]
     fn a_loss_that_a_probe_repairs_reduces_the_congestion_window() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
@@ -423,7 +423,7 @@ mod tests {
         assert!(ends[0].control.window() < before);
     }
 
-    /// However many follow before something is acknowledged, and whatever is found lost with it then.
+    /// However many time-outs follow before an acknowledgement, and whatever is found lost with the segment then.
     #[test]
     fn a_time_out_leaves_one_segment_and_what_is_lost_with_it_takes_no_more() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();

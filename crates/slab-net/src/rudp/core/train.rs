@@ -1,33 +1,32 @@
-//! What a path carries, by how close behind each other the segments of one window arrive: a packet
-//! train (Jain and Dovrolis 2002).
+//! Estimates what a path carries from how closely the segments of one window follow each other: a packet train
+//! (Jain and Dovrolis 2002).
 //!
-//! A peer that is limited by the window sends what it allows and waits. How long it waits says nothing
-//! of the path; so a train ends with a pause, and what counts is the time from its first to its last
-//! segment. One that did not use the window up says nothing of what more would do, as long as it is
-//! shorter than the window.
+//! A peer limited by the window sends what the window allows, and waits. How long it waits says nothing about the
+//! path. So a pause ends a train, and only the time from its first to its last segment counts. A train that is
+//! shorter than the window and did not use it up does not show what a larger window would do.
 
 use super::super::time::Time;
 use super::recovery::micros;
 use super::sn::diff;
 use core::time::Duration;
 
-/// Segments that come within this time are taken to have needed it: tasks are not woken faster.
+/// The shortest time a train is taken to last: tasks are not woken faster.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// A pause longer than this part of a round trip ends a train. Acknowledgements that are sent together
-/// make shorter ones.
+/// A pause longer than one `PAUSE`-th of a round trip ends a train. Acknowledgements that are sent together make
+/// shorter pauses.
 const PAUSE: u32 = 4;
 
 #[derive(Debug)]
 pub(super) struct Train {
     /// New segments so far.
     segments: u32,
-    /// The end of the window that was told when it began: the peer did not know of a later one.
+    /// The edge of the window that the peer was last told when the train began: it knew of no later one.
     edge: u32,
     since: Option<Time>,
     /// Microseconds from the first segment to the last.
     lasted: u32,
     used_up: bool,
-    /// Was what came before it read when it began?
+    /// Had the reader read what came before, when the train began?
     caught_up: bool,
 }
 
@@ -43,8 +42,8 @@ impl Train {
         }
     }
 
-    /// A new segment has come. `edge` is the end of the window that the peer was last told, `window` its
-    /// size, and `unread` what of it was in order and not read before.
+    /// Counts a new segment. `edge` is the edge of the window that the peer was last told, `window` the window's
+    /// size, and `unread` how many segments of it were in order and unread before.
     pub(super) fn count(&mut self, sn: u32, edge: u32, window: u32, unread: u32, now: Time) {
         let since = *self.since.get_or_insert_with(|| {
             self.edge = edge;
@@ -53,7 +52,7 @@ impl Train {
         });
         self.lasted = micros(now.since(since));
         self.segments += 1;
-        // The very last ones may have been lost.
+        // The last segments of the window may have been lost.
         self.used_up |= diff(self.edge, sn) <= (window / 8).max(1) as i32;
     }
 
@@ -66,8 +65,8 @@ impl Train {
         }
     }
 
-    /// Segments that would come within `rtt`, and whether the reader keeps up; `None` as long as nothing
-    /// can be said. The next segment begins another train.
+    /// Returns how many segments would come within `rtt`, and whether the reader keeps up; `None` until that can be
+    /// said. The next segment begins another train.
     pub(super) fn end(&mut self, window: u32, rtt: Duration) -> Option<(u32, bool)> {
         let enough = self.segments >= window || (self.used_up && self.segments >= window / 2);
         if !enough {

@@ -1,8 +1,8 @@
 //! CUBIC, RFC 9438, in segments.
 //!
-//! After a reduction the window follows `C (t - K)^3 + W_max`: fast back towards where the loss was,
-//! slowly past it, then fast again. Where Reno would have the larger window, which is where round
-//! trips are short, it is Reno's. Section numbers are those of the RFC.
+//! After a reduction the window follows `C (t - K)^3 + W_max`: fast back towards where the loss was, slowly past
+//! it, then fast again. Where Reno's window would be larger, which is where round trips are short, Reno's is used.
+//! Section numbers are those of the RFC.
 
 use super::{CongestionControl, Progress, THRESHOLD_MIN, WINDOW_INITIAL};
 use crate::rudp::Time;
@@ -11,7 +11,7 @@ use crate::rudp::Time;
 const C: f64 = 0.4;
 /// What is left of the window after a loss (4.6).
 const BETA: f64 = 0.7;
-/// What Reno would have to add each window to be as fast with that factor (4.3).
+/// What Reno would have to add a window to be as fast with that factor (4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 #[derive(Debug)]
@@ -20,15 +20,15 @@ pub(in super::super) struct Cubic {
     window: f64,
     /// `ssthresh`.
     threshold: f64,
-    /// The window at the last reduction, or less of it (4.7).
+    /// The window before the last reduction, or less with fast convergence (4.7).
     largest: f64,
     /// The window just before the last reduction.
     prior: f64,
-    /// `W_est`: what Reno would have.
+    /// `W_est`: the window that Reno would have.
     reno: f64,
-    /// Since when it has been in congestion avoidance, and `K`, in seconds.
+    /// The start of congestion avoidance, and `K` in seconds.
     epoch: Option<(Time, f64)>,
-    /// The last progress, to leave out of the epoch what was idle (5.8).
+    /// When something was last acknowledged, to leave idle time out of the epoch (5.8).
     last: Option<Time>,
 }
 
@@ -47,11 +47,11 @@ impl Default for Cubic {
 }
 
 impl Cubic {
-    /// 4.2 to 4.5, for each segment acknowledged.
+    /// Congestion avoidance (4.2 to 4.5), for the segments acknowledged.
     fn avoid(&mut self, progress: &Progress) {
         let segments = f64::from(progress.segments);
         let (start, k) = *self.epoch.get_or_insert_with(|| {
-            // No reduction before, or a time-out: the curve begins here (4.8).
+            // There was no reduction, or a time-out: the curve begins here (4.8).
             self.largest = self.largest.max(self.window);
             self.reno = self.window;
             let k = ((self.largest - self.window) / C).cbrt();
@@ -124,7 +124,7 @@ mod tests {
 
     const RTT: Duration = Duration::from_millis(100);
 
-    /// Round trips of full windows; the window after each.
+    /// Runs round trips of full windows; returns the window after each.
     fn run(cubic: &mut Cubic, now: &mut Time, rounds: u32) -> Vec<u32> {
         let round = |_| {
             *now = *now + RTT;
@@ -153,7 +153,7 @@ mod tests {
         assert!(!cubic.is_starting());
     }
 
-    /// The curve of the RFC: `K` seconds after a loss it is where the loss was.
+    /// On the RFC's curve, the window is `K` seconds after a loss where it was at the loss.
     #[test]
     fn it_is_back_where_the_loss_was_after_k() {
         let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
@@ -166,7 +166,7 @@ mod tests {
         assert!(windows[rounds as usize / 2] > 950, "{windows:?}");
         let last = windows[rounds as usize - 1];
         assert!((980..=1005).contains(&last), "{last} after {k} seconds");
-        // And past it faster and faster.
+        // Past it, faster and faster.
         let more = run(&mut cubic, &mut now, rounds);
         assert!(more[rounds as usize - 1] > 1250, "{more:?}");
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `reno` | KCP's own (`nc` = 0), which is Reno's: RFC 5681 |
 //! | `cubic` | CUBIC: RFC 9438 |
-//! | `pacer` | spreads over a round trip what the window allows |
+//! | `pacer` | spreads a window over a round trip |
 
 mod cubic;
 mod pacer;
@@ -18,19 +18,19 @@ use core::time::Duration;
 use cubic::Cubic;
 use reno::Reno;
 
-/// RFC 6928.
+/// The initial window of RFC 6928, in segments.
 const WINDOW_INITIAL: u32 = 10;
 const THRESHOLD_MIN: u32 = 2;
 
-/// What was acknowledged.
+/// What a datagram acknowledged.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
     /// Segments that were not acknowledged before.
     pub(super) segments: u32,
-    /// Segments outstanding until then.
+    /// Segments outstanding before that.
     pub(super) outstanding: u32,
-    /// What the windows of both ends allow: a congestion window grows no further. It does not shrink with
-    /// them, as a reader that is behind says nothing of the network.
+    /// The segments that the windows of both ends allow: a congestion window grows no further. It does not shrink
+    /// with them, because a slow reader says nothing about the network.
     pub(super) limit: u32,
     pub(super) now: Time,
     /// The smoothed round-trip time.
@@ -38,14 +38,13 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Was the congestion window what limited the session? One that is not used is not to grow
-    /// (RFC 7661).
+    /// Did the congestion window limit the session? A window that is not used must not grow (RFC 7661).
     fn fills(&self, window: u32) -> bool {
         self.outstanding.saturating_mul(2) > window
     }
 }
 
-/// What a congestion control is told, and what it answers.
+/// A congestion control: what it is told, and what it answers.
 pub(super) trait CongestionControl: core::fmt::Debug {
     /// The most segments outstanding.
     fn window(&self) -> u32;
@@ -53,9 +52,9 @@ pub(super) trait CongestionControl: core::fmt::Debug {
     fn is_starting(&self) -> bool;
     /// Segments were acknowledged.
     fn acknowledged(&mut self, progress: &Progress);
-    /// Segments were lost, and later ones arrived; told once a round trip.
+    /// Segments were lost, and later ones arrived. Called at most once a round trip.
     fn lost(&mut self, outstanding: u32);
-    /// No acknowledgement came in time; told once, until one does.
+    /// No acknowledgement came in time. Called once until an acknowledgement comes.
     fn timed_out(&mut self);
 }
 
@@ -64,7 +63,7 @@ pub(super) trait CongestionControl: core::fmt::Debug {
 pub(super) enum Control {
     Off,
     Reno(Reno),
-    /// Apart, as it is large and seldom asked for.
+    /// Boxed, as it is large and seldom used.
     Cubic(Box<Cubic>),
 }
 
@@ -93,12 +92,12 @@ impl Control {
         }
     }
 
-    /// What a [`Pacer`] lets go of: segments a microsecond, a little more than the window a round
+    /// The rate at which a [`Pacer`] is filled, in segments a microsecond: a little more than a window a round
     /// trip, so that the window stays the limit. `None` if nothing is paced.
     pub(super) fn rate(&self, rtt: Option<Duration>) -> Option<f64> {
         let control = self.get()?;
         let micros = rtt?.as_secs_f64() * 1e6;
-        // The factors of Linux.
+        // The factors that Linux uses.
         let ahead = if control.is_starting() { 2.0 } else { 1.2 };
         Some(f64::from(control.window()) * ahead / micros.max(1.0))
     }

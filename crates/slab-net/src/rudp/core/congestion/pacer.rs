@@ -1,14 +1,14 @@
 //! A token bucket, filled at the rate of the congestion window.
 //!
-//! A window that is sent at once overflows the first short queue on its way, and its losses look like
-//! congestion. What goes at once is bounded by [`BURST`], or by what a coarse timer makes of the rate.
+//! A whole window sent at once overflows the first short queue on its way, and the losses look like congestion. So
+//! at most [`BURST`] segments go at once, or what the rate gives in two ticks of a coarse timer if that is more.
 
 use super::super::super::time::Time;
 use core::time::Duration;
 
 /// Segments that may go at once, whatever the rate (RFC 9002, 7.7).
 const BURST: f64 = 10.0;
-/// A timer is not finer than this: the bucket holds what the rate gives in that time, twice.
+/// The assumed resolution of timers: the bucket holds what the rate gives in twice this time.
 const TICK_MICROS: f64 = 1000.0;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Pacer {
         }
     }
 
-    /// Adds what `rate`, in segments a microsecond, has given since the last time.
+    /// Adds what `rate`, in segments a microsecond, has given since the last call.
     pub(in super::super) fn fill(&mut self, now: Time, rate: f64) {
         let micros = now.since(self.filled_at).as_secs_f64() * 1e6;
         let most = (2.0 * TICK_MICROS * rate).max(BURST);
@@ -43,7 +43,7 @@ impl Pacer {
         self.tokens -= 1.0;
     }
 
-    /// When the next may go, with as many behind it as a timer's tick gives.
+    /// When the next segment may go, together with as many more as the rate gives in a tick.
     pub(in super::super) fn next(&self, rate: f64) -> Time {
         let wanted = (TICK_MICROS * rate).clamp(1.0, BURST);
         let micros = ((wanted - self.tokens) / rate).max(1.0);

@@ -2,13 +2,13 @@
 
 use super::{CongestionControl, Progress, THRESHOLD_MIN, WINDOW_INITIAL};
 
-/// Slow start up to a threshold, then one segment a window; half of what was outstanding after a
-/// loss; one segment after a time-out.
+/// Slow start up to a threshold, then one segment more a window. After a loss, half of what was outstanding; after
+/// a time-out, one segment.
 #[derive(Debug)]
 pub(in super::super) struct Reno {
     window: u32,
     threshold: u32,
-    /// Acknowledged since the window last grew, above the threshold.
+    /// Segments acknowledged since the window last grew, above the threshold.
     credit: u32,
 }
 
@@ -47,7 +47,7 @@ impl CongestionControl for Reno {
     }
 
     fn lost(&mut self, outstanding: u32) {
-        // More may be outstanding: what was lost of a larger window, and is not in the network any more.
+        // More may be outstanding than the window: segments of a larger window, lost and no longer in the network.
         self.threshold = (outstanding.min(self.window) / 2).max(THRESHOLD_MIN);
         self.window = self.threshold;
         self.credit = 0;
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!((reno.window(), reno.threshold), (1, 5));
     }
 
-    /// What is outstanding may be what was sent with the window of before, and is lost by now.
+    /// The outstanding segments may have been sent with an earlier, larger window, and be lost by now.
     #[test]
     fn a_loss_makes_no_window_larger() {
         let mut reno = Reno {

@@ -3,24 +3,24 @@
 use super::{BatchBuffer, Held, MOST_BEYOND, OWN, ReceiveQueue};
 use crate::packet::{Packet, PacketPool};
 
-/// A receive buffer of many segments.
+/// A receive buffer that segments share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Buffer {
-    /// Segments held that lie in it.
+    /// Segments in it that are still held.
     live: u32,
-    /// Segments that do, or did until they were read.
+    /// Segments that are in it, or were until they were read.
     count: u32,
     bytes: u32,
 }
 
 impl Buffer {
-    /// What it takes from the reserve.
+    /// The bytes it takes from the reserve.
     fn extra(&self, slot: u32) -> usize {
         (self.bytes as usize).saturating_sub(self.count as usize * slot as usize)
     }
 }
 
-/// Bytes of pool memory that a segment keeps in use, by itself; an empty one is not kept.
+/// Pool memory that a segment alone keeps in use, in bytes; an empty segment keeps none.
 pub(super) fn occupied(packet: &Packet) -> usize {
     if packet.is_empty() {
         0
@@ -30,8 +30,8 @@ pub(super) fn occupied(packet: &Packet) -> usize {
 }
 
 impl ReceiveQueue {
-    /// Accounts for a segment's memory; `None` if there is none to account for it. What is `awaited`
-    /// may lie in more than its slot.
+    /// Accounts for a segment's memory; `None` if there is none for it. An `awaited` segment may lie in more than
+    /// its slot.
     pub(super) fn charge(
         &mut self,
         frg: u8,
@@ -84,15 +84,15 @@ impl ReceiveQueue {
         copy
     }
 
-    /// The largest chunk for a segment that is awaited, in bytes.
+    /// The largest chunk for an awaited segment, in bytes.
     fn most(&self) -> usize {
         self.slot() + MOST_BEYOND - self.beyond
     }
 
-    /// Copies a segment into a chunk of its own size; what is `awaited`, where that class has none, of
-    /// the next that has.
+    /// Copies a segment into a chunk of its own size; an `awaited` one, if its class has no chunk, into a chunk of
+    /// the next class that has one.
     fn copy(&mut self, frg: u8, packet: &[u8], awaited: bool, pool: &PacketPool) -> Option<Held> {
-        // No larger than a slot but for that: `slot` is the class of the longest segment in this pool.
+        // Otherwise no larger than a slot: `slot` is the class of the longest segment in this pool.
         let most = if awaited { self.most() } else { 0 };
         let mut copy = pool.try_alloc_or_larger(packet.len(), most).ok()?;
         copy.extend_from_slice(packet);
@@ -130,7 +130,7 @@ impl ReceiveQueue {
             None => {
                 if self.buffers.len() == self.buffers.capacity() {
                     self.buffers.reserve(1);
-                    // All of them may be free at once.
+                    // All buffers may be free at once.
                     self.free_buffers.reserve_exact(self.buffers.capacity());
                 }
                 self.buffers.push(buffer);
@@ -139,7 +139,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// One more segment that lies in a buffer.
+    /// One more segment lies in a buffer.
     fn join(&mut self, index: u32) {
         let buffer = &mut self.buffers[index as usize];
         self.extra -= buffer.extra(self.slot);
@@ -148,8 +148,8 @@ impl ReceiveQueue {
         self.extra += buffer.extra(self.slot);
     }
 
-    /// A segment leaves the buffer it shared, and with the last one the buffer goes. The segment's
-    /// slot stays with the buffer until then.
+    /// A segment leaves the buffer it shared; the buffer goes with the last one. Until then the segment's slot
+    /// stays with the buffer.
     pub(super) fn leave(&mut self, index: u32) {
         let buffer = &mut self.buffers[index as usize];
         buffer.live -= 1;
@@ -161,14 +161,14 @@ impl ReceiveQueue {
         }
     }
 
-    /// To be called where the window may have become full: if it is taken up by a message that cannot be
-    /// read before the rest of it is here, and that rest cannot be promised because of buffers that the
-    /// message itself keeps, copies its segments out of them.
+    /// Call where the window may have become full. If a message fills it that cannot be read before the rest of it
+    /// is here, and that rest cannot be promised because of buffers that the message itself keeps in use, copies
+    /// the message's segments out of them.
     #[inline]
     pub(in super::super) fn make_room(&mut self, pool: &PacketPool, batch: &mut BatchBuffer) {
         if self.deferred > 0 && self.advertised() == 0 {
             self.undefer(pool);
-            // It may be gone.
+            // The open buffer may be gone.
             batch.open = None;
         }
     }
@@ -195,7 +195,7 @@ impl ReceiveQueue {
             held.charge = bytes as u32;
             self.charged += bytes;
             self.copied += 1;
-            // The copy has the segment's slot.
+            // The copy takes the segment's slot along.
             let shared = &mut self.buffers[buffer as usize];
             self.extra -= shared.extra(self.slot);
             shared.count -= 1;

@@ -1,4 +1,4 @@
-//! The receive queue by itself.
+//! Tests of the receive queue by itself.
 
 use super::super::super::budget::MemoryBudget;
 use super::*;
@@ -17,7 +17,7 @@ fn queue(window: u32, max: u32) -> (ReceiveQueue, MemoryBudget) {
     (queue, budget)
 }
 
-/// As the session does with a segment that comes at this time.
+/// Does what the session does with a segment that comes at this time.
 fn arrive(queue: &mut ReceiveQueue, sn: u32, edge: u32, now: Time, pool: &PacketPool) {
     let packet = pool.try_copy_from_slice(&sn.to_le_bytes()).unwrap();
     queue.pause(now, Some(RTT));
@@ -32,7 +32,7 @@ fn arrive(queue: &mut ReceiveQueue, sn: u32, edge: u32, now: Time, pool: &Packet
     queue.measure(now, Some(RTT));
 }
 
-/// The end of the window, which the peer has just been told.
+/// The edge of the window, as the peer has just been told it.
 fn edge(queue: &ReceiveQueue) -> u32 {
     queue.next().wrapping_add(queue.advertised())
 }
@@ -97,7 +97,7 @@ fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     assert!(ReceiveQueue::new(0, (1, 1), SLOT, tight.account()).is_none());
 }
 
-/// Every slab serves others: of the segments' class nothing is free, of a larger one there is.
+/// Every slab serves other classes: the segments' class has no free chunk, a larger one has.
 #[test]
 fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
@@ -110,7 +110,7 @@ fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
     let budget = MemoryBudget::new(reservation(8, SLOT));
     let mut queue = ReceiveQueue::new(0, (8, 8), SLOT, budget.account()).unwrap();
     let insert = |queue: &mut ReceiveQueue, sn: u32, frg, transient| {
-        // Alone in a buffer; one that must not be kept is not the pool's.
+        // The segment is alone in a buffer; one that must not be kept does not come from the pool.
         let packet = if transient {
             Packet::from(vec![7; SLOT])
         } else {
@@ -132,7 +132,7 @@ fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
             Inserted::NoMemory
         );
         assert_eq!(insert(&mut queue, next, 0, transient), Inserted::InOrder);
-        // Not what is behind it, until it is read.
+        // The segment behind it is not kept until it has been read.
         assert_eq!(
             insert(&mut queue, next + 1, 0, transient),
             Inserted::NoMemory
@@ -143,7 +143,7 @@ fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
             Inserted::InOrder
         );
         queue.pop();
-        // And not of a peer that has not proved its address.
+        // Nor is an awaited one from a peer that has not proved its address.
         queue.set_grows(false);
         assert_eq!(
             insert(&mut queue, next + 2, 0, transient),
@@ -152,7 +152,8 @@ fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
         queue.set_grows(true);
         assert_eq!((queue.charged(), queue.beyond), (0, 0));
     }
-    // Of a message that nobody can read yet the next one too, within bounds. What is empty has nothing.
+    // Of a message that cannot be read yet, the next segment is kept as well, within bounds. An empty one needs
+    // nothing.
     let next = queue.next();
     let mut empty = pool.try_alloc(65_536).unwrap();
     empty.extend_from_slice(b"header");
@@ -175,7 +176,7 @@ fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
     assert_eq!(budget.reserved(), 0);
 }
 
-/// 1000 segments a second with a round trip of 20 ms are 20 on the way.
+/// 1000 segments a second with a round trip of 20 ms: 20 are on the way.
 #[test]
 fn a_window_follows_bandwidth_times_delay() {
     let pool = pool();
@@ -207,7 +208,7 @@ fn one_train_that_uses_the_window_up_tells_what_the_path_carries() {
     let pool = pool();
     let train = |used: u32, reads: bool| {
         let (mut queue, _budget) = queue(32, 1024);
-        // Unread of before.
+        // Left unread from before.
         for sn in 0..16 {
             put(&mut queue, sn, 0, &pool);
             if reads {
@@ -250,7 +251,7 @@ fn a_message_that_fills_the_window_lets_it_grow_or_is_stuck() {
     assert!(queue.is_stuck() && queue.is_largest());
 }
 
-/// Of 12 segments of memory, two windows of 4 and what the one message needs that is not too long.
+/// A budget of 12 segments: two windows of 4, and what the one message that is not too long needs.
 #[test]
 fn memory_is_taken_for_a_whole_message_or_not_at_all() {
     let pool = pool();
@@ -274,7 +275,7 @@ fn fragments_count_down_to_the_end_of_a_message() {
     let (mut queue, _budget) = queue(16, 16);
     put(&mut queue, 0, 2, &pool);
     queue.pop();
-    // What follows is not known of the second, but of the first, read or not.
+    // What precedes `sn` 2 is not known; what precedes `sn` 1 is, read or not.
     assert!(
         [1, 0, 3, 2, END].map(|frg| queue.counts_down(1, frg, None))
             == [true, false, false, false, false]
@@ -300,7 +301,7 @@ fn a_message_as_long_as_the_window_does_not_wait_for_a_buffer_that_it_keeps_itse
         let (mut queue, _budget) = queue(256, 256);
         let mut batch = BatchBuffer::default();
         for (sn, packet) in super_buffer(&pool).into_iter().enumerate() {
-            // The first is a message by itself, the others begin one of 256.
+            // The first is a message by itself; the others begin one of 256 segments.
             let frg = if sn == 0 { 0 } else { 254 };
             queue.insert((sn as u32, 0), Time::ZERO, frg, packet, &pool, &mut batch);
         }
@@ -392,7 +393,7 @@ fn where_the_pool_has_no_chunk_to_copy_to_the_segment_is_not_taken() {
     let packet = super_buffer(&pool).swap_remove(0);
     let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1400).ok()).collect();
     let mut batch = BatchBuffer::default();
-    // Not the one that the reader waits for.
+    // Not the segment that the reader waits for.
     assert_eq!(
         queue.insert((1, 0), Time::ZERO, 0, packet, &pool, &mut batch),
         Inserted::NoMemory
