@@ -1,4 +1,4 @@
-//! [`EndpointConfig`]: what the sessions of one socket share, and how many there may be.
+//! [`EndpointConfig`]: what the sessions of one socket share, and their limits.
 
 use super::super::config::{SessionConfig, SessionConfigError};
 use super::protect::Wanted;
@@ -37,7 +37,7 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// The defaults, for sessions of this configuration.
+    /// Creates the default configuration, with this configuration for its sessions.
     pub fn new(session: SessionConfig) -> Self {
         Self {
             session: Arc::new(session),
@@ -53,71 +53,70 @@ impl EndpointConfig {
         }
     }
 
-    /// The most sessions at once; a new one beyond that is refused, and no other harmed. Default:
-    /// 4096.
+    /// Sets the most sessions at once. A new one beyond that is refused; no other is harmed. Default: 4096.
     pub fn max_sessions(mut self, sessions: usize) -> Self {
         self.max_sessions = sessions;
         self
     }
 
-    /// The most sessions whose peers have not proved their address, and the most of those from one
-    /// prefix (24 bits of IPv4, 48 of IPv6). A peer of any implementation proves it within a round trip,
-    /// by acknowledging data or what it is asked for that with the first answer. Default: 1024, 128.
+    /// Sets the most sessions whose peers have not proved their address, and the most of those from one prefix (24
+    /// bits of IPv4, 48 of IPv6). A peer of any implementation proves its address within a round trip, by
+    /// acknowledging data or what the first answer asks it to. Default: 1024, 128.
     ///
-    /// Together they get a fourth of [the memory](Self::memory) at most, so that forged addresses do not
-    /// take what the other sessions need: no more of them are allowed than have in that their smallest
-    /// window, 61 440 bytes each for an MTU of 1400 and the default size classes, as much for what is sent
-    /// to them, and what error correction may keep of each.
+    /// Together these sessions get at most a fourth of [the memory](Self::memory), so that forged addresses cannot
+    /// take what the other sessions need. Their number is limited to what fits in that: for each its smallest
+    /// window, 61 440 bytes with an MTU of 1400 and the default size classes, as much again for sending, and what
+    /// error correction may keep.
     pub fn max_half_open(mut self, sessions: usize, per_prefix: usize) -> Self {
         self.max_half_open = sessions;
         self.max_half_open_per_prefix = per_prefix;
         self
     }
 
-    /// Opens sessions only for peers that have proved their address by a cookie, which costs them a
-    /// round trip and this end nothing. Peers of other implementations cannot. Default: no, only where
-    /// there would be more half-open sessions than [allowed](Self::max_half_open) or fit in the memory
-    /// that they have.
+    /// Opens sessions only for peers that have proved their address by a cookie, which costs them a round trip and
+    /// this end no memory. Peers of other implementations cannot do that. Default: off; then cookies are asked for
+    /// only beyond the [allowed](Self::max_half_open) number of half-open sessions, or what fits in their memory.
     pub fn require_cookie(mut self, require: bool) -> Self {
         self.require_cookie = require;
         self
     }
 
-    /// The most sessions that wait to be [accepted](super::Endpoint::accept). Default: 128.
+    /// Sets the most sessions that wait to be [accepted](super::Endpoint::accept). A new one beyond that is
+    /// refused. Default: 128.
     pub fn backlog(mut self, sessions: usize) -> Self {
         self.backlog = sessions;
         self
     }
 
-    /// The bytes of pool memory that all sessions together may reserve. Default: half of the
-    /// pool's cap, so that the socket's buffers and the application have the rest; a message of several
-    /// segments is joined in what the application has, and waits for it while it has none.
+    /// Sets the bytes of pool memory that all sessions together may reserve. Default: half of the pool's cap. The
+    /// rest is for the socket's buffers and the application. A message of several segments is joined in a buffer
+    /// from that rest, and waits while there is none.
     pub fn memory(mut self, bytes: usize) -> Self {
         self.memory = Some(bytes);
         self
     }
 
-    /// How much the kernel queues for the socket, each way, in bytes of its own bookkeeping; it may
-    /// have a lower limit. Default: 4 MiB.
+    /// Sets how much the kernel queues for the socket, each way, in bytes as the kernel counts them; its own limit
+    /// may be lower. Default: 4 MiB.
     pub fn socket_buffers(mut self, bytes: usize) -> Self {
         self.socket_buffers = Some(bytes);
         self
     }
 
-    /// Lets the kernel cut what goes out (GSO) and join what comes in (GRO). Without, each datagram is a
-    /// message of its own on the way out, several of them a call on Linux, and a buffer of its own on the
-    /// way in: for devices that get it wrong, and to see what it is worth. Default: yes.
+    /// Lets the kernel split what is sent (GSO) and join what is received (GRO). Without it, each datagram is
+    /// handed to the kernel by itself (on Linux several in one call) and received in a buffer of its own: for
+    /// devices that do it wrong, and to measure what it is worth. Default: on.
     pub fn offload(mut self, offload: bool) -> Self {
         self.offload = offload;
         self
     }
 
-    /// The receiver that this configuration asks for, not yet bound.
+    /// Returns the receiver for this configuration, not yet bound.
     pub(super) fn receiver(&self, pool: &PacketPool) -> crate::udp::UdpReceiverBuilder {
         let coalescing = match self.offload {
             true => Coalescing::On,
-            // What protection adds is not in the session's MTU any more. With room for what a peer with
-            // a longer one sends.
+            // The session's MTU no longer contains what protection adds. 1500 leaves room for a peer with a longer
+            // MTU.
             false => Coalescing::Off {
                 max_datagram: (self.session.mtu + self.protection.added()).max(1500),
             },
@@ -130,24 +129,24 @@ impl EndpointConfig {
     }
 }
 
-/// Why an endpoint or a connection could not be made.
+/// Why an endpoint or a connection could not be opened.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The socket.
+    /// The socket could not be bound.
     Bind(BindError),
-    /// A value of the session configuration.
+    /// A value of the session configuration is out of its range.
     Config(SessionConfigError),
     /// The pool's largest size class is below what a segment needs.
     NoSegmentClass {
-        /// What a segment needs, in bytes.
+        /// The bytes that a segment needs.
         needed: usize,
-        /// What the pool's largest class has, in bytes.
+        /// The bytes that the pool's largest class has.
         largest: usize,
     },
-    /// There are as many sessions as are allowed.
+    /// There are already as many sessions as are allowed, or one with this conversation number and peer.
     TableFull,
-    /// The memory budget has nothing left for a window.
+    /// The memory budget has not enough left for a window.
     NoMemory,
     /// The endpoint is closed.
     Closed,

@@ -1,4 +1,4 @@
-//! [`Connection`]: a session as the application has it.
+//! [`Connection`]: a session as the application sees it.
 
 use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::stats::RudpStats;
@@ -16,9 +16,9 @@ use tokio::task::coop::poll_proceed;
 
 /// One end of a session: messages of any length, ordered, each arriving once.
 ///
-/// Clones are handles to the same session, for a task that sends and one that receives, say. When
-/// the last of them is dropped the session is closed: what was sent goes on being delivered in the
-/// background, for the [linger time](super::super::SessionConfig::linger) at most.
+/// Clones are handles to the same session, for example for a task that sends and one that receives. When the last
+/// one is dropped the session is closed: what was sent is still delivered in the background, for the [linger
+/// time](super::super::SessionConfig::linger) at most.
 ///
 /// See [`Endpoint`](super::Endpoint) for an example.
 #[derive(Clone)]
@@ -30,12 +30,12 @@ struct Handle {
     link: Arc<Link>,
 }
 
-/// What there is for who receives.
+/// What a receiver finds.
 enum Input<T> {
     Taken(T),
     /// Nothing, and nothing more will come.
     End,
-    /// A message of so many bytes, and no memory to join it in.
+    /// A message of this many bytes, and no memory to join it in.
     NoMemory(usize),
 }
 
@@ -60,28 +60,28 @@ impl Connection {
         &self.handle.link
     }
 
-    /// The peer's address; of IPv4 as such, also where the socket has it mapped into IPv6.
+    /// Returns the peer's address. An IPv4 address is never mapped into IPv6, even if the socket is IPv6.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.link().peer()
     }
 
-    /// The conversation.
+    /// Returns the conversation number.
     #[must_use]
     pub fn conv(&self) -> u32 {
         self.link().conv
     }
 
-    /// Sends a message, waiting while the send queue is full. Without a copy if it fits a segment,
-    /// is the only handle to its chunk, and has 24 bytes of headroom.
+    /// Sends a message, waiting while the send queue is full. Nothing is copied if the message fits in one segment,
+    /// is the only handle to a chunk of its size, and has 24 bytes of headroom.
     ///
-    /// "Sent" is: taken over by the session. It is on its way at once if the peer's window allows.
+    /// Returns as soon as the session has accepted the message, which goes out at once if the peer's window allows.
     ///
-    /// Cancel-safe: the message is taken over whole or not at all. Counts against tokio's cooperative budget.
+    /// Cancel-safe: the message is accepted whole or not at all. Counts against tokio's cooperative budget.
     ///
     /// # Errors
-    /// The session has ended, the message is empty or longer than the peer's window, or there is no
-    /// memory and nothing on its way that would free some.
+    /// The session has ended, the message is empty or longer than the peer's window, or there is no memory and
+    /// nothing in flight whose acknowledgement would free some.
     pub async fn send(&self, message: impl Into<Packet>) -> Result<(), SendError> {
         let mut message = Some(message.into());
         poll_fn(|cx| {
@@ -103,7 +103,7 @@ impl Connection {
         .await
     }
 
-    /// As [`send`](Self::send), of a copy.
+    /// As [`send`](Self::send), but copies the message.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -121,27 +121,27 @@ impl Connection {
         .await
     }
 
-    /// As [`send`](Self::send), but does not wait.
+    /// As [`send`](Self::send), without waiting.
     ///
     /// # Errors
-    /// As [`send`](Self::send), or that the send queue is full; gives the message back.
+    /// As [`send`](Self::send), or the send queue is full. Gives the message back.
     pub fn try_send(&self, message: impl Into<Packet>) -> Result<(), Unsent> {
         self.with(|inner| inner.session.send(message.into()))
     }
 
-    /// The next message, once there is one; `None` if the peer has closed the session or
-    /// [finished](Self::finish), and all it sent was received.
+    /// Waits for the next message; returns `None` if the peer has closed the session or [finished](Self::finish),
+    /// and everything that it sent was received.
     ///
-    /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if
-    /// it is to be kept. A longer one is joined in one buffer of the pool, which is waited for where
-    /// the pool is at its cap. One above the pool's largest size class is joined on the heap, or ends
-    /// the session where the [heap limit](crate::PacketPoolBuilder::heap_limit) does not allow that;
-    /// [`recv_segments`](Self::recv_segments) does without.
+    /// A message of one segment is a slice of the buffer it arrived in: [`Packet::compact`] it if it is to be kept.
+    /// A longer one is joined in one buffer of the pool; if the pool is at its cap, this waits for one. A message
+    /// above the pool's largest size class is joined on the heap, or ends the session if the [heap
+    /// limit](crate::PacketPoolBuilder::heap_limit) does not allow that; [`recv_segments`](Self::recv_segments)
+    /// needs no such buffer.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     ///
     /// # Errors
-    /// Why the session has ended.
+    /// Says why the session has ended, if it was not closed.
     pub async fn recv(&self) -> Result<Option<Packet>, CloseReason> {
         loop {
             let lacking = match self.poll_input(|inner| inner.session.recv()).await? {
@@ -157,8 +157,8 @@ impl Connection {
         }
     }
 
-    /// Appends the segments of the next message to `to`, once there is one, and returns how many they
-    /// are; `None` as [`recv`](Self::recv). Copies nothing and needs no memory of the pool.
+    /// Waits for the next message, appends its segments to `to`, and returns their number; `None` as
+    /// [`recv`](Self::recv). Copies nothing and needs no memory of the pool.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     ///
@@ -182,7 +182,7 @@ impl Connection {
     /// ```
     ///
     /// # Errors
-    /// Why the session has ended.
+    /// As [`recv`](Self::recv).
     pub async fn recv_segments(&self, to: &mut Vec<Packet>) -> Result<Option<usize>, CloseReason> {
         match self
             .poll_input(|inner| inner.session.recv_segments(to))
@@ -193,13 +193,13 @@ impl Connection {
         }
     }
 
-    /// The next message if there is one now, and memory to join it in.
+    /// Returns the next message if there is one now, and memory to join it in.
     #[must_use]
     pub fn try_recv(&self) -> Option<Packet> {
         self.with(|inner| inner.session.recv())
     }
 
-    /// Waits until there is something to take, nothing more will come, or only memory is lacking.
+    /// Waits until there is something to take, nothing more will come, or only memory is missing.
     async fn poll_input<T>(
         &self,
         mut take: impl FnMut(&mut Inner) -> Option<T>,
@@ -210,7 +210,7 @@ impl Connection {
             let input = if let Some(taken) = taken {
                 Ok(Input::Taken(taken))
             } else if let Some(bytes) = inner.session.next_message_bytes() {
-                // It is there although the peer may have closed since.
+                // The message is still there even if the peer has closed since.
                 Ok(Input::NoMemory(bytes))
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| Input::End)
@@ -224,10 +224,10 @@ impl Connection {
         .await
     }
 
-    /// A buffer for a message of this length; `None` if that is not waiting any more, or nothing may
+    /// Waits for a buffer for a message of this length; `None` if that message no longer waits, or too many already
     /// wait for the pool.
     async fn memory(&self, bytes: usize) -> Option<PacketBuf> {
-        /// How long to stay away where too many wait already.
+        /// How long to pause if too many already wait.
         const LATER: Duration = Duration::from_millis(10);
         let mut alloc = pin!(self.link().shared.pool.alloc(bytes));
         let buf = poll_fn(|cx| {
@@ -238,7 +238,7 @@ impl Connection {
             if inner.session.next_message_bytes() != Some(bytes) {
                 return Poll::Ready(None);
             }
-            // The session may end meanwhile, or somebody else take the message.
+            // Woken if the session ends, or another task takes the message.
             inner.joining = bytes as u32;
             inner.readers.add(cx.waker());
             Poll::Pending
@@ -274,20 +274,19 @@ impl Connection {
     /// ```
     ///
     /// # Errors
-    /// Gives the datagram back: the session has ended, the peer is of another implementation or has
-    /// not answered yet, the datagram is too long, the queue of 64 is full, or there is no memory.
+    /// Gives the datagram back: the session has ended, the peer runs another implementation or has not answered
+    /// yet, the datagram is too long, the queue of 64 is full, or there is no memory.
     pub fn send_datagram(&self, datagram: impl Into<Packet>) -> Result<(), Unsent> {
         self.with(|inner| inner.session.send_datagram(datagram.into()))
     }
 
-    /// The next datagram, once there is one; `None` if the peer has closed the session or
-    /// [finished](Self::finish). Of those that
-    /// nobody reads the last 64 are kept.
+    /// Waits for the next datagram; returns `None` if the peer has closed the session or [finished](Self::finish).
+    /// Of datagrams not yet read, the last 64 are kept.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     ///
     /// # Errors
-    /// Why the session has ended.
+    /// As [`recv`](Self::recv).
     pub async fn recv_datagram(&self) -> Result<Option<Packet>, CloseReason> {
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
@@ -306,12 +305,12 @@ impl Connection {
         .await
     }
 
-    /// Waits until the peer has answered for the first time: a session is opened without asking.
+    /// Waits until the peer has answered for the first time: opening a session does not wait for that. Cancel-safe.
     ///
     /// # Errors
-    /// Why the session has ended instead.
+    /// Says why the session has ended instead.
     pub async fn ready(&self) -> Result<(), CloseReason> {
-        // Asks, if nothing was sent that did.
+        // Sends a WASK, if nothing sent so far included one.
         self.with(|_| ());
         poll_fn(|cx| {
             let mut inner = self.link().lock();
@@ -327,13 +326,13 @@ impl Connection {
         .await
     }
 
-    /// Sends nothing more, not even datagrams, and goes on receiving: the peer's [`recv`](Self::recv) says
-    /// that nothing more comes once it has everything. Waits until it has; where the peer answers while it
-    /// receives, what it says has to be received meanwhile, or both may wait for each other.
+    /// Ends sending, datagrams included, and goes on receiving: the peer's [`recv`](Self::recv) returns `None` once
+    /// the peer has everything. Waits until it has. If the peer answers while it receives, receive its answers
+    /// meanwhile, or both ends may wait for each other. If the future is dropped, the session stays finished.
     ///
-    /// Between two ends of this library. KCP has no half-close: with a peer of another implementation, or
-    /// one that is not known within the linger time, this is [`close`](Self::close), and what that peer
-    /// still sends is lost, and what was not received yet.
+    /// This works between two ends of this library. KCP has no half-close: with a peer of another implementation,
+    /// or one that is not known within the linger time, this is [`close`](Self::close); what that peer still sends
+    /// is lost, as is what was not yet received here.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -360,7 +359,7 @@ impl Connection {
     /// ```
     ///
     /// # Errors
-    /// Why the session ended before the peer had everything.
+    /// Says why the session ended before the peer had everything.
     pub async fn finish(&self) -> Result<(), CloseReason> {
         self.start_finish();
         poll_fn(|cx| self.poll_closed(cx)).await
@@ -371,11 +370,12 @@ impl Connection {
         self.link().act(now, |inner| inner.session.finish(now));
     }
 
-    /// Closes the session for all its handles, both ways, and waits until everything sent is delivered.
+    /// Closes the session for all its handles, in both directions, and waits until everything sent is delivered. If
+    /// the future is dropped, the session stays closed.
     ///
     /// # Errors
-    /// Why it ended otherwise; [`CloseReason::LingerExpired`] if not everything could be delivered in
-    /// time, [`CloseReason::ClosedByPeer`] if the peer had closed before it had everything.
+    /// Says why it ended otherwise: [`CloseReason::LingerExpired`] if not everything could be delivered in time,
+    /// [`CloseReason::ClosedByPeer`] if the peer closed before it had everything.
     pub async fn close(&self) -> Result<(), CloseReason> {
         self.start_close();
         poll_fn(|cx| self.poll_closed(cx)).await
@@ -398,51 +398,51 @@ impl Connection {
         )
     }
 
-    /// Ends the session at once. What was not delivered is lost. A peer of this library is told, once:
-    /// its session ends as [reset](CloseReason::Reset). One that was [closed](Self::close) and has delivered
+    /// Ends the session at once. What was not delivered is lost. A peer that runs this library is told, once: its
+    /// session ends as [reset](CloseReason::Reset). A session that was [closed](Self::close) and has delivered
     /// everything ends as closed, at both ends.
     pub fn abort(&self) {
         self.with(|inner| inner.session.abort());
     }
 
-    /// Is everything acknowledged that was sent?
+    /// Returns `true` if everything that was sent is acknowledged.
     #[must_use]
     pub fn is_sent(&self) -> bool {
         self.link().lock().session.is_sent()
     }
 
-    /// Why the session has ended, if it has.
+    /// Returns why the session has ended, if it has.
     #[must_use]
     pub fn ended(&self) -> Option<CloseReason> {
         self.link().ended()
     }
 
-    /// The smoothed round-trip time, once there is one.
+    /// Returns the smoothed round-trip time, or `None` before the first sample.
     #[must_use]
     pub fn rtt(&self) -> Option<Duration> {
         self.link().lock().session.rtt()
     }
 
-    /// Bytes of pool memory that are reserved for the session.
+    /// Returns the bytes of pool memory that are reserved for the session.
     #[must_use]
     pub fn reserved_bytes(&self) -> usize {
         self.link().lock().session.reserved_bytes()
     }
 
-    /// What the session did so far.
+    /// Returns the session's counters.
     #[must_use]
     pub fn stats(&self) -> RudpStats {
         self.link().lock().session.stats()
     }
 
-    /// Reads and writes the session as a stream of bytes. Both ends should be
-    /// [in stream mode](super::super::SessionConfig::stream), so that segments are filled.
+    /// Turns the connection into a stream of bytes. Both ends should be [in stream
+    /// mode](super::super::SessionConfig::stream), so that segments are filled.
     #[must_use]
     pub fn into_stream(self) -> Stream {
         Stream::new(self)
     }
 
-    /// Does something to the session, and what follows from it.
+    /// Does something to the session, and then what follows from it.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
         self.with_guard(act).0
     }
@@ -460,7 +460,7 @@ impl Connection {
     }
 }
 
-/// Nothing was taken for sending: waits if that may change, or else says why.
+/// Nothing was accepted for sending: waits if that may change, otherwise returns why.
 pub(super) fn wait_to_send(
     mut inner: MutexGuard<'_, Inner>,
     cx: &mut Context<'_>,
@@ -482,7 +482,7 @@ pub(super) fn wait_to_send(
     Poll::Pending
 }
 
-/// Whether nothing more will arrive, and if that is an error.
+/// Whether nothing more will arrive, and whether that is an error.
 pub(super) fn end_of_input(inner: &Inner) -> Option<Result<(), CloseReason>> {
     match inner.session.ended() {
         Some(CloseReason::ClosedByPeer | CloseReason::Closed) => Some(Ok(())),

@@ -1,10 +1,10 @@
-//! Cookies: a peer proves its address before anything is kept of it.
+//! Cookies: a peer proves its address before a session is opened for it.
 //!
-//! Where there is no more room for sessions of unproved addresses, a WASK that opens one is answered by
-//! a keyed hash of the address, the conversation and the time, and forgotten. Whoever receives it there
-//! sends it along with the next attempt, and gets a session whose address is proved (the idea of TCP's
-//! SYN cookies, and of QUIC's Retry, RFC 9000, 8.1.2). So a flood of forged addresses takes the
-//! half-open sessions from other implementations, but not from this one.
+//! If there is no room for more sessions of unproved addresses, a WASK that would open one is answered by a keyed
+//! hash of the address, the conversation and the time, and nothing is stored. A peer that receives the hash at that
+//! address sends it along with its next attempt and gets a session whose address is proved, as with TCP's SYN
+//! cookies and QUIC's Retry (RFC 9000, 8.1.2). So a flood of forged addresses takes the half-open sessions from
+//! other implementations, but not from this one.
 
 use super::super::time::Time;
 use super::super::wire::{Command, HEADER_BYTES, Header, OURS, segments};
@@ -13,20 +13,20 @@ use core::time::Duration;
 use std::collections::hash_map::RandomState;
 use std::net::SocketAddr;
 
-/// A cookie is good for this long at least, and for no longer than twice that.
+/// A cookie is valid for at least this long, and for less than twice as long.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// Bytes of an answer with a cookie: less than twice those of the shortest question.
+/// The length of an answer with a cookie: less than twice that of the shortest question.
 pub(super) const ANSWER_BYTES: usize = HEADER_BYTES + size_of::<u64>();
 
-/// The cookie of a conversation in the period of `now`, or in the one `ago` periods before; never zero.
+/// The cookie of a conversation for the period of `now`, or for the one `ago` periods earlier; never zero.
 fn cookie(secret: &RandomState, peer: SocketAddr, conv: u32, now: Time, ago: u64) -> u64 {
     let period = now.as_micros() / PERIOD.as_micros() as u64;
     let hash = secret.hash_one(("cookie", peer, conv, period.wrapping_sub(ago)));
     hash.max(1)
 }
 
-/// Does a datagram begin with a cookie that was given to its sender?
+/// Does a datagram begin with a cookie that was sent to its sender's address?
 pub(super) fn proves(secret: &RandomState, peer: SocketAddr, datagram: &[u8], now: Time) -> bool {
     let Some(Ok((header, payload))) = segments(datagram).next() else {
         return false;
@@ -38,8 +38,7 @@ pub(super) fn proves(secret: &RandomState, peer: SocketAddr, datagram: &[u8], no
         && (0..2).any(|ago| cookie(secret, peer, header.conv, now, ago) == given)
 }
 
-/// The answer to a datagram that may be the first of this library's: one that asks for the window, with
-/// the number that the answer has to have.
+/// The answer to a datagram that may be this library's first: one with a WASK, whose `ts` the answer has to echo.
 pub(super) fn answer(
     secret: &RandomState,
     peer: SocketAddr,

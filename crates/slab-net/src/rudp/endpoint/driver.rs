@@ -1,4 +1,4 @@
-//! The endpoint's task: from the socket to the sessions, and their timers.
+//! The endpoint's task: hands what the socket receives to the sessions, and runs their timers.
 
 use super::super::core::Side;
 use super::super::error::Rejection;
@@ -18,13 +18,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Datagrams of one turn after which others are let run first. The tasks that they wake run on this thread,
-/// as tokio has it, and this one with them; once it yields, there is more than one task to be run, for which
-/// tokio wakes another thread, and one receives while the other reads. With less than this there is not
-/// enough to do for two: a window of 128 segments is slower so, for twice the CPU time.
+/// After this many datagrams in one turn the task yields. The tasks that it wakes are queued on its own thread.
+/// Once it yields as well, that queue has more than one task, so tokio wakes another thread, and one thread
+/// receives while the other reads. Fewer datagrams are not enough work for two threads: with a window of 128
+/// segments it would be slower, for twice the CPU time.
 const MUCH: usize = 256;
 
-/// Sessions looked after before the socket is looked at again.
+/// Timers run before the socket is looked at again.
 const TIMERS_PER_TURN: usize = 256;
 
 pub(super) struct Driver {
@@ -38,7 +38,7 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(shared: Arc<Shared>, mut receiver: UdpReceiver) -> Self {
-        // Acknowledgements free memory: they must get in where there is none.
+        // Acknowledgements free memory, so they must be received when there is none.
         receiver.keep_spare();
         Self {
             shared,
@@ -49,7 +49,7 @@ impl Driver {
         }
     }
 
-    /// Until the endpoint is closed and its last session is gone.
+    /// Runs until the endpoint is closed and its last session is gone.
     pub(super) async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let mut sleep = pin!(tokio::time::sleep_until(tokio::time::Instant::now()));
@@ -60,7 +60,7 @@ impl Driver {
             let rest = protection.and_then(|protection| protection.rest(shared.now()));
             let next = [timer, rest].into_iter().flatten().min();
             shared.sleeps_until(next);
-            // What was armed before that was said has woken nobody.
+            // A timer that was armed before that call has woken nobody.
             if shared.timers().next() != timer {
                 continue;
             }
@@ -72,7 +72,7 @@ impl Driver {
             }
             let timer = next.is_some();
             if let Some(Err(error)) = self.wait(sleep.as_mut(), timer).await {
-                // An ICMP message, or memory; the receiver goes on.
+                // An ICMP message, or a lack of memory; the receiver goes on.
                 tracing::debug!(%error, "receiving failed");
                 tokio::task::yield_now().await;
             }
@@ -93,15 +93,15 @@ impl Driver {
         }
     }
 
-    /// Counts a turn; is the endpoint closed, and its last session gone?
+    /// Counts a turn. Is the endpoint closed, and its last session gone?
     fn is_over(&self) -> bool {
         let mut table = self.shared.table();
         table.stats.wakeups += 1;
         table.closed && table.len() == 0
     }
 
-    /// Waits for datagrams, the time, room in the socket if that is lacking, or somebody who calls;
-    /// returns what receiving did.
+    /// Waits for datagrams, the timer, room in the socket if that is lacking, or a notification; returns
+    /// the result of receiving.
     async fn wait(
         &mut self,
         mut sleep: Pin<&mut tokio::time::Sleep>,
@@ -128,11 +128,11 @@ impl Driver {
         .await
     }
 
-    /// Hands what was received to the sessions, and then lets them send; returns how many datagrams it was.
+    /// Hands what was received to the sessions, and then lets them send; returns the number of datagrams.
     fn take_in(&mut self, now: Time) -> usize {
         let datagrams = self.batches.iter().map(PacketBatch::datagrams).sum();
         let transient = self.receiver.used_spare();
-        // Bound to one address, all that is sent comes from that.
+        // A socket bound to one address sends everything from that.
         let is_of_many = self.receiver.local_addr().ip().is_unspecified();
         for batch in self.batches.drain(..) {
             let (shared, touched) = (&self.shared, &mut self.touched);
@@ -174,7 +174,7 @@ impl Driver {
         }
     }
 
-    /// Sends what the socket had no room for, as far as it has now.
+    /// Sends what the socket had no room for, as far as it has room now.
     fn unblock(&self, now: Time) {
         while let Some(place) = self.shared.blocked() {
             let link = self.shared.table().at(place).cloned();
@@ -190,7 +190,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // The task is over, or its runtime is: nothing will move any more.
+        // The task is over, or its runtime is: no session can go on.
         let links: Vec<_> = {
             let mut table = self.shared.table();
             table.closed = true;
@@ -207,7 +207,7 @@ impl Drop for Driver {
     }
 }
 
-/// Where from, where to and when datagrams came, and whether they lie in memory that has to be let go of at once.
+/// The peer, our address and the time of datagrams, and whether their memory has to be released at once.
 #[derive(Clone, Copy)]
 struct Arrival {
     peer: SocketAddr,
@@ -244,7 +244,7 @@ fn take_in_packets(
     }
 }
 
-/// The conversation that a datagram is of, if it can be of any.
+/// The conversation number of a datagram, if it is long enough to have one.
 fn conversation(datagram: &Packet) -> Option<u32> {
     if datagram.len() < HEADER_BYTES {
         return None;
@@ -273,7 +273,7 @@ fn find_or_open(
         {
             table.stats.cookies_sent += 1;
             drop(table);
-            // If it gets lost the peer tries again.
+            // If the answer is lost, the peer tries again.
             let to = shared.way_to(peer);
             match &shared.protection {
                 Some(protection) => protection.send_alone(&shared.sender, to, local, &answer),

@@ -1,6 +1,6 @@
-//! Sessions that ended a short time ago: what their peers still send opens no new one.
+//! Sessions that ended a short time ago: what their peers still send opens no new session.
 //!
-//! A retransmission from the beginning of a session looks like the beginning of another.
+//! A retransmission from the beginning of a session looks like the beginning of a new one.
 
 use super::super::time::Time;
 use std::collections::{HashMap, VecDeque};
@@ -8,17 +8,17 @@ use std::net::SocketAddr;
 
 type Key = (SocketAddr, u32);
 
-/// A bounded set of sessions, each for a time.
+/// A bounded set of sessions, each kept for a time.
 #[derive(Debug, Default)]
 pub(super) struct Gone {
     until: HashMap<Key, Time>,
-    /// In the order they were added. One added again has two entries, of which the last counts.
+    /// In the order they were added. A session added again has two entries, of which the last counts.
     order: VecDeque<(Time, Key)>,
 }
 
 impl Gone {
-    /// Remembers a session until then, and forgets those whose time has come; beyond `most`, the
-    /// oldest is forgotten early.
+    /// Remembers a session until then, and forgets those whose time has come. Beyond `most`, the oldest are
+    /// forgotten early.
     pub(super) fn add(&mut self, key: Key, now: Time, until: Time, most: usize) {
         while let Some(&(at, old)) = self.order.front() {
             if at > now && self.order.len() < most.max(1) {
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!((gone.until.len(), gone.order.len()), (4, 4));
         assert!(gone.contains(&key(9), at(99)) && !gone.contains(&key(5), at(99)));
         assert!(!gone.contains(&key(9), at(100)));
-        // Added again: for longer, whatever becomes of the first entry.
+        // Added again: kept for longer, whatever becomes of the first entry.
         gone.add(key(9), at(50), at(150), 4);
         gone.add(key(20), at(120), at(220), 4);
         assert!(gone.contains(&key(9), at(149)));

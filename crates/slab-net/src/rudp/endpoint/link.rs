@@ -1,4 +1,4 @@
-//! [`Link`]: a session between its endpoint's task and the application's, behind one lock.
+//! [`Link`]: a session shared by its endpoint's task and the application's tasks, behind one lock.
 
 use super::super::core::Session;
 use super::super::error::CloseReason;
@@ -14,21 +14,21 @@ use std::task::Waker;
 
 /// The most datagrams in one call to the kernel.
 pub(super) const MAX_BURST: usize = 64;
-/// What one call to the kernel takes at most.
+/// The most bytes that one call to the kernel takes.
 const SCRATCH_BYTES: usize = 65507;
 
 thread_local! {
-    /// Where acknowledgements and small messages are put together; one for each thread that sends,
-    /// allocated when it first does.
+    /// Where acknowledgements and small messages are put together: one for each thread that sends, allocated when
+    /// it first does.
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
 }
 
-/// The addresses of both ends, in as few bytes as they take: there are many idle sessions.
+/// The addresses of both ends, kept small: there are many idle sessions.
 struct Ends {
-    /// Of IPv4 in its mapped form, which no canonical address has.
+    /// An IPv4 address is stored mapped into IPv6; no canonical address is.
     peer: Ipv6Addr,
     port: u16,
-    /// The interface that either is of which is link-local; both are if they are.
+    /// The interface of link-local addresses; if both ends have one, it is the same.
     scope: u32,
     /// As `peer`; unspecified if the system may choose.
     local: Ipv6Addr,
@@ -71,7 +71,7 @@ pub(super) struct Link {
     pub(super) shared: Arc<Shared>,
     ends: Ends,
     pub(super) conv: u32,
-    /// Where it is in the table.
+    /// Its place in the table.
     pub(super) place: u32,
     inner: Mutex<Inner>,
 }
@@ -82,24 +82,24 @@ pub(super) struct Inner {
     pub(super) writers: Wakers,
     /// Datagrams that the socket had no room for, and the length of each.
     unsent: Option<(Packet, usize)>,
-    /// When the endpoint's task looks after it, at the latest.
+    /// When the endpoint's task will look at it, at the latest.
     pub(super) armed: Option<Time>,
     /// The length of the next message, if a reader waits for memory to join it in; otherwise 0.
     pub(super) joining: u32,
     half_open: bool,
-    /// Is it known that the peer has answered?
+    /// Have the waiting writers been told that the peer has answered?
     answered: bool,
-    /// Has the application let go of it?
+    /// Have all of the application's handles been dropped?
     pub(super) released: bool,
     removed: bool,
 }
 
-/// The most tasks that wait for one thing of a session, or for the next session. A wait that was given up
-/// leaves its task here until something comes; who comes when it is full wakes one that has waited for
-/// long, which comes again if it still waits.
+/// The most tasks that wait for one event of a session, or for the next session. A cancelled wait leaves its waker
+/// here until something comes. If there are too many, a new one wakes a task that has waited for long, which waits
+/// again if it still has to.
 const MAX_WAITING: usize = 256;
 
-/// Tasks that wait for one thing; seldom more than one.
+/// Tasks that wait for one event; seldom more than one.
 #[derive(Debug, Default)]
 pub(super) struct Wakers {
     first: Option<Waker>,
@@ -113,7 +113,7 @@ impl Wakers {
         }
     }
 
-    /// As `add`; returns whom to wake.
+    /// As `add`, but returns the task to wake.
     #[must_use]
     pub(super) fn insert(&mut self, waker: &Waker) -> Option<Waker> {
         let mut early = None;
@@ -137,7 +137,7 @@ impl Wakers {
         }
     }
 
-    /// Wakes all but one, which is to be woken once the lock is free.
+    /// Wakes all but one, and returns that one, to be woken once the lock is free.
     fn take(&mut self) -> Option<Waker> {
         for waker in self.more.drain(..) {
             waker.wake();
@@ -146,7 +146,7 @@ impl Wakers {
     }
 }
 
-/// Tasks to be woken once the link's lock is free: what they do first is to take it.
+/// Tasks to be woken once the link's lock is free, because they take it first of all.
 #[must_use]
 #[derive(Default)]
 pub(super) struct Woken {
@@ -191,26 +191,25 @@ impl Link {
         }
     }
 
-    /// Canonical.
+    /// The peer's canonical address.
     pub(super) fn peer(&self) -> SocketAddr {
         self.ends.address(self.ends.peer, self.ends.port)
     }
 
-    /// The address that the peer sends to, where the socket has more than one: what came from another, it
-    /// would not know.
+    /// The address that the peer sends to, if the socket has more than one. The peer would not recognise datagrams
+    /// from another.
     pub(super) fn local(&self) -> Option<SocketAddr> {
         let local = self.ends.address(self.ends.local, 0);
         Some(local).filter(|local| !local.ip().is_unspecified())
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic of a session leaves it as it was between two calls, or is a bug that the next
-        // call shows again.
+        // A panic in a session leaves it as it was between two calls, or is a bug that the next call shows again.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks it, does something to the session that others may have waited for and what follows from it,
-    /// and wakes who waits.
+    /// Locks the link, does something to the session that others may have waited for, settles it, and wakes those
+    /// who wait.
     pub(super) fn act(&self, now: Time, act: impl FnOnce(&mut Inner)) {
         let mut inner = self.lock();
         act(&mut inner);
@@ -219,10 +218,10 @@ impl Link {
         woken.wake();
     }
 
-    /// After anything was done to the session: sends what is to be sent, sets the timer, takes it
-    /// out of the table once it is over, and returns who is to be woken: where there is no `news` only for
-    /// what comes once. A task that sends or receives would otherwise wake others for nothing, and itself
-    /// for ever if it waits for something else at the same time.
+    /// Completes whatever was done to the session: sends what is to be sent, sets the timer, removes the session
+    /// from the table once it is over, and returns the tasks to wake. Without `news` these are only the ones that
+    /// wait for an event that happens once: otherwise a task that sends or receives would wake others for nothing,
+    /// and itself for ever if it waits for something else at the same time.
     pub(super) fn settle(&self, inner: &mut Inner, now: Time, news: bool) -> Woken {
         self.transmit(inner, now);
         let Inner {
@@ -236,15 +235,15 @@ impl Link {
         let over = session.ended().is_some();
         let mut woken = Woken::default();
         let readable = session.has_message() || session.has_bytes() || session.has_datagram();
-        // The last message may be taken by one task while another waits for memory for it.
+        // One task may take the last message while another waits for memory for it.
         let at_end = session.is_read_closed() && (news || !readable);
-        // What another one waits to join may be taken by this one, and what is behind it need no memory.
+        // This task may have taken the message that another waits to join, and the next one may need no memory.
         let gone = *joining > 0 && session.next_message_bytes() != Some(*joining as usize);
         if over || at_end || gone || news && readable {
             *joining = 0;
             woken.reader = readers.take();
         }
-        // Before anything else is told of it, whoever looks first.
+        // Happens once: whoever settles first afterwards wakes the writers, with `news` or without.
         let first_answer = session.is_peer_window_known() && !core::mem::replace(answered, true);
         let go_on = session.wants_more() || session.send_closed().is_some();
         if over || first_answer || news && go_on {
@@ -256,8 +255,8 @@ impl Link {
         }
         if over {
             if !inner.released && !readable {
-                // Nobody needs to accept it any more; if it was accepted, it is not found here. What its
-                // peer was told has arrived is there for whoever accepts it.
+                // Nobody needs to accept it any more; if it was accepted, it is not in the backlog. One with
+                // something to read stays: its peer was told that this has arrived.
                 let mut table = self.shared.table();
                 let waiting = table.backlog.iter();
                 let place = waiting
@@ -277,8 +276,8 @@ impl Link {
         woken
     }
 
-    /// While the socket is full only for its end: what else would be due could not be sent, and is looked
-    /// at again once it can.
+    /// Sets the timer. While the socket is full, only for the session's end: anything else due could not be sent,
+    /// and is looked at again once it can.
     pub(super) fn arm(&self, inner: &mut Inner) {
         let next = match inner.unsent {
             None => inner.session.poll_timeout(),
@@ -292,7 +291,7 @@ impl Link {
         }
     }
 
-    /// Takes it out of the table, once.
+    /// Removes it from the table, once.
     pub(super) fn remove(&self, inner: &mut Inner) {
         if inner.removed {
             return;
@@ -332,7 +331,7 @@ impl Link {
             }
         });
         if !could.unwrap_or(false) {
-            // A thread that is at its end has no such memory any more; the endpoint's task has.
+            // A thread that is exiting has lost its scratch memory; the endpoint's task has one.
             inner.armed = Some(now);
             self.shared.arm(self.place, now);
         }
@@ -347,7 +346,7 @@ impl Link {
             let sent = match self.shared.sender.try_send(&transmit) {
                 Ok(sent) => sent,
                 Err(error) => {
-                    // As good as lost on the way; it will be found missing.
+                    // Treated as lost on the way; the session will find them missing.
                     let lost = outgoing.datagrams() - error.sent();
                     self.shared.table().stats.send_errors += lost as u64;
                     if matches!(error.kind(), SendErrorKind::Refused) {
@@ -357,8 +356,7 @@ impl Link {
                 }
             };
             if sent < outgoing.datagrams() {
-                // The socket is full: the rest waits in memory of its own, or is lost if there
-                // is none.
+                // The socket is full: the rest waits in memory of its own, or is lost if there is none.
                 let (rest, left) = (&contents[sent * size..], outgoing.datagrams() - sent);
                 match self.shared.pool.try_copy_from_slice(rest) {
                     Ok(rest) => {
@@ -372,7 +370,7 @@ impl Link {
         }
     }
 
-    /// Sends what the socket had no room for; `false` if there is some left.
+    /// Sends what the socket had no room for; returns `false` if some of it is left.
     pub(super) fn send_unsent(&self) -> bool {
         let mut inner = self.lock();
         let Some((mut contents, size)) = inner.unsent.take() else {
@@ -399,7 +397,7 @@ impl Link {
         true
     }
 
-    /// The endpoint's task is gone: so is the session.
+    /// The endpoint's task is gone, and with it the session.
     pub(super) fn orphan(&self) {
         let mut inner = self.lock();
         inner.session.abort();
@@ -416,7 +414,7 @@ impl Link {
         woken.wake();
     }
 
-    /// Why it has ended, if it has.
+    /// Why the session has ended, if it has.
     pub(super) fn ended(&self) -> Option<CloseReason> {
         self.lock().session.ended()
     }

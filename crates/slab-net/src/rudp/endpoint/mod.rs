@@ -2,13 +2,13 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `connection`, `stream` | a session as the application has it |
-//! | `driver` | the task that reads the socket and looks after the sessions |
-//! | `link`, `shared` | what the two have in common |
-//! | `table`, `timers`, `gone` | which sessions there are, when each wants to be looked after, and which there were |
-//! | `cookie` | proofs of an address for which nothing is kept |
-//! | `protect` | error correction and encryption, where they are asked for |
-//! | `config`, `stats` | limits, and counts |
+//! | `connection`, `stream` | a session as the application sees it |
+//! | `driver` | the task that reads the socket and runs the sessions' timers |
+//! | `link`, `shared` | what both share |
+//! | `table`, `timers`, `gone` | the sessions, when each has to be called, and those that have ended |
+//! | `cookie` | proofs of an address that need no session |
+//! | `protect` | error correction and encryption, if configured |
+//! | `config`, `stats` | limits, and counters |
 
 mod config;
 mod connection;
@@ -40,12 +40,11 @@ use std::sync::{Arc, MutexGuard};
 use table::reachable;
 use tokio::task::coop::poll_proceed;
 
-/// A UDP socket with sessions: those that peers open, to be [accepted](Self::accept), and those
-/// opened [to peers](Self::connect).
+/// A UDP socket with sessions: those that peers open, to be [accepted](Self::accept), and those opened [to
+/// peers](Self::connect).
 ///
-/// A task of its own reads the socket; whoever sends does so from his own task. Clones are handles
-/// to the same socket. When the last one is dropped, no session is opened any more; those that are
-/// open live on.
+/// A task of its own reads the socket; each sender sends from its own task. Clones are handles to the same socket.
+/// When the last one is dropped, no more sessions are opened; those that are open live on.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -91,11 +90,11 @@ impl Drop for Handle {
 }
 
 impl Endpoint {
-    /// Binds a socket, and opens a session for each peer that begins one. Bound to all addresses, it answers
-    /// each from the one that this has sent to.
+    /// Binds a socket, and opens a session for each peer that begins one. If bound to all addresses, it answers
+    /// each peer from the address that the peer sent to.
     ///
     /// # Errors
-    /// The address cannot be bound, or the configuration and the pool do not fit each other.
+    /// The address cannot be bound, the configuration is not valid, or the pool has no size class for a segment.
     ///
     /// # Panics
     /// Outside of a tokio runtime with I/O and time enabled.
@@ -121,8 +120,8 @@ impl Endpoint {
             return Err(OpenError::NoSegmentClass { needed, largest });
         }
         let mut receiver = config.receiver(pool);
-        // The BSDs refuse to send by a connected socket where an address is given, even its own; there
-        // the table refuses what others send.
+        // The BSDs refuse to send on a connected socket if an address is given, even its own. There the table drops
+        // what others send.
         if let Some(peer) = peer.filter(|_| cfg!(any(target_os = "linux", windows))) {
             receiver = receiver.connect(peer);
         }
@@ -139,7 +138,7 @@ impl Endpoint {
         })
     }
 
-    /// A socket connected to a peer: datagrams of others do not get as far as this process.
+    /// A socket connected to a peer: datagrams from others do not reach this process.
     fn client(
         peer: SocketAddr,
         pool: &PacketPool,
@@ -153,8 +152,8 @@ impl Endpoint {
         Self::start(any, pool, config, Some(peer))
     }
 
-    /// The next session that a peer has opened; `None` once the endpoint's task is gone, with its
-    /// runtime. One that has ended meanwhile is among them only if it has something to be read.
+    /// Waits for the next session that a peer has opened. Returns `None` once the endpoint's task is gone, with its
+    /// runtime. A session that has already ended is returned only if it has something to read.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     pub async fn accept(&self) -> Option<Connection> {
@@ -177,12 +176,13 @@ impl Endpoint {
         link.await.map(Connection::new)
     }
 
-    /// Opens a session to a peer. Nothing is waited for: see [`Connection::ready`]. An endpoint bound to
-    /// an IPv6 address reaches peers of IPv4 where the system lets it, as for `[::]`. The unspecified
-    /// address, as of a server bound to all, is taken for loopback.
+    /// Opens a session to a peer. Does not wait for an answer: see [`Connection::ready`]. An endpoint bound to an
+    /// IPv6 address such as `[::]` reaches IPv4 peers if the system allows it. The unspecified address, such as
+    /// that of a server bound to all addresses, is taken for loopback.
     ///
     /// # Errors
-    /// There are as many sessions as are allowed, or there is no memory for another.
+    /// There are already as many sessions as are allowed, there is no memory for another, or the endpoint's task is
+    /// gone.
     pub fn connect(&self, peer: SocketAddr) -> Result<Connection, OpenError> {
         let peer = reachable(peer);
         let shared = &self.handle.shared;
@@ -195,7 +195,7 @@ impl Endpoint {
             return Err(OpenError::TableFull);
         }
         let conv = loop {
-            // To some implementations 0 is none yet.
+            // Some implementations take 0 for none yet.
             let conv = shared.random() as u32;
             if conv != 0 && table.get(peer, conv).is_none() {
                 break conv;
@@ -204,14 +204,14 @@ impl Endpoint {
         self.open(table, peer, conv)
     }
 
-    /// As [`connect`](Self::connect), with a conversation that was agreed on: any, 0 included. The peer
-    /// remembers one that has ended for its idle timeout, and does not open it again; unless more than its
-    /// [`max_sessions`](EndpointConfig::max_sessions) have ended since. Datagrams of another session of the
-    /// same conversation pass for those of this one, with encryption too if the key is the same.
+    /// As [`connect`](Self::connect), with a conversation number that both ends agreed on: any, 0 included. The
+    /// peer remembers an ended session for its idle timeout and does not open its conversation again, unless more
+    /// than its [`max_sessions`](EndpointConfig::max_sessions) have ended since. Datagrams of another session with
+    /// the same number pass for this one's; encryption with the same key does not prevent that.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); [`OpenError::TableFull`] too if there is a session of this
-    /// conversation with the peer already.
+    /// As [`connect`](Self::connect); also [`OpenError::TableFull`] if there already is a session with this number
+    /// and peer.
     pub fn connect_as(&self, peer: SocketAddr, conv: u32) -> Result<Connection, OpenError> {
         let peer = reachable(peer);
         let shared = &self.handle.shared;
@@ -240,13 +240,13 @@ impl Endpoint {
         Ok(Connection::new(link))
     }
 
-    /// The address the socket is bound to.
+    /// Returns the address that the socket is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.handle.shared.sender.local_addr()
     }
 
-    /// What the endpoint and all its sessions did so far. Locks each session for a moment.
+    /// Returns the counters of the endpoint and of all its sessions. Locks each session for a moment.
     #[must_use]
     pub fn stats(&self) -> EndpointStats {
         self.handle.shared.stats()
@@ -254,9 +254,9 @@ impl Endpoint {
 }
 
 impl Connection {
-    /// Opens a session to a peer, on a socket of its own. On Linux and Windows it is connected: the
-    /// system drops what others send, and if nobody listens at the peer's address the session ends as
-    /// [refused](super::CloseReason::Refused). Nothing is waited for: see [`ready`](Self::ready).
+    /// Opens a session to a peer, on a socket of its own. On Linux and Windows the socket is connected: the system
+    /// drops what others send, and if nobody listens at the peer's address the session ends as
+    /// [refused](super::CloseReason::Refused). Does not wait for an answer: see [`ready`](Self::ready).
     ///
     /// # Errors
     /// As [`Endpoint::bind`] and [`Endpoint::connect`].
@@ -271,7 +271,7 @@ impl Connection {
         Endpoint::client(peer, pool, config)?.connect(peer)
     }
 
-    /// As [`connect`](Self::connect), with a conversation that was agreed on: any, 0 included.
+    /// As [`connect`](Self::connect), with a conversation number that both ends agreed on: any, 0 included.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
 
-/// Half-open sessions have one part in so many of the memory budget, all together.
+/// Half-open sessions together get this part of the memory budget: a fourth.
 const HALF_OPEN_SHARE: usize = 4;
 
 pub(super) struct Shared {
@@ -39,10 +39,10 @@ pub(super) struct Shared {
     timers: Mutex<Timers>,
     /// Links whose datagrams the socket had no room for.
     blocked: Mutex<VecDeque<u32>>,
-    /// When the endpoint's task wakes up by itself, in microseconds.
+    /// When the endpoint's task wakes up by itself, in microseconds; 0 while it is awake.
     asleep_until: AtomicU64,
     driver: Notify,
-    /// A keyed function of a counter: numbers that nobody can foretell.
+    /// The key of a hash that turns a counter into numbers that nobody can predict.
     pub(super) secret: RandomState,
     drawn: AtomicU64,
 }
@@ -56,7 +56,7 @@ impl Shared {
     pub(super) fn new(sender: UdpSender, pool: PacketPool, mut config: EndpointConfig) -> Self {
         let memory = config.memory.unwrap_or(pool.slab().stats().max_memory / 2);
         let budget = MemoryBudget::new(memory);
-        // Whoever forges addresses must not get what the others need.
+        // Forged addresses must not take the memory that other sessions need.
         let kept = config.protection.kept();
         let each = Session::half_open_bytes(&config.session, &pool, kept);
         let room = memory / HALF_OPEN_SHARE / each;
@@ -91,7 +91,7 @@ impl Shared {
         Time::ZERO + self.epoch.elapsed()
     }
 
-    /// A peer's address as the socket takes it: one of IPv6 those of IPv4 in their mapped form.
+    /// A peer's address in the form that the socket takes: an IPv6 socket takes IPv4 addresses mapped.
     pub(super) fn way_to(&self, peer: SocketAddr) -> SocketAddr {
         match (self.sender.local_addr(), peer) {
             (SocketAddr::V6(_), SocketAddr::V4(v4)) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
@@ -99,7 +99,7 @@ impl Shared {
         }
     }
 
-    /// When `time` is by tokio's clock.
+    /// Converts `time` to tokio's clock.
     pub(super) fn instant(&self, time: Time) -> tokio::time::Instant {
         (self.epoch + time.since(Time::ZERO)).into()
     }
@@ -109,7 +109,7 @@ impl Shared {
             .hash_one(self.drawn.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Has a session looked after at this time; wakes the task if it would sleep longer.
+    /// Has a session called at this time; wakes the task if it would sleep longer.
     pub(super) fn arm(&self, place: u32, at: Time) {
         self.timers().set(place, at);
         if at.as_micros() < self.asleep_until.load(Ordering::Acquire) {
@@ -117,13 +117,13 @@ impl Shared {
         }
     }
 
-    /// The task sleeps until then. Called before it looks at the timers for the last time.
+    /// The task sleeps until then. Called before it checks the timers for the last time.
     pub(super) fn sleeps_until(&self, at: Option<Time>) {
         let micros = at.map_or(u64::MAX, Time::as_micros);
         self.asleep_until.store(micros, Ordering::Release);
     }
 
-    /// The task is awake and will look at the timers before it sleeps.
+    /// The task is awake, and will check the timers before it sleeps.
     pub(super) fn awake(&self) {
         self.asleep_until.store(0, Ordering::Release);
     }
@@ -138,7 +138,7 @@ impl Shared {
         lock(&self.blocked).pop_front()
     }
 
-    /// There was no room for all of it: it is the next again.
+    /// Not all of it could be sent: it comes first again.
     pub(super) fn still_blocked(&self, place: u32) {
         lock(&self.blocked).push_front(place);
     }
@@ -155,7 +155,7 @@ impl Shared {
         self.driver.notified().await;
     }
 
-    /// Opens a session and enters it into the table, which has to have room for it.
+    /// Opens a session and enters it into the table, which must have room for it.
     pub(super) fn open(
         self: &Arc<Self>,
         table: &mut Table,
@@ -213,7 +213,7 @@ impl Shared {
             protection.count(&mut stats);
         }
         for link in links {
-            // One that has gone since is in neither sum for this once.
+            // A session that has ended since is in neither sum this time.
             stats.total += &link.lock().session.stats();
         }
         stats.round_trips = self.measures.round_trips();

@@ -1,11 +1,10 @@
-//! What an endpoint counts.
+//! The counters of an endpoint.
 
 use super::super::measures::RoundTripTimes;
 use super::super::stats::RudpStats;
 use core::time::Duration;
 
 /// A snapshot of an endpoint: how many sessions there are, and what was counted since it was bound.
-/// Plain numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointStats {
@@ -33,32 +32,32 @@ pub struct EndpointStats {
     pub refused_backlog: u64,
     /// Sessions refused because the memory budget was used up.
     pub refused_memory: u64,
-    /// Cookies sent to peers for whose unproved addresses there was no room.
+    /// Cookies sent to peers whose address is not proved, for lack of room or by configuration.
     pub cookies_sent: u64,
-    /// Sessions opened because their peer had such a cookie.
+    /// Sessions opened because their peer sent a valid cookie.
     pub cookies_taken: u64,
     /// Times that the endpoint's task woke up, for datagrams or for a timer.
     pub wakeups: u64,
-    /// Datagrams that the system would not send, or had no room for while the pool had no memory for them
-    /// to wait in; the sessions take them for lost.
+    /// Datagrams that the system refused to send, or that neither the socket nor the pool had room for. Their
+    /// sessions treat them as lost.
     pub send_errors: u64,
-    /// Times that the socket had no room for a session's datagrams: they wait, one call to the kernel of
-    /// each session, until it has.
+    /// Times that the socket had no room for a session's datagrams. They wait until it has; each session waits with
+    /// those of one call to the kernel at most.
     pub send_blocked: u64,
-    /// Datagrams that could not be opened with the key: they are of somebody else, or damaged; and those
-    /// that this endpoint has sealed itself.
+    /// Datagrams that could not be opened with the key, because they are somebody else's or damaged; and those that
+    /// this endpoint has sealed itself.
     pub unopened: u64,
-    /// The round trips that sessions have measured.
+    /// The round-trip times that sessions have measured.
     pub round_trips: RoundTripTimes,
-    /// How long sessions had something to send and no memory to keep it in, until acknowledgements
-    /// freed some: the sum over all of them.
+    /// How long sessions had something to send and no memory to keep it in, until acknowledgements freed some: the
+    /// sum over all sessions.
     pub blocked_sending: Duration,
-    /// How long sessions' peers filled the whole window, which did not grow for want of memory in
-    /// the budget: the sum over all of them.
+    /// How long peers filled a whole window that could not grow for want of memory in the budget: the sum over all
+    /// sessions.
     pub blocked_receiving: Duration,
-    /// What error correction did, for all peers together.
+    /// The counters of error correction, for all peers together.
     #[cfg(feature = "fec")]
     pub fec: crate::rudp::fec::FecStats,
-    /// What all sessions did together, those that are gone included.
+    /// The counters of all sessions together, including those that have ended.
     pub total: RudpStats,
 }

@@ -12,25 +12,24 @@ use tokio::task::coop::poll_proceed;
 
 /// A session as a stream of bytes, from [`Connection::into_stream`].
 ///
-/// What is written is on its way at once, as far as the peer's window allows; flushing does
-/// nothing. Shutting down ends what is written, without waiting until it is delivered; what the peer
-/// sends is read as before. To wait there is [`Connection::finish`]. Only with a peer of another
-/// implementation, or one that is not known within the linger time, the session is closed, both ways: KCP
-/// has no half-close, and what such a peer sends after that is lost, as is what was received and not read
-/// by then.
+/// What is written is sent at once, as far as the peer's window allows; flushing does nothing. Shutting down ends
+/// writing without waiting for delivery, and reading goes on as before; to wait for delivery, use
+/// [`Connection::finish`]. Only with a peer of another implementation, or one that is not known within the linger
+/// time, does shutting down close the session in both directions: KCP has no half-close. What such a peer sends
+/// after that is lost, as is what was received but not read by then.
 ///
-/// A write waits while the window or the memory is used up by what is on its way; it fails as
-/// [`OutOfMemory`](io::ErrorKind::OutOfMemory) where there is none and nothing is on its way that would
-/// give some back. The session goes on: the next write may find some.
+/// A write waits while what is in flight uses up the window or the memory. It fails as
+/// [`OutOfMemory`](io::ErrorKind::OutOfMemory) if there is no memory and nothing in flight whose acknowledgement
+/// would free some. The session goes on: the next write may succeed.
 ///
-/// Dropping it closes the session, also after shutting down: what the peer has not taken within the
-/// [linger time](super::super::SessionConfig::linger) is lost, and the peer learns that by a
-/// [reset](super::super::CloseReason::Reset). A kernel's TCP goes on for longer; where a reader may be that
-/// slow, wait for `connection().finish()` first.
+/// Dropping the stream closes the session, also after shutting down: what the peer has not taken within the [linger
+/// time](super::super::SessionConfig::linger) is lost, and the peer learns that by a
+/// [reset](super::super::CloseReason::Reset). A kernel's TCP goes on for longer; if the reader may be that slow,
+/// wait for `connection().finish()` first.
 #[derive(Debug)]
 pub struct Stream {
     connection: Connection,
-    /// What was read of the session and not yet of the stream.
+    /// What was taken from the session and not yet read from the stream.
     front: Packet,
 }
 
@@ -42,23 +41,23 @@ impl Stream {
         }
     }
 
-    /// The session.
+    /// Returns the connection.
     #[must_use]
     pub fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// The next piece of the stream as it was received, without a copy; `None` at its end.
+    /// Waits for the next piece of the stream, as it was received, without copying; `None` at the end. Cancel-safe.
     ///
     /// # Errors
-    /// Why the session has ended.
+    /// Says why the session has ended, if it was not closed: a [`CloseReason`](super::super::CloseReason) inside.
     pub async fn read_packet(&mut self) -> io::Result<Option<Packet>> {
         core::future::poll_fn(|cx| self.poll_front(cx)).await?;
         let packet = core::mem::take(&mut self.front);
         Ok((!packet.is_empty()).then_some(packet))
     }
 
-    /// Fills `front`; it stays empty at the end of the stream.
+    /// Fills `front`; leaves it empty at the end of the stream.
     fn poll_front(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.front.is_empty() {
             let coop = ready!(poll_proceed(cx));
@@ -123,7 +122,7 @@ impl AsyncRead for Stream {
             coop.made_progress();
             return Poll::Ready(Ok(()));
         }
-        // As much as is here, under one lock.
+        // Takes as much as is here, under one lock.
         let ((), mut inner) = connection.with_guard(|inner| {
             while buf.remaining() > 0 {
                 let Some(packet) = inner.session.read() else {
@@ -194,8 +193,8 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Whoever writes, shuts down and then reads would wait for ever where the peer's answer does not
-        // fit the window.
+        // Waiting for delivery here could last for ever: a caller that shuts down and only then reads does not take
+        // the peer's answer, which may not fit the window.
         self.connection.start_finish();
         Poll::Ready(Ok(()))
     }

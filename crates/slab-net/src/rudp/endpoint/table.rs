@@ -1,4 +1,4 @@
-//! The sessions of an endpoint, bounded, by address and conversation.
+//! The sessions of an endpoint, limited in number, by address and conversation.
 
 use super::super::core::MAX_FRAGMENTS;
 use super::super::stats::RudpStats;
@@ -12,12 +12,12 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-/// A session is opened by a PUSH of the first window, as any peer takes it to be.
+/// A session is opened by a PUSH within the first window, which is what any peer assumes.
 const OPENING_WINDOW: u32 = 32;
 
-/// An address by the one name that it has here. Sockets of IPv6 tell those of IPv4 in their mapped form,
-/// applications say either, and what says how to get there does not come back with an answer, but for the
-/// interface of an address that is of that only.
+/// The only form in which an address is used here. IPv6 sockets report IPv4 addresses mapped into IPv6,
+/// applications give either form, and the flow label and scope do not come back with an answer, except for the
+/// scope of a link-local address.
 pub(super) fn canonical(mut address: SocketAddr) -> SocketAddr {
     address.set_ip(address.ip().to_canonical());
     if let SocketAddr::V6(v6) = &mut address {
@@ -29,8 +29,8 @@ pub(super) fn canonical(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// An address to connect to: the [canonical] one; of an unspecified one that of loopback, from where the
-/// answers come.
+/// The [canonical] form of an address to connect to. The unspecified address becomes loopback, which is where the
+/// answers come from.
 pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
     let mut address = canonical(address);
     match address.ip() {
@@ -41,7 +41,7 @@ pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// The part of an address that one owner is taken to have whole.
+/// The part of an address that one owner is assumed to hold as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Prefix {
     V4([u8; 3]),
@@ -63,9 +63,9 @@ impl Prefix {
     }
 }
 
-/// The conversation that a datagram begins, if it does: all of it has to be what a peer sends that has
-/// heard nothing yet. A cookie that proves nothing, not any more perhaps, is as good as none: who sends it
-/// would send it for ever.
+/// The conversation that a datagram begins, if it begins one: every segment has to be one that a peer sends before
+/// it has heard anything. A cookie that is not, or no longer, valid is ignored: if it were refused, its sender
+/// would repeat it for ever.
 fn opening(datagram: &[u8], proved: bool) -> Option<u32> {
     let (mut conv, mut opens) = (None, false);
     for segment in segments(datagram) {
@@ -87,7 +87,7 @@ fn opening(datagram: &[u8], proved: bool) -> Option<u32> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
     NotListening,
-    /// It is not how a session begins, or is of one that has ended a short time ago.
+    /// It is not the beginning of a session, or belongs to one that ended a short time ago.
     NotOpening,
     TableFull,
     HalfOpen,
@@ -95,7 +95,7 @@ pub(super) enum Refusal {
     Backlog,
 }
 
-/// Addresses are [canonical] here, and wherever else peers are told apart by them.
+/// Addresses are [canonical] here, and wherever else they identify a peer.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     places: HashMap<(SocketAddr, u32), u32>,
@@ -109,10 +109,10 @@ pub(super) struct Table {
     pub(super) acceptors: Wakers,
     /// Are sessions opened for peers?
     pub(super) listening: bool,
-    /// Nothing is opened any more.
+    /// No more sessions are opened.
     pub(super) closed: bool,
     pub(super) stats: EndpointStats,
-    /// What sessions that are gone did.
+    /// The counters of sessions that are gone.
     pub(super) past: RudpStats,
 }
 
@@ -138,7 +138,7 @@ impl Table {
         self.links.iter().flatten()
     }
 
-    /// May a session be opened for this datagram? Has its sender `proved` its address?
+    /// May a session be opened for this datagram? `proved` if its sender has proved its address.
     pub(super) fn may_open(
         &self,
         config: &EndpointConfig,
@@ -176,7 +176,7 @@ impl Table {
         Ok(())
     }
 
-    /// Where the next session goes.
+    /// Reserves the place of the next session.
     pub(super) fn reserve_place(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.links.push(None);
@@ -206,7 +206,7 @@ impl Table {
         }
     }
 
-    /// Takes a session out, and remembers it for as long as its peer may go on sending.
+    /// Removes a session, and remembers it for as long as its peer may go on sending.
     pub(super) fn remove(&mut self, link: &Link, now: Time, config: &EndpointConfig) {
         let until = now + config.session.idle_timeout;
         self.gone

@@ -1,8 +1,7 @@
-//! When each session wants to be looked after: a binary heap with a place for each session.
+//! When each session has to be called: a binary heap with at most one entry a session.
 //!
-//! A session that wants nothing has no entry. One that wants to be looked after later than its
-//! entry says keeps the entry, and is asked again when that is due: so the entry of a busy session
-//! is written once for many datagrams.
+//! A session without a timer has no entry. One whose time moves to later than its entry says keeps the entry and is
+//! asked again when that is due, so the entry of a busy session is written once for many datagrams.
 
 use super::super::time::Time;
 
@@ -10,19 +9,19 @@ const NOWHERE: u32 = u32::MAX;
 
 #[derive(Debug, Default)]
 pub(super) struct Timers {
-    /// A heap by time: the earliest in front.
+    /// A heap by time, the earliest first.
     heap: Vec<(Time, u32)>,
-    /// Where in the heap a session's entry is.
+    /// The position of each session's entry in the heap.
     places: Vec<u32>,
 }
 
 impl Timers {
-    /// The earliest time of all.
+    /// The earliest time of all entries.
     pub(super) fn next(&self) -> Option<Time> {
         self.heap.first().map(|&(at, _)| at)
     }
 
-    /// Sets a session's time, or moves it.
+    /// Sets or moves a session's time.
     pub(super) fn set(&mut self, session: u32, at: Time) {
         let index = session as usize;
         if index >= self.places.len() {
@@ -52,7 +51,7 @@ impl Timers {
         }
     }
 
-    /// Removes the earliest entry if it is due, and says whose it was.
+    /// Removes the earliest entry if it is due, and returns its session.
     pub(super) fn pop_due(&mut self, now: Time) -> Option<u32> {
         let &(at, session) = self.heap.first()?;
         if at > now {

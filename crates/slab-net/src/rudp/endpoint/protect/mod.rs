@@ -1,20 +1,20 @@
-//! [`Protection`]: what is between the sessions and the socket, where either is asked for: error
-//! correction, and around it encryption.
+//! [`Protection`]: error correction, and around it encryption, between the sessions and the socket, if either is
+//! configured.
 //!
-//! A datagram on the wire, with what each takes:
+//! A datagram on the wire, and the bytes that each part takes:
 //!
 //! | nonce | header of error correction | the session's datagram | tag |
 //! |---|---|---|---|
 //! | 12 | 8 | | 16 |
 //!
-//! On its way out a datagram is copied once, into memory of its thread between the room for these,
-//! and sealed there: the session keeps what it may have to send again. On its way in it is opened in
-//! the buffer that the kernel filled, and what the session gets is a part of that buffer.
+//! Before a datagram is sent it is copied once, into its thread's memory with room for these parts around it, and
+//! sealed there: the session keeps what it may have to send again. A received datagram is opened in the buffer that
+//! the kernel filled, and the session gets a slice of that buffer.
 //!
 //! | module | what |
 //! |---|---|
 //! | `wanted` | what a configuration asks for |
-//! | `transmit` | the way out |
+//! | `transmit` | from a session to the socket |
 //! | `wire` | datagrams that are ready, as the kernel takes them |
 //! | `paths` | error correction, by address |
 
@@ -54,7 +54,7 @@ pub(super) struct Protection {
 }
 
 impl Protection {
-    /// What the configuration asks for, if it does.
+    /// The protection that the configuration asks for, if any.
     pub(super) fn new(
         config: &EndpointConfig,
         pool: &PacketPool,
@@ -75,7 +75,7 @@ impl Protection {
         })
     }
 
-    /// A session to or from this address begins.
+    /// A session with this address begins.
     pub(super) fn join(&self, peer: SocketAddr) {
         let _ = peer;
         #[cfg(feature = "fec")]
@@ -84,7 +84,7 @@ impl Protection {
         }
     }
 
-    /// A session that has joined is gone.
+    /// A session that joined is gone.
     pub(super) fn leave(&self, peer: SocketAddr) {
         let _ = peer;
         #[cfg(feature = "fec")]
@@ -93,7 +93,7 @@ impl Protection {
         }
     }
 
-    /// Gives memory back that nobody waits for any more; returns when to call it again, if it holds some.
+    /// Frees memory that nobody waits for any more; returns when to call it again, if some is still held.
     pub(super) fn rest(&self, now: Time) -> Option<Time> {
         let _ = now;
         #[cfg(feature = "fec")]
@@ -103,8 +103,8 @@ impl Protection {
         None
     }
 
-    /// Makes a session's datagrams ready for the wire, and the parity that is due behind them, if
-    /// any may be sent. `flush` makes room when there is none.
+    /// Makes a session's datagrams ready for the wire, followed by the parity that is due, if parity may be sent.
+    /// `flush` makes room when there is none.
     fn seal(
         &self,
         peer: SocketAddr,
@@ -120,8 +120,8 @@ impl Protection {
         #[cfg(feature = "fec")]
         let mut encoder = path.as_ref().map(|path| path.encoder());
         self.heed_fork();
-        // Without a path the session has left it, and what it still says is no shard: peers take it as
-        // it is.
+        // Without a path, because the session has left it, the datagrams are no shards; peers accept them as they
+        // are.
         let (front, behind) = self.around_shards();
         #[cfg(feature = "fec")]
         let front = front + encoder.as_ref().map_or(0, |_| FEC_HEADER_BYTES);
@@ -164,7 +164,7 @@ impl Protection {
         }
     }
 
-    /// Bytes in front of a shard, or of a datagram that is none, and behind it.
+    /// Bytes in front of and behind a shard, or a datagram that is not a shard.
     fn around_shards(&self) -> (usize, usize) {
         let (front, behind) = self.room;
         #[cfg(feature = "fec")]
@@ -174,7 +174,7 @@ impl Protection {
         (front, behind)
     }
 
-    /// To be called before any datagrams are encrypted, once for all of them.
+    /// Call before datagrams are encrypted, once for all of them.
     fn heed_fork(&self) {
         #[cfg(feature = "aes-gcm")]
         if let Some(key) = &self.key {
@@ -190,7 +190,7 @@ impl Protection {
         }
     }
 
-    /// Opens what was received, in place.
+    /// Decrypts received datagrams in place.
     fn decrypt(&self, batch: PacketBatch, opened: &mut Vec<Packet>) {
         #[cfg(feature = "aes-gcm")]
         if let Some(key) = &self.key {
@@ -203,22 +203,22 @@ impl Protection {
     fn open_batch(&self, key: &AesGcm, mut batch: PacketBatch, opened: &mut Vec<Packet>) {
         let stride = batch.segment_size().max(1);
         let Some(contents) = batch.contents_mut() else {
-            // Somebody else has a part of it: not from a receiver of ours.
+            // Somebody else holds a part of it, so it is not from a receiver of ours.
             let refused = batch.datagrams() as u64;
             self.unopened.fetch_add(refused, Ordering::Relaxed);
             return;
         };
-        // Which were not opened; with more than 128, which kernels do not make, others with them.
+        // Which datagrams did not open. Beyond 128, which kernels do not make, bits are shared.
         let mut bad = 0u128;
         for (at, datagram) in contents.chunks_mut(stride).enumerate() {
-            // What we have sealed ourselves says nothing of the peer, whoever sends it back.
+            // What we have sealed ourselves says nothing about the peer, whoever sends it back.
             if key.has_sealed(datagram) || key.open(datagram).is_none() {
                 bad |= 1 << (at % 128);
                 self.unopened.fetch_add(1, Ordering::Relaxed);
             }
         }
         for (at, mut datagram) in batch.into_packets().enumerate() {
-            // One of a stride of zero is empty, and none of the chunks above.
+            // With a stride of zero a datagram is empty, and is none of the chunks above.
             if bad >> (at % 128) & 1 == 1 || datagram.len() < NONCE_BYTES + TAG_BYTES {
                 continue;
             }
@@ -228,7 +228,7 @@ impl Protection {
         }
     }
 
-    /// Adds what it counted.
+    /// Adds its counters.
     pub(super) fn count(&self, stats: &mut EndpointStats) {
         stats.unopened = self.unopened.load(Ordering::Relaxed);
         #[cfg(feature = "fec")]
@@ -238,7 +238,7 @@ impl Protection {
     }
 }
 
-/// What was received, between the steps; kept, so that nothing is allocated for it each time.
+/// Received datagrams between the steps; kept so that each batch needs no allocation.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
     opened: Vec<Packet>,
@@ -247,8 +247,8 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    /// Opens what was received from one canonical address and hands the sessions' datagrams on, those that
-    /// could be recovered with them. `hand_on` opens a session where one begins.
+    /// Opens what was received from one canonical address, and hands the sessions' datagrams to `hand_on`, together
+    /// with those recovered. `hand_on` opens a session where one begins.
     pub(super) fn take_in(
         &mut self,
         protection: &Protection,
@@ -279,7 +279,7 @@ impl Intake {
             let is_data = match Framing::of(shard) {
                 Some(Framing::Data) => true,
                 Some(Framing::Parity) => false,
-                // Nothing to correct, or nothing at all: the sessions tell.
+                // Nothing to correct, or not a datagram of ours at all: the sessions decide.
                 Some(Framing::Plain) | None => {
                     datagrams.push(core::mem::take(shard));
                     continue;
@@ -297,7 +297,7 @@ impl Intake {
             opened.clear();
         }
         hand_on(datagrams.drain(..));
-        // What opened a session is the first that is kept for it.
+        // The shard that opened a session is the first one kept for it.
         if known.is_none()
             && let Some(path) = paths.get(peer)
         {
@@ -319,7 +319,7 @@ mod tests {
     use crate::rudp::core::{Session, Side};
     use crate::rudp::fec::FecShards;
 
-    /// Another thread may take the path away while a session still has a notice to send.
+    /// Another thread may remove the path while a session still has a notice to send.
     #[test]
     fn what_is_sent_without_a_path_is_no_shard_and_has_nothing_of_others() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();

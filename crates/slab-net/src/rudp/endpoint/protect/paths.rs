@@ -1,5 +1,5 @@
-//! [`Paths`]: error correction, by the address of the peer: what is counted through is the shards
-//! between two sockets, whatever sessions they are of. A parity shard names no session.
+//! [`Paths`]: error correction, by the address of the peer. Shards are numbered between two sockets, whatever
+//! sessions they belong to, and a parity shard names no session.
 
 use crate::packet::PacketPool;
 use crate::rudp::budget::MemoryBudget;
@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The longest shard that is taken from a peer, if its MTU is larger than ours.
+/// The longest shard that a peer may send where its MTU may be larger than ours.
 const ETHERNET_SHARD: usize = 1500;
-/// How often it is seen who rests.
+/// How often busy paths are checked for being at rest.
 const REST: Duration = Duration::from_millis(500);
 
 pub(super) struct Paths {
@@ -23,7 +23,7 @@ pub(super) struct Paths {
     longest_received: usize,
     pool: PacketPool,
     budget: MemoryBudget,
-    /// Locked for a look-up only; nothing else is locked meanwhile.
+    /// Locked for look-ups only; nothing else is locked meanwhile.
     paths: Mutex<Known>,
 }
 
@@ -31,9 +31,9 @@ pub(super) struct Paths {
 struct Known {
     /// No more than there are sessions, which are limited.
     paths: HashMap<SocketAddr, Entry>,
-    /// What those did that are gone.
+    /// The counters of paths that are gone.
     past: FecStats,
-    /// Those that were used since they last gave their memory back, and when to see whether they rest.
+    /// Paths used since they last freed their memory, and when to check whether they are at rest.
     busy: Vec<Weak<Path>>,
     rest_at: Option<Time>,
 }
@@ -46,12 +46,12 @@ struct Entry {
 pub(super) struct Path {
     encoder: Mutex<FecEncoder>,
     decoder: Mutex<FecDecoder>,
-    /// Is it one of those that are looked at?
+    /// Is it in the list of busy paths?
     busy: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic leaves it as it was between two shards, or is a bug that the next one shows again.
+    // A panic leaves it as it was between two shards, or is a bug that the next shard shows again.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -64,7 +64,7 @@ impl Path {
         lock(&self.decoder)
     }
 
-    /// When to look at it again, if it holds memory.
+    /// When to check it again, if it holds memory.
     fn rest(&self, now: Time) -> Option<Time> {
         let at = self.encoder().rest(now);
         at.max(self.decoder().rest(now))
@@ -104,7 +104,7 @@ impl Paths {
         Some(path)
     }
 
-    /// Lets those that rest give their memory back; returns when to call it again, if there is need.
+    /// Lets paths at rest free their memory; returns when to call it again, if any are busy.
     pub(super) fn rest(&self, now: Time) -> Option<Time> {
         let mut known = lock(&self.paths);
         if known.busy.is_empty() {
@@ -121,12 +121,12 @@ impl Paths {
             let Some(path) = path.upgrade() else {
                 return false;
             };
-            // Whoever uses it from here on puts it on the list again, or finds it there.
+            // Whoever uses the path from here on adds it to the list again, or finds it there.
             path.busy.store(false, Ordering::Relaxed);
             path.rest(now).is_some() && !path.busy.swap(true, Ordering::Relaxed)
         });
         let mut known = lock(&self.paths);
-        // Of the two the list that had grown, so that it does not grow again each time.
+        // Keeps the list that had grown, so that it need not grow again each time.
         busy.append(&mut known.busy);
         known.busy = busy;
         known.rest_at = (!known.busy.is_empty()).then(|| now + REST);
@@ -148,7 +148,7 @@ impl Paths {
         entry.sessions += 1;
         let path = Arc::clone(&entry.path);
         drop(known);
-        // A peer that has begun anew counts from zero again.
+        // A peer that has begun anew numbers its shards from zero again.
         path.decoder().clear();
     }
 
@@ -163,7 +163,7 @@ impl Paths {
         }
         let gone = known.paths.remove(&peer);
         drop(known);
-        // Whoever uses it now is done before the counts are read, or has them lost.
+        // A thread that uses the path now finishes before its counters are read, or its counts are lost.
         if let Some(Entry { path, .. }) = gone {
             let stats = path.stats();
             lock(&self.paths).past += &stats;

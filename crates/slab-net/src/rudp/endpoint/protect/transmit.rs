@@ -1,4 +1,4 @@
-//! On the way out: from a session to the socket.
+//! The way out, from a session to the socket.
 
 use super::super::link::{Link, MAX_BURST};
 use super::Protection;
@@ -13,8 +13,8 @@ use std::net::SocketAddr;
 type Unsent = Option<(Packet, usize)>;
 
 impl Protection {
-    /// Sends what a session has to send, until it has nothing more or the socket has no room; `false` if
-    /// this thread cannot send any more.
+    /// Sends what a session has to send, until nothing is left or the socket has no room; returns `false` if this
+    /// thread can no longer send.
     pub(in super::super) fn transmit(
         &self,
         link: &Link,
@@ -29,7 +29,7 @@ impl Protection {
                 let Some(outgoing) = session.poll_transmit(now, scratch, MAX_BURST) else {
                     return;
                 };
-                // What may not be sent is as good as lost on the way.
+                // What may not be sent is treated as lost on the way.
                 if self.added(&outgoing) > allowance {
                     continue;
                 }
@@ -49,8 +49,8 @@ impl Protection {
         })
     }
 
-    /// Sends a datagram that is of no session, if the socket has room. It is no shard, as shards are
-    /// counted; peers take it as it is. Called by the endpoint's task, which can send.
+    /// Sends a datagram that belongs to no session, if the socket has room. It is not a shard, as shards are
+    /// numbered; peers accept it as it is. Called by the endpoint's task, which can always send.
     pub(in super::super) fn send_alone(
         &self,
         sender: &UdpSender,
@@ -68,9 +68,9 @@ impl Protection {
         });
     }
 
-    /// Bytes on the wire that may be sent: three times those received, until the peer has proved its
-    /// address. The session sees to it for its own, which is most of it. Of what was received only that
-    /// counts which every datagram has: not all that come are shards.
+    /// Bytes that may be sent on the wire before the peer has proved its address: three times those received. The
+    /// session itself limits its own bytes, which are most of them. Of the overhead received, only what every
+    /// datagram has is counted, as not all of them are shards.
     fn allowance(&self, session: &Session) -> u64 {
         if session.is_validated() {
             return u64::MAX;
@@ -83,23 +83,22 @@ impl Protection {
         (3 * received).saturating_sub(sent)
     }
 
-    /// By how much the first answer may be longer on the wire than the session makes it, and three times
-    /// what it answers is not: for the session to leave out what would be too much.
+    /// How much longer the first answer is on the wire than the session makes it, less three times what the
+    /// datagram that it answers is longer: the session deducts this from what it may send.
     pub(in super::super) fn first_answer_bytes(&self) -> usize {
         let ((front, behind), (around, after)) = (self.room, self.around_shards());
         (front + behind).saturating_sub(3 * (around + after))
     }
 
-    /// Bytes of these on the wire, parity apart.
+    /// The length of these datagrams on the wire, without parity.
     fn added(&self, outgoing: &Outgoing<'_>) -> u64 {
         let added = outgoing.datagrams() * (self.room.0 + self.room.1);
         (outgoing.contents().len() + added) as u64
     }
 }
 
-/// Sends what is ready. What the socket has no room for waits in memory of its own, as far as it is
-/// of one length and there is any; the rest is as good as lost on the way, as is what the system would
-/// not send.
+/// Sends what is ready. If the socket has no room, the next datagrams of one length wait in memory of their own, if
+/// there is any; the rest is treated as lost on the way, as is what the system refuses to send.
 fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) -> Option<SendError> {
     let shared = &link.shared;
     let transmits = wire.transmits(shared.way_to(link.peer()), link.local());
@@ -107,7 +106,7 @@ fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) -> Option<SendError>
         Ok(sent) if sent < wire.datagrams() => {
             let rest = wire.rest(sent);
             let kept = match unsent {
-                // Full since the flush before this one.
+                // The socket has been full since the flush before.
                 Some(_) => None,
                 None => shared.pool.try_copy_from_slice(rest.contents).ok(),
             };

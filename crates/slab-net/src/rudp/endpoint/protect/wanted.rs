@@ -1,4 +1,4 @@
-//! [`Wanted`]: which protection a configuration asks for.
+//! [`Wanted`]: the protection that a configuration asks for.
 
 use super::super::EndpointConfig;
 #[cfg(feature = "aes-gcm")]
@@ -38,7 +38,7 @@ impl Wanted {
         0
     }
 
-    /// Datagrams from and for a peer that error correction keeps at most.
+    /// The most datagrams from and for one peer that error correction keeps.
     pub(in super::super) fn kept(&self) -> usize {
         #[cfg(feature = "fec")]
         if let Some(shards) = self.shards {
@@ -47,23 +47,23 @@ impl Wanted {
         0
     }
 
-    /// Bytes that each datagram is longer on the wire.
+    /// The bytes by which each datagram is longer on the wire.
     pub(in super::super) fn added(&self) -> usize {
         self.front() + self.behind()
     }
 }
 
 impl EndpointConfig {
-    /// Encrypts and authenticates each datagram, in the framing of kcp-go, which takes 28 bytes of
-    /// the [MTU](crate::rudp::SessionConfig::mtu). What does not open with the key is dropped and
-    /// counted. Both ends need the same key. Default: none.
+    /// Encrypts and authenticates each datagram, in the framing of kcp-go, which takes 28 bytes of the
+    /// [MTU](crate::rudp::SessionConfig::mtu). A datagram that does not open with the key is dropped and counted.
+    /// Both ends need the same key. Default: none.
     ///
-    /// What an endpoint has sealed itself it drops as well. Each datagram is confidential and unchanged;
-    /// that is all: **there is no protection against replay.** Who records the beginning of a session and
-    /// sends it from another address opens another session with it, and what it says is delivered again.
-    /// [`crypto`](crate::rudp::crypto) has what else can be done with recorded datagrams, and what to do
-    /// about it: a fresh key for each run or session, random conversations, something fresh from both
-    /// ends in what they say first.
+    /// An endpoint also drops what it has sealed itself. Each datagram is confidential and unchanged, and that is
+    /// all: **there is no protection against replay.** An attacker who records the beginning of a session and sends
+    /// it from another address opens another session, which delivers the same messages again.
+    /// [`crypto`](crate::rudp::crypto) says what else can be done with recorded datagrams, and what helps: a fresh
+    /// key for each run or session, random conversation numbers, and something fresh from both ends in their first
+    /// messages.
     ///
     /// ```
     /// use slab_net::rudp::crypto::AesGcm;
@@ -80,11 +80,11 @@ impl EndpointConfig {
         self
     }
 
-    /// Sends parity, in the format of kcp-go, and recovers datagrams that are lost; takes 8 bytes of
-    /// the [MTU](crate::rudp::SessionConfig::mtu). Both ends need the same counts. Default: none.
+    /// Sends parity, in the format of kcp-go, and recovers lost datagrams from it; takes 8 bytes of the
+    /// [MTU](crate::rudp::SessionConfig::mtu). Both ends need the same counts. Default: none.
     ///
-    /// It pays where a round trip is long and messages are urgent: what is lost need not be asked
-    /// for. No parity is sent to a peer that has not proved its address.
+    /// This pays if round trips are long and messages urgent: what is lost need not be sent again. No parity is
+    /// sent to a peer that has not proved its address.
     ///
     /// ```
     /// use slab_net::rudp::fec::FecShards;
@@ -100,7 +100,7 @@ impl EndpointConfig {
         self
     }
 
-    /// Takes what protection needs of each datagram from what sessions may fill.
+    /// Takes the bytes that protection needs of each datagram from the session's MTU.
     pub(in super::super) fn make_room_for_protection(&mut self) {
         let mtu = self.session.mtu.saturating_sub(self.protection.added());
         Arc::make_mut(&mut self.session).mtu = mtu;

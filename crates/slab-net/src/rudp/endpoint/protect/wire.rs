@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use core::cell::RefCell;
 use std::net::SocketAddr;
 
-/// What one call to the kernel takes with GSO.
+/// The most bytes that one call to the kernel takes with GSO.
 const BYTES: usize = 65507;
 const MOST: usize = 64;
 
@@ -18,7 +18,7 @@ thread_local! {
     });
 }
 
-/// Lends the memory of this thread; `false` if the thread is at its end and has none any more.
+/// Lends this thread's memory; returns `false` if the thread is exiting and has none any more.
 pub(super) fn with_wire(act: impl FnOnce(&mut Wire)) -> bool {
     let lent = WIRE.try_with(|wire| {
         let wire = &mut *wire.borrow_mut();
@@ -44,7 +44,7 @@ impl Wire {
         !self.lengths.is_full() && self.len + len <= self.buf.len()
     }
 
-    /// Adds a datagram of `len` bytes, to be written by the caller. There has to be room.
+    /// Adds a datagram of `len` bytes, which the caller writes. There must be room.
     pub(super) fn push(&mut self, len: usize) -> &mut [u8] {
         let start = self.len;
         self.len += len;
@@ -52,12 +52,12 @@ impl Wire {
         &mut self.buf[start..self.len]
     }
 
-    /// How many there are.
+    /// The number of datagrams.
     pub(super) fn datagrams(&self) -> usize {
         self.lengths.len()
     }
 
-    /// All datagrams, those of one length in a row as one transmit.
+    /// All datagrams; those in a row that GSO takes are one transmit.
     pub(super) fn transmits(
         &self,
         to: SocketAddr,
@@ -73,7 +73,7 @@ impl Wire {
         transmits
     }
 
-    /// What is left once `sent` are sent, as far as it is of one length.
+    /// The first run of datagrams left once `sent` are sent.
     pub(super) fn rest(&self, sent: usize) -> Rest<'_> {
         let start: usize = self.lengths[..sent].iter().sum();
         let run = self.run(sent);
@@ -84,8 +84,8 @@ impl Wire {
         }
     }
 
-    /// The datagrams from number `at` on that GSO takes: of one length but for the last, which may
-    /// be shorter.
+    /// The run of datagrams from number `at` on that GSO takes: of one length but for the last, which may be
+    /// shorter.
     fn run(&self, at: usize) -> Run {
         let size = self.lengths[at];
         let (mut datagrams, mut bytes) = (0, 0);
@@ -117,6 +117,6 @@ struct Run {
 pub(super) struct Rest<'a> {
     pub(super) contents: &'a [u8],
     pub(super) segment_size: usize,
-    /// Datagrams behind these.
+    /// The number of datagrams behind these.
     pub(super) others: usize,
 }
