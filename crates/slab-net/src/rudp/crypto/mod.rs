@@ -1,4 +1,4 @@
-//! Encryption in the framing of kcp-go's AES-GCM: each datagram by itself, in place.
+//! Encryption in the framing of kcp-go's AES-GCM: each datagram is sealed by itself, in place.
 //!
 //! | offset | field | bytes |
 //! |---|---|---|
@@ -6,34 +6,33 @@
 //! | 12 | ciphertext | as many as the datagram |
 //! | at the end | tag | 16 |
 //!
-//! No additional data, no checksum. Both ends share one key, for both directions and all sessions;
-//! so it is the nonce that never may repeat. kcp-go draws each at random. Here each endpoint draws the
-//! first one, and the others count on from it: two of n users of a key then meet with a probability of
-//! about n^2 times the datagrams of each, in 2^96, which is never more than with random ones. The child
-//! of a `fork` draws a first one of its own. It is known by its process id; so one thing is left: a
-//! child with the id of the very process that drew last, which is gone by then or in another PID
-//! namespace (`unshare`, `clone`), goes on with the same nonces, and has to make its keys itself.
+//! There is no additional data and no checksum. Both ends share one key, for both directions and all sessions, so a
+//! nonce must never repeat. kcp-go draws each at random. Here each endpoint draws the first one and counts on from
+//! it: two of n users of a key then collide with a probability of about n^2 times the datagrams of each, in 2^96,
+//! which is never more than with random nonces. The child of a `fork` draws a first nonce of its own. It is
+//! recognised by its process id, which leaves one case: a child that has the id of the very process that drew last,
+//! because that has exited or is in another PID namespace (`unshare`, `clone`), goes on with the same nonces, and
+//! has to create its keys itself.
 //!
 //! # What it does not do
 //!
-//! Each datagram is confidential, and none can be made or changed without the key. Nothing says when
-//! it was sent, to whom, or in which session. Whoever sees the traffic can send it again:
+//! Each datagram is confidential, and nobody can make or change one without the key. Nothing says when it was sent,
+//! to whom, or in which session. Whoever sees the traffic can send it again:
 //!
-//! - The first datagram of a session, sent from another address, opens another session there, at once,
-//!   and what it says is delivered in it. From its own address it does once the session that has ended
-//!   is forgotten: after the [idle timeout](super::SessionConfig::keepalive), or earlier where more
-//!   than [`max_sessions`](super::EndpointConfig::max_sessions) have ended since.
-//! - A segment of another session of the same key and the same conversation is taken in the place of the
-//!   live one's own. Conversations are drawn at random, of 32 bits, unless they are
-//!   [agreed on](super::Endpoint::connect_as).
+//! - The first datagram of a session, sent from another address, opens another session there at once, and its
+//!   messages are delivered again. From its own address it does the same once the session has ended and is
+//!   forgotten: after the [idle timeout](super::SessionConfig::keepalive), or earlier if more than
+//!   [`max_sessions`](super::EndpointConfig::max_sessions) have ended since.
+//! - A segment of another session with the same key and conversation number is accepted in place of the live
+//!   session's own. Conversation numbers are random, of 32 bits, unless they are [agreed
+//!   on](super::Endpoint::connect_as).
 //! - [Datagrams](super::Connection::send_datagram) may arrive more than once.
-//! - With error correction inside, shards of two sessions may be computed with each other, and what
-//!   comes out was sent by nobody.
+//! - With error correction inside, shards of two sessions may be combined, and the result was sent by nobody.
 //!
-//! What an endpoint has sealed itself it refuses, so that nobody answers it in its own words; what another
-//! one of the same key has sealed it cannot tell from its peer's. So: a fresh key for each run, better for
-//! each session, agreed on by what authenticates both ends; random conversations; and where it matters,
-//! something fresh from both ends in what they say first.
+//! An endpoint refuses what it has sealed itself, so that its own datagrams cannot be sent back to it. It cannot
+//! tell what another endpoint with the same key has sealed from what its peer has. So use a fresh key for each run,
+//! better for each session, agreed on by a protocol that authenticates both ends; random conversation numbers; and,
+//! where it matters, something fresh from both ends in their first messages.
 
 mod nonces;
 
@@ -43,12 +42,12 @@ use nonces::Nonces;
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use std::sync::Arc;
 
-/// Bytes in front of a datagram that is sealed.
+/// The bytes in front of a sealed datagram.
 pub const NONCE_BYTES: usize = NONCE_LEN;
-/// Bytes behind a datagram that is sealed.
+/// The bytes behind a sealed datagram.
 pub const TAG_BYTES: usize = 16;
 
-/// A key for AES-GCM that both ends share. Clones are the same key and the same count of nonces; an
+/// A key for AES-GCM that both ends share. Clones share the key and its count of nonces; an
 /// [`Endpoint`](super::Endpoint) has a count of its own.
 ///
 /// ```
@@ -71,10 +70,10 @@ pub struct AesGcm {
 }
 
 impl AesGcm {
-    /// The key for AES-128 or AES-256.
+    /// Creates a key for AES-128 or AES-256.
     ///
     /// # Errors
-    /// The key has neither 16 nor 32 bytes, or the system has no random numbers.
+    /// The key has neither 16 nor 32 bytes, or the system provides no random numbers.
     pub fn new(key: &[u8]) -> Result<Self, KeyError> {
         let algorithm = match key.len() {
             16 => &AES_128_GCM,
@@ -90,7 +89,7 @@ impl AesGcm {
         })
     }
 
-    /// The same key for an endpoint, whose nonces are told from those of all others.
+    /// The same key for an endpoint, with a count of nonces of its own.
     pub(super) fn apart(&self) -> Self {
         Self {
             key: Arc::clone(&self.key),
@@ -98,25 +97,24 @@ impl AesGcm {
         }
     }
 
-    /// Seals a datagram in place. It lies behind [`NONCE_BYTES`] free bytes and in front of
-    /// [`TAG_BYTES`] more.
+    /// Seals a datagram in place. The datagram lies behind [`NONCE_BYTES`] free bytes and in front of [`TAG_BYTES`]
+    /// more.
     ///
     /// # Panics
-    /// If there is no room for these; in the child of a fork also if the system has no random numbers
-    /// any more.
+    /// If there is no room for these; in the child of a fork also if the system provides no random numbers any
+    /// more.
     pub fn seal(&self, datagram: &mut [u8]) {
         self.heed_fork();
         self.seal_next(datagram);
     }
 
-    /// To be called before [`seal_next`](Self::seal_next), once for however many datagrams: it asks the
-    /// system.
+    /// Call before [`seal_next`](Self::seal_next), once for any number of datagrams, because it asks the system.
     pub(super) fn heed_fork(&self) {
-        // To go on with the nonces of another process would be to give both away.
+        // Going on with the nonces of another process would disclose what both have sealed.
         self.nonces.begin().expect("the system has random numbers");
     }
 
-    /// As [`seal`](Self::seal).
+    /// As [`seal`](Self::seal), after [`heed_fork`](Self::heed_fork).
     pub(super) fn seal_next(&self, datagram: &mut [u8]) {
         let nonce = self.nonces.draw();
         let (front, rest) = datagram.split_at_mut(NONCE_BYTES);
@@ -129,8 +127,8 @@ impl AesGcm {
         tag.copy_from_slice(sealed.expect("shorter than 2^36 bytes").as_ref());
     }
 
-    /// Opens a datagram in place, and returns where in it the contents are; `None` if it was not
-    /// sealed with this key or was changed since. Its bytes are then of no use.
+    /// Opens a datagram in place, and returns the range of its contents; `None` if it was not sealed with this key
+    /// or was changed since. Its bytes are then useless.
     #[must_use]
     pub fn open(&self, datagram: &mut [u8]) -> Option<Range<usize>> {
         let (nonce, rest) = datagram.split_first_chunk_mut::<NONCE_BYTES>()?;
@@ -140,30 +138,30 @@ impl AesGcm {
         Some(NONCE_BYTES..NONCE_BYTES + opened.len())
     }
 
-    /// Was it sealed by this very count of nonces?
+    /// Was it sealed with this count of nonces?
     pub(super) fn has_sealed(&self, datagram: &[u8]) -> bool {
         let nonce = datagram.first_chunk();
         nonce.is_some_and(|nonce| self.nonces.drew(nonce))
     }
 }
 
-/// Shows no key.
+/// Does not show the key.
 impl fmt::Debug for AesGcm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AesGcm").finish_non_exhaustive()
     }
 }
 
-/// Why there is no key.
+/// Why a key could not be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// It has another length than 16 or 32 bytes.
+    /// The key has a length other than 16 or 32 bytes.
     Length {
         /// The length it has.
         bytes: usize,
     },
-    /// The system gave no random numbers.
+    /// The system provided no random numbers.
     NoRandom,
 }
 

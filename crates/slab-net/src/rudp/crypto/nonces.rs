@@ -1,5 +1,5 @@
-//! [`Nonces`]: numbers of which none is drawn twice with one key, in whatever process, and which are
-//! known again by who drew them.
+//! [`Nonces`]: nonces that are never drawn twice with one key, in whatever process, and that are recognised by
+//! whoever drew them.
 
 use super::NONCE_BYTES;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -7,23 +7,23 @@ use ring::error::Unspecified;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::process;
 
-/// A run of 96-bit numbers from a random one on. Without a lock: the child of a fork would find it
-/// held for ever by a thread that it does not have.
+/// A run of 96-bit numbers that starts at random. Has no lock: the child of a fork would find it held for ever by a
+/// thread that it does not have.
 #[derive(Default)]
 pub(super) struct Nonces {
-    /// The process whose run it is; 0 before there is one.
+    /// The process that the run belongs to; 0 before there is one.
     process: AtomicU32,
-    /// The first number of the run. The halves may be of two threads that began it at once: each is
-    /// random, and what is counted on from there, no process counts twice.
+    /// The first number of the run. Its halves may come from two threads that began it at once: each half is
+    /// random, and no other process counts on from there.
     high: AtomicU32,
     low: AtomicU64,
-    /// Never set back, so that no nonce repeats while the first number changes.
+    /// Never reset, so that no nonce repeats while the first number changes.
     drawn: AtomicU64,
 }
 
 impl Nonces {
-    /// Begins a run where this process has none: where the one there is goes on in the parent, or
-    /// nothing was drawn yet. Asks the system, and so is called once for many datagrams.
+    /// Begins a run if this process has none: if the present run belongs to the parent, or nothing was drawn yet.
+    /// Asks the system, and so is called once for many datagrams.
     pub(super) fn begin(&self) -> Result<(), Unspecified> {
         let process = process::id();
         if self.process.load(Ordering::Acquire) == process {
@@ -40,7 +40,7 @@ impl Nonces {
         Ok(())
     }
 
-    /// The next one of the run that was begun.
+    /// Draws the next number of the run that was begun.
     pub(super) fn draw(&self) -> [u8; NONCE_BYTES] {
         let nonce = self
             .first()
@@ -50,12 +50,12 @@ impl Nonces {
         bytes
     }
 
-    /// Is it one of the run so far?
+    /// Is it a number of the run so far?
     pub(super) fn drew(&self, nonce: &[u8; NONCE_BYTES]) -> bool {
         let mut bytes = [0; size_of::<u128>()];
         bytes[..NONCE_BYTES].copy_from_slice(nonce);
         let ago = u128::from_le_bytes(bytes).wrapping_sub(self.first());
-        // Of the difference, too, a nonce has the lower bits only.
+        // Like a nonce, the difference has the lower 96 bits only.
         let ago = ago & (u128::MAX >> (u128::BITS as usize - 8 * NONCE_BYTES));
         ago < self.drawn.load(Ordering::Relaxed).into()
     }
@@ -88,7 +88,7 @@ mod tests {
             assert!((0..=n).all(|n| nonces.drew(&next(n))));
         }
         assert!(!nonces.drew(&next(5)) && !nonces.drew(&next(u128::MAX)));
-        // As the child of a fork has it: what the parent drew is not of its run.
+        // As in the child of a fork: what the parent drew is not of its run.
         nonces.process.store(0, Ordering::Relaxed);
         nonces.begin().unwrap();
         assert!(!nonces.drew(&nonces_after(&nonces)));

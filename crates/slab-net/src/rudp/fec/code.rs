@@ -1,9 +1,9 @@
 //! The Reed-Solomon code: parity is a matrix times data, over the field of 256 elements.
 //!
-//! The matrix is that of klauspost/reedsolomon, and so of kcp-go: Vandermonde's, made systematic.
-//! The crate has the same; it is found out by encoding the unit vectors. What is done with it here
-//! is done without the crate's `reconstruct`, which allocates. Any square part of the matrix can be
-//! inverted: that is what makes any `data` shards of a group enough.
+//! The matrix is that of klauspost/reedsolomon, and so of kcp-go: Vandermonde's, made systematic. The crate used
+//! here has the same one; encoding the unit vectors reveals it. Recovery does not use the crate's `reconstruct`,
+//! which allocates. Any square part of the matrix can be inverted, which is why any `data` shards of a group are
+//! enough.
 
 use super::FecShards;
 use reed_solomon_erasure::galois_8::{self, ReedSolomon};
@@ -11,7 +11,7 @@ use reed_solomon_erasure::galois_8::{self, ReedSolomon};
 #[derive(Debug)]
 pub(in crate::rudp) struct Code {
     pub(in crate::rudp) shards: FecShards,
-    /// Row by row: one row for each parity shard, one column for each data shard.
+    /// Row by row: a row for each parity shard, a column for each data shard.
     matrix: Box<[u8]>,
 }
 
@@ -36,8 +36,8 @@ impl Code {
         self.matrix[parity * self.shards.data() + data]
     }
 
-    /// Adds what data shard number `data` gives to parity shard number `parity`, which is no
-    /// shorter. As adding is its own inverse here, the second time takes it away.
+    /// Adds the contribution of data shard `data` to parity shard `parity`, which is no shorter. Addition is its
+    /// own inverse here: adding it again removes it.
     pub(super) fn add(&self, parity: usize, data: usize, from: &[u8], to: &mut [u8]) {
         add_multiple(self.coefficient(parity, data), from, to);
     }
@@ -48,8 +48,8 @@ pub(super) fn add_multiple(factor: u8, from: &[u8], to: &mut [u8]) {
     galois_8::mul_slice_xor(factor, from, &mut to[..from.len()]);
 }
 
-/// Inverts the `n` by `n` matrix in `matrix`; `inverse` is as long. `false` if it has no inverse;
-/// the contents of both are then of no use.
+/// Inverts the `n` by `n` matrix in `matrix` into `inverse`, which is as long. Returns `false` if it has no
+/// inverse; both then have no useful contents.
 pub(super) fn invert(matrix: &mut [u8], inverse: &mut [u8], n: usize) -> bool {
     inverse.fill(0);
     for at in 0..n {
@@ -84,7 +84,7 @@ pub(super) fn invert(matrix: &mut [u8], inverse: &mut [u8], n: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// As klauspost/reedsolomon v1.12.0 has it: `New(10, 3)` and `Encode` of the unit vectors.
+    /// From klauspost/reedsolomon v1.12.0: `New(10, 3)` and `Encode` of the unit vectors.
     #[test]
     fn the_matrix_is_that_of_kcp_go() {
         let code = Code::new(FecShards::new(10, 3).unwrap());

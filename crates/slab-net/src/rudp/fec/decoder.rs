@@ -1,8 +1,8 @@
 //! [`FecDecoder`]: computes what was lost from what arrived.
 //!
-//! Of each group in the window the shards are kept until its data is complete. With `m` data shards
-//! missing, what the others contribute is taken away from `m` parity shards; that leaves `m`
-//! equations with the missing ones as unknowns.
+//! The shards of each group in the window are kept until its data is complete. With `m` data shards missing, the
+//! contributions of the others are removed from `m` parity shards. That leaves `m` equations with the missing
+//! shards as unknowns.
 
 use super::code::{self, Code};
 use super::{CONTINUOUS, COVERED_AT, FEC_HEADER_BYTES, FecShards, FecStats, Framing, seqid};
@@ -11,12 +11,12 @@ use crate::rudp::budget::{Account, MemoryBudget};
 use crate::rudp::time::Time;
 use std::sync::Arc;
 
-/// The window holds so many shards, and no fewer groups than [`MIN_GROUPS`].
+/// The window holds this many shards, but no fewer than [`MIN_GROUPS`] groups.
 const WINDOW_SHARDS: u32 = 64;
 const MIN_GROUPS: u32 = 4;
-/// A shard that speaks against the peer's counts being ours weighs as much as those of so many groups
-/// that speak for it, and no more than so many are forgiven in a row. Where the counts differ one comes
-/// in each group or two.
+/// A shard that contradicts the assumption that the peer uses our counts weighs as much as the shards of this many
+/// groups that confirm it, and at most `MOST_DOUBTS` are forgiven in a row. If the counts differ, one comes in
+/// every group or two.
 const DOUBT_GROUPS: u32 = 4;
 const MOST_DOUBTS: u32 = 4;
 
@@ -25,13 +25,13 @@ pub(in crate::rudp) fn most_kept(shards: FecShards) -> usize {
     WINDOW_SHARDS.div_ceil(shards.total()).max(MIN_GROUPS) as usize * shards.total() as usize
 }
 
-/// Takes the shards that arrive from one address, and recovers datagrams that do not.
+/// Takes the shards that arrive from one address, and recovers datagrams that were lost.
 ///
-/// Bounded: it keeps shards of 64 datagrams or 4 groups, whichever is more, in memory of the pool
-/// that counts in the budget, until [`rest`](Self::rest) gives it back; without memory, it recovers
-/// nothing and counts that. Whatever it is given, it does not panic. A datagram that it returns is what
-/// was protected only if all shards came from the one who protected it, for this session: against forgery
-/// there is encryption, and what that leaves of replay is told at `rudp::crypto`.
+/// A decoder is bounded: it keeps the shards of 64 datagrams or 4 groups, whichever is more, in pool memory that
+/// counts in the budget, until [`rest`](Self::rest) frees it. Without memory it recovers nothing and counts that.
+/// It does not panic, whatever it is given. A datagram that it returns is what was protected only if all shards
+/// came from the peer that protected it, for this session: use encryption against forgery; `rudp::crypto` says what
+/// that leaves of replay.
 ///
 /// See [`FecEncoder`](super::FecEncoder) for an example.
 #[derive(Debug)]
@@ -40,18 +40,18 @@ pub struct FecDecoder {
     longest_shard: usize,
     pool: PacketPool,
     account: Account,
-    /// The group of number `n` is at `n` modulo their number.
+    /// Group number `n` is at `n` modulo the length.
     groups: Vec<Group>,
     newest: Option<u32>,
     /// Shards in a row that were behind the window.
     astray: u32,
-    /// Shards left until the peer's shard counts are believed to be ours.
+    /// Shards still to be ignored before the peer's counts are believed to be ours again.
     distrust: u32,
-    /// Shards that bore that out, less what those cost that did not.
+    /// Shards that confirmed that, less the cost of those that contradicted it.
     borne_out: u32,
-    /// Two matrices, for computing.
+    /// Scratch memory for two matrices.
     matrices: Vec<u8>,
-    /// When it was looked at for the first time after the last shard that it keeps came.
+    /// When `rest` was first called after the last shard was kept.
     resting_since: Option<Time>,
     stats: FecStats,
 }
@@ -63,12 +63,12 @@ struct Group {
     shards: Vec<Option<PacketBuf>>,
     data: usize,
     parity: usize,
-    /// Is nothing missing any more, or nothing known of it?
+    /// Is nothing missing any more, or nothing known about it?
     closed: bool,
 }
 
 impl FecDecoder {
-    /// A decoder that refuses shards of more than `longest_shard` bytes, headers included.
+    /// Creates a decoder that refuses shards of more than `longest_shard` bytes, headers included.
     #[must_use]
     pub fn new(
         shards: FecShards,
@@ -101,8 +101,8 @@ impl FecDecoder {
         }
     }
 
-    /// Takes a shard, as it came off the wire, and appends the datagrams that it makes it possible
-    /// to recover. The datagram in a data shard is not among them: it is there already.
+    /// Takes a shard as received, and appends to `recovered` the lost datagrams that can now be computed. The
+    /// datagram in a data shard itself is not appended: it is there already.
     pub fn handle_shard(&mut self, shard: &[u8], recovered: &mut Vec<Packet>) {
         let shards = self.code.shards;
         let is_data = match Framing::of(shard) {
@@ -145,8 +145,8 @@ impl FecDecoder {
         }
     }
 
-    /// A shard is of other counts than ours. If the peer's are, its groups are not those that they are
-    /// taken for, and what would be computed from them was never sent. But a single one may be forged.
+    /// A shard contradicts our counts. If the peer uses others, its groups are not what they seem, and what is
+    /// computed from them was never sent. But a single such shard may be forged.
     #[cold]
     fn doubt(&mut self) {
         let cost = self.code.shards.total() * DOUBT_GROUPS;
@@ -159,7 +159,7 @@ impl FecDecoder {
         }
     }
 
-    /// Forgets all shards: what comes next is of another encoder.
+    /// Forgets all shards: the next ones come from another encoder.
     pub fn clear(&mut self) {
         for at in 0..self.groups.len() {
             self.close(at);
@@ -169,8 +169,8 @@ impl FecDecoder {
         self.borne_out = 0;
     }
 
-    /// Gives its memory back once it was called twice, half a second apart, and nothing came in between:
-    /// no parity is sent so late. Returns when to call it again, if it holds something.
+    /// Frees the memory once it was called twice, half a second apart, and nothing came in between: no parity is
+    /// sent so late. Returns when to call it again, if memory is still held.
     pub fn rest(&mut self, now: Time) -> Option<Time> {
         if self.groups.is_empty() {
             return None;
@@ -180,7 +180,7 @@ impl FecDecoder {
             return Some(until);
         }
         for at in 0..self.groups.len() {
-            // Of the newest one nothing has to be missing.
+            // The newest group may be incomplete with nothing lost.
             self.give_up(at, self.newest);
             self.close(at);
         }
@@ -189,25 +189,25 @@ impl FecDecoder {
         None
     }
 
-    /// What it did so far.
+    /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> FecStats {
         self.stats
     }
 
-    /// Bytes of pool memory that it keeps in use.
+    /// Returns the bytes of pool memory that it keeps in use.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.account.bytes()
     }
 
-    /// Groups in the window.
+    /// The number of groups in the window.
     fn window(&self) -> u32 {
         let groups = WINDOW_SHARDS.div_ceil(self.code.shards.total());
         groups.max(MIN_GROUPS)
     }
 
-    /// Where a group is; moves the window if it is a new one.
+    /// Returns the place of a group; moves the window if the group is new.
     fn group(&mut self, number: u32) -> Option<usize> {
         let (window, all) = (self.window(), self.code.shards.groups());
         if self.groups.is_empty() {
@@ -219,7 +219,7 @@ impl FecDecoder {
             });
         }
         let ahead = match self.newest {
-            // As far forward as backward is forward.
+            // Exactly half way round counts as ahead.
             Some(newest) => (number + all - newest) % all,
             None => 0,
         };
@@ -227,7 +227,7 @@ impl FecDecoder {
         if self.newest.is_none() {
             self.begin(number);
         } else if ahead > 0 && ahead <= all / 2 {
-            // What it skips has to be closed as well, but no more than all.
+            // The groups that it skips have to be closed as well, but no more than the window has.
             for step in (0..ahead.min(window)).rev() {
                 self.begin((number + all - step) % all);
             }
@@ -237,23 +237,23 @@ impl FecDecoder {
             if self.astray <= self.code.shards.total().max(WINDOW_SHARDS) {
                 return None;
             }
-            // So many are not late: the one ahead was forged, or the peer began anew.
+            // So many are not late: the newest was forged, or the peer began anew.
             self.clear();
             self.begin(number);
         }
         self.astray = 0;
         let at = self.place(number);
-        // All groups of the window have been begun, but at the beginning.
+        // Every group of the window has been begun, except at the start.
         (self.groups[at].number == number).then_some(at)
     }
 
-    /// Where in the window a group is. Where numbers wrap, two of a window may meet: the older one is
+    /// The place of a group in the window. Where numbers wrap, two groups of a window may share one: the older is
     /// then given up early.
     fn place(&self, number: u32) -> usize {
         (number % self.window()) as usize
     }
 
-    /// Makes a group the newest one, and closes the one whose place it takes.
+    /// Makes a group the newest, and closes the one whose place it takes.
     fn begin(&mut self, number: u32) {
         let at = self.place(number);
         self.give_up(at, None);
@@ -264,7 +264,7 @@ impl FecDecoder {
         self.newest = Some(number);
     }
 
-    /// Counts a group that is given up with data missing, unless it is the one `but`.
+    /// Counts a group that is given up with data missing, unless it is number `but`.
     fn give_up(&mut self, at: usize, but: Option<u32>) {
         let group = &self.groups[at];
         if !group.closed && group.data < self.code.shards.data() && but != Some(group.number) {
@@ -272,7 +272,7 @@ impl FecDecoder {
         }
     }
 
-    /// Gives the memory of a group back.
+    /// Frees the memory of a group.
     fn close(&mut self, at: usize) {
         let group = &mut self.groups[at];
         group.closed = true;
@@ -284,7 +284,7 @@ impl FecDecoder {
         }
     }
 
-    /// Copies what the code covers of a shard; `false` if there is no memory.
+    /// Copies the covered part of a shard; returns `false` if there is no memory.
     fn keep(&mut self, at: usize, position: usize, covered: &[u8]) -> bool {
         let Ok(mut buf) = self.pool.try_alloc(covered.len()) else {
             return false;
@@ -310,7 +310,7 @@ impl FecDecoder {
         let group = &mut self.groups[at];
         let missing = data - group.data;
         let (kept, parity) = group.shards.split_at_mut(data);
-        // The rows: the first parity shards that there are. All are as long as the longest data.
+        // The rows are the first parity shards present. All are as long as the longest data.
         let mut rows = parity
             .iter_mut()
             .enumerate()
@@ -358,24 +358,24 @@ impl FecDecoder {
     }
 }
 
-/// Bytes of pool memory that a buffer takes.
+/// The bytes of pool memory that a buffer takes.
 fn occupied(buf: &PacketBuf) -> usize {
     buf.headroom() + buf.capacity()
 }
 
-/// The `size` of what the code covers.
+/// The `size` field at the front of what the code covers.
 fn size(covered: &[u8]) -> usize {
     covered
         .first_chunk()
         .map_or(0, |size| u16::from_le_bytes(*size).into())
 }
 
-/// Does a data shard say of itself how long it is?
+/// Does a data shard's `size` agree with its length?
 fn is_whole(covered: &[u8]) -> bool {
     size(covered) == covered.len()
 }
 
-/// The datagram in what was computed, if it is one: of a size that is possible, and zeros behind.
+/// The datagram in what was computed, if it is one: its size is possible, and only zeros follow.
 fn datagram(computed: PacketBuf) -> Option<Packet> {
     let size = size(&computed);
     let inner = FEC_HEADER_BYTES - COVERED_AT..size;

@@ -1,6 +1,6 @@
 //! [`FecEncoder`]: makes the shards to be sent.
 //!
-//! Parity is added up as the data passes by, so that no datagram is kept for it.
+//! Parity is accumulated as the data passes by, so that no datagram is kept for it.
 
 use super::code::Code;
 use super::{
@@ -12,11 +12,11 @@ use crate::rudp::budget::{Account, MemoryBudget};
 use crate::rudp::time::Time;
 use std::sync::Arc;
 
-/// Makes datagrams to one address shards, and the parity for them.
+/// Turns datagrams for one address into data shards, and makes their parity.
 ///
-/// Its memory, a datagram for each parity shard of a group that is not complete, comes from the
-/// pool and counts in the budget; [`rest`](Self::rest) gives it back where nothing follows. It makes no
-/// heap allocation after the first group.
+/// While a group is not complete, the encoder holds a datagram's memory for each parity shard. That comes from the
+/// pool and counts in the budget; [`rest`](Self::rest) frees it when nothing follows. The encoder makes no heap
+/// allocation after the first group.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -52,18 +52,18 @@ pub struct FecEncoder {
     pool: PacketPool,
     account: Account,
     next: u32,
-    /// Data shards of the group so far.
+    /// Data shards of the current group so far.
     filled: usize,
-    /// The parity of these; empty if there is none or no memory for it.
+    /// Their parity; empty if there is none, or no memory for it.
     parity: Vec<PacketBuf>,
-    /// Parity shards of the group that have been taken; all of them while it is not complete.
+    /// Parity shards of the last complete group that have been taken; all while a group is not complete.
     taken: usize,
     last: Option<Time>,
     stats: FecStats,
 }
 
 impl FecEncoder {
-    /// An encoder for shards of at most `longest_shard` bytes, headers included.
+    /// Creates an encoder for shards of at most `longest_shard` bytes, headers included.
     #[must_use]
     pub fn new(
         shards: FecShards,
@@ -94,11 +94,11 @@ impl FecEncoder {
         }
     }
 
-    /// Makes a data shard of a datagram that lies behind [`FEC_HEADER_BYTES`] free bytes. After
-    /// each, [`next_parity`](Self::next_parity) is to be called until it returns nothing.
+    /// Makes a data shard of the datagram that lies behind [`FEC_HEADER_BYTES`] free bytes in `shard`. Call
+    /// [`next_parity`](Self::next_parity) after each one until it returns `None`; parity not taken is not sent.
     ///
     /// # Panics
-    /// If the shard is shorter than its header, or longer than was said.
+    /// If the shard is shorter than its header, or longer than `longest_shard`.
     pub fn protect(&mut self, now: Time, shard: &mut [u8]) {
         assert!(
             shard.len() >= FEC_HEADER_BYTES && shard.len() <= self.longest_shard,
@@ -130,15 +130,16 @@ impl FecEncoder {
         }
     }
 
-    /// Bytes of the next parity shard that is due, if one is.
+    /// Returns the length of the next parity shard that is due, if there is one.
     #[must_use]
     pub fn parity_len(&self) -> Option<usize> {
-        // Beyond the end while none is due, and empty if there was no memory.
+        // `taken` is beyond the end while none is due; the list is empty if there was no memory.
         let parity = self.parity.get(self.taken)?;
         Some(COVERED_AT + parity.len())
     }
 
-    /// Writes the next parity shard that is due to the front of `to`, and returns its length.
+    /// Writes the next parity shard that is due to the front of `to`, and returns its length; `None` if none is
+    /// due.
     ///
     /// # Panics
     /// If `to` is shorter than the shard.
@@ -155,8 +156,8 @@ impl FecEncoder {
         Some(len)
     }
 
-    /// Gives its memory back if nothing was protected for half a second: parity would come too late by
-    /// then, and the group that was begun gets none. Returns when to call it again, if it holds something.
+    /// Frees the memory if nothing was protected for half a second: parity would come too late by then, and the
+    /// unfinished group gets none. Returns when to call it again, if memory is still held.
     pub fn rest(&mut self, now: Time) -> Option<Time> {
         let until = self.last? + CONTINUOUS;
         if now < until {
@@ -167,13 +168,13 @@ impl FecEncoder {
         None
     }
 
-    /// What it did so far.
+    /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> FecStats {
         self.stats
     }
 
-    /// Bytes of pool memory that it keeps in use.
+    /// Returns the bytes of pool memory that it keeps in use.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.account.bytes()
@@ -185,8 +186,7 @@ impl FecEncoder {
         self.next = (self.next + 1) % self.code.shards.wrap();
     }
 
-    /// The parity that is due is not sent. It keeps its numbers, as the group begins at a multiple
-    /// of its size.
+    /// Drops the parity that is due. Its numbers stay unused, as a group begins at a multiple of its size.
     fn skip_parity(&mut self) {
         let left = self.code.shards.parity() - self.taken;
         if left > 0 {
@@ -226,7 +226,7 @@ impl FecEncoder {
 mod tests {
     use super::*;
 
-    /// At the largest multiple of the group's size; also where that is in the parity that is left out.
+    /// Numbers wrap at the largest multiple of the group's size, even if that is within parity that is left out.
     #[test]
     fn numbers_begin_again_with_a_whole_group() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();

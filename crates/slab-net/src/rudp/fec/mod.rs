@@ -1,23 +1,23 @@
 //! Forward error correction in the format of kcp-go: lost datagrams are computed from others.
 //!
-//! Every `data` datagrams are followed by `parity` more, made of them by a Reed-Solomon code. Any
-//! `data` of the whole group are enough to compute the others. A datagram of the KCP protocol
-//! becomes a data shard, with [`FEC_HEADER_BYTES`] in front, little-endian:
+//! Every `data` datagrams are followed by `parity` more, which a Reed-Solomon code makes from them. Any `data` of
+//! the whole group are enough to compute the others. A datagram of the KCP protocol becomes a data shard, with
+//! [`FEC_HEADER_BYTES`] in front, little-endian:
 //!
 //! | offset | field | bytes | |
 //! |---|---|---|---|
-//! | 0 | `seqid` | 4 | counts all shards; a group begins at a multiple of its size |
+//! | 0 | `seqid` | 4 | numbers all shards; a group begins at a multiple of its size |
 //! | 4 | `type` | 2 | 0xf1: data, 0xf2: parity |
 //! | 6 | `size` | 2 | data shards only: bytes from here on, `size` included |
 //! | 8 | | | the datagram |
 //!
-//! The code covers everything behind `type`, shorter shards filled up with zeros; a parity shard
-//! has what the code makes of it there. `seqid` wraps at the largest multiple of the group's size
-//! below 2^32. With encryption, this is inside of it.
+//! The code covers everything behind `type`, with shorter shards padded with zeros; in a parity shard the code's
+//! output is there. `seqid` wraps at the largest multiple of the group's size below 2^32. Encryption is applied
+//! around all of this.
 //!
 //! | module | what |
 //! |---|---|
-//! | `encoder`, `decoder` | [`FecEncoder`], [`FecDecoder`]: without socket or clock |
+//! | `encoder`, `decoder` | [`FecEncoder`], [`FecDecoder`], without socket or clock |
 //! | `code` | the Reed-Solomon code |
 //! | `stats` | [`FecStats`] |
 
@@ -35,18 +35,18 @@ pub use stats::FecStats;
 use core::fmt;
 use core::time::Duration;
 
-/// Bytes in front of a datagram that make it a data shard.
+/// The bytes in front of a datagram that make it a data shard.
 pub const FEC_HEADER_BYTES: usize = 8;
-/// Bytes of a shard in front of what the code covers.
+/// The bytes of a shard in front of what the code covers.
 const COVERED_AT: usize = 6;
-/// Parity that would come this long after the datagram before the last one helps nobody.
+/// No parity is sent if this long passed between the last two datagrams of its group: it would come too late.
 const CONTINUOUS: Duration = Duration::from_millis(500);
 const DATA: u16 = 0xf1;
 const PARITY: u16 = 0xf2;
 
-/// How many datagrams make a group, and how many of them may be lost.
+/// The shard counts: how many datagrams make a group, and how many shards of a group may be lost.
 ///
-/// Both ends need the same.
+/// Both ends need the same counts.
 ///
 /// ```
 /// use slab_net::rudp::fec::FecShards;
@@ -63,28 +63,28 @@ pub struct FecShards {
 }
 
 impl FecShards {
-    /// `parity` datagrams more for each `data` of them.
+    /// Adds `parity` datagrams to every `data` datagrams.
     ///
     /// # Errors
-    /// One of them is zero, or their sum is above 256.
+    /// One of the counts is zero, or their sum is above 256.
     pub fn new(data: usize, parity: usize) -> Result<Self, FecConfigError> {
         if data == 0 || parity == 0 || data.saturating_add(parity) > 256 {
             return Err(FecConfigError { data, parity });
         }
-        // With the other at least 1, neither is above 255.
+        // As the other count is at least 1, neither is above 255.
         Ok(Self {
             data: data as u8,
             parity: parity as u8,
         })
     }
 
-    /// Data shards of a group.
+    /// Returns the number of data shards in a group.
     #[must_use]
     pub fn data(&self) -> usize {
         self.data.into()
     }
 
-    /// Parity shards of a group.
+    /// Returns the number of parity shards in a group.
     #[must_use]
     pub fn parity(&self) -> usize {
         self.parity.into()
@@ -94,18 +94,18 @@ impl FecShards {
         u32::from(self.data) + u32::from(self.parity)
     }
 
-    /// Groups before `seqid` begins again.
+    /// The number of groups before `seqid` wraps.
     fn groups(&self) -> u32 {
         u32::MAX / self.total()
     }
 
-    /// The first `seqid` that there is not.
+    /// The first `seqid` that does not exist.
     fn wrap(&self) -> u32 {
         self.groups() * self.total()
     }
 }
 
-/// Shard counts that no code exists for.
+/// Shard counts for which there is no code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FecConfigError {
     data: usize,
@@ -124,10 +124,10 @@ impl fmt::Display for FecConfigError {
 
 impl core::error::Error for FecConfigError {}
 
-/// What a datagram is to error correction, by its first bytes.
+/// How error correction treats a datagram, by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// A datagram of a peer without error correction: it is what it is.
+    /// A datagram from a peer without error correction, to be used as it is.
     Plain,
     /// A data shard: the datagram is behind [`FEC_HEADER_BYTES`].
     Data,
@@ -136,8 +136,8 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// Looks at the type. No segment can be taken for a shard: its command is where the type is,
-    /// and smaller.
+    /// Determines the kind from the type; `None` if there are fewer than [`FEC_HEADER_BYTES`]. A segment is never
+    /// taken for a shard: its command is where the type is, and smaller.
     ///
     /// ```
     /// use slab_net::rudp::fec::Framing;

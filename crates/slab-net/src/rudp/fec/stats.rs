@@ -1,8 +1,8 @@
-//! What error correction counts.
+//! The counters of error correction.
 
 use core::ops::AddAssign;
 
-/// What error correction did so far: plain numbers.
+/// What error correction has counted so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FecStats {
@@ -10,12 +10,12 @@ pub struct FecStats {
     pub sent_parity: u64,
     /// Parity shards received.
     pub received_parity: u64,
-    /// Datagrams that were lost and computed from others.
+    /// Lost datagrams that were computed from others.
     pub recovered: u64,
-    /// Groups that were given up with data missing: too many of their shards were lost or late.
+    /// Groups given up with data missing, because too many of their shards were lost or late.
     pub expired: u64,
-    /// Shards refused because their header makes no sense, or is that of other shard counts, and
-    /// datagrams refused because they were computed from shards that do not fit each other.
+    /// Shards refused because their header is not valid or is one of other shard counts, and computed datagrams
+    /// refused because the shards did not fit each other.
     pub rejected: u64,
     /// Shards of groups that had been given up or were never in reach: late, or forged.
     pub late: u64,
