@@ -8,13 +8,13 @@ use slab_net::rudp::{CloseReason, Connection, Endpoint};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-/// What opens a session of another implementation.
+/// The first datagram of a session of another implementation.
 fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
     let mut datagram = vec![0; HEADER_BYTES];
     let header = Header {
         conv,
         cmd,
-        // That of this library's questions.
+        // As in this library's questions.
         frg: u8::from(cmd == Command::AskWindow),
         wnd: 32,
         ts,
@@ -26,7 +26,7 @@ fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
     datagram
 }
 
-/// Says something long and hears it again.
+/// Sends a long message and receives it back.
 async fn talks(server: &Endpoint, client: &Connection) {
     client.send_slice(&[7; 20_000]).await.unwrap();
     client.send_slice(b"and more").await.unwrap();
@@ -50,7 +50,7 @@ async fn talks(server: &Endpoint, client: &Connection) {
     drop(connection);
 }
 
-/// Forged addresses use up what there is for unproved ones; who receives at his own still gets in.
+/// Forged addresses use up the room for unproved ones; a peer that receives at its own address still gets in.
 #[tokio::test]
 async fn a_flood_of_half_open_sessions_does_not_keep_ours_out() {
     let pool = pool();
@@ -91,7 +91,7 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
     })
     .await;
 
-    // Nor would one understand that asks as KCP does.
+    // Nor would a peer that asks as KCP does understand a cookie.
     let mut ask = opening(1, Command::AskWindow, 77);
     ask[5] = 0;
     foreign.send_to(&ask, server.local_addr()).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
     .await;
     assert_eq!(server.stats().cookies_sent, 0);
 
-    // Three times what was received is the bound for a forged address; it is far from it.
+    // The bound for a forged address is three times what was received; this is far below it.
     let ask = opening(1, Command::AskWindow, 77);
     foreign.send_to(&ask, server.local_addr()).await.unwrap();
     let mut answer = [0; 2000];
@@ -110,7 +110,7 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
     let header = Header::decode(&answer).unwrap();
     assert_eq!((header.cmd, header.ts), (Command::Cookie, 77));
     assert_eq!(server.stats().sessions, 0, "nothing is kept");
-    // A cookie that was made up.
+    // A cookie that the server never sent.
     let mut forged = answer[..len].to_vec();
     forged[len - 1] ^= 1;
     foreign.send_to(&forged, server.local_addr()).await.unwrap();
@@ -127,8 +127,8 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
     assert_eq!(server.stats().half_open, 0);
 }
 
-/// By any of its names: an IPv6 socket tells addresses of IPv4 in their mapped form. Elsewhere it may have
-/// none of IPv4.
+/// An address may be given in any of its forms: an IPv6 socket reports IPv4 addresses mapped. On other systems it
+/// may have none of IPv4.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn an_endpoint_of_ipv6_and_its_peers_of_ipv4_know_each_other() {
@@ -158,7 +158,7 @@ async fn an_endpoint_of_ipv6_and_its_peers_of_ipv4_know_each_other() {
     }
 }
 
-/// A client's socket is connected: it hears nobody but the address that it sends to.
+/// A client's socket is connected: it receives only from the address that it sends to.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_server_bound_to_all_answers_from_the_address_that_is_asked() {
@@ -185,7 +185,7 @@ async fn a_server_bound_to_all_answers_from_the_address_that_is_asked() {
     }
 }
 
-/// What an endpoint that is bound to all addresses says of itself.
+/// The unspecified address is what an endpoint bound to all addresses reports.
 #[tokio::test]
 async fn the_unspecified_address_is_that_of_loopback() {
     let pool = pool();
@@ -203,8 +203,8 @@ async fn the_unspecified_address_is_that_of_loopback() {
     }
 }
 
-/// A server that has restarted, or has changed its mind about who the client is, does not know the
-/// cookie that the client has. It gets in by another, or without where none is needed.
+/// A server that has restarted, or that sees the client at another address than before, does not know the client's
+/// cookie. The client gets in with another one, or without one if none is needed.
 #[tokio::test]
 async fn a_cookie_that_proves_nothing_any_more_keeps_nobody_out() {
     for needs_another in [false, true] {
@@ -246,7 +246,7 @@ async fn a_cookie_that_proves_nothing_any_more_keeps_nobody_out() {
     }
 }
 
-/// Its own peer's datagrams are all that a client's socket lets in.
+/// A client's socket lets in only its peer's datagrams.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_client_hears_nobody_but_its_peer() {
@@ -257,7 +257,7 @@ async fn a_client_hears_nobody_but_its_peer() {
     client.send_slice(b"hello").await.unwrap();
     let mut buf = [0; 2000];
     let (_, from) = server.recv_from(&mut buf).await.unwrap();
-    // Connected from its side, so that a refusal by the system is heard of.
+    // Connected from its side as well, so that it learns of a refusal by the system.
     let stranger = UdpSocket::bind(any()).await.unwrap();
     stranger.connect(from).await.unwrap();
     stranger

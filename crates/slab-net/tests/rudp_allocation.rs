@@ -20,18 +20,18 @@ thread_local! {
     static BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is the system allocator's, which keeps the contract.
+// SAFETY: every call goes to the system allocator, which upholds the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
         BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as isize));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         BYTES.with(|bytes| bytes.set(bytes.get() - layout.size() as isize));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(ptr, layout) }
     }
 
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
         let more = new_size as isize - layout.size() as isize;
         BYTES.with(|bytes| bytes.set(bytes.get() + more));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
 }
@@ -88,7 +88,7 @@ impl Core {
         }
     }
 
-    /// A millisecond: both send what they can, and 5 % of the datagrams are lost.
+    /// Runs a millisecond: both ends send what they can, and 5 % of the datagrams are lost.
     fn turn(&mut self) {
         self.now = self.now + Duration::from_millis(1);
         for end in 0..2 {
@@ -186,9 +186,9 @@ async fn a_stream_over_sockets_allocates_nothing() {
     assert_eq!(input.read_u8().await.unwrap(), b'x');
     let (data, mut buf) = (vec![7; 64 << 10], vec![0; 64 << 10]);
     let mut before = allocations();
-    // Both in this task, so that no other thread allocates unseen. How far the two are apart, and so
-    // how long the lists are, changes with the machine's load; an allocation for a packet would be in
-    // each part of the transfer.
+    // Both ends run in this task, so that no other thread allocates unseen. How far they are apart, and so how long
+    // the lists are, depends on the machine's load; an allocation for each packet would show in every part of the
+    // transfer.
     for round in 0..400 {
         if round % 40 == 0 && round > 0 {
             if allocations() == before {
@@ -206,15 +206,15 @@ async fn a_stream_over_sockets_allocates_nothing() {
     panic!("{} for {} bytes", allocations() - before, 40 * data.len());
 }
 
-/// Kilobytes of this process that are in memory, where the system says so.
+/// The kilobytes of this process that are resident, if the system tells.
 fn resident_kb() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS"))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// What a session costs that is idle, after a message each way, and that its endpoint has nothing to
-/// do for it. `RUDP_SESSIONS=100000` has so many, half of them at each end, and prints what they take.
+/// What an idle session costs after a message each way, and that its endpoint has nothing to do for it.
+/// `RUDP_SESSIONS=100000` opens that many, half of them at each end, and prints what they take.
 #[tokio::test]
 #[expect(clippy::print_stdout, reason = "figures are to be seen")]
 async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
@@ -223,7 +223,7 @@ async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
     let pool = pool();
     let idle = Duration::from_secs(15);
     let session = SessionConfig::fast().keepalive(idle, 1000 * idle);
-    // The windows that are promised to all of them; none of it is in use.
+    // The budget covers the windows promised to all of them; none of it is in use.
     let config = EndpointConfig::new(session)
         .memory(1 << 40)
         .max_sessions(sessions)
@@ -248,16 +248,16 @@ async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
     assert!(each <= 1500, "{each} bytes each");
     if let Some(resident) = resident_kb() {
         println!("{} MB resident", resident * 1024 / 1_000_000);
-        // What 100 000 of them are to fit in, with all that the process has besides.
+        // The limit for 100 000 sessions, with everything else in the process.
         let most = 200_000_000 / 100_000 * sessions.max(100_000) as u64;
         assert!(resident * 1024 <= most, "{resident} kB of {most} bytes");
     }
 
-    // Acknowledgements were late for a moment; then there is nothing to do but ask for a sign of life
-    // after 15 seconds. A tick of 10 ms would be 50 wake-ups here, for each session.
+    // Acknowledgements were late for a moment; after that an endpoint only asks for a sign of life every 15
+    // seconds. A tick of 10 ms would mean 50 wake-ups here for each session.
     let most = match sessions {
         0..=1000 => 2,
-        // Opened over so long a time that some always ask, and are answered.
+        // Opening them takes so long that some always ask, and are answered.
         _ => sessions as u64 / 10,
     };
     let wakeups = || client.stats().wakeups + server.stats().wakeups;
@@ -275,7 +275,7 @@ async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
     assert_eq!(client.stats().sessions, sessions / 2);
 }
 
-/// Only a few of those that are gone are remembered.
+/// Few of the sessions that are gone are remembered.
 #[tokio::test]
 async fn sessions_that_come_and_go_leave_nothing_of_the_heap() {
     let config = EndpointConfig::new(SessionConfig::fast()).max_sessions(4);
@@ -287,7 +287,7 @@ async fn sessions_that_come_and_go_leave_nothing_of_the_heap() {
         if n == 1000 {
             before = BYTES.with(Cell::get);
         }
-        // Nothing is sent there.
+        // Nothing is sent to this address.
         let peer = ([127, 0, 0, 1], 10_000 + n).into();
         endpoint.connect(peer).unwrap().abort();
     }
@@ -296,7 +296,7 @@ async fn sessions_that_come_and_go_leave_nothing_of_the_heap() {
     assert!(more <= 2000, "{more} bytes");
 }
 
-/// What traffic asked for is given back once it is over.
+/// Memory that traffic needed is freed once the traffic is over.
 #[tokio::test]
 async fn a_session_that_was_busy_is_small_again_when_it_is_idle() {
     let idle = Duration::from_millis(300);

@@ -1,4 +1,4 @@
-//! What breaks, or broke, other implementations of the protocol: each refused, counted, harmless.
+//! What breaks, or broke, other implementations of the protocol: each is refused, counted, and harmless.
 
 mod rudp_common;
 
@@ -24,7 +24,7 @@ fn malformed_datagrams() {
     Pair::refused(&unknown, Rejection::UnknownCommand);
 }
 
-/// A good segment in front of a bad one is not taken either.
+/// A good segment in front of a bad one is not accepted either.
 #[test]
 fn a_datagram_is_taken_as_a_whole_or_not_at_all() {
     let good = datagram(push(b"good"), b"good");
@@ -38,7 +38,7 @@ fn a_datagram_is_taken_as_a_whole_or_not_at_all() {
     Pair::refused(&[good, bad].concat(), Rejection::UnaBeyondSent);
 }
 
-/// Nor is what is refused a sign of life: else anybody could keep a session whose peer is gone.
+/// Nor is a refused datagram a sign of life: otherwise anybody could keep a session whose peer is gone.
 #[test]
 fn what_is_refused_keeps_no_session_alive() {
     let mut pair = Pair::new();
@@ -62,7 +62,7 @@ fn what_is_refused_keeps_no_session_alive() {
     assert!(pair.client.stats().probes >= 4, "it asked for one");
 }
 
-/// Loses data in the crate `kcp`, which frees what was never acknowledged.
+/// This loses data in the crate `kcp`, which frees what was never acknowledged.
 #[test]
 fn una_beyond_what_was_sent() {
     for una in [3, 100, 0x7fff_ffff, 0x8000_0000, 0xffff_0000] {
@@ -74,7 +74,7 @@ fn una_beyond_what_was_sent() {
     }
 }
 
-/// Panics the crate `kcp`.
+/// This panics the crate `kcp`.
 #[test]
 fn sequence_numbers_half_a_circle_away() {
     for sn in [0x8000_0000, 0x7fff_ffff, 0x8000_0001, 70_000] {
@@ -83,10 +83,10 @@ fn sequence_numbers_half_a_circle_away() {
     }
 }
 
-/// Panics the crate `kcp`, and blocks a reader of kcp-go for ever.
+/// This panics the crate `kcp`, and blocks a reader of kcp-go for ever.
 #[test]
 fn more_fragments_than_there_can_be() {
-    // Between ends of this library that is the last segment, and has to know a number.
+    // Between ends of this library, `frg` 255 marks the last segment, which has to carry the token.
     let forged = |frg| {
         let first = Header {
             frg,
@@ -127,7 +127,7 @@ fn acknowledgements_of_what_was_not_sent_or_not_then() {
         ..header(Command::Ack)
     };
     Pair::refused(&datagram(beyond, b""), Rejection::AckBeyondSent);
-    // In flight is number 1; an attacker who does not see the traffic has to guess its `ts`.
+    // Segment 1 is in flight; an attacker who does not see the traffic has to guess its `ts`.
     for ts in [0, 1, 1000, u32::MAX] {
         let guessed = Header {
             ts,
@@ -137,7 +137,7 @@ fn acknowledgements_of_what_was_not_sent_or_not_then() {
     }
 }
 
-/// 24 bytes close a session of kcp-go. Here only the peer can, who has seen a number of ours.
+/// 24 bytes close a session of kcp-go. Here only a peer that has seen our token can.
 #[test]
 fn close_notices_of_others() {
     for ts in [0, 1, u32::MAX] {
@@ -149,7 +149,7 @@ fn close_notices_of_others() {
     }
 }
 
-/// 25 bytes make kcp-go send 158 KB to whoever they claim to come from.
+/// 25 bytes make kcp-go send 158 KB to the address that they claim to come from.
 #[test]
 fn a_forged_address_gets_at_most_three_times_what_it_sent() {
     let mut pair = Pair::new();
@@ -184,7 +184,7 @@ fn a_forged_address_gets_at_most_three_times_what_it_sent() {
 #[test]
 fn the_bound_holds_at_any_time_and_ends_with_the_first_echo() {
     let mut pair = Pair::new();
-    // 100 bytes in; more than that times three to be sent.
+    // 100 bytes came in; more than three times that are to be sent.
     pair.client.send_slice(&[1; 100]).unwrap();
     let datagrams = transmit(&mut pair.client, pair.now);
     let received: usize = datagrams.iter().map(Vec::len).sum();
@@ -209,7 +209,7 @@ fn the_bound_holds_at_any_time_and_ends_with_the_first_echo() {
     assert_eq!(received, 30);
 }
 
-/// Who sends acknowledgements blindly has one number in 2^31 to hit, however long the server has been
+/// An attacker who sends acknowledgements blindly has to hit one number in 2^31, however long the server has been
 /// sending the segment again.
 #[test]
 fn an_acknowledgement_between_two_transmissions_proves_no_address() {
@@ -247,8 +247,8 @@ fn an_acknowledgement_between_two_transmissions_proves_no_address() {
     assert!(!pair.server.is_validated());
 }
 
-/// One that lacks what its sender has told to have is of a peer that began anew, which ends the session.
-/// Who sends such blindly has to hit one number in 2^31 as well.
+/// An acknowledgement that lacks what its sender said it had comes from a peer that began anew, and ends the
+/// session. An attacker who sends such ones blindly also has to hit one number in 2^31.
 #[test]
 fn an_acknowledgement_between_two_transmissions_ends_no_session() {
     let mut pair = Pair::busy();
@@ -282,7 +282,7 @@ fn an_acknowledgement_between_two_transmissions_ends_no_session() {
     }
 }
 
-/// The echo of the first transmission proves the address, as that of the last does.
+/// The echo of the first transmission proves the address, as does that of the last.
 #[test]
 fn an_acknowledgement_of_a_transmission_proves_the_address() {
     for which in [0, usize::MAX] {
@@ -314,7 +314,7 @@ fn an_acknowledgement_of_a_transmission_proves_the_address() {
     }
 }
 
-/// A server that only receives proves nothing by itself; ends of this library still do.
+/// A server that only receives proves nothing by data; ends of this library still prove their addresses.
 #[test]
 fn ends_of_this_library_prove_their_address_without_data() {
     let mut pair = Pair::new();
@@ -324,8 +324,8 @@ fn ends_of_this_library_prove_their_address_without_data() {
     assert!(pair.client.is_peer_ours());
 }
 
-/// As does any other peer: it acknowledges what it is bound to have had, with the `ts` that nobody else
-/// has seen.
+/// Any other peer does, too: it acknowledges a segment that it must take for an old one, with a `ts` that nobody
+/// else has seen.
 #[test]
 fn a_peer_of_any_kind_proves_its_address_without_data() {
     for guessed in [1, 0] {
@@ -346,7 +346,7 @@ fn a_peer_of_any_kind_proves_its_address_without_data() {
         let challenge = challenge.collect::<Vec<_>>();
         assert_eq!(challenge.len(), 1, "{challenge:?}");
         assert_eq!((challenge[0].sn, challenge[0].len), (u32::MAX, 0));
-        // As it does to each peer, it does nothing else to one of ours.
+        // The challenge goes to every peer; it has no other effect on one of ours.
         for datagram in &answer {
             let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
             pair.client.handle_datagram(pair.now, packet).unwrap();
@@ -364,8 +364,8 @@ fn a_peer_of_any_kind_proves_its_address_without_data() {
     }
 }
 
-/// A peer of another implementation that has said little, and has been acknowledged, says nothing more by
-/// itself. What it may be sent is not spent on the first question for the proof, whose answer may be lost.
+/// A peer of another implementation that has said little, and has been acknowledged, says nothing more by itself.
+/// The allowance is not spent on the first question for the proof, whose answer may be lost.
 #[test]
 fn a_peer_that_says_little_is_asked_for_the_proof_more_than_once() {
     let mut pair = Pair::new();
@@ -397,12 +397,12 @@ fn a_peer_that_says_little_is_asked_for_the_proof_more_than_once() {
         .handle_datagram(pair.now, packet.unwrap())
         .unwrap();
     assert!(pair.server.is_validated());
-    // Now it may be asked for the window, too.
+    // Now the allowance is enough to ask for the window, too.
     assert!(asked(&mut pair, Command::AskWindow).is_some());
 }
 
-/// What may not go out before the address is proved is not due either: whoever looks after the session
-/// would do nothing else until it is given up.
+/// An acknowledgement that may not be sent before the address is proved is not due either: otherwise the driver
+/// would do nothing else until the session is given up.
 #[test]
 fn an_acknowledgement_that_may_not_be_sent_keeps_nobody_busy() {
     let mut pair = Pair::new();
@@ -427,8 +427,8 @@ fn an_acknowledgement_that_may_not_be_sent_keeps_nobody_busy() {
     pair.server.send_slice(&answer).unwrap();
     assert_eq!(transmit(&mut pair.server, pair.now).len(), 1);
 
-    // Then the peer is to be asked again. It says something else, which is to be acknowledged with the next
-    // answer, and the application reads on instead.
+    // Then the peer is to be asked again. It sends something else, which is to be acknowledged with the next
+    // answer, but the application reads on instead of answering.
     pair.now = pair.server.poll_timeout().unwrap();
     assert!(transmit(&mut pair.server, pair.now).is_empty());
     take(&mut pair, &forged(17, 1));
@@ -439,13 +439,13 @@ fn an_acknowledgement_that_may_not_be_sent_keeps_nobody_busy() {
     assert!(!pair.server.is_validated());
     assert!(pair.server.poll_timeout().unwrap() > pair.now);
 
-    // It goes with what the next datagram allows.
+    // The acknowledgement goes with the allowance that the next datagram brings.
     let answer = take(&mut pair, &forged(18, 1));
     let acked = answer.iter().flat_map(|datagram| segments_of(datagram));
     assert!(acked.into_iter().any(|header| header.una == 19));
 }
 
-/// Before its address is proved, a peer is promised the smallest window only, whatever it sends.
+/// Before its address is proved, a peer is promised only the smallest window, whatever it sends.
 #[test]
 fn an_unproved_address_reserves_little() {
     let mut pair = Pair::new();
@@ -493,8 +493,8 @@ fn a_slow_reader_closes_its_own_window_and_no_more() {
     assert_eq!(received, sent);
 }
 
-/// Nor does it get more by a message that fills the window, long or without an end: that waits for the
-/// proof, but not for ever, whatever else comes from there.
+/// Nor does it get more with a message that fills the window, long or endless: that waits for the proof, but not
+/// for ever, whatever else comes from the address.
 #[test]
 fn a_message_of_an_unproved_address_is_no_reason_to_reserve_more() {
     for frg in [|sn: u32| 254 - sn as u8, |_| 1] {
@@ -599,7 +599,7 @@ fn a_message_longer_than_the_first_window_arrives_once_the_address_is_proved() {
     assert_eq!(pair.server.recv().unwrap(), message[..]);
 }
 
-/// A message whose fragments do not count down has no end: what does not is refused.
+/// A message whose fragments do not count down has no end; such fragments are refused.
 #[test]
 fn a_message_without_an_end() {
     let mut pair = Pair::new();
@@ -621,13 +621,13 @@ fn a_message_without_an_end() {
     assert!(!pair.server.has_message());
 }
 
-/// A peer whose message can never be complete, as its fragments came in an order that did not show it, is
-/// given up; its memory is back.
+/// A peer whose message can never be complete, because its fragments came in an order that hid this, is given up,
+/// and its memory comes back.
 #[test]
 fn a_message_that_can_never_be_complete() {
     let mut pair = Pair::of(SessionConfig::fast().window(32, 32));
     for sn in (0..32).step_by(2) {
-        // The second of two in front of the first.
+        // The second fragment of two comes first.
         let endless = [(sn + 1, 20), (sn, 19)].map(|(sn, frg)| Header {
             sn,
             una: 0,
@@ -651,7 +651,7 @@ fn a_message_that_can_never_be_complete() {
     assert_eq!(pair.budget.reserved(), 0);
 }
 
-/// A window probe of another implementation carries no number of ours, and is always answered.
+/// A window probe of another implementation does not carry our token, and is always answered.
 #[test]
 fn every_window_probe_is_answered_with_its_ts() {
     let mut pair = Pair::busy();
@@ -682,7 +682,7 @@ fn random_bytes_and_random_headers_never_panic_and_never_hold_memory() {
     for _ in 0..20_000 {
         let mut bytes: Vec<u8> = (0..random() % 80).map(|_| random() as u8).collect();
         if bytes.len() >= HEADER_BYTES && random() % 4 > 0 {
-            // Plausible enough to come far.
+            // Plausible enough to get far.
             let len = bytes.len() - HEADER_BYTES;
             let forged = Header {
                 conv: CONV,

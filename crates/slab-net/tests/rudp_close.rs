@@ -69,7 +69,7 @@ impl Line {
     }
 }
 
-/// Who closes does not receive any more, and so does not know how far the other one is.
+/// An end that closes no longer receives, and so does not know how far the other end is.
 #[test]
 fn closing_while_the_other_end_sends_takes_no_longer_than_a_few_round_trips() {
     for closing in 0..2 {
@@ -91,7 +91,7 @@ fn closing_while_the_other_end_sends_takes_no_longer_than_a_few_round_trips() {
     }
 }
 
-/// Neither takes what the other one has: nobody waits for the end of the linger time.
+/// Neither end takes what the other still has to send, so nobody needs to wait for the linger time.
 fn closed_at_once_with_data_left() -> Line {
     let mut line = Line::new();
     let send = |ends: &mut [Session; 2]| {
@@ -116,7 +116,7 @@ fn two_ends_that_close_at_once_with_data_left_are_over_in_a_few_round_trips() {
         assert_eq!(end.ended(), Some(CloseReason::ClosedByPeer));
         assert_eq!(end.stats().rejected_datagrams(), 0);
     }
-    // Nobody answers for ever.
+    // The answers come to an end.
     let sent = line.ends.each_ref().map(|end| end.stats().sent_datagrams);
     line.run(ONE_WAY * 10, |_| {});
     let later = line.ends.each_ref().map(|end| end.stats().sent_datagrams);
@@ -134,7 +134,7 @@ fn two_ends_that_close_at_once_ask_again_where_that_was_lost() {
     }
 }
 
-/// One that is still open has heard nothing by that: it hears of the close once it has everything.
+/// The end that is still open is not closed by this: it learns of the close once it has everything.
 #[test]
 fn an_end_that_takes_nothing_any_more_still_delivers_what_it_has() {
     let mut line = Line::new();
@@ -166,7 +166,7 @@ fn an_end_that_takes_nothing_any_more_still_delivers_what_it_has() {
     );
 }
 
-/// Each end in its turn, also where what says so is lost at first.
+/// Each end in turn, also if the segment that says so is lost at first.
 #[test]
 fn who_has_finished_goes_on_receiving_and_the_peer_learns_of_the_end() {
     for (finishing, lost) in [(0, false), (1, false), (0, true), (1, true)] {
@@ -189,7 +189,7 @@ fn who_has_finished_goes_on_receiving_and_the_peer_learns_of_the_end() {
         assert_eq!(line.ends[other].recv().unwrap(), [7; 3000][..]);
         assert!(line.ends[other].recv().is_none() && !line.ends[other].has_bytes());
 
-        // And then the other one, after more than fits a window.
+        // Then the other end, after more than fits a window.
         let mut sent = 0;
         let mut got = 0;
         line.run(Duration::from_secs(2), |ends| {
@@ -217,7 +217,7 @@ fn who_has_finished_goes_on_receiving_and_the_peer_learns_of_the_end() {
     }
 }
 
-/// One that answers as KCP does, and counts what it would not understand.
+/// A peer that answers as KCP does, and counts what it would not understand.
 #[test]
 fn with_a_peer_that_would_not_understand_finishing_is_closing() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
@@ -271,7 +271,7 @@ fn the_end_is_marked_as_soon_as_there_is_memory_for_it() {
     assert!(line.ends[1].is_read_closed());
 }
 
-/// The mark is believed of who knows our number, and nothing comes behind it.
+/// The mark is accepted only from a peer that knows our token, and nothing is accepted behind it.
 #[test]
 fn a_mark_of_the_end_cannot_be_forged_and_is_the_last() {
     let mark = |sn, payload: &[u8]| {
@@ -290,7 +290,7 @@ fn a_mark_of_the_end_cannot_be_forged_and_is_the_last() {
         datagram.extend_from_slice(payload);
         Packet::from(datagram)
     };
-    // The upper half of what `Line` draws for both.
+    // The upper half of the random number that `Line` gives both ends.
     let token = 0x1234_5678_u32.to_le_bytes();
     let mut line = Line::new();
     let server = &mut line.ends[1];
@@ -309,7 +309,7 @@ fn a_mark_of_the_end_cannot_be_forged_and_is_the_last() {
     assert!(server.recv().is_none() && server.read().is_none());
 }
 
-/// A question in the peer's name, with another number than its own.
+/// A question in the peer's name carries another token than the peer's own.
 #[test]
 fn a_question_of_somebody_else_delays_the_end_by_no_more_than_a_few_time_outs() {
     for with_data in [false, true] {
@@ -325,7 +325,7 @@ fn a_question_of_somebody_else_delays_the_end_by_no_more_than_a_few_time_outs() 
         assert_eq!(line.ends[0].recv().is_some(), with_data);
         assert!(line.ends[1].is_sent());
         assert!(line.ends[0].stats().rejected_for(Rejection::ForgedEnd) > 0);
-        // So is closing.
+        // The same goes for closing.
         let forged = from_a_forged_address(Command::AskWindow, 0, 0xbad);
         line.ends[1].handle_datagram(line.now, forged).unwrap();
         line.ends[1].close(line.now);
@@ -338,7 +338,7 @@ fn a_question_of_somebody_else_delays_the_end_by_no_more_than_a_few_time_outs() 
     }
 }
 
-/// The answer of an implementation that would not understand, before that of the peer.
+/// A forged answer, like that of an implementation that would not understand, comes before the peer's.
 #[test]
 fn an_answer_of_somebody_else_does_not_close_what_was_only_to_be_finished() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
@@ -370,7 +370,7 @@ fn an_answer_of_somebody_else_does_not_close_what_was_only_to_be_finished() {
     );
 }
 
-/// The peer was told that all had arrived: that it falls silent takes nothing of it back.
+/// The peer was told that everything had arrived: its silence does not take that back.
 #[test]
 fn what_has_arrived_in_full_can_be_read_after_the_peer_has_fallen_silent() {
     for finished in [true, false] {
@@ -393,14 +393,14 @@ fn what_has_arrived_in_full_can_be_read_after_the_peer_has_fallen_silent() {
     }
 }
 
-/// Whoever waits for the rest learns that it does not come.
+/// An application that waits for the rest learns that it will not come.
 #[test]
 fn a_peer_is_told_that_what_was_left_is_not_delivered_any_more() {
     let mut line = Line::new();
     while line.ends[0].send_slice(&[7; 3000]).is_ok() {}
     line.run(ONE_WAY * 6, |_| {});
     line.ends[0].close(line.now);
-    // Nobody reads.
+    // The application does not read.
     line.run(Duration::from_secs(11), |_| {});
     let ended = line.ends.each_ref().map(Session::ended);
     assert_eq!(
@@ -409,7 +409,7 @@ fn a_peer_is_told_that_what_was_left_is_not_delivered_any_more() {
     );
 }
 
-/// One that answers nothing but acknowledgements is closed when the linger time is over.
+/// A session whose peer answers nothing but acknowledgements is closed when the linger time is over.
 #[test]
 fn to_finish_does_not_wait_for_ever_to_know_the_peer() {
     const LINGER: Duration = Duration::from_secs(5);
@@ -456,8 +456,8 @@ fn an_abort_resets_the_peer_whatever_is_under_way() {
     }
 }
 
-/// One that has restarted, and has a session of the same conversation, acknowledges what comes early in it,
-/// and waits for ever for what came before: nobody would read it, and nobody would know.
+/// A peer that has restarted, with a session of the same conversation, would acknowledge what comes early in it and
+/// wait for ever for what came before: nobody would read it, and nobody would know.
 #[test]
 fn a_peer_that_began_anew_does_not_pass_for_who_had_the_rest() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
@@ -509,7 +509,7 @@ fn from_a_forged_address(cmd: Command, una: u32, ts: u32) -> Packet {
     Packet::from(datagram)
 }
 
-/// A question each nine seconds is a sign of life, and no proof of an address.
+/// A question every nine seconds is a sign of life, but no proof of an address.
 #[test]
 fn a_half_open_session_ends_in_time_although_its_peer_goes_on_asking() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
@@ -536,8 +536,7 @@ fn a_half_open_session_ends_in_time_although_its_peer_goes_on_asking() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// One that only sends is heard for as long as it does, whether it gives the proof that it is asked for or
-/// not.
+/// A peer that only sends is heard for as long as it does, whether it gives the proof that it is asked for or not.
 #[test]
 fn a_peer_that_is_sent_nothing_may_go_on_unproved() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
@@ -560,7 +559,7 @@ fn a_peer_that_is_sent_nothing_may_go_on_unproved() {
     assert_eq!((server.ended(), server.is_validated()), (None, false));
 }
 
-/// `close` has said so; and the peer, which does not know of the close yet, has told that it has it.
+/// `close` has said that all was delivered. The peer has acknowledged everything, but does not know of the close.
 #[test]
 fn an_abort_after_all_was_delivered_and_closed_takes_nothing_from_the_peer() {
     let mut line = Line::new();
@@ -569,7 +568,7 @@ fn an_abort_after_all_was_delivered_and_closed_takes_nothing_from_the_peer() {
     while !line.ends[0].is_sent() {
         line.run(STEP, |_| {});
     }
-    // What tells of the close is lost.
+    // The close notice is lost.
     line.on_its_way = Default::default();
     line.ends[0].abort();
     line.run(ONE_WAY * 6, |_| {});
@@ -581,7 +580,7 @@ fn an_abort_after_all_was_delivered_and_closed_takes_nothing_from_the_peer() {
     assert_eq!(line.ends[1].recv().unwrap(), b"all of it"[..]);
 }
 
-/// Although the application keeps the session, for whatever it was copying to.
+/// Even if the application keeps the session, for example while it copies elsewhere.
 #[test]
 fn a_window_is_given_back_once_the_peer_has_closed_and_all_is_read() {
     let mut line = Line::new();

@@ -89,8 +89,8 @@ fn no_nonce_is_used_twice_also_by_clones_and_threads() {
     }
 }
 
-/// What is sealed on both sides of a fork with one key would otherwise have one nonce, and each give the
-/// other away.
+/// Otherwise the first datagrams sealed with one key on both sides of a fork would share a nonce, and each would
+/// disclose the other.
 #[cfg(target_os = "linux")]
 #[test]
 #[allow(unsafe_code)]
@@ -101,22 +101,22 @@ fn no_nonce_is_used_twice_on_both_sides_of_a_fork() {
     let nonces = || (0..100).map(|_| sealed(&key, b""));
     for _ in 0..3 {
         let (mut reader, mut writer) = std::io::pipe().unwrap();
-        // SAFETY: the child seals, writes to the pipe and is gone; what it allocates the C library has
-        // made ready for it.
+        // SAFETY: the child only seals, writes to the pipe and exits; the C library keeps its allocator usable in
+        // the child of a fork.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let done = std::panic::catch_unwind(move || {
                 let bytes: Vec<u8> = nonces().flatten().collect();
                 writer.write_all(&bytes)
             });
-            // SAFETY: no more than the end of the process.
+            // SAFETY: `_exit` only ends the process.
             unsafe { libc::_exit(i32::from(!matches!(done, Ok(Ok(()))))) };
         }
         drop(writer);
         let mut theirs = Vec::new();
         reader.read_to_end(&mut theirs).unwrap();
         let mut status = -1;
-        // SAFETY: `status` is where the call writes to, and lives.
+        // SAFETY: `status` is valid for the call's write.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!((status, theirs.len()), (0, 100 * (NONCE_BYTES + TAG_BYTES)));
         let theirs = theirs.chunks(NONCE_BYTES + TAG_BYTES);

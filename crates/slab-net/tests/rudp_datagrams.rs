@@ -21,7 +21,7 @@ fn world(lost: u64, seed: u64) -> lossy::Lossy {
     lossy::Lossy::new(&SessionConfig::fast(), conditions, seed)
 }
 
-/// Runs for so many milliseconds.
+/// Runs for this many milliseconds.
 fn run(world: &mut lossy::Lossy, ms: u64) {
     let until = world.now + Duration::from_millis(ms);
     world.settle(0);
@@ -54,7 +54,7 @@ fn they_arrive_beside_messages_and_are_not_sent_again() {
     arrived += datagrams(&mut world.ends[1]).len();
     messages += std::iter::from_fn(|| world.ends[1].recv()).count();
     assert_eq!(messages, 300, "all of what is reliable");
-    // One in five is lost, for good.
+    // One in five is lost, and is not sent again.
     assert!((200..280).contains(&arrived), "{arrived} of {sent}");
     let stats = world.ends[0].stats();
     assert_eq!(stats.sent_unreliable, 300);
@@ -72,7 +72,7 @@ fn a_peer_that_is_not_known_to_be_ours_gets_none() {
     world.ends[0].send_datagram(unsent.packet).unwrap();
     run(&mut world, 100);
     assert_eq!(datagrams(&mut world.ends[1]), [&b"too early"[..]]);
-    // None at all, and the longest.
+    // An empty datagram, and the longest.
     world.ends[0].send_datagram(Packet::new()).unwrap();
     let max = world.ends[0].max_datagram();
     let longest = world.pool.try_copy_from_slice(&vec![5; max]).unwrap();
@@ -110,7 +110,7 @@ fn the_queues_are_bounded_and_the_newest_are_kept() {
     assert_eq!(world.ends[1].stats().dropped_unreliable, 144);
     assert_eq!(world.ends[1].reserved_bytes(), reserved);
     drop(kept);
-    // What nothing carries away is refused in the end.
+    // Nothing is transmitted, so the queue fills up and refuses.
     let mut taken = 0;
     let reason = loop {
         let packet = world.pool.try_copy_from_slice(&[1; 1000]).unwrap();
@@ -124,7 +124,7 @@ fn the_queues_are_bounded_and_the_newest_are_kept() {
     assert_eq!(world.ends[0].reserved_bytes(), 0);
 }
 
-/// Who does not see the traffic cannot slip one in.
+/// An attacker who does not see the traffic cannot slip one in.
 #[test]
 fn forged_ones_are_refused() {
     let mut world = world(0, 1);

@@ -18,7 +18,7 @@ async fn messages_of_all_lengths_go_both_ways_and_the_peer_learns_of_the_end() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
-    // The longest that a window of 32 takes, and with the first answer the longest of all.
+    // 44 032 is the longest that a window of 32 takes; longer ones wait for the first answer.
     let lengths = [1, 2, 1375, 1376, 1377, 40_000, 44_032, 100_000, 300_000];
     let echo = tokio::spawn(async move {
         let connection = accept(&server).await;
@@ -53,7 +53,7 @@ async fn a_message_with_headroom_is_not_copied() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
-    // What arrives is a header longer, and lies in a larger class.
+    // What arrives is longer by a header, and lies in a larger class.
     let class = pool.slab().size_classes().class_for(1024).unwrap();
     let allocs = || pool.slab().stats().classes()[class].allocs;
     let before = allocs();
@@ -142,7 +142,7 @@ async fn what_a_session_said_that_ended_before_it_was_accepted_is_there() {
         client.send_slice(&[n; 2000]).await.unwrap();
     }
     timeout(SOON, client.close()).await.unwrap().unwrap();
-    // Another has said nothing, and one gives up.
+    // Another client has sent nothing, and a third aborts.
     let silent = Connection::connect(address, &pool, fast()).unwrap();
     timeout(SOON, silent.ready()).await.unwrap().unwrap();
     timeout(SOON, silent.close()).await.unwrap().unwrap();
@@ -292,7 +292,7 @@ async fn an_endpoint_without_handles_lets_its_sessions_finish() {
     assert_eq!(recv(&client).await, b"still");
     drop((connection, client));
     all_back(&pool).await;
-    // The task is gone once the last session is, and the port with it.
+    // The task is gone once the last session is, and the port is free with it.
     for _ in 0..1000 {
         if std::net::UdpSocket::bind(address).is_ok() {
             return;
@@ -345,7 +345,7 @@ async fn what_does_not_fit_is_said_before_anything_is_started() {
     assert!(matches!(error, OpenError::Bind(_)), "{error}");
 }
 
-/// A counter that went back would be a restart to whoever reads it.
+/// To its reader, a counter that went back would look like a restart.
 #[tokio::test]
 async fn what_sessions_did_is_counted_after_they_are_gone() {
     let pool = pool();
@@ -363,12 +363,12 @@ async fn what_sessions_did_is_counted_after_they_are_gone() {
     assert!(total.sent_datagrams >= before.sent_datagrams);
 }
 
-/// Many tasks on two threads, some of which break off: no lock is left, no session, no buffer.
+/// Many tasks on two threads, some of which break off: no lock is left held, and no session or buffer is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_sessions_at_once_and_some_break_off() {
     let pool = pool();
-    // Where socket buffers are small, many datagrams are lost, and some of them say goodbye: enough
-    // time to say it again.
+    // If socket buffers are small, many datagrams are lost, close notices among them: this leaves time to repeat
+    // those.
     let session = SessionConfig::fast().linger(Duration::from_secs(10));
     let config = EndpointConfig::new(session).memory(48 << 20);
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
@@ -418,7 +418,7 @@ async fn many_sessions_at_once_and_some_break_off() {
     }
     until(&clients, "clients gone", |end| end.stats().sessions == 0).await;
     assert_eq!(clients.stats().reserved_bytes, 0);
-    // Those whose peer broke off are found out later; the rest has been told.
+    // Sessions whose peer broke off are found out later; the others have been told.
     until(&server, "servers gone", |end| end.stats().sessions <= 12).await;
     serving.abort();
     drop(server);

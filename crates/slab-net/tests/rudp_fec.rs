@@ -1,5 +1,5 @@
-//! Forward error correction, without sockets: what is lost is recovered, as far as it can be; what
-//! is no shard does no harm; memory is bounded and comes back.
+//! Forward error correction, without sockets: what is lost is recovered as far as it can be, what is not a shard
+//! does no harm, and memory is bounded and comes back.
 
 #![cfg(feature = "fec")]
 
@@ -39,7 +39,7 @@ impl Pair {
         }
     }
 
-    /// The shards that a datagram leads to: its own, and parity if the group is complete.
+    /// The shards that a datagram yields: its own, and parity if the group is complete.
     fn shards(&mut self, datagram: &[u8]) -> Vec<Vec<u8>> {
         let mut shard = vec![0; FEC_HEADER_BYTES];
         shard.extend_from_slice(datagram);
@@ -66,7 +66,7 @@ impl Pair {
         assert!(in_use <= held, "{in_use} bytes in use, {held} held");
     }
 
-    /// Drops both ends, and sees whether everything comes back.
+    /// Drops both ends, and checks that everything comes back.
     fn finish(self) {
         drop((self.encoder, self.decoder));
         assert_eq!(self.budget.reserved(), 0);
@@ -79,7 +79,7 @@ fn datagram(random: &mut Random, longest: u64) -> Vec<u8> {
     (0..len).map(|_| random.next() as u8).collect()
 }
 
-/// Every set of losses that a group can bear, for small groups; random ones for large groups.
+/// Every set of losses that a small group can bear; random sets for large groups.
 #[test]
 fn any_data_shards_of_a_group_are_enough() {
     let mut random = Random::new(1);
@@ -107,7 +107,7 @@ fn any_data_shards_of_a_group_are_enough() {
             let sent: Vec<_> = (0..data).map(|_| datagram(&mut random, 300)).collect();
             let shards: Vec<_> = sent.iter().flat_map(|d| pair.shards(d)).collect();
             assert_eq!(shards.len(), total);
-            // The first `parity` shards that the mask marks are lost.
+            // The first `parity` shards that the mask selects are lost.
             let mut left = parity;
             let lost: Vec<bool> = (0..total)
                 .map(|at| {
@@ -236,7 +236,7 @@ fn the_headers_are_those_of_kcp_go() {
     pair.finish();
 }
 
-/// As kcp-go does: the numbers of the parity are left out.
+/// As in kcp-go, the numbers of the parity are left out.
 #[test]
 fn after_a_pause_of_half_a_second_there_is_no_parity() {
     let mut pair = Pair::new(2, 2);
@@ -256,7 +256,7 @@ fn after_a_pause_of_half_a_second_there_is_no_parity() {
 fn what_rests_gives_its_memory_back_and_goes_on_with_the_next_group() {
     let mut pair = Pair::new(4, 2);
     let mut random = Random::new(11);
-    // As `rest` says, until there is nothing left to say.
+    // Calls `rest` when it says, until it says nothing more.
     let rest = |pair: &mut Pair| {
         let (begun, mut calls) = (pair.now, 0);
         while let Some(at) = pair.encoder.rest(pair.now).max(pair.decoder.rest(pair.now)) {
@@ -272,7 +272,7 @@ fn what_rests_gives_its_memory_back_and_goes_on_with_the_next_group() {
     assert_eq!(rest(&mut pair), 0);
     let mut sent = 0;
     for round in 0..20_u64 {
-        // A whole group, of which one is lost, is mended whatever was before.
+        // A whole group of which one shard is lost is recovered, whatever came before.
         let to_boundary = (4 - sent % 4) % 4;
         for n in 0..to_boundary + 4 + round % 4 {
             let datagram = datagram(&mut random, 500);
@@ -290,7 +290,7 @@ fn what_rests_gives_its_memory_back_and_goes_on_with_the_next_group() {
         }
         assert_eq!(pair.decoder.stats().recovered, round + 1);
         assert!(pair.budget.reserved() > 0 || round % 4 == 0);
-        // It does not rest while it is busy.
+        // It is not at rest while it is busy.
         pair.now = pair.now + Duration::from_millis(300);
         let held = pair.budget.reserved();
         pair.encoder.rest(pair.now);
@@ -348,7 +348,7 @@ fn a_forged_number_costs_some_groups_only() {
     pair.finish();
 }
 
-/// What would be computed from groups that are not those of the peer was never sent.
+/// What would be computed from groups that are not the peer's was never sent.
 #[test]
 fn shards_of_other_counts_are_refused_and_nothing_is_computed_from_them() {
     let mut random = Random::new(4);
@@ -374,12 +374,12 @@ fn shards_of_other_counts_are_refused_and_nothing_is_computed_from_them() {
     }
 }
 
-/// Nor does who knows the address only: eight bytes that are of other counts.
+/// Nor can an attacker who knows only the address silence it, with eight bytes that fit other counts.
 #[test]
 fn a_few_forged_shards_do_not_silence_the_decoder() {
     let mut pair = Pair::new(2, 2);
     let mut forged = [0; 8];
-    // A parity shard where data is expected.
+    // Says parity where data is expected.
     forged[4..6].copy_from_slice(&0xf2_u16.to_le_bytes());
     let mut recovered = 0;
     for n in 0..200_u8 {
@@ -435,7 +435,7 @@ fn garbage_is_refused_and_counted() {
     for _ in 0..6000 {
         let mut garbage = datagram(&mut random, 1600);
         if garbage.len() >= 8 {
-            // Plausible enough to come far.
+            // Plausible enough to get far.
             garbage[..4].copy_from_slice(&(random.below(50) as u32).to_le_bytes());
             garbage[4..6].copy_from_slice(&(0xf1 + random.below(2) as u16).to_le_bytes());
             if random.chance(700) {
@@ -451,8 +451,8 @@ fn garbage_is_refused_and_counted() {
     pair.finish();
 }
 
-/// A shard that was changed on its way makes a datagram that was never sent, or none: the length it
-/// claims has to fit and what is behind it has to be zeros.
+/// A shard that was changed on its way yields a datagram that was never sent, or none: the length that it claims
+/// has to fit, and only zeros may follow.
 #[test]
 fn what_is_computed_from_changed_shards_is_mostly_refused() {
     let mut random = Random::new(9);
@@ -472,8 +472,8 @@ fn what_is_computed_from_changed_shards_is_mostly_refused() {
     pair.finish();
 }
 
-/// A byte behind the end of what was lost shows that the parity does not fit, and a data shard that lacks its
-/// last byte is not as long as it says.
+/// A nonzero byte behind the end of the lost datagram shows that the parity does not fit, and a data shard without
+/// its last byte is not as long as it says.
 #[test]
 fn what_is_computed_from_a_shard_that_was_cut_or_changed_at_its_end_is_refused() {
     for cut in [false, true] {
@@ -494,7 +494,7 @@ fn what_is_computed_from_a_shard_that_was_cut_or_changed_at_its_end_is_refused()
     }
 }
 
-/// Those of a group are all as long as its longest datagram.
+/// The parity shards of a group are all as long as its longest datagram.
 #[test]
 fn parity_shards_of_two_lengths_do_not_fit_each_other() {
     for shorter in [2, 3] {
@@ -509,7 +509,7 @@ fn parity_shards_of_two_lengths_do_not_fit_each_other() {
     }
 }
 
-/// A peer that begins anew counts from zero again.
+/// A peer that begins anew numbers its shards from zero again.
 #[test]
 fn a_decoder_that_was_cleared_recovers_from_the_first_group_on() {
     let mut pair = Pair::new(2, 1);
@@ -530,7 +530,7 @@ fn a_decoder_that_was_cleared_recovers_from_the_first_group_on() {
 
 #[test]
 fn without_memory_nothing_is_protected_or_recovered_and_that_is_counted() {
-    // Room for one shard.
+    // The budget has room for one shard.
     let mut pair = Pair::with_budget(2, 2, 1500);
     for n in 0..4 {
         let shards = pair.shards(&[n; 1000]);

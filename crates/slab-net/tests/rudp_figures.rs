@@ -41,7 +41,7 @@ fn report(what: &str, lost: u64, mut values: Vec<f64>, unit: &str) -> f64 {
     median
 }
 
-/// Megabytes a second of a stream, once the windows have grown.
+/// The throughput of a stream once the windows have grown, in megabytes a second.
 fn bulk(lost: u64, seed: u64) -> f64 {
     match cfg!(debug_assertions) {
         true => between(400, 800, lost, seed),
@@ -49,7 +49,7 @@ fn bulk(lost: u64, seed: u64) -> f64 {
     }
 }
 
-/// Megabytes a second of a stream, from and to so many milliseconds after its first byte.
+/// The throughput of a stream between two times, in milliseconds after its first byte; in megabytes a second.
 fn between(warm: u64, end: u64, lost: u64, seed: u64) -> f64 {
     let mut world = Lossy::new(&config().stream(true), path(lost), seed);
     let [warm, end] = [warm, end].map(|ms| Time::from_micros(ms * 1000));
@@ -69,14 +69,14 @@ fn between(warm: u64, end: u64, lost: u64, seed: u64) -> f64 {
             }
         }
         if end == 1 {
-            // What was read may have opened the window.
+            // Reading may have opened the window.
             world.settle(1);
         }
     }
     received as f64 / 1e6 / end.since(warm).as_secs_f64()
 }
 
-/// The 99th percentile of the time that messages of 1 KiB each 5 ms take, in milliseconds.
+/// The 99th percentile of the latency of messages of 1 KiB, one every 5 ms, in milliseconds.
 fn latency(mut world: Lossy) -> f64 {
     let count = if cfg!(debug_assertions) {
         1000_u32
@@ -113,8 +113,8 @@ fn bulk_over_a_lossy_path() {
     }
 }
 
-/// Windows are open within two round trips, whatever is lost. Where they double in each, these are 14,
-/// 10 and 6 MB/s.
+/// Windows are open within two round trips, whatever is lost. If they doubled in each round trip, these figures
+/// would be 14, 10 and 6 MB/s.
 #[test]
 fn the_first_round_trips_over_a_lossy_path() {
     for (lost, at_least) in [(0, 36.0), (10, 1.15 * 27.0), (50, 1.25 * 16.0)] {
@@ -135,13 +135,13 @@ fn messages_over_a_lossy_path() {
     }
 }
 
-/// With two datagrams of parity to two of data. The `25.5` is the issue's; kcp-go's is 25 there.
+/// With two datagrams of parity to two of data. The `25.5` is the issue's; kcp-go has 25 there.
 #[cfg(feature = "fec")]
 #[test]
 fn messages_over_a_lossy_path_with_error_correction() {
     use slab_net::rudp::fec::FecShards;
     let shards = FecShards::new(2, 2).unwrap();
-    // A segment, and what is around it.
+    // The MTU of 1400 includes the header of error correction.
     let config = config().mtu(1400 - slab_net::rudp::fec::FEC_HEADER_BYTES);
     for lost in [10, 50] {
         let times = (0..SEEDS)

@@ -1,4 +1,4 @@
-//! One direction that ends, and who waits meanwhile, over real sockets on loopback.
+//! One direction that ends, and tasks that wait meanwhile, over real sockets on loopback.
 
 mod rudp_common;
 
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 #[tokio::test]
 async fn closing_says_whether_the_peer_had_everything_before_it_closed_itself() {
     let pool = pool();
-    // It had.
+    // The peer had everything.
     let (_server, client, accepted) = greeted(&pool).await;
     client.send_slice(b"all").await.unwrap();
     assert_eq!(recv(&accepted).await, b"all");
@@ -22,7 +22,7 @@ async fn closing_says_whether_the_peer_had_everything_before_it_closed_itself() 
     assert_eq!(timeout(SOON, client.recv()).await.unwrap(), Ok(None));
     assert_eq!(client.close().await, Ok(()));
 
-    // It had not, and reads no more: more than its window and ours take.
+    // The peer has not, and reads no more: there is more than its window and ours take.
     let (_server, client, accepted) = greeted(&pool).await;
     let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
     let full = timeout(Duration::from_millis(200), fill).await;
@@ -31,7 +31,7 @@ async fn closing_says_whether_the_peer_had_everything_before_it_closed_itself() 
     let closed = timeout(SOON, client.close()).await.unwrap();
     assert_eq!(closed, Err(CloseReason::ClosedByPeer));
 
-    // Both at once, with something left on both sides: long before the linger time is over.
+    // Both close at once with something left on both sides: this ends long before the linger time is over.
     let (_server, client, accepted) = greeted(&pool).await;
     let fill = |connection: &Connection| {
         let connection = connection.clone();
@@ -46,7 +46,7 @@ async fn closing_says_whether_the_peer_had_everything_before_it_closed_itself() 
     assert_eq!(closed, (lost, lost));
 }
 
-/// A server that says nothing before it has heard everything, behind a relay that knows nothing of RUDP.
+/// A server that sends nothing before it has heard everything, behind a relay that knows nothing of RUDP.
 #[tokio::test]
 async fn a_relay_passes_the_end_of_one_direction_on_and_the_other_direction_goes_on() {
     let pool = pool();
@@ -87,7 +87,7 @@ async fn a_relay_passes_the_end_of_one_direction_on_and_the_other_direction_goes
     all_back(&pool).await;
 }
 
-/// As with TCP: to shut down does not wait for who waits to be read.
+/// As with TCP, shutting down does not wait for the peer to read.
 #[tokio::test]
 async fn an_echo_of_more_than_the_windows_comes_back_after_a_shutdown() {
     let pool = pool();
@@ -103,7 +103,7 @@ async fn an_echo_of_more_than_the_windows_comes_back_after_a_shutdown() {
         let stream = read.unsplit(write);
         stream.connection().finish().await
     });
-    // More than fits both windows and the server's queue, and not more than with the client's queue.
+    // More than fits both windows and the server's queue, but not more than fits with the client's queue.
     let data = bytes(6, 700_000);
     timeout(SOON, stream.write_all(&data))
         .await
@@ -128,7 +128,7 @@ async fn to_finish_and_to_receive_at_once_is_no_busy_loop() {
     client.send_slice(b"hello").await.unwrap();
     let accepted = accept(&server).await;
     assert_eq!(recv(&accepted).await, *b"hello");
-    // Nobody reads: neither the data nor the mark behind it is taken for a while.
+    // The peer does not read: for a while it takes neither the data nor the mark of the end behind it.
     for _ in 0..400 {
         let _ = client.try_send(pool.try_copy_from_slice(&[7; 1300]).unwrap());
     }
@@ -149,13 +149,13 @@ async fn to_finish_and_to_receive_at_once_is_no_busy_loop() {
     assert!(waited.is_err() && polls < 1000, "{polls} polls");
 }
 
-/// Each is told at once, and not when there is room again, or the linger time is over.
+/// The sender is told at once, not when there is room again or the linger time is over.
 #[tokio::test]
 async fn a_task_that_waits_to_send_learns_that_another_has_finished_or_closed() {
     for closes in [false, true] {
         let pool = pool();
         let (_server, client, _accepted) = greeted(&pool).await;
-        // Nobody reads.
+        // The peer does not read.
         let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
         let full = timeout(Duration::from_millis(200), fill).await;
         assert!(full.is_err(), "the windows are full");
@@ -176,27 +176,27 @@ async fn a_task_that_waits_to_send_learns_that_another_has_finished_or_closed() 
     }
 }
 
-/// The first answer, even if it makes little room.
+/// The first answer is enough, even if it makes little room.
 #[tokio::test]
 async fn a_session_is_ready_although_its_queue_is_full() {
     let pool = pool();
     let config = EndpointConfig::new(SessionConfig::fast().window(256, 32));
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
-    // Nobody reads, and nobody has answered yet.
+    // The peer does not read, and has not answered yet.
     let mut taken = 0;
     while client.try_send(Packet::from(vec![7; 1300])).is_ok() {
         taken += 1;
     }
     assert!(taken > 64, "{taken}");
-    // A task of its own: what waits in this one is polled once more when its time is over.
+    // In a task of its own: a future in this one would be polled once more by its own timeout.
     let ready = tokio::spawn(async move { client.ready().await });
     let ready = timeout(Duration::from_secs(5), ready).await;
     let ready = ready.expect("long before the next question");
     assert_eq!(ready.unwrap(), Ok(()));
 }
 
-/// The first has closed by the time that the second says that it sends nothing more.
+/// The first end has closed by the time that the second says that it sends nothing more.
 #[tokio::test]
 async fn to_finish_after_the_peer_has_closed_is_no_error_where_nothing_is_lost() {
     let pool = pool();

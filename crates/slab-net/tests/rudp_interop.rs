@@ -23,9 +23,9 @@ struct Case {
     loss: u64,
 }
 
-/// Each MTU with each interval, and each interval in both modes. Conversation 0 is left to kcp-go: to
-/// tokio_kcp it means that there is none yet. Its server draws another number and answers with that,
-/// and its client sends no more than one segment before it has seen another number.
+/// Each MTU with each interval, and each interval in both modes. Only kcp-go is tried with conversation 0: to
+/// tokio_kcp it means that there is none yet. Its server draws another number and answers with that, and its client
+/// sends no more than one segment before it has seen another number.
 const CASES: [Case; 7] = [
     Case {
         stream: true,
@@ -79,7 +79,7 @@ const CASES: [Case; 7] = [
 ];
 
 impl Case {
-    /// The crate takes no more than 127 segments at a time.
+    /// The crate accepts no more than 127 segments at a time.
     fn lengths(&self) -> impl Iterator<Item = (usize, usize)> {
         let most = 127 * (self.mtu - 24);
         LENGTHS
@@ -134,7 +134,7 @@ fn bytes(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|_| random.next() as u8).collect()
 }
 
-/// Exchanges messages of all lengths with whoever echoes them.
+/// Exchanges messages of all lengths with a peer that echoes them.
 async fn exchange(client: Connection, case: Case) {
     if case.stream {
         let mut stream = client.into_stream();
@@ -182,8 +182,8 @@ async fn our_client_with_their_server() {
     }
 }
 
-/// Whose address is not proved is sent little, and may send messages of 32 segments. It proves that before
-/// it is sent anything.
+/// A peer whose address is not proved is sent little, and may send messages of 32 segments. It proves its address
+/// before it is sent anything.
 #[tokio::test]
 async fn their_client_with_a_server_that_says_little_or_much() {
     let case = CASES[2];

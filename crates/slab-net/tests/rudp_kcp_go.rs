@@ -1,6 +1,6 @@
-//! With kcp-go v5.6.72 at the other end, both ways round: `interop/kcp-go`, built with Go and, the
-//! first time, its module proxy. Where there is no Go, or no way to the proxy, it says so and runs
-//! nothing; where `NEED_KCP_GO` is set (`ci/rudp`) that is a failure.
+//! With kcp-go v5.6.72 at the other end, both ways round: `interop/kcp-go`, built with Go and, the first time, its
+//! module proxy. Without Go or the proxy the tests say so and run nothing; if `NEED_KCP_GO` is set (`ci/rudp`),
+//! that is a failure.
 //!
 //! ```sh
 //! cargo test -p slab-net --features fec,aes-gcm --test rudp_kcp_go
@@ -31,7 +31,7 @@ struct Case {
     conv: u32,
     mtu: usize,
     interval: u64,
-    /// Datagrams lost, repeated and delayed on the way, of a thousand each.
+    /// Datagrams lost, repeated and delayed on the way, per thousand each.
     loss: u64,
 }
 
@@ -45,8 +45,8 @@ const fn case(stream: bool, conv: u32, mtu: usize, interval: u64) -> Case {
     }
 }
 
-/// The conversations at the edges; each MTU with each interval; each interval in both modes; and one
-/// over a path on which error correction has something to do.
+/// The conversation numbers at the limits, each MTU with each interval, each interval in both modes, and a path on
+/// which error correction has something to do.
 const CASES: [Case; 9] = [
     case(false, 0, 1400, 10),
     case(true, 1, 1200, 40),
@@ -62,11 +62,11 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// What is around the datagrams.
+/// The protection around the datagrams.
 #[derive(Debug, Clone, Copy, Default)]
 struct Protection {
     shards: Option<(usize, usize)>,
-    /// Bytes of [`KEY`].
+    /// The length of the key in bytes, from [`KEY`].
     key: Option<usize>,
 }
 
@@ -138,7 +138,7 @@ impl Protection {
     }
 }
 
-/// The Go program, built once; `None` where that cannot be done.
+/// The Go program, built once; `None` if it cannot be built.
 fn program() -> Option<&'static PathBuf> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
     PROGRAM.get_or_init(build).as_ref()
@@ -161,7 +161,7 @@ fn build() -> Option<PathBuf> {
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kcp-go-peer");
     fs::create_dir_all(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let built = go()
-        // The checkout may be somebody else's, and then git tells Go nothing of it.
+        // The checkout may belong to somebody else, and then git tells Go nothing about it.
         .args(["build", "-buildvcs=false", "-o"])
         .args([&program, &PathBuf::from(".")])
         .status();
@@ -171,7 +171,7 @@ fn build() -> Option<PathBuf> {
 
 fn skip(why: &str) -> Option<PathBuf> {
     assert!(env::var_os("NEED_KCP_GO").is_none(), "{why}");
-    // Not by `eprintln!`, which the test harness keeps to itself.
+    // `eprintln!` would be captured by the test harness.
     let _ = writeln!(
         io::stderr(),
         "skipped: nothing was tried with kcp-go, as {why}"
@@ -218,7 +218,7 @@ async fn our_client_with_their_server(protection: Protection) {
             for (seed, len) in LENGTHS.into_iter().enumerate() {
                 let data = bytes(seed, len);
                 client.send_slice(&data).await.unwrap();
-                // It sends each segment as a message of its own.
+                // kcp-go sends each segment as a message of its own.
                 let mut answer = Vec::new();
                 while answer.len() < len {
                     answer.extend_from_slice(&client.recv().await.unwrap().unwrap());
@@ -233,7 +233,7 @@ async fn our_client_with_their_server(protection: Protection) {
     }
 }
 
-/// Whether our end had to recover something, and did.
+/// Checks that our end recovered something, if it had to.
 fn has_recovered(endpoint: &Endpoint, case: Case, protection: Protection) {
     #[cfg(feature = "fec")]
     if case.loss > 0 && protection.shards.is_some() {
@@ -294,7 +294,7 @@ async fn their_client_with_our_server(protection: Protection) {
     }
 }
 
-/// A server that has nothing to say knows nevertheless that its peer is where it says.
+/// A server that sends nothing still learns that its peer is at the address that it claims.
 #[tokio::test]
 async fn their_client_with_our_server_that_only_receives() {
     let Some(program) = program() else { return };
@@ -312,7 +312,7 @@ async fn their_client_with_our_server_that_only_receives() {
             while received < 1 << 20 {
                 received += stream.read_packet().await.unwrap().unwrap().len();
             }
-            // It is asked again where that was lost.
+            // The server asks again if that was lost.
             while server.stats().half_open > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

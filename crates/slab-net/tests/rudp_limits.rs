@@ -13,9 +13,9 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-/// What a session reserves that is opened: its smallest window, with the reserve.
+/// What a session reserves when it is opened: its smallest window, with the reserve for larger buffers.
 const OPENING_BYTES: usize = 32 * 1536 * 5 / 4;
-/// And what it may reserve as long as its address is not proved: as much for what is sent.
+/// The most that it may reserve before its address is proved: as much again for sending.
 const HALF_OPEN_BYTES: usize = 2 * OPENING_BYTES;
 
 fn opening(conv: u32) -> Vec<u8> {
@@ -45,7 +45,7 @@ async fn another_conversation_leaves_the_session_alone() {
     let (_, from) = server.recv_from(&mut buf).await.unwrap();
     let conv = client.conv();
     server.send_to(&opening(conv ^ 1), from).await.unwrap();
-    // From another address, with the right one.
+    // The right conversation, from another address.
     let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     stranger.send_to(&opening(conv), from).await.unwrap();
     server.send_to(&opening(conv), from).await.unwrap();
@@ -55,7 +55,7 @@ async fn another_conversation_leaves_the_session_alone() {
     assert_eq!(client.ended(), None);
 }
 
-/// A second conversation from one address replaces the first in a server of kcp-go.
+/// In a server of kcp-go, a second conversation from one address replaces the first.
 #[tokio::test]
 async fn another_conversation_from_the_same_address_leaves_the_session_alone() {
     let pool = pool();
@@ -99,7 +99,7 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
         ("half-open", fast().max_half_open(3, 100)),
         ("prefix", fast().max_half_open(100, 3)),
         ("backlog", fast().backlog(3)),
-        // A fourth of it has room for three that are half-open.
+        // A fourth of this has room for three half-open sessions.
         ("memory", fast().memory(4 * 3 * HALF_OPEN_BYTES)),
     ];
     for (what, config) in cases {
@@ -126,14 +126,14 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
         };
         until(&server, what, |server| refused(server) > 100).await;
         let stats = server.stats();
-        // Of the first one it is not known when its address was proved.
+        // When the first one proved its address is not known.
         let most = match what {
             "table" | "backlog" => 3,
             _ => 4,
         };
         assert!(stats.sessions <= most, "{what}: {stats:?}");
         assert!(stats.reserved_bytes <= stats.reserve_limit_bytes);
-        // The first one never noticed.
+        // The first session is not affected.
         let connection = accept(&server).await;
         assert_eq!(recv(&connection).await, b"first");
         connection.send_slice(b"answer").await.unwrap();
@@ -141,7 +141,7 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
     }
 }
 
-/// Else a few peers of one prefix, one after the other, would shut out all that come later.
+/// Otherwise a few peers of one prefix, one after the other, would shut out all that come later.
 #[tokio::test]
 async fn who_has_proved_its_address_makes_room_for_others_of_its_prefix() {
     let pool = pool();
@@ -157,8 +157,8 @@ async fn who_has_proved_its_address_makes_room_for_others_of_its_prefix() {
     assert_eq!((stats.opened, stats.refused_prefix), (6, 0));
 }
 
-/// Forged addresses get a fourth of the memory. The others still open sessions, and those that are open
-/// have what they need.
+/// Forged addresses get a fourth of the memory. Others can still open sessions, and open sessions have what they
+/// need.
 #[tokio::test]
 async fn forged_addresses_do_not_take_the_memory_of_others() {
     let pool = pool();
@@ -173,7 +173,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
         client.send_slice(b"question").await.unwrap();
         let accepted = loop {
             let accepted = accept(&server).await;
-            // The flood's are in the same queue, and say nothing.
+            // The flood's sessions are in the same queue, and send nothing.
             if recv(&accepted).await == b"question" {
                 break accepted;
             }
@@ -206,7 +206,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
     drop(after);
 }
 
-/// A server that has memory for four half-open sessions, and both ends of one that is proved.
+/// A server with memory for four half-open sessions, and both ends of a session that is proved.
 async fn with_one_proved(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
     let config = fast()
         .memory(17 * HALF_OPEN_BYTES)
@@ -230,7 +230,7 @@ fn four_take_a_fourth_at_most(server: &Endpoint, before: usize) {
     );
 }
 
-/// Nor do they by messages that fill their windows, and go on beyond.
+/// Nor do they by messages that fill their windows and go on beyond.
 #[tokio::test]
 async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
     let pool = pool();
@@ -265,7 +265,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
     let got_in = async {
         loop {
             let accepted = accept(&server).await;
-            // The flood's have nothing to be read.
+            // The flood's sessions have nothing to read.
             if let Ok(got) = timeout(Duration::from_millis(50), accepted.recv()).await {
                 return got.unwrap().unwrap();
             }
@@ -275,7 +275,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
     assert_eq!(server.stats().refused_memory, 0);
 }
 
-/// Nor by what the application has to say to them.
+/// Nor by what the application sends to them.
 #[tokio::test]
 async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
     let pool = pool();
@@ -288,7 +288,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
         flood.send_to(&question, server.local_addr()).await.unwrap();
         let forged = accept(&server).await;
         assert_eq!(recv(&forged).await, [0]);
-        // As much as it is let.
+        // As much as it may.
         while forged
             .try_send(pool.try_copy_from_slice(&[7; 1000]).unwrap())
             .is_ok()
@@ -298,11 +298,11 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
     four_take_a_fourth_at_most(&server, before);
 }
 
-/// Those that prove their address share what there is, and are refused what there is not.
+/// Sessions that have proved their address share the memory, and are refused once it is used up.
 #[tokio::test]
 async fn sessions_beyond_the_memory_are_refused_and_counted() {
     let pool = pool();
-    // What the server sends takes memory too.
+    // What the server sends takes memory, too.
     let config = fast().memory(5 * OPENING_BYTES).require_cookie(true);
     let server = Endpoint::bind(any(), &pool, config).unwrap();
     let clients: Vec<_> = (0..8)
@@ -370,7 +370,7 @@ async fn what_opens_no_session_is_counted() {
 async fn a_half_open_session_ends_in_time() {
     let pool = pool();
     let session = SessionConfig::fast().unproved_timeout(Duration::from_millis(100));
-    // One of a prefix, whoever was one before.
+    // One half-open session of each prefix, whoever had it before.
     let config = EndpointConfig::new(session).max_half_open(2, 1);
     let server = Endpoint::bind(any(), &pool, config).unwrap();
     let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -428,7 +428,7 @@ async fn an_endpoint_opens_no_more_sessions_than_it_may_have_and_none_twice() {
     assert!(client.connect(to).is_ok());
 }
 
-/// What a peer sends that has not noticed the end looks like a beginning.
+/// What a peer sends that has not noticed the end looks like the beginning of a session.
 #[tokio::test]
 async fn a_session_that_ended_is_not_opened_again_by_what_was_on_its_way() {
     let pool = pool();
@@ -450,7 +450,7 @@ async fn a_session_that_ended_is_not_opened_again_by_what_was_on_its_way() {
     until(&server, "another", |server| server.stats().opened == 2).await;
 }
 
-/// Who gives up waiting leaves his task behind, until a session comes.
+/// A cancelled wait leaves its waker behind until a session comes.
 #[tokio::test]
 async fn accepts_that_were_given_up_are_few_and_those_that_wait_are_woken() {
     struct Task;

@@ -1,5 +1,5 @@
-//! What goes on where there is no memory: acknowledgements and retransmissions need none, so that what
-//! is on its way arrives and gives its memory back.
+//! What goes on without memory: acknowledgements and retransmissions need none, so that what is in flight arrives
+//! and gives its memory back.
 
 mod rudp_common;
 
@@ -12,13 +12,13 @@ use slab_net::rudp::{
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
 
-/// Everything that the pool has left, in chunks of this size.
+/// Takes everything that the pool has left, in chunks of this size.
 fn exhaust(pool: &PacketPool) -> Vec<Packet> {
     let chunk = || pool.try_alloc(1000).ok().map(|chunk| chunk.freeze());
     std::iter::from_fn(chunk).collect()
 }
 
-/// Everything that the pool has left, in chunks of all sizes.
+/// Takes everything that the pool has left, in chunks of all sizes.
 fn exhaust_all(pool: &PacketPool) -> Vec<Packet> {
     let room = pool.headroom() + pool.tailroom();
     let sizes = pool.slab().size_classes().sizes().to_vec();
@@ -40,7 +40,7 @@ fn strict(bytes: usize) -> PacketPool {
 }
 
 async fn connected(pool: &PacketPool) -> [Connection; 2] {
-    // What nobody is woken for is not to be made good by a sign of life.
+    // A missed wake-up must not be repaired by a sign of life.
     let session =
         SessionConfig::fast().keepalive(Duration::from_secs(600), Duration::from_secs(6000));
     let config = EndpointConfig::new(session);
@@ -71,7 +71,7 @@ fn acknowledgements_and_retransmissions_need_no_pool_memory() {
     }
     let rest = exhaust(&pool);
     assert!(pool.try_alloc(1).is_err(), "nothing is left");
-    // What is left of the last block, and no more.
+    // Only the rest of the last block can still be filled.
     let mut sent: Vec<u8> = (0..30).collect();
     let refused = loop {
         match ends[0].send_slice(&[99; 1000]) {
@@ -91,7 +91,7 @@ fn acknowledgements_and_retransmissions_need_no_pool_memory() {
             }
             let mut datagrams = Vec::new();
             while let Some(out) = ends[end].poll_transmit(now, &mut scratch, 4) {
-                // Of the heap: what the kernel has received is in memory that was there before.
+                // From the heap: what the kernel receives lies in buffers that were there before.
                 let parts = out.contents().chunks(out.segment_size());
                 datagrams.extend(parts.map(|part| Packet::from(part.to_vec())));
             }
@@ -113,7 +113,7 @@ fn acknowledgements_and_retransmissions_need_no_pool_memory() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// The sessions' budget is used up, then the pool by the application: what was sent still arrives, once
+/// The sessions' budget is used up, and then the application uses up the pool. What was sent still arrives, once
 /// there is memory to receive it.
 #[tokio::test]
 async fn a_session_outlives_a_pool_without_memory() {
@@ -158,14 +158,14 @@ async fn a_session_outlives_a_pool_without_memory() {
     assert_eq!((client.ended(), accepted.ended()), (None, None));
 }
 
-/// Whoever reads has the memory to join a message in, or waits for it: the peer decides on its length.
+/// A reader waits for memory to join a message in, if it has none: the peer decides how long the message is.
 #[tokio::test]
 async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     let pool = strict(8 << 20);
     let [client, accepted] = connected(&pool).await;
     let message: Vec<u8> = (0..5000_u32).map(|n| n as u8).collect();
     client.send_slice(&message).await.unwrap();
-    // Acknowledged as well, so that the sender gives nothing back later.
+    // Also acknowledged, so that the sender frees nothing later.
     while accepted.stats().received_segments < 5 || !client.is_sent() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -177,7 +177,7 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     rest.clear();
     assert!(soon(receiving).await.unwrap().unwrap() == message[..]);
 
-    // Or it takes the segments as they are.
+    // Or the reader takes the segments as they are.
     client.send_slice(&message).await.unwrap();
     while accepted.stats().received_segments < 9 || !client.is_sent() {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -189,7 +189,7 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     assert!(segments.iter().flat_map(|s| s.iter()).eq(&message));
     drop((segments, rest));
 
-    // It is not lost because the peer has closed meanwhile.
+    // The message is not lost if the peer closes meanwhile.
     client.send_slice(&message).await.unwrap();
     while accepted.stats().received_segments < 13 || !client.is_sent() {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -207,7 +207,7 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     assert_eq!(soon(accepted.recv()).await, Ok(None));
 }
 
-/// Two tasks receive; the message that the first one waits to join is taken by the other, as it is.
+/// Two tasks receive. The first waits for memory to join a message; the other takes its segments as they are.
 #[tokio::test]
 async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
     let pool = strict(8 << 20);
@@ -245,7 +245,7 @@ async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
     }
 }
 
-/// The budget has nothing left, and what is on its way will give some back.
+/// The budget has nothing left, but what is in flight will free some.
 #[tokio::test]
 async fn who_sends_waits_for_memory_as_long_as_something_is_on_its_way() {
     let pool = strict(32 << 20);
@@ -282,8 +282,8 @@ async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_n
     assert_eq!((other[0].ended(), other[1].ended()), (None, None));
 }
 
-/// A message fills the window, and the budget has nothing to let that grow: it waits, and arrives once
-/// others have given theirs back. Where they never do its session ends in time, and no other.
+/// A message fills the window, and the budget has no memory to grow it. The message waits, and arrives once others
+/// have freed theirs. If they never do, its session ends in time, and no other.
 #[test]
 fn a_message_waits_for_the_memory_that_its_window_lacks_but_not_for_ever() {
     for comes_back in [true, false] {
@@ -343,7 +343,7 @@ fn a_message_waits_for_the_memory_that_its_window_lacks_but_not_for_ever() {
     }
 }
 
-/// Between keepalives.
+/// The time between keepalives.
 const IDLE: Duration = Duration::from_millis(200);
 
 /// Two sessions whose windows may grow to 1024 segments, 10 ms apart.
@@ -360,7 +360,7 @@ fn wide() -> Lossy {
     Lossy::new(&config, path, 1)
 }
 
-/// Sends so many messages as fast as the window lets them through; returns the most that the receiver had reserved.
+/// Sends `messages` messages as fast as the window allows; returns the most that the receiver had reserved.
 fn carry(world: &mut Lossy, messages: usize) -> usize {
     let (mut sent, mut received, mut widest) = (0, 0, 0);
     while received < messages {
@@ -379,7 +379,7 @@ fn carry(world: &mut Lossy, messages: usize) -> usize {
     widest
 }
 
-/// What the window grew to is asked back; whenever the peer goes on, it has what it was promised.
+/// The memory that the window grew by is asked back; whenever the peer goes on, it has what it was promised.
 #[test]
 fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
     let mut world = wide();
@@ -411,7 +411,7 @@ fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
     assert!(shrunk >= 5 && wide >= 5, "{shrunk} and {wide}");
 }
 
-/// One end has sent everything and said so; the other goes on, or will.
+/// One end has finished sending; the other goes on, or will.
 #[test]
 fn a_window_that_grew_is_small_again_when_its_peer_has_finished() {
     let mut world = wide();
@@ -435,7 +435,8 @@ fn a_window_that_grew_is_small_again_when_its_peer_has_finished() {
     assert_eq!(world.ends[0].recv().unwrap(), b"thanks"[..]);
 }
 
-/// What overtakes the question for the window back takes it as it was, and so does what follows, read or not.
+/// If data overtakes the question that asks the window back, the window stays as it was, also for the data that
+/// follows, read or not.
 #[test]
 fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
     let mut world = wide();
@@ -457,7 +458,7 @@ fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
     }
     let wide = world.ends[1].reserved_bytes();
     assert!(wide > 8 * first);
-    // The question is on its way: it and what is sent now pass each other.
+    // The question is on its way, and what is sent now passes it.
     let asked = world.ends[1].stats().probes;
     while world.ends[1].stats().probes == asked {
         let end = world.step(world.now + 2 * IDLE).unwrap();
@@ -479,8 +480,8 @@ fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
     assert_eq!(received, 300);
 }
 
-/// The sender's pool has nothing left, not even a buffer to receive in: what it has sent is still
-/// acknowledged, over sockets, and so its memory comes back.
+/// The sender's pool has nothing left, not even a buffer to receive in. What it has sent is still acknowledged,
+/// over sockets, and so its memory comes back.
 #[tokio::test]
 async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
     let pool = |bytes| {
@@ -502,7 +503,7 @@ async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
     }
     assert!(sent > 100);
     let rest = exhaust_all(&here);
-    // An answer, for which there is no room before something is acknowledged: sent again until there is.
+    // There is no room for an answer before something is acknowledged: it is sent again until there is.
     accepted.send_slice(&[2; 1000]).await.unwrap();
     let receiving = async {
         for _ in 0..sent {
@@ -517,15 +518,15 @@ async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
         }
     };
     soon(acknowledged).await;
-    // In what that gave back, of whatever size.
+    // In the memory that this freed, whatever its size.
     let answer = soon(client.recv()).await.unwrap().unwrap();
     assert_eq!(answer, [2; 1000][..]);
     drop(rest);
     soon(client.close()).await.unwrap();
 }
 
-/// One segment never finds a chunk, those behind it, which are smaller, do: each of their acknowledgements
-/// has it sent again, within a round trip of a millisecond.
+/// One segment never finds a chunk, while smaller ones behind it do: each of their acknowledgements has it sent
+/// again, within a round trip of a millisecond.
 #[test]
 fn a_peer_without_memory_for_one_segment_is_not_taken_for_dead() {
     let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
@@ -551,7 +552,7 @@ fn a_peer_without_memory_for_one_segment_is_not_taken_for_dead() {
                 datagrams.push(Packet::from(out.contents().to_vec()));
             }
             for datagram in datagrams {
-                // As good as dropped by the session.
+                // As if the session had dropped it.
                 if turn < 100 && datagram.len() > 1000 {
                     dropped += 1;
                 } else {

@@ -1,6 +1,6 @@
-//! A link narrower than what is sent to it, so that the socket has no room: in a network of its own,
-//! whose loopback interface `tc` makes slow. Where that is not to be had it says so and runs nothing,
-//! or fails if `SLAB_NET_NO_SKIP` is set.
+//! A link narrower than what is sent to it, so that the socket has no room: in a network of its own, whose loopback
+//! interface `tc` makes slow. Where that is not possible the test says so and runs nothing, or fails if
+//! `SLAB_NET_NO_SKIP` is set.
 
 #![cfg(target_os = "linux")]
 
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 const BYTES: usize = 1 << 20;
 const SESSIONS: usize = 3;
-/// What the shell ends with if there is no slow link.
+/// The shell's exit status if there is no slow link.
 const CANNOT: i32 = 77;
 
 #[test]
@@ -36,7 +36,7 @@ fn what_finds_no_room_and_no_memory_is_counted() {
     apart("1kbit", "through_a_link_that_stands_still_without_memory");
 }
 
-/// Runs a test that is ignored otherwise, in a network of its own whose link has this rate.
+/// Runs an ignored test in a network of its own whose link has this rate.
 fn apart(rate: &str, test: &str) {
     let slow = "ip link set lo mtu 1500 up \
         && tc qdisc add dev lo root tbf rate \"$1\" burst 64k limit 10m || exit 77; \
@@ -52,7 +52,7 @@ fn apart(rate: &str, test: &str) {
             return assert!(said.contains("1 passed"), "{said}");
         }
         Ok(run) if run.status.code() == Some(CANNOT) => "no slow link could be made".to_owned(),
-        // Neither the test's status nor a signal that ended it.
+        // This is neither a status of the test nor a signal that ended it.
         Ok(run) if run.status.code() == Some(1) => String::from_utf8_lossy(&run.stderr).into(),
         Ok(run) => panic!("{}{}", run.status, String::from_utf8_lossy(&run.stdout)),
         Err(error) => error.to_string(),
@@ -60,7 +60,7 @@ fn apart(rate: &str, test: &str) {
     udp_common::skipped("a narrow link", &io::Error::other(why.trim()));
 }
 
-/// A pool, and a server and a client on it whose sockets hold so many bytes.
+/// A pool, and a server and a client on it whose sockets hold this many bytes.
 fn two_ends(
     memory: usize,
     session: SessionConfig,
@@ -78,7 +78,7 @@ fn two_ends(
     (pool, server, client)
 }
 
-/// Several sessions between two sockets, each with more to send than there is room for, both ways.
+/// Several sessions between two sockets, both ways, each with more to send than there is room for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a test above runs it, in a network of its own"]
 async fn through_a_slow_link() {
@@ -108,11 +108,11 @@ async fn through_a_slow_link() {
     let stats = clients.stats();
     assert!(stats.send_blocked > 0, "{stats:?}");
     assert_eq!(stats.send_errors, 0);
-    // Where the socket has no room its task waits, whatever is due.
+    // While the socket has no room the task waits, whatever is due.
     assert!(stats.wakeups < 2 * stats.total.sent_datagrams, "{stats:?}");
 }
 
-/// A session that hears nothing, as nothing that it sends arrives, and has more to send all the time.
+/// A session that hears nothing, because nothing that it sends arrives, and always has more to send.
 #[tokio::test]
 #[ignore = "a test above runs it, in a network of its own"]
 async fn through_a_link_that_stands_still() {
@@ -125,7 +125,7 @@ async fn through_a_link_that_stands_still() {
     client.ready().await.unwrap();
     let mut client = client.into_stream();
 
-    // The first bytes pass in the link's burst. More than the session's buffer takes.
+    // The first bytes pass in the link's burst. This is more than the session's buffer takes.
     let bytes = vec![7; 8 * BYTES];
     let written = timeout(Duration::from_secs(30), client.write_all(&bytes)).await;
     written.expect("in time").expect_err("it is over");
@@ -135,7 +135,7 @@ async fn through_a_link_that_stands_still() {
     assert!(stats.send_blocked > 0, "{stats:?}");
 }
 
-/// The pool has a block for what is sent, and nothing for what the socket then has no room for.
+/// The pool has a block for what is sent, but nothing to keep what the socket has no room for.
 #[tokio::test]
 #[ignore = "a test above runs it, in a network of its own"]
 async fn through_a_link_that_stands_still_without_memory() {

@@ -1,5 +1,5 @@
-//! Sessions with error correction and encryption on sockets: everything arrives, nothing is lost of
-//! the pool, and what is not from a peer with the key does nothing.
+//! Sessions with error correction and encryption on sockets: everything arrives, the pool loses nothing, and
+//! datagrams that are not from a peer with the key have no effect.
 
 #![cfg(all(feature = "fec", feature = "aes-gcm"))]
 
@@ -267,7 +267,7 @@ async fn a_peer_with_another_key_opens_no_session_and_is_counted() {
     assert!(stats.unopened >= 3);
 }
 
-/// Both directions have one key: whoever has none can still throw a client's datagrams back at it.
+/// Both directions have one key: an attacker without it can still send a client's datagrams back to it.
 #[tokio::test]
 async fn what_an_endpoint_has_sealed_itself_it_does_not_take_for_its_peers() {
     for kind in KINDS.into_iter().filter(|kind| kind.key.is_some()) {
@@ -293,7 +293,7 @@ async fn what_an_endpoint_has_sealed_itself_it_does_not_take_for_its_peers() {
     }
 }
 
-/// As over plain sockets, where the system tells whoever sends next.
+/// As over plain sockets, where the system reports it to the next call that sends.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_client_learns_that_nobody_listens() {
@@ -310,7 +310,7 @@ async fn a_client_learns_that_nobody_listens() {
     }
 }
 
-/// The memory in which datagrams are put together may be gone before it.
+/// The thread-local memory in which datagrams are put together may be gone before the connection.
 #[test]
 fn a_connection_may_end_with_its_thread() {
     thread_local! {
@@ -337,7 +337,7 @@ fn a_connection_may_end_with_its_thread() {
             timeout(SOON, server.accept()).await.unwrap().unwrap()
         });
         let thread = std::thread::spawn(move || {
-            // Known to the thread before the memory is.
+            // The thread registers this before that memory, and so drops it afterwards.
             HELD.set(Some(client));
             let send = |client: &Connection| client.try_send(Packet::from(vec![1; 10])).is_ok();
             assert!(HELD.with_borrow(|held| held.as_ref().is_some_and(send)));
@@ -354,7 +354,7 @@ fn a_connection_may_end_with_its_thread() {
     }
 }
 
-/// Clones of one key at both ends, as within one process, are two all the same.
+/// Clones of one key at both ends, as within one process, still count as two.
 #[tokio::test]
 async fn ends_with_clones_of_one_key_understand_each_other() {
     let pool = pool();
@@ -365,15 +365,15 @@ async fn ends_with_clones_of_one_key_understand_each_other() {
     assert_eq!(server.stats().unopened, 0);
 }
 
-/// A live session, with the key or without, is not harmed by anything that is sent to it.
+/// Nothing that is sent to a live session harms it, with the key or without.
 #[tokio::test]
 async fn garbage_and_replays_harm_no_session() {
     for kind in KINDS {
         let pool = pool();
         let session = SessionConfig::fast();
         let server = Endpoint::bind(any(), &pool, kind.config(session)).unwrap();
-        // A proxy that repeats everything, changes every second repetition, and adds garbage; from
-        // the server's view all of it comes from the client.
+        // A proxy that repeats everything, changes every second repetition, and adds garbage; to the server all of
+        // it seems to come from the client.
         let front = UdpSocket::bind(any()).await.unwrap();
         let back = UdpSocket::bind(any()).await.unwrap();
         back.connect(server.local_addr()).await.unwrap();
@@ -414,15 +414,14 @@ async fn garbage_and_replays_harm_no_session() {
     }
 }
 
-/// Three times what came in, headers, tags and parity included, as long as the peer's address is
-/// not proved.
+/// At most three times what came in, headers, tags and parity included, while the peer's address is not proved.
 #[tokio::test]
 async fn no_more_than_three_times_is_sent_to_an_address_that_is_not_proved() {
     for kind in KINDS {
         let pool = pool();
         let config = || kind.config(SessionConfig::fast());
         let server = Endpoint::bind(any(), &pool, config()).unwrap();
-        // The client's first datagrams reach the server; the answers reach nobody who speaks.
+        // The client's first datagrams reach the server; the answers do not reach the client.
         let front = UdpSocket::bind(any()).await.unwrap();
         let back = UdpSocket::bind(any()).await.unwrap();
         let client = Connection::connect(front.local_addr().unwrap(), &pool, config()).unwrap();
@@ -452,7 +451,7 @@ async fn no_more_than_three_times_is_sent_to_an_address_that_is_not_proved() {
     }
 }
 
-/// Nor for a datagram that is no shard, although all that is sent has a header of error correction.
+/// Nor for a datagram that is not a shard, although everything sent has a header of error correction.
 #[tokio::test]
 async fn no_more_than_three_times_is_sent_for_what_has_no_header_of_error_correction() {
     let pool = pool();
@@ -491,7 +490,7 @@ async fn no_more_than_three_times_is_sent_for_what_has_no_header_of_error_correc
     );
 }
 
-/// The answer with the cookie is sealed as everything else is.
+/// The answer with the cookie is sealed like everything else.
 #[tokio::test]
 async fn a_session_that_needs_a_cookie_is_opened() {
     for kind in KINDS {
@@ -508,7 +507,7 @@ async fn a_session_that_needs_a_cookie_is_opened() {
     }
 }
 
-/// Room for headers and tags comes out of the MTU.
+/// Headers and tags take their room from the MTU.
 #[tokio::test]
 async fn no_datagram_is_longer_than_the_mtu() {
     for kind in KINDS {
@@ -527,7 +526,7 @@ async fn no_datagram_is_longer_than_the_mtu() {
     }
 }
 
-/// Half a second after the last datagram no parity is sent for it, and none is waited for.
+/// Half a second after the last datagram no parity is sent for it, and none is awaited.
 #[tokio::test]
 async fn an_idle_session_with_error_correction_has_nothing_of_the_pool() {
     let pool = pool();

@@ -1,5 +1,5 @@
-//! No heap allocation for a datagram with error correction and encryption, once rings have grown:
-//! neither on sockets nor where lost datagrams are recovered.
+//! No heap allocation for a datagram with error correction and encryption once rings have grown, neither on sockets
+//! nor when lost datagrams are recovered.
 
 #![cfg(all(feature = "fec", feature = "aes-gcm"))]
 
@@ -24,22 +24,22 @@ fn count() {
     ALLOCATIONS.with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: everything is the system allocator's, which keeps the contract.
+// SAFETY: every call goes to the system allocator, which upholds the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
 }
@@ -63,7 +63,7 @@ fn configs(session: SessionConfig) -> [EndpointConfig; 3] {
     [plain.aes_gcm(key.clone()), fec.clone(), fec.aes_gcm(key)]
 }
 
-/// A stream in bulk, both ends in this task, so that no other thread allocates unseen.
+/// A bulk stream with both ends in this task, so that no other thread allocates unseen.
 #[tokio::test]
 async fn a_protected_stream_over_sockets_allocates_nothing() {
     for config in configs(SessionConfig::fast().stream(true)) {
@@ -120,7 +120,7 @@ async fn a_protected_echo_over_sockets_allocates_nothing() {
     }
 }
 
-/// 5 % of the shards are lost, and what can be is recovered.
+/// 5 % of the shards are lost, and what can be recovered is.
 #[test]
 fn recovering_and_sealing_allocate_nothing() {
     let pool = pool();

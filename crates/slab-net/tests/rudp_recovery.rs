@@ -1,4 +1,4 @@
-//! How losses are found and mended, and how much is sent, in virtual time.
+//! How losses are found and repaired, and how much is sent, in virtual time.
 
 mod rudp_common;
 
@@ -31,7 +31,7 @@ fn run(world: &mut Lossy, until: Time) {
 
 /// Two sessions that have measured their round trip of 4 ms.
 fn acquainted() -> Lossy {
-    // Not in the mode without delay: the time-out is the round trip and 100 ms.
+    // Without `nodelay` a time-out is at least 100 ms.
     let config = SessionConfig::default().interval(10 * MS);
     let mut world = Lossy::new(&config, path(2 * MS), 1);
     for _ in 0..20 {
@@ -43,11 +43,11 @@ fn acquainted() -> Lossy {
     world
 }
 
-/// The last message is lost: a probe finds out long before the time-out would.
+/// The last message is lost: a probe finds that long before the time-out would.
 #[test]
 fn the_loss_of_the_last_one_is_found_by_a_probe() {
     let mut world = acquainted();
-    // Once more, after it was acknowledged.
+    // Once more, after the first was acknowledged.
     for probes in 1..=2 {
         world.lose_next(1);
         world.ends[0].send_slice(b"the last").unwrap();
@@ -70,7 +70,7 @@ fn the_loss_of_the_last_one_is_found_by_a_probe() {
     }
 }
 
-/// By its time alone, without a count, and although nothing more is sent or heard.
+/// By time alone, without a count, and although nothing more is sent or heard.
 #[test]
 fn a_loss_in_front_of_what_arrives_is_found_after_a_round_trip_and_a_quarter() {
     let mut world = acquainted();
@@ -104,8 +104,8 @@ fn a_segment_that_was_sent_often_enough_in_vain_is_the_end() {
     assert_eq!(world.ends[0].stats().sent_segments - before, 7);
 }
 
-/// A server that speaks first may send no more than its client has paid for, and what it asks for the proof
-/// goes to the account. If the answer is lost, it is for the client to say something more.
+/// A server that speaks first may send no more than three times what its client sent, and asking for the proof
+/// counts. If the answer is lost, the client has to send something more.
 #[test]
 fn the_loss_of_the_proof_of_an_address_is_made_good_before_the_session_is_given_up() {
     let greeting = [7; 10_000];
@@ -122,7 +122,7 @@ fn the_loss_of_the_proof_of_an_address_is_made_good_before_the_session_is_given_
     run(&mut world, until);
     assert_eq!(world.ends.each_ref().map(Session::ended), [None; 2]);
     assert_eq!(world.ends[0].recv().unwrap(), greeting[..]);
-    // And from then on there is nothing to be said.
+    // After that neither end has anything to send.
     let said = |world: &Lossy| world.ends.each_ref().map(|end| end.stats().sent_datagrams);
     let before = said(&world);
     let until = world.now + 9000 * MS;
@@ -130,7 +130,7 @@ fn the_loss_of_the_proof_of_an_address_is_made_good_before_the_session_is_given_
     assert_eq!(said(&world), before);
 }
 
-/// A retransmission that is lost is found missing like any other, without a time-out.
+/// A retransmission that is lost is found like any other loss, without a time-out.
 #[test]
 fn a_retransmission_that_is_lost_is_sent_again_at_once() {
     let config = SessionConfig::fast().window(256, 256);
@@ -146,7 +146,7 @@ fn a_retransmission_that_is_lost_is_sent_again_at_once() {
     run(&mut world, until);
     while world.ends[1].recv().is_some() {}
     let start = world.now;
-    // A message each other millisecond; one of them is lost, and its next three transmissions.
+    // A message every other millisecond; the first transmission of one of them is lost, and the next three.
     let stats = world.ends[0].stats();
     let again = stats.retransmits_tail + stats.retransmits_fast + stats.retransmits_timeout;
     world.lose_pushes_of((stats.sent_segments - again) as u32, 4);
@@ -165,8 +165,8 @@ fn a_retransmission_that_is_lost_is_sent_again_at_once() {
     assert_eq!(got, 200);
 }
 
-/// A stream for so long through 10 MB/s with a queue of 64 KB; megabytes a second, datagrams sent in
-/// vain of a thousand, and the longest burst.
+/// Runs a stream through 10 MB/s with a queue of 64 KB. Returns megabytes a second, datagrams sent in
+/// vain per thousand, and the longest burst.
 fn bottleneck(congestion: Congestion, seconds: u64) -> (f64, f64, usize) {
     let conditions = Conditions {
         bottleneck: Some((10_000_000, 64 << 10)),
@@ -207,16 +207,16 @@ fn a_congestion_control_fills_a_bottleneck_and_loses_little_there() {
         let (rate, vain, burst) = bottleneck(congestion, seconds);
         assert!(rate > 6.0, "{congestion:?}: {rate} MB/s");
         assert!(vain < 20.0, "{congestion:?}: {vain} of 1000 in vain");
-        // A round trip's window is spread over the round trip.
+        // A window is spread over the round trip.
         assert!(burst <= 48, "{congestion:?}: {burst} at once");
     }
-    // Without, the window is sent whatever becomes of it.
+    // Without congestion control the window is sent whatever becomes of it.
     let (_, vain, _) = bottleneck(Congestion::Off, 1);
     assert!(vain > 50.0, "{vain} of 1000 in vain");
 }
 
-/// What was only late is not sent again each time: a path that does not keep order is found out, by the echo
-/// of a transmission that was taken for lost.
+/// Segments that were only late are not sent again each time: the echo of a transmission that was taken for lost
+/// shows that the path reorders.
 #[test]
 fn a_path_that_reorders_costs_few_needless_retransmissions() {
     let conditions = Conditions {
@@ -231,12 +231,12 @@ fn a_path_that_reorders_costs_few_needless_retransmissions() {
     }
     let stats = world.ends[0].stats();
     assert!(stats.retransmits_spurious > 0, "{stats:?}");
-    // One in 16 is accepted; by count alone it would be more.
+    // One in 16 is accepted; by count alone there would be more.
     let most = stats.sent_segments / 20;
     assert!(stats.retransmits_spurious < most, "{stats:?}");
 }
 
-/// Messages that arrive in the second after a path was cut for so long.
+/// The messages that arrive in the second after a path was cut for so long.
 fn after_a_cut(congestion: Congestion, cut: Duration) -> usize {
     let config = SessionConfig::fast().congestion(congestion);
     let mut world = Lossy::new(&config, path(50 * MS), 1);
@@ -261,8 +261,8 @@ fn after_a_cut(congestion: Congestion, cut: Duration) -> usize {
     go_on(0, 1000 * MS)
 }
 
-/// The window doubles again up to where the first time-out was, however many follow: the flight that they
-/// find lost is the same one.
+/// The window doubles again up to the threshold that the first time-out set, however many follow: they all find the
+/// same flight lost.
 #[test]
 fn time_outs_one_after_the_other_are_one_loss() {
     for congestion in [Congestion::Reno, Congestion::Cubic] {
@@ -271,7 +271,7 @@ fn time_outs_one_after_the_other_are_one_loss() {
     }
 }
 
-/// Messages that a reader has had in five seconds that looks for them ten times in each.
+/// The messages that a reader gets in five seconds if it looks for them ten times a second.
 fn read_now_and_then(congestion: Congestion) -> usize {
     let config = SessionConfig::fast().congestion(congestion);
     let mut world = Lossy::new(&config, path(10 * MS), 1);
@@ -292,7 +292,7 @@ fn read_now_and_then(congestion: Congestion) -> usize {
     got
 }
 
-/// The receive window says nothing of the network: that it was full is no reason to begin anew.
+/// The receive window says nothing about the network: that it was full is no reason for slow start.
 #[test]
 fn a_slow_reader_costs_no_congestion_window() {
     let free = read_now_and_then(Congestion::Off);
@@ -302,7 +302,7 @@ fn a_slow_reader_costs_no_congestion_window() {
     }
 }
 
-/// What one that only receives promises follows what the path carries.
+/// The window that a receiving end promises follows what the path carries.
 #[test]
 fn the_window_follows_the_path() {
     let reserved = |delay, every| {
@@ -316,13 +316,13 @@ fn the_window_follows_the_path() {
         world.ends[1].reserved_bytes()
     };
     let (slow, fast) = (reserved(MS, MS), reserved(50 * MS, MS / 2));
-    // 2 segments on the way, and 200.
+    // 2 segments are on the way, and 200.
     assert!(slow <= 32 * 1536 * 5 / 4, "{slow}");
     assert!(fast >= 200 * 1536, "{fast}");
 }
 
-/// 1000 segments a second over 20 ms need a window of 64, whatever the peer tells of its own when its
-/// reader has made room.
+/// 1000 segments a second over 20 ms need a window of 64, whatever window the peer tells when its reader has made
+/// room.
 #[test]
 fn a_window_told_unasked_is_no_round_trip() {
     const TOKEN: u64 = 0x1234_5678;
@@ -369,7 +369,7 @@ fn a_window_told_unasked_is_no_round_trip() {
     assert_eq!(reserved(true), reserved(false));
 }
 
-/// A peer that says only how much it takes.
+/// A peer that only tells its window.
 struct Teller {
     pool: PacketPool,
     session: Session,
@@ -405,7 +405,7 @@ impl Teller {
         self.session.handle_datagram(self.now, datagram).unwrap();
     }
 
-    /// What it is sent.
+    /// The commands that it is sent.
     fn hears(&mut self) -> Vec<Command> {
         let (mut scratch, mut heard) = ([0; 4096], Vec::new());
         while let Some(out) = self.session.poll_transmit(self.now, &mut scratch, 1) {
@@ -414,7 +414,7 @@ impl Teller {
         heard
     }
 
-    /// The most segments of a message.
+    /// The most segments that a message may have.
     fn longest(&mut self) -> usize {
         let endless = vec![1; 250 * (1400 - HEADER_BYTES)];
         match self.session.send_slice(&endless) {
@@ -433,7 +433,7 @@ fn a_peer_is_taken_to_have_room_for_32_segments_until_it_tells() {
     let pushed = peer.hears().into_iter().filter(|&cmd| cmd == Command::Push);
     assert_eq!(pushed.count(), 32);
     assert_eq!(peer.longest(), 32);
-    // The largest it has told. That it has none now says nothing of that.
+    // The largest window told counts. An empty window says nothing about that.
     for (told, longest) in [(0, 32), (200, 200), (100, 200)] {
         peer.tells(told);
         assert_eq!(peer.longest(), longest);

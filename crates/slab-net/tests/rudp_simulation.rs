@@ -30,7 +30,7 @@ fn everything_arrives_once_in_order_and_no_buffer_is_lost() {
         cut.set(cut.get() + u32::from(world.holes > 0));
         world.finish();
     });
-    // Of one world in five, but not of a single seed that is run again.
+    // In one world of five, but a single seed that is run again may have none.
     if seeds(120).count() >= 100 {
         assert!(cut.get() >= 10, "the path was cut in {} worlds", cut.get());
     }

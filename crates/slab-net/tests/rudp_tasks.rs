@@ -1,4 +1,4 @@
-//! Tasks that share a session, give up waiting, or wait when it ends, over real sockets on loopback.
+//! Tasks that share a session, cancel a wait, or wait when it ends, over real sockets on loopback.
 
 mod rudp_common;
 
@@ -18,7 +18,7 @@ use tokio::net::UdpSocket;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// Polls it so many times at most, each time that it is woken, and gives it up then.
+/// Polls a future at most `times` times, whenever it is woken, and then drops it.
 async fn polled<T>(times: u64, what: impl Future<Output = T>) -> Option<T> {
     let (mut what, mut left) = (pin!(what), times);
     poll_fn(|cx| match what.as_mut().poll(cx) {
@@ -32,8 +32,8 @@ async fn polled<T>(times: u64, what: impl Future<Output = T>) -> Option<T> {
     .await
 }
 
-/// What is given up is not sent, or has been received by nobody: each message comes once, whole, and
-/// behind those that its task has sent before.
+/// A cancelled call has sent nothing, or taken no message: each message comes once, whole, and behind those that
+/// its task sent before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
     const MESSAGES: u32 = 300;
@@ -115,8 +115,8 @@ async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
     all_back(&pool).await;
 }
 
-/// As with any socket of tokio: whoever sends all the time lets others run in between, those too that
-/// would have it stop.
+/// As with any socket of tokio, a task that sends all the time lets others run in between, including those that
+/// would stop it.
 #[tokio::test]
 async fn to_send_takes_from_the_budget_of_the_task() {
     let pool = pool();
@@ -159,12 +159,12 @@ async fn to_send_takes_from_the_budget_of_the_task() {
     assert!(sent.iter().all(|&sent| sent > 0), "{sent:?}");
 }
 
-/// By another task, and nothing else would wake them. The peer learns it, too.
+/// Another task aborts it, and nothing else would wake those who wait. The peer learns of it, too.
 #[tokio::test]
 async fn who_waits_for_a_session_learns_that_it_was_aborted() {
     let pool = pool();
     let aborted = CloseReason::Aborted;
-    // An idle one, for which no timer is set.
+    // The session is idle and has no timer set.
     let (_server, client, _accepted) = greeted(&pool).await;
     let [one, two] = [client.clone(), client.clone()];
     let receiving = tokio::spawn(async move { one.recv().await });
@@ -186,7 +186,7 @@ async fn who_waits_for_a_session_learns_that_it_was_aborted() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     client.abort();
     let sent = timeout(SOON, sending).await.unwrap().unwrap();
-    // The one that finishes was first, perhaps.
+    // The task that finishes may have been first.
     let closed = [aborted, CloseReason::Closed].map(|why| Err(SendError::Closed(why)));
     assert!(closed.contains(&sent), "{sent:?}");
     let finished = timeout(SOON, finishing).await.unwrap().unwrap();
@@ -218,7 +218,7 @@ fn opening() -> [u8; HEADER_BYTES] {
     datagram
 }
 
-/// In another runtime than that which the endpoint was made in.
+/// From another runtime than the one that the endpoint was made in.
 #[test]
 fn who_waits_for_a_session_or_the_next_one_learns_that_the_runtime_is_gone() {
     let (first, second) = (Runtime::new().unwrap(), Runtime::new().unwrap());
@@ -236,7 +236,7 @@ fn who_waits_for_a_session_or_the_next_one_learns_that_the_runtime_is_gone() {
             }
         }
     });
-    // One more, whose peer has not proved its address.
+    // Another session, whose peer has not proved its address.
     let stranger = std::net::UdpSocket::bind(any()).unwrap();
     stranger.send_to(&opening(), server.local_addr()).unwrap();
     first.block_on(until(&server, "half-open", |server| {
@@ -260,7 +260,7 @@ fn who_waits_for_a_session_or_the_next_one_learns_that_the_runtime_is_gone() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// Of many slices as much is taken as has room, and no part of it twice.
+/// A write of many slices takes as much as there is room for, and no part twice.
 #[tokio::test]
 async fn slices_arrive_once_and_in_order_where_the_window_takes_a_part_of_them() {
     let pool = pool();
@@ -292,7 +292,7 @@ async fn slices_arrive_once_and_in_order_where_the_window_takes_a_part_of_them()
     assert!(in_parts > 5, "{in_parts}");
 }
 
-/// What nobody will accept any more is closed, and the socket with it.
+/// Sessions that nobody can accept any more are closed, and the socket with them.
 #[tokio::test]
 async fn an_endpoint_that_is_dropped_leaves_nothing_whether_it_had_sessions_or_not() {
     for with_session in [false, true] {
@@ -308,7 +308,7 @@ async fn an_endpoint_that_is_dropped_leaves_nothing_whether_it_had_sessions_or_n
             }
             false => None,
         };
-        // Nobody asks it to look.
+        // Nothing makes the endpoint's task look.
         tokio::time::sleep(Duration::from_millis(50)).await;
         drop(server);
         if let Some(client) = client {

@@ -1,4 +1,4 @@
-//! Error correction of one end, for a path in virtual time.
+//! Error correction at one end, for a path in virtual time.
 
 use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards, Framing};
 use slab_net::rudp::{MemoryBudget, Time};
@@ -20,7 +20,7 @@ impl Coder {
         }
     }
 
-    /// What goes out for these datagrams.
+    /// The shards to send for these datagrams.
     pub(crate) fn shards(
         &mut self,
         now: Time,
@@ -41,7 +41,7 @@ impl Coder {
         out
     }
 
-    /// What comes in by this shard.
+    /// The datagrams that this shard yields.
     pub(crate) fn datagrams(&mut self, shard: Packet) -> Vec<Packet> {
         let mut datagrams = Vec::new();
         if Framing::of(&shard) == Some(Framing::Data) {

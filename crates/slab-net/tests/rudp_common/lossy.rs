@@ -1,4 +1,4 @@
-//! Two sessions and a path with a delay that loses and reorders, in virtual time: for figures.
+//! Two sessions and a path with a delay that loses and reorders, in virtual time, for figures.
 
 use super::Random;
 use slab_net::rudp::wire::{Command, segments};
@@ -8,18 +8,18 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A driver's timer, tokio's, is not finer than this.
+/// The resolution of tokio's timer, which a driver uses.
 const TICK: Duration = Duration::from_millis(1);
 
 /// What the path does to each datagram.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Conditions {
     pub(crate) delay: Duration,
-    /// Of a thousand.
+    /// Per thousand.
     pub(crate) lost: u64,
-    /// Of a thousand: delayed by up to twice as much.
+    /// Per thousand: delayed by up to twice as much.
     pub(crate) reordered: u64,
-    /// Bytes a second that a queue of `queue` bytes lets through; without end if `None`.
+    /// Bytes a second, and the bytes that the queue in front holds; unlimited if `None`.
     pub(crate) bottleneck: Option<(u64, u64)>,
 }
 
@@ -28,15 +28,15 @@ pub(crate) struct Lossy {
     pub(crate) ends: [Session; 2],
     pub(crate) now: Time,
     pub(crate) dropped_by_queue: u64,
-    /// The most datagrams that one side sent at one time.
+    /// The most datagrams that each side sent at one time.
     pub(crate) longest_burst: [usize; 2],
     conditions: Conditions,
-    /// Datagrams to be lost next, whoever sends them.
+    /// How many of the next datagrams are lost, whoever sends them.
     lose_next: u32,
-    /// A sequence number of the first end's, and how many more of its transmissions are lost.
+    /// A sequence number of the first end, and how many more of its transmissions are lost.
     lose_pushes: (u32, u32),
     random: Random,
-    /// By time and order: where to, and what.
+    /// By time and order: the receiving end, and the datagram.
     wire: BTreeMap<(Time, u64), (usize, Packet)>,
     order: u64,
     /// When the bottleneck is free again, each way.
@@ -79,7 +79,7 @@ impl Lossy {
         }
     }
 
-    /// With error correction at both ends.
+    /// Adds error correction at both ends.
     #[cfg(feature = "fec")]
     pub(crate) fn with_correction(mut self, shards: slab_net::rudp::fec::FecShards) -> Self {
         let coder = || super::fec::Coder::new(shards, &self.pool);
@@ -87,12 +87,12 @@ impl Lossy {
         self
     }
 
-    /// Loses the next so many datagrams.
+    /// Loses the next `datagrams` datagrams.
     pub(crate) fn lose_next(&mut self, datagrams: u32) {
         self.lose_next = datagrams;
     }
 
-    /// Loses the first so many transmissions of a segment of the first end's.
+    /// Loses the first `transmissions` transmissions of a segment of the first end.
     pub(crate) fn lose_pushes_of(&mut self, sn: u32, transmissions: u32) {
         self.lose_pushes = (sn, transmissions);
     }
@@ -173,7 +173,7 @@ impl Lossy {
         self.wire.insert((at, self.order), (to, datagram));
     }
 
-    /// Goes to the next thing that happens, if that is before `until`; returns to which end.
+    /// Goes to the next event if that is before `until`, and returns the end that it concerns.
     pub(crate) fn step(&mut self, until: Time) -> Option<usize> {
         let arrival = self.wire.keys().next().map(|&(at, _)| at);
         let timers = [0, 1].map(|end| (Reverse(self.timer[end]), end));

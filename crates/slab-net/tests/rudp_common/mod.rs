@@ -33,9 +33,9 @@ pub(crate) struct Path {
     pub(crate) jitter: Duration,
     /// Nothing arrives in this interval.
     pub(crate) hole: (Duration, Duration),
-    /// Most datagrams in a burst.
+    /// The most datagrams in a burst.
     pub(crate) burst: usize,
-    /// Room for segments to be gathered, in datagrams.
+    /// Scratch memory for segments to be gathered in, in datagrams.
     pub(crate) scratch: usize,
 }
 
@@ -44,9 +44,9 @@ pub(crate) struct Path {
 pub(crate) struct Plan {
     pub(crate) messages: u32,
     pub(crate) longest: u64,
-    /// Says that it has sent everything.
+    /// Calls `finish` once it has sent everything.
     pub(crate) finishes: bool,
-    /// Reads only every so many milliseconds.
+    /// Reads only once in this many milliseconds.
     pub(crate) reads_every: u64,
 }
 
@@ -57,10 +57,10 @@ pub(crate) struct End {
     pub(crate) received: u32,
     /// Unreliable datagrams.
     pub(crate) datagrams: u32,
-    /// Bytes of the stream, where there are no messages.
+    /// Bytes of the stream, if there are no messages.
     stream: Option<(u64, u64)>,
     next_read: Time,
-    /// The earliest wake-up on its way.
+    /// The earliest wake-up that is set.
     armed: Option<Time>,
 }
 
@@ -73,7 +73,7 @@ enum Event {
     Wake(usize),
     /// Somebody else takes all of the pool.
     Take,
-    /// There is memory again: who waits for it is told.
+    /// There is memory again: those who wait for it are told.
     GiveBack,
 }
 
@@ -115,12 +115,12 @@ pub(crate) struct World {
     started: Time,
     /// Calls that found the path cut.
     pub(crate) holes: u64,
-    /// Added to the time that the sessions are told.
+    /// Added to the time that each session is told.
     skew: [i64; 2],
     clock_jumps: bool,
-    /// Do they send unreliable datagrams? Those tell the window, whatever is lost of what should.
+    /// Do they send unreliable datagrams? Those tell the window even if the segments that should are lost.
     datagrams: bool,
-    /// What somebody else takes of the pool, all of it at times.
+    /// What somebody else takes of the pool, at times all of it.
     taken: Vec<PacketBuf>,
     events: BinaryHeap<Reverse<At>>,
     order: u64,
@@ -132,7 +132,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A world whose every choice comes from the seed.
+    /// Creates a world in which every choice comes from the seed.
     pub(crate) fn new(seed: u64, corrupt: bool) -> Self {
         let mut random = Random::new(seed);
         let stream = random.chance(300);
@@ -148,7 +148,7 @@ impl World {
             .congestion(random.pick(&[Congestion::Off, Congestion::Reno, Congestion::Cubic]))
             .dead_link(1000)
             .keepalive(
-                // Mostly never: it would make good what else stands still for ever.
+                // Mostly never: a keepalive would repair what otherwise stands still for ever.
                 Duration::from_secs(random.pick(&[15, 90_000, 90_000])),
                 Duration::from_secs(100_000),
             )
@@ -180,7 +180,7 @@ impl World {
             .headroom(random.pick(&[0, 24, 64]))
             .build()
             .unwrap();
-        // At times so little that the windows cannot all grow.
+        // At times so little that not all windows can grow.
         let budget = MemoryBudget::new(random.pick(&[8 << 20, 600 << 10]));
         // The largest message fits into every window.
         let longest = ((mtu - 24) as u64 * u64::from(window.min(32))).min(20_000);
@@ -277,7 +277,7 @@ impl World {
             .rotate_left(5);
     }
 
-    /// One event; `false` if there is none left before `until`.
+    /// Handles one event; returns `false` if there is none left before `until`.
     pub(crate) fn step(&mut self, until: Time) -> bool {
         match self.events.peek() {
             Some(Reverse(at)) if at.time <= until => {}
@@ -332,7 +332,7 @@ impl World {
         true
     }
 
-    /// Somebody else takes what the pool has, large and small, for up to a second.
+    /// Somebody else takes what the pool has, large and small chunks, for up to a second.
     fn take_the_pool(&mut self) {
         for bytes in [60_000, 4000, 1400, 500, 40] {
             let rest = std::iter::from_fn(|| self.pool.try_alloc(bytes).ok());
@@ -356,14 +356,14 @@ impl World {
             in_use <= held,
             "{in_use} bytes in use, {held} accounted for"
         );
-        // Nor is anything accounted for that is not there: it would never come back.
+        // Nor is memory accounted for that is not in use: it would never come back.
         assert!(
             in_use > 0 || held == 0,
             "nothing in use, {held} accounted for"
         );
     }
 
-    /// What a driver does after anything happened: read, write, transmit, set the timer.
+    /// What a driver does after any event: read, write, transmit, set the timer.
     pub(crate) fn look_after(&mut self, end: usize) {
         let now = self.clock(end);
         if self.ends[end]
@@ -450,7 +450,7 @@ impl World {
             && self.random.chance(100)
             && let Ok(datagram) = pool.try_copy_from_slice(&[end as u8; 50])
         {
-            // To a peer that is known by now, or given back.
+            // The peer is known by now, or the datagram is given back.
             let _ = self.ends[end].session.send_datagram(datagram);
         }
         let me = &mut self.ends[end];
@@ -483,7 +483,7 @@ impl World {
             match sent {
                 Ok(()) => me.sent += 1,
                 Err(SendError::Blocked | SendError::NoMemory | SendError::Closed(_)) => break,
-                // The peer's window is not known to be large enough yet, or a corrupted one is.
+                // The peer's window is not yet known to be large enough, or a corrupted one is.
                 Err(SendError::TooLong { .. }) => break,
                 Err(error) => panic!("seed {seed}: {error}"),
             }
@@ -507,7 +507,7 @@ impl World {
         self.scratch = scratch;
     }
 
-    /// The path takes datagrams, and does to them what it does.
+    /// Sends datagrams over the path, with all that happens to them there.
     fn carry(&mut self, to: usize, contents: &[u8], size: usize) {
         self.note(contents.len() as u64 ^ ((size as u64) << 20));
         let mut together: Vec<Vec<u8>> = Vec::new();
@@ -545,7 +545,7 @@ impl World {
         self.path.delay + Duration::from_micros(jitter)
     }
 
-    /// Puts datagrams into one buffer, as the kernel does when it coalesces.
+    /// Puts datagrams into one buffer, as the kernel does when it coalesces them.
     fn deliver(&mut self, to: usize, datagrams: &[Vec<u8>], delay: Duration) {
         let total = datagrams.iter().map(Vec::len).sum();
         let Ok(mut buf) = self.pool.try_alloc(total) else {
@@ -599,7 +599,7 @@ impl World {
         })
     }
 
-    /// Runs until everything is delivered, both ends are closed, and what that took.
+    /// Runs until everything is delivered and both ends are closed.
     pub(crate) fn run(&mut self) {
         let limit = self.now + Duration::from_secs(3000);
         while !self.is_done() {
@@ -649,13 +649,13 @@ impl World {
         for end in &self.ends {
             let reason = end.session.ended().unwrap();
             let fine = matches!(reason, CloseReason::Closed | CloseReason::ClosedByPeer)
-                // The other end was gone before it had heard that its last words were heard.
+                // The other end was gone before it learned that its last words were heard.
                 || reason == CloseReason::LingerExpired;
             assert!(fine, "seed {}: ended because {reason}", self.seed);
         }
     }
 
-    /// Drops everything, and sees whether the pool and the budget have it back.
+    /// Drops everything, and checks that the pool and the budget have it back.
     pub(crate) fn finish(self) -> u64 {
         let Self {
             seed,

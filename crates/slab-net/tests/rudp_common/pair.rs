@@ -1,4 +1,4 @@
-//! Two ends without a path between them, and datagrams that somebody forges.
+//! Two ends without a path between them, and forged datagrams.
 
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
@@ -44,7 +44,7 @@ impl Pair {
             let to_server = transmit(&mut self.client, self.now);
             let to_client = transmit(&mut self.server, self.now);
             if to_server.is_empty() && to_client.is_empty() {
-                // Delayed acknowledgements.
+                // Acknowledgements may be delayed.
                 self.now = self.now + Duration::from_millis(20);
                 let late = [&mut self.client, &mut self.server]
                     .map(|end| end.poll_timeout().is_some_and(|at| at <= self.now));
@@ -65,7 +65,7 @@ impl Pair {
         }
     }
 
-    /// A pair that has exchanged a message each way, and has one of the client's on its way.
+    /// Creates a pair that has exchanged a message each way, with one of the client's in flight.
     pub(crate) fn busy() -> Self {
         let mut pair = Self::new();
         pair.client.send_slice(b"question").unwrap();
@@ -79,7 +79,7 @@ impl Pair {
         pair
     }
 
-    /// The client refuses this, for this reason, and goes on as if nothing had happened.
+    /// Checks that the client refuses this, for this reason, and goes on as if nothing had happened.
     pub(crate) fn refused(datagram: &[u8], reason: Rejection) {
         let mut pair = Self::busy();
         let before = pair.client.stats();
@@ -92,7 +92,7 @@ impl Pair {
         let after = pair.client.stats();
         assert_eq!(after.rejected_for(reason), 1);
         assert_eq!(after.rejected_datagrams(), before.rejected_datagrams() + 1);
-        // All that is counted but for the reasons, which are the last.
+        // All counters but the reasons, which come last.
         let others = |stats: RudpStats| {
             format!("{stats:?}")
                 .split_once("rejected")

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UdpSocket;
 
-/// Starts it in front of `server`; the loss is in thousandths. Returns its address.
+/// Starts a proxy in front of `server`, with a loss in thousandths. Returns its address.
 pub(crate) async fn lossy(server: SocketAddr, loss: u64, seed: u64) -> SocketAddr {
     let front = Arc::new(UdpSocket::bind(any()).await.unwrap());
     let address = front.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! What a seed decides: numbers, and what is sent.
+//! What a seed decides: random numbers, and the contents of messages.
 
 /// SplitMix64.
 #[derive(Clone)]
@@ -29,7 +29,7 @@ impl Random {
     }
 }
 
-/// Seeds to run: from `RUDP_SEED` one, from `RUDP_SEEDS` so many, otherwise `default`.
+/// The seeds to run: one from `RUDP_SEED`, as many as `RUDP_SEEDS` says, otherwise `default`.
 pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
     if let Some(seed) = number("RUDP_SEED") {
@@ -38,7 +38,7 @@ pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
     0..number("RUDP_SEEDS").unwrap_or(default)
 }
 
-/// The byte at `at` of what side `from` sends as number `message`.
+/// The byte at `at` of message number `message` from side `from`.
 pub(crate) fn byte(from: usize, message: u32, at: usize) -> u8 {
     let x = (from as u64 + 1) * 1_000_003 + u64::from(message) * 7919 + at as u64 * 31;
     (x ^ (x >> 8)) as u8

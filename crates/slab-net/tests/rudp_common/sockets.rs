@@ -1,4 +1,4 @@
-//! What every test of endpoints over real sockets begins with.
+//! What the tests of endpoints over real sockets have in common.
 
 use super::Random;
 use slab_net::PacketPool;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Only how long a broken test takes to fail.
+/// Matters only for how long a broken test takes to fail.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) fn pool() -> PacketPool {
@@ -20,16 +20,16 @@ pub(crate) fn pool() -> PacketPool {
 }
 
 pub(crate) fn fast() -> EndpointConfig {
-    // What nobody is woken for is not to be made good by a sign of life.
+    // A missed wake-up must not be repaired by a sign of life.
     let minutes = |n: u64| Duration::from_secs(60 * n);
     EndpointConfig::new(SessionConfig::fast().keepalive(minutes(10), minutes(100)))
 }
 
-/// Any port of an address that no other socket of the tests has: a session whose test has ended sends
-/// on for as long as it lingers, and its peer's port may be another test's by then.
+/// Any port of an address that no other socket of the tests has: after a test has ended its session lingers and
+/// goes on sending, and its peer's port may belong to another test by then.
 pub(crate) fn any() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Elsewhere a loopback interface has but one address.
+    // On other systems a loopback interface has only one address.
     let host = if cfg!(target_os = "linux") {
         let [.., high, low] = std::process::id().to_be_bytes();
         let last = NEXT.fetch_add(1, Ordering::Relaxed) % 254 + 1;
@@ -60,7 +60,7 @@ pub(crate) async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint
     panic!("{what}: {:?}", server.stats());
 }
 
-/// Ends of a session, connected, after a message from the client.
+/// Connects two ends, and sends a message from the client.
 pub(crate) async fn greeted(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
     let server = Endpoint::bind(any(), pool, fast()).unwrap();
     let client = Connection::connect(server.local_addr(), pool, fast()).unwrap();

@@ -17,8 +17,8 @@ pub(crate) struct Storm {
     /// Messages that the application keeps.
     kept: Vec<Packet>,
     scratch: Vec<u8>,
-    /// What the peer knows of the session: the `ts` of its questions, its `una`, and the `sn` and `ts` of
-    /// what it sent.
+    /// What the peer knows of the session: the `ts` of its questions, its `una`, and the `sn` and `ts` of what it
+    /// sent.
     token: u32,
     una: u32,
     sent: Vec<(u32, u32)>,
@@ -26,7 +26,7 @@ pub(crate) struct Storm {
 }
 
 impl Storm {
-    /// `None` if the budget of this seed has nothing for a session.
+    /// Returns `None` if this seed's budget has no memory for a session.
     pub(crate) fn new(seed: u64) -> Option<Self> {
         let mut random = Random::new(seed);
         let pool = PacketPool::builder()
@@ -247,7 +247,7 @@ impl Storm {
         self.sent.drain(..old);
     }
 
-    /// Nothing is due that would be due again at once, for ever.
+    /// Checks that no timer is due that would be due again at once, for ever.
     fn settle(&mut self) {
         let mut turns = 0;
         while self.session.poll_timeout().is_some_and(|at| at <= self.now) {
