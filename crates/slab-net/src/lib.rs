@@ -1,10 +1,10 @@
-//! Packet memory from one bounded pool, and what receives, hands on and sends it.
+//! Packet memory from one bounded pool, and the means to receive it, hand it between tasks and send it.
 //!
 //! | where | what |
 //! |---|---|
 //! | here | [`PacketPool`], [`PacketBuf`] and [`Packet`]: `BytesMut` and `Bytes` over pooled slabs |
-//! | [`udp`] | from a socket into pool memory, and back |
-//! | [`pipeline`] | bounded hand-over between tasks |
+//! | [`udp`] | batched receiving and sending between sockets and pool memory |
+//! | [`pipeline`] | bounded queues between tasks |
 //! | [`rudp`] | reliable sessions over datagrams |
 
 mod packet;

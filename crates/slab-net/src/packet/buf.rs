@@ -1,4 +1,4 @@
-//! [`PacketBuf`]: what it is, how it is made, read and written.
+//! [`PacketBuf`]: representation, construction, reading and writing.
 
 use super::frozen::Packet;
 use super::owner::{HeapBlock, Owner};
@@ -13,21 +13,21 @@ use core::slice;
 use slab_core::Chunk;
 use std::sync::Arc;
 
-/// An exclusive, growable piece of packet memory: [`bytes::BytesMut`] over a [`PacketPool`].
+/// An exclusive, growable buffer of packet memory: [`bytes::BytesMut`] over a [`PacketPool`].
 ///
-/// Has the methods of `BytesMut`, with the same meaning and the same panics, so that
-/// `use slab_net::PacketBuf as BytesMut` compiles and behaves. What differs:
+/// It has the methods of `BytesMut`, with the same meaning and the same panics, so that
+/// `use slab_net::PacketBuf as BytesMut` compiles and behaves the same. The differences:
 ///
-/// - Capacities are those of the pool's size classes, so often larger than asked for.
+/// - Capacities are those of the pool's size classes, so often larger than requested.
 /// - A buffer holds at most `u32::MAX` bytes.
-/// - Constructors that take no pool use the [process-wide one](PacketPool::default_pool). Where the
-///   pool cannot serve, methods that cannot fail follow
-///   [its policy](PacketPool#when-the-pool-is-at-its-cap); [`try_reserve`](Self::try_reserve) and
-///   [`try_prepend`](Self::try_prepend) say why not.
+/// - Constructors that take no pool use the [process-wide one](PacketPool::default_pool). If the pool
+///   cannot serve a request, methods that return no error follow [its
+///   policy](PacketPool#when-the-pool-is-at-its-cap); [`try_reserve`](Self::try_reserve) and
+///   [`try_prepend`](Self::try_prepend) return the error.
 /// - There may be [`headroom`](Self::headroom) for [`prepend`](Self::prepend).
 ///
-/// Splitting makes handles to disjoint parts of one chunk, which is freed with the last of them.
-/// 32 bytes; `Option<PacketBuf>` too.
+/// Splitting makes handles to disjoint parts of one chunk, which is freed with the last of them. A
+/// `PacketBuf` takes 32 bytes, and so does an `Option<PacketBuf>`.
 ///
 /// ```
 /// use slab_net::PacketBuf;
@@ -40,9 +40,9 @@ use std::sync::Arc;
 /// assert_eq!(buf, b" world"[..]);
 /// ```
 pub struct PacketBuf {
-    /// Writable memory, or none while nothing has been allocated.
+    /// The writable memory, or none while nothing has been allocated.
     pub(super) owner: Owner,
-    /// The first byte, `cap` bytes before the end of what this handle may write.
+    /// The first byte of the `cap` bytes that this handle may write.
     ///
     /// Invariant: `owner` keeps `ptr..ptr + cap` alive and writable, no other handle to it touches
     /// that range, and its first `len` bytes have been written since they were allocated.
@@ -53,12 +53,12 @@ pub struct PacketBuf {
 
 const _: () = assert!(size_of::<Option<PacketBuf>>() == 32);
 
-// SAFETY: a buffer is an exclusive piece of memory that any thread may write and free.
+// SAFETY: a buffer is exclusive memory that any thread may write and free.
 unsafe impl Send for PacketBuf {}
 // SAFETY: `&PacketBuf` only reads its own range, which nobody writes while it is borrowed.
 unsafe impl Sync for PacketBuf {}
 
-/// `n`, which fits because it does not exceed a capacity that fits.
+/// Returns `n` as `u32`. It fits, because it does not exceed a capacity that fits.
 #[inline]
 pub(super) fn narrow(n: usize) -> u32 {
     debug_assert!(u32::try_from(n).is_ok());
@@ -66,7 +66,7 @@ pub(super) fn narrow(n: usize) -> u32 {
 }
 
 impl PacketBuf {
-    /// An empty buffer over a whole chunk, `headroom` bytes into it.
+    /// Returns an empty buffer over a whole chunk, with `headroom` bytes in front.
     #[inline(always)]
     pub(super) fn from_chunk(chunk: Chunk, headroom: u32) -> Self {
         let (start, capacity) = (chunk.as_ptr(), narrow(chunk.capacity()));
@@ -80,8 +80,8 @@ impl PacketBuf {
         }
     }
 
-    /// An empty buffer over a block of the heap, `headroom` of its bytes in front; `least` and `most`
-    /// as in [`HeapBlock::fallback`], at most `u32::MAX`.
+    /// Returns an empty buffer over a heap block, with `headroom` of its bytes in front. `least` and
+    /// `most` are as in [`HeapBlock::fallback`], and at most `u32::MAX`.
     pub(super) fn from_heap(
         least: usize,
         most: usize,
@@ -91,7 +91,7 @@ impl PacketBuf {
         let block = HeapBlock::fallback(least, most, pool)?;
         let total = block.capacity();
         Ok(Self {
-            // SAFETY: the block has `least` bytes or more, the headroom included.
+            // SAFETY: the block has at least `least` bytes, headroom included.
             ptr: unsafe { block.start().add(headroom as usize) },
             owner: Owner::heap(block),
             len: 0,
@@ -100,8 +100,8 @@ impl PacketBuf {
     }
 
     /// # Safety
-    /// The type's invariant: this is the only handle to `ptr..ptr + cap`, which `owner` keeps alive
-    /// and lets write, and the first `len` bytes have been written.
+    /// The type's invariant holds: this is the only handle to `ptr..ptr + cap`, which `owner` keeps
+    /// alive and writable, and the first `len` bytes have been written.
     #[inline]
     pub(super) unsafe fn from_parts(owner: Owner, ptr: NonNull<u8>, len: u32, cap: u32) -> Self {
         debug_assert!(len <= cap);
@@ -113,7 +113,7 @@ impl PacketBuf {
         }
     }
 
-    /// An empty buffer that has allocated nothing yet, and grows into the
+    /// Returns an empty buffer that has allocated nothing yet, and grows into the
     /// [process-wide pool](PacketPool::default_pool).
     ///
     /// ```
@@ -134,8 +134,8 @@ impl PacketBuf {
         }
     }
 
-    /// An empty buffer with a capacity of at least `capacity` bytes, from the
-    /// [process-wide pool](PacketPool::default_pool). Zero allocates nothing.
+    /// Returns an empty buffer with a capacity of at least `capacity` bytes, from the [process-wide
+    /// pool](PacketPool::default_pool). A capacity of zero allocates nothing.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -145,7 +145,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// As [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
+    /// The same as [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
     #[inline]
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
@@ -156,7 +156,7 @@ impl PacketBuf {
         PacketPool::default_pool().with_capacity(capacity)
     }
 
-    /// A buffer of `len` zeros from the [process-wide pool](PacketPool::default_pool).
+    /// Returns a buffer of `len` zeros from the [process-wide pool](PacketPool::default_pool).
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -164,7 +164,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// As [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
+    /// The same as [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn zeroed(len: usize) -> Self {
@@ -174,7 +174,7 @@ impl PacketBuf {
         PacketPool::default_pool().zeroed(len)
     }
 
-    /// How many bytes it contains.
+    /// The number of bytes of contents.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -186,7 +186,7 @@ impl PacketBuf {
         self.len as usize
     }
 
-    /// Does it contain nothing?
+    /// Returns `true` if there are no contents.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -198,7 +198,7 @@ impl PacketBuf {
         self.len == 0
     }
 
-    /// How many bytes it can contain without moving: at least what was asked for.
+    /// The number of bytes that the buffer can hold without moving: at least as many as were requested.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -210,7 +210,7 @@ impl PacketBuf {
         self.cap as usize
     }
 
-    /// Free bytes behind the contents.
+    /// The number of free bytes behind the contents.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -225,8 +225,9 @@ impl PacketBuf {
         (self.cap - self.len) as usize
     }
 
-    /// The pool it came from, or whose request the heap served; `None` if it has no memory yet, or
-    /// the pool is closed. What the heap served keeps its pool open, what lies in the pool does not.
+    /// Returns the pool that the buffer came from, or in whose place the heap served it; `None` if the
+    /// buffer has no memory yet, or the pool is closed. A buffer on the heap keeps its pool open, a
+    /// chunk does not.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -242,8 +243,8 @@ impl PacketBuf {
         self.owner.pool()
     }
 
-    /// The index of its chunk's size class in [`SlabPool::size_classes`]; `None` if it does not lie
-    /// in a pool.
+    /// The index of the chunk's size class in [`SlabPool::size_classes`]; `None` if the buffer does not
+    /// lie in a pool.
     ///
     /// [`SlabPool::size_classes`]: slab_core::SlabPool::size_classes
     #[must_use]
@@ -251,7 +252,7 @@ impl PacketBuf {
         self.owner.class()
     }
 
-    /// Turns it into a [`Packet`]. Allocates and copies nothing, touches no reference count.
+    /// Turns the buffer into a [`Packet`]. Allocates and copies nothing, touches no reference count.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -286,7 +287,7 @@ impl PacketBuf {
         unsafe { slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len()) }
     }
 
-    /// The free bytes behind the contents, to be written before [`set_len`](Self::set_len) or
+    /// Returns the free bytes behind the contents. Write them before [`set_len`](Self::set_len) or
     /// [`advance_mut`](BufMut::advance_mut) makes them readable.
     ///
     /// ```
@@ -308,8 +309,8 @@ impl PacketBuf {
     /// Sets the length.
     ///
     /// # Safety
-    /// `len` is at most [`capacity`](Self::capacity), and the bytes up to it have been written
-    /// since this handle came to have them.
+    /// `len` is at most [`capacity`](Self::capacity), and the bytes before it have been written since
+    /// this handle acquired them.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -324,7 +325,7 @@ impl PacketBuf {
         self.len = narrow(len);
     }
 
-    /// Shortens the contents to `len` bytes; does nothing if they are not longer.
+    /// Shortens the contents to `len` bytes; does nothing if they are no longer than that.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -339,7 +340,7 @@ impl PacketBuf {
         }
     }
 
-    /// Removes the contents, keeps the capacity.
+    /// Removes the contents; keeps the capacity.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -352,7 +353,7 @@ impl PacketBuf {
         self.len = 0;
     }
 
-    /// Shortens the contents to `new_len` bytes, or extends them to it by bytes of `value`.
+    /// Shortens the contents to `new_len` bytes, or extends them to that length with bytes of `value`.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -364,7 +365,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// As [`reserve`](Self::reserve).
+    /// The same as [`reserve`](Self::reserve).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn resize(&mut self, new_len: usize, value: u8) {
         match new_len.checked_sub(self.len()) {
@@ -373,7 +374,7 @@ impl PacketBuf {
         }
     }
 
-    /// Appends a copy of `extend`, growing if need be.
+    /// Appends a copy of `extend`, growing if necessary.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -384,13 +385,13 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// As [`reserve`](Self::reserve).
+    /// The same as [`reserve`](Self::reserve).
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn extend_from_slice(&mut self, extend: &[u8]) {
         self.reserve(extend.len());
-        // SAFETY: there is room for them behind the contents now. `extend` is borrowed, so it
-        // cannot overlap bytes that are ours to write.
+        // SAFETY: the tailroom now suffices. `extend` is borrowed, so it cannot overlap bytes that only
+        // this handle may write.
         unsafe { self.append_unchecked(extend.as_ptr(), extend.len()) };
     }
 
@@ -404,14 +405,14 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If `range` is out of bounds, and as [`reserve`](Self::reserve).
+    /// If `range` is out of bounds, and the same as [`reserve`](Self::reserve).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn extend_from_within(&mut self, range: impl RangeBounds<usize>) {
         let (start, end) = resolve(range, self.len());
         self.reserve(end - start);
         // SAFETY: `start` is within the contents.
         let from = unsafe { self.ptr.add(start) };
-        // SAFETY: there is room now, and the source ends where the free bytes begin, or before.
+        // SAFETY: the tailroom now suffices, and the source ends no later than the tailroom begins.
         unsafe { self.append_unchecked(from.as_ptr(), end - start) };
     }
 
@@ -420,10 +421,10 @@ impl PacketBuf {
     /// least `n`.
     #[inline]
     pub(super) unsafe fn append_unchecked(&mut self, from: *const u8, n: usize) {
-        // Before the copy, because the compiler must read it again after bytes were written.
+        // Computed before the copy: afterwards the compiler would have to load `self.len` again.
         let len = self.len + narrow(n);
         let to = self.spare_capacity_mut().as_mut_ptr().cast::<u8>();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { core::ptr::copy_nonoverlapping(from, to, n) };
         self.len = len;
     }
@@ -432,7 +433,7 @@ impl PacketBuf {
     /// `n` is at most the length.
     #[inline]
     pub(super) unsafe fn advance_unchecked(&mut self, n: usize) {
-        // SAFETY: the caller's promise: within or just behind the contents.
+        // SAFETY: guaranteed by the caller: within or just behind the contents.
         self.ptr = unsafe { self.ptr.add(n) };
         self.len -= narrow(n);
         self.cap -= narrow(n);

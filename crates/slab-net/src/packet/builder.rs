@@ -1,11 +1,11 @@
-//! [`PacketPoolBuilder`]: how a packet pool is configured, and what can be wrong with that.
+//! [`PacketPoolBuilder`]: the configuration of a packet pool, and its errors.
 
 use super::pool::PacketPool;
 use super::settings::{self, Settings};
 use core::fmt;
 use slab_core::{ConfigError, SizeClasses, SlabPool, SlabPoolBuilder};
 
-/// Packets that occupy more than this many times their length are worth a copy.
+/// The default ratio of occupied memory to length above which a packet is worth copying.
 pub(super) const COMPACT_RATIO: u32 = 2;
 
 /// The configuration of a [`PacketPool`].
@@ -48,67 +48,67 @@ impl Default for PacketPoolBuilder {
 }
 
 impl PacketPoolBuilder {
-    /// What the pool is called in metrics and log events. Default: `default`.
+    /// Sets the pool's name in metrics and log events. Default: `default`.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.slab = self.slab.name(name);
         self
     }
 
-    /// The chunk sizes. Default: [`SizeClasses::network`].
+    /// Sets the chunk sizes. Default: [`SizeClasses::network`].
     pub fn size_classes(mut self, classes: SizeClasses) -> Self {
         self.slab = self.slab.size_classes(classes);
         self
     }
 
-    /// The cap in bytes, as in [`SlabPoolBuilder::max_memory`]. Default: 64 MiB.
+    /// Sets the cap in bytes, as in [`SlabPoolBuilder::max_memory`]. Default: 64 MiB.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.slab = self.slab.max_memory(bytes);
         self
     }
 
-    /// The whole configuration of the slab pool at once; replaces the name, size classes and cap
+    /// Sets the whole configuration of the slab pool at once; replaces the name, size classes and cap
     /// set before.
     pub fn slab(mut self, builder: SlabPoolBuilder) -> Self {
         self.slab = builder;
         self
     }
 
-    /// Free bytes in front of the data of each new buffer, for headers to come. Default: 0.
+    /// Sets the free bytes in front of the data of each new buffer, for headers. Default: 0.
     pub fn headroom(mut self, bytes: usize) -> Self {
         self.headroom = bytes;
         self
     }
 
-    /// Free bytes behind what is asked for, for trailers to come. Default: 0.
+    /// Sets the free bytes behind the requested capacity, for trailers. Default: 0.
     pub fn tailroom(mut self, bytes: usize) -> Self {
         self.tailroom = bytes;
         self
     }
 
-    /// [`PacketPool::compact`] copies a packet whose memory is more than `ratio` times as large
-    /// as the packet. Default: 2.
+    /// Makes [`PacketPool::compact`] copy a packet whose memory is more than `ratio` times as large as
+    /// the packet. Default: 2.
     pub fn compact_ratio(mut self, ratio: u32) -> Self {
         self.compact_ratio = ratio;
         self
     }
 
-    /// How many bytes the heap may stand in for at the same time, where methods that cannot fail
-    /// find the pool at its cap or ask for more than the largest size class; beyond that they
-    /// panic. 0 keeps packets off the heap altogether. Default: no limit.
+    /// Sets how many bytes of heap may stand in for the pool at one time, when a method that returns no
+    /// error finds the pool at its cap or asks for more than the largest size class; beyond that, these
+    /// methods panic. 0 keeps buffers off the heap altogether. Default: no limit.
     pub fn heap_limit(mut self, bytes: usize) -> Self {
         self.heap_limit = bytes;
         self
     }
 
-    /// Makes the pool.
+    /// Builds the pool.
     ///
     /// # Errors
-    /// [`PacketPoolError::Slab`] where the slab pool cannot be built,
-    /// [`PacketPoolError::NoRoom`] if headroom and tailroom leave nothing of the largest chunk.
+    /// [`PacketPoolError::Slab`] if the slab pool cannot be built, [`PacketPoolError::NoRoom`] if
+    /// headroom and tailroom leave nothing of the largest chunk.
     pub fn build(self) -> Result<PacketPool, PacketPoolError> {
         let slab = self.slab.build().map_err(PacketPoolError::Slab)?;
         let largest = slab.size_classes().largest();
-        // No chunk reaches 4 GiB, so both fit once their sum is below the largest.
+        // No chunk reaches 4 GiB, so both fit `u32` if their sum is below the largest chunk.
         let settings = match (u32::try_from(self.headroom), u32::try_from(self.tailroom)) {
             (Ok(headroom), Ok(tailroom))
                 if u64::from(headroom) + u64::from(tailroom) < largest as u64 =>
@@ -132,8 +132,8 @@ impl PacketPoolBuilder {
         Ok(PacketPool::from_settings(settings::register(settings)))
     }
 
-    /// Makes the pool and has the constructors that take none use it, for the whole process and
-    /// for good.
+    /// Builds the pool and makes it the process-wide one, which serves the constructors that take no
+    /// pool. This cannot be undone.
     ///
     /// ```
     /// use slab_net::{PacketBuf, PacketPool};
@@ -145,8 +145,8 @@ impl PacketPoolBuilder {
     /// ```
     ///
     /// # Errors
-    /// [`PacketPoolError::DefaultInUse`] if there is such a pool already: installed before, or
-    /// created because something asked for it. Otherwise as [`build`](Self::build).
+    /// [`PacketPoolError::DefaultInUse`] if there already is a process-wide pool: installed before, or
+    /// created by its first use. Otherwise the same as [`build`](Self::build).
     pub fn install_default(self) -> Result<PacketPool, PacketPoolError> {
         let pool = self.build()?;
         match settings::set_default(pool.clone()) {
@@ -156,7 +156,7 @@ impl PacketPoolBuilder {
     }
 }
 
-/// Why a packet pool could not be made.
+/// Why a packet pool could not be built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PacketPoolError {
@@ -171,7 +171,7 @@ pub enum PacketPoolError {
         /// The largest size class in bytes.
         largest: usize,
     },
-    /// The process-wide pool exists already.
+    /// The process-wide pool already exists.
     DefaultInUse,
 }
 

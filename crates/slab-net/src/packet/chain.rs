@@ -1,4 +1,4 @@
-//! [`PacketChain`]: packets one behind the other, read as one run of bytes.
+//! [`PacketChain`]: a sequence of packets, read as one run of bytes.
 
 use super::frozen::Packet;
 use super::pool::PacketPool;
@@ -8,16 +8,14 @@ use slab_core::AllocError;
 use std::collections::{VecDeque, vec_deque};
 use std::io::IoSlice;
 
-/// Packets one behind the other, read as one run of bytes without joining them: a header in one
-/// chunk, a payload in another, sent by one `writev` or `sendmsg`.
+/// A sequence of packets, read as one run of bytes without joining them: for example a header in one
+/// chunk and a payload in another, sent by one `writev` or `sendmsg`.
 ///
-/// Bounded: it takes [`limit`](Self::limit) packets and gives the next one back. Implements
-/// [`Buf`], so that tokio's `write_all_buf` or
-/// [`write_vectored`](std::io::Write::write_vectored) over
-/// [`chunks_vectored`](Buf::chunks_vectored) send it; and those slices are what
-/// [`Transmit::gather`](crate::udp::Transmit::gather) sends as one datagram.
-/// Packets that were read are dropped at once. A chain that was emptied keeps its list's memory:
-/// used again, it allocates nothing.
+/// Bounded: it accepts [`limit`](Self::limit) packets and returns the next one. It implements [`Buf`],
+/// so tokio's `write_all_buf` can send it, or [`write_vectored`](std::io::Write::write_vectored) over
+/// [`chunks_vectored`](Buf::chunks_vectored); [`Transmit::gather`](crate::udp::Transmit::gather) sends
+/// those slices as one datagram. Packets are dropped as soon as they have been read. An emptied chain
+/// keeps its list's memory, so using it again allocates nothing.
 ///
 /// ```
 /// use bytes::Buf;
@@ -39,7 +37,7 @@ use std::io::IoSlice;
 /// ```
 #[derive(Clone)]
 pub struct PacketChain {
-    /// None of them is empty, so that [`Buf::chunk`] is empty at the end only.
+    /// None of them is empty, so [`Buf::chunk`] is empty only at the end.
     packets: VecDeque<Packet>,
     /// The sum of their lengths.
     len: usize,
@@ -47,18 +45,18 @@ pub struct PacketChain {
 }
 
 impl PacketChain {
-    /// How many packets [`new`](Self::new) allows: as many slices as one call to the kernel takes
+    /// The limit of a chain made by [`new`](Self::new): the number of slices that one system call takes
     /// on Linux and the BSDs (`IOV_MAX`).
     pub const DEFAULT_LIMIT: usize = 1024;
 
-    /// An empty chain of at most [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT) packets; allocates nothing
-    /// yet.
+    /// Returns an empty chain of at most [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT) packets; allocates
+    /// nothing yet.
     #[must_use]
     pub const fn new() -> Self {
         Self::with_limit(Self::DEFAULT_LIMIT)
     }
 
-    /// An empty chain of at most `packets` packets; allocates nothing yet.
+    /// Returns an empty chain of at most `packets` packets; allocates nothing yet.
     ///
     /// ```
     /// # use slab_net::{Packet, PacketChain};
@@ -76,39 +74,39 @@ impl PacketChain {
         }
     }
 
-    /// Bytes in all packets together.
+    /// The number of bytes in all packets together.
     #[inline]
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Are there no bytes?
+    /// Returns `true` if there are no bytes.
     #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many packets it has: as many slices as a vectored write of all of it takes.
+    /// The number of packets, which is the number of slices that a vectored write of the whole chain
+    /// takes.
     #[inline]
     #[must_use]
     pub fn packets(&self) -> usize {
         self.packets.len()
     }
 
-    /// How many packets it can have.
+    /// The maximum number of packets.
     #[inline]
     #[must_use]
     pub const fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Puts a packet behind the others. One without bytes is dropped: it would send nothing.
+    /// Appends a packet. A packet without bytes is dropped: it would send nothing.
     ///
     /// # Errors
-    /// Gives the packet back if the chain is at its limit, or its length would exceed
-    /// `usize::MAX`.
+    /// Returns the packet if the chain is at its limit, or if its length would exceed `usize::MAX`.
     pub fn push_back(&mut self, packet: Packet) -> Result<(), Packet> {
         if let Some(packet) = self.admit(packet)? {
             self.packets.push_back(packet);
@@ -116,10 +114,10 @@ impl PacketChain {
         Ok(())
     }
 
-    /// Puts a packet in front of the others: a header that is a packet of its own.
+    /// Prepends a packet, for example a header in a packet of its own.
     ///
     /// # Errors
-    /// As [`push_back`](Self::push_back).
+    /// The same as [`push_back`](Self::push_back).
     pub fn push_front(&mut self, packet: Packet) -> Result<(), Packet> {
         if let Some(packet) = self.admit(packet)? {
             self.packets.push_front(packet);
@@ -127,7 +125,7 @@ impl PacketChain {
         Ok(())
     }
 
-    /// Counts the packet in, if there is room for it; `None` if there is nothing in it.
+    /// Counts the packet if there is room for it; returns `None` if it is empty.
     fn admit(&mut self, packet: Packet) -> Result<Option<Packet>, Packet> {
         if packet.is_empty() {
             return Ok(None);
@@ -141,7 +139,7 @@ impl PacketChain {
         }
     }
 
-    /// Takes the first packet out: what is left of it, if a part was read.
+    /// Removes and returns the first packet, or the unread rest of it if a part was read.
     ///
     /// ```
     /// # use bytes::Buf;
@@ -158,20 +156,20 @@ impl PacketChain {
         Some(packet)
     }
 
-    /// Drops all packets; keeps the list's memory.
+    /// Drops all packets; keeps the memory of the list.
     pub fn clear(&mut self) {
         self.packets.clear();
         self.len = 0;
     }
 
-    /// The packets in their order.
+    /// Returns an iterator over the packets in their order.
     #[must_use]
     pub fn iter(&self) -> vec_deque::Iter<'_, Packet> {
         self.packets.iter()
     }
 
-    /// All bytes in one packet: a clone if they lie in one already, a copy in a chunk of `pool`
-    /// otherwise.
+    /// Returns all bytes in one packet: a clone if they already lie in one, otherwise a copy in a chunk
+    /// of `pool`.
     ///
     /// ```
     /// # use slab_net::{Packet, PacketChain, PacketPool};
@@ -184,7 +182,7 @@ impl PacketChain {
     /// ```
     ///
     /// # Errors
-    /// As [`PacketPool::try_alloc`].
+    /// The same as [`PacketPool::try_alloc`].
     pub fn try_to_packet(&self, pool: &PacketPool) -> Result<Packet, AllocError> {
         match self.packets.len() {
             0 => Ok(Packet::new()),
@@ -232,7 +230,7 @@ impl Buf for PacketChain {
         }
     }
 
-    /// Shares the memory if the bytes lie in the first packet, copies them to the heap otherwise.
+    /// Shares the memory if the bytes lie in the first packet; copies them to the heap otherwise.
     fn copy_to_bytes(&mut self, len: usize) -> Bytes {
         assert!(len <= self.len, "copy_to_bytes of {len} of {}", self.len);
         match self.packets.front_mut() {
@@ -263,7 +261,7 @@ impl Default for PacketChain {
 }
 
 impl From<Packet> for PacketChain {
-    /// A chain of this one packet.
+    /// Makes a chain of this one packet.
     fn from(packet: Packet) -> Self {
         let mut chain = Self::new();
         chain.len = packet.len();

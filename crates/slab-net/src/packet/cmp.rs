@@ -1,4 +1,5 @@
-//! Comparison and hashing by contents, with everything that `bytes` compares with and with `bytes`.
+//! Comparison and hashing by contents, with all types that `bytes` compares with, and with `bytes`
+//! itself.
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;
@@ -6,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use core::cmp::Ordering;
 use core::hash::{Hash, Hasher};
 
-/// `$type` with itself, and with whatever it compares to behind a reference.
+/// Compares `$type` with itself, and with everything that it compares to behind a reference.
 macro_rules! own {
     ($type:ty) => {
         impl PartialEq for $type {
@@ -56,7 +57,7 @@ macro_rules! own {
     };
 }
 
-/// `$a` with `$b` and `$b` with `$a`, as slices of bytes.
+/// Compares `$a` with `$b` and `$b` with `$a`, as byte slices.
 macro_rules! both_ways {
     ($($a:ty, $b:ty);* $(;)?) => {$(
         one_way!($a, $b);

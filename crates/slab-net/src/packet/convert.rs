@@ -1,4 +1,4 @@
-//! Conversions: between the two, from and to `bytes`, vectors and strings.
+//! Conversions between the two packet types, and from and to `bytes`, vectors and strings.
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;
@@ -7,7 +7,7 @@ use super::pool::PacketPool;
 use bytes::{Bytes, BytesMut};
 
 impl From<&[u8]> for PacketBuf {
-    /// A copy, from the [process-wide pool](PacketPool::default_pool).
+    /// Copies, into the [process-wide pool](PacketPool::default_pool).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(src: &[u8]) -> Self {
         let mut buf = Self::with_capacity(src.len());
@@ -17,7 +17,7 @@ impl From<&[u8]> for PacketBuf {
 }
 
 impl From<&str> for PacketBuf {
-    /// A copy, from the [process-wide pool](PacketPool::default_pool).
+    /// Copies, into the [process-wide pool](PacketPool::default_pool).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(src: &str) -> Self {
         Self::from(src.as_bytes())
@@ -25,15 +25,15 @@ impl From<&str> for PacketBuf {
 }
 
 impl Clone for PacketBuf {
-    /// A copy of the contents, from the same pool; that of an empty buffer takes a chunk too, because
-    /// it is by its memory that a buffer knows where to grow.
+    /// Copies the contents, into the same pool. The copy of an empty buffer takes a chunk too, because
+    /// a buffer finds the pool to grow into through its memory.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn clone(&self) -> Self {
         copy(self, self.pool())
     }
 }
 
-/// A copy of `src` from `pool`, or from the process-wide one if there is none.
+/// Copies `src` into `pool`, or into the process-wide pool if that is `None`.
 #[cfg_attr(feature = "leak-tracking", track_caller)]
 fn copy(src: &[u8], pool: Option<PacketPool>) -> PacketBuf {
     let Some(pool) = pool else {
@@ -45,15 +45,15 @@ fn copy(src: &[u8], pool: Option<PacketPool>) -> PacketBuf {
 }
 
 impl From<PacketBuf> for Packet {
-    /// [`PacketBuf::freeze`].
+    /// The same as [`PacketBuf::freeze`].
     fn from(buf: PacketBuf) -> Self {
         buf.freeze()
     }
 }
 
 impl From<Packet> for PacketBuf {
-    /// [`Packet::try_into_mut`], or a copy from the packet's pool (the
-    /// [process-wide one](PacketPool::default_pool) if it has none).
+    /// [`Packet::try_into_mut`], or else a copy into the packet's pool (the [process-wide
+    /// one](PacketPool::default_pool) if it has none).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn from(packet: Packet) -> Self {
         match packet.try_into_mut() {
@@ -64,21 +64,21 @@ impl From<Packet> for PacketBuf {
 }
 
 impl From<&'static [u8]> for Packet {
-    /// [`Packet::from_static`].
+    /// The same as [`Packet::from_static`].
     fn from(bytes: &'static [u8]) -> Self {
         Self::from_static(bytes)
     }
 }
 
 impl From<&'static str> for Packet {
-    /// [`Packet::from_static`].
+    /// The same as [`Packet::from_static`].
     fn from(text: &'static str) -> Self {
         Self::from_static(text.as_bytes())
     }
 }
 
 impl From<Vec<u8>> for Packet {
-    /// Takes the vector over; copies nothing, makes one small heap allocation.
+    /// Takes over the vector. Copies nothing; makes one small heap allocation.
     fn from(vec: Vec<u8>) -> Self {
         if vec.is_empty() {
             return Self::new();
@@ -93,21 +93,21 @@ impl From<Vec<u8>> for Packet {
 }
 
 impl From<Box<[u8]>> for Packet {
-    /// As from a vector.
+    /// The same as from a vector.
     fn from(bytes: Box<[u8]>) -> Self {
         Self::from(bytes.into_vec())
     }
 }
 
 impl From<String> for Packet {
-    /// As from a vector.
+    /// The same as from a vector.
     fn from(text: String) -> Self {
         Self::from(text.into_bytes())
     }
 }
 
 impl From<Bytes> for Packet {
-    /// Wraps it; copies nothing, makes one small heap allocation.
+    /// Wraps the bytes. Copies nothing; makes one small heap allocation.
     fn from(bytes: Bytes) -> Self {
         if bytes.is_empty() {
             return Self::new();
@@ -117,19 +117,18 @@ impl From<Bytes> for Packet {
 }
 
 impl From<BytesMut> for Packet {
-    /// Freezes and wraps it; copies nothing.
+    /// Freezes and wraps the bytes; copies nothing.
     fn from(bytes: BytesMut) -> Self {
         Self::from(bytes.freeze())
     }
 }
 
 impl From<Packet> for Bytes {
-    /// Copies nothing. Makes one small heap allocation, which is the price of [`Bytes::from_owner`];
-    /// none if the packet came from `Bytes`. The memory is freed with the last
-    /// `Bytes` that shares it.
+    /// Copies nothing. Makes one small heap allocation, required by [`Bytes::from_owner`]; none if the
+    /// packet was made from `Bytes`. The memory is freed with the last `Bytes` that shares it.
     ///
-    /// `bytes` 1.12 has no public way without that allocation, since its vtables are private. Packets
-    /// that are parts of one can share it: turn the whole one into `Bytes`, and slice that.
+    /// `bytes` 1.12 has no public way to avoid the allocation, since its vtables are private. Parts of
+    /// one packet can share it: convert the whole packet to `Bytes`, and slice that.
     ///
     /// ```
     /// # use bytes::Bytes;
@@ -147,21 +146,21 @@ impl From<Packet> for Bytes {
 }
 
 impl From<PacketBuf> for Bytes {
-    /// As from the [frozen](PacketBuf::freeze) packet.
+    /// The same as from the [frozen](PacketBuf::freeze) packet.
     fn from(buf: PacketBuf) -> Self {
         buf.freeze().into()
     }
 }
 
 impl From<PacketBuf> for Vec<u8> {
-    /// A copy of the contents.
+    /// Copies the contents.
     fn from(buf: PacketBuf) -> Self {
         buf.to_vec()
     }
 }
 
 impl From<Packet> for Vec<u8> {
-    /// A copy of the contents.
+    /// Copies the contents.
     fn from(packet: Packet) -> Self {
         packet.to_vec()
     }

@@ -1,10 +1,10 @@
-//! Formatting, in the form that `bytes` uses: byte string literals and plain hexadecimal.
+//! Formatting, in the same form as `bytes`: byte string literals and plain hexadecimal.
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;
 use core::fmt::{Debug, Formatter, LowerHex, Result, UpperHex, Write};
 
-/// Bytes as a byte string literal.
+/// Writes `bytes` as a byte string literal.
 fn literal(bytes: &[u8], f: &mut Formatter<'_>) -> Result {
     f.write_str("b\"")?;
     for &byte in bytes {

@@ -1,4 +1,4 @@
-//! [`Packet`]: what it is, how it is sliced and split.
+//! [`Packet`]: representation, slicing and splitting.
 
 use super::buf::{PacketBuf, narrow};
 use super::owner::Owner;
@@ -13,11 +13,12 @@ use slab_core::SharedChunk;
 
 /// Frozen packet memory, cheap to clone and to slice: [`bytes::Bytes`] over a [`PacketPool`].
 ///
-/// Has the methods of `Bytes`, with the same meaning and the same panics, so that
-/// `use slab_net::Packet as Bytes` compiles and behaves. A clone or a slice counts one reference to
-/// the chunk, which is freed with the last of them, on any thread. Empty slices keep nothing alive.
+/// It has the methods of `Bytes`, with the same meaning and the same panics, so that
+/// `use slab_net::Packet as Bytes` compiles and behaves the same. Each clone and slice is one more
+/// reference to the chunk, which is freed with the last of them, on any thread. Empty slices keep
+/// nothing alive.
 ///
-/// 32 bytes; `Option<Packet>` too.
+/// A `Packet` takes 32 bytes, and so does an `Option<Packet>`.
 ///
 /// ```
 /// use slab_net::{Packet, PacketPool};
@@ -32,21 +33,21 @@ use slab_core::SharedChunk;
 /// ```
 pub struct Packet {
     owner: Owner,
-    /// Invariant: `owner` keeps `ptr..ptr + len` alive, it has been written, and nobody writes it
-    /// while the owner has another handle.
+    /// Invariant: `owner` keeps `ptr..ptr + len` alive, these bytes have been written, and nobody
+    /// writes them while the owner has another handle.
     ptr: NonNull<u8>,
     len: usize,
 }
 
 const _: () = assert!(size_of::<Option<Packet>>() == 32);
 
-// SAFETY: a packet only reads, and its owner can be dropped on any thread.
+// SAFETY: a packet only reads, and its owner may be dropped on any thread.
 unsafe impl Send for Packet {}
 // SAFETY: as above; the bytes do not change while a packet lives.
 unsafe impl Sync for Packet {}
 
 impl Packet {
-    /// A packet without bytes; allocates nothing.
+    /// Returns a packet without bytes; allocates nothing.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -58,7 +59,7 @@ impl Packet {
         Self::from_static(&[])
     }
 
-    /// A packet of static bytes; allocates and copies nothing.
+    /// Returns a packet of static bytes; allocates and copies nothing.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -77,7 +78,8 @@ impl Packet {
         }
     }
 
-    /// A packet over the bytes of `owner`, which is dropped with the last packet that shares them.
+    /// Returns a packet over the bytes of `owner`, which is dropped with the last packet that shares
+    /// them.
     ///
     /// Makes two small heap allocations (one of them is [`Bytes::from_owner`]'s).
     ///
@@ -98,12 +100,11 @@ impl Packet {
         let len = bytes.len();
         // The bytes of a slice are never at address zero.
         let ptr = NonNull::new(bytes.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());
-        // SAFETY: `Bytes` keeps its bytes alive where they are, and never changes them.
+        // SAFETY: `Bytes` keeps its bytes alive at their address, and never changes them.
         unsafe { Self::from_parts(Owner::foreign(bytes), ptr, len) }
     }
 
-    /// A packet that is a copy of `data`, from the
-    /// [process-wide pool](PacketPool::default_pool).
+    /// Returns a packet with a copy of `data`, in the [process-wide pool](PacketPool::default_pool).
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -111,7 +112,7 @@ impl Packet {
     /// ```
     ///
     /// # Panics
-    /// As [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
+    /// The same as [`PacketPool::with_capacity`] and [`PacketPool::default_pool`].
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn copy_from_slice(data: &[u8]) -> Self {
@@ -121,12 +122,12 @@ impl Packet {
         PacketPool::default_pool().copy_from_slice(data)
     }
 
-    /// A packet over a part of a chunk.
+    /// Returns a packet over a part of a chunk.
     ///
     /// # Safety
-    /// `ptr..ptr + len` lies in the chunk and has been written by its present owners, and nobody
-    /// writes it while a packet that shares it lives. A `ptr` derived from
-    /// [`SharedChunk::as_ptr`] may be used for writing once the packet is alone.
+    /// `ptr..ptr + len` lies in the chunk and has been written by its present owners, and nobody writes
+    /// it while a packet that shares it is alive. `ptr` is derived from [`SharedChunk::as_ptr`]: once the
+    /// packet is the only handle, it may write through it.
     #[inline]
     pub(crate) unsafe fn from_shared(owner: SharedChunk, ptr: NonNull<u8>, len: usize) -> Self {
         debug_assert!(ptr >= owner.as_ptr());
@@ -134,12 +135,12 @@ impl Packet {
             ptr.addr().get() + len <= owner.as_ptr().addr().get() + owner.capacity(),
             "a packet beyond the end of its chunk"
         );
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::from_parts(Owner::chunk(owner), ptr, len) }
     }
 
     /// # Safety
-    /// The type's invariant.
+    /// The type's invariant holds.
     #[inline]
     pub(super) unsafe fn from_parts(owner: Owner, ptr: NonNull<u8>, len: usize) -> Self {
         Self { owner, ptr, len }
@@ -154,7 +155,7 @@ impl Packet {
         &self.owner
     }
 
-    /// Without bytes and without an owner, at the address of the byte `at`, as `Bytes` does it.
+    /// Returns a packet without bytes or owner, at the address of the byte `at`, as `Bytes` does.
     #[inline]
     fn empty_at(&self, at: usize) -> Self {
         let address = self.ptr.as_ptr().wrapping_add(at).addr();
@@ -165,7 +166,7 @@ impl Packet {
         }
     }
 
-    /// How many bytes it has.
+    /// The number of bytes.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -177,7 +178,7 @@ impl Packet {
         self.len
     }
 
-    /// Does it have no bytes?
+    /// Returns `true` if there are no bytes.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -189,10 +190,10 @@ impl Packet {
         self.len == 0
     }
 
-    /// Is this the only handle to its memory, so that turning it into a [`PacketBuf`] would not
-    /// copy? Never so for static bytes and foreign owners.
+    /// Returns `true` if this is the only handle to its memory, so that turning it into a [`PacketBuf`]
+    /// would not copy. Always `false` for static bytes and foreign owners.
     ///
-    /// Another thread that has `&self` may clone it right after.
+    /// Another thread that has `&self` may clone the packet right afterwards.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -207,15 +208,16 @@ impl Packet {
         self.owner.is_unique()
     }
 
-    /// The pool it lies in, or whose request the heap served, which that keeps open; `None` for other
-    /// memory, of which empty slices are, or if the pool is closed.
+    /// Returns the pool that the packet lies in, or in whose place the heap served it (such a packet
+    /// keeps its pool open); `None` if the pool is closed, and for other memory. Empty slices have no
+    /// pool.
     #[must_use]
     pub fn pool(&self) -> Option<PacketPool> {
         self.owner.pool()
     }
 
-    /// The index of its chunk's size class in [`SlabPool::size_classes`]; `None` if it does not lie
-    /// in a pool.
+    /// The index of the chunk's size class in [`SlabPool::size_classes`]; `None` if the packet does not
+    /// lie in a pool.
     ///
     /// [`SlabPool::size_classes`]: slab_core::SlabPool::size_classes
     #[must_use]
@@ -223,9 +225,9 @@ impl Packet {
         self.owner.class()
     }
 
-    /// How much memory it keeps from being freed beyond its own length, in bytes. What packets
-    /// share, each of them counts. 0 for static bytes; for foreign owners only what they show is
-    /// known.
+    /// The number of bytes that the packet keeps from being freed beyond its own length. Memory that
+    /// packets share is counted for each of them. 0 for static bytes; of a foreign owner, only the
+    /// bytes that it shows are counted.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -241,8 +243,8 @@ impl Packet {
         region.or_else(foreign).unwrap_or(self.len) - self.len
     }
 
-    /// [`PacketPool::compact`] with its own pool: a copy in a chunk of its own size if it pins a
-    /// far larger one, itself otherwise.
+    /// [`PacketPool::compact`] with the packet's own pool: returns a copy in a chunk of its own size if
+    /// the packet pins a far larger one, and the packet itself otherwise.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -262,11 +264,11 @@ impl Packet {
 
     #[inline]
     pub(super) fn as_slice(&self) -> &[u8] {
-        // SAFETY: these bytes are alive and written, and do not change while `self` lives.
+        // SAFETY: these bytes are alive and written, and do not change while `self` is alive.
         unsafe { slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 
-    /// A part of it, sharing its memory.
+    /// Returns a part of the packet, sharing its memory.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -289,7 +291,7 @@ impl Packet {
         }
     }
 
-    /// The part of it that `subset` is, sharing its memory.
+    /// Returns the part of the packet that `subset` borrows, sharing its memory.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -377,13 +379,13 @@ impl Packet {
     /// `n` is at most the length.
     #[inline]
     pub(super) unsafe fn advance_unchecked(&mut self, n: usize) {
-        // SAFETY: the caller's promise: within or just behind our bytes.
+        // SAFETY: guaranteed by the caller: within or just behind our bytes.
         self.ptr = unsafe { self.ptr.add(n) };
         self.len -= n;
     }
 
-    /// As [`Buf::copy_to_bytes`](bytes::Buf::copy_to_bytes), but the result is a packet too: an
-    /// inherent method, so that code written for `Bytes` meets it first.
+    /// Like [`Buf::copy_to_bytes`](bytes::Buf::copy_to_bytes), but returns a packet. An inherent
+    /// method, so that code written for `Bytes` finds it first.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -399,7 +401,8 @@ impl Packet {
         self.split_to(len)
     }
 
-    /// Shortens it to `len` bytes; does nothing if it is not longer. Of no bytes it keeps no memory.
+    /// Shortens the packet to `len` bytes; does nothing if it is no longer than that. With a `len` of 0
+    /// it releases its memory.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -416,7 +419,7 @@ impl Packet {
         }
     }
 
-    /// Removes all bytes, and lets its memory go.
+    /// Removes all bytes and releases the memory.
     ///
     /// ```
     /// # use slab_net::Packet;
@@ -429,8 +432,8 @@ impl Packet {
         self.truncate(0);
     }
 
-    /// Turns it into a [`PacketBuf`] without a copy, if this is the only handle to its memory. All
-    /// of the chunk is the buffer's then: headroom in front, tailroom behind.
+    /// Turns the packet into a [`PacketBuf`] without a copy, if this is the only handle to its memory.
+    /// The buffer then has the whole chunk: headroom in front, tailroom behind.
     ///
     /// ```
     /// # use slab_net::{Packet, PacketBuf};
@@ -443,8 +446,8 @@ impl Packet {
     /// ```
     ///
     /// # Errors
-    /// Gives the packet back if there are other handles, or the bytes are static or foreign, or
-    /// longer than `u32::MAX`.
+    /// Returns the packet if there are other handles, or if its bytes are static or foreign, or longer
+    /// than `u32::MAX`.
     pub fn try_into_mut(self) -> Result<PacketBuf, Self> {
         let Some((start, capacity)) = self.owner.region() else {
             return Err(self);
@@ -455,15 +458,15 @@ impl Packet {
         let (owner, ptr, len) = self.into_parts();
         let rest = capacity - (ptr.addr().get() - start.addr().get());
         let cap = narrow(rest.min(u32::MAX as usize));
-        // SAFETY: the only handle to the whole block, so all behind `ptr` is the buffer's alone;
-        // the packet's bytes have been written.
+        // SAFETY: this is the only handle to the whole block, so everything behind `ptr` is the
+        // buffer's alone; the packet's bytes have been written.
         Ok(unsafe { PacketBuf::from_parts(owner, ptr, narrow(len), cap) })
     }
 }
 
 impl Clone for Packet {
-    /// One atomic addition; none for static bytes. Of a packet and its clones, the packet is best dropped
-    /// last (see [`SharedChunk::lend`]); of a packet and its slices, any.
+    /// Costs one atomic addition; none for static bytes. A packet is best dropped after its clones (see
+    /// [`SharedChunk::lend`]); the order of a packet and its slices does not matter.
     #[inline]
     fn clone(&self) -> Self {
         Self {

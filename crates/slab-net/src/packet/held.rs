@@ -1,4 +1,4 @@
-//! [`HeldPacket`]: a packet that is kept, and seen in the statistics while it is.
+//! [`HeldPacket`]: a packet that is retained, and counted in the statistics meanwhile.
 
 use super::frozen::Packet;
 use super::settings::Settings;
@@ -6,11 +6,11 @@ use core::fmt;
 use core::ops::Deref;
 use std::sync::Arc;
 
-/// A packet that somebody keeps, from [`PacketPool::hold`](super::PacketPool::hold): counted in the
-/// pool's statistics until it is dropped or [let go](Self::into_packet).
+/// A retained packet, from [`PacketPool::hold`](super::PacketPool::hold). It is counted in the pool's
+/// statistics until it is dropped or [released](Self::into_packet).
 ///
-/// For packets that wait: in a cache, a reorder buffer, a queue to a slow consumer. Counting
-/// every packet on its way through would cost more than the packet does.
+/// For packets that wait: in a cache, a reorder buffer, a queue to a slow consumer. To count every
+/// packet on its way through would cost more than the packet itself.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -38,10 +38,11 @@ impl HeldPacket {
         Self { packet, pool }
     }
 
-    /// The packet, not counted any more.
+    /// Returns the packet, which is then no longer counted.
     #[must_use]
     pub fn into_packet(self) -> Packet {
-        // A clone, because a type with a `Drop` cannot be taken apart; held packets are few.
+        // A clone, because fields cannot be moved out of a type that implements `Drop`; held packets
+        // are few.
         self.packet.clone()
     }
 }

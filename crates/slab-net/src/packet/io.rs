@@ -1,4 +1,4 @@
-//! Reading and writing: `Buf`, `BufMut`, `fmt::Write`, slices, iterators; as `bytes` has them.
+//! Reading and writing: `Buf`, `BufMut`, `fmt::Write`, slices and iterators, as in `bytes`.
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;
@@ -8,7 +8,7 @@ use core::borrow::{Borrow, BorrowMut};
 use core::fmt;
 use core::ops::{Deref, DerefMut};
 
-/// How much [`BufMut::chunk_mut`] asks for when there is no room left, in bytes.
+/// The bytes that [`BufMut::chunk_mut`] reserves when there is no room left.
 const MIN_GROWTH: usize = 64;
 
 impl Buf for PacketBuf {
@@ -34,8 +34,8 @@ impl Buf for PacketBuf {
     }
 }
 
-// SAFETY: `chunk_mut` is the free bytes behind the contents, `advance_mut` adds as many of them to
-// the contents.
+// SAFETY: `chunk_mut` returns the free bytes behind the contents, and `advance_mut` adds that many of
+// them to the contents.
 unsafe impl BufMut for PacketBuf {
     #[inline]
     fn remaining_mut(&self) -> usize {
@@ -55,7 +55,7 @@ unsafe impl BufMut for PacketBuf {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn chunk_mut(&mut self) -> &mut UninitSlice {
         if self.tailroom() == 0 {
-            // Up to the last byte of the longest; one more is refused as everywhere.
+            // Up to the last byte of the longest buffer; one more is refused as everywhere else.
             self.reserve(MIN_GROWTH.min(self.remaining_mut()).max(1));
         }
         self.spare_capacity_mut().into()
@@ -146,7 +146,7 @@ impl BorrowMut<[u8]> for PacketBuf {
     }
 }
 
-/// What both types have.
+/// The traits that both types implement.
 macro_rules! read_traits {
     ($type:ty) => {
         impl Deref for $type {
@@ -217,7 +217,7 @@ impl<'a> Extend<&'a u8> for PacketBuf {
     }
 }
 
-/// `extend` by whole buffers.
+/// Implements `extend` by whole buffers.
 macro_rules! extend_by {
     ($($part:ty),*) => {$(
         impl Extend<$part> for PacketBuf {

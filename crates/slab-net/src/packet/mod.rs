@@ -1,13 +1,13 @@
-//! Packets: what [`bytes::BytesMut`] and [`bytes::Bytes`] are, with a bounded pool behind them.
+//! Packets: the counterparts of [`bytes::BytesMut`] and [`bytes::Bytes`] over a bounded pool.
 //!
 //! | module | what |
 //! |---|---|
 //! | `pool`, `builder` | [`PacketPool`]: a slab pool with headroom, tailroom and a policy for its cap |
 //! | `buf`, `room`, `split` | [`PacketBuf`]: exclusive, growable; how it finds more space; its parts |
 //! | `frozen` | [`Packet`]: frozen, cheap to clone and to slice |
-//! | `chain` | [`PacketChain`]: packets one behind the other, for vectored writes |
-//! | `held` | [`HeldPacket`]: a packet that is kept, and seen in the statistics while it is |
-//! | `convert`, `cmp`, `fmt`, `io`, `serde` | their traits, as `bytes` has them |
+//! | `chain` | [`PacketChain`]: a sequence of packets, for vectored writes |
+//! | `held` | [`HeldPacket`]: a packet that is retained, and counted in the statistics meanwhile |
+//! | `convert`, `cmp`, `fmt`, `io`, `serde` | their trait implementations, as in `bytes` |
 //! | `owner`, `settings` | what keeps the memory alive; how a chunk finds its packet pool |
 
 mod buf;
@@ -36,10 +36,10 @@ pub use pool::{PacketPool, PacketPoolStats};
 
 use core::ops::{Bound, RangeBounds};
 
-/// Resolves `range` within `len` bytes.
+/// Resolves `range` to start and end within `len` bytes.
 ///
 /// # Panics
-/// If it starts behind its end, or ends behind `len`.
+/// If the start is greater than the end, or the end greater than `len`.
 fn resolve(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     let next = |n: usize| n.checked_add(1).expect("range bound overflows usize");
     let start = match range.start_bound() {
@@ -57,7 +57,7 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     (start, end)
 }
 
-/// The examples of the crate's README are compiled and run.
+/// Compiles and runs the examples of the crate's README.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct ReadmeExamples;

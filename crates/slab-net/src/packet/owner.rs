@@ -1,4 +1,4 @@
-//! What keeps a packet's bytes alive: a chunk of a pool, a heap block, somebody else's `Bytes`.
+//! The owner of a packet's bytes: a chunk of a pool, a heap block, or foreign `Bytes`.
 
 use super::pool::PacketPool;
 use super::settings::{self, Refusal, Settings};
@@ -12,13 +12,13 @@ use std::sync::Arc;
 /// The owner of the memory that a [`PacketBuf`](super::PacketBuf) or a
 /// [`Packet`](super::Packet) points into. Two words.
 ///
-/// Has a `Drop` of its own, which hands the words over by value: otherwise the compiler passes the
-/// address of the owner, and so keeps every packet in memory instead of in registers, and moves
-/// the two words as one, which stalls (some 12 cycles) where they were stored just before.
+/// Implements `Drop` itself and hands the words over by value: otherwise the compiler passes the
+/// owner's address, which keeps every packet in memory instead of in registers, and moves the two words
+/// as one, which stalls (some 12 cycles) if they were stored just before.
 pub(super) struct Owner(ManuallyDrop<Memory>);
 
-/// What an owner owns. A chunk handle has a value to spare that tells the two variants apart, so
-/// whatever else there is has to fit behind one pointer.
+/// What an owner owns. The niche of the chunk handle tells the two variants apart, so everything else
+/// has to fit behind one pointer.
 #[derive(Clone)]
 pub(super) enum Memory {
     /// A chunk of a pool.
@@ -29,11 +29,11 @@ pub(super) enum Memory {
 
 const _: () = assert!(size_of::<Owner>() == 16);
 
-/// Memory that is not of a pool.
+/// Memory outside a pool.
 pub(super) enum Block {
-    /// Memory of the global allocator, where a pool could not serve or a `Vec` was given.
+    /// Memory of the global allocator: a pool could not serve the request, or a `Vec` was passed in.
     Heap(HeapBlock),
-    /// Memory that only somebody else knows how to free; never written.
+    /// Memory that only its foreign owner can free; never written.
     Foreign(Bytes),
 }
 
@@ -58,7 +58,7 @@ impl Owner {
         Self::new(Memory::Other(Some(Arc::new(Block::Foreign(bytes)))))
     }
 
-    /// A clone that will hardly be dropped last: see [`SharedChunk::lend`].
+    /// Returns a clone that is not expected to be dropped last: see [`SharedChunk::lend`].
     #[inline(always)]
     pub(super) fn lend(&self) -> Self {
         Self::new(match &*self.0 {
@@ -67,7 +67,7 @@ impl Owner {
         })
     }
 
-    /// The chunk, if it is one.
+    /// Returns the chunk, if the memory is one.
     pub(super) fn as_chunk(&self) -> Option<&SharedChunk> {
         match &*self.0 {
             Memory::Pool(chunk) => Some(chunk),
@@ -75,7 +75,7 @@ impl Owner {
         }
     }
 
-    /// Start and size of memory that may be written by whoever owns all of it.
+    /// Returns start and size of the memory, if its only owner may write it.
     #[inline]
     pub(super) fn region(&self) -> Option<(NonNull<u8>, usize)> {
         match &*self.0 {
@@ -88,15 +88,15 @@ impl Owner {
         }
     }
 
-    /// Is this the only handle to writable memory? What others did with it has then happened
-    /// before.
+    /// Returns whether this is the only handle to writable memory. If so, whatever was done through
+    /// other handles happened before.
     #[inline]
     pub(super) fn is_unique(&self) -> bool {
         match &*self.0 {
             Memory::Pool(chunk) => chunk.is_unique(),
             Memory::Other(Some(block)) => {
                 let unique = Arc::strong_count(block) == 1;
-                // Pairs with the release in the other handles' drop; no `Weak` is ever made.
+                // Pairs with the release in the other handles' drops. No `Weak` is ever made.
                 fence(Ordering::Acquire);
                 unique && matches!(**block, Block::Heap(_))
             }
@@ -104,7 +104,7 @@ impl Owner {
         }
     }
 
-    /// Do both keep the same memory alive?
+    /// Returns whether both keep the same memory alive.
     #[inline]
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match (&*self.0, &*other.0) {
@@ -119,7 +119,8 @@ impl Owner {
         self.as_chunk().map(SharedChunk::class)
     }
 
-    /// The pool that the memory is of, or that the heap stood in for; `None` if it is closed.
+    /// Returns the pool that the memory belongs to, or in whose place the heap served it; `None` for
+    /// other memory and for a closed pool.
     pub(super) fn pool(&self) -> Option<PacketPool> {
         match &*self.0 {
             Memory::Pool(chunk) => settings::pool_of(chunk),
@@ -152,7 +153,7 @@ impl Clone for Owner {
 impl Drop for Owner {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the owner is not used again.
+        // SAFETY: the field is not used again.
         match unsafe { ManuallyDrop::take(&mut self.0) } {
             Memory::Pool(chunk) => {
                 if let Some(last) = chunk.into_inner() {
@@ -165,29 +166,28 @@ impl Drop for Owner {
     }
 }
 
-/// What does not have to be done for every reference: frees the chunk (a push onto a magazine), or
-/// gives up the reference to other memory. A call, so that dropping a packet is little code.
+/// The part of a drop that not every reference needs: frees the chunk (a push onto a magazine), or
+/// gives up the reference to other memory. Not inlined, so that dropping a packet takes little code.
 #[inline(never)]
 fn release<T>(memory: T) {
     drop(memory);
 }
 
-/// A block of the global allocator, laid out and freed as a `Vec<u8>` of this capacity is.
+/// A block of the global allocator, with the layout of a `Vec<u8>` of this capacity.
 pub(super) struct HeapBlock {
     start: NonNull<u8>,
     capacity: usize,
-    /// The pool that could not serve the request, whose gauge of heap bytes counts this block.
+    /// The pool that could not serve the request; its gauge of heap bytes counts this block.
     fallback_of: Option<Arc<Settings>>,
 }
 
-// SAFETY: the block is a plain allocation; who reads or writes which part of it is the handles'
-// business.
+// SAFETY: the block is a plain allocation; the handles coordinate who reads or writes which part of it.
 unsafe impl Send for HeapBlock {}
-// SAFETY: as above; the block itself offers its address and size only.
+// SAFETY: as above; the block itself exposes only its address and size.
 unsafe impl Sync for HeapBlock {}
 
 impl HeapBlock {
-    /// Takes over the allocation of `vec`, contents included.
+    /// Takes over the allocation of `vec`, including its contents.
     pub(super) fn from_vec(vec: Vec<u8>) -> Self {
         let mut vec = ManuallyDrop::new(vec);
         Self {
@@ -198,8 +198,8 @@ impl HeapBlock {
         }
     }
 
-    /// A block in place of one that the pool did not have, of `least` bytes or, as far as the pool's
-    /// limit leaves more, up to `most`.
+    /// Allocates a block that stands in for a chunk of the pool: of `most` bytes, or as many as the
+    /// pool's limit leaves, but no fewer than `least`.
     pub(super) fn fallback(
         least: usize,
         most: usize,
@@ -207,7 +207,7 @@ impl HeapBlock {
     ) -> Result<Self, Refusal> {
         let capacity = pool.admit_heap_block(least, most)?;
         let vec = Vec::with_capacity(capacity);
-        // A boxed slice of that length would be as large, for bytes.
+        // A boxed slice of this length would take as much, since the elements are bytes.
         debug_assert_eq!(vec.capacity(), capacity);
         let mut block = Self::from_vec(vec);
         block.fallback_of = Some(pool);
@@ -225,8 +225,8 @@ impl HeapBlock {
 
 impl Drop for HeapBlock {
     fn drop(&mut self) {
-        // SAFETY: pointer and capacity came out of a `Vec<u8>` that was not dropped; a length of
-        // zero asks nothing of the contents.
+        // SAFETY: pointer and capacity came from a `Vec<u8>` that was not dropped; a length of zero
+        // claims nothing about the contents.
         let mut vec = unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, self.capacity) };
         let Some(pool) = &self.fallback_of else {
             return;
@@ -235,7 +235,7 @@ impl Drop for HeapBlock {
             slab_core::wipe(vec.spare_capacity_mut());
         }
         drop(vec);
-        // Not before: others may take up to the limit at once.
+        // Not before the memory is freed: others may take up to the limit at once.
         pool.heap_block_freed(self.capacity);
     }
 }

@@ -17,9 +17,9 @@ use tracing::{Instrument, Span};
 
 /// A cheap handle to a [`SlabPool`] that hands out [`PacketBuf`]s; share it by cloning.
 ///
-/// Headroom and tailroom are set once, for the pool: each new buffer has that much space in front
-/// of its data and behind what was asked for, so that headers can be put around a payload later
-/// without moving it.
+/// Headroom and tailroom are set once, for the pool: each new buffer has that much free space in front
+/// of its data and behind the requested capacity, so that headers and trailers can be added later
+/// without moving the payload.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -38,33 +38,34 @@ use tracing::{Instrument, Span};
 ///
 /// # When the pool is at its cap
 ///
-/// `try_*` methods return the [`AllocError`] and take memory from nowhere else;
-/// [`alloc`](Self::alloc) waits, in turn, until memory is freed. Methods that cannot
-/// fail ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`] has, such
-/// as [`PacketBuf::reserve`]) fall back to the heap, for this one buffer. So do requests above the
-/// largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), and reported
-/// by a `tracing` warning whenever their number has doubled. They have the limit that the builder
-/// [sets](PacketPoolBuilder::heap_limit), which is none by default; beyond it these methods panic.
-/// Code that must stay within the cap uses the `try_*` methods.
+/// The `try_*` methods return the [`AllocError`] and take memory from nowhere else;
+/// [`alloc`](Self::alloc) waits, first come, first served, until memory is freed. Methods that cannot
+/// return an error ([`with_capacity`](Self::with_capacity), and everything that [`bytes::BytesMut`]
+/// has, such as [`PacketBuf::reserve`]) fall back to the heap for that one buffer. So do requests above
+/// the largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), and reported
+/// by a `tracing` warning whenever their number has doubled. The builder can set a
+/// [limit](PacketPoolBuilder::heap_limit) on them (by default there is none); beyond it these methods
+/// panic. Code that must stay within the cap uses the `try_*` methods.
 ///
-/// # How long it lives
+/// # Lifetime
 ///
-/// As long as there are handles to it, one of which is in each buffer that the heap serves in its
-/// place. A buffer that outlives them grows in the [process-wide pool](Self::default_pool); or, if
-/// the application kept a [`SlabPool`] handle, in that one as [`PacketPool::from`] has it, without
-/// headroom and heap limit. So keep a handle for as long as buffers grow. A [`Packet`] needs none.
+/// A packet pool stays open while there are handles to it; each buffer that the heap serves in its
+/// place holds one. A buffer that outlives all of them grows into the [process-wide
+/// pool](Self::default_pool); or, if the application kept a [`SlabPool`] handle, into that slab pool as
+/// [`PacketPool::from`] wraps it, without headroom, tailroom and heap limit. So keep a handle for as
+/// long as buffers grow. A [`Packet`] needs none.
 #[derive(Clone)]
 pub struct PacketPool {
     slab: SlabPool,
     settings: Arc<Settings>,
-    /// Here as well as in `settings`, to spare the fast path a cache line.
+    /// A copy of the field in `settings`: it spares the fast path a cache line.
     headroom: u32,
     tailroom: u32,
 }
 
 impl PacketPool {
-    /// Starts the configuration of a pool, with [`SizeClasses::network`](slab_core::SizeClasses::network)
-    /// as its size classes.
+    /// Returns a builder, with [`SizeClasses::network`](slab_core::SizeClasses::network) as the size
+    /// classes.
     pub fn builder() -> PacketPoolBuilder {
         PacketPoolBuilder::default()
     }
@@ -78,13 +79,13 @@ impl PacketPool {
         }
     }
 
-    /// The process-wide pool, which serves the constructors that take no pool, such as
-    /// [`PacketBuf::with_capacity`]. Created on first use with the builder's defaults, unless
-    /// [`install_default`](PacketPoolBuilder::install_default) came before.
+    /// Returns the process-wide pool, which serves the constructors that take no pool, such as
+    /// [`PacketBuf::with_capacity`]. It is created on first use with the builder's defaults, unless
+    /// [`install_default`](PacketPoolBuilder::install_default) was called before.
     ///
     /// # Panics
-    /// If it has to be created and the system will not reserve its address range. So does then all
-    /// that uses it. The next use tries again.
+    /// If the pool has to be created and the system does not reserve its address range. Everything that
+    /// uses the default pool then panics too. The next use tries again.
     pub fn default_pool() -> &'static Self {
         settings::default_pool(|| {
             Self::builder()
@@ -93,7 +94,7 @@ impl PacketPool {
         })
     }
 
-    /// The pool of memory behind this one: its statistics, [`trim`](SlabPool::trim) and so on.
+    /// Returns the slab pool behind this one, for its statistics, [`trim`](SlabPool::trim) and so on.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -106,27 +107,27 @@ impl PacketPool {
         &self.slab
     }
 
-    /// Free bytes in front of the data of a new buffer.
+    /// The number of free bytes in front of the data of a new buffer.
     #[must_use]
     pub fn headroom(&self) -> usize {
         self.headroom as usize
     }
 
-    /// Free bytes behind the capacity asked for, at least, in a new buffer.
+    /// The minimum number of free bytes behind the requested capacity of a new buffer.
     #[must_use]
     pub fn tailroom(&self) -> usize {
         self.tailroom as usize
     }
 
-    /// An empty buffer with a capacity of at least `len` bytes, of the smallest size class that
-    /// holds them and the pool's headroom and tailroom. A `len` of 0 takes a chunk as well: a
-    /// buffer knows its pool by its memory, so there is none of this pool that has allocated nothing.
+    /// Returns an empty buffer with a capacity of at least `len` bytes, in a chunk of the smallest size
+    /// class that holds `len`, headroom and tailroom. A `len` of 0 takes a chunk too: a buffer finds
+    /// its pool through its memory, so a buffer of this pool cannot be without a chunk.
     ///
     /// # Errors
-    /// As [`SlabPool::try_alloc`]: the pool is at its cap, `len` with headroom and tailroom is
-    /// above the largest size class, or the system would not back a slab.
-    // Always: a call would return the buffer through memory, in parts that are read as wholes at
-    // once, and that costs more than what it does.
+    /// The same as [`SlabPool::try_alloc`]: the pool is at its cap, `len` with headroom and tailroom is
+    /// above the largest size class, or the system refused to back a slab.
+    // `always`: a call would return the buffer through memory, as parts that are then read as wholes at
+    // once (a failed store forwarding), which costs more than the function itself.
     #[inline(always)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<PacketBuf, AllocError> {
@@ -135,11 +136,11 @@ impl PacketPool {
         Ok(PacketBuf::from_chunk(chunk, self.headroom))
     }
 
-    /// As [`try_alloc`](Self::try_alloc), but waits while the pool is at its cap; first come, first
+    /// Like [`try_alloc`](Self::try_alloc), but waits while the pool is at its cap; first come, first
     /// served.
     ///
-    /// Cancel-safe: the future can be dropped at any moment, in `tokio::select!` for example, and
-    /// neither memory nor anybody's turn is lost. Needs no particular runtime.
+    /// Cancel-safe: the future can be dropped at any time, for example by `tokio::select!`, without
+    /// losing memory or another waiter's turn. Needs no particular runtime.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -155,9 +156,9 @@ impl PacketPool {
     /// ```
     ///
     /// # Errors
-    /// As [`SlabPool::alloc`]: what can never be served is refused at once, and so is who comes
-    /// behind too many others.
-    // No `async fn`: that one would not know its caller.
+    /// The same as [`SlabPool::alloc`]: a request that can never be served is refused at once, and so
+    /// is one for which the queue of waiters is full.
+    // Not an `async fn`: that would lose the caller's location.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn alloc(
         &self,
@@ -166,7 +167,7 @@ impl PacketPool {
         let room = self.headroom as usize + self.tailroom as usize;
         let mut chunk = self.slab.alloc(len.saturating_add(room));
         async move {
-            // Who does not have to wait makes no span.
+            // No span for an allocation that does not wait.
             let at_once = poll_fn(|context| Poll::Ready(pin!(&mut chunk).poll(context)));
             let chunk = match at_once.await {
                 Poll::Ready(chunk) => chunk?,
@@ -176,7 +177,7 @@ impl PacketPool {
         }
     }
 
-    /// The span of a wait for memory, for `tracing`: who waits, in which pool, for which size class.
+    /// The `tracing` span of a wait for memory: the pool and the size class.
     #[cold]
     fn waiting(&self, len: usize) -> Span {
         let sizes = self.slab.size_classes().sizes();
@@ -184,7 +185,7 @@ impl PacketPool {
         tracing::debug_span!("waiting for memory", pool = self.slab.name(), size_class)
     }
 
-    /// As [`alloc`](Self::alloc), but waits no longer than `patience`.
+    /// Like [`alloc`](Self::alloc), but waits for at most `patience`.
     ///
     /// ```
     /// # use slab_net::{AllocError, PacketPool, SizeClasses};
@@ -200,10 +201,10 @@ impl PacketPool {
     /// ```
     ///
     /// # Errors
-    /// As `alloc`, and [`AllocError::Exhausted`] when the time is up.
+    /// The same as `alloc`, and [`AllocError::Exhausted`] when the time is up.
     ///
     /// # Panics
-    /// If it has to wait outside of a tokio runtime with time enabled.
+    /// If it has to wait outside a tokio runtime with time enabled.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn alloc_timeout(
         &self,
@@ -214,7 +215,7 @@ impl PacketPool {
         async move {
             {
                 let mut alloc = pin!(alloc);
-                // Who does not have to wait needs no timer, and so no runtime.
+                // An allocation that does not wait needs no timer, and so no runtime.
                 let at_once = poll_fn(|context| Poll::Ready(alloc.as_mut().poll(context)));
                 if let Poll::Ready(done) = at_once.await {
                     return done;
@@ -223,17 +224,18 @@ impl PacketPool {
                     return done;
                 }
             }
-            // The error as the pool puts it, or what came at the last moment.
+            // The pool's own error, or memory that was freed at the last moment.
             self.try_alloc(len)
         }
     }
 
-    /// As [`try_alloc`](Self::try_alloc), but falls back to the heap: see
-    /// [the pool's policy](Self#when-the-pool-is-at-its-cap).
+    /// Like [`try_alloc`](Self::try_alloc), but falls back to the heap: see [the pool's
+    /// policy](Self#when-the-pool-is-at-its-cap).
     ///
     /// # Panics
     /// If `capacity` with headroom and tailroom is above `u32::MAX` bytes (`isize::MAX` if that is
-    /// less), or the pool is at its cap and its [heap limit](PacketPoolBuilder::heap_limit) reached.
+    /// less), or if the pool cannot serve it and the [heap limit](PacketPoolBuilder::heap_limit) is
+    /// reached.
     #[inline]
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
@@ -247,7 +249,7 @@ impl PacketPool {
         }
     }
 
-    /// A buffer of `len` zeros.
+    /// Returns a buffer of `len` zeros.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -265,8 +267,8 @@ impl PacketPool {
         Ok(buf)
     }
 
-    /// A buffer of `len` zeros; falls back to the heap as
-    /// [the pool's policy](Self#when-the-pool-is-at-its-cap) says.
+    /// Like [`try_zeroed`](Self::try_zeroed), but falls back to the heap: see [the pool's
+    /// policy](Self#when-the-pool-is-at-its-cap).
     ///
     /// # Panics
     /// As [`with_capacity`](Self::with_capacity).
@@ -278,13 +280,14 @@ impl PacketPool {
         buf
     }
 
-    /// A buffer on the heap.
+    /// Allocates a buffer on the heap.
     #[cold]
     pub(super) fn heap_fallback(&self, capacity: usize) -> Result<PacketBuf, Refusal> {
         self.heap_fallback_up_to(capacity, capacity)
     }
 
-    /// A buffer on the heap, of `least` bytes or, as far as the heap limit leaves more, up to `most`.
+    /// Allocates a buffer on the heap: of `most` bytes, or as many as the heap limit allows, but no
+    /// fewer than `least`.
     #[cold]
     pub(super) fn heap_fallback_up_to(
         &self,
@@ -293,7 +296,7 @@ impl PacketPool {
     ) -> Result<PacketBuf, Refusal> {
         let room = self.headroom as usize + self.tailroom as usize;
         let least = least.saturating_add(room);
-        // No allocation is larger than `isize::MAX`, which is the lower of the two on 32 bits.
+        // No allocation exceeds `isize::MAX`, which is the lower of the two on 32-bit targets.
         let largest = (u32::MAX as usize).min(isize::MAX as usize);
         if least > largest {
             return Err(Refusal::Overflow);
@@ -302,13 +305,14 @@ impl PacketPool {
         PacketBuf::from_heap(least, most, self.headroom, Arc::clone(&self.settings))
     }
 
-    /// As [`with_capacity`](Self::with_capacity), but of the heap only, and `None` where that panics.
+    /// Like [`with_capacity`](Self::with_capacity), but from the heap only, and `None` where that
+    /// panics.
     pub(crate) fn try_from_heap(&self, capacity: usize) -> Option<PacketBuf> {
         self.heap_fallback(capacity).ok()
     }
 
-    /// As [`try_alloc`](Self::try_alloc), but where that class has no chunk, one of the next class that
-    /// has, up to `most` bytes.
+    /// Like [`try_alloc`](Self::try_alloc), but if that class has no chunk, takes one of the next
+    /// larger class that has one, up to `most` bytes.
     pub(crate) fn try_alloc_or_larger(
         &self,
         len: usize,
@@ -323,7 +327,7 @@ impl PacketPool {
         })
     }
 
-    /// A packet that is a copy of `data`; of nothing it takes no memory.
+    /// Returns a packet with a copy of `data`. An empty one takes no memory.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -344,8 +348,8 @@ impl PacketPool {
         Ok(buf.freeze())
     }
 
-    /// A packet that is a copy of `data`, of nothing without memory; falls back to the heap as
-    /// [the pool's policy](Self#when-the-pool-is-at-its-cap) says.
+    /// Like [`try_copy_from_slice`](Self::try_copy_from_slice), but falls back to the heap: see [the
+    /// pool's policy](Self#when-the-pool-is-at-its-cap).
     ///
     /// # Panics
     /// As [`with_capacity`](Self::with_capacity).
@@ -360,18 +364,18 @@ impl PacketPool {
         buf.freeze()
     }
 
-    /// Replaces a packet that pins a far larger buffer by a copy in a chunk of its own size, or
-    /// returns it as it is.
+    /// Replaces a packet that pins a far larger buffer by a copy in a chunk of its own size; returns
+    /// any other packet unchanged.
     ///
-    /// A packet is copied if its memory is more than [`compact_ratio`](Self::compact_ratio) times
-    /// as large as the packet, and the copy's would be smaller; an empty packet just lets go of its
-    /// memory. Worth it for a packet that
-    /// is kept while the others that share its buffer go: the last one pins it all. The copy has
-    /// no headroom or tailroom beyond what rounding to the size class gives.
+    /// A packet is copied if its memory is more than [`compact_ratio`](Self::compact_ratio) times as
+    /// large as the packet, and the copy's would be smaller; an empty packet just releases its memory.
+    /// This pays for a packet that is retained after the others that share its buffer are gone: the
+    /// last one pins the whole buffer. The copy has no headroom, and no tailroom beyond what rounding
+    /// to the size class gives.
     ///
-    /// Where the pool cannot serve the copy, the packet stays as it is: that is counted in
-    /// [`packet_stats`](Self::packet_stats), and by the slab pool as any allocation that it refuses;
-    /// the heap is not asked.
+    /// If the pool cannot serve the copy, the packet is returned unchanged: this is counted in
+    /// [`packet_stats`](Self::packet_stats), and by the slab pool as a refused allocation. It never
+    /// falls back to the heap.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -411,33 +415,32 @@ impl PacketPool {
         buf.freeze()
     }
 
-    /// Keeps a packet that is to wait: [compact](Self::compact), and counted in
-    /// [`packet_stats`](Self::packet_stats) until it is dropped or let go. Allocates nothing on the
-    /// heap; has no limit of its own, because whoever keeps packets has one.
+    /// Retains a packet: [compacts](Self::compact) it, and counts it in
+    /// [`packet_stats`](Self::packet_stats) until it is dropped or released. Allocates nothing on the
+    /// heap; has no limit of its own, since the caller's collection of packets has one.
     #[must_use]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn hold(&self, packet: Packet) -> HeldPacket {
         HeldPacket::new(self.compact(packet), Arc::clone(&self.settings))
     }
 
-    /// How many times its own length a packet may occupy before [`compact`](Self::compact)
-    /// copies it.
+    /// The ratio of occupied memory to length above which [`compact`](Self::compact) copies a packet.
     #[must_use]
     pub fn compact_ratio(&self) -> u32 {
         self.settings.compact_ratio
     }
 
-    /// What happened beside the slabs: fallbacks to the heap, and packets made compact.
+    /// Returns what the slab pool does not count: heap fallbacks, compacted packets and held packets.
     #[must_use]
     pub fn packet_stats(&self) -> PacketPoolStats {
         self.settings.stats()
     }
 }
 
-/// A packet pool over a slab pool that exists already, without headroom, tailroom and heap limit.
+/// A packet pool over an existing slab pool, without headroom, tailroom and heap limit.
 ///
-/// Each conversion counts its own fallbacks. A buffer of a slab pool that belongs to several packet
-/// pools grows by the settings of the one made first of those that have handles still.
+/// Each conversion counts its own fallbacks. If several packet pools share a slab pool, its buffers
+/// grow by the settings of the oldest of them that still has handles.
 impl From<SlabPool> for PacketPool {
     fn from(slab: SlabPool) -> Self {
         Self::from_settings(settings::register(Settings::plain(slab)))
@@ -455,34 +458,33 @@ impl fmt::Debug for PacketPool {
     }
 }
 
-/// What a packet pool counts beside its [slab pool's statistics](SlabPool::stats).
+/// Counters of a packet pool, beside its [slab pool's statistics](SlabPool::stats).
 ///
-/// What packets pin beyond their length is known of those that are [held](PacketPool::hold): for
-/// packets on their way through, keeping that sum would cost each clone, slice and drop more than
-/// they cost.
+/// Pinned memory is known for [held](PacketPool::hold) packets only: to keep the sum for packets on
+/// their way through would cost each clone, slice and drop more than the operation itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PacketPoolStats {
-    /// Buffers that came from the heap, because the pool could not serve them, so far.
+    /// Buffers served by the heap because the pool could not serve them, so far.
     pub heap_fallbacks: u64,
-    /// Bytes of such buffers alive now.
+    /// Bytes of such buffers that are alive now.
     pub heap_bytes: u64,
-    /// Such buffers refused because of the [heap limit](PacketPoolBuilder::heap_limit), so far: by a
-    /// panic each, and what `serde` reads by an error.
+    /// Such buffers refused because of the [heap limit](PacketPoolBuilder::heap_limit), so far: each by
+    /// a panic, or by an error while `serde` deserializes.
     pub heap_refused: u64,
     /// Packets that [`PacketPool::compact`] copied so far.
     pub compacted: u64,
-    /// Memory that those packets do not keep in use any more, of a pool or not, in bytes, so far.
+    /// Memory that these copies released, in bytes, so far, whether a pool's or not.
     pub compacted_bytes: u64,
-    /// Packets that it would have copied, had the pool had the memory.
+    /// Packets that were not copied because the pool had no memory for it, so far.
     pub compact_refused: u64,
-    /// What these went on to pin and the copies would not have, in bytes, so far.
+    /// Memory in bytes that those copies would have released, so far.
     pub compact_refused_bytes: u64,
     /// Packets that are [held](PacketPool::hold) now.
     pub held_packets: u64,
     /// The bytes of these packets.
     pub held_bytes: u64,
-    /// The memory that these packets keep in use beyond their bytes. What several of them share,
-    /// each of them counts.
+    /// Memory in bytes that these packets keep in use beyond their own. Memory that several of them
+    /// share is counted for each.
     pub pinned_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! How a [`PacketBuf`] finds more space: in its own chunk where it can, in another where it must.
+//! How a [`PacketBuf`] gets more space: in its own chunk if possible, in another one otherwise.
 
 use super::buf::{PacketBuf, narrow};
 use super::pool::PacketPool;
@@ -9,26 +9,26 @@ use slab_core::AllocError;
 /// Which contents may be moved to the front of their own chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shift {
-    /// No more bytes than were consumed in front: the cost is then proportional to that of the
-    /// consuming.
+    /// Contents no longer than the bytes consumed in front of them: the cost is then proportional to
+    /// that of consuming those.
     Cheap,
-    /// Any, where there is no other memory.
+    /// Contents of any length, for when there is no other memory.
     Any,
 }
 
 impl PacketBuf {
     /// Makes room for at least `additional` more bytes behind the contents.
     ///
-    /// In place where the chunk has the room and no other handle to it is alive: either behind the
-    /// contents, or by moving them to the front, if they are no longer than the distance. Otherwise
-    /// the contents move to another chunk: of the smallest class that holds them, or of the same
-    /// class as now if this handle has the end of a chunk whose front was split off (so that a
-    /// receive buffer stays as large as it was). Free bytes do not keep what was written to them.
+    /// This happens in place if the chunk has the room and no other handle to it is alive: either
+    /// behind the contents, or by moving the contents to the front, if they are no longer than the
+    /// distance. Otherwise the contents move to another chunk: of the smallest class that holds them,
+    /// or, if this handle is the end of a chunk whose front was split off, of the same class as now (so
+    /// that a receive buffer keeps its size). Bytes behind the contents are not preserved.
     ///
-    /// Where the pool cannot serve, the contents move to the front however long they are; where that
-    /// makes not room enough either, the heap serves, as
-    /// [the pool's policy](PacketPool#when-the-pool-is-at-its-cap) says;
-    /// [`try_reserve`](Self::try_reserve) returns the error instead.
+    /// If the pool cannot serve the request, the contents move to the front however long they are; if
+    /// that does not make enough room either, the heap serves it, by [the pool's
+    /// policy](PacketPool#when-the-pool-is-at-its-cap). [`try_reserve`](Self::try_reserve) returns the
+    /// error instead.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -42,9 +42,9 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If the new capacity is above `u32::MAX`, or the pool is at its cap and its
-    /// [heap limit](super::PacketPoolBuilder::heap_limit) reached. After one of these panics the
-    /// buffer is as before. If it has no pool, also as [`PacketPool::default_pool`].
+    /// If the new capacity is above `u32::MAX`, or if neither the pool nor the heap within its
+    /// [limit](super::PacketPoolBuilder::heap_limit) can serve it. The buffer is unchanged after either
+    /// of these panics. If the buffer has no pool, also the same as [`PacketPool::default_pool`].
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn reserve(&mut self, additional: usize) {
@@ -53,21 +53,22 @@ impl PacketBuf {
         }
     }
 
-    /// As [`reserve`](Self::reserve), but says why not; the buffer is then as before.
+    /// Like [`reserve`](Self::reserve), but returns the reason for a refusal; the buffer is then
+    /// unchanged.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub(super) fn reserve_or_refuse(&mut self, additional: usize) -> Result<(), Refusal> {
         if additional <= self.tailroom() {
             return Ok(());
         }
-        // By value, there and back: its address would keep the buffer out of registers where it
-        // never grows.
+        // Passed and returned by value: taking its address would keep the buffer out of registers even
+        // where it never grows.
         let (grown, result) = mem::take(self).grown(additional);
         mem::forget(mem::replace(self, grown));
         result
     }
 
-    /// Itself with room for `additional` more bytes, or as it is and why not.
+    /// Returns the buffer with room for `additional` more bytes, or unchanged with the reason.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
@@ -82,7 +83,7 @@ impl PacketBuf {
         if self.move_to(&pool, needed).is_ok() || self.reclaim(additional, Shift::Any) {
             return (self, Ok(()));
         }
-        // Doubling, so that appending byte by byte copies each byte a bounded number of times.
+        // At least doubled, so that appending byte by byte copies each byte a bounded number of times.
         let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
         match pool.heap_fallback_up_to(needed, doubled) {
             Ok(mut moved) => {
@@ -93,7 +94,7 @@ impl PacketBuf {
         }
     }
 
-    /// As [`reserve`](Self::reserve), but takes memory from the pool only.
+    /// Like [`reserve`](Self::reserve), but takes memory from the pool only.
     ///
     /// ```
     /// # use slab_net::{AllocError, PacketPool};
@@ -107,7 +108,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Errors
-    /// As [`PacketPool::try_alloc`]; the buffer is then as before.
+    /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_reserve(&mut self, additional: usize) -> Result<(), AllocError> {
         if self.try_reclaim(additional) {
@@ -120,7 +121,7 @@ impl PacketBuf {
         }
     }
 
-    /// As [`extend_from_slice`](Self::extend_from_slice), but takes memory from the pool only.
+    /// Like [`extend_from_slice`](Self::extend_from_slice), but takes memory from the pool only.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -133,21 +134,21 @@ impl PacketBuf {
     /// ```
     ///
     /// # Errors
-    /// As [`PacketPool::try_alloc`]; the buffer is then as before.
+    /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_extend_from_slice(&mut self, extend: &[u8]) -> Result<(), AllocError> {
         if extend.len() > self.tailroom() {
             self.try_reserve(extend.len())?;
         }
-        // SAFETY: there is room for them behind the contents now. `extend` is borrowed, so it
-        // cannot overlap bytes that are ours to write.
+        // SAFETY: the tailroom now suffices. `extend` is borrowed, so it cannot overlap bytes that only
+        // this handle may write.
         unsafe { self.append_unchecked(extend.as_ptr(), extend.len()) };
         Ok(())
     }
 
-    /// Makes room for at least `additional` more bytes behind the contents if that can be done in
-    /// place, and says whether it could.
+    /// Makes room for at least `additional` more bytes behind the contents if this can be done in
+    /// place. Returns whether it could.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -164,10 +165,10 @@ impl PacketBuf {
         additional <= self.tailroom() || self.reclaim(additional, Shift::Cheap)
     }
 
-    /// Free bytes in front of the contents that [`prepend`](Self::prepend) can use without moving
-    /// anything.
+    /// The number of free bytes in front of the contents, which [`prepend`](Self::prepend) can use
+    /// without moving anything.
     ///
-    /// None while another handle to the same chunk is alive: they may be that one's.
+    /// Zero while another handle to the same chunk is alive: the bytes may belong to that one.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -188,8 +189,8 @@ impl PacketBuf {
 
     /// Puts `header` in front of the contents.
     ///
-    /// Moves nothing if it fits into the [`headroom`](Self::headroom). Otherwise shifts the
-    /// contents if the chunk has the room, and else moves them to another.
+    /// Moves nothing if it fits into the [`headroom`](Self::headroom). Otherwise shifts the contents if
+    /// the chunk has the room, or else moves them to another chunk.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -200,17 +201,17 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// As [`reserve`](Self::reserve).
+    /// The same as [`reserve`](Self::reserve).
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn prepend(&mut self, header: &[u8]) {
         self.open_front(header.len());
-        // SAFETY: the front was opened by as many bytes as the header has, and the borrowed header
-        // cannot overlap what is ours to write.
+        // SAFETY: the front was opened by `header.len()` bytes, and the borrowed header cannot overlap
+        // bytes that only this handle may write.
         unsafe { self.write_front(header.as_ptr(), header.len()) };
     }
 
-    /// As [`prepend`](Self::prepend), but takes memory from the pool only.
+    /// Like [`prepend`](Self::prepend), but takes memory from the pool only.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -223,7 +224,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Errors
-    /// As [`PacketPool::try_alloc`]; the buffer is then as before.
+    /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_prepend(&mut self, header: &[u8]) -> Result<(), AllocError> {
         self.try_open_front(header.len())?;
@@ -232,8 +233,8 @@ impl PacketBuf {
         Ok(())
     }
 
-    /// Puts `len` zeros in front of the contents and gives access to them, for a header to be
-    /// encoded in place. Otherwise as [`prepend`](Self::prepend).
+    /// Puts `len` zeros in front of the contents and returns them, for a header to be encoded in place.
+    /// Otherwise like [`prepend`](Self::prepend).
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -244,7 +245,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// As [`reserve`](Self::reserve).
+    /// The same as [`reserve`](Self::reserve).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn prepend_header(&mut self, len: usize) -> &mut [u8] {
         self.open_front(len);
@@ -258,11 +259,11 @@ impl PacketBuf {
     /// The front was opened by `n` bytes; `from..from + n` can be read and does not overlap them.
     #[inline]
     unsafe fn write_front(&mut self, from: *const u8, n: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { ptr::copy_nonoverlapping(from, self.ptr.as_ptr(), n) };
     }
 
-    /// Lengthens the contents by `n` bytes in front, which the caller writes at once.
+    /// Extends the contents by `n` bytes in front, which the caller must write at once.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn open_front(&mut self, n: usize) {
@@ -276,7 +277,7 @@ impl PacketBuf {
         }
     }
 
-    /// As [`open_front`](Self::open_front), with memory of the pool only.
+    /// Like [`open_front`](Self::open_front), but with memory of the pool only.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn try_open_front(&mut self, n: usize) -> Result<(), AllocError> {
@@ -288,7 +289,7 @@ impl PacketBuf {
         result
     }
 
-    /// Lengthens the contents by `n` bytes in front if the headroom has as many.
+    /// Extends the contents by `n` bytes in front, if the headroom has that many.
     #[inline]
     fn open_headroom(&mut self, n: usize) -> bool {
         if n > self.headroom() || self.len() + n > u32::MAX as usize {
@@ -304,7 +305,8 @@ impl PacketBuf {
         true
     }
 
-    /// Itself, longer by `n` bytes in front that the caller writes, or as it is and why not.
+    /// Returns the buffer, extended by `n` bytes in front that the caller writes, or unchanged with the
+    /// reason.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
@@ -325,7 +327,7 @@ impl PacketBuf {
         }
     }
 
-    /// As [`opened`](Self::opened), with memory of the pool only.
+    /// Like [`opened`](Self::opened), but with memory of the pool only.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
@@ -340,7 +342,8 @@ impl PacketBuf {
             let body = unsafe { start.add(n) };
             // SAFETY: both ranges lie in the block, which is ours alone.
             unsafe { ptr::copy(self.ptr.as_ptr(), body.as_ptr(), self.len()) };
-            // SAFETY: the whole block is ours; the header is written by the caller, the body was.
+            // SAFETY: the whole block is ours; the caller writes the header, and the body was copied
+            // above.
             unsafe { self.set_range(start, narrow(needed), narrow(capacity)) };
             return (self, Ok(()));
         }
@@ -353,18 +356,19 @@ impl PacketBuf {
         }
     }
 
-    /// Moves the contents into `target`, which is empty and large enough, leaving `n` bytes in
-    /// front for the caller to write.
+    /// Moves the contents into `target`, which is empty and large enough, leaving `n` bytes in front
+    /// for the caller to write.
     fn move_behind(&mut self, mut target: Self, n: usize) {
         let (start, cap) = (target.ptr, narrow(target.capacity()));
         assert!(self.len() + n <= target.capacity(), "no room to move to");
-        // SAFETY: the target has at least `n` bytes, written by the caller before they can be read.
+        // SAFETY: the target has at least `n` bytes, and the caller writes them before they can be
+        // read.
         unsafe { target.set_range(start, narrow(n), cap) };
         target.extend_from_slice(self.as_slice());
         *self = target;
     }
 
-    /// Makes room in place, if no other handle to the memory is alive and it is large enough.
+    /// Makes room in place, if the memory is large enough and no other handle to it is alive.
     #[cold]
     fn reclaim(&mut self, additional: usize, shift: Shift) -> bool {
         let Some((start, capacity)) = self.owner.region() else {
@@ -398,7 +402,7 @@ impl PacketBuf {
         true
     }
 
-    /// Moves the contents into a chunk with room for `needed` bytes; on failure changes nothing.
+    /// Moves the contents into a chunk with room for `needed` bytes; changes nothing on failure.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn move_to(&mut self, pool: &PacketPool, needed: usize) -> Result<(), AllocError> {
         let wanted = self.wanted(pool, needed);
@@ -412,7 +416,8 @@ impl PacketBuf {
         Ok(())
     }
 
-    /// `needed`, or what fills a chunk like the present one if this handle has that one's end.
+    /// Returns `needed`, or enough to fill a chunk like the present one if this handle is that one's
+    /// end.
     fn wanted(&self, pool: &PacketPool, needed: usize) -> usize {
         let Some(chunk) = self.owner.as_chunk() else {
             return needed;
@@ -425,7 +430,7 @@ impl PacketBuf {
         needed.max(chunk.capacity().saturating_sub(room))
     }
 
-    /// The pool that it grows into: its own, or the process-wide one if it has none.
+    /// Returns the pool to grow into: the buffer's own, or the process-wide one if it has none.
     fn growth_pool(&self) -> PacketPool {
         let own = self.pool();
         own.unwrap_or_else(|| PacketPool::default_pool().clone())

@@ -1,5 +1,5 @@
-//! `Serialize` and `Deserialize` as byte arrays; what is read goes into the process-wide pool, and
-//! is an error where that pool and its share of the heap are used up.
+//! `Serialize` and `Deserialize` as byte arrays. Deserializing allocates from the process-wide pool,
+//! and returns an error if that pool and its share of the heap are used up.
 
 use super::buf::PacketBuf;
 use super::frozen::Packet;
@@ -8,7 +8,7 @@ use ::serde::{Deserialize, Deserializer, Serialize, Serializer};
 use bytes::BufMut;
 use core::fmt;
 
-/// How much a sequence may make us reserve by its own account of its length, in bytes.
+/// The most bytes that a sequence's own length hint can make us reserve.
 const MAX_HINT: usize = 4096;
 
 struct BufVisitor;
@@ -33,11 +33,11 @@ impl<'de> Visitor<'de> for BufVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PacketBuf, A::Error> {
         let mut buf = PacketBuf::new();
-        // Only a hint: where there is no room for as much, there may be for what comes.
+        // Only a hint: if there is no room for that much, there may be room for what actually follows.
         let _ = buf.try_reserve(seq.size_hint().unwrap_or(0).min(MAX_HINT));
         while let Some(byte) = seq.next_element()? {
-            // Byte by byte in the pool, not gathered on the heap first: so the input takes no more
-            // memory than it may, and the reading ends with what is refused.
+            // Byte by byte into the pool, without gathering on the heap first: so the input takes no
+            // more memory than allowed, and deserialization stops at the first refusal.
             buf.reserve_or_refuse(1).map_err(Error::custom)?;
             buf.put_u8(byte);
         }

@@ -1,4 +1,4 @@
-//! What a packet pool adds to its slab pool, and how a chunk finds the way back to it.
+//! What a packet pool adds to its slab pool, and how a chunk finds its packet pool.
 
 use super::builder::COMPACT_RATIO;
 use super::pool::{PacketPool, PacketPoolStats};
@@ -8,14 +8,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use slab_core::{SharedChunk, SlabPool};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
-/// The settings and slow-path counters of a packet pool; one for each slab pool.
+/// The settings and slow-path counters of a packet pool.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) slab: SlabPool,
     pub(super) headroom: u32,
     pub(super) tailroom: u32,
     pub(super) compact_ratio: u32,
-    /// How many bytes the heap may stand in for at the same time.
+    /// The most bytes that the heap may stand in for at one time.
     heap_limit: u64,
     heap_fallbacks: AtomicU64,
     heap_refused: AtomicU64,
@@ -25,14 +25,14 @@ pub(super) struct Settings {
     pub(super) held: Held,
 }
 
-/// Copies made or not made, and the bytes that they do or would make free.
+/// Copies made or refused, and the bytes that they release or would have released.
 #[derive(Debug, Default)]
 struct Copies {
     count: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// The packets that are held now, their bytes, and what they pin beyond.
+/// The packets that are held now, their bytes, and the bytes that they pin beyond their own.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     packets: AtomicU64,
@@ -77,15 +77,15 @@ impl Settings {
         }
     }
 
-    /// Those of a slab pool that nothing was set for.
+    /// The settings of a slab pool that was not built as a packet pool.
     pub(super) fn plain(slab: SlabPool) -> Self {
         Self::new(slab, 0, 0, COMPACT_RATIO, usize::MAX)
     }
 
-    /// Counts in a heap block of as many bytes as the limit leaves, at most `most`, and returns how many
-    /// they are; refuses one of less than `least`.
+    /// Counts a heap block of `most` bytes, or as many as the limit leaves, and returns their number;
+    /// refuses it if that is less than `least`.
     ///
-    /// What is left is looked at and taken in one step: others take of it meanwhile.
+    /// Reads and takes what the limit leaves in one step, since other threads take from it too.
     pub(super) fn admit_heap_block(&self, least: usize, most: usize) -> Result<usize, Refusal> {
         let mut bytes = 0;
         let admit = |now: u64| {
@@ -104,7 +104,7 @@ impl Settings {
             return Err(Refusal::HeapLimit);
         }
         let count = self.heap_fallbacks.fetch_add(1, relaxed) + 1;
-        // Seldom enough to be no flood, often enough to show that it goes on.
+        // Rarely enough not to flood the log, often enough to show that it continues.
         if count.is_power_of_two() {
             tracing::warn!(
                 pool = self.slab.name(),
@@ -146,12 +146,12 @@ impl Settings {
     }
 }
 
-/// Why the heap does not stand in either, where a method has no error to return.
+/// Why the heap cannot stand in either, for methods that return no error.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Refusal {
-    /// No buffer can be as large.
+    /// No buffer can be that large.
     Overflow,
-    /// The pool's limit of heap bytes is reached.
+    /// The pool's limit on heap bytes is reached.
     HeapLimit,
 }
 
@@ -171,20 +171,20 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The settings of every open packet pool, as many as the application has pools. Weak, so that
-/// being listed does not keep a pool open; entries of closed pools go when the next pool comes.
-/// Consulted where a buffer has to move to another chunk, never where one is allocated or freed.
+/// The settings of every open packet pool; as many as the application has pools. Weak, so that the list
+/// does not keep a pool open; adding a pool removes the entries of closed ones. Read when a buffer has
+/// to move to another chunk, never when one is allocated or freed.
 static OPEN: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
 
 /// A packet pool in the list.
 struct Entry {
-    /// Tells apart the slab pools that are open without a handle to each. A later pool may come to
-    /// lie where a closed one lay; the settings of that one are gone by then.
+    /// Identifies the slab pool without a handle to it, while it is open. A later pool may get the
+    /// address of a closed one, whose settings are gone by then.
     slab: usize,
     settings: Weak<Settings>,
 }
 
-/// An address that no other open slab pool has.
+/// Returns an address that no other open slab pool has.
 fn address(slab: &SlabPool) -> usize {
     ptr::from_ref(slab.size_classes()).addr()
 }
@@ -193,11 +193,11 @@ fn address(slab: &SlabPool) -> usize {
 static DEFAULT: OnceLock<PacketPool> = OnceLock::new();
 
 fn open() -> RwLockReadGuard<'static, Vec<Entry>> {
-    // Nothing panics while the lock is held with the list half changed.
+    // A poisoned list is intact: nothing can panic halfway through a change to it.
     OPEN.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lists a new pool's settings.
+/// Adds a new pool's settings to the list.
 pub(super) fn register(new: Settings) -> Arc<Settings> {
     let settings = Arc::new(new);
     let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
@@ -209,7 +209,8 @@ pub(super) fn register(new: Settings) -> Arc<Settings> {
     settings
 }
 
-/// The packet pool that a chunk came from, unless it is closed or was never made a packet pool.
+/// Returns the packet pool that a chunk came from; of a slab pool without one, one with plain settings;
+/// `None` if the slab pool is closed.
 pub(super) fn pool_of(chunk: &SharedChunk) -> Option<PacketPool> {
     if let Some(pool) = DEFAULT.get()
         && chunk.belongs_to(pool.slab())
@@ -222,17 +223,17 @@ pub(super) fn pool_of(chunk: &SharedChunk) -> Option<PacketPool> {
         .iter()
         .filter(|entry| entry.slab == at)
         .find_map(|entry| entry.settings.upgrade());
-    // Not listed: settings that only this buffer knows would be taken for those of the next one.
+    // Not listed: settings that only this buffer knows would be mistaken for the next one's.
     let settings = settings.unwrap_or_else(|| Arc::new(Settings::plain(slab)));
     Some(PacketPool::from_settings(settings))
 }
 
-/// The process-wide pool, made by `make` if there is none yet.
+/// Returns the process-wide pool, made by `make` if there is none yet.
 pub(super) fn default_pool(make: impl FnOnce() -> PacketPool) -> &'static PacketPool {
     DEFAULT.get_or_init(make)
 }
 
-/// Makes `pool` the process-wide one; gives it back if there is one already.
+/// Makes `pool` the process-wide one; returns it if there already is one.
 pub(super) fn set_default(pool: PacketPool) -> Result<(), PacketPool> {
     DEFAULT.set(pool)
 }
@@ -247,7 +248,7 @@ mod tests {
         for _ in 0..1000 {
             drop(PacketPool::from(slab.clone()));
         }
-        // The last one, until another comes.
+        // The last one stays until another is registered.
         let listed = open()
             .iter()
             .filter(|entry| entry.slab == address(&slab))

@@ -1,4 +1,4 @@
-//! How a [`PacketBuf`] is split into handles to disjoint parts of one chunk, and joined again.
+//! Splitting a [`PacketBuf`] into handles to disjoint parts of one chunk, and joining them again.
 
 use super::buf::{PacketBuf, narrow};
 use super::frozen::Packet;
@@ -35,7 +35,7 @@ impl PacketBuf {
         other
     }
 
-    /// Takes the contents out: `self` keeps the free bytes behind them.
+    /// Splits off the contents: `self` keeps the free bytes behind them.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -83,8 +83,8 @@ impl PacketBuf {
         other
     }
 
-    /// As [`Buf::copy_to_bytes`](bytes::Buf::copy_to_bytes), but the result is a [`Packet`] and shares
-    /// the memory: an inherent method, so that code written for `BytesMut` meets it first.
+    /// Like [`Buf::copy_to_bytes`](bytes::Buf::copy_to_bytes), but returns a [`Packet`] that shares the
+    /// memory. An inherent method, so that code written for `BytesMut` finds it first.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -100,8 +100,8 @@ impl PacketBuf {
         self.split_to(len).freeze()
     }
 
-    /// Takes back what was split off: in place if the two are neighbours still, by a copy
-    /// otherwise. An empty buffer becomes the other one, unless that has no memory.
+    /// Rejoins a buffer that was split off: in place if the two are still adjacent, by a copy
+    /// otherwise. If `self` is empty it is replaced by `other`, unless `other` has no memory.
     ///
     /// ```
     /// # use slab_net::PacketBuf;
@@ -112,10 +112,10 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If they are no neighbours, as [`reserve`](Self::reserve).
+    /// If they are not adjacent, the same as [`reserve`](Self::reserve).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn unsplit(&mut self, other: Self) {
-        // One without memory knows no pool to grow into; this one may.
+        // An `other` without memory knows no pool to grow into; `self` may know one.
         if self.is_empty() && other.capacity() > 0 {
             *self = other;
         } else if let Err(other) = self.try_unsplit(other) {
@@ -123,7 +123,7 @@ impl PacketBuf {
         }
     }
 
-    /// Takes back what was split off if the two are neighbours still: `other` begins where the
+    /// Rejoins a buffer that was split off, if the two are still adjacent: `other` begins where the
     /// contents of `self` end.
     ///
     /// ```
@@ -138,7 +138,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Errors
-    /// Gives `other` back if they are not.
+    /// Returns `other` if they are not adjacent.
     pub fn try_unsplit(&mut self, other: Self) -> Result<(), Self> {
         if other.capacity() == 0 {
             return Ok(());
@@ -148,7 +148,7 @@ impl PacketBuf {
             return Err(other);
         }
         debug_assert_eq!(self.len, self.cap, "two handles to one byte");
-        // The range becomes ours; with `other` goes only its reference.
+        // The range becomes ours; dropping `other` gives up only its reference.
         self.len += other.len;
         self.cap += other.cap;
         Ok(())
