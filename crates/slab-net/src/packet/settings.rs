@@ -209,8 +209,8 @@ pub(super) fn register(new: Settings) -> Arc<Settings> {
     settings
 }
 
-/// Returns the packet pool that a chunk came from; of a slab pool without one, one with plain settings;
-/// `None` if the slab pool is closed.
+/// Returns the packet pool that a chunk came from, or one with plain settings if its slab pool has no
+/// open packet pool; `None` if the slab pool is closed.
 pub(super) fn pool_of(chunk: &SharedChunk) -> Option<PacketPool> {
     if let Some(pool) = DEFAULT.get()
         && chunk.belongs_to(pool.slab())

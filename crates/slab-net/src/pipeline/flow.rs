@@ -1,4 +1,4 @@
-//! [`flow_queues`]: a queue for each consumer, each source always to the same one.
+//! [`flow_queues`]: one queue per consumer; each source is always assigned to the same queue.
 
 use super::queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, queue};
 use super::rest::Rest;
@@ -9,10 +9,10 @@ use core::num::NonZeroUsize;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// As many queues as there are to be consumers, each of this capacity. A batch goes to a queue by
-/// a hash of its source, so that one consumer gets all that one peer sends, in its order.
+/// Makes one queue of this capacity per consumer. A batch goes to a queue by a hash of its source, so
+/// one consumer gets everything that one peer sends, in order.
 ///
-/// The hash is keyed at random: no peer can know which sources share its queue.
+/// The hash is randomly keyed: no peer can know which sources share its queue.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -61,8 +61,8 @@ pub fn flow_queues(
     (sender, receivers)
 }
 
-/// The producers' end of [`flow_queues`]. Clones put into the same queues; once the last is
-/// dropped, consumers drain theirs and then get `None`.
+/// The producers' end of [`flow_queues`]. Clones send to the same queues; once the last one is dropped,
+/// consumers drain their queues and then get `None`.
 #[derive(Debug, Clone)]
 pub struct FlowSender {
     queues: Arc<[QueueSender]>,
@@ -70,26 +70,26 @@ pub struct FlowSender {
 }
 
 impl FlowSender {
-    /// Puts a batch into its source's queue, or does what the overflow policy says. Waits only
-    /// under [`Overflow::Wait`], and then for that queue.
+    /// Puts a batch into its source's queue, or applies the overflow policy. Waits only under
+    /// [`Overflow::Wait`], and then for that queue.
     ///
-    /// A batch in a future that is dropped before its end, or was never polled, is counted as `closed`.
+    /// If the future is dropped before it completes, or never polled, its batch is counted as `closed`.
     ///
     /// # Errors
-    /// That queue's receivers are gone; others may not be.
+    /// All receivers of that queue are gone; other queues may still have receivers.
     // Not an `async fn`, as in `QueueSender`.
     pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
         self.queue_of(&batch).send(batch)
     }
 
-    /// Puts many batches into their sources' queues, as [`send`](Self::send) does each. Those that
+    /// Puts many batches into their sources' queues, each as [`send`](Self::send) does. Batches that
     /// have a consumer are delivered even if others have none.
     ///
-    /// Batches in a future that is dropped before its end, or was never polled, are counted as `closed`,
-    /// with those that the iterator has not yielded yet.
+    /// If the future is dropped before it completes, or never polled, its remaining batches are counted
+    /// as `closed`, including those that the iterator has not yielded yet.
     ///
     /// # Errors
-    /// The receivers of one of the queues are gone; others may not be.
+    /// All receivers of one of the queues are gone; other queues may still have receivers.
     pub fn send_many(
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
@@ -104,12 +104,12 @@ impl FlowSender {
         }
     }
 
-    /// Is one of the queues?
+    /// Returns `true` if at least one queue is half full.
     pub(super) fn is_half_full(&self) -> bool {
         self.queues.iter().any(QueueSender::is_half_full)
     }
 
-    /// Are the receivers of all queues gone?
+    /// Returns `true` if the receivers of all queues are gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.queues.iter().all(QueueSender::is_closed)
@@ -117,13 +117,13 @@ impl FlowSender {
 
     /// Completes when the receivers of all queues are gone. Cancel-safe.
     pub async fn closed(&self) {
-        // In any order: who is gone does not come back.
+        // In any order: a closed queue stays closed.
         for queue in &*self.queues {
             queue.closed().await;
         }
     }
 
-    /// Read the queues' counters, in the order of their receivers.
+    /// Returns handles that read the queues' counters, in the order of their receivers.
     #[must_use]
     pub fn monitors(&self) -> Vec<QueueMonitor> {
         self.queues.iter().map(QueueSender::monitor).collect()
@@ -131,7 +131,7 @@ impl FlowSender {
 
     fn queue_of(&self, batch: &PacketBatch) -> &QueueSender {
         let hash = self.keys.hash_one(batch.source());
-        // The upper half of a product is below the number of queues, and needs no division.
+        // The upper half of the product is less than the number of queues, and needs no division.
         let index = (u128::from(hash) * self.queues.len() as u128) >> 64;
         &self.queues[index as usize]
     }

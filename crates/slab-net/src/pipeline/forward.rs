@@ -1,4 +1,4 @@
-//! [`forward`]: the task between a socket and a queue, and its end.
+//! [`forward`]: the task that moves batches from a socket to a queue, and how it ends.
 
 use super::flow::FlowSender;
 use super::queue::{QueueClosed, QueueSender};
@@ -8,10 +8,10 @@ use core::pin::pin;
 use core::task::Poll;
 use std::io;
 
-/// Batches that are still taken off a socket which cannot refuse new ones (not Linux).
+/// The most batches taken when draining a socket that cannot refuse new datagrams (not Linux).
 const MOST_DRAINED: usize = 4096;
 
-/// Errors with no datagram and no pause between them after which there is no more to be hoped for.
+/// The number of errors, with no datagram and no pause between them, after which receiving has failed.
 const MOST_ERRORS_IN_A_ROW: u32 = 64;
 
 mod sealed {
@@ -21,27 +21,27 @@ mod sealed {
     impl Sealed for super::FlowSender {}
 }
 
-/// Where [`forward`] can put batches: a [`QueueSender`] or a [`FlowSender`], and nothing else.
+/// A destination of [`forward`]: a [`QueueSender`] or a [`FlowSender`]. Sealed.
 pub trait Deliver: sealed::Sealed {
-    /// Puts a batch in, or does what the overflow policy says.
+    /// Puts a batch in, or applies the overflow policy.
     fn deliver(
         &self,
         batch: PacketBatch,
     ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_;
 
-    /// Puts many batches in, in their order.
+    /// Puts many batches in, in order.
     fn deliver_many(
         &self,
         batches: impl Iterator<Item = PacketBatch> + Send,
     ) -> impl Future<Output = Result<(), QueueClosed>> + Send;
 
-    /// Is there nobody left to deliver to?
+    /// Returns `true` if no receiver is left.
     fn is_closed(&self) -> bool;
 
-    /// Is half of the room used up?
+    /// Returns `true` if a queue is at least half full.
     fn is_half_full(&self) -> bool;
 
-    /// Completes when there is nobody left to deliver to.
+    /// Completes when no receiver is left.
     fn closed(&self) -> impl Future<Output = ()> + Send + '_;
 }
 
@@ -101,16 +101,16 @@ impl Deliver for FlowSender {
     }
 }
 
-/// What [`forward`] did, when it has ended.
+/// The report of [`forward`] when it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Forwarded {
     /// The socket's counters at the end.
     ///
-    /// `socket.received_datagrams - socket.dropped()` were offered to the queue, whose own counters
-    /// say what became of them.
+    /// `socket.received_datagrams - socket.dropped()` datagrams were offered to the queue, whose own
+    /// counters account for them.
     pub socket: SocketStats,
-    /// Errors of the system while receiving.
+    /// System errors while receiving.
     pub receive_errors: u64,
     /// Why it ended.
     pub ended: Ended,
@@ -120,29 +120,29 @@ pub struct Forwarded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ended {
-    /// It was told to stop.
+    /// The `stop` future completed.
     Stopped,
     /// No consumer was left.
     QueueClosed,
-    /// Receiving failed again and again with nothing in between, the last time with an error of
-    /// this kind: the runtime that the socket belongs to was shut down, for example.
+    /// Receiving failed repeatedly with nothing in between, the last time with an error of this kind;
+    /// for example because the runtime that the socket belongs to was shut down.
     Failed(io::ErrorKind),
 }
 
 /// Moves batches from a socket to a queue until `stop` completes or no consumer is left.
 ///
-/// However it ends, it [stops](UdpReceiver::stop) the socket, delivers what was queued there,
-/// closes socket and queue (if they have no other handle; consumers drain the queue and then get
-/// `None`), and reports. Nothing is lost unseen: what does not reach a consumer is in a counter.
+/// However it ends, it [stops](UdpReceiver::stop) the socket, delivers what was queued there, closes
+/// socket and queue (if they have no other handles; consumers drain the queue and then get `None`), and
+/// returns a report. No loss is silent: every datagram that does not reach a consumer is counted.
 ///
-/// Consumers that are behind get their turn before it goes on, also where nobody waits for them: a
-/// flood is left to the socket's buffer rather than put into a queue that is full.
+/// Whenever a queue is half full it yields to the consumers before it goes on, under any overflow
+/// policy: in a flood, datagrams then stay in the socket's buffer instead of overflowing the queue.
 ///
-/// After an error it goes on. Only 64 in a row, with no datagram and no pause between them, are its
-/// end; refusals by a peer's host (`ECONNREFUSED`) are not among them.
+/// It goes on after errors. Only 64 in a row, with no datagram and no pause between them, end it;
+/// `ECONNREFUSED`, caused by a peer's host, is not counted among them.
 ///
-/// Under [`Overflow::Wait`](super::Overflow::Wait) it waits for consumers also while it stops;
-/// drop the future to give up, what it holds is then counted as `closed`.
+/// Under [`Overflow::Wait`](super::Overflow::Wait) it waits for consumers even while stopping. Drop the
+/// future to give up; the batches that it holds are then counted as `closed`.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -178,7 +178,7 @@ pub async fn forward<Q: Deliver>(
     let mut closed = pin!(queue.closed());
     let mut errors = Errors::default();
     let ended = loop {
-        // Stopping goes before receiving, or a flood would keep it from being seen.
+        // Polled before receiving, so that a flood cannot hide it.
         let next = poll_fn(|cx| {
             if stop.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Err(Ended::Stopped));
@@ -186,7 +186,8 @@ pub async fn forward<Q: Deliver>(
             if let Poll::Ready(received) = receiver.poll_ready(cx) {
                 return Poll::Ready(Ok(received));
             }
-            // With nothing to receive, nothing else would say so.
+            // Only here: while there is something to receive, delivering it shows that the queue is
+            // closed.
             errors.in_a_row = 0;
             closed.as_mut().poll(cx).map(|()| Err(Ended::QueueClosed))
         });
@@ -218,8 +219,8 @@ pub async fn forward<Q: Deliver>(
     }
 }
 
-/// Delivers what is queued in the socket, and lets nothing new in. With nobody to deliver to, the
-/// queue counts it.
+/// Delivers what is queued in the socket, and lets nothing new in. If no consumer is left, the queue
+/// counts the batches.
 async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut Errors) {
     let most = match receiver.stop() {
         Ok(()) => usize::MAX,
@@ -232,7 +233,7 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
             Ok(None) => return,
             Ok(Some(batch)) => {
                 failed = 0;
-                // What is refused is counted there.
+                // The queue counts what it refuses.
                 let _ = queue.deliver(batch).await;
                 let_consumers_run(queue).await;
             }
@@ -247,15 +248,15 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
     }
 }
 
-/// A consumer that was woken from here has this thread next, and no other thread takes it on meanwhile:
-/// it has its turn before the queue overflows.
+/// Yields if a queue is half full. A consumer woken by this task runs next on this thread, and no other
+/// thread can steal it: so it runs before the queue overflows.
 async fn let_consumers_run<Q: Deliver>(queue: &Q) {
     if queue.is_half_full() {
         tokio::task::yield_now().await;
     }
 }
 
-/// Errors of the system while receiving.
+/// System errors while receiving.
 #[derive(Debug, Default)]
 struct Errors {
     total: u64,
@@ -270,10 +271,10 @@ impl Errors {
         self.total += 1;
     }
 
-    /// Counts one, and says whether it was one too many.
+    /// Counts an error; returns the reason to end if there were too many in a row.
     fn count_in_a_row(&mut self, error: &io::Error) -> Option<Ended> {
         self.count(error);
-        // As many as datagrams were sent to where nobody listens: no fault of the socket's.
+        // As many of these arrive as datagrams were sent to closed ports: no fault of this socket.
         if error.kind() != io::ErrorKind::ConnectionRefused {
             self.in_a_row += 1;
         }

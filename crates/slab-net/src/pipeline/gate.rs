@@ -1,26 +1,26 @@
 //! [`Gate`]: where one side of a queue waits for the other.
 //!
-//! It costs the other side one fence a turn while nobody waits, however much the turn brought: no
-//! shared cache line is written.
+//! While nobody waits it costs the other side one fence a turn, however much the turn moved: no shared
+//! cache line is written.
 //!
 //! # Why no wake-up is lost
 //!
-//! Who waits *counts* itself, then *registers*, and then looks at the queue *again* before it
-//! sleeps. The other side changes the queue first, and then reads the count. Between writing and
-//! reading there is a sequentially consistent fence on both sides, so that one of them sees the
-//! other: either the second look finds the change, or the count is seen. In the latter case the
-//! notification comes before the registration, which takes it then and does not sleep, or after it,
-//! and wakes.
+//! A waiter first *counts* itself, then *registers*, and then looks at the queue *again* before it
+//! sleeps. The other side first changes the queue, and then reads the count. On both sides a
+//! sequentially consistent fence lies between the write and the read, so that at least one of them sees
+//! the other: either the second look finds the change, or the count is seen. In the latter case the
+//! notification comes either before the registration, which then consumes it so that the waiter does
+//! not sleep, or after it, and wakes the waiter.
 //!
-//! As many are notified as there are changes, if so many wait. One that is notified and then leaves
-//! with what its second look found, or whose future is dropped, hands its notification on: that is
-//! what dropping a `Notified` does. A notification that meets nobody is stored, once, and makes
-//! somebody look in vain later.
+//! As many waiters are notified as there are changes, if so many wait. A waiter that is notified but
+//! leaves with what its second look found, or whose future is dropped, passes its notification on:
+//! dropping a `Notified` does that. A notification without a waiter is stored, at most one, and later
+//! causes one look in vain.
 
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use tokio::sync::Notify;
 
-/// On a pair of cache lines of its own.
+/// Has a pair of cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Gate {
@@ -29,7 +29,7 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// There is something for so many of those who wait. Comes after the change that it tells of.
+    /// Notifies one waiter for each of `changes`. Call it after making the changes.
     #[inline]
     pub(super) fn open(&self, changes: usize) {
         fence(Ordering::SeqCst);
@@ -46,16 +46,16 @@ impl Gate {
         }
     }
 
-    /// Wakes all who have registered: the other side is at its end.
+    /// Wakes all registered waiters: the other side has ended.
     pub(super) fn open_for_all(&self) {
         self.notify.notify_waiters();
     }
 
-    /// Waits until `look` finds something. Comes after a first look in vain.
+    /// Waits until `look` finds something. Call it after a first look in vain.
     pub(super) async fn pass<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
             let counted = Counted::new(&self.waiting);
-            // Declared behind it, and dropped before it: who is notified is counted.
+            // Declared after `counted`, so dropped before it: whoever can be notified is counted.
             let mut notified = core::pin::pin!(self.notify.notified());
             notified.as_mut().enable();
             if let Some(found) = look() {

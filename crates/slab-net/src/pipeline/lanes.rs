@@ -1,32 +1,33 @@
-//! [`Lanes`]: a bounded queue that gives up what matters least.
+//! [`Lanes`]: a bounded queue that drops the lowest priority first.
 //!
-//! One array per priority, and one count for all of them. A producer reserves a place by the count
-//! before it pushes, and a consumer gives the place back after it has popped, so that
+//! There is one array per priority, and one count for all of them. A producer reserves a place by the
+//! count before it pushes, and a consumer returns the place after it has popped. Therefore
 //!
 //! ```text
 //! batches in all lanes <= count <= capacity
 //! ```
 //!
-//! holds at each moment, and a lane, which has room for `capacity` batches, is never full for one
-//! who has a place. Who finds the count at the capacity takes over the place of a batch of a lower
-//! priority, by popping that batch; the count does not change then.
+//! holds at all times, and a lane, which has room for `capacity` batches, is never full for a producer
+//! that has a place. A producer that finds the count at the capacity takes over the place of a batch of
+//! a lower priority by popping that batch; the count does not change then.
 
 use crate::udp::PacketBatch;
 use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_queue::ArrayQueue;
 
-/// How much a batch matters when a queue is full, and which comes first when it is not empty.
+/// The priority of a batch: the lowest is dropped first when a queue is full, the highest is delivered
+/// first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Priority {
-    /// First to be dropped, last to be delivered.
+    /// Dropped first, delivered last.
     Low,
-    /// What most traffic is.
+    /// For most traffic.
     #[default]
     Normal,
-    /// Before most traffic.
+    /// Delivered before most traffic, and dropped after it.
     High,
-    /// Last to be dropped, first to be delivered; for keeping connections alive, for example.
+    /// Dropped last, delivered first; for example for keep-alives.
     Critical,
 }
 
@@ -35,21 +36,21 @@ const LANES: usize = 4;
 pub(super) type PriorityOf = dyn Fn(&PacketBatch) -> Priority + Send + Sync;
 
 pub(super) struct Lanes {
-    /// By priority, the lowest first.
+    /// One for each priority, the lowest first.
     lanes: [ArrayQueue<PacketBatch>; LANES],
-    /// Places taken.
+    /// The number of places taken.
     count: AtomicUsize,
     capacity: usize,
     priority_of: Box<PriorityOf>,
 }
 
-/// What became of a batch that was pushed.
+/// The result of a push.
 pub(super) enum Pushed {
-    /// It is queued.
+    /// The batch is queued.
     In,
-    /// It is queued, in the place of this one.
+    /// The batch is queued, in the place of this one.
     InsteadOf(PacketBatch),
-    /// There is no place, and nothing queued that matters less.
+    /// The batch is returned: there is no place, and nothing of a lower priority is queued.
     Refused(PacketBatch),
 }
 
@@ -63,7 +64,7 @@ impl Lanes {
         }
     }
 
-    /// What the user's function says of a batch. It may panic.
+    /// Returns the user's priority of a batch. The user's function may panic.
     pub(super) fn priority_of(&self, batch: &PacketBatch) -> Priority {
         (self.priority_of)(batch)
     }
@@ -83,14 +84,14 @@ impl Lanes {
         }
     }
 
-    /// The oldest batch of the highest priority.
+    /// Removes and returns the oldest batch of the highest priority.
     pub(super) fn pop(&self) -> Option<PacketBatch> {
         let batch = self.lanes.iter().rev().find_map(ArrayQueue::pop)?;
         self.count.fetch_sub(1, Ordering::Release);
         Some(batch)
     }
 
-    /// Batches queued, or about to be.
+    /// The number of batches queued or about to be.
     pub(super) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }

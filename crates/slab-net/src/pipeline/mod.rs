@@ -1,10 +1,10 @@
-//! A bounded queue of batches between the tasks that receive and those that consume.
+//! Bounded queues of batches between the tasks that receive and the tasks that consume.
 //!
-//! [`queue`] makes the two ends. Both can be cloned; what happens when the queue is full is said by
-//! an [`Overflow`] policy, and every datagram that does not arrive is counted by reason.
-//! [`priority_queue`] drops what matters least; [`flow_queues`] gives each consumer a queue of its
-//! own and keeps each peer's packets in order. [`forward`] is the task that fills them from a
-//! socket and ends without losing anything unseen.
+//! [`queue`] makes the two ends, both of which can be cloned. An [`Overflow`] policy decides what a
+//! full queue does, and every datagram that does not arrive is counted by reason. [`priority_queue`]
+//! drops batches of the lowest priority first; [`flow_queues`] gives each consumer a queue of its own
+//! and keeps each peer's packets in order. [`forward`] is the task that fills a queue from a socket,
+//! and leaves no datagram uncounted when it ends.
 //!
 //! ```
 //! use slab_net::PacketPool;

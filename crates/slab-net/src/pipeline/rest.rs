@@ -1,4 +1,4 @@
-//! [`Rest`]: batches of an iterator, none of which goes uncounted.
+//! [`Rest`]: the batches of an iterator, none of which goes uncounted.
 
 use crate::udp::PacketBatch;
 
@@ -6,7 +6,7 @@ use crate::udp::PacketBatch;
 pub(super) struct Rest<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> {
     batches: I,
     give_up: F,
-    /// Is the iterator being asked? One that has panicked is not asked again.
+    /// Whether the iterator's `next` is running. An iterator that has panicked is not used again.
     asking: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What a queue did so far, in datagrams and in bytes of their payload: a batch counts as many as it
-//! holds.
+//! The counters of a queue, in datagrams and in bytes of their payload: a batch counts as many
+//! datagrams as it holds.
 
 use crate::udp::Tally;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use std::sync::Arc;
 /// A snapshot of one queue's counters, in datagrams since the queue was made unless the name says
 /// otherwise.
 ///
-/// Whenever nobody is in the middle of a send or a receive, everything that was ever offered to
-/// the queue is `delivered + datagrams + dropped()`, exactly, and the same in bytes.
+/// While no send or receive is in progress, everything that was ever offered to the queue is exactly
+/// `delivered + datagrams + dropped()`, and the same in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueStats {
-    /// Datagrams that wait in the queue now.
+    /// Datagrams queued now.
     pub datagrams: u64,
-    /// Bytes of payload in these.
+    /// Bytes of payload in these datagrams.
     pub bytes: u64,
-    /// How many batches the queue holds at most.
+    /// The maximum number of batches in the queue.
     pub capacity_batches: u64,
     /// Datagrams that entered the queue.
     pub enqueued: u64,
@@ -30,34 +30,34 @@ pub struct QueueStats {
     pub dropped_queue_full: u64,
     /// Bytes of payload in these.
     pub dropped_queue_full_bytes: u64,
-    /// Queued datagrams that the overflow policy gave up to make room for newer ones.
+    /// Queued datagrams that the overflow policy dropped to make room for newer ones.
     pub dropped_policy: u64,
     /// Bytes of payload in these.
     pub dropped_policy_bytes: u64,
-    /// Datagrams that no consumer was left for, or whose sending was cancelled while it waited, or
-    /// ended by a panic of the function that was to say how much they matter.
+    /// Datagrams dropped because no consumer was left, because their send was cancelled, or because the
+    /// function that returns their priority panicked.
     pub dropped_closed: u64,
     /// Bytes of payload in these.
     pub dropped_closed_bytes: u64,
 }
 
 impl QueueStats {
-    /// Datagrams dropped for any reason.
+    /// The number of datagrams dropped for any reason.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped_queue_full + self.dropped_policy + self.dropped_closed
     }
 
-    /// Bytes of payload in these.
+    /// The bytes of payload dropped for any reason.
     #[must_use]
     pub fn dropped_bytes(&self) -> u64 {
         self.dropped_queue_full_bytes + self.dropped_policy_bytes + self.dropped_closed_bytes
     }
 }
 
-/// Reads the counters of one queue while it is in use, and after its two ends are gone.
+/// Reads the counters of one queue, even after both ends are gone.
 ///
-/// From [`QueueSender::monitor`](crate::pipeline::QueueSender::monitor) or
+/// Made by [`QueueSender::monitor`](crate::pipeline::QueueSender::monitor) or
 /// [`QueueReceiver::monitor`](crate::pipeline::QueueReceiver::monitor).
 #[derive(Debug, Clone)]
 pub struct QueueMonitor {
@@ -69,7 +69,7 @@ impl QueueMonitor {
         Self { counters }
     }
 
-    /// The counters at this moment. Allocates nothing and disturbs nobody.
+    /// Returns the counters at this moment. Allocates nothing and takes no lock.
     #[must_use]
     pub fn stats(&self) -> QueueStats {
         let c = &*self.counters;
@@ -78,8 +78,8 @@ impl QueueMonitor {
         let abandoned = c.producers.abandoned.read();
         let enqueued = c.producers.enqueued.read();
         let full = c.producers.full.read();
-        // A consumer may count a batch before its producer has: then the difference is below zero
-        // for a moment.
+        // A consumer may count a batch before its producer has: the difference is then negative for a
+        // moment.
         let queued = enqueued - (delivered + policy + abandoned);
         let closed = abandoned + c.producers.refused.read();
         QueueStats {
@@ -100,7 +100,7 @@ impl QueueMonitor {
     }
 }
 
-/// The counters themselves; producers and consumers each have a cache line pair of their own.
+/// The counters; those of producers and of consumers lie in different pairs of cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct QueueCounters {
     pub(crate) capacity_batches: u64,
@@ -112,13 +112,14 @@ pub(crate) struct QueueCounters {
 #[repr(align(128))]
 pub(crate) struct ProducerCounters {
     pub(crate) enqueued: Tally,
-    /// Arrived when the queue was full, and dropped.
+    /// Arrived while the queue was full, and dropped.
     pub(crate) full: Tally,
-    /// Taken out of the queue again to make room.
+    /// Removed from the queue to make room.
     pub(crate) evicted: Tally,
-    /// Still queued when the last consumer went.
+    /// Still queued when the last consumer was dropped.
     pub(crate) abandoned: Tally,
-    /// Never entered the queue: nobody to deliver to, or the sending was cancelled.
+    /// Never entered the queue: no receiver was left, the send was cancelled, or the priority function
+    /// panicked.
     pub(crate) refused: Tally,
 }
 

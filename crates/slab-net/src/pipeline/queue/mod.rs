@@ -1,10 +1,11 @@
 //! The queue: an array of batches, two [gates](super::gate) to wait at, and counters.
 //!
-//! The end of a side sets its counter to zero and then wakes all who wait at its gate; who comes
-//! there later sees the zero.
+//! When the last handle of one side is dropped, it sets that side's counter to zero and then wakes all
+//! who wait at its gate; those who arrive there later see the zero.
 //!
-//! What can be done for many batches at once is: one addition to a counter, one look at who waits.
-//! In the steady state nothing here allocates: a place to wait is part of the future that waits.
+//! Work that can be shared by many batches is done once for all of them: one addition to a counter, one
+//! check for waiters. In the steady state nothing here allocates: a waiter's place is part of its
+//! future.
 
 mod receiver;
 mod sender;
@@ -25,38 +26,39 @@ pub use sender::QueueSender;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Overflow {
-    /// The producer waits for room. A receiving task that waits does not read its socket: the
-    /// kernel then drops what comes, beyond our counting.
+    /// The producer waits for room. While a receiving task waits it does not read its socket, and the
+    /// kernel drops datagrams once the socket's buffer is full (see
+    /// [`kernel_dropped_datagrams`](crate::udp::SocketStats::kernel_dropped_datagrams)).
     Wait,
-    /// The batch that arrives is dropped and counted as `queue_full`: what is queued is kept.
+    /// The arriving batch is dropped and counted as `queue_full`; queued batches are kept.
     DropNewest,
-    /// The batch that waited longest is dropped and counted as `policy`: consumers get what is
-    /// most recent.
+    /// The batch that has waited longest is dropped and counted as `policy`: consumers get the most
+    /// recent batches.
     DropOldest,
 }
 
-/// A queue that holds at most `capacity` batches.
+/// Makes a queue that holds at most `capacity` batches.
 ///
-/// Its memory is allocated here, once. A batch pins up to 64 KiB of pool memory, so that
-/// `capacity` also says how much of the pool the queue can hold.
+/// Its memory is allocated here, once. A batch pins up to 64 KiB of pool memory, so `capacity` also
+/// limits how much of the pool the queue can hold.
 ///
-/// A task that is woken runs next on the thread that woke it, and tokio lets no other thread take it: while
-/// a producer's loop finds something to read, the consumer that it woke has no turn, and a queue that drops
-/// overflows beside idle threads. [`forward`](super::forward) yields where the queue is half full; a loop of
-/// one's own should do so, too ([`tokio::task::yield_now`]).
+/// A woken task runs next on the thread that woke it, and tokio lets no other thread steal it: while a
+/// producer's loop has something to read, the consumer that it woke does not run, and a queue that
+/// drops overflows beside idle threads. [`forward`](super::forward) yields while the queue is half
+/// full; a loop of your own should do so too ([`tokio::task::yield_now`]).
 pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
     let batches = ArrayQueue::new(capacity.get());
     ends(capacity, Store::Fifo(batches, overflow))
 }
 
-/// A queue that holds at most `capacity` batches, of which it delivers those first, and drops those
-/// last, that matter most.
+/// Makes a queue that holds at most `capacity` batches, delivers the highest [`Priority`] first, and
+/// drops the lowest first.
 ///
-/// When it is full, the oldest of the lowest [`Priority`] below that of the arriving batch is
-/// dropped and counted as `policy`. If there is none, the arriving one is dropped and counted as
-/// `queue_full`. Batches of one priority stay in their order.
+/// When it is full, the oldest batch of the lowest priority below that of the arriving batch is dropped
+/// and counted as `policy`. If there is none, the arriving batch is dropped and counted as
+/// `queue_full`. Batches of the same priority stay in order.
 ///
-/// `priority_of` is called once for each batch, by the producer, and should be short.
+/// `priority_of` is called once for each batch, by the producer, and should be fast.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -96,7 +98,7 @@ fn ends(capacity: NonZeroUsize, store: Store) -> (QueueSender, QueueReceiver) {
     (sender, QueueReceiver::new(shared))
 }
 
-/// All receivers are gone. The batch that was sent is dropped and counted as `closed`.
+/// All receivers are gone. The batch was dropped and counted as `closed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueClosed;

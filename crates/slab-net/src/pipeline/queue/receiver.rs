@@ -1,4 +1,4 @@
-//! [`QueueReceiver`]: batches out of the queue.
+//! [`QueueReceiver`]: the consumers' end of a queue.
 
 use super::super::stats::QueueMonitor;
 use super::shared::Shared;
@@ -6,9 +6,10 @@ use crate::udp::PacketBatch;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// The consumers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue), or of one of several
-/// [`flow_queues`](super::super::flow_queues). Clones take from the same queue, each batch goes to one of
-/// them; once the last is dropped, what is queued is dropped and counted as `closed`.
+/// The consumers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue), or of
+/// one of several [`flow_queues`](super::super::flow_queues). Clones take from the same queue, and each
+/// batch goes to one of them; once the last one is dropped, queued batches are dropped and counted as
+/// `closed`.
 #[derive(Debug)]
 pub struct QueueReceiver {
     shared: Arc<Shared>,
@@ -19,15 +20,16 @@ impl QueueReceiver {
         Self { shared }
     }
 
-    /// The next batch, once there is one; `None` when all senders are gone and the queue is empty.
+    /// Waits for the next batch and returns it; `None` when all senders are gone and the queue is
+    /// empty.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     pub async fn recv(&self) -> Option<PacketBatch> {
         self.look(Shared::pop).await
     }
 
-    /// Appends up to `limit` batches to `out`, at least one once there is one, and returns how
-    /// many; 0 when all senders are gone and the queue is empty, or if `limit` is 0.
+    /// Waits for a batch, appends up to `limit` batches to `out`, and returns their number; 0 when all
+    /// senders are gone and the queue is empty, or if `limit` is 0.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     pub async fn recv_many(&self, out: &mut Vec<PacketBatch>, limit: usize) -> usize {
@@ -38,16 +40,17 @@ impl QueueReceiver {
         self.look(look).await.unwrap_or(0)
     }
 
-    /// Waits until something is found, or all senders are gone and nothing was.
+    /// Waits until `look` finds something, or until all senders are gone and it finds nothing.
     async fn look<T>(&self, mut look: impl FnMut(&Shared) -> Option<T>) -> Option<T> {
-        // A consumer that never has to wait lets others run nevertheless.
+        // A consumer that never has to wait must let other tasks run too.
         tokio::task::consume_budget().await;
         let shared = &*self.shared;
         if let Some(found) = look(shared) {
             return Some(found);
         }
         let find_or_end = || {
-            // Before the look: batches that came before the last sender's end are there.
+            // Read before the look: if the last sender is gone, all batches sent are already in the
+            // queue.
             let ended = shared.senders.load(Ordering::Acquire) == 0;
             let found = look(shared);
             (ended || found.is_some()).then_some(found)
@@ -55,13 +58,13 @@ impl QueueReceiver {
         shared.items.pass(find_or_end).await
     }
 
-    /// The next batch if there is one right now.
+    /// Returns the next batch, if there is one now.
     #[must_use]
     pub fn try_recv(&self) -> Option<PacketBatch> {
         self.shared.pop()
     }
 
-    /// Reads the queue's counters while it is in use, and after it is gone.
+    /// Returns a handle that reads the queue's counters, even after both ends are gone.
     #[must_use]
     pub fn monitor(&self) -> QueueMonitor {
         QueueMonitor::new(Arc::clone(&self.shared.counters))
@@ -81,7 +84,8 @@ impl Drop for QueueReceiver {
     fn drop(&mut self) {
         struct Ended<'a>(&'a Shared);
 
-        // Whoever waits for the end finds all of it counted, and does not wait for ever if a drop panics.
+        // Runs after `abandon`, even if a drop panics: those who wait for the end find everything
+        // counted, and do not wait for ever.
         impl Drop for Ended<'_> {
             fn drop(&mut self) {
                 self.0.room.open_for_all();

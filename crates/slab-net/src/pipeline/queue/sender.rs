@@ -1,4 +1,4 @@
-//! [`QueueSender`]: batches into the queue, or not.
+//! [`QueueSender`]: the producers' end of a queue.
 
 use super::super::rest::Rest;
 use super::super::stats::QueueMonitor;
@@ -9,8 +9,8 @@ use core::future::Future;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// The producers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue). Clones put into the same queue; once the last
-/// is dropped, consumers drain the queue and then get `None`.
+/// The producers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue). Clones
+/// send to the same queue; once the last one is dropped, consumers drain the queue and then get `None`.
 #[derive(Debug)]
 pub struct QueueSender {
     shared: Arc<Shared>,
@@ -21,14 +21,14 @@ impl QueueSender {
         Self { shared }
     }
 
-    /// Puts a batch into the queue, or does what the overflow policy says. Waits only under
+    /// Puts a batch into the queue, or applies the overflow policy. Waits only under
     /// [`Overflow::Wait`](super::Overflow::Wait).
     ///
-    /// A batch in a future that is dropped before its end, or was never polled, is counted as `closed`.
+    /// If the future is dropped before it completes, or never polled, its batch is counted as `closed`.
     ///
     /// # Errors
     /// All receivers are gone.
-    // Not an `async fn`, whose arguments would be dropped uncounted if it is never polled.
+    // Not an `async fn`: if that were never polled, its arguments would be dropped uncounted.
     pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
         let mut sending = Sending::new(&self.shared, batch);
         async move {
@@ -40,11 +40,11 @@ impl QueueSender {
         }
     }
 
-    /// Puts many batches into the queue in their order, as [`send`](Self::send) does each, and wakes
+    /// Puts many batches into the queue in order, each as [`send`](Self::send) does, and wakes
     /// consumers once for all of them.
     ///
-    /// Batches in a future that is dropped before its end, or was never polled, are counted as `closed`,
-    /// with those that the iterator has not yielded yet.
+    /// If the future is dropped before it completes, or never polled, its remaining batches are counted
+    /// as `closed`, including those that the iterator has not yielded yet.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -66,8 +66,8 @@ impl QueueSender {
     /// ```
     ///
     /// # Errors
-    /// All receivers are gone; what was not delivered is counted as `closed`.
-    // As `send`.
+    /// All receivers are gone; batches that were not delivered are counted as `closed`.
+    // Not an `async fn`, as `send`.
     pub fn send_many(
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
@@ -115,7 +115,7 @@ impl QueueSender {
         }
     }
 
-    /// Counts a batch that is not sent after all, because somebody gave up.
+    /// Counts a batch that will not be sent after all.
     pub(in super::super) fn give_up(&self, batch: PacketBatch) {
         self.shared.refuse(batch);
     }
@@ -124,13 +124,13 @@ impl QueueSender {
         self.shared.is_half_full()
     }
 
-    /// Are all receivers gone?
+    /// Returns `true` if all receivers are gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared.receivers.load(Ordering::Relaxed) == 0
     }
 
-    /// Completes when all receivers are gone, of which there never will be new ones then.
+    /// Completes when all receivers are gone. There can be no new ones then.
     ///
     /// Cancel-safe.
     ///
@@ -153,15 +153,15 @@ impl QueueSender {
         }
     }
 
-    /// Reads the queue's counters while it is in use, and after it is gone.
+    /// Returns a handle that reads the queue's counters, even after both ends are gone.
     #[must_use]
     pub fn monitor(&self) -> QueueMonitor {
         QueueMonitor::new(Arc::clone(&self.shared.counters))
     }
 }
 
-/// Batches that have entered the queue: counted, and consumers woken, whatever comes after them. Foreign
-/// code yields them and says how urgent they are, and may panic.
+/// Batches that have entered the queue. Its drop counts them and wakes consumers, even if the caller's
+/// code, which yields batches and decides on priorities, panics.
 struct Entered<'a> {
     shared: &'a Shared,
     batches: usize,
@@ -174,7 +174,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// A batch on its way in, which may wait for room; counted if it does not come in.
+/// A batch being sent, which may wait for room; counted if it does not enter the queue.
 struct Sending<'a> {
     shared: &'a Shared,
     batch: Option<PacketBatch>,
@@ -188,7 +188,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Ends it, if there is room or nobody to make any.
+    /// Completes the send, if there is room or no receiver is left to make any.
     fn attempt(&mut self) -> Option<Result<(), QueueClosed>> {
         if self.shared.receivers.load(Ordering::SeqCst) == 0 {
             // The batch is counted when `self` is dropped.
@@ -228,7 +228,7 @@ impl Clone for QueueSender {
 
 impl Drop for QueueSender {
     fn drop(&mut self) {
-        // Release: whoever sees the zero sees what was pushed before.
+        // Release: whoever sees the zero also sees everything pushed before.
         if self.shared.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.shared.items.open_for_all();
         }

@@ -1,4 +1,4 @@
-//! What both ends share: where the batches lie, what a full queue does, and what is counted.
+//! The state that both ends share: the stored batches, the overflow policy, and the counters.
 
 use super::super::gate::Gate;
 use super::super::lanes::{Lanes, Priority, Pushed};
@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 
-/// Where the batches lie.
+/// Where the batches are stored.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -24,12 +24,12 @@ pub(super) enum Store {
 #[derive(Debug)]
 pub(super) struct Shared {
     store: Store,
-    /// Where consumers wait for a batch or for the last sender's end.
+    /// Where consumers wait for a batch, or for the end of the last sender.
     pub(super) items: Gate,
-    /// Where producers under [`Overflow::Wait`] wait for room or for the last receiver's end.
+    /// Where producers under [`Overflow::Wait`] wait for room, or for the end of the last receiver.
     pub(super) room: Gate,
-    /// Where who has nothing to send waits for the last receiver's end. Not at `room`, where it
-    /// would take the places that are made for others.
+    /// Where [`closed`](super::QueueSender::closed) waits for the end of the last receiver. Not at
+    /// `room`, where it would take notifications meant for producers.
     pub(super) closed: Gate,
     pub(super) senders: AtomicUsize,
     pub(super) receivers: AtomicUsize,
@@ -38,7 +38,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// With one end of each side.
+    /// Starts with one sender and one receiver.
     pub(super) fn new(capacity: NonZeroUsize, store: Store) -> Self {
         Self {
             store,
@@ -55,8 +55,8 @@ impl Shared {
         }
     }
 
-    /// Does with a batch what the policy says, and returns how much entered, if it did; gives it
-    /// back if there is to be waited for room. What enters is to be [announced](Self::entered).
+    /// Applies the policy to a batch, and returns how much entered the queue, if it did; returns the
+    /// batch if the sender has to wait for room. Pass what entered to [`entered`](Self::entered).
     #[inline]
     pub(super) fn offer(&self, batch: PacketBatch) -> Result<Option<Amount>, PacketBatch> {
         let amount = batch.amount();
@@ -85,7 +85,7 @@ impl Shared {
         Ok(Some(amount))
     }
 
-    /// Are consumers so far behind that half of the room is used up?
+    /// Returns `true` if at least half of the places are taken.
     pub(super) fn is_half_full(&self) -> bool {
         let batches = match &self.store {
             Store::Fifo(batches, _) => batches.len(),
@@ -94,7 +94,8 @@ impl Shared {
         2 * batches as u64 >= self.counters.capacity_batches
     }
 
-    /// What the user's function says of a batch; counts it if that panics, and takes it along.
+    /// Returns the user's priority of a batch. If the user's function panics, the batch is counted as
+    /// lost.
     fn priority(&self, lanes: &Lanes, batch: &PacketBatch) -> Priority {
         struct Lost<'a>(&'a Shared, Amount);
 
@@ -110,16 +111,16 @@ impl Shared {
         priority
     }
 
-    /// There was no room for a batch that arrived.
+    /// Counts and drops an arriving batch for which there was no room.
     fn full(&self, batch: PacketBatch) {
         let amount = batch.amount();
         self.counters.producers.full.add(amount);
         self.overflowing.dropped(amount.datagrams);
-        // Last, here and elsewhere: it may wake who waits for memory, and a waker may panic.
+        // Last, here and elsewhere: freeing memory may wake a waiter for it, and a waker may panic.
         drop(batch);
     }
 
-    /// A queued batch made room for another.
+    /// Counts and drops a queued batch that made room for another.
     fn evicted(&self, batch: PacketBatch) {
         let amount = batch.amount();
         self.counters.producers.evicted.add(amount);
@@ -127,22 +128,22 @@ impl Shared {
         drop(batch);
     }
 
-    /// So many batches went in, with so much in them.
+    /// Counts batches that entered the queue, and wakes consumers.
     pub(super) fn entered(&self, batches: usize, amount: Amount) {
         if batches == 0 {
             return;
         }
         self.counters.producers.enqueued.add(amount);
         if self.receivers.load(Ordering::SeqCst) == 0 {
-            // The last receiver emptied the queue after it had set the counter to zero. Of its
-            // look at the queue and our push one came first: it has dropped our batch, or we see
-            // the zero here and do.
+            // The last receiver empties the queue after it has set the counter to zero. Either its
+            // emptying came after our push, and it has dropped our batch; or our push came later, and
+            // we see the zero here and drop the batch.
             self.abandon();
         }
         self.items.open(batches);
     }
 
-    /// Drops all that is queued: nobody is left to deliver it to.
+    /// Drops and counts everything queued, since no receiver is left.
     pub(super) fn abandon(&self) {
         struct Queued<'a>(&'a Shared);
 
@@ -154,7 +155,7 @@ impl Shared {
             }
         }
 
-        // If one panics, the rest.
+        // If dropping one batch panics, drops the rest.
         impl Drop for Queued<'_> {
             fn drop(&mut self) {
                 self.drop_all();
@@ -177,7 +178,7 @@ impl Shared {
         Some(batch)
     }
 
-    /// Moves up to `limit` batches to `out`, and returns how many if there are any.
+    /// Moves up to `limit` batches to `out`, and returns their number, or `None` if there were none.
     pub(super) fn pop_many(&self, out: &mut Vec<PacketBatch>, limit: usize) -> Option<usize> {
         let (mut count, mut amount) = (0, Amount::default());
         while count < limit {
@@ -185,7 +186,7 @@ impl Shared {
                 break;
             };
             amount += batch.amount();
-            // Its turn comes after all the others of this turn.
+            // The consumer reads it only after the batches taken before it.
             batch.prefetch();
             out.push(batch);
             count += 1;
@@ -194,7 +195,7 @@ impl Shared {
         (count > 0).then_some(count)
     }
 
-    /// So many batches are with a consumer now, with so much in them.
+    /// Counts batches that a consumer has taken, and wakes producers that wait for room.
     fn left(&self, batches: usize, amount: Amount) {
         if batches == 0 {
             return;
