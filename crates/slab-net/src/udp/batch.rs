@@ -1,4 +1,4 @@
-//! [`PacketBatch`]: the unit that travels from the socket to whoever consumes it.
+//! [`PacketBatch`]: the unit that travels from the socket to its consumer.
 
 use super::datagram::{Datagram, Metadata};
 use super::prefetch::prefetch;
@@ -12,25 +12,25 @@ use slab_core::{Clones, SharedChunk};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::time::SystemTime;
 
-/// What one kernel buffer held: one datagram, or with GRO up to 128 of the same sender, of the same
-/// length but for the last, one behind the other in one chunk.
+/// The contents of one kernel buffer: one datagram, or with GRO up to 128 datagrams of the same sender,
+/// contiguous in one chunk and all of the same length except the last.
 ///
-/// Never without a datagram, though that may be an empty one. Moving a batch moves a handle; its
-/// chunk goes back to the pool when the batch and all packets made from it are dropped.
+/// A batch always has a datagram, though that may be an empty one. Moving a batch moves a handle; its
+/// chunk returns to the pool when the batch and all packets made from it are dropped.
 pub struct PacketBatch {
     chunk: SharedChunk,
-    /// Where the payload begins in the chunk, and its bytes.
+    /// Where the payload begins in the chunk, and its length in bytes.
     start: u32,
     len: u32,
-    /// The length of each datagram but the last, which may be shorter. Not zero unless `len` is.
+    /// The length of each datagram except the last, which may be shorter. Zero only if `len` is.
     stride: u32,
     meta: Metadata,
 }
 
 impl PacketBatch {
     /// # Safety
-    /// The `len` bytes of the chunk from `start` on are the batch's payload and nobody writes to
-    /// them as long as a reference to the chunk is left.
+    /// The `len` bytes of the chunk from `start` on are the batch's payload, they have been written,
+    /// and nobody writes to them while there is a reference to the chunk.
     pub(super) unsafe fn new(
         chunk: SharedChunk,
         start: usize,
@@ -39,8 +39,8 @@ impl PacketBatch {
         meta: Metadata,
     ) -> Self {
         debug_assert!(start + len <= chunk.capacity());
-        // No buffer is longer than `buffer_bytes`, some 64 KiB. A stride that makes no sense would
-        // be a kernel bug; take the payload as one datagram then.
+        // No buffer is longer than `buffer_bytes`, some 64 KiB. An impossible stride would be a kernel
+        // bug; the payload is then taken as one datagram.
         let stride = if stride == 0 || stride > len {
             len
         } else {
@@ -55,28 +55,28 @@ impl PacketBatch {
         }
     }
 
-    /// How many datagrams the batch holds, at least 1.
+    /// The number of datagrams in the batch, at least 1.
     #[inline]
     #[must_use]
     pub fn datagrams(&self) -> usize {
         segments(self.len as usize, self.stride as usize)
     }
 
-    /// What it counts as.
+    /// The datagrams and bytes that the batch adds to a counter.
     #[inline]
     pub(crate) fn amount(&self) -> Amount {
         Amount::new(self.datagrams() as u64, self.len.into())
     }
 
-    /// All payloads, one behind the other.
+    /// Returns all payloads, contiguous.
     #[inline]
     #[must_use]
     pub fn contents(&self) -> &[u8] {
-        // SAFETY: `new`'s caller promised initialised bytes that nobody writes to.
+        // SAFETY: the caller of `new` promised initialised bytes that nobody writes to.
         unsafe { core::slice::from_raw_parts(self.payload().as_ptr(), self.len as usize) }
     }
 
-    /// Starts to fetch the payload's first line.
+    /// Starts to fetch the first cache line of the payload.
     #[inline]
     pub(crate) fn prefetch(&self) {
         prefetch(self.payload().as_ptr());
@@ -88,8 +88,8 @@ impl PacketBatch {
         unsafe { self.chunk.as_ptr().add(self.start as usize) }
     }
 
-    /// All payloads, to be changed where they are; `None` if anything else refers to the batch's
-    /// chunk.
+    /// Returns all payloads, to be changed in place; `None` if there is any other reference to the
+    /// batch's chunk.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -111,62 +111,63 @@ impl PacketBatch {
             return None;
         }
         let (at, len) = (self.payload().as_ptr(), self.len as usize);
-        // SAFETY: `new`'s caller promised initialised bytes. The only reference to the chunk is
+        // SAFETY: the caller of `new` promised initialised bytes. The only reference to the chunk is
         // this batch's, which stays borrowed, so nobody else reads or writes them meanwhile.
         Some(unsafe { core::slice::from_raw_parts_mut(at, len) })
     }
 
-    /// The length in bytes of each datagram but the last, which may be shorter.
+    /// The length in bytes of each datagram except the last, which may be shorter.
     #[inline]
     #[must_use]
     pub fn segment_size(&self) -> usize {
         self.stride as usize
     }
 
-    /// Bytes of pool memory that the batch, or any one packet of it, keeps in use.
+    /// The bytes of pool memory that the batch, or any one packet of it, keeps in use.
     #[must_use]
     pub fn pinned_bytes(&self) -> usize {
         self.chunk.capacity()
     }
 
-    /// Who sent the datagrams.
+    /// The sender of the datagrams.
     #[must_use]
     pub fn source(&self) -> SocketAddr {
         self.meta.source
     }
 
-    /// The local address they were sent to, where the system tells.
+    /// The local address that the datagrams were sent to, if the system reports it.
     #[must_use]
     pub fn destination(&self) -> Option<IpAddr> {
         self.meta.destination
     }
 
-    /// Their ECN codepoint; `None` if the sender does not use ECN.
+    /// The ECN codepoint of the datagrams; `None` if the sender does not use ECN.
     #[must_use]
     pub fn ecn(&self) -> Option<super::Ecn> {
         self.meta.ecn
     }
 
-    /// The index of the interface they came in by, where the system tells.
+    /// The index of the interface that the datagrams arrived on, if the system reports it.
     #[must_use]
     pub fn interface(&self) -> Option<u32> {
         self.meta.interface
     }
 
-    /// When the kernel received them, where the system tells; see [`Datagram::timestamp`].
+    /// The time when the kernel received the datagrams, if the system reports it; see
+    /// [`Datagram::timestamp`].
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
         self.meta.timestamp()
     }
 
-    /// Was the one datagram of the batch longer than the receiver's buffers? See
+    /// Returns `true` if the one datagram of the batch was longer than the receiver's buffers. See
     /// [`Datagram::truncated`].
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.meta.truncated
     }
 
-    /// The datagrams, borrowed: touches no reference count.
+    /// Returns an iterator over the datagrams, borrowed: touches no reference count.
     #[inline]
     #[must_use]
     pub fn iter(&self) -> Iter<'_> {
@@ -178,8 +179,8 @@ impl PacketBatch {
         }
     }
 
-    /// The payloads as owned packets that share the batch's chunk: one addition to its reference
-    /// count for all of them, none at all for a batch of one.
+    /// Turns the payloads into owned packets that share the batch's chunk. Costs one addition to its
+    /// reference count for all of them, and none for a batch of one.
     #[inline]
     #[must_use]
     pub fn into_packets(self) -> IntoPackets {
@@ -193,7 +194,7 @@ impl PacketBatch {
         }
     }
 
-    /// As [`into_packets`](Self::into_packets), with the metadata.
+    /// Like [`into_packets`](Self::into_packets), but with the metadata.
     #[inline]
     #[must_use]
     pub fn into_datagrams(self) -> IntoDatagrams {
@@ -203,17 +204,17 @@ impl PacketBatch {
         }
     }
 
-    /// Does it hold one datagram only?
+    /// Returns `true` if the batch holds only one datagram.
     #[inline]
     pub(super) fn is_single(&self) -> bool {
         self.len <= self.stride
     }
 
-    /// Takes the first datagram out of a batch that holds more than one.
+    /// Splits off the first datagram of a batch that holds more than one.
     pub(super) fn split_first(&mut self) -> Datagram {
         debug_assert!(!self.is_single());
-        // SAFETY: these bytes are payload, which has been written and is not written again while
-        // anything but the batch refers to the chunk.
+        // SAFETY: these bytes are payload, which has been written and is not written again while the
+        // chunk has a reference other than the batch's.
         let packet = unsafe {
             Packet::from_shared(self.chunk.clone(), self.payload(), self.stride as usize)
         };
@@ -223,8 +224,8 @@ impl PacketBatch {
         self.meta.datagram(packet)
     }
 
-    /// The payloads as [`Bytes`], for code that wants that type: one heap allocation for the batch,
-    /// whose memory they share.
+    /// Turns the payloads into [`Bytes`], for code that needs that type. They share one heap allocation
+    /// for the whole batch.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -249,8 +250,9 @@ impl PacketBatch {
         }
     }
 
-    /// The whole batch on its way back to whoever sent it, from the address it was sent to unless that
-    /// was a group's or a network's; with GSO one call to the kernel and no copy on our side.
+    /// Returns a transmit of the whole batch back to its sender, from the address that it was sent to
+    /// unless that is a multicast or broadcast address. With GSO it takes one system call and no copy
+    /// on our side.
     #[must_use]
     pub fn reply(&self) -> Transmit<'_> {
         Transmit::new(self.contents(), self.source())
@@ -258,9 +260,10 @@ impl PacketBatch {
             .source(self.answered_from())
     }
 
-    /// The local address that an answer comes from: that which it was sent to, unless that was a group's
-    /// or a network's. Without a port; with the interface if it is link-local: who asks by such an address
-    /// need not have one, which would say by what interface.
+    /// Returns the local address to answer from: the one that the batch was sent to, unless that is a
+    /// multicast or broadcast address. It has no port, and the interface only if it is link-local: a
+    /// peer that uses such an address may have another address itself, which would not tell the
+    /// interface.
     pub(crate) fn answered_from(&self) -> Option<SocketAddr> {
         Some(
             match self.destination().filter(|_| self.meta.is_to_us_alone)? {
@@ -300,12 +303,12 @@ impl fmt::Debug for PacketBatch {
     }
 }
 
-/// How many datagrams a kernel buffer of `len` bytes holds: an empty one is one as well.
+/// Returns the number of datagrams in a kernel buffer of `len` bytes. An empty datagram counts as one.
 pub(super) fn segments(len: usize, stride: usize) -> usize {
     if stride == 0 { 1 } else { len.div_ceil(stride) }.max(1)
 }
 
-/// Borrowed datagrams of a batch, from [`PacketBatch::iter`].
+/// An iterator over the borrowed datagrams of a batch, from [`PacketBatch::iter`].
 #[derive(Debug, Clone)]
 pub struct Iter<'a> {
     rest: &'a [u8],
@@ -333,13 +336,13 @@ impl<'a> Iterator for Iter<'a> {
 impl ExactSizeIterator for Iter<'_> {}
 impl core::iter::FusedIterator for Iter<'_> {}
 
-/// Owned packets of a batch, from [`PacketBatch::into_packets`].
+/// An iterator over the owned packets of a batch, from [`PacketBatch::into_packets`].
 pub struct IntoPackets {
     at: NonNull<u8>,
-    /// References for all packets but the last, which takes the batch's own.
+    /// References for all packets except the last, which takes the batch's own.
     clones: Clones,
     last: Option<SharedChunk>,
-    /// Bytes from `at` to the end of the payload.
+    /// The number of bytes from `at` to the end of the payload.
     rest: usize,
     stride: usize,
 }
@@ -347,7 +350,7 @@ pub struct IntoPackets {
 // SAFETY: `at` points into the chunk that `last` keeps alive, and is only read through packets,
 // which are `Send` themselves.
 unsafe impl Send for IntoPackets {}
-// SAFETY: a shared reference to the iterator gives access to nothing.
+// SAFETY: a shared reference to the iterator gives access to no payload.
 unsafe impl Sync for IntoPackets {}
 
 impl Iterator for IntoPackets {
@@ -361,8 +364,8 @@ impl Iterator for IntoPackets {
         };
         let (at, len) = (self.at, self.stride.min(self.rest));
         self.rest -= len;
-        // SAFETY: `len` is at most what is left of the payload, so this stays within the chunk or
-        // one past its end.
+        // SAFETY: `len` is at most the rest of the payload, so the result is within the chunk or one
+        // past its end.
         self.at = unsafe { at.add(len) };
         // SAFETY: these bytes are payload, which has been written and is not written again.
         Some(unsafe { Packet::from_shared(chunk, at, len) })
@@ -385,7 +388,7 @@ impl fmt::Debug for IntoPackets {
     }
 }
 
-/// Owned datagrams of a batch, from [`PacketBatch::into_datagrams`].
+/// An iterator over the owned datagrams of a batch, from [`PacketBatch::into_datagrams`].
 #[derive(Debug)]
 pub struct IntoDatagrams {
     packets: IntoPackets,
@@ -408,7 +411,7 @@ impl Iterator for IntoDatagrams {
 impl ExactSizeIterator for IntoDatagrams {}
 impl core::iter::FusedIterator for IntoDatagrams {}
 
-/// Payloads of a batch, from [`PacketBatch::into_bytes`].
+/// An iterator over the payloads of a batch, from [`PacketBatch::into_bytes`].
 #[derive(Debug)]
 pub struct IntoBytes {
     rest: Bytes,
@@ -450,7 +453,7 @@ mod tests {
         batch_behind(pool, &[], payload, stride)
     }
 
-    /// With something in front of the payload, as io_uring leaves it there.
+    /// With bytes in front of the payload, as io_uring leaves them.
     fn batch_behind(pool: &SlabPool, front: &[u8], payload: &[u8], stride: usize) -> PacketBatch {
         let (start, all) = (front.len(), [front, payload].concat());
         let mut chunk = pool.try_alloc(all.len()).unwrap();
@@ -458,7 +461,7 @@ mod tests {
         let mut meta = Metadata::new((Ipv4Addr::LOCALHOST, 7).into());
         meta.interface = Some(1);
         meta.destination = Some(Ipv4Addr::LOCALHOST.into());
-        // SAFETY: the payload was just written, and nobody else has the chunk.
+        // SAFETY: the payload was just written, and there is no other reference to the chunk.
         unsafe { PacketBatch::new(chunk.into_shared(), start, payload.len(), stride, meta) }
     }
 
@@ -472,7 +475,7 @@ mod tests {
         assert_eq!(batch.contents(), b"onetwosix!");
         batch.contents_mut().unwrap().make_ascii_uppercase();
         assert_eq!(batch.contents(), b"ONETWOSIX!");
-        // SAFETY: the chunk begins with as many bytes as `make` wrote in front.
+        // SAFETY: the chunk begins with the 16 bytes that `make` wrote in front.
         let front = unsafe { core::slice::from_raw_parts(batch.chunk.as_ptr().as_ptr(), 16) };
         assert_eq!(front, [255; 16]);
 
@@ -495,8 +498,8 @@ mod tests {
     fn borrowed_and_owned_slices_agree_for_every_shape() {
         let pool = pool();
         let bytes: Vec<u8> = (0..=255).collect();
-        // (length, stride, expected lengths); strides of 0 and above the length are nonsense that
-        // must come out as one datagram.
+        // (length, stride, expected lengths). Strides of 0 and above the length are impossible, and
+        // must yield one datagram.
         let cases: &[(usize, usize, &[usize])] = &[
             (0, 0, &[0]),
             (1, 1, &[1]),

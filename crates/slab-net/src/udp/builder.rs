@@ -1,4 +1,4 @@
-//! [`UdpReceiverBuilder`]: how a receiver is set up.
+//! [`UdpReceiverBuilder`]: the configuration of a receiver.
 
 use super::error::BindError;
 use super::reader::Reader;
@@ -9,34 +9,34 @@ use super::sys;
 use crate::packet::PacketPool;
 use std::net::SocketAddr;
 
-/// The longest payload of a datagram in bytes: a UDP length of 65535 less the header. Over IPv4 it
-/// is 65507.
+/// The longest payload of a datagram in bytes: the maximum UDP length of 65535 less the header. Over
+/// IPv4 it is 65507.
 pub(super) const MAX_DATAGRAM: usize = 65527;
-/// A buffer that holds whatever the kernel coalesces, and one byte more at least.
+/// Large enough for whatever the kernel coalesces, and at least one byte more.
 const SUPER_BUFFER: usize = 64 << 10;
-/// The most super-buffers in one call; more gained nothing (measured), and pin 64 KiB each.
+/// The most super-buffers in one system call. More gained nothing (measured), and each pins 64 KiB.
 const MAX_SUPER_SLOTS: usize = 8;
 
 /// Whether the kernel may put several datagrams of one sender into one buffer (GRO).
 ///
-/// It is one or the other by name, because half of it loses data: a kernel that coalesces into
-/// buffers that are too short for it cuts, and says nothing.
+/// Either setting also fixes the buffer size, because a mismatch loses data: a kernel that coalesces
+/// into buffers that are too short truncates silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Coalescing {
-    /// GRO on, with buffers of 64 KiB, the most that the kernel coalesces. What fills less than
-    /// half a buffer is copied to a chunk of its own size.
+    /// GRO on, with buffers of 64 KiB, the most that the kernel coalesces. A payload that fills at most
+    /// half of its buffer is copied to a chunk of its own size.
     #[default]
     On,
-    /// GRO off: a buffer for each datagram.
+    /// GRO off: one buffer for each datagram.
     Off {
-        /// The longest datagram to be delivered whole, in bytes. Longer ones are counted as
-        /// truncated and, unless [asked for](UdpReceiverBuilder::deliver_truncated), dropped.
+        /// The longest datagram to be delivered whole, in bytes. Longer ones are counted as truncated
+        /// and, unless [requested](UdpReceiverBuilder::deliver_truncated), dropped.
         max_datagram: usize,
     },
 }
 
-/// How to set up a [`UdpReceiver`]; from [`UdpReceiver::builder`].
+/// The configuration of a [`UdpReceiver`]; made by [`UdpReceiver::builder`].
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -77,38 +77,38 @@ impl UdpReceiverBuilder {
         }
     }
 
-    /// Whether the kernel may coalesce datagrams. Default: [`Coalescing::On`].
+    /// Sets whether the kernel may coalesce datagrams. Default: [`Coalescing::On`].
     pub fn coalescing(mut self, coalescing: Coalescing) -> Self {
         self.coalescing = coalescing;
         self
     }
 
     /// Delivers the beginning of a datagram that is longer than the receiver's buffers, marked as
-    /// [truncated](super::Datagram::truncated). Default: no, it is dropped. It is counted in both
-    /// cases.
+    /// [truncated](super::Datagram::truncated). Default: no, the datagram is dropped. It is counted in
+    /// both cases.
     ///
-    /// Only with [`Coalescing::Off`]: nothing is longer than the buffers of [`Coalescing::On`].
+    /// Only relevant to [`Coalescing::Off`]: nothing exceeds the buffers of [`Coalescing::On`].
     pub fn deliver_truncated(mut self, deliver: bool) -> Self {
         self.deliver_truncated = deliver;
         self
     }
 
-    /// Asks the kernel for the time of arrival of each datagram, or of those that it coalesced.
+    /// Requests the kernel's time of arrival of each datagram, or of each run of coalesced datagrams.
     /// Costs some time for each. Default: no. Linux only; ignored elsewhere.
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.options.features.timestamps = timestamps;
         self
     }
 
-    /// Asks the kernel for nothing beside a datagram but who sent it: neither
+    /// Requests no metadata from the kernel except the source: neither
     /// [destination](super::Datagram::destination) and interface nor ECN. Default: no. Linux only;
     /// ignored elsewhere.
     ///
-    /// What is not asked for is not paid for: without coalescing a datagram took a fifth less of the
-    /// kernel's time when this was written (`versus udp --only slab-net-metadata` says what holds
-    /// elsewhere). For sockets that are bound to one address by those who have no use for ECN: a
-    /// [reply](super::PacketBatch::reply) by one that is bound to all of them comes from the address
-    /// that the system chooses.
+    /// This saves the kernel work: without coalescing, a datagram took a fifth less of the kernel's
+    /// time when this was written (measure other machines with `versus udp --only slab-net-metadata`).
+    /// Use it for sockets that are bound to one address and have no use for ECN: a
+    /// [reply](super::PacketBatch::reply) from a socket bound to all addresses comes from the one that
+    /// the system chooses.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -128,18 +128,18 @@ impl UdpReceiverBuilder {
     }
 
     /// Receives by io_uring (Linux 6.0): one multishot recvmsg into a ring of pool chunks, without a
-    /// call to the kernel for each batch. Default: no.
+    /// system call for each batch. Default: no.
     ///
-    /// Where the system has no io_uring or forbids it, or the pool no size class of 256 bytes more
-    /// than a buffer ([`Coalescing::On`]: 65 792), it receives as without this, and one warning says
-    /// why; [`uses_io_uring`](UdpReceiver::uses_io_uring) tells.
+    /// If the system has no io_uring or forbids it, or if the pool has no size class of at least 256
+    /// bytes more than a buffer (with [`Coalescing::On`]: 65 792), the receiver works as without this
+    /// option, and one warning says why; [`uses_io_uring`](UdpReceiver::uses_io_uring) tells.
     ///
-    /// Unlike a receiver that waits for readiness, an idle one holds memory: 8 super-buffers, or 32
-    /// buffers of single datagrams, are with the kernel all the time.
+    /// Unlike a receiver that waits for readiness, an idle one holds memory: the kernel always has 8
+    /// super-buffers, or 32 buffers of single datagrams.
     ///
-    /// Not faster everywhere: on the machine of the figures in this crate's README each datagram takes
-    /// more CPU than by readiness, coalesced or not. `cargo run --release -p versus -- udp --only uring`
-    /// says what holds elsewhere.
+    /// It is not faster everywhere: on the machine of the figures in this crate's README each datagram
+    /// takes more CPU than by readiness, coalesced or not. Measure other machines with
+    /// `cargo run --release -p versus -- udp --only uring`.
     ///
     /// Feature `io-uring`.
     ///
@@ -165,33 +165,33 @@ impl UdpReceiverBuilder {
         self
     }
 
-    /// Lets several sockets share the address (`SO_REUSEPORT`, Unix only); the kernel spreads the
-    /// senders over them. A port that the system is to choose (0) is one that no other socket has so
-    /// far. Default: no.
+    /// Lets several sockets share the address (`SO_REUSEPORT`, Unix only); the kernel distributes the
+    /// senders over them. Port 0 makes the system choose a port that no other socket has yet. Default:
+    /// no.
     pub fn reuse_port(mut self, reuse: bool) -> Self {
         self.options.reuse_port = reuse;
         self
     }
 
-    /// How much the kernel queues for the socket, in bytes of its own bookkeeping (`SO_RCVBUF`).
+    /// Sets how much the kernel may queue for the socket, in bytes of its own accounting (`SO_RCVBUF`).
     /// The system may have a lower limit. Default: the system's.
     pub fn receive_buffer_bytes(mut self, bytes: usize) -> Self {
         self.options.receive_buffer_bytes = Some(bytes);
         self
     }
 
-    /// How much the kernel queues for sending, in bytes (`SO_SNDBUF`). Default: the system's.
+    /// Sets how much the kernel may queue for sending, in bytes (`SO_SNDBUF`). Default: the system's.
     pub fn send_buffer_bytes(mut self, bytes: usize) -> Self {
         self.options.send_buffer_bytes = Some(bytes);
         self
     }
 
-    /// Receives from this peer only. The system then reports when the peer's host refuses a
-    /// datagram (ICMP "port unreachable"): whoever sends or reads next gets that error once, and
-    /// goes on. A receiver that waits is not woken for it. Default: no peer.
+    /// Receives from this peer only. The system then reports when the peer's host refuses a datagram
+    /// (ICMP "port unreachable"): the next send or read returns that error once, and the socket remains
+    /// usable. A waiting receiver is not woken for it. Default: no peer.
     ///
-    /// The socket is bound before it is connected: what anybody sent to it in between, or before it
-    /// was [handed over](Self::from_std), is delivered. Where that matters, look at the source.
+    /// The socket is bound before it is connected: datagrams that anyone sent to it in between, or
+    /// before it was [passed in](Self::from_std), are delivered. If that matters, check the source.
     pub fn connect(mut self, peer: SocketAddr) -> Self {
         self.options.peer = Some(peer);
         self
@@ -200,20 +200,20 @@ impl UdpReceiverBuilder {
     /// Opens and binds the socket.
     ///
     /// # Errors
-    /// The pool has no size class for the receive buffers, the maximum datagram length makes no
-    /// sense, or the system refuses.
+    /// The pool has no size class for the receive buffers, the maximum datagram length is out of range,
+    /// or the system refuses.
     ///
     /// # Panics
-    /// Outside of a tokio runtime with I/O enabled.
+    /// Outside a tokio runtime with I/O enabled.
     pub fn bind(self, address: SocketAddr) -> Result<UdpReceiver, BindError> {
         self.open(address)?.start()
     }
 
-    /// Takes a socket that is bound already: for what this builder has no option for, such as
-    /// multicast groups, TTL, type of service, IPv6 without IPv4.
+    /// Takes a socket that is already bound, for options that this builder does not have, such as
+    /// multicast groups, TTL, type of service, or IPv6 without IPv4.
     ///
-    /// The builder's options are applied, but for [`reuse_port`](Self::reuse_port), for which it is too
-    /// late; and what it does not know is left as it is.
+    /// The builder's options are applied, except [`reuse_port`](Self::reuse_port), for which it is too
+    /// late. All other options of the socket are left unchanged.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -230,10 +230,10 @@ impl UdpReceiverBuilder {
     /// ```
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// The same as [`bind`](Self::bind).
     ///
     /// # Panics
-    /// Outside of a tokio runtime with I/O enabled.
+    /// Outside a tokio runtime with I/O enabled.
     pub fn from_std(mut self, socket: std::net::UdpSocket) -> Result<UdpReceiver, BindError> {
         let reader = self.reader()?;
         let bound = Bound::adopt(socket, self.options)?;
@@ -283,7 +283,7 @@ impl UdpReceiverBuilder {
     }
 }
 
-/// A receiver whose socket is bound, but which no runtime drives yet.
+/// A receiver whose socket is bound, but not yet driven by a runtime.
 #[derive(Debug)]
 pub(super) struct Unstarted {
     bound: Bound,

@@ -1,9 +1,9 @@
-//! [`BytesMutReceiver`]: for consumers that take a genuine `bytes::BytesMut`, and nothing else.
+//! [`BytesMutReceiver`]: for consumers that need a genuine `bytes::BytesMut`.
 //!
-//! No memory but that of `bytes` itself can stand behind a `BytesMut`, so that there is no pool here.
-//! What there is instead is a ring of buffers under the pool's rules: allocated as they are needed
-//! and never above a cap, used again once every part of them is dropped, and what finds none free is
-//! read, dropped and counted.
+//! A `BytesMut` can only be backed by memory of `bytes` itself, so there is no pool here. Instead there
+//! is a ring of buffers under the pool's rules: allocated as they are needed and never above a cap, and
+//! used again once every part of them is dropped. Datagrams for which no buffer is free are read,
+//! dropped and counted.
 
 use super::batch::segments;
 use super::datagram::Datagram;
@@ -24,12 +24,12 @@ use std::io;
 use std::sync::Arc;
 use tokio::io::Interest;
 
-/// Buffers in one call to the kernel.
+/// The most buffers in one system call.
 const MAX_SLOTS: usize = 8;
-/// Buffers that are asked whether they are free, before another one is allocated. At the cap, where
-/// nothing but a free one is left, all are.
+/// How many buffers are checked for being free before another one is allocated. At the cap, where only
+/// a free buffer helps, all are checked.
 const LOOKS: usize = 16;
-/// Calls in a row that only count, while no buffer is free.
+/// The number of successive system calls that only count, while no buffer is free.
 const DRAIN_CALLS: usize = 4;
 
 /// Buffers in the order in which they were handed out.
@@ -42,7 +42,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// An empty buffer that is nobody else's, with room for `buffer_bytes`.
+    /// Takes an empty buffer that nobody else refers to, with room for `buffer_bytes`.
     fn take(&mut self) -> Option<BytesMut> {
         let may_grow = self.allocated < self.max;
         let looks = if may_grow { LOOKS } else { usize::MAX };
@@ -61,24 +61,24 @@ impl Ring {
         Some(BytesMut::with_capacity(self.buffer_bytes))
     }
 
-    /// What is left of a buffer, to be used again once the rest is dropped.
+    /// Puts back the rest of a buffer, to be used again once its other parts are dropped.
     fn put(&mut self, rest: BytesMut) {
         self.used.push_back(rest);
     }
 }
 
-/// Receives datagrams as genuine [`BytesMut`], from a ring of buffers with a cap; from
+/// Receives datagrams as genuine [`BytesMut`], from a ring of buffers with a cap; made by
 /// [`UdpReceiver::into_bytes_mut`].
 ///
 /// Made for `quinn_proto::Endpoint::handle`, which takes a `BytesMut` by value: GRO buffers are cut
-/// into datagrams, and neither a copy nor (in the steady state) an allocation is made for one that
-/// comes coalesced. A buffer is used again when all of its datagrams are dropped
-/// ([`BytesMut::try_reclaim`]). What fills less than half of a buffer is copied, behind others of
-/// its kind, to one that such datagrams share.
+/// into datagrams, without a copy and (in the steady state) without an allocation per coalesced
+/// datagram. A buffer is used again when all of its datagrams are dropped ([`BytesMut::try_reclaim`]).
+/// A payload that fills at most half of its buffer is copied to a buffer that such payloads share.
 ///
-/// **What it does not give**: the buffers are the ring's own. They are in no pool and its statistics,
-/// no other socket can use them, an idle receiver keeps them, and one datagram that is held pins all
-/// 64 KiB of its buffer. With that many held, datagrams are dropped and counted as `no_memory`.
+/// **What it does not provide**: the buffers are the ring's own. They are not in any pool or its
+/// statistics, no other socket can use them, an idle receiver keeps them, and one retained datagram
+/// pins all 64 KiB of its buffer. Once every buffer is pinned, datagrams are dropped and counted as
+/// `no_memory`.
 ///
 /// ```
 /// use bytes::BytesMut;
@@ -100,9 +100,9 @@ impl Ring {
 pub struct BytesMutReceiver {
     socket: Arc<Socket>,
     ring: Ring,
-    /// Free buffers for the next call, empty and [prepared](Buffer::prepare).
+    /// Free buffers for the next system call, empty and [prepared](Buffer::prepare).
     slots: ArrayVec<BytesMut, MAX_SLOTS>,
-    /// Where short datagrams are copied to, one behind the other.
+    /// Where short payloads are copied to, one after the other.
     shared: Option<BytesMut>,
     want: usize,
     received: [Received; MAX_SLOTS],
@@ -112,10 +112,10 @@ pub struct BytesMutReceiver {
 }
 
 impl UdpReceiver {
-    /// Makes it a receiver of genuine [`BytesMut`], whose buffers are at most `max_memory` bytes
-    /// together, and one at least. It drops and counts what was cut, whatever was
-    /// [chosen](super::UdpReceiverBuilder::deliver_truncated) for the receiver. What it has read and not
-    /// been asked for is dropped and counted as `closed`.
+    /// Turns the receiver into one of genuine [`BytesMut`]. Its buffers take at most `max_memory` bytes
+    /// in all, but there is at least one. Truncated datagrams are dropped and counted, even if
+    /// [`deliver_truncated`](super::UdpReceiverBuilder::deliver_truncated) was set. Batches that the
+    /// receiver has read but not yet returned are dropped and counted as `closed`.
     #[must_use]
     pub fn into_bytes_mut(self, max_memory: usize) -> BytesMutReceiver {
         let buffer_bytes = self.buffer_bytes();
@@ -139,18 +139,18 @@ impl UdpReceiver {
 }
 
 impl BytesMutReceiver {
-    /// The next datagram, once there is one. Cancel-safe.
+    /// Waits for the next datagram and returns it. Cancel-safe.
     ///
     /// # Errors
-    /// What the system says; call again.
+    /// The system's error; call again.
     pub async fn recv(&mut self) -> io::Result<Datagram<BytesMut>> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// [`recv`](Self::recv) for a future of one's own. Wakes the task of the last call.
+    /// Polls for the next datagram, as [`recv`](Self::recv). Only the task of the last call is woken.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// The same as [`recv`](Self::recv).
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Datagram<BytesMut>>> {
         loop {
             if let Some(datagram) = self.ready.pop_front() {
@@ -160,7 +160,7 @@ impl BytesMutReceiver {
             ready!(socket.io.poll_recv_ready(cx))?;
             match socket.io.try_io(Interest::READABLE, || self.read(&socket)) {
                 Ok(()) if self.ready.is_empty() => {
-                    // All dropped. Let those run who can give memory back.
+                    // All were dropped. Lets other tasks run, which may free memory.
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
@@ -171,25 +171,25 @@ impl BytesMutReceiver {
         }
     }
 
-    /// Bytes of the buffers that were allocated so far, never above the cap.
+    /// The bytes of all buffers allocated so far, never above the cap.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
         self.ring.allocated * self.ring.buffer_bytes
     }
 
-    /// The address the socket is bound to.
+    /// The address that the socket is bound to.
     #[must_use]
     pub fn local_addr(&self) -> std::net::SocketAddr {
         self.socket.address
     }
 
-    /// A sender by the same socket.
+    /// Returns a sender on the same socket.
     #[must_use]
     pub fn sender(&self) -> UdpSender {
         UdpSender::new(Arc::clone(&self.socket))
     }
 
-    /// Reads the socket's counters while the receiver runs, and after it is gone.
+    /// Returns a handle that reads the socket's counters, even after the receiver is gone.
     #[must_use]
     pub fn monitor(&self) -> SocketMonitor {
         SocketMonitor::new(Arc::clone(&self.socket.counters))
@@ -214,7 +214,7 @@ impl BytesMutReceiver {
             let mut buffers: ArrayVec<Buffer<'_>, MAX_SLOTS> = ArrayVec::new();
             for buffer in &mut self.slots {
                 let room = &mut buffer.spare_capacity_mut()[..bytes];
-                // SAFETY: prepared when it came to the slots.
+                // SAFETY: prepared when it was put into `slots`.
                 buffers.push(unsafe { Buffer::prepared(room) });
             }
             let backend = &socket.backend;
@@ -226,7 +226,7 @@ impl BytesMutReceiver {
         };
         let mut all = Amount::default();
         let mut filled = self.slots.take();
-        // Before the others are cut: copies may take one of these.
+        // Before the others are cut: a copy may take one of these.
         self.slots.extend(filled.drain(read..));
         for (index, buffer) in filled.into_iter().enumerate() {
             let received = self.received[index];
@@ -239,7 +239,7 @@ impl BytesMutReceiver {
         Ok(())
     }
 
-    /// Makes datagrams of what a buffer received.
+    /// Cuts the contents of a buffer into datagrams.
     fn cut(&mut self, mut buffer: BytesMut, received: &Received) {
         let len = received.len.min(buffer.capacity());
         let counters = &self.socket.counters.receive;
@@ -249,7 +249,7 @@ impl BytesMutReceiver {
             self.ring.put(buffer);
             return;
         }
-        // SAFETY: the kernel says that it wrote as many bytes to what was an empty buffer.
+        // SAFETY: the kernel reports that it wrote `len` bytes to what was an empty buffer.
         unsafe { buffer.set_len(len) };
         let short = len <= self.ring.buffer_bytes / 2;
         let copy = short.then(|| self.copy(&buffer)).flatten();
@@ -262,7 +262,7 @@ impl BytesMutReceiver {
         self.ready.push_back(received.meta.datagram(rest));
     }
 
-    /// A copy behind other short datagrams; `None` if there is no buffer for it.
+    /// Copies a payload behind other short ones; `None` if there is no buffer for it.
     fn copy(&mut self, payload: &[u8]) -> Option<BytesMut> {
         let has_room = |rest: &&mut BytesMut| rest.capacity() >= payload.len();
         if self.shared.as_mut().filter(has_room).is_none() {
@@ -286,7 +286,7 @@ impl BytesMutReceiver {
         }
     }
 
-    /// No buffer is free: takes datagrams off the socket's queue, to count and drop them.
+    /// While no buffer is free: takes datagrams off the socket's queue, counts and drops them.
     #[cold]
     fn read_and_drop(&mut self, socket: &Socket) -> io::Result<()> {
         for _ in 0..DRAIN_CALLS {

@@ -1,4 +1,4 @@
-//! [`Datagram`]: one packet and what the kernel said about it.
+//! [`Datagram`]: one packet and its metadata from the kernel.
 
 use crate::packet::Packet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,20 +11,20 @@ use std::time::{Duration, SystemTime};
 pub struct Datagram<P = Packet> {
     /// The payload; empty for a datagram of length zero.
     pub packet: P,
-    /// Who sent it.
+    /// The sender.
     pub source: SocketAddr,
-    /// The local address it was sent to, where the system tells.
+    /// The local address that the datagram was sent to, if the system reports it.
     pub destination: Option<IpAddr>,
-    /// Its ECN codepoint; `None` if the sender does not use ECN.
+    /// The ECN codepoint; `None` if the sender does not use ECN.
     pub ecn: Option<Ecn>,
-    /// The index of the interface it came in by, where the system tells.
+    /// The index of the interface that the datagram arrived on, if the system reports it.
     pub interface: Option<u32>,
-    /// When the kernel received it, if
-    /// [`timestamps`](crate::udp::UdpReceiverBuilder::timestamps) were asked for and the system
-    /// tells (Linux).
+    /// The time when the kernel received the datagram, if
+    /// [`timestamps`](crate::udp::UdpReceiverBuilder::timestamps) were requested and the system reports
+    /// them (Linux).
     pub timestamp: Option<SystemTime>,
-    /// Was it longer than the receiver's buffers? The payload is its beginning then. Only with
-    /// [`deliver_truncated`](crate::udp::UdpReceiverBuilder::deliver_truncated).
+    /// Whether the datagram was longer than the receiver's buffers. The payload is then its beginning.
+    /// Only with [`deliver_truncated`](crate::udp::UdpReceiverBuilder::deliver_truncated).
     pub truncated: bool,
 }
 
@@ -40,7 +40,7 @@ pub enum Ecn {
 }
 
 impl Ecn {
-    /// From the type of service or traffic class, of which these are the two lowest bits.
+    /// Decodes the two lowest bits of the type of service or traffic class.
     pub(super) fn from_bits(bits: u8) -> Option<Self> {
         match bits & 0b11 {
             0b01 => Some(Self::Ect1),
@@ -65,8 +65,8 @@ impl Ecn {
 pub(super) struct Metadata {
     pub(super) source: SocketAddr,
     pub(super) destination: Option<IpAddr>,
-    /// Is the destination an address of this host, rather than of a group or a whole network? Then
-    /// an answer can come from it.
+    /// Whether the destination is an address of this host, not a multicast or broadcast address. An
+    /// answer can then come from it.
     pub(super) is_to_us_alone: bool,
     pub(super) ecn: Option<Ecn>,
     pub(super) interface: Option<u32>,

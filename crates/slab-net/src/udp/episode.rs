@@ -1,14 +1,13 @@
-//! Log events for drops: one when they begin, one when they have ended, none per packet.
+//! Log events for drops: one when an episode begins, one when it has ended, none per packet.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Drops closer together than this belong to one episode, so that there are at most two events in
-/// this time.
+/// Drops less than this apart belong to one episode, so that there are at most two events in this time.
 const QUIET_MILLIS: u64 = 1000;
 
-/// Turns a stream of drops for one reason into an event at the beginning and one at the end.
+/// Turns a series of drops for one reason into an event at its beginning and one at its end.
 ///
 /// While nothing is dropped, [`all_well`](Self::all_well) costs one load.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ impl DropEpisode {
         }
     }
 
-    /// Something was not dropped.
+    /// Reports that something was not dropped.
     #[inline]
     pub(crate) fn all_well(&self) {
         let last = self.last.load(Ordering::Relaxed);
@@ -52,7 +51,7 @@ impl DropEpisode {
     }
 
     fn end(&self, last: u64) {
-        // Of several threads that see the end, one says so.
+        // If several threads see the end, one of them logs it.
         let over = self
             .last
             .compare_exchange(last, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -76,7 +75,7 @@ impl Drop for DropEpisode {
     }
 }
 
-/// Milliseconds since the first call, and one: never 0.
+/// Returns the milliseconds since the first call, plus one: never 0.
 fn now() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
@@ -93,7 +92,7 @@ mod tests {
         assert_eq!(episode.last.load(Ordering::Relaxed), 0);
         episode.dropped(3);
         episode.dropped(4);
-        // The clock has hardly moved since.
+        // The clock has hardly advanced since.
         let last = episode.last.load(Ordering::Relaxed);
         assert_ne!(last, 0);
         episode.end(last + 1);

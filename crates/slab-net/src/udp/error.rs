@@ -1,29 +1,29 @@
-//! What can go wrong with a socket.
+//! The errors of sockets.
 
 use super::sys;
 use core::fmt;
 use std::io;
 use std::net::SocketAddr;
 
-/// Why a receiver or sender could not be made. Nothing is left half-started.
+/// Why a receiver or sender could not be made. Everything opened so far is closed again.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The system would not open, configure or bind the socket.
+    /// The system refused to open, configure, bind or connect the socket.
     Socket {
-        /// The address that was to be bound.
+        /// The address to be bound; of a socket that was passed in, its own.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The largest size class of the pool is smaller than the receiver's buffers.
     NoBufferClass {
-        /// What the receiver needs, in bytes.
+        /// The size that the receiver needs, in bytes.
         needed: usize,
-        /// What the pool's largest class has, in bytes.
+        /// The size of the pool's largest class, in bytes.
         largest: usize,
     },
-    /// `max_datagram` is zero, or longer than any datagram.
+    /// `max_datagram` is zero, or greater than the length of any datagram.
     MaxDatagram {
         /// The value given, in bytes.
         bytes: usize,
@@ -57,38 +57,38 @@ impl std::error::Error for BindError {
     }
 }
 
-/// Why a transmit ended early. The sender can go on being used.
+/// Why a transmit ended early. The sender remains usable.
 #[derive(Debug)]
 pub struct SendError {
     pub(super) sent: usize,
     pub(super) kind: SendErrorKind,
 }
 
-/// What the system said to a datagram.
+/// Why a datagram was not sent.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SendErrorKind {
-    /// Longer than the path to the destination takes; datagrams are not fragmented (EMSGSIZE).
+    /// Longer than the path to the destination allows; datagrams are not fragmented (EMSGSIZE).
     TooLarge {
         /// The length of the datagram in bytes.
         bytes: usize,
     },
-    /// The system is out of memory for outgoing datagrams just now (ENOBUFS).
+    /// The system has no memory for outgoing datagrams at the moment (ENOBUFS).
     NoBuffers,
     /// The destination answered an earlier datagram of a connected socket with "port unreachable"
-    /// (ECONNREFUSED). Nothing of this transmit is wrong, sending it again may work.
+    /// (ECONNREFUSED). This transmit is not at fault; sending it again may work.
     Refused,
-    /// A datagram in more pieces than one call to the kernel takes.
+    /// The datagram has more parts than one system call takes.
     TooManyParts {
-        /// How many pieces are allowed.
+        /// The maximum number of parts.
         most: usize,
     },
-    /// Anything else.
+    /// Any other error.
     Io(io::Error),
 }
 
 impl SendError {
-    /// No datagram is to blame.
+    /// An error that no datagram caused.
     pub(super) fn of_runtime(error: io::Error) -> Self {
         Self {
             sent: 0,
@@ -96,13 +96,13 @@ impl SendError {
         }
     }
 
-    /// How many datagrams of the transmit were sent before the one that failed.
+    /// The number of datagrams of the transmit that were sent before the one that failed.
     #[must_use]
     pub fn sent(&self) -> usize {
         self.sent
     }
 
-    /// What the system said.
+    /// Why the datagram was not sent.
     #[must_use]
     pub fn kind(&self) -> &SendErrorKind {
         &self.kind

@@ -1,8 +1,8 @@
 //! UDP straight into pool memory, on tokio.
 //!
-//! A [`UdpReceiver`] reads with recvmmsg and GRO into chunks of a [`PacketPool`](crate::PacketPool)
-//! and yields [`PacketBatch`]es: what one kernel buffer held, with its metadata. A [`UdpSender`]
-//! sends with GSO. Both count what they do; a [`SocketMonitor`] reads the counters at any time.
+//! A [`UdpReceiver`] reads with recvmmsg and GRO into chunks of a [`PacketPool`](crate::PacketPool) and
+//! yields [`PacketBatch`]es: the contents of one kernel buffer with their metadata. A [`UdpSender`]
+//! sends with GSO. Both keep counters; a [`SocketMonitor`] reads them at any time.
 //!
 //! ```
 //! use slab_net::PacketPool;
@@ -28,21 +28,22 @@
 //! # }
 //! ```
 //!
-//! A receiver is a `Stream` as well, and a sender has a [`UdpSink`]. What is not an option here can
-//! be set on a socket of one's own, see [`from_std`](UdpReceiverBuilder::from_std).
+//! A receiver is also a `Stream`, and a sender has a [`UdpSink`]. Options that the builder does not
+//! offer can be set on a socket of your own, see [`from_std`](UdpReceiverBuilder::from_std).
 //!
 //! | module | what |
 //! |---|---|
-//! | `builder`, `socket` | how a receiver is set up; the socket that both sides share |
+//! | `builder`, `socket` | how a receiver is configured; the socket that receiver and senders share |
 //! | `shard` | several sockets at one address |
-//! | `receiver`, `reader`, `slots` | the receive path: who waits, one call to the kernel, the buffers it writes to |
+//! | `receiver`, `reader`, `slots` | the receive path: waiting, one system call, the buffers that it fills |
+//! | `spare` | receive buffers beside an exhausted pool |
 //! | `batch`, `datagram`, `prefetch` | what the receive path yields |
 //! | `uring` | the receive path by io_uring (feature `io-uring`) |
-//! | `sender`, `transmit`, `sink` | the send path: calls, what is sent and how it is cut, a `Sink` |
-//! | `bytes_mut`, `quinn` | for who needs a genuine `BytesMut`; a socket for quinn (feature `quinn`) |
+//! | `sender`, `transmit`, `sink` | the send path: system calls, what is sent and how it is cut, a `Sink` |
+//! | `bytes_mut`, `quinn` | genuine `BytesMut` for consumers that need them; a socket for quinn (feature `quinn`) |
 //! | `sys` | system calls and socket options |
 //! | `stats`, `tally`, `episode` | counters; log events for drops, once an episode |
-//! | `error` | what can go wrong |
+//! | `error` | errors |
 
 mod batch;
 mod builder;

@@ -20,26 +20,24 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 
-/// What the kernel coalesces at most, in datagrams of 1200 bytes. quinn multiplies this by its
-/// largest datagram, which is never less than that, so that each of its buffers holds 64 KiB.
+/// The most that the kernel coalesces, in datagrams of 1200 bytes. quinn multiplies this by its largest
+/// datagram, which is never smaller, so each of its buffers holds at least 64 KiB.
 const COALESCED: usize = (64_usize << 10).div_ceil(1200);
 
-/// A socket for [`quinn::Endpoint::new_with_abstract_socket`], from
-/// [`UdpReceiver::into_quinn`].
+/// A socket for [`quinn::Endpoint::new_with_abstract_socket`], made by [`UdpReceiver::into_quinn`].
 ///
-/// **What it gives**: the [counters](SocketMonitor) of every other socket here, with what the kernel
-/// dropped, and so its metrics; a datagram that the system does not take for sending is counted as
-/// [lost](super::SocketStats::send_lost_datagrams), where quinn's own socket says nothing; one that
-/// was cut is dropped and counted, never taken for a whole one; segmentation offload that the system
-/// refuses is given up for good, by one log event; the options of
-/// [`UdpReceiverBuilder`](super::UdpReceiverBuilder), shards among them.
+/// **What it provides**: the [counters](SocketMonitor) of all sockets in this crate, including the
+/// kernel's drops, and so their metrics. A datagram that the system does not accept for sending is
+/// counted as [lost](super::SocketStats::send_lost_datagrams), where quinn's own socket is silent. A
+/// truncated datagram is dropped and counted, never taken for a whole one. Segmentation offload that
+/// the system refuses is given up for good, with one log event. All options of
+/// [`UdpReceiverBuilder`](super::UdpReceiverBuilder) apply, including shards.
 ///
-/// **What it does not give: pool memory on the receive path.** quinn owns the buffers that it
-/// receives to (32 of 64 KiB or more for each endpoint), and copies each datagram to a `BytesMut`
-/// before it looks at it: [`quinn_proto`]'s `Endpoint::handle` takes that very type, and no foreign
-/// memory can stand behind it. No cap of a pool holds for quinn's buffers, and no copy is saved. A
-/// server that feeds `quinn_proto` by itself can do without the copy: see
-/// [`BytesMutReceiver`](super::BytesMutReceiver).
+/// **What it does not provide: pool memory on the receive path.** quinn owns its receive buffers (32 of
+/// 64 KiB or more for each endpoint), and copies each datagram to a `BytesMut` before looking at it:
+/// [`quinn_proto`]'s `Endpoint::handle` takes exactly that type, which no foreign memory can back. No
+/// pool's cap bounds quinn's buffers, and no copy is saved. A server that drives `quinn_proto` itself
+/// can avoid the copy: see [`BytesMutReceiver`](super::BytesMutReceiver).
 ///
 /// [`quinn_proto`]: https://docs.rs/quinn-proto/0.11
 ///
@@ -72,8 +70,8 @@ pub struct QuinnSocket {
 }
 
 impl UdpReceiver {
-    /// Makes it a socket for quinn 0.11. What it has read and not been asked for is dropped and
-    /// counted as `closed`.
+    /// Turns the receiver into a socket for quinn 0.11. Batches that it has read but not yet returned
+    /// are dropped and counted as `closed`.
     ///
     /// Feature `quinn`.
     #[must_use]
@@ -87,13 +85,13 @@ impl UdpReceiver {
 }
 
 impl QuinnSocket {
-    /// Reads the socket's counters while quinn uses it, and after it is gone.
+    /// Returns a handle that reads the socket's counters, even after quinn has dropped the socket.
     #[must_use]
     pub fn monitor(&self) -> SocketMonitor {
         self.sender.monitor()
     }
 
-    /// Tells quinn what was received, and counts it.
+    /// Reports received datagrams to quinn, and counts them.
     fn report(&self, received: &[Received], metas: &mut [RecvMeta]) {
         let counters = &self.socket.counters.receive;
         let mut all = Amount::default();
@@ -103,14 +101,14 @@ impl QuinnSocket {
             *meta = describe(received);
             if received.meta.truncated {
                 counters.truncated.add(amount);
-                // An empty buffer is no datagram to quinn.
+                // quinn does not take an empty buffer for a datagram.
                 meta.len = 0;
             }
             if let Some(counted) = received.kernel_drops {
                 self.socket.counters.kernel.observe(counted);
             }
         }
-        // Nothing keeps others from calling `poll_recv` beside quinn's own task.
+        // Atomically: nothing prevents calls of `poll_recv` beside quinn's own task.
         counters.received.add(all);
         counters.calls.fetch_add(1, Ordering::Relaxed);
     }
@@ -138,8 +136,8 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
         })
     }
 
-    /// An error other than that it would block is that of one datagram, and its loss: QUIC sends
-    /// what it carried again, where an error would end the connection.
+    /// Any error other than `WouldBlock` counts as the loss of datagrams, not as an error: QUIC
+    /// retransmits their contents, whereas an error would end the connection.
     fn try_send(&self, transmit: &quinn::udp::Transmit<'_>) -> io::Result<()> {
         let mut ours = Transmit::new(transmit.contents, transmit.destination);
         if let Some(bytes) = transmit.segment_size {
@@ -153,7 +151,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
         }
         let sent = match self.sender.try_send(&ours) {
             Ok(0) => return Err(io::ErrorKind::WouldBlock.into()),
-            // What is missing of a transmit is lost, like any datagram.
+            // The rest of the transmit is lost, like any datagram.
             Ok(sent) => sent,
             Err(error) => {
                 tracing::debug!(%error, "a datagram of quinn's was not sent");
@@ -191,7 +189,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
                     return Poll::Ready(Ok(read));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // No reason to end; and anybody on the way can say so.
+                // No reason to end; and any host on the path can cause it.
                 Err(error) if sys::is_of_earlier_datagram(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -218,7 +216,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
     }
 }
 
-/// One task of quinn's that waits for room in the send buffer.
+/// One of quinn's tasks that waits for room in the send buffer.
 struct Writable {
     sender: UdpSender,
     waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,

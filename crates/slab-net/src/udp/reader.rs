@@ -1,4 +1,4 @@
-//! [`Reader`]: one call to the kernel, and what is made of its answer.
+//! [`Reader`]: makes one system call, and batches of its results.
 
 use super::batch::PacketBatch;
 use super::datagram::Datagram;
@@ -13,26 +13,26 @@ use slab_core::{AllocError, Chunk, SlabPool};
 use std::collections::VecDeque;
 use std::io;
 
-/// Calls to the kernel in a row that only count, while the pool is exhausted.
+/// The number of successive system calls that only count, while the pool is exhausted.
 const DRAIN_CALLS: usize = 4;
 
-/// Buffers in a call at least. One more than there is to read shows that there is no more, and
-/// saves the call that would find out.
+/// The fewest buffers in a system call. One buffer more than there are datagrams shows that the queue
+/// is empty, and saves the call that would find out.
 const MIN_SLOTS: usize = 2;
 
-/// All of a receiver but the socket: buffers, and batches that nobody has asked for yet.
+/// Everything in a receiver except the socket: buffers, and batches not yet returned.
 #[derive(Debug)]
 pub(super) struct Reader {
     pool: SlabPool,
-    /// Where to read to while the pool is exhausted.
+    /// Where to read while the pool is exhausted.
     spare: Spare,
     slots: Slots,
     max_slots: usize,
-    /// Buffers to offer in the next call.
+    /// The number of buffers to offer in the next system call.
     want: usize,
     deliver_truncated: bool,
     received: Box<[Received]>,
-    /// Read and not asked for yet; never more than one call's worth.
+    /// Batches read but not yet returned; at most the result of one system call.
     pub(super) ready: VecDeque<PacketBatch>,
     no_memory: DropEpisode,
     truncated: DropEpisode,
@@ -61,11 +61,11 @@ impl Reader {
         }
     }
 
-    /// One call to the kernel, or a few while the pool is exhausted. What it read is in `ready`
-    /// afterwards, whatever it returns.
+    /// Makes one system call, or a few while the pool is exhausted. Whatever it returns, the batches
+    /// read are in `ready` afterwards.
     ///
-    /// `WouldBlock` comes out if, and only if, nothing was queued any more when the kernel looked:
-    /// tokio clears the socket's readiness then, and no buffer is held while waiting.
+    /// Returns `WouldBlock` if and only if the kernel found its queue empty: tokio then clears the
+    /// socket's readiness, and no buffer is held while waiting.
     pub(super) fn read(&mut self, socket: &Socket) -> io::Result<()> {
         let offered = match self.slots.fill(&self.pool, self.want) {
             Ok(offered) => {
@@ -92,18 +92,18 @@ impl Reader {
         };
         self.take_over(read, socket);
         if self.spare.in_use {
-            // The next ones are of the pool again, if it has any.
+            // The next buffers are the pool's again, if it has any.
             self.slots.clear();
         }
         if read == offered {
             self.want = (offered * 2).min(self.max_slots);
             return Ok(());
         }
-        // What comes next is probably not much less.
+        // The next call probably finds not much less.
         self.want = (read + 1).max(self.want / 2).max(MIN_SLOTS);
         if cfg!(target_os = "linux") && !socket.backend.has_late_error() {
-            // A recvmmsg that fills fewer buffers has found the queue empty. A thousand sockets that
-            // wait hold no pool memory.
+            // A recvmmsg that fills fewer buffers than offered has found the queue empty. So a thousand
+            // waiting sockets hold no pool memory.
             self.slots.clear();
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -128,20 +128,20 @@ impl Reader {
         &self.pool
     }
 
-    /// Keeps no buffers for the next call: that is the ring's, which has its own.
+    /// Keeps no buffers for the next call: io_uring makes it with buffers of its own.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     pub(super) fn let_go(&mut self) {
         self.slots.clear();
     }
 
-    /// A copy of this payload, if it is short for a chunk of `capacity` bytes and there is a smaller
-    /// one.
+    /// Returns a copy of this payload, if it is short for a chunk of `capacity` bytes and a smaller
+    /// chunk is available.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     pub(super) fn smaller_copy(&self, payload: &[u8], capacity: usize) -> Option<Chunk> {
         smaller_copy(&self.pool, payload, capacity)
     }
 
-    /// Counts one buffer that was read without a call of ours.
+    /// Counts one buffer that was filled without a system call of ours.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     pub(super) fn count_one(&mut self, received: &Received, socket: &Socket) {
         self.received[0] = *received;
@@ -149,7 +149,7 @@ impl Reader {
         self.no_memory.all_well();
     }
 
-    /// The next datagram at hand, taken out of its batch, which stays with the others.
+    /// Takes the next available datagram out of its batch; the rest of the batch stays in `ready`.
     pub(super) fn pop_datagram(&mut self) -> Option<Datagram> {
         let first = self.ready.front_mut()?;
         if !first.is_single() {
@@ -158,19 +158,19 @@ impl Reader {
         self.ready.pop_front()?.into_datagrams().next()
     }
 
-    /// Bytes of the pool's chunks that are here.
+    /// The bytes of all pool chunks in the reader.
     pub(super) fn held_bytes(&self) -> usize {
         let ready = self.ready.iter().map(PacketBatch::pinned_bytes);
         self.slots.held_bytes() + ready.sum::<usize>()
     }
 
-    /// Nobody is left to ask for what is ready: counts it.
+    /// Drops the batches in `ready`, which nobody can ask for any more, and counts them.
     pub(super) fn abandon(&mut self, counters: &ReceiveCounters) {
         let left = self.ready.drain(..).map(|batch| batch.amount());
         counters.closed.bump(left.sum());
     }
 
-    /// Makes batches of what the kernel wrote to the first `read` buffers.
+    /// Makes batches of the first `read` buffers, which the kernel has filled.
     fn take_over(&mut self, read: usize, socket: &Socket) {
         let counters = &socket.counters.receive;
         let (mut all, mut chunk_bytes) = (Amount::default(), 0);
@@ -207,7 +207,7 @@ impl Reader {
         }
     }
 
-    /// A cut datagram: counts it, and says whether it is delivered.
+    /// Counts a truncated datagram, and returns whether to deliver it.
     #[cold]
     pub(super) fn keeps_cut(&self, counters: &ReceiveCounters, amount: Amount) -> bool {
         counters.truncated.bump(amount);
@@ -219,7 +219,7 @@ impl Reader {
         self.deliver_truncated
     }
 
-    /// The pool is exhausted: takes datagrams off the socket's queue, to count and drop them.
+    /// While the pool is exhausted: takes datagrams off the socket's queue, counts and drops them.
     #[cold]
     #[inline(never)]
     fn read_and_drop(&mut self, socket: &Socket, error: AllocError) -> io::Result<()> {
@@ -237,9 +237,9 @@ impl Reader {
     }
 }
 
-/// The batch in a slot: its chunk, or a copy if the payload fills less than half of it and a smaller
-/// chunk is to be had. So a lone small datagram does not keep 64 KiB, and the buffer stays for the
-/// next call.
+/// Makes a batch of a slot: with its chunk, or with a copy if the payload fills at most half of it and
+/// a smaller chunk is available. So a lone small datagram does not pin 64 KiB, and the buffer is kept
+/// for the next call.
 #[inline]
 fn batch(
     pool: &SlabPool,
@@ -248,14 +248,14 @@ fn batch(
     received: &Received,
 ) -> Option<PacketBatch> {
     let (len, capacity) = (received.len, slots.capacity(slot));
-    // SAFETY: the kernel says that it wrote as many.
+    // SAFETY: the kernel reports that it wrote `len` bytes.
     let payload = unsafe { slots.bytes(slot, len) };
     let chunk = match smaller_copy(pool, payload, capacity) {
         Some(copy) => copy,
         None => slots.take(slot)?,
     };
-    // SAFETY: the payload was written, by the kernel or the copy, and as nobody else has the chunk
-    // or its reference, nobody writes from here on.
+    // SAFETY: the payload was written, by the kernel or by the copy; there is no other reference to the
+    // chunk, so nobody writes to it from here on.
     Some(unsafe { PacketBatch::new(chunk.into_shared(), 0, len, received.stride, received.meta) })
 }
 

@@ -1,4 +1,4 @@
-//! [`UdpReceiver`]: from the socket into pool memory.
+//! [`UdpReceiver`]: receives from the socket into pool memory.
 
 use super::batch::PacketBatch;
 use super::builder::{Coalescing, UdpReceiverBuilder};
@@ -23,19 +23,17 @@ use tokio::io::Interest;
 
 /// Receives datagrams into the memory of a [`PacketPool`].
 ///
-/// * **Cancel-safe**: buffers and batches live in the receiver. A future that is dropped loses
-///   nothing.
-/// * **Bounded**: it holds at most 8 super-buffers, or 32 buffers of single datagrams, as many smaller
-///   copies, and nothing while it waits for the socket; [`held_bytes`](Self::held_bytes) says how much
-///   now.
-/// * **Adaptive**: two buffers a call while little arrives, twice as many after each call that
-///   filled all of them.
-/// * **When the pool is exhausted** it goes on reading, to nowhere, counts what it read as
-///   `no_memory` and drops it: what the kernel would drop in its stead, nobody would see. Once
-///   memory is back, so is the receiver.
+/// - **Cancel-safe**: buffers and batches live in the receiver. Dropping a future loses nothing.
+/// - **Bounded**: it holds at most 8 super-buffers, or 32 buffers of single datagrams, and as many
+///   smaller copies; nothing while it waits for the socket. [`held_bytes`](Self::held_bytes) returns
+///   what it holds now.
+/// - **Adaptive**: a system call gets two buffers while little arrives, and twice as many after each
+///   call that filled all of them.
+/// - **If the pool is exhausted** it goes on reading, discards what it reads and counts it as
+///   `no_memory`; drops left to the kernel would be less visible. It recovers as soon as there is
+///   memory.
 ///
-/// An error of the system does not end it either: call again. As a [`Stream`] it therefore never
-/// ends.
+/// System errors do not end it either: call again. As a [`Stream`] it therefore never ends.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -74,7 +72,7 @@ impl UdpReceiver {
         }
     }
 
-    /// Receives by io_uring from now on, if the system lets it.
+    /// Receives by io_uring from now on, if the system permits it.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     pub(super) fn with_uring(mut self) -> Self {
         self.uring = Uring::start(&self.socket, &mut self.reader);
@@ -89,7 +87,7 @@ impl UdpReceiver {
         self
     }
 
-    /// Goes back to readiness; what the ring has read is ready then.
+    /// Returns to readiness; batches that the ring has read are then in `ready`.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     fn stop_uring(&mut self) -> io::Result<()> {
         match self.uring.take() {
@@ -98,9 +96,9 @@ impl UdpReceiver {
         }
     }
 
-    /// Does it receive by io_uring? `false` if that was not
-    /// [asked for](UdpReceiverBuilder::io_uring), or the system has none, and after
-    /// [`stop`](Self::stop).
+    /// Returns `true` if it receives by io_uring: `false` if that was not
+    /// [requested](UdpReceiverBuilder::io_uring), if the system or the pool does not support it, and
+    /// after [`stop`](Self::stop).
     ///
     /// Feature `io-uring`.
     #[cfg(feature = "io-uring")]
@@ -112,36 +110,37 @@ impl UdpReceiver {
         return false;
     }
 
-    /// A receiver with the defaults of [`builder`](Self::builder).
+    /// Binds a receiver with the defaults of [`builder`](Self::builder).
     ///
     /// # Errors
-    /// As [`UdpReceiverBuilder::bind`].
+    /// The same as [`UdpReceiverBuilder::bind`].
     ///
     /// # Panics
-    /// Outside of a tokio runtime with I/O enabled.
+    /// Outside a tokio runtime with I/O enabled.
     pub fn bind(address: SocketAddr, pool: &PacketPool) -> Result<Self, BindError> {
         Self::builder(pool).bind(address)
     }
 
-    /// Starts the configuration of a receiver that fills this pool's memory.
+    /// Returns the builder of a receiver into this pool's memory.
     pub fn builder(pool: &PacketPool) -> UdpReceiverBuilder {
         UdpReceiverBuilder::new(pool)
     }
 
-    /// The next batch, once there is one.
+    /// Waits for the next batch and returns it.
     ///
-    /// Cancel-safe. Each call to the kernel counts against tokio's cooperative budget.
+    /// Cancel-safe. Each system call counts against tokio's cooperative budget.
     ///
     /// # Errors
-    /// What the system says; datagrams that are in the receiver stay there.
+    /// The system's error; datagrams in the receiver stay there.
     pub async fn recv_batch(&mut self) -> io::Result<PacketBatch> {
         poll_fn(|cx| self.poll_recv_batch(cx)).await
     }
 
-    /// [`recv_batch`](Self::recv_batch) for a future of one's own. Wakes the task of the last call.
+    /// Polls for the next batch, as [`recv_batch`](Self::recv_batch). Only the task of the last call is
+    /// woken.
     ///
     /// # Errors
-    /// As [`recv_batch`](Self::recv_batch).
+    /// The same as [`recv_batch`](Self::recv_batch).
     pub fn poll_recv_batch(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<PacketBatch>> {
         loop {
             if let Some(batch) = self.reader.ready.pop_front() {
@@ -151,14 +150,13 @@ impl UdpReceiver {
         }
     }
 
-    /// The next datagram, once there is one; those that came with it stay here for the next call,
-    /// whatever that asks for.
+    /// Waits for the next datagram and returns it. Datagrams that arrived with it stay in the receiver
+    /// for the next call of any receive method.
     ///
-    /// Cancel-safe. Each call to the kernel counts against tokio's cooperative budget.
+    /// Cancel-safe. Each system call counts against tokio's cooperative budget.
     ///
-    /// Costs an addition to a reference count for each datagram, where
-    /// [`recv_batch`](Self::recv_batch) and [`into_packets`](PacketBatch::into_packets) cost one for
-    /// all that came together.
+    /// Costs an addition to a reference count for each datagram; [`recv_batch`](Self::recv_batch) and
+    /// [`into_packets`](PacketBatch::into_packets) cost one for each batch.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -177,15 +175,15 @@ impl UdpReceiver {
     /// ```
     ///
     /// # Errors
-    /// As [`recv_batch`](Self::recv_batch).
+    /// The same as [`recv_batch`](Self::recv_batch).
     pub async fn recv(&mut self) -> io::Result<Datagram> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// [`recv`](Self::recv) for a future of one's own. Wakes the task of the last call.
+    /// Polls for the next datagram, as [`recv`](Self::recv). Only the task of the last call is woken.
     ///
     /// # Errors
-    /// As [`recv_batch`](Self::recv_batch).
+    /// The same as [`recv_batch`](Self::recv_batch).
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Datagram>> {
         loop {
             if let Some(datagram) = self.reader.pop_datagram() {
@@ -195,14 +193,13 @@ impl UdpReceiver {
         }
     }
 
-    /// Appends all batches at hand, at least one once there is one, and returns how many. Saves
-    /// waking a consumer for each.
+    /// Waits for at least one batch, appends all available batches to `out`, and returns their number:
+    /// at most 32, or 64 after [`stop`](Self::stop) by io_uring. A consumer can so be woken once for all.
     ///
-    /// Cancel-safe. Each call to the kernel counts against tokio's cooperative budget. Appends at
-    /// most 32 batches.
+    /// Cancel-safe. Each system call counts against tokio's cooperative budget.
     ///
     /// # Errors
-    /// What the system says; `out` is as before then.
+    /// The system's error; `out` is then unchanged.
     pub async fn recv_batches(&mut self, out: &mut Vec<PacketBatch>) -> io::Result<usize> {
         poll_fn(|cx| self.poll_ready(cx)).await?;
         let count = self.reader.ready.len();
@@ -218,27 +215,27 @@ impl UdpReceiver {
         }
     }
 
-    /// While the pool is exhausted, reads to two buffers of its own. What is in them is to be let
-    /// go of before the next read, or they become more, of 1 MiB together at most.
+    /// While the pool is exhausted, reads into two buffers of the receiver's own. If the caller does
+    /// not drop their contents before the next read there will be more of them, up to 1 MiB in all.
     pub(crate) fn keep_spare(&mut self) {
         self.reader.spare().wanted = true;
     }
 
-    /// Are the batches of the last read in such buffers?
+    /// Returns `true` if the batches of the last read lie in such buffers.
     pub(crate) fn used_spare(&mut self) -> bool {
         self.reader.spare().in_use
     }
 
-    /// All batches at hand.
+    /// Takes out all available batches.
     pub(crate) fn drain_ready(&mut self) -> impl Iterator<Item = PacketBatch> + Send {
         self.reader.ready.drain(..)
     }
 
-    /// The next batch if there is one right now. While the pool is exhausted it reads, and drops, all
-    /// that is there, as long as more comes.
+    /// Returns the next batch if there is one now. While the pool is exhausted it reads and drops until
+    /// the socket's queue is empty, however long more keeps arriving.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn try_recv_batch(&mut self) -> io::Result<Option<PacketBatch>> {
         let mut is_drained = false;
         loop {
@@ -256,14 +253,14 @@ impl UdpReceiver {
         }
     }
 
-    /// Takes what is there right now to `ready`, or drops it; `WouldBlock` if there is no more.
+    /// Reads what is queued now into `ready`, or drops it; `WouldBlock` if there is no more.
     fn try_fill(&mut self) -> io::Result<()> {
         let Self { socket, reader, .. } = self;
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         if let Some(uring) = &mut self.uring {
             return uring.try_fill(socket, reader);
         }
-        // Tokio may not have heard of a datagram that is there already, and would not ask.
+        // Tokio may not have noticed yet that the socket is readable, and then would not call `read`.
         let mut has_asked = false;
         let mut read = || {
             has_asked = true;
@@ -277,7 +274,7 @@ impl UdpReceiver {
         }
     }
 
-    /// Waits for the socket until there is a batch in `ready`, which is empty before.
+    /// Waits for the socket until there is a batch in `ready`, which must be empty at first.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { socket, reader, .. } = self;
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
@@ -285,8 +282,8 @@ impl UdpReceiver {
             return uring.poll_fill(socket, reader, cx);
         }
         loop {
-            // Takes from tokio's budget at each turn, so that reads of which nothing remains (all
-            // dropped) cannot keep a thread for themselves.
+            // Uses up tokio's budget at each turn, so that reads whose datagrams are all dropped cannot
+            // monopolize the thread.
             ready!(socket.io.poll_recv_ready(cx))?;
             let read = socket.io.try_io(Interest::READABLE, || reader.read(socket));
             if !reader.ready.is_empty() {
@@ -296,7 +293,7 @@ impl UdpReceiver {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(()) => {
-                    // Let those run who can give memory back.
+                    // Lets other tasks run, which may free memory.
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
@@ -305,15 +302,15 @@ impl UdpReceiver {
     }
 
     /// Stops receiving: makes the kernel drop what arrives from now on, and count it in
-    /// [`kernel_dropped_datagrams`](super::SocketStats::kernel_dropped_datagrams). What is queued
-    /// can still be received; with [`try_recv_batch`](Self::try_recv_batch), for example, until it
-    /// returns `None`. Sending goes on. There is no way back.
+    /// [`kernel_dropped_datagrams`](super::SocketStats::kernel_dropped_datagrams). Datagrams already
+    /// queued can still be received, for example with [`try_recv_batch`](Self::try_recv_batch) until it
+    /// returns `None`. Sending still works. There is no way back.
     ///
-    /// So a server that is to end answers what it has got, and loses nothing unseen; see
+    /// A server that shuts down can so answer what it has received, and nothing is lost uncounted; see
     /// [`forward`](crate::pipeline::forward), which does this.
     ///
     /// # Errors
-    /// The system cannot do that: only Linux can. Receiving then goes on as before.
+    /// The system does not support this: only Linux does. Receiving then continues as before.
     pub fn stop(&mut self) -> io::Result<()> {
         sys::refuse_arrivals(&self.socket.io)?;
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
@@ -321,22 +318,22 @@ impl UdpReceiver {
         Ok(())
     }
 
-    /// The socket, for another kind of receiver.
+    /// Returns the socket, for another kind of receiver.
     pub(super) fn socket(&self) -> &Arc<Socket> {
         &self.socket
     }
 
-    /// What the kernel gets of each buffer.
+    /// The bytes of each buffer that the kernel may fill.
     pub(super) fn buffer_bytes(&self) -> usize {
         self.reader.buffer_bytes()
     }
 
-    /// Bytes of pool memory that the receiver itself holds at this moment: buffers for the next call,
-    /// those lent to io_uring, and what it has read and not been asked for.
+    /// The bytes of pool memory that the receiver itself holds now: buffers for the next system call,
+    /// buffers lent to io_uring, and batches that it has read but not yet returned.
     ///
-    /// Never more than its buffers are, 8 super-buffers or 32 of single datagrams, at the size of
-    /// their class, and beside those as many smaller chunks, to which was copied what fills less than
-    /// half of a buffer; by readiness 0 while it waits. What was handed out is not in it.
+    /// At most its buffers (8 super-buffers, or 32 of single datagrams), at the size of their class,
+    /// and as many smaller chunks with copies of payloads that fill at most half of a buffer; when
+    /// receiving by readiness, 0 while it waits. Returned batches are not included.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -359,25 +356,26 @@ impl UdpReceiver {
         self.reader.held_bytes() + lent
     }
 
-    /// The address the socket is bound to.
+    /// The address that the socket is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.socket.address
     }
 
-    /// How the receiver was set up.
+    /// The coalescing that the receiver was configured with.
     #[must_use]
     pub fn coalescing(&self) -> Coalescing {
         self.coalescing
     }
 
-    /// Reads the socket's counters while the receiver runs, and after it is gone.
+    /// Returns a handle that reads the socket's counters, even after the receiver is gone.
     #[must_use]
     pub fn monitor(&self) -> SocketMonitor {
         SocketMonitor::new(Arc::clone(&self.socket.counters))
     }
 
-    /// A sender by the same socket: its datagrams come from the address that this one receives at.
+    /// Returns a sender on the same socket: its datagrams come from the address that this receiver is
+    /// bound to.
     #[must_use]
     pub fn sender(&self) -> UdpSender {
         UdpSender::new(Arc::clone(&self.socket))
@@ -394,7 +392,7 @@ impl Drop for UdpReceiver {
     }
 }
 
-/// Batches for ever: an error is an item as well, after which it goes on.
+/// An endless stream of batches: an error is an item too, after which the stream continues.
 impl Stream for UdpReceiver {
     type Item = io::Result<PacketBatch>;
 

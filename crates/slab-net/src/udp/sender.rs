@@ -1,4 +1,4 @@
-//! [`UdpSender`]: from memory to the socket, many datagrams a call where the system can.
+//! [`UdpSender`]: sends from memory to the socket, many datagrams per system call where possible.
 
 use super::error::{BindError, SendError, SendErrorKind};
 use super::sink::UdpSink;
@@ -23,13 +23,13 @@ pub struct UdpSender {
 }
 
 impl UdpSender {
-    /// A sender with a socket of its own.
+    /// Binds a sender with a socket of its own.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     ///
     /// # Panics
-    /// Outside of a tokio runtime with I/O enabled.
+    /// Outside a tokio runtime with I/O enabled.
     pub fn bind(address: SocketAddr) -> Result<Self, BindError> {
         let bound = Bound::open(address, SocketOptions::default())?;
         bound.register().map(Self::new)
@@ -39,58 +39,57 @@ impl UdpSender {
         Self { socket }
     }
 
-    /// The address the socket is bound to.
+    /// The address that the socket is bound to.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.socket.address
     }
 
-    /// Reads the socket's counters while the sender is in use, and after it is gone.
+    /// Returns a handle that reads the socket's counters, even after the sender is gone.
     #[must_use]
     pub fn monitor(&self) -> SocketMonitor {
         SocketMonitor::new(Arc::clone(&self.socket.counters))
     }
 
-    /// A [`Sink`](futures_sink::Sink) of packets by this socket.
+    /// Returns a [`Sink`](futures_sink::Sink) of packets on this socket.
     #[must_use]
     pub fn sink(&self) -> UdpSink {
         UdpSink::new(self.clone())
     }
 
-    /// Sends all datagrams of a transmit, in as few calls to the kernel as it takes, and returns
-    /// how many those datagrams were. Waits while the socket's send buffer is full.
+    /// Sends all datagrams of a transmit, in as few system calls as possible, and returns their number.
+    /// Waits while the socket's send buffer is full.
     ///
-    /// If the future is dropped, the datagrams up to some boundary are sent.
+    /// If the future is dropped, the transmit may have been sent up to some datagram.
     ///
     /// # Errors
-    /// What the system said to one of the datagrams; those before it are sent, see
+    /// The system's error for one of the datagrams; the number of those sent before it is in
     /// [`SendError::sent`].
     pub async fn send(&self, transmit: &Transmit<'_>) -> Result<usize, SendError> {
         self.send_all(slice::from_ref(transmit)).await
     }
 
-    /// As [`send`](Self::send), but does not wait: returns how many datagrams were sent before the
-    /// socket's send buffer was full, all of them or fewer.
+    /// Like [`send`](Self::send), but does not wait: returns how many datagrams were sent before the
+    /// socket's send buffer was full.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// The same as [`send`](Self::send).
     pub fn try_send(&self, transmit: &Transmit<'_>) -> Result<usize, SendError> {
         self.try_send_all(slice::from_ref(transmit))
     }
 
-    /// Sends all datagrams of many transmits in their order, in as few calls to the kernel as it
-    /// takes, and returns how many those datagrams were. Waits while the socket's send buffer is
-    /// full.
+    /// Sends all datagrams of many transmits in order, in as few system calls as possible, and returns
+    /// their number. Waits while the socket's send buffer is full.
     ///
-    /// Destinations and lengths may differ: on Linux one call takes up to 32 of them (sendmmsg).
-    /// Datagrams in a row that have one destination and one length leave as one with GSO, wherever
-    /// in memory they lie.
+    /// Destinations and lengths may differ: on Linux one call takes up to 32 messages (sendmmsg).
+    /// Successive datagrams with the same destination and length leave as one message with GSO,
+    /// wherever in memory they lie.
     ///
-    /// If the future is dropped, the datagrams up to some boundary are sent.
+    /// If the future is dropped, the transmits may have been sent up to some datagram.
     ///
     /// # Errors
-    /// What the system said to one of the datagrams; those before it are sent, see
-    /// [`SendError::sent`]; those behind it are not.
+    /// The system's error for one of the datagrams. The number of those sent before it is in
+    /// [`SendError::sent`]; those after it are not sent.
     ///
     /// ```
     /// use slab_net::PacketPool;
@@ -132,11 +131,11 @@ impl UdpSender {
         }
     }
 
-    /// As [`send_all`](Self::send_all), but does not wait: returns how many datagrams were sent
-    /// before the socket's send buffer was full, all of them or fewer.
+    /// Like [`send_all`](Self::send_all), but does not wait: returns how many datagrams were sent
+    /// before the socket's send buffer was full.
     ///
     /// # Errors
-    /// As [`send_all`](Self::send_all).
+    /// The same as [`send_all`](Self::send_all).
     pub fn try_send_all(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut progress = Progress::default();
         loop {
@@ -153,7 +152,7 @@ impl UdpSender {
             has_asked = true;
             self.step(transmits, progress)
         });
-        // Tokio may not have heard yet that there is room, and would not ask.
+        // Tokio may not have noticed yet that there is room, and then would not call `step`.
         if has_asked {
             step
         } else {
@@ -161,7 +160,7 @@ impl UdpSender {
         }
     }
 
-    /// From here on each datagram is a message of its own, as where GSO is refused.
+    /// Sends each datagram as a message of its own from now on, as if GSO had been refused.
     pub(crate) fn give_up_gso(&self) {
         self.socket.backend.give_up_segmentation();
     }
@@ -176,18 +175,18 @@ impl UdpSender {
             Ok(Step::More) => return None,
             Ok(Step::Done) => return Some(Ok(progress.sent)),
             Ok(Step::Failed(kind)) => kind,
-            // Only who does not wait gets to see this.
+            // Reaches this point only from `try_send_all`.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Some(Ok(progress.sent));
             }
-            // Not of a datagram: the runtime is gone.
+            // Not caused by a datagram: the runtime is gone.
             Err(error) => SendErrorKind::Io(error),
         };
         let sent = progress.sent;
         Some(Err(SendError { sent, kind }))
     }
 
-    /// One call to the kernel, counted. The only error is that it would block.
+    /// Makes one system call and counts it. The only error is `WouldBlock`.
     fn step(&self, transmits: &[Transmit<'_>], progress: &mut Progress) -> io::Result<Step> {
         let backend = &self.socket.backend;
         let plan = match Plan::new(transmits, progress, backend.max_segments()) {
@@ -204,7 +203,7 @@ impl UdpSender {
                     progress.done(call);
                 }
                 if let Some(error) = progress.suspect.take() {
-                    // What failed as segments of one message went as a datagram of its own.
+                    // What had failed as segments of one message was sent as a single datagram.
                     self.give_up_segmentation(&error);
                 }
                 Ok(match progress.is_at_the_end(transmits) {
@@ -214,8 +213,8 @@ impl UdpSender {
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
             Err(error) if first.datagrams > 1 && sys::may_be_about_segmentation(&error) => {
-                // Perhaps these datagrams do not fit the path, perhaps a device knows no GSO. One
-                // datagram at a time finds out which.
+                // Either these datagrams are too long for the path, or a device does not support GSO.
+                // Sending one datagram at a time shows which.
                 progress.one_by_one = true;
                 progress.suspect = Some(error).filter(|error| !sys::is_too_large(error));
                 Ok(Step::More)
@@ -250,7 +249,7 @@ fn would_block(step: &io::Result<Step>) -> bool {
     matches!(step, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// What one call to the kernel led to.
+/// The result of one system call.
 enum Step {
     More,
     Done,

@@ -10,14 +10,14 @@ use std::num::NonZeroUsize;
 use std::thread::{self, JoinHandle};
 
 impl UdpReceiverBuilder {
-    /// Binds `count` sockets to one address (`SO_REUSEPORT`, Unix only). The kernel chooses one by
-    /// a hash of a datagram's source and destination, so that one peer's datagrams stay in order.
+    /// Binds `count` sockets to one address (`SO_REUSEPORT`, Unix only). The kernel chooses one by a
+    /// hash of a datagram's source and destination, so that one peer's datagrams stay in order.
     ///
-    /// Needs no runtime: each shard is [started](Shard::start) in the one that is to drive it, all
+    /// Needs no runtime: each shard is [started](Shard::start) in the runtime that is to drive it, all
     /// in one or each in its own. Until then datagrams queue in the kernel.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind). All sockets are closed again then.
+    /// The same as [`bind`](Self::bind). All sockets are then closed again.
     pub fn bind_shards(
         self,
         address: SocketAddr,
@@ -25,7 +25,7 @@ impl UdpReceiverBuilder {
     ) -> Result<Vec<Shard>, BindError> {
         let builder = self.reuse_port(true);
         let mut shards = Vec::with_capacity(count.get());
-        // With port 0 the system chooses it for the first.
+        // With port 0 the system chooses a port for the first socket; the others use it too.
         let mut address = address;
         for index in 0..count.get() {
             let receiver = builder.clone().open(address)?;
@@ -36,7 +36,7 @@ impl UdpReceiverBuilder {
     }
 }
 
-/// A bound receiver that no runtime drives yet, one of several at one address; from
+/// A bound receiver that no runtime drives yet, one of several at one address; made by
 /// [`UdpReceiverBuilder::bind_shards`].
 ///
 /// ```
@@ -75,7 +75,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Which one it is, from 0.
+    /// The index of this shard, from 0.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
@@ -87,22 +87,22 @@ impl Shard {
         self.receiver.address()
     }
 
-    /// Hands the socket to the runtime that this is called in.
+    /// Registers the socket with the current runtime.
     ///
     /// # Errors
-    /// The runtime cannot take it.
+    /// The runtime cannot register the socket.
     ///
     /// # Panics
-    /// Outside of a tokio runtime with I/O enabled.
+    /// Outside a tokio runtime with I/O enabled.
     pub fn start(self) -> Result<UdpReceiver, BindError> {
         self.receiver.start()
     }
 
-    /// Starts a thread with a runtime of its own, and runs in it what `task` makes of the receiver.
-    /// On Linux the thread can be restricted to one CPU, by its number.
+    /// Starts a thread with a runtime of its own, which runs the future that `task` makes of the
+    /// receiver. On Linux the thread can be restricted to one CPU, by its number.
     ///
     /// # Errors
-    /// The system starts no thread. What else fails (no such CPU, no runtime) is the thread's
+    /// The system cannot start a thread. Other failures (no such CPU, no runtime) are in the thread's
     /// result.
     pub fn spawn_thread<F, T>(
         self,

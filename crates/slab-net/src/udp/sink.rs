@@ -15,27 +15,27 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::task::coop::poll_proceed;
 
-/// Packets that a sink holds at most.
+/// The most packets that a sink holds.
 const CAPACITY: usize = 64;
 
-/// A datagram to be sent: its payload, owned, perhaps with a header in front, and where to.
+/// A datagram to be sent: its owned payload, an optional header, and the destination.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Outgoing {
-    /// In front of the payload, from memory of its own; empty if there is none.
+    /// The header, in memory of its own; empty if there is none.
     pub header: Packet,
     /// The payload.
     pub payload: Packet,
-    /// Where to.
+    /// The destination.
     pub destination: SocketAddr,
-    /// The local address to send from, for a socket that is bound to all.
+    /// The local address to send from, for a socket that is bound to all addresses.
     pub source_ip: Option<IpAddr>,
-    /// The ECN codepoint to mark the datagram with.
+    /// The ECN codepoint of the datagram.
     pub ecn: Option<Ecn>,
 }
 
 impl Outgoing {
-    /// A datagram without a header.
+    /// Makes a datagram without a header.
     #[must_use]
     pub fn new(payload: Packet, destination: SocketAddr) -> Self {
         Self {
@@ -70,15 +70,15 @@ impl Outgoing {
     }
 }
 
-/// A [`Sink`] that gathers packets and sends them, many a call, when it is flushed or holds 64.
+/// A [`Sink`] that collects packets and sends many per system call, when it is flushed or holds 64.
 ///
-/// From [`UdpSender::sink`]. Packets of one length to one destination, one after the other, leave
-/// with GSO. A packet that the system refuses is dropped and reported once: by the flush that met it,
-/// which ends there, or where a full sink met it by the next `feed` or `send`, whose own packet is taken
-/// all the same. The next one goes on behind it.
+/// Made by [`UdpSender::sink`]. Successive packets of the same length and destination leave with GSO. A
+/// packet that the system refuses is dropped and reported once: by the flush that met the error and
+/// ends there, or, if a full sink met it, by the next `feed` or `send`, whose own packet is
+/// nevertheless accepted. Sending then continues with the packet after it.
 ///
-/// Each call to the kernel counts against tokio's cooperative budget. Dropping the sink drops what was not
-/// flushed.
+/// Each system call counts against tokio's cooperative budget. Dropping the sink drops packets that
+/// were not flushed.
 ///
 /// ```
 /// use futures_util::SinkExt;
@@ -106,10 +106,10 @@ impl Outgoing {
 pub struct UdpSink {
     sender: UdpSender,
     queued: VecDeque<Outgoing>,
-    /// While the send buffer is full. Allocated for each wait: the place to wait at that tokio has
-    /// in the socket is for one task only, and senders are shared.
+    /// Set while the send buffer is full. Allocated for each wait: tokio's own place to wait in the
+    /// socket is for one task only, and senders are shared.
     waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
-    /// Of a packet that is gone; not told yet.
+    /// The error of a packet that is gone, not yet reported.
     failed: Option<SendError>,
 }
 
@@ -123,15 +123,15 @@ impl UdpSink {
         }
     }
 
-    /// How many packets wait to be flushed.
+    /// The number of packets that wait to be flushed.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queued.len()
     }
 
-    /// Sends what is queued until the send buffer is full or a packet is refused.
+    /// Sends queued packets until the send buffer is full or a packet is refused.
     fn send_queued(&mut self) -> Result<(), SendError> {
-        // Two steps, as a transmit borrows its parts.
+        // In two steps, because a transmit borrows its parts.
         let mut parts: ArrayVec<[IoSlice<'_>; 2], CAPACITY> = ArrayVec::new();
         parts.extend(
             self.queued
@@ -164,7 +164,7 @@ impl UdpSink {
                 self.waiting = None;
                 room.map_err(SendError::of_runtime)?;
             }
-            // What never has to wait lets others run nevertheless.
+            // A sink that never has to wait must let other tasks run too.
             let coop = ready!(poll_proceed(cx));
             coop.made_progress();
             self.send_queued()?;
@@ -185,7 +185,8 @@ impl Sink<Outgoing> for UdpSink {
             return Poll::Ready(Ok(()));
         }
         match ready!(self.poll_send_queued(cx)) {
-            // There is room where the packet was. Told here it would take along the one that is to come.
+            // The refused packet has made room. An error reported here would cost the caller the packet
+            // that it is about to send.
             Err(error) if self.queued.len() < CAPACITY => {
                 self.failed = Some(error);
                 Poll::Ready(Ok(()))
@@ -195,10 +196,10 @@ impl Sink<Outgoing> for UdpSink {
     }
 
     /// # Errors
-    /// What the system said to an earlier packet; `item` is queued nevertheless.
+    /// The system's error for an earlier packet; `item` is queued nevertheless.
     ///
     /// # Panics
-    /// If [`poll_ready`](Sink::poll_ready) was not waited for, and the sink is full.
+    /// If the sink is full because [`poll_ready`](Sink::poll_ready) was not awaited.
     fn start_send(mut self: Pin<&mut Self>, item: Outgoing) -> Result<(), SendError> {
         assert!(self.queued.len() < CAPACITY, "poll_ready comes first");
         self.queued.push_back(item);

@@ -1,21 +1,21 @@
-//! The buffers that the kernel writes received datagrams to.
+//! The buffers that the kernel fills with received datagrams.
 
 use super::sys::Buffer;
 use arrayvec::ArrayVec;
 use core::mem::MaybeUninit;
 use slab_core::{AllocError, Chunk, SlabPool};
 
-/// The most buffers in one call to the kernel.
+/// The most buffers in one system call.
 pub(super) const MAX_SLOTS: usize = super::sys::MAX_BATCH;
 
-/// Chunks for the next call to the kernel. They stay here while no call needs them, never in a
-/// future that may be dropped.
+/// Chunks for the next system call. They stay here between calls, never in a future that may be
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// The first `filled` are there.
+    /// The first `filled` are `Some`.
     chunks: [Option<Chunk>; MAX_SLOTS],
     filled: usize,
-    /// What the kernel gets of each chunk, in bytes. No chunk is smaller.
+    /// The bytes of each chunk that the kernel may fill. No chunk is smaller.
     buffer_bytes: usize,
 }
 
@@ -32,11 +32,11 @@ impl Slots {
         self.buffer_bytes
     }
 
-    /// Allocates until there are `want` buffers or the pool has no more, and returns how many
-    /// there are.
+    /// Allocates until there are `want` buffers or the pool has no more, and returns how many there
+    /// are.
     ///
     /// # Errors
-    /// Why there is not even one.
+    /// The pool's error, if there is not even one buffer.
     pub(super) fn fill(&mut self, pool: &SlabPool, want: usize) -> Result<usize, AllocError> {
         while self.filled < want {
             match pool.try_alloc(self.buffer_bytes) {
@@ -52,47 +52,47 @@ impl Slots {
         Ok(self.filled)
     }
 
-    /// The buffers as the kernel wants them, as many as `fill` said.
+    /// Returns the buffers for the system call, as many as `fill` returned.
     #[inline]
     pub(super) fn buffers(&mut self) -> ArrayVec<Buffer<'_>, MAX_SLOTS> {
         let len = self.buffer_bytes;
         let filled = self.chunks[..self.filled].iter_mut().flatten();
         filled
-            // SAFETY: prepared by `fill`, and the chunk was nobody else's since.
+            // SAFETY: prepared by `fill`, and since then nobody else had the chunk.
             .map(|chunk| unsafe { Buffer::prepared(bytes_mut(chunk, len)) })
             .collect()
     }
 
-    /// The first `len` bytes of a buffer.
+    /// Returns the first `len` bytes of a buffer.
     ///
     /// # Safety
-    /// The kernel has written them.
+    /// The kernel has written these bytes.
     pub(super) unsafe fn bytes(&self, slot: usize, len: usize) -> &[u8] {
         let len = len.min(self.buffer_bytes);
         match &self.chunks[slot] {
-            // SAFETY: the chunk is ours alone while it is borrowed, long enough, and written to as
-            // far as that by the caller's promise.
+            // SAFETY: the chunk is ours alone while it is borrowed and is long enough; the caller
+            // guarantees that it has been written that far.
             Some(chunk) => unsafe { core::slice::from_raw_parts(chunk.as_ptr().as_ptr(), len) },
             None => &[],
         }
     }
 
-    /// The size of the chunk in a slot, in bytes; 0 without one.
+    /// The size of the chunk in a slot, in bytes; 0 if there is none.
     pub(super) fn capacity(&self, slot: usize) -> usize {
         self.chunks[slot].as_ref().map_or(0, Chunk::capacity)
     }
 
-    /// The sizes of all chunks that are here, in bytes.
+    /// The total size of all chunks, in bytes.
     pub(super) fn held_bytes(&self) -> usize {
         self.chunks.iter().flatten().map(Chunk::capacity).sum()
     }
 
-    /// Takes a buffer out. [`close_gaps`](Self::close_gaps) has to follow before the next `fill`.
+    /// Takes a buffer out. Call [`close_gaps`](Self::close_gaps) before the next `fill`.
     pub(super) fn take(&mut self, slot: usize) -> Option<Chunk> {
         self.chunks[slot].take()
     }
 
-    /// Moves the buffers that are left to the front.
+    /// Moves the remaining buffers to the front.
     pub(super) fn close_gaps(&mut self) {
         let mut kept = 0;
         for slot in 0..self.filled {
@@ -104,7 +104,7 @@ impl Slots {
         self.filled = kept;
     }
 
-    /// Gives all buffers back to the pool.
+    /// Returns all buffers to the pool.
     pub(super) fn clear(&mut self) {
         for slot in &mut self.chunks[..self.filled] {
             *slot = None;
@@ -113,12 +113,11 @@ impl Slots {
     }
 }
 
-/// The first bytes of a chunk, whatever a former owner left there.
+/// The first bytes of a chunk, with whatever a previous owner left there.
 fn bytes_mut(chunk: &mut Chunk, len: usize) -> &mut [MaybeUninit<u8>] {
     debug_assert!(len <= chunk.capacity());
     let at = chunk.as_ptr().as_ptr().cast();
-    // SAFETY: the chunk is ours alone while it is borrowed, and was allocated for at least `len`
-    // bytes.
+    // SAFETY: the chunk is ours alone while it is borrowed, and was allocated for at least `len` bytes.
     unsafe { core::slice::from_raw_parts_mut(at, len) }
 }
 
@@ -139,7 +138,7 @@ mod tests {
         drop(slots.take(0));
         drop(slots.take(2));
         slots.close_gaps();
-        // SAFETY: what is the second now is the fourth, to which a byte was written.
+        // SAFETY: the second buffer is now the former fourth, to which one byte was written.
         assert_eq!(unsafe { slots.bytes(1, 1) }, &[42]);
         assert_eq!(pool.stats().in_use(), 2);
         assert_eq!(slots.fill(&pool, 3), Ok(3));

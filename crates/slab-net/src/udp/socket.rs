@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tokio::io::Interest;
 
-/// What a system's call takes; it has a limit of its own, and most are far below.
+/// The most that the system call takes; the system's own limit is usually far lower.
 const MAX_BUFFER_BYTES: usize = i32::MAX as usize;
 
-/// How a socket is set up.
+/// The options of a socket.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SocketOptions {
     pub(super) features: Features,
@@ -23,7 +23,7 @@ pub(super) struct SocketOptions {
     pub(super) peer: Option<SocketAddr>,
 }
 
-/// A socket that no runtime knows of yet.
+/// A socket that is not yet registered with a runtime.
 #[derive(Debug)]
 pub(super) struct Bound {
     socket: socket2::Socket,
@@ -38,7 +38,7 @@ impl Bound {
         bound.map_err(|source| BindError::Socket { address, source })
     }
 
-    /// Takes over a socket that somebody else has bound.
+    /// Takes over a socket that the caller has bound.
     pub(super) fn adopt(
         socket: std::net::UdpSocket,
         options: SocketOptions,
@@ -76,8 +76,8 @@ impl Bound {
         if let Some(bytes) = options.send_buffer_bytes {
             socket.set_send_buffer_size(bytes.min(MAX_BUFFER_BYTES))?;
         }
-        // Options come before the address, so that no datagram arrives without them. Only quinn-udp
-        // wants a bound socket, as Windows cannot tell the address of any other.
+        // On Linux, options are set before binding, so that no datagram arrives without them. Elsewhere
+        // quinn-udp needs a bound socket, since Windows cannot tell the address of any other.
         let bind = |socket: &socket2::Socket| bind_to.map_or(Ok(()), |to| socket.bind(&to.into()));
         let backend = if cfg!(target_os = "linux") {
             let backend = Backend::configure(&socket, options.features)?;
@@ -87,8 +87,9 @@ impl Bound {
             bind(&socket)?;
             Backend::configure(&socket, options.features)?
         };
-        // Asked for any port that may be shared, the system can choose one that other sockets of this
-        // user share. So it is asked for one that may not.
+        // If asked for any port that may be shared, the system may choose one that other sockets of
+        // this user share. So it is asked for a port that may not be shared, and sharing is allowed
+        // afterwards.
         #[cfg(unix)]
         if options.reuse_port && bind_to.is_some_and(|to| to.port() == 0) {
             socket.set_reuse_port(true)?;
@@ -105,7 +106,7 @@ impl Bound {
         })
     }
 
-    /// Hands the socket to the runtime that this is called in.
+    /// Registers the socket with the current runtime.
     pub(super) fn register(self) -> Result<Arc<Socket>, BindError> {
         let address = self.address;
         let io = tokio::net::UdpSocket::from_std(self.socket.into())
@@ -127,13 +128,13 @@ impl Bound {
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) io: tokio::net::UdpSocket,
-    /// The one that drives the socket.
+    /// The runtime that drives the socket.
     #[cfg(unix)]
     runtime: tokio::runtime::Handle,
     pub(super) backend: Backend,
     pub(super) address: SocketAddr,
     pub(super) counters: Arc<SocketCounters>,
-    /// Was it said already that the system refuses GSO?
+    /// Whether the refusal of GSO has been logged.
     pub(super) gso_refused: AtomicBool,
 }
 
@@ -141,14 +142,14 @@ impl Socket {
     /// Waits until the send buffer may have room.
     pub(super) async fn writable(&self) -> io::Result<()> {
         let ready = self.io.ready(Interest::WRITABLE).await?;
-        // What ICMP has told a connected socket looks like the end of a pipe to tokio, which says "ready"
-        // ever after. A registration of its own has not heard of it.
+        // To tokio an ICMP error on a connected socket looks like the closed end of a pipe, and it
+        // reports "ready" ever after. A new registration has not seen the error.
         #[cfg(unix)]
         if ready.is_write_closed() {
             use std::os::fd::AsFd;
             let again = self.io.as_fd().try_clone_to_owned()?;
             let again = {
-                // Whoever polls this may be outside of any.
+                // The caller may poll this outside any runtime.
                 let _inside = self.runtime.enter();
                 tokio::net::UdpSocket::from_std(again.into())?
             };

@@ -1,27 +1,28 @@
-//! [`Spare`]: buffers for a receiver whose datagrams free memory when they are read.
+//! [`Spare`]: buffers for a receiver whose datagrams free memory when they are processed.
 
 use super::slots::Slots;
 use slab_core::{Mode, SizeClasses, SlabPool};
 
-/// Buffers that a call to the kernel gets while the pool is exhausted.
+/// The number of buffers that a system call gets while the pool is exhausted.
 const BUFFERS: usize = 2;
-/// The least that a pool can be: address space, of which the buffers at hand are all that is touched.
+/// The smallest cap that a pool can have. It is address space; only the buffers in use are ever
+/// touched.
 const CAP: usize = 1 << 20;
 
-/// A few buffers beside the pool, made when the pool is exhausted for the first time: for who takes
-/// out of what they receive what frees memory, at once, and keeps none of it.
+/// A few buffers beside the pool, made when the pool is first exhausted. For consumers that process
+/// received datagrams at once, which may free memory, and keep none of them.
 #[derive(Debug, Default)]
 pub(super) struct Spare {
-    /// Is it asked for?
+    /// Whether spare buffers are requested.
     pub(super) wanted: bool,
     pool: Option<SlabPool>,
-    /// Did the last call read to it?
+    /// Whether the last call read into spare buffers.
     pub(super) in_use: bool,
 }
 
 impl Spare {
-    /// Fills the slots, which are empty, with spare buffers in place of `exhausted`'s; `None` if there
-    /// are none.
+    /// Fills the slots, which must be empty, with spare buffers instead of `exhausted`'s; `None` if
+    /// there are none.
     #[cold]
     pub(super) fn fill(&mut self, slots: &mut Slots, exhausted: &SlabPool) -> Option<usize> {
         if !self.wanted {

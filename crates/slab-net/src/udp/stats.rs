@@ -1,4 +1,4 @@
-//! What a socket did so far: counters beside the socket, read at any time through a monitor.
+//! The counters of a socket, which a monitor can read at any time.
 
 use super::sys::Probe;
 use super::tally::Tally;
@@ -7,74 +7,73 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A snapshot of one socket's counters, all since it was bound.
 ///
-/// `received_datagrams - dropped()` is what the receiver delivered, exactly, once it is dropped;
-/// before that, and between two reads, also what it has read and not been asked for. The same holds
-/// for `received_bytes - dropped_bytes()`.
+/// Once the receiver is dropped, `received_datagrams - dropped()` is exactly what it delivered; before
+/// that, it includes what the receiver has read but not yet returned. The same holds for
+/// `received_bytes - dropped_bytes()`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SocketStats {
-    /// Datagrams read from the kernel, those included that were dropped afterwards.
+    /// Datagrams read from the kernel, including those dropped afterwards.
     pub received_datagrams: u64,
-    /// Bytes of payload in these datagrams, as far as the kernel handed them over.
+    /// Bytes of payload in these datagrams, as far as the kernel returned them.
     pub received_bytes: u64,
-    /// Bytes of the pool's chunks that they came to lie in, but for those dropped: divided by the
-    /// bytes of payload, what it costs that buffers are as large as chunks are. 0 for receivers
-    /// that read into other memory.
+    /// Bytes of the pool's chunks that hold the datagrams which were not dropped. Divided by the bytes
+    /// of payload, this is the cost of rounding up to chunk sizes. 0 for receivers that read into other
+    /// memory.
     pub received_chunk_bytes: u64,
-    /// Calls to the kernel that returned at least one datagram; by io_uring, looks at its ring that
-    /// found one.
+    /// System calls that returned at least one datagram; by io_uring, reads of its ring that found one.
     pub receive_calls: u64,
-    /// Datagrams that the kernel took for sending.
+    /// Datagrams that the kernel accepted for sending.
     pub sent_datagrams: u64,
     /// Bytes of payload in these datagrams.
     pub sent_bytes: u64,
-    /// Calls to the kernel that took at least one datagram for sending.
+    /// System calls in which the kernel accepted at least one datagram.
     pub send_calls: u64,
-    /// Datagrams that were to be sent and are lost, as the system did not take them, where whoever
-    /// sent them is not told: by `QuinnSocket`, for quinn takes an error for the end of a
-    /// connection. Everybody else learns it by [`SendError`](crate::udp::SendError).
+    /// Datagrams lost because the system did not accept them and their sender is not told: only those
+    /// of `QuinnSocket`, since quinn takes an error for the end of a connection. All other senders get
+    /// a [`SendError`](crate::udp::SendError).
     pub send_lost_datagrams: u64,
     /// Datagrams that were read and dropped because the pool had no chunk for them.
     pub dropped_no_memory: u64,
-    /// Bytes of payload in these, as far as the kernel handed them over.
+    /// Bytes of payload in these datagrams, as far as the kernel returned them.
     pub dropped_no_memory_bytes: u64,
-    /// Datagrams that were longer than their buffer, and dropped because the rest is lost.
+    /// Datagrams that were longer than their buffer, and dropped because their rest is lost.
     pub dropped_truncated: u64,
-    /// Bytes of payload in these, as far as the kernel handed them over.
+    /// Bytes of payload in these datagrams, as far as the kernel returned them.
     pub dropped_truncated_bytes: u64,
-    /// Datagrams that had been read, but not asked for, when the receiver was dropped.
+    /// Datagrams that had been read but not yet returned when the receiver was dropped.
     pub dropped_closed: u64,
-    /// Bytes of payload in these, as far as the kernel handed them over.
+    /// Bytes of payload in these datagrams, as far as the kernel returned them.
     pub dropped_closed_bytes: u64,
     /// Datagrams that were longer than their buffer: those dropped, and those delivered because
-    /// that was [asked for](crate::udp::UdpReceiverBuilder::deliver_truncated).
+    /// [`deliver_truncated`](crate::udp::UdpReceiverBuilder::deliver_truncated) was set.
     pub truncated_datagrams: u64,
-    /// Datagrams that the kernel dropped before they could be read: its queue for the socket was
-    /// full, or the checksum wrong. No part of `received_datagrams`.
+    /// Datagrams that the kernel dropped before they could be read: its queue for the socket was full,
+    /// or the checksum was wrong. Not included in `received_datagrams`.
     ///
-    /// Linux only; 0 elsewhere. Exact without coalescing; with it, up to 128 datagrams that the
-    /// kernel had coalesced before it dropped them count as one, as it says no more of them.
+    /// Linux only; 0 elsewhere. Exact without coalescing; with it, up to 128 datagrams that the kernel
+    /// had coalesced before it dropped them count as one, because the kernel counts them so.
     pub kernel_dropped_datagrams: u64,
 }
 
 impl SocketStats {
-    /// Datagrams dropped after they had been read, for any reason. What the kernel dropped before
-    /// is not among them.
+    /// The number of datagrams dropped after they had been read, for any reason. Does not include those
+    /// that the kernel dropped.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped_no_memory + self.dropped_truncated + self.dropped_closed
     }
 
-    /// Bytes of payload in these datagrams, as far as the kernel handed them over.
+    /// The bytes of payload in these datagrams, as far as the kernel returned them.
     #[must_use]
     pub fn dropped_bytes(&self) -> u64 {
         self.dropped_no_memory_bytes + self.dropped_truncated_bytes + self.dropped_closed_bytes
     }
 }
 
-/// Reads the counters of one socket while its receiver and senders run, and after they are gone.
+/// Reads the counters of one socket, even after its receiver and senders are gone.
 ///
-/// From [`UdpReceiver::monitor`](crate::udp::UdpReceiver::monitor) or
+/// Made by [`UdpReceiver::monitor`](crate::udp::UdpReceiver::monitor) or
 /// [`UdpSender::monitor`](crate::udp::UdpSender::monitor).
 #[derive(Debug, Clone)]
 pub struct SocketMonitor {
@@ -86,9 +85,9 @@ impl SocketMonitor {
         Self { counters }
     }
 
-    /// The counters at this moment. Allocates nothing and disturbs nobody.
+    /// Returns the counters at this moment. Allocates nothing.
     ///
-    /// Asks the kernel what it dropped, as long as the socket is open: one system call.
+    /// While the socket is open, asks the kernel for its drops by one system call.
     #[must_use]
     pub fn stats(&self) -> SocketStats {
         let c = &*self.counters;
@@ -120,8 +119,8 @@ impl SocketMonitor {
     }
 }
 
-/// The counters themselves. Receiving and sending may go on in two threads, so that each side has
-/// a cache line pair of its own.
+/// The counters. Receiving and sending may run on two threads, so each side has a cache line pair of
+/// its own.
 #[derive(Debug, Default)]
 pub(crate) struct SocketCounters {
     pub(crate) receive: ReceiveCounters,
@@ -133,11 +132,11 @@ pub(crate) struct SocketCounters {
 #[repr(align(128))]
 pub(crate) struct ReceiveCounters {
     pub(crate) received: Tally,
-    /// Of the chunks in which they were handed on.
+    /// Of the chunks in which datagrams were handed on.
     pub(crate) chunk_bytes: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) no_memory: Tally,
-    /// Cut, and delivered nevertheless; part of `truncated`.
+    /// Truncated, but delivered; included in `truncated`.
     pub(crate) truncated_delivered: Tally,
     pub(crate) truncated: Tally,
     pub(crate) closed: Tally,
@@ -149,12 +148,12 @@ pub(crate) struct SendCounters {
     pub(crate) datagrams: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) calls: AtomicU64,
-    /// Datagrams that nobody else hears of.
+    /// Datagrams whose loss is reported nowhere else.
     pub(crate) lost: AtomicU64,
 }
 
-/// What the kernel dropped. It counts in 32 bits, which wrap, and says so in two ways: with a
-/// datagram (how many there were when that one was queued) and when it is asked (all of them).
+/// The kernel's drops. The kernel counts them in 32 bits, which wrap, and reports them in two ways:
+/// with a datagram (the count when that one was queued) and when asked (the current count).
 #[derive(Debug, Default)]
 pub(crate) struct KernelDrops {
     total: AtomicU64,
@@ -170,15 +169,15 @@ impl KernelDrops {
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn attach(&self, _: &tokio::net::UdpSocket) {}
 
-    /// The socket is about to be closed.
+    /// Takes a last reading; the socket is about to be closed.
     pub(crate) fn detach(&self) {
         self.total();
         self.probe.detach();
     }
 
-    /// Takes over what the kernel said, and returns how many are new. Answers may come late and
-    /// out of order: one that is behind the total is older. So there must not be 2^31 drops
-    /// between two looks.
+    /// Adds the kernel's count to the total, and returns how many drops are new. Counts may arrive late
+    /// and out of order: one that is behind the total is older. So there must be fewer than 2^31 drops
+    /// between two readings.
     pub(crate) fn observe(&self, counted: u32) -> u64 {
         let news = |total: u64| counted.wrapping_sub(total as u32);
         let is_newer = |total: u64| news(total) as i32 > 0;

@@ -1,10 +1,10 @@
-//! [`Tally`]: a counter of datagrams, and of the bytes of payload in them.
+//! [`Tally`]: a counter of datagrams and of their bytes of payload.
 
 use core::iter::Sum;
 use core::ops::{Add, AddAssign, Sub};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Datagrams, and the bytes of payload in them.
+/// A number of datagrams and of their bytes of payload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) datagrams: u64,
@@ -31,7 +31,7 @@ impl AddAssign for Amount {
     }
 }
 
-/// Not below zero: two counters that are read while others write them are of different moments.
+/// Saturates at zero: counters that others write meanwhile are read at different moments.
 impl Sub for Amount {
     type Output = Self;
 
@@ -49,7 +49,7 @@ impl Sum for Amount {
     }
 }
 
-/// How much it was so far.
+/// A sum of amounts.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     datagrams: AtomicU64,
@@ -57,14 +57,14 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Counts, whoever else does.
+    /// Adds an amount; any number of threads may do so at the same time.
     pub(crate) fn add(&self, amount: Amount) {
         self.datagrams
             .fetch_add(amount.datagrams, Ordering::Relaxed);
         self.bytes.fetch_add(amount.bytes, Ordering::Relaxed);
     }
 
-    /// Counts where only one thread at a time does.
+    /// Adds an amount, where only one thread at a time does so.
     pub(crate) fn bump(&self, amount: Amount) {
         bump(&self.datagrams, amount.datagrams);
         bump(&self.bytes, amount.bytes);
@@ -78,7 +78,7 @@ impl Tally {
     }
 }
 
-/// Adds to a counter that only one thread at a time writes: no read-modify-write needed.
+/// Adds to a counter that only one thread at a time writes, without a read-modify-write.
 pub(crate) fn bump(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
 }

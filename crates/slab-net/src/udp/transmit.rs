@@ -1,4 +1,4 @@
-//! [`Transmit`]: what is to be sent and where to; and how it is cut to messages for the kernel.
+//! [`Transmit`]: what to send and where; and how it is cut into messages for the kernel.
 
 use super::datagram::Ecn;
 use super::error::SendErrorKind;
@@ -7,20 +7,20 @@ use arrayvec::ArrayVec;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 
-/// The most bytes in one message with GSO: what fits into an IPv4 packet.
+/// The most bytes in one message with GSO: the longest UDP payload of an IPv4 packet.
 const MAX_GSO_BYTES: usize = 65507;
 
-/// The most pieces of payload in one call to the kernel.
+/// The most parts of payload in one system call.
 pub(super) const MAX_PARTS: usize = 128;
 
-/// What to send and where to: one datagram, or many to one destination that lie one behind the
-/// other in memory.
+/// What to send and where: one datagram, or many to one destination whose payloads are contiguous in
+/// memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Transmit<'a> {
     contents: Contents<'a>,
-    /// Bytes of the contents.
+    /// The length of the contents in bytes.
     len: usize,
-    /// Not zero, and less than the length of the contents.
+    /// Not zero, and less than `len`.
     segment_size: Option<usize>,
     destination: SocketAddr,
     source_ip: Option<IpAddr>,
@@ -35,16 +35,16 @@ enum Contents<'a> {
 }
 
 impl<'a> Transmit<'a> {
-    /// One datagram; no contents make an empty one.
+    /// Makes one datagram. Empty contents make an empty datagram.
     #[must_use]
     pub fn new(contents: &'a [u8], destination: SocketAddr) -> Self {
         Self::of(Contents::Whole(contents), contents.len(), destination)
     }
 
-    /// One datagram whose contents are in several places, such as a header and a payload. On Linux
-    /// the kernel gathers them, and nothing is copied before; elsewhere they are copied together.
+    /// Makes one datagram whose contents lie in several places, such as a header and a payload. On
+    /// Linux the kernel gathers them without a copy before; elsewhere they are first copied together.
     ///
-    /// At most 128 parts.
+    /// At most 128 parts per datagram.
     ///
     /// ```
     /// use slab_net::PacketPool;
@@ -80,22 +80,22 @@ impl<'a> Transmit<'a> {
         }
     }
 
-    /// Makes the contents many datagrams of `bytes` each but for the last, which may be shorter.
-    /// With zero, or no less than the length of the contents, it is one datagram.
+    /// Divides the contents into datagrams of `bytes` each, except the last, which may be shorter. If
+    /// `bytes` is zero, or not less than the length of the contents, they remain one datagram.
     #[must_use]
     pub fn segment_size(mut self, bytes: usize) -> Self {
         self.segment_size = Some(bytes).filter(|&b| b > 0 && b < self.len);
         self
     }
 
-    /// The local address to send from, for a socket that is bound to all.
+    /// Sets the local address to send from, for a socket that is bound to all addresses.
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
         self.source_ip = Some(ip);
         self
     }
 
-    /// [`source_ip`](Self::source_ip), if there is one, by the interface that it is of.
+    /// Sets the [`source_ip`](Self::source_ip), if any, and the interface that it belongs to.
     pub(crate) fn source(mut self, from: Option<SocketAddr>) -> Self {
         self.source_ip = from.map(|from| from.ip());
         self.source_interface = match from {
@@ -105,8 +105,8 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// The ECN codepoint to mark the datagrams with. The system takes it with the whole type of
-    /// service, or traffic class, whose other bits are zero for these datagrams then, whatever the
+    /// Sets the ECN codepoint of the datagrams. The system sets it together with the rest of the type
+    /// of service, or traffic class: these other bits are zero in these datagrams, whatever the
     /// socket's are.
     #[must_use]
     pub fn ecn(mut self, ecn: Ecn) -> Self {
@@ -114,13 +114,13 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// How many datagrams it is.
+    /// The number of datagrams.
     #[must_use]
     pub fn datagrams(&self) -> usize {
         self.segment_size.map_or(1, |size| self.len.div_ceil(size))
     }
 
-    /// Appends the pieces of some bytes of the contents, or nothing if they are too many.
+    /// Appends the parts of a range of the contents; appends nothing if there are too many.
     fn push_parts<const N: usize>(
         &self,
         start: usize,
@@ -151,7 +151,7 @@ impl<'a> Transmit<'a> {
         Ok(())
     }
 
-    /// Can `next` be another segment of the same message?
+    /// Returns `true` if `next` can be another segment of the same message.
     fn continues_with(&self, next: &Self) -> bool {
         next.segment_size.is_none()
             && next.len > 0
@@ -163,36 +163,36 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// How far a list of transmits is sent.
+/// How far a list of transmits has been sent.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// The first transmit that is not sent to its end.
+    /// The first transmit that has not been sent completely.
     transmit: usize,
-    /// Bytes of it that are.
+    /// The number of its bytes that have been sent.
     at: usize,
-    /// Datagrams sent so far.
+    /// The number of datagrams sent so far.
     pub(super) sent: usize,
-    /// No GSO for the rest.
+    /// Whether to send the rest without GSO.
     pub(super) one_by_one: bool,
-    /// What the system said to a message with GSO, until it is known whether it meant the GSO.
+    /// The error for a message with GSO, until it is known whether GSO was its cause.
     pub(super) suspect: Option<io::Error>,
 }
 
-/// One message to the kernel, planned.
+/// A planned message.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// The transmit that says where to.
+    /// The index of the transmit that determines the destination.
     transmit: usize,
-    /// How many pieces of payload it has.
+    /// The number of its parts of payload.
     parts: usize,
     segment_size: Option<u16>,
     pub(super) datagrams: usize,
     pub(super) bytes: usize,
-    /// Where the list is when this is sent.
+    /// The position in the list after this message: transmit and byte.
     next: (usize, usize),
 }
 
-/// What one call to the kernel is to send.
+/// The plan of one system call.
 #[derive(Debug, Default)]
 pub(super) struct Plan<'a> {
     parts: ArrayVec<IoSlice<'a>, MAX_PARTS>,
@@ -200,7 +200,7 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// As much as fits into one call; no calls when all is sent.
+    /// Plans as much as fits into one system call; no calls when everything has been sent.
     pub(super) fn new(
         transmits: &[Transmit<'a>],
         progress: &Progress,
@@ -225,7 +225,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The message that begins at this byte of this transmit, if its parts find room.
+    /// Plans the message that begins at this byte of this transmit, if its parts fit.
     fn message(
         &mut self,
         transmits: &[Transmit<'a>],
@@ -239,7 +239,7 @@ impl<'a> Plan<'a> {
         let most = max_segments.min(MAX_GSO_BYTES / size.max(1)).max(1);
         let mut end = at.saturating_add(size.saturating_mul(most)).min(first.len);
         if first.push_parts(at, end, &mut self.parts).is_err() {
-            // In too many pieces for as many segments as that; perhaps not for one.
+            // Too many parts for that many segments, but perhaps not for one.
             end = at.saturating_add(size).min(first.len);
             first.push_parts(at, end, &mut self.parts).ok()?;
         }
@@ -247,7 +247,7 @@ impl<'a> Plan<'a> {
             transmit: index,
             parts: 0,
             segment_size: None,
-            // An empty datagram is one, too.
+            // An empty datagram counts too.
             datagrams: (end - at).div_ceil(size.max(1)).max(1),
             bytes: end - at,
             next: (index, end),
@@ -265,7 +265,7 @@ impl<'a> Plan<'a> {
         Some(call)
     }
 
-    /// Makes datagrams of one length to one destination segments of one message.
+    /// Adds following datagrams with the same destination and length to the message as segments.
     fn join(&mut self, transmits: &[Transmit<'a>], call: &mut Call, most: usize) {
         let first = &transmits[call.transmit];
         while let Some(next) = transmits.get(call.next.0) {
@@ -286,7 +286,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The plan as the kernel's interface takes it.
+    /// Returns the plan in the form that the system call takes.
     pub(super) fn messages<'p>(
         &'p self,
         transmits: &[Transmit<'a>],
@@ -327,7 +327,7 @@ mod tests {
 
     const TO: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
-    /// Plans until all is sent, and says of each message its length and datagrams.
+    /// Plans until everything is sent, and returns each message's length and datagrams.
     fn messages(
         transmits: &[Transmit<'_>],
         max_segments: usize,
@@ -381,10 +381,10 @@ mod tests {
         assert_eq!(lens(10, 4, 2, false), [8, 2]);
         assert_eq!(lens(10, 4, 1, false), [4, 4, 2]);
         assert_eq!(lens(10, 4, 64, true), [4, 4, 2]);
-        // 54 * 1200 = 64800 fits into a packet, 55 do not.
+        // 54 * 1200 = 64800 fits into a packet, 55 * 1200 does not.
         assert_eq!(lens(60 * 1200, 1200, 64, false), [64800, 7200]);
         assert_eq!(lens(70, 1, 64, false), [64, 6]);
-        // Too long for any datagram: the system is to say so.
+        // Too long for any datagram: the system is to refuse it.
         assert_eq!(lens(70_000, 0, 64, false), [70_000]);
     }
 
@@ -419,17 +419,17 @@ mod tests {
                 .chain([(0, 1), (0, 1), (10, 1), (10, 1)])
                 .collect::<Vec<_>>()
         );
-        // Each from where it is to come from.
+        // Each keeps its own source.
         let from = |by| Some(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, by).into());
         let mixed = [of(10), of(10).source(from(0)), of(10).source(from(1))];
         assert_eq!(messages(&mixed, 64, false), [(10, 1); 3]);
-        // What is segmented already stays by itself.
+        // A transmit with segments of its own is not joined with others.
         let segmented = [of(10), of(100).segment_size(10), of(10)];
         assert_eq!(
             messages(&segmented, 64, false),
             [(10, 1), (100, 10), (10, 1)]
         );
-        // More than a call takes at once.
+        // More than fits into one system call.
         assert_eq!(messages(&[of(0); 50], 64, false), [(0, 1); 50]);
         let long = vec![0; 40_000];
         let long = Transmit::new(&long, TO);
@@ -462,7 +462,7 @@ mod tests {
             Plan::new(&[transmit], &Progress::default(), 64),
             Err(SendErrorKind::TooManyParts { most: MAX_PARTS })
         ));
-        // Behind others it is refused when its turn comes.
+        // Behind others, it is refused when its turn comes.
         let plan = Plan::new(
             &[Transmit::new(b"a", TO), transmit],
             &Progress::default(),

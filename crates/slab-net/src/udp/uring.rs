@@ -1,11 +1,11 @@
-//! Receiving by io_uring instead of by readiness: the kernel takes chunks of the pool from a ring
-//! and fills them as datagrams come, without a call for each batch of them.
+//! Receiving by io_uring instead of by readiness: the kernel takes chunks of the pool from a ring and
+//! fills them as datagrams arrive, without a system call for each batch.
 //!
-//! The ring has chunks lent to it as long as it runs, where the other way holds none while it waits;
-//! that is what it costs. A chunk that came back filled goes on as a batch, or is copied out and
-//! lent again if it holds little; one that is dropped is the pool's again, from which the next ones
-//! are lent. With no chunk to lend the request has ended, and the socket is read by readiness, to
-//! count and drop, until there is memory again.
+//! The cost: chunks are lent to the ring as long as it runs, whereas a receiver by readiness holds none
+//! while it waits. A filled chunk becomes a batch, or, if it holds little, its payload is copied and
+//! the chunk is lent again. Once a batch is dropped, its chunk returns to the pool, from which the next
+//! chunks are lent. If there is no chunk to lend, the request ends, and the socket is read by
+//! readiness, to count and drop datagrams, until there is memory again.
 
 use super::batch::PacketBatch;
 use super::reader::Reader;
@@ -20,19 +20,20 @@ use std::sync::Once;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A receiver's ring, and how its task hears of it.
+/// A receiver's ring, and how its task is notified.
 pub(super) struct Uring {
-    // In this order: the runtime forgets the ring before it is closed.
+    // The order of the fields matters: the runtime deregisters the ring before it is closed.
     events: AsyncFd<RingFd>,
     ring: Ring,
     pool: SlabPool,
     buffer_bytes: usize,
-    /// Buffers that the kernel is to have.
+    /// The number of buffers that the kernel should have.
     want: usize,
 }
 
 impl Uring {
-    /// A ring for this socket, or nothing and, once a process, a warning that says why.
+    /// Starts a ring for this socket; returns `None` and, once per process, logs a warning if it
+    /// cannot.
     pub(super) fn start(socket: &Socket, reader: &mut Reader) -> Option<Box<Self>> {
         match Self::try_start(socket, reader) {
             Ok(uring) => Some(Box::new(uring)),
@@ -56,8 +57,8 @@ impl Uring {
             )));
         }
         let ring = Ring::new(&socket.io, buffer_bytes)?;
-        // The ring stays open as long as `events` lives, which is what the function's successor in
-        // tokio 1.54 wants to be told.
+        // The ring stays open as long as `events` is alive, which the function's successor in tokio
+        // 1.54 requires the caller to state.
         #[allow(deprecated)]
         let events = AsyncFd::with_interest(ring.fd(), Interest::READABLE)?;
         let mut uring = Self {
@@ -68,12 +69,13 @@ impl Uring {
             want: reader.max_slots(),
         };
         uring.top_up()?;
-        // What the kernel cannot do at all, it says at once. Datagrams may be there already, too.
+        // If the kernel does not support this, it says so at once. There may also be datagrams already.
         uring.ring.reap(socket, reader)?;
         Ok(uring)
     }
 
-    /// Lends the kernel what it may have of what the pool has. Does it have any?
+    /// Lends buffers to the kernel until it has `want` or the pool has no more. Returns whether it has
+    /// any.
     fn top_up(&mut self) -> io::Result<bool> {
         while self.ring.lent() < self.want {
             match self.pool.try_alloc(self.buffer_bytes) {
@@ -85,12 +87,12 @@ impl Uring {
         Ok(self.ring.lent() > 0)
     }
 
-    /// Bytes of the pool's chunks that the kernel has.
+    /// The bytes of the pool's chunks that are lent to the kernel.
     pub(super) fn lent_bytes(&self) -> usize {
         self.ring.lent_bytes()
     }
 
-    /// Waits until something was read, or dropped, into `reader.ready`, which is empty before.
+    /// Waits until something is read into `reader.ready`, which must be empty at first, or dropped.
     pub(super) fn poll_fill(
         &mut self,
         socket: &Socket,
@@ -101,7 +103,7 @@ impl Uring {
             if !self.top_up()? {
                 return self.poll_drop(socket, reader, cx);
             }
-            // Takes from tokio's budget at each turn.
+            // Uses up tokio's budget at each turn.
             let mut events = ready!(self.events.poll_read_ready(cx))?;
             let reaped = self.ring.reap(socket, reader)?;
             if !reader.ready.is_empty() {
@@ -113,7 +115,8 @@ impl Uring {
         }
     }
 
-    /// The pool is exhausted, and no request under way that would wake us.
+    /// Reads by readiness while the pool is exhausted and no request is under way that would wake the
+    /// task.
     #[cold]
     fn poll_drop(
         &mut self,
@@ -132,7 +135,7 @@ impl Uring {
                 _ if !reader.ready.is_empty() => return Poll::Ready(Ok(())),
                 Err(_) => {}
                 Ok(()) => {
-                    // Let those run who can give memory back.
+                    // Lets other tasks run, which may free memory.
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
@@ -140,7 +143,7 @@ impl Uring {
         }
     }
 
-    /// Takes what is there right now; `WouldBlock` if there is no more.
+    /// Takes what is available now; `WouldBlock` if there is nothing.
     pub(super) fn try_fill(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
         if !self.top_up()? {
             let read = reader.read(socket);
@@ -150,7 +153,8 @@ impl Uring {
         self.ring.catch_up();
         let mut reaped = self.ring.reap(socket, reader)?;
         if reaped == 0 && !self.ring.is_armed() {
-            // It had ended, which is all there was to reap. What is queued takes a new request.
+            // Only the end of the previous request was there to reap. A new request gets what is
+            // queued.
             self.top_up()?;
             self.ring.catch_up();
             reaped = self.ring.reap(socket, reader)?;
@@ -161,7 +165,7 @@ impl Uring {
         }
     }
 
-    /// Ends it: what the kernel has read already is in `reader.ready` afterwards.
+    /// Ends receiving by io_uring; what the kernel has already read is then in `reader.ready`.
     pub(super) fn stop(mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
         let mut rest = Vec::new();
         let end = self.ring.stop(&mut rest);
@@ -175,13 +179,13 @@ impl Uring {
 }
 
 impl Ring {
-    /// Makes batches of what the kernel has completed, and returns how many completions it was.
+    /// Makes batches of the kernel's completions, and returns their number.
     fn reap(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<usize> {
         if let Some(late) = self.late_error.take() {
             return Err(late);
         }
         let (mut reaped, mut filled) = (0, 0);
-        // What is copied out of a buffer lends it again, and it may come back filled at once.
+        // Bounded: a buffer whose payload is copied is lent again, and may be filled again at once.
         while reaped < reader.max_slots() {
             match self.next() {
                 None => break,
@@ -219,8 +223,8 @@ impl Ring {
             None => (filled.into_chunk(), PREFIX),
         };
         let (len, stride) = (received.len, received.stride);
-        // SAFETY: the payload was written, by the kernel or the copy, and as nobody else has the
-        // chunk or its reference, nobody writes from here on.
+        // SAFETY: the payload was written, by the kernel or by the copy; there is no other reference to
+        // the chunk, so nobody writes to it from here on.
         let batch =
             unsafe { PacketBatch::new(chunk.into_shared(), start, len, stride, received.meta) };
         bump(&counters.chunk_bytes, batch.pinned_bytes() as u64);

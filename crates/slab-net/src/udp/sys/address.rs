@@ -1,8 +1,8 @@
-//! Socket addresses in the kernel's form, as plain bytes.
+//! Socket addresses in the kernel's format, as plain bytes.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// `sockaddr_in6`, the longer of the two.
+/// The size of `sockaddr_in6`, the longer of the two.
 pub(super) const MAX_LEN: usize = 28;
 const V4_LEN: usize = 16;
 
@@ -14,7 +14,7 @@ pub(super) struct Address(pub(super) [u8; MAX_LEN]);
 impl Address {
     pub(super) const EMPTY: Self = Self([0; MAX_LEN]);
 
-    /// The address, if the kernel wrote `len` bytes of one that we know.
+    /// Decodes the address, if the kernel wrote `len` bytes of a known family.
     #[inline]
     pub(super) fn decode(&self, len: usize) -> Option<SocketAddr> {
         let bytes = self.0.get(..len)?;
@@ -33,8 +33,8 @@ impl Address {
         Some(SocketAddrV6::new(ip.into(), port, flow, scope).into())
     }
 
-    /// The address for a socket of this family, and its length in bytes. An IPv6 socket reaches
-    /// IPv4 addresses in their mapped form.
+    /// Encodes an address for a socket of this family; returns it with its length in bytes. An IPv6
+    /// socket reaches IPv4 addresses in their mapped form.
     pub(super) fn encode(address: SocketAddr, socket_is_v6: bool) -> (Self, u32) {
         let mut bytes = [0; MAX_LEN];
         bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
@@ -55,7 +55,7 @@ impl Address {
     }
 }
 
-/// As an IPv6 address, mapped if it is of IPv4.
+/// Returns the address as IPv6, mapped if it is IPv4.
 pub(super) fn mapped(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),

@@ -1,21 +1,21 @@
-//! Control messages: what the kernel says, or is told, beside a payload.
+//! Control messages: the metadata that goes to or comes from the kernel with a payload.
 //!
-//! Their format is a header (length, level, type) and data, each padded to the size of a word. It
-//! is read from and written to plain bytes with every bound checked, so that nothing here has to
-//! be trusted.
+//! Their format is a header (length, level, type) and data, each padded to the size of a word. It is
+//! read from and written to plain bytes with every bound checked, so that nothing here has to be
+//! trusted.
 
 use std::mem::size_of;
 
 const WORD: usize = size_of::<usize>();
-/// A `cmsghdr`: the length of header and data, then level and type.
+/// The size of a `cmsghdr`: the length of header and data, then level and type.
 const HEADER: usize = WORD + 2 * size_of::<i32>();
 
-/// What a buffer needs to be for a message with `len` bytes of data.
+/// The room that a message with `len` bytes of data takes in a buffer.
 pub(super) const fn space(len: usize) -> usize {
     HEADER.next_multiple_of(WORD) + len.next_multiple_of(WORD)
 }
 
-/// Control messages as the kernel wrote them.
+/// Iterates over control messages that the kernel wrote.
 #[derive(Debug, Clone)]
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
@@ -46,13 +46,13 @@ impl<'a> Iterator for Reader<'a> {
     }
 }
 
-/// The first bytes of a message's data, as many as `N`; `None` if it has fewer.
+/// Returns the first `N` bytes of a message's data; `None` if it has fewer.
 #[inline]
 pub(super) fn first<const N: usize>(data: &[u8]) -> Option<[u8; N]> {
     data.first_chunk().copied()
 }
 
-/// Control messages for the kernel to read.
+/// Writes control messages for the kernel to read.
 #[derive(Debug)]
 pub(super) struct Writer<'a> {
     buffer: &'a mut [u8],
@@ -60,7 +60,7 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// `buffer` is zero, and has [`space`] for what is to come.
+    /// `buffer` must be zero, and have [`space`] for the messages that follow.
     pub(super) fn new(buffer: &'a mut [u8]) -> Self {
         Self { buffer, used: 0 }
     }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_layout_is_the_systems() {
-        // SAFETY: a computation on its argument.
+        // SAFETY: `CMSG_SPACE` only computes with its argument.
         let system = |len: usize| unsafe { libc::CMSG_SPACE(len as u32) } as usize;
         for len in 0..40 {
             assert_eq!(space(len), system(len));

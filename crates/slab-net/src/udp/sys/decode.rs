@@ -1,4 +1,4 @@
-//! What the kernel says beside a payload: sender, flags, control messages.
+//! The metadata that the kernel returns with a payload: sender, flags, control messages.
 
 use super::Received;
 use super::address::Address;
@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 impl Received {
-    /// What the kernel wrote beside a payload.
+    /// Decodes the metadata that the kernel wrote.
     #[inline]
     pub(super) fn decode(
         len: usize,
@@ -23,14 +23,14 @@ impl Received {
             stride: len,
             ..Self::NOTHING
         };
-        // Every datagram has a sender of our own socket's family; were it not so, it would be the
+        // Every datagram has a sender of our own socket's family. Otherwise the source would remain the
         // unspecified address.
         if let Some(source) = name.decode(name_len) {
             out.meta.source = source;
         }
         out.meta.truncated = flags & libc::MSG_TRUNC != 0;
         for (level, kind, data) in Reader::new(control) {
-            // A message that is too short for what it claims to be is passed over.
+            // A message that is too short for its type is ignored.
             let _ = out.take_over(level, kind, data);
         }
         out
@@ -49,7 +49,7 @@ impl Received {
                 let ours = Ipv4Addr::from(first::<4>(&info[4..])?);
                 let to = Ipv4Addr::from(first::<4>(&info[8..])?);
                 meta.interface = interface(first(&info)?);
-                // On an IPv6 socket it comes second, and the address stays in its mapped form.
+                // On an IPv6 socket this comes second, and the address keeps its mapped form.
                 meta.destination.get_or_insert(to.into());
                 meta.is_to_us_alone = to == ours;
             }

@@ -1,4 +1,4 @@
-//! Linux: recvmmsg with all that the kernel has to say, sendmmsg with GSO, and socket options.
+//! Linux: recvmmsg with all metadata, sendmmsg with GSO, and socket options.
 
 use super::address::{Address, MAX_LEN, mapped};
 use super::cmsg::{self, Writer};
@@ -12,18 +12,19 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes that a buffer needs beyond the longest datagram, to tell a longer one: MSG_TRUNC does.
+/// The bytes that a buffer needs beyond the longest datagram, to detect a longer one: none, with
+/// MSG_TRUNC.
 pub(in crate::udp) const SPARE_BYTES: usize = 0;
 
-/// So many datagrams that come alone cost less by a `recvfrom` each than by one `recvmmsg`: its
-/// headers are dearer than a further call (measured: 160 ns of 1225 for one datagram and the end).
+/// Up to this many lone datagrams cost less by one `recvfrom` each than by one `recvmmsg`, whose
+/// headers cost more than a further call (measured: 160 ns of 1225 for one datagram and the end).
 const FEW: usize = 2;
 
 /// The most segments of one message with GSO (UDP_MAX_SEGMENTS before Linux 6.9).
 const MAX_SEGMENTS: usize = 64;
 
-/// Room for all that may come with a buffer: destination, ECN of either family, segment size, time
-/// of arrival, drops.
+/// Room for all metadata of a buffer: destination, ECN of either family, segment size, time of arrival,
+/// drops.
 pub(super) const RECEIVE_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
     + cmsg::space(size_of::<libc::in_pktinfo>())
     + 2 * cmsg::space(size_of::<c_int>())
@@ -31,26 +32,26 @@ pub(super) const RECEIVE_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinf
     + cmsg::space(size_of::<libc::timespec>())
     + cmsg::space(size_of::<u32>());
 
-/// Room for what goes with a message: source, ECN, segment size.
+/// Room for the metadata of a message: source, ECN, segment size.
 const SEND_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
     + cmsg::space(size_of::<c_int>())
     + cmsg::space(size_of::<u16>());
 
-/// What we know of a socket beside its descriptor.
+/// The state of a socket beside its descriptor.
 #[derive(Debug)]
 pub(in crate::udp) struct Backend {
     is_v6: bool,
-    /// Does the kernel say no more of a datagram than who sent it?
+    /// Whether the kernel reports nothing but the source of a datagram.
     is_plain: bool,
-    /// What the kernel said to the second of two calls, to be told by the next; 0 for nothing.
+    /// The error of the second of two calls, to be returned by the next; 0 for none.
     late_error: AtomicI32,
-    /// 1 without GSO.
+    /// 1 means without GSO.
     max_segments: AtomicUsize,
 }
 
 impl Backend {
-    /// Sets the socket's options. Nothing that is not asked for is switched on even for a moment:
-    /// what arrives while GRO is on stays coalesced in the socket's queue.
+    /// Sets the socket's options. No option that was not requested is switched on even for a moment:
+    /// datagrams that arrive while GRO is on stay coalesced in the socket's queue.
     pub(in crate::udp) fn configure(
         socket: &socket2::Socket,
         features: Features,
@@ -58,10 +59,10 @@ impl Backend {
         let fd = socket.as_raw_fd();
         let is_v6 = i32::from(socket.local_addr()?.family()) == libc::AF_INET6;
         let on: c_int = 1;
-        // Switched off, too, if whoever made the socket switched it on.
+        // Also switched off, if the socket's creator switched it on.
         let all = c_int::from(!features.source_only);
-        // Datagrams are not fragmented, whatever the kernel believes of the path: who sends learns
-        // the limit by EMSGSIZE. On an IPv6 socket the IPv4 options are for mapped addresses.
+        // Datagrams are not fragmented, whatever the kernel believes about the path: the sender learns
+        // the limit by EMSGSIZE. On an IPv6 socket the IPv4 options apply to mapped addresses.
         optional(set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, all))?;
         let probe = libc::IP_PMTUDISC_PROBE;
         optional(set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe))?;
@@ -71,7 +72,7 @@ impl Backend {
             optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
             optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, all))?;
             set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, all)?;
-            // Of IPv4 it alone tells a broadcast from what came to us alone.
+            // For IPv4, only this tells a broadcast from a datagram sent to our own address.
             optional(set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, all))?;
         } else {
             set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, all)?;
@@ -91,20 +92,20 @@ impl Backend {
         })
     }
 
-    /// How many datagrams one message may be; 1 without GSO.
+    /// The most datagrams in one message; 1 without GSO.
     pub(in crate::udp) fn max_segments(&self) -> usize {
         self.max_segments.load(Ordering::Relaxed)
     }
 
-    /// GSO does not work on this socket after all.
+    /// Stops using GSO, which does not work on this socket after all.
     pub(in crate::udp) fn give_up_segmentation(&self) {
         self.max_segments.store(1, Ordering::Relaxed);
     }
 
-    /// Fills buffers, at most [`MAX_BATCH`], and returns how many.
+    /// Fills at most [`MAX_BATCH`] buffers, and returns how many.
     ///
-    /// Fewer than there are means that nothing more is queued, or that the kernel has an error to
-    /// report, which the next call will.
+    /// Fewer than were offered mean that nothing more is queued, or that the kernel has an error to
+    /// report, which the next call returns.
     pub(in crate::udp) fn receive(
         &self,
         socket: &impl AsRawFd,
@@ -122,12 +123,13 @@ impl Backend {
         unsafe { Self::read(socket, vectors, received, libc::MSG_DONTWAIT) }
     }
 
-    /// Will the next call to receive tell an error that the system will not remind us of?
+    /// Returns `true` if the next receive call will return an error that the system does not report
+    /// again.
     pub(in crate::udp) fn has_late_error(&self) -> bool {
         self.late_error.load(Ordering::Relaxed) != 0
     }
 
-    /// As [`receive`](Self::receive), by a call for each datagram.
+    /// Like [`receive`](Self::receive), but with one system call per datagram.
     fn receive_few(
         &self,
         socket: &impl AsRawFd,
@@ -147,7 +149,7 @@ impl Backend {
                 Ok(one) => *out = one,
                 Err(error) if read == 0 => return Err(error),
                 Err(error) => {
-                    // It came between the two calls, and the kernel tells each error once.
+                    // It occurred between the two calls, and the kernel reports each error only once.
                     if error.kind() != io::ErrorKind::WouldBlock {
                         let code = error.raw_os_error().unwrap_or_default();
                         self.late_error.store(code, Ordering::Relaxed);
@@ -160,8 +162,8 @@ impl Backend {
         Ok(read)
     }
 
-    /// Takes what is queued off the queue and copies nothing of it. Lengths are those of what there
-    /// was.
+    /// Takes queued datagrams off the queue without copying them. The lengths returned are those of the
+    /// datagrams.
     pub(in crate::udp) fn discard(
         &self,
         socket: &impl AsRawFd,
@@ -173,12 +175,12 @@ impl Backend {
         };
         let nowhere = std::iter::repeat_with(nowhere).take(MAX_BATCH);
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-        // SAFETY: there is no room to write to.
+        // SAFETY: the vectors are empty, so nothing is written.
         unsafe { Self::read(socket, nowhere, received, flags) }
     }
 
     /// # Safety
-    /// Nobody else reads or writes what the vectors lead to until after the call.
+    /// Nobody else reads or writes the memory that the vectors point to until the call returns.
     unsafe fn read(
         socket: &impl AsRawFd,
         vectors: impl Iterator<Item = iovec>,
@@ -203,12 +205,12 @@ impl Backend {
         let fd = socket.as_raw_fd();
         let at = headers.as_mut_ptr().cast::<mmsghdr>();
         let read = retried(|| {
-            // SAFETY: the first `count` headers were written above, and point to names and control
-            // messages that are ours, and by their vectors to what the caller answers for.
+            // SAFETY: the first `count` headers were written above. They point to names and control
+            // messages of ours, and by their vectors to memory that the caller answers for.
             unsafe { libc::recvmmsg(fd, at, count as _, flags as _, ptr::null_mut()) }
         })?;
         for ((slot, header), out) in slots.iter().zip(&headers).zip(&mut *received).take(read) {
-            // SAFETY: written above, for at least as many as the kernel filled.
+            // SAFETY: written above, for at least as many slots as the kernel filled.
             let slot = unsafe { slot.assume_init_ref() };
             // SAFETY: as above.
             let header = unsafe { header.assume_init_ref() };
@@ -217,10 +219,10 @@ impl Backend {
         Ok(read)
     }
 
-    /// Sends the messages, at most [`MAX_BATCH`], and returns how many the kernel took.
+    /// Sends at most [`MAX_BATCH`] messages, and returns how many the kernel accepted.
     ///
     /// # Errors
-    /// What the kernel said to the first; of the others it says so when they come first.
+    /// The kernel's error for the first message. It reports errors of the others once they come first.
     pub(in crate::udp) fn send(
         &self,
         socket: &impl AsRawFd,
@@ -237,7 +239,7 @@ impl Backend {
             let header = &mut header.write(empty_header()).msg_hdr;
             header.msg_name = slot.name.0.as_mut_ptr().cast();
             header.msg_namelen = name_len;
-            // `IoSlice` is an `iovec` by its documentation. The kernel does not write to it.
+            // `IoSlice` is documented to be an `iovec`. The kernel does not write to it.
             header.msg_iov = message.parts.as_ptr().cast_mut().cast();
             header.msg_iovlen = message.parts.len() as _;
             if control_len > 0 {
@@ -286,7 +288,7 @@ impl Backend {
     }
 }
 
-/// Of a datagram of which there is no more to say than who sent it.
+/// Receives one datagram, with no metadata but its source.
 fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>) -> io::Result<Received> {
     let mut name = Address::EMPTY;
     let mut name_len = MAX_LEN as socklen_t;
@@ -294,13 +296,13 @@ fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>) -> io::Result<Received> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     let (to, room) = (buffer.as_mut_ptr(), buffer.len());
     let len = retried(|| {
-        // SAFETY: the buffer and the name, of that many bytes, are exclusively borrowed until after
-        // the call.
+        // SAFETY: the buffer and the name, of that many bytes, are exclusively borrowed until the call
+        // returns.
         let len = unsafe { libc::recvfrom(fd, to, room, flags, at, &raw mut name_len) };
         // No datagram is longer than 64 KiB.
         len as c_int
     })?;
-    // With this flag it is the length of the datagram, whatever the buffer's is.
+    // With MSG_TRUNC, `len` is the length of the datagram, however long the buffer is.
     let flags = if len > room { libc::MSG_TRUNC } else { 0 };
     let len = len.min(room);
     Ok(Received::decode(len, &name, name_len as usize, &[], flags))
@@ -310,7 +312,7 @@ fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>) -> io::Result<Received> {
 #[repr(C, align(8))]
 struct ReceiveControl([u8; RECEIVE_CONTROL]);
 
-/// One buffer, and where the kernel writes what it has to say about it.
+/// One buffer, and the memory for its metadata.
 struct ReceiveSlot {
     vector: iovec,
     name: Address,
@@ -331,7 +333,7 @@ impl ReceiveSlot {
     fn decode(&self, header: &mmsghdr, out: &mut Received) {
         let len = header.msg_len as usize;
         let header = &header.msg_hdr;
-        // A word or an `u32`, as libc has it.
+        // A word or a `u32`, depending on the libc.
         #[allow(clippy::unnecessary_cast)]
         let control = (header.msg_controllen as usize).min(RECEIVE_CONTROL);
         let (name_len, control) = (header.msg_namelen as usize, &self.control.0[..control]);
@@ -347,18 +349,18 @@ impl SendControl {
     const EMPTY: Self = Self([0; SEND_CONTROL]);
 }
 
-/// What the kernel reads beside one payload.
+/// The metadata of one message that the kernel reads.
 struct SendSlot {
     name: Address,
     control: SendControl,
 }
 
 fn empty_header() -> mmsghdr {
-    // SAFETY: a `mmsghdr` is integers and pointers, for which zeros are values.
+    // SAFETY: a `mmsghdr` consists of integers and pointers, for which zeros are valid.
     unsafe { zeroed() }
 }
 
-/// Calls again after a signal.
+/// Repeats a call that a signal interrupted.
 fn retried(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
     loop {
         if let Ok(count) = usize::try_from(call()) {
@@ -371,10 +373,10 @@ fn retried(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
     }
 }
 
-/// Asks the kernel what it has dropped: SO_RXQ_OVFL says it with the next datagram only.
+/// Asks the kernel for its count of drops, which SO_RXQ_OVFL reports only with the next datagram.
 ///
-/// Keeps no socket open. The lock is held for the call only, and makes a socket that is about to be
-/// closed wait for it, or else the descriptor might be another file's already.
+/// It does not keep the socket open. The lock is held only during the call, and makes a socket that is
+/// about to be closed wait for it: otherwise the descriptor might already be another file's.
 #[derive(Debug, Default)]
 pub(in crate::udp) struct Probe(Mutex<Option<RawFd>>);
 
@@ -383,12 +385,12 @@ impl Probe {
         *self.fd() = Some(socket.as_raw_fd());
     }
 
-    /// To be called before the socket is closed.
+    /// Call this before closing the socket.
     pub(in crate::udp) fn detach(&self) {
         *self.fd() = None;
     }
 
-    /// How many datagrams there were, modulo 2^32, if the socket is open and the kernel knows.
+    /// Returns the number of drops modulo 2^32, if the socket is open and the kernel knows it.
     pub(in crate::udp) fn ask(&self) -> Option<u32> {
         const DROPS: usize = libc::SK_MEMINFO_DROPS as usize;
         let fd = self.fd();
@@ -402,12 +404,12 @@ impl Probe {
     }
 }
 
-/// Not in every libc's headers.
+/// Missing from some libc headers.
 const SO_MEMINFO: c_int = 55;
 
-/// Makes the kernel drop, and count, all that arrives from now on. What is queued stays.
+/// Makes the kernel drop and count everything that arrives from now on. Queued datagrams stay.
 pub(in crate::udp) fn refuse_arrivals(socket: &impl AsRawFd) -> io::Result<()> {
-    // A filter of one instruction: keep no byte.
+    // A socket filter of one instruction: keep 0 bytes.
     let mut keep_nothing = libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,
         jt: 0,
@@ -433,7 +435,7 @@ pub(in crate::udp) fn pin_thread(cpu: usize) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     *word = 1 << (cpu % 64);
-    // SAFETY: the set is as long as is said, and a thread id of 0 means the caller.
+    // SAFETY: the set has the length that is passed, and a thread id of 0 means the caller.
     let result = unsafe { libc::sched_setaffinity(0, size_of_val(&set), set.as_ptr().cast()) };
     match result {
         0 => Ok(()),
@@ -441,7 +443,7 @@ pub(in crate::udp) fn pin_thread(cpu: usize) -> io::Result<()> {
     }
 }
 
-/// Without this option a kernel is too old for what it gives; the rest works.
+/// Ignores that a kernel is too old for an option without which the rest still works.
 fn optional(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error)
@@ -458,8 +460,8 @@ fn optional(result: io::Result<()>) -> io::Result<()> {
 
 fn set<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: T) -> io::Result<()> {
     let len = size_of::<T>() as socklen_t;
-    // SAFETY: the kernel reads `len` bytes of a value that is borrowed, and reports a descriptor
-    // or an option that it does not know.
+    // SAFETY: the kernel reads `len` bytes of a value that is borrowed, and returns an error for a
+    // descriptor or an option that it does not know.
     let result = unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), len) };
     match result {
         0 => Ok(()),
@@ -470,8 +472,8 @@ fn set<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: T) -> io::Result<
 fn get<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: &mut T) -> io::Result<()> {
     let mut len = size_of::<T>() as socklen_t;
     let at = ptr::from_mut(value).cast::<c_void>();
-    // SAFETY: the kernel writes at most `len` bytes, as many as the value has, and `T` is integers
-    // in every call in this file.
+    // SAFETY: the kernel writes at most `len` bytes, the size of the value, and `T` consists of
+    // integers in every call in this file.
     let result = unsafe { libc::getsockopt(fd, level, option, at, &raw mut len) };
     match result {
         0 => Ok(()),
@@ -479,16 +481,16 @@ fn get<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: &mut T) -> io::Re
     }
 }
 
-/// The system has no memory for outgoing datagrams just now.
+/// Returns `true` if the system has no memory for outgoing datagrams at the moment.
 pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
-/// Is it what a host or a router said of an earlier datagram (ICMP)? A connected socket tells it once,
-/// by whatever call comes next.
+/// Returns `true` if a host or router reported this about an earlier datagram (ICMP). A connected
+/// socket reports it once, by whichever call comes next.
 #[cfg(feature = "quinn")]
 pub(in crate::udp) fn is_of_earlier_datagram(error: &io::Error) -> bool {
-    // All that the kernel's tables for ICMP and ICMPv6 make of what is for good.
+    // All errors that the kernel's tables for ICMP and ICMPv6 derive from permanent conditions.
     matches!(
         error.raw_os_error(),
         Some(
@@ -504,13 +506,13 @@ pub(in crate::udp) fn is_of_earlier_datagram(error: &io::Error) -> bool {
     )
 }
 
-/// The message is longer than the path takes.
+/// Returns `true` if the message is longer than the path allows.
 pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EMSGSIZE)
 }
 
-/// May it be GSO that the system does not like about a message? A device without checksum
-/// offloading says EIO, a path with a small MTU or a kernel without GSO says EINVAL.
+/// Returns `true` if the error may be caused by GSO. A device without checksum offloading causes EIO, a
+/// path with a small MTU or a kernel without GSO causes EINVAL.
 pub(in crate::udp) fn may_be_about_segmentation(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -543,14 +545,14 @@ mod tests {
         let to = socket.local_addr().unwrap();
         socket.send_to(b"1", &to).unwrap();
         socket.send_to(b"2", &to).unwrap();
-        // SAFETY: makes memory where there was none.
+        // SAFETY: maps new memory.
         let page = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             libc::mmap(ptr::null_mut(), 1, libc::PROT_READ, flags, -1, 0)
         };
         assert_ne!(page, libc::MAP_FAILED);
-        // SAFETY: a page that is left mapped and that nobody else has. The kernel alone writes to it, or
-        // rather may not.
+        // SAFETY: the page stays mapped and nobody else has it. Only the kernel tries to write to it,
+        // and is not permitted to.
         let unwritable = unsafe { std::slice::from_raw_parts_mut(page.cast(), 1) };
         let mut memory = [0; 1];
         let mut buffers = [&mut memory, unwritable].map(Buffer::new);

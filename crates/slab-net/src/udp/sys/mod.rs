@@ -1,17 +1,17 @@
-//! What the operating system does for a socket, behind one interface.
+//! The operating system's part of a socket, behind one interface.
 //!
 //! | module | what |
 //! |---|---|
-//! | `linux` | recvmmsg, sendmmsg, socket options: all system calls of this crate, and its `unsafe` for them |
+//! | `linux` | recvmmsg, sendmmsg, socket options: all system calls of this crate, and their `unsafe` |
 //! | `uring` | io_uring (feature `io-uring`) |
-//! | `decode` | what Linux says beside a payload |
-//! | `cmsg`, `address` | the forms it says that in, read and written as plain bytes |
+//! | `decode` | the metadata that Linux returns with a payload |
+//! | `cmsg`, `address` | its formats, read and written as plain bytes |
 //! | `buffer` | memory that the kernel writes to |
-//! | `portable` | the same over quinn-udp, for every other system |
+//! | `portable` | the same interface over quinn-udp, for all other systems |
 //!
-//! Linux has calls of its own because quinn-udp's recvmmsg tells neither a cut datagram (MSG_TRUNC)
-//! nor what the kernel dropped (SO_RXQ_OVFL), has no room for a timestamp beside the rest, and
-//! switches GRO on before it can be asked not to.
+//! Linux has system calls of its own because quinn-udp's recvmmsg reports neither truncation
+//! (MSG_TRUNC) nor the kernel's drops (SO_RXQ_OVFL), has no room for a timestamp beside the other
+//! metadata, and switches GRO on before the caller can prevent it.
 
 #[cfg(target_os = "linux")]
 mod address;
@@ -40,34 +40,34 @@ use super::tally::Amount;
 use std::io::IoSlice;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The most buffers in one call to receive, and messages in one call to send.
+/// The most buffers in one receive call, and the most messages in one send call.
 pub(super) const MAX_BATCH: usize = 32;
 
-/// What a socket is to do beyond sending and receiving.
+/// Options of a socket beyond sending and receiving.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Features {
     /// GRO.
     pub(super) coalesce: bool,
-    /// The time of arrival with each buffer.
+    /// The time of arrival of each buffer.
     pub(super) timestamps: bool,
-    /// Neither destination, interface nor ECN.
+    /// No destination, interface or ECN.
     pub(super) source_only: bool,
 }
 
-/// What one call said about one buffer.
+/// The result of one system call for one buffer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Received {
-    /// Bytes written to the buffer.
+    /// The number of bytes written to the buffer.
     pub(super) len: usize,
-    /// The length of each datagram but the last.
+    /// The length of each datagram except the last.
     pub(super) stride: usize,
-    /// All that the kernel has dropped of this socket's so far (it wraps), as far as it says so.
+    /// The kernel's count of all drops of this socket so far (it wraps), if the kernel reported it.
     pub(super) kernel_drops: Option<u32>,
     pub(super) meta: Metadata,
 }
 
 impl Received {
-    /// Of a buffer that nothing was written to.
+    /// The result for a buffer that nothing was written to.
     pub(super) const NOTHING: Self = Self {
         len: 0,
         stride: 0,
@@ -75,24 +75,24 @@ impl Received {
         meta: Metadata::new(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0)),
     };
 
-    /// What it brought.
+    /// The datagrams and bytes received.
     pub(super) fn amount(&self) -> Amount {
         let datagrams = segments(self.len, self.stride);
         Amount::new(datagrams as u64, self.len as u64)
     }
 }
 
-/// One message to the kernel: a datagram, or several with GSO.
+/// A message for the kernel: one datagram, or several with GSO.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Message<'a> {
-    /// The payload, in pieces.
+    /// The parts of the payload.
     pub(super) parts: &'a [IoSlice<'a>],
     pub(super) destination: SocketAddr,
     pub(super) source_ip: Option<IpAddr>,
-    /// That of a source by IPv6 which is an interface's only.
+    /// The interface of an IPv6 source that is only valid on one interface.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "not asked for"))]
     pub(super) source_interface: Option<u32>,
     pub(super) ecn: Option<Ecn>,
-    /// To be cut to datagrams of this length.
+    /// The length of the datagrams that the message is cut into.
     pub(super) segment_size: Option<u16>,
 }

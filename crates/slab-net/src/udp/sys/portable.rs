@@ -1,5 +1,5 @@
-//! Other systems than Linux, by quinn-udp: no sendmmsg, no drops of the kernel, and a cut datagram
-//! is told by the byte that it fills beyond the longest one.
+//! Systems other than Linux, by quinn-udp: no sendmmsg, no kernel drops, and a truncated datagram is
+//! recognized by the one byte that it fills beyond the longest one allowed.
 
 use super::{Buffer, Features, MAX_BATCH, Message, Received};
 use crate::udp::datagram::{Ecn, Metadata};
@@ -9,11 +9,11 @@ use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that a buffer needs beyond the longest datagram, to tell a longer one.
+/// The bytes that a buffer needs beyond the longest datagram, to detect a longer one.
 #[cfg_attr(target_os = "linux", expect(dead_code, reason = "Linux has MSG_TRUNC"))]
 pub(in crate::udp) const SPARE_BYTES: usize = 1;
 
-/// What we know of a socket beside its descriptor.
+/// The state of a socket beside its descriptor.
 #[derive(Debug)]
 pub(in crate::udp) struct Backend {
     state: UdpSocketState,
@@ -22,8 +22,8 @@ pub(in crate::udp) struct Backend {
 
 #[cfg_attr(target_os = "linux", expect(dead_code, reason = "tested only"))]
 impl Backend {
-    /// Sets the socket's options. Coalescing and timestamps are the system's choice: quinn-udp has
-    /// neither outside of Linux.
+    /// Sets the socket's options. Coalescing and timestamps are the system's choice: quinn-udp offers
+    /// neither option outside Linux.
     pub(in crate::udp) fn configure(socket: &socket2::Socket, _: Features) -> io::Result<Self> {
         Ok(Self {
             state: UdpSocketState::new(UdpSockRef::from(socket))?,
@@ -31,7 +31,7 @@ impl Backend {
         })
     }
 
-    /// How many datagrams one message may be; 1 without GSO.
+    /// The most datagrams in one message; 1 without GSO.
     pub(in crate::udp) fn max_segments(&self) -> usize {
         match self.without_segmentation.load(Ordering::Relaxed) {
             true => 1,
@@ -39,12 +39,12 @@ impl Backend {
         }
     }
 
-    /// GSO does not work on this socket after all.
+    /// Stops using GSO, which does not work on this socket after all.
     pub(in crate::udp) fn give_up_segmentation(&self) {
         self.without_segmentation.store(true, Ordering::Relaxed);
     }
 
-    /// Fills buffers, at most [`MAX_BATCH`], and returns how many.
+    /// Fills at most [`MAX_BATCH`] buffers, and returns how many.
     pub(in crate::udp) fn receive<'s, S>(
         &self,
         socket: &'s S,
@@ -67,12 +67,12 @@ impl Backend {
         Ok(read)
     }
 
-    /// No error is kept back here.
+    /// Always `false`: no error is kept back here.
     pub(in crate::udp) fn has_late_error(&self) -> bool {
         false
     }
 
-    /// Takes one buffer's worth off the queue.
+    /// Takes one buffer's worth of datagrams off the queue.
     pub(in crate::udp) fn discard<'s, S>(
         &self,
         socket: &'s S,
@@ -81,13 +81,13 @@ impl Backend {
     where
         UdpSockRef<'s>: From<&'s S>,
     {
-        // On the stack, where it costs nothing to who never gets here, and where there is no memory
-        // to be missing.
+        // On the stack, where it costs nothing until it is needed, and needs no memory, which may be
+        // exhausted.
         let mut scratch = [0; 64 << 10];
         self.receive(socket, &mut [Buffer::new(&mut scratch)], received)
     }
 
-    /// Sends the first message, and returns that it was one.
+    /// Sends the first message and returns 1, or 0 if there is none.
     pub(in crate::udp) fn send<'s, S>(
         &self,
         socket: &'s S,
@@ -128,7 +128,8 @@ fn decode(meta: &RecvMeta, buffer_bytes: usize) -> Received {
     out
 }
 
-/// One slice of the parts: quinn-udp takes no more. Copies unless it is one already.
+/// Returns the parts as one slice, since quinn-udp takes only one. Copies unless there is only one
+/// part.
 fn contiguous<'a>(parts: &'a [IoSlice<'a>]) -> Cow<'a, [u8]> {
     match parts {
         [] => Cow::Borrowed(&[]),
@@ -145,13 +146,13 @@ fn codepoint(ecn: Ecn) -> EcnCodepoint {
     }
 }
 
-/// The message is longer than the path takes.
+/// Returns `true` if the message is longer than the path allows.
 #[cfg_attr(target_os = "linux", expect(dead_code, reason = "Linux has its own"))]
 pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
     quinn_udp::is_msg_size_err(error)
 }
 
-/// Is it what a host or a router said of an earlier datagram?
+/// Returns `true` if a host or router reported this about an earlier datagram.
 #[cfg(all(feature = "quinn", not(target_os = "linux")))]
 pub(in crate::udp) fn is_of_earlier_datagram(error: &io::Error) -> bool {
     use io::ErrorKind as E;
@@ -161,33 +162,33 @@ pub(in crate::udp) fn is_of_earlier_datagram(error: &io::Error) -> bool {
     )
 }
 
-/// The system has no memory for outgoing datagrams just now.
+/// Returns `true` if the system has no memory for outgoing datagrams at the moment.
 #[cfg(not(target_os = "linux"))]
 pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
-    // WSAENOBUFS; ENOBUFS of the BSDs, macOS among them.
+    // WSAENOBUFS, and ENOBUFS of the BSDs including macOS.
     let code = if cfg!(windows) { 10055 } else { 55 };
     error.raw_os_error() == Some(code)
 }
 
-/// May it be GSO that the system does not like about a message?
+/// Returns `true` if the error may be caused by GSO.
 #[cfg(not(target_os = "linux"))]
 pub(in crate::udp) fn may_be_about_segmentation(error: &io::Error) -> bool {
     is_too_large(error) || error.kind() == io::ErrorKind::InvalidInput
 }
 
-/// No system but Linux can be told to.
+/// Only Linux supports this.
 #[cfg(not(target_os = "linux"))]
 pub(in crate::udp) fn refuse_arrivals<S>(_: &S) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// No system but Linux is asked to.
+/// Implemented only on Linux.
 #[cfg(not(target_os = "linux"))]
 pub(in crate::udp) fn pin_thread(_: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// The kernel does not tell what it has dropped.
+/// The kernel does not report its drops.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug, Default)]
 pub(in crate::udp) struct Probe;
@@ -228,7 +229,7 @@ mod tests {
         assert_eq!(backend.send(&socket, &[message(&[])]).unwrap(), 1);
         assert_eq!(backend.send(&socket, &[]).unwrap(), 0);
 
-        // The first datagram fills its buffer, and counts as cut.
+        // The first datagram fills its buffer, and counts as truncated.
         let (mut first, mut second, mut third) = ([0; 6], [0; 6], [0; 6]);
         let mut buffers = [&mut first, &mut second, &mut third].map(|b| Buffer::new(b));
         let mut received = [Received::NOTHING; 3];

@@ -1,10 +1,10 @@
 //! io_uring: one multishot recvmsg, and a ring of buffers from which the kernel takes one for each
-//! datagram, or for those it coalesced.
+//! datagram or each run of coalesced datagrams.
 //!
-//! The buffers are chunks of the pool. A chunk that is *lent* belongs to the kernel until a
-//! completion names it, or until the request has ended; only then is it touched, or its memory given
-//! back. In each buffer the kernel writes, from the front: a header, the sender's address, control
-//! messages, and at [`PREFIX`] the payload.
+//! The buffers are chunks of the pool. A *lent* chunk belongs to the kernel until a completion names
+//! it, or until the request has ended; only then may it be touched or freed. In each buffer the kernel
+//! writes, from the front: a header, the sender's address, control messages, and at [`PREFIX`] the
+//! payload.
 
 use super::Received;
 use super::address::Address;
@@ -22,25 +22,25 @@ use std::alloc::{alloc_zeroed, dealloc};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// `io_uring_recvmsg_out`: four words of 32 bits.
+/// The size of `io_uring_recvmsg_out`: four 32-bit words.
 const HEADER: usize = 16;
-/// Room for an address, a multiple of the word.
+/// Room for an address, a multiple of the word size.
 const NAME: usize = 32;
-/// Room for control messages, so that the payload begins at a multiple of 64.
+/// Room for control messages, chosen so that the payload begins at a multiple of 64.
 const CONTROL: usize = (HEADER + NAME + RECEIVE_CONTROL).next_multiple_of(64) - HEADER - NAME;
 
-/// Where a payload begins in its buffer.
+/// The offset of the payload in its buffer.
 pub(in crate::udp) const PREFIX: usize = HEADER + NAME + CONTROL;
 
-/// The most buffers the kernel has at a time; a power of two.
+/// The most buffers that the kernel has at a time; a power of two.
 pub(in crate::udp) const MAX_LENT: usize = 32;
 
-/// The one group of buffers of a ring.
+/// The only buffer group of a ring.
 const GROUP: u16 = 0;
 const RECEIVE: u64 = 1;
 const CANCEL: u64 = 2;
 
-/// The ring itself, where a runtime can wait for it.
+/// The ring's descriptor, for a runtime to wait for.
 #[derive(Debug)]
 pub(in crate::udp) struct RingFd(RawFd);
 
@@ -50,25 +50,25 @@ impl AsRawFd for RingFd {
     }
 }
 
-/// What the kernel has done.
+/// A completion by the kernel.
 pub(in crate::udp) enum Completion {
     Filled(Filled),
-    /// The system reports an error; receiving goes on.
+    /// A system error; receiving goes on.
     Failed(io::Error),
 }
 
-/// A buffer that the kernel has written to and given back.
+/// A buffer that the kernel has written to and returned.
 pub(in crate::udp) struct Filled {
     chunk: Chunk,
     received: Received,
 }
 
 impl Filled {
-    /// `len` is what the kernel says that it wrote, with what stands in front of the payload.
+    /// `len` is the number of bytes that the kernel reports, including those in front of the payload.
     fn new(chunk: Chunk, len: usize) -> Self {
         let payload = len.min(chunk.capacity()).saturating_sub(PREFIX);
-        // SAFETY: no chunk that is lent is shorter than that, nobody writes to this one any more,
-        // and `lend` has written zeros to all that the kernel did not write to.
+        // SAFETY: no lent chunk is shorter than `PREFIX`, nobody writes to this one any more, and
+        // `lend` has zeroed whatever the kernel did not write.
         let front = unsafe { chunk.as_ptr().cast::<[u8; PREFIX]>().as_ref() };
         let received = decode(front, payload);
         Self { chunk, received }
@@ -79,9 +79,9 @@ impl Filled {
     }
 
     pub(in crate::udp) fn payload(&self) -> &[u8] {
-        // SAFETY: there is as much payload within the chunk.
+        // SAFETY: the payload lies within the chunk.
         let at = unsafe { self.chunk.as_ptr().add(PREFIX) };
-        // SAFETY: the kernel has written as much, and nobody writes to the chunk any more.
+        // SAFETY: the kernel has written that many bytes, and nobody writes to the chunk any more.
         unsafe { core::slice::from_raw_parts(at.as_ptr(), self.received.len) }
     }
 
@@ -98,45 +98,46 @@ impl Filled {
 pub(in crate::udp) struct Ring {
     ring: IoUring,
     socket: RawFd,
-    /// What the kernel is to write in front of a payload. It reads this when the request is made.
+    /// The layout of what the kernel writes in front of a payload. It reads this when the request is
+    /// made.
     header: Box<msghdr>,
     entries: Entries,
-    /// By the id that the kernel knows it by.
+    /// The lent chunks, by buffer id.
     lent: [Option<Chunk>; MAX_LENT],
     ids: ArrayVec<u16, MAX_LENT>,
     buffer_bytes: usize,
-    /// Is the request under way?
+    /// Whether a request is under way.
     is_armed: bool,
-    /// What the system said behind datagrams, to be told before the next ones.
+    /// An error that followed datagrams, to be returned before the next ones.
     pub(in crate::udp) late_error: Option<io::Error>,
 }
 
-// SAFETY: the pointers in `header` are null, and those in `entries` lead to memory that this ring
+// SAFETY: the pointers in `header` are null, and those in `entries` point to memory that this ring
 // owns; system calls on a ring may come from any thread.
 unsafe impl Send for Ring {}
-// SAFETY: nothing is changed through a shared reference.
+// SAFETY: nothing is modified through a shared reference.
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// Asks the kernel for a ring whose buffers are of `buffer_bytes`, and for what it needs to be
-    /// of use: multishot recvmsg (Linux 6.0) and rings of buffers (5.19).
+    /// Creates a ring with buffers of `buffer_bytes`, if the kernel supports what it needs: multishot
+    /// recvmsg (Linux 6.0) and buffer rings (5.19).
     pub(in crate::udp) fn new(socket: &impl AsRawFd, buffer_bytes: usize) -> io::Result<Self> {
-        // One completion for each buffer, the end of the request, and that of its cancellation.
+        // One completion for each buffer, one for the end of the request, and one for its cancellation.
         let ring = IoUring::builder()
             .setup_cqsize(2 * MAX_LENT as u32)
             .build(4)?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         if !probe.is_supported(opcode::SendZc::CODE) {
-            // It came with the same release as multishot recvmsg, which itself cannot be asked for.
+            // It came with the same release as multishot recvmsg, which cannot be probed itself.
             return Err(io::ErrorKind::Unsupported.into());
         }
         let entries = Entries::new()?;
         let at = entries.at.as_ptr() as u64;
         let submitter = ring.submitter();
-        // SAFETY: the entries are as many as is said, and are freed after the ring is closed.
+        // SAFETY: there are `MAX_LENT` entries, and they are freed after the ring is closed.
         unsafe { submitter.register_buf_ring_with_flags(at, MAX_LENT as u16, GROUP, 0) }?;
-        // SAFETY: a `msghdr` is integers and pointers, for which zeros are values.
+        // SAFETY: a `msghdr` consists of integers and pointers, for which zeros are valid.
         let mut header: Box<msghdr> = Box::new(unsafe { zeroed() });
         header.msg_namelen = NAME as _;
         header.msg_controllen = CONTROL as _;
@@ -157,34 +158,35 @@ impl Ring {
         RingFd(self.ring.as_raw_fd())
     }
 
-    /// How many buffers the kernel has.
+    /// The number of buffers that the kernel has.
     pub(in crate::udp) fn lent(&self) -> usize {
         MAX_LENT - self.ids.len()
     }
 
-    /// The sizes of these, in bytes of the pool's.
+    /// The size of their chunks, in bytes.
     pub(in crate::udp) fn lent_bytes(&self) -> usize {
         self.lent.iter().flatten().map(Chunk::capacity).sum()
     }
 
-    /// Gives the kernel a buffer to write to. The chunk is dropped if it has all it can have.
+    /// Lends the kernel a buffer to write to. Drops the chunk if the kernel already has the most it can
+    /// have.
     pub(in crate::udp) fn lend(&mut self, chunk: Chunk) {
         debug_assert!(chunk.capacity() >= self.buffer_bytes && self.buffer_bytes > PREFIX);
         let Some(id) = self.ids.pop() else {
             return;
         };
         let at = chunk.as_ptr().as_ptr();
-        // The kernel writes there what it has to say, and no more.
-        // SAFETY: the chunk is ours alone and longer than that.
+        // The kernel writes its metadata there, perhaps less than the whole prefix.
+        // SAFETY: the chunk is ours alone and longer than `PREFIX`.
         unsafe { at.write_bytes(0, PREFIX) };
         self.entries.push(at as u64, self.buffer_bytes as u32, id);
         self.lent[usize::from(id)] = Some(chunk);
     }
 
-    /// Makes the request, if none is under way and there are buffers for it.
+    /// Makes the request, if none is under way and the kernel has buffers for it.
     ///
     /// # Errors
-    /// The kernel takes no request just now: the next call offers it again.
+    /// The kernel does not accept the request at the moment; the next call submits it again.
     pub(in crate::udp) fn arm(&mut self) -> io::Result<()> {
         if !self.is_armed && self.lent() > 0 {
             let header: *const msghdr = &raw const *self.header;
@@ -200,20 +202,20 @@ impl Ring {
         self.ring.submit().map(drop)
     }
 
-    /// Is a request under way?
+    /// Returns `true` if a request is under way.
     pub(in crate::udp) fn is_armed(&self) -> bool {
         self.is_armed
     }
 
-    /// Lets the kernel do what it has put off, such as completions for this thread.
+    /// Lets the kernel run deferred work, such as completions for this thread.
     pub(in crate::udp) fn catch_up(&self) {
         let submitter = self.ring.submitter();
-        // SAFETY: nothing is submitted and nothing waited for; there is no argument. An error would
-        // be that of a system call that has nothing to do.
+        // SAFETY: nothing is submitted or waited for, and there is no argument. An error is of no
+        // consequence: the call had nothing to do.
         let _ = unsafe { submitter.enter::<libc::sigset_t>(0, 0, GET_EVENTS, None) };
     }
 
-    /// The next thing that the kernel has done, if it has done any.
+    /// Returns the next completion, if there is one.
     pub(in crate::udp) fn next(&mut self) -> Option<Completion> {
         loop {
             let entry = self.ring.completion().next()?;
@@ -231,7 +233,7 @@ impl Ring {
                 }
                 (Ok(_), None) => {}
                 (Err(_), _) => match -entry.result() {
-                    // No buffer was left; or the request was ended, by us or with its thread.
+                    // No buffer was left, or the request was ended, by us or with its thread.
                     libc::ENOBUFS | libc::ECANCELED | libc::EINTR => {}
                     code => return Some(Completion::Failed(io::Error::from_raw_os_error(code))),
                 },
@@ -239,8 +241,8 @@ impl Ring {
         }
     }
 
-    /// Ends the request, and waits until the kernel has let go of all buffers. What it completed
-    /// before stays to be taken by [`next`](Self::next).
+    /// Ends the request, and waits until the kernel has returned all buffers. Appends everything that
+    /// it completed to `out`.
     pub(in crate::udp) fn stop(&mut self, out: &mut Vec<Completion>) -> io::Result<()> {
         let cancel = opcode::AsyncCancel::new(RECEIVE).build().user_data(CANCEL);
         if self.is_armed {
@@ -263,8 +265,8 @@ impl Ring {
     }
 
     fn push(&mut self, request: &io_uring::squeue::Entry) -> io::Result<()> {
-        // SAFETY: what the request points to is the header, which lives as long as the ring; and
-        // the socket is open as long as that: `Drop` waits for the request's end.
+        // SAFETY: the request points to the header, which lives as long as the ring; and the socket
+        // stays open as long as the ring, since `Drop` waits for the end of the request.
         unsafe { self.ring.submission().push(request) }
             .map_err(|_| io::Error::from(io::ErrorKind::StorageFull))
     }
@@ -273,8 +275,8 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.stop(&mut Vec::new()).is_err() {
-            // The kernel may still read the entries, and write to the buffers that they name: rather
-            // lose them for good.
+            // The kernel may still read the entries, and write to the buffers that they name, so leak
+            // both.
             for chunk in self.lent.iter_mut().filter_map(Option::take) {
                 core::mem::forget(chunk);
             }
@@ -286,7 +288,7 @@ impl Drop for Ring {
 /// IORING_ENTER_GETEVENTS.
 const GET_EVENTS: u32 = 1;
 
-/// What stands in front of a payload of so many bytes.
+/// Decodes the metadata in front of a payload of this many bytes.
 fn decode(front: &[u8; PREFIX], payload: usize) -> Received {
     let word = |at: usize| {
         let bytes = front.get(at..).and_then(|rest| rest.first_chunk());
@@ -301,13 +303,13 @@ fn decode(front: &[u8; PREFIX], payload: usize) -> Received {
     Received::decode(payload, &name, name_len, control, flags as c_int)
 }
 
-/// The ring of buffers as the kernel sees it: an array of entries, the first of which holds the
-/// index of the next one to be written, too.
+/// The buffer ring as the kernel sees it: an array of entries, the first of which also holds the index
+/// of the next entry to be written.
 #[derive(Debug)]
 struct Entries {
     at: NonNull<BufRingEntry>,
     tail: u16,
-    /// Is it to be left to the kernel for good?
+    /// Whether it is leaked, since the kernel may still use it.
     is_lost: bool,
 }
 
@@ -331,10 +333,11 @@ impl Entries {
 
     fn push(&mut self, addr: u64, len: u32, id: u16) {
         let index = usize::from(self.tail) % MAX_LENT;
-        // SAFETY: an index below the number of entries.
+        // SAFETY: the index is less than the number of entries.
         let entry = unsafe { self.at.add(index) };
-        // SAFETY: the entry was allocated zeroed, and is ours: the kernel has read what was there,
-        // or its buffer would not have come back. It never reads the tail through this.
+        // SAFETY: the entry was allocated zeroed, and is ours: the kernel has read its previous
+        // contents, or their buffer would not have been returned. The kernel never reads the tail
+        // through this.
         let entry = unsafe { &mut *entry.as_ptr() };
         entry.set_addr(addr);
         entry.set_len(len);
@@ -342,9 +345,9 @@ impl Entries {
         self.tail = self.tail.wrapping_add(1);
         // SAFETY: the address of the first entry.
         let tail = unsafe { BufRingEntry::tail(self.at.as_ptr()) };
-        // SAFETY: aligned, valid, and only ever written here.
+        // SAFETY: the tail is aligned, valid, and written only here.
         let tail = unsafe { AtomicU16::from_ptr(tail.cast_mut()) };
-        // The kernel reads the entry after it has seen this.
+        // The kernel reads the entry after it has seen the new tail.
         tail.store(self.tail, Ordering::Release);
     }
 }
@@ -354,7 +357,7 @@ impl Drop for Entries {
         if self.is_lost {
             return;
         }
-        // SAFETY: allocated with this layout. The ring, a field in front of this one, is closed.
+        // SAFETY: allocated with this layout. The ring, a field before this one, is already closed.
         unsafe { dealloc(self.at.as_ptr().cast(), Self::LAYOUT) };
     }
 }
