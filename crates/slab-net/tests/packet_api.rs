@@ -1,12 +1,11 @@
-//! Whatever `BytesMut` and `Bytes` have, `PacketBuf` and `Packet` have: the compiler takes one text
-//! for both, and the methods in the text are those in the source of the `bytes` that is locked. A
-//! new release fails here, and says which method is missing.
+//! `PacketBuf` and `Packet` have everything that `BytesMut` and `Bytes` have: the compiler accepts one text
+//! for both, and the methods in the text are those in the source of the locked `bytes`. If a new release
+//! adds a method, this fails and names it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Compiled once for each pair of types: every method with the signature that `bytes` gives it, and
-/// every trait.
+/// Compiled once for each pair of types: every method with its signature in `bytes`, and every trait.
 macro_rules! surface {
     ($module:ident, $mutable:ty, $frozen:ty) => {
         mod $module {
@@ -110,7 +109,7 @@ macro_rules! surface {
                 frozen::<Bytes>();
             }
 
-            /// What code around `bytes` is full of, mostly resting on type inference.
+            /// Typical code around `bytes`, mostly relying on type inference.
             pub(super) fn idioms() -> Vec<String> {
                 use bytes::{Buf, BufMut};
                 use std::collections::{BTreeMap, HashMap};
@@ -226,7 +225,7 @@ fn locked() -> String {
     version.expect("bytes is a dependency").to_owned()
 }
 
-/// A release with new traits shows itself here, where somebody updates the lock file.
+/// Fails when the lock file is updated to a release that may have new traits.
 #[test]
 fn the_list_is_of_the_release_that_is_locked() {
     let version = locked();
@@ -237,7 +236,7 @@ fn the_list_is_of_the_release_that_is_locked() {
     );
 }
 
-/// Where cargo unpacked this release of `bytes`.
+/// The directory into which cargo unpacked this release of `bytes`.
 fn source_of_bytes() -> Option<PathBuf> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))?;
@@ -252,7 +251,7 @@ fn source_of_bytes() -> Option<PathBuf> {
 fn public_functions(file: &Path) -> BTreeSet<String> {
     let source = std::fs::read_to_string(file).unwrap();
     let name = |line: &str| {
-        // Of an `impl` at the outermost level; what is deeper is an example, or in a function.
+        // Only in an outermost `impl`: deeper ones are examples, or inside functions.
         let declared = line.strip_prefix("    pub ")?;
         let declared = declared.trim_start_matches("const ");
         let declared = declared.trim_start_matches("unsafe ").strip_prefix("fn ")?;
@@ -278,7 +277,7 @@ fn listed(of: &str) -> BTreeSet<String> {
 #[test]
 fn every_method_of_bytes_is_listed() {
     let Some(source) = source_of_bytes() else {
-        // Vendored, or built by something else than cargo: the release is all that can be compared.
+        // Vendored, or not built by cargo: only the release can be compared.
         return the_list_is_of_the_release_that_is_locked();
     };
     for (file, of) in [("bytes_mut.rs", "BytesMut"), ("bytes.rs", "Bytes")] {
@@ -303,7 +302,7 @@ fn idioms_mean_the_same() {
     assert_eq!(ours::idioms(), theirs::idioms());
 }
 
-/// Beyond that, ours meet theirs.
+/// In addition, the two families compare and convert with each other.
 #[test]
 fn packets_compare_and_convert_with_bytes() {
     use bytes::{Bytes, BytesMut};

@@ -1,4 +1,4 @@
-//! `PacketBuf` beyond what random programs show: sizes, places, panics, the pool at its cap.
+//! `PacketBuf` beyond what random programs cover: sizes, addresses, panics, the pool at its cap.
 
 use bytes::{Buf, BufMut};
 use slab_net::{AllocError, Packet, PacketBuf, PacketPool, SizeClasses};
@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-/// A small process-wide pool, for Miri's sake: it keeps books on every byte.
+/// A small process-wide pool, because Miri tracks every byte.
 fn setup() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -16,13 +16,13 @@ fn setup() {
     });
 }
 
-/// A buffer from the process-wide pool.
+/// Returns a buffer from the process-wide pool.
 fn text(text: &str) -> PacketBuf {
     setup();
     PacketBuf::from(text)
 }
 
-/// One slab, so that only one of the classes can be served.
+/// A pool of one slab, so that only one of the classes can be served.
 fn one_slab(sizes: &[usize]) -> PacketPool {
     setup();
     PacketPool::builder()
@@ -37,7 +37,7 @@ fn pool() -> PacketPool {
     PacketPool::builder().max_memory(2 << 20).build().unwrap()
 }
 
-/// Takes everything that the class of `len` still has.
+/// Allocates all remaining chunks of the class of `len`.
 fn drain(pool: &PacketPool, len: usize) -> Vec<PacketBuf> {
     std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
 }
@@ -145,7 +145,7 @@ fn halves_join_in_place_and_strangers_do_not() {
     buf.try_unsplit(tail).unwrap();
     assert_eq!((buf.len(), buf.capacity()), (1024, 1024));
 
-    // A full chunk and the chunk right behind it are neighbours by address only.
+    // A full chunk and the chunk right behind it are adjacent only by address.
     let mut all = drain(&pool, 1024);
     let end = buf.as_ptr().wrapping_add(1024);
     let next = all.iter().position(|other| other.as_ptr() == end);
@@ -173,7 +173,7 @@ fn the_reading_end_of_a_receive_buffer_keeps_its_size() {
     let mut held = buf.split();
     buf.reserve(2000);
     assert_eq!(buf.capacity(), 65_536);
-    // The front, however small a part it is, does not ask for as much when it grows.
+    // The front, however small, does not request as much when it grows.
     let mut small = held.split_to(10);
     small.reserve(100);
     assert_eq!(small.capacity(), 128);
@@ -210,7 +210,7 @@ fn at_the_cap_fallible_methods_refuse_and_change_nothing() {
     assert_eq!((buf.as_ptr(), &buf[..]), (at, &b"unchanged, but room"[..]));
 }
 
-/// As `BytesMut` does, to the byte.
+/// The same as `BytesMut`, to the byte.
 #[test]
 fn no_more_is_moved_in_place_than_was_consumed() {
     let pool = one_slab(&[1024]);
@@ -246,13 +246,13 @@ fn at_the_cap_the_room_in_the_own_chunk_is_used_however_long_the_contents_are() 
     buf.put_u8(1);
     assert_eq!((buf[0], buf[254], buf[255], buf[1023]), (1, 255, 7, 1));
 
-    // The same for methods that cannot fail, which else would have to panic here.
+    // The same for methods that return no error, which would otherwise panic here.
     buf.advance(3);
     buf.put_slice(b"end");
     assert_eq!((buf[0], &buf[1021..]), (4, &b"end"[..]));
     assert!(panics(|| buf.put_u8(2)));
 
-    // Not while somebody else may be reading what is in front.
+    // Not while another handle may be reading the bytes in front.
     let front = buf.split_to(4);
     assert!(buf.try_reserve(1).is_err());
     drop(front);
@@ -275,7 +275,7 @@ fn at_the_cap_infallible_methods_use_the_heap_and_count_it() {
     assert_eq!(stats.heap_bytes, 508);
     assert_eq!(pool.slab().stats().in_use(), 0, "the chunk was given back");
 
-    // Shared with packets, split and joined, it is freed once.
+    // Shared with packets, split and joined, it is still freed once.
     let mut packet = buf.freeze();
     let rest = packet.split_off(4);
     let mut buf = PacketBuf::from(rest);
@@ -299,7 +299,7 @@ fn the_heap_stands_in_up_to_its_limit() {
     let other = pool.with_capacity(500);
     assert_eq!(pool.packet_stats().heap_bytes, 900);
     buf.extend_from_slice(b"kept");
-    // Neither to be doubled nor to be moved into what is left.
+    // The limit leaves no room for doubling, nor for moving into the rest.
     assert!(panics(|| buf.reserve(600)));
     assert!(panics(|| pool.with_capacity(101)));
     assert!(panics(|| buf.prepend_header(700).len()));
@@ -308,13 +308,13 @@ fn the_heap_stands_in_up_to_its_limit() {
     drop(pool.with_capacity(100));
     assert_eq!(pool.packet_stats().heap_refused, 4);
     drop(other);
-    // Not doubled, because less is left.
+    // Not doubled, because less than that is left.
     buf.reserve(500);
     assert_eq!((&buf[..], buf.capacity()), (&b"kept"[..], 600));
     drop(buf);
     let stats = pool.packet_stats();
     assert_eq!((stats.heap_bytes, stats.heap_fallbacks), (0, 4));
-    // The pool itself is not concerned.
+    // The limit does not affect the pool itself.
     assert_eq!(pool.with_capacity(64).class(), Some(0));
 }
 
@@ -374,7 +374,7 @@ fn documented_panics() {
     assert!(panics(|| buf().extend_from_within(backwards)));
     assert!(panics(|| buf().extend_from_within(..=usize::MAX)));
     assert!(panics(|| buf().get_u64()));
-    // SAFETY: it panics before anything becomes readable.
+    // SAFETY: it panics before any byte becomes readable.
     assert!(panics(|| unsafe { buf().advance_mut(60) }));
     assert!(panics(|| PacketBuf::with_capacity(u32::MAX as usize + 1)));
     assert!(panics(|| PacketBuf::zeroed(usize::MAX)));
@@ -384,8 +384,8 @@ fn documented_panics() {
     assert!(panics(|| buf().prepend_header(u32::MAX as usize).len()));
 }
 
-/// Trap: RUSTSEC-2026-0007. In `bytes` before 1.11.1 the new capacity wrapped around in `reserve` where a
-/// buffer had been split, and later writes went out of bounds.
+/// Trap: RUSTSEC-2026-0007. In `bytes` before 1.11.1, `reserve` on a split buffer could overflow the new
+/// capacity, and later writes went out of bounds.
 #[test]
 fn reserving_next_to_everything_panics_and_leaves_the_buffer_whole() {
     // Each panic takes Miri half a second.
@@ -415,7 +415,7 @@ fn reserving_next_to_everything_panics_and_leaves_the_buffer_whole() {
     }
 }
 
-/// At the longest contents that a buffer can have: over zeros, which the system backs only where they are
+/// With the longest contents that a buffer can have: zeros, which the system backs only where they are
 /// written.
 #[test]
 #[cfg(all(target_pointer_width = "64", not(miri)))]
@@ -425,7 +425,7 @@ fn lengths_are_refused_before_they_are_cut_to_32_bits() {
     const LONGEST: usize = u32::MAX as usize;
     setup();
     if Vec::<u8>::new().try_reserve_exact(LONGEST + 10).is_err() {
-        // Not by `eprintln!`, which the test harness keeps to itself.
+        // Not `eprintln!`, whose output the test harness captures.
         let _ = writeln!(std::io::stderr(), "skipped: the system promises no 4 GiB");
         return;
     }
@@ -445,7 +445,7 @@ fn lengths_are_refused_before_they_are_cut_to_32_bits() {
     assert!(panics(|| buf.chunk_mut().len()));
     assert!(panics(|| buf.prepend(b"x")));
     assert_eq!((buf.as_ptr(), buf.len()), (at, LONGEST));
-    // What is given up at one end can be had at the other.
+    // Bytes released at one end can be used at the other.
     buf.truncate(LONGEST - 4);
     buf.prepend(b"head");
     assert_eq!((buf.len(), buf.as_ptr()), (LONGEST, at.wrapping_sub(4)));
@@ -488,7 +488,7 @@ fn buffers_alive_never_overlap() {
     assert!(starts.iter().all(|at| at % 1024 == 0));
 }
 
-/// Every operation on nothing, and with nothing.
+/// Every operation on empty buffers, and with empty arguments.
 #[test]
 fn nothing_is_a_length_too() {
     setup();
@@ -536,7 +536,7 @@ fn nothing_is_a_length_too() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// Two buffers grow at once: one takes twice what it needs, which leaves what the other needs.
+/// Two buffers grow at once; doubling one leaves just enough for the other.
 #[test]
 #[cfg(not(miri))] // Needs many rounds.
 fn who_fits_below_the_heap_limit_is_never_refused() {
@@ -546,13 +546,13 @@ fn who_fits_below_the_heap_limit_is_never_refused() {
     let pool = PacketPool::builder()
         .size_classes(SizeClasses::explicit(&[1024]).unwrap())
         .max_memory(1 << 20)
-        // Two of 4000 bytes, one of 8000 and one of 4001 at least.
+        // Two of 4000 bytes, one of 8000 and one of at least 4001.
         .heap_limit(21_000)
         .build()
         .unwrap();
     let (here, other) = (AtomicU32::new(0), AtomicU32::new(0));
     let grow = |mine: &AtomicU32, others: &AtomicU32| {
-        // Sleeps for nobody, so that both go on at once; yields, where there is one processor.
+        // Spins, so that both go on at the same time; yields, in case there is only one processor.
         let meet = |step: u32| {
             mine.store(step, Ordering::Release);
             while others.load(Ordering::Acquire) < step {

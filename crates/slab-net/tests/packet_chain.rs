@@ -1,4 +1,4 @@
-//! `PacketChain`: against the joined bytes, at its limit, and through real vectored writes.
+//! `PacketChain`: compared with the joined bytes, at its limit, and through real vectored writes.
 
 use bytes::{Buf, Bytes};
 use proptest::prelude::*;
@@ -184,7 +184,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever is read in whatever steps is what the joined bytes are.
+    /// However it is read, in whatever steps, the result equals the joined bytes.
     #[test]
     fn a_chain_reads_as_its_bytes_joined(
         parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..12),

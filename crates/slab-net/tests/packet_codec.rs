@@ -1,5 +1,5 @@
-//! Packets beside tokio: streams read into a `PacketBuf`, frames cut out of it without a copy, and
-//! the codecs of `tokio_util` at the other end.
+//! Packets with tokio: streams read into a `PacketBuf`, frames split off it without a copy, and the codecs
+//! of `tokio_util` at the other end.
 
 use bytes::{Buf, BufMut, BytesMut};
 use slab_net::{Packet, PacketBuf, PacketChain, PacketPool};
@@ -15,7 +15,7 @@ fn pool() -> PacketPool {
         .unwrap()
 }
 
-/// Frames behind a length of four bytes, as `LengthDelimitedCodec` writes them.
+/// Frames after a length of four bytes, as `LengthDelimitedCodec` writes them.
 fn next_frame(buf: &mut PacketBuf) -> Option<Packet> {
     let len = u32::from_be_bytes(*buf.first_chunk()?) as usize;
     if buf.len() < 4 + len {
@@ -97,7 +97,7 @@ async fn packets_are_written_behind_their_headers() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// A codec of `tokio_util` whose frames are packets. Its buffers are `BytesMut`, by the traits.
+/// A codec of `tokio_util` whose frames are packets. The traits fix its buffers as `BytesMut`.
 struct PacketCodec {
     inner: LengthDelimitedCodec,
     pool: PacketPool,

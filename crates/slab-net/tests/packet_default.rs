@@ -1,4 +1,4 @@
-//! The process-wide pool; a process of its own, because it can be chosen only once.
+//! The process-wide pool, in a process of its own, because it can be set only once.
 
 use bytes::BufMut;
 use slab_net::{Packet, PacketBuf, PacketPool, PacketPoolError};
@@ -14,7 +14,7 @@ fn the_default_pool_is_chosen_once_before_it_is_used() {
     let again = small().name("other").install_default();
     assert!(matches!(again, Err(PacketPoolError::DefaultInUse)));
 
-    // All that takes no pool is served by it.
+    // It serves all constructors that take no pool.
     let mut grown = PacketBuf::new();
     grown.put_u8(1);
     let alive = (
@@ -32,7 +32,7 @@ fn the_default_pool_is_chosen_once_before_it_is_used() {
     drop(alive);
     assert_eq!(installed.slab().stats().in_use(), 0);
 
-    // What needs no memory takes none.
+    // Empty buffers and packets take no memory.
     let none = (
         PacketBuf::new(),
         PacketBuf::with_capacity(0),

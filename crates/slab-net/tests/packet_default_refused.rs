@@ -1,5 +1,5 @@
-//! The process-wide pool where the system refuses its memory; a process of its own, because the
-//! process is limited.
+//! The process-wide pool when the system refuses its memory, in a process of its own, because the limit
+//! applies to the whole process.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use slab_net::{Packet, PacketBuf, PacketPool};
@@ -11,19 +11,19 @@ fn limit() -> libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the limit is written to by the call only.
+    // SAFETY: the call only writes the limit.
     let result = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) };
     assert_eq!(result, 0);
     limit
 }
 
 fn set_limit(limit: libc::rlimit) {
-    // SAFETY: the limit is read by the call only.
+    // SAFETY: the call only reads the limit.
     let result = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
     assert_eq!(result, 0);
 }
 
-/// How much address space the process has taken, in bytes.
+/// The address space that the process uses, in bytes.
 fn taken() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmSize:"));
@@ -34,7 +34,7 @@ fn taken() -> u64 {
 #[test]
 fn without_address_space_what_uses_the_default_pool_panics_until_there_is_some() {
     let before = limit();
-    // Enough for all else that the test does, and half of what the pool needs.
+    // Enough for everything else in the test, and half of what the pool needs.
     let tight = (taken() + (32 << 20)).min(before.rlim_max);
     set_limit(libc::rlimit {
         rlim_cur: tight,
@@ -53,11 +53,11 @@ fn without_address_space_what_uses_the_default_pool_panics_until_there_is_some()
     for (name, user) in uses {
         assert!(catch_unwind(user).is_err(), "{name}");
     }
-    // Growth of a buffer that has no pool leaves it as it was.
+    // A buffer without a pool is unchanged after a failed growth.
     let mut buf = PacketBuf::new();
     let grown = catch_unwind(AssertUnwindSafe(|| buf.extend_from_slice(b"text")));
     assert!(grown.is_err() && buf.is_empty());
-    // What needs no pool needs none of this either.
+    // What needs no memory does not need the pool either.
     drop((PacketBuf::new(), PacketBuf::zeroed(0), Packet::new()));
 
     set_limit(before);

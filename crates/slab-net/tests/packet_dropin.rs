@@ -1,5 +1,5 @@
-//! Three programs written for `BytesMut` and `Bytes` (`dropin/`), each compiled twice: only the
-//! `use` line differs. Both do the same with good input, broken input and noise.
+//! Three programs written for `BytesMut` and `Bytes` (`dropin/`), each compiled twice with only the `use`
+//! line changed. Both versions do the same with good input, broken input and noise.
 #![allow(
     unreachable_pub,
     reason = "the programs are written as a library's modules"
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use slab_net::PacketPool;
 use std::sync::Once;
 
-/// A program over `$use`, its only line that differs.
+/// A program over `$use`, the only line that differs.
 macro_rules! program {
     ($name:ident, $file:literal, $use:item) => {
         #[allow(dead_code)]
@@ -48,7 +48,7 @@ mod ours {
     );
 }
 
-/// What drives the programs, in both modules; what comes out is text, so that it compares.
+/// Drives the programs, in both modules. The results are text, so that they can be compared.
 macro_rules! drivers {
     ($module:ident, $programs:ident, $mutable:ty, $frozen:ty) => {
         mod $module {
@@ -57,7 +57,7 @@ macro_rules! drivers {
             type BytesMut = $mutable;
             type Bytes = $frozen;
 
-            /// Feeds the stream in pieces, notes all that comes out.
+            /// Feeds the stream in pieces, and logs everything that comes out.
             pub fn frames(stream: &[u8], pieces: &[usize], max: usize) -> Vec<String> {
                 let mut log = Vec::new();
                 let mut decoder = length_delimited::FrameDecoder::new(max);
@@ -94,7 +94,7 @@ macro_rules! drivers {
                 format!("{:?}", dns::parse(&Bytes::copy_from_slice(message)))
             }
 
-            /// Parses, writes what was parsed, parses that.
+            /// Parses, encodes the result, and parses that.
             pub fn dns_again(message: &[u8]) -> (Vec<u8>, String) {
                 let parsed = dns::parse(&Bytes::copy_from_slice(message)).unwrap();
                 let mut written = BytesMut::from("\0\x2bbehind something else");
@@ -106,7 +106,7 @@ macro_rules! drivers {
                 (written.to_vec(), names.collect())
             }
 
-            /// Sends units by RTP in the given order, lets go of some of the packets.
+            /// Sends units by RTP in the given order, and drops some of the packets.
             pub fn rtp(units: &[Vec<u8>], order: &[usize], lost: &[usize]) -> Vec<String> {
                 let mut packets = Vec::new();
                 for unit in units {
@@ -167,7 +167,7 @@ macro_rules! drivers {
 drivers!(on_bytes, theirs, bytes::BytesMut, bytes::Bytes);
 drivers!(on_packets, ours, slab_net::PacketBuf, slab_net::Packet);
 
-/// A small process-wide pool, so that the programs meet its cap as well.
+/// A small process-wide pool, so that the programs reach its cap too.
 fn setup() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -176,7 +176,7 @@ fn setup() {
     });
 }
 
-/// An answer to `www.example.org A`: an alias, and two addresses by compressed names.
+/// An answer to `www.example.org A`: an alias, and two addresses with compressed names.
 const ANSWER: &[u8] = b"\x12\x34\x81\x80\0\x01\0\x03\0\0\0\x01\
     \x03www\x07example\x03org\0\0\x01\0\x01\
     \xc0\x0c\0\x05\0\x01\0\0\x0e\x10\0\x06\x03web\xc0\x10\
@@ -200,7 +200,7 @@ fn a_dns_answer_is_understood() {
     }
     let again = on_packets::dns_again(ANSWER);
     assert_eq!(again, on_bytes::dns_again(ANSWER));
-    // Compressed as well, except that "web" is spelt out once more: its first place is in data.
+    // Also compressed, but "web" is spelt out once more, since its first occurrence is in data.
     assert_eq!(again.0.len(), ANSWER.len() + 4);
     assert_eq!(again.1, "www.example.org.web.example.org.web.example.org.");
 }
@@ -317,7 +317,7 @@ proptest! {
         let packets: Vec<Vec<u8>> = packets
             .into_iter()
             .map(|(first, mut rest)| {
-                // Mostly of the right version, or nothing else would be reached.
+                // Mostly the right version, since anything else is rejected at once.
                 rest.insert(0, if first % 8 == 0 { first } else { 0x80 | first & 0x3f });
                 rest
             })

@@ -1,4 +1,4 @@
-//! `Packet` beyond what random programs show: who keeps what alive, what is copied, threads.
+//! `Packet` beyond what random programs cover: what keeps memory alive, what is copied, threads.
 
 use bytes::{Buf, Bytes};
 use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
@@ -56,7 +56,7 @@ fn an_empty_slice_keeps_nothing_alive() {
     assert!(empties.iter().all(Packet::is_empty));
 }
 
-/// As `Bytes` since 1.12.2.
+/// The same as `Bytes` since 1.12.2.
 #[test]
 fn of_no_bytes_no_memory_is_kept() {
     let pool = pool();
@@ -98,7 +98,7 @@ fn uniqueness_is_of_the_whole_chunk() {
     assert_eq!((front.as_ptr(), front.capacity()), (at, 128));
     front.extend_from_slice(b"there");
     assert_eq!(front, "hello there");
-    // A clone undoes it; without it the buffer comes back with its headroom.
+    // A clone prevents it; without one the buffer comes back with its headroom.
     let mut packet = front.freeze();
     packet.advance(6);
     let clone = packet.clone();
@@ -168,7 +168,7 @@ fn bytes_and_packets_become_each_other_without_a_copy() {
     let part = bytes.slice(6..);
     drop(bytes);
     assert_eq!(pool.slab().stats().in_use(), 1);
-    // Back again, and out again: the very `Bytes`.
+    // There and back again: the very same `Bytes`.
     let back = Packet::from(part).slice(1..);
     assert_eq!(
         (back.as_ptr(), &back[..]),
@@ -217,12 +217,12 @@ fn compact_copies_what_pins_too_much_and_only_that() {
     assert_eq!(pool.compact(half).as_ptr(), at);
     let less = packet(&pool, &[1; 2048]).slice(..1023);
     assert_eq!(pool.compact(less).pinned_bytes(), 1);
-    // Nothing smaller to be had, or nothing known to be gained.
+    // No smaller class, or no known gain.
     let tiny = packet(&pool, b"x");
     assert_eq!(pool.compact(tiny).pinned_bytes(), 63);
     let fixed = Packet::from_static(b"static");
     assert_eq!(pool.compact(fixed).as_ptr(), b"static".as_ptr());
-    // Of foreign bytes what they show is known, and gained.
+    // Of foreign bytes, those that the owner shows are known, and released.
     let foreign = Packet::from(Bytes::from(vec![3; 5000])).slice(..100);
     assert_eq!(foreign.pinned_bytes(), 4900);
     let foreign = pool.compact(foreign);
@@ -239,7 +239,7 @@ fn compact_copies_what_pins_too_much_and_only_that() {
 
 #[test]
 fn compact_by_another_ratio() {
-    // The copy has no room of its own, and so needs none.
+    // The copy has no headroom, and so needs no room for it.
     let pool = PacketPool::builder().max_memory(1 << 20).compact_ratio(50);
     let pool = pool.headroom(300).build().unwrap();
     let packet = packet(&pool, &[1; 60_000]).slice(..1400);
@@ -279,7 +279,7 @@ fn held_packets_are_compact_and_counted() {
     assert_eq!(pool.slab().stats().in_use(), 2, "the large chunk is free");
     assert_eq!(held(pool.packet_stats()), (3, 1207, 80 + 63));
     assert_eq!((&first[..3], fixed.as_ref()), (&[7; 3][..], &b"static"[..]));
-    // What is let go is not counted, what is used meanwhile is.
+    // A released packet is no longer counted; those still held are.
     let part = first.slice(5..7);
     let first = first.into_packet();
     assert_eq!(held(pool.packet_stats()), (2, 7, 63));
@@ -346,8 +346,8 @@ fn packets_print_as_bytes_do() {
     );
 }
 
-/// Many threads clone, slice, check, drop and turn packets back into buffers, while chunks are
-/// used again at once; any mix-up of references shows as wrong contents or a chunk in use.
+/// Many threads clone, slice, check and drop packets and turn them back into buffers, while chunks are
+/// reused at once. Any mix-up of references shows as wrong contents or a chunk in use.
 #[test]
 fn packets_shared_by_threads_stay_what_they_are() {
     let rounds: u32 = if cfg!(miri) { 20 } else { 20_000 };
@@ -376,7 +376,7 @@ fn packets_shared_by_threads_stay_what_they_are() {
         };
         let threads: Vec<_> = receivers.into_iter().map(start).collect();
         for round in 0..rounds {
-            // The references to a chunk are counted by its pool, those to a vector by an `Arc`.
+            // The pool counts references to a chunk, an `Arc` those to a vector.
             let mut buf = match round % 2 {
                 0 => pool.with_capacity(100),
                 _ => PacketBuf::from(Packet::from(vec![0; 100])),
@@ -390,7 +390,7 @@ fn packets_shared_by_threads_stay_what_they_are() {
             assert!(packet.iter().all(|&b| b == round as u8));
         }
         drop(senders);
-        // The end of the scope alone does not wait for the destructors of thread-locals.
+        // The end of the scope alone does not wait for destructors of thread-locals.
         threads.into_iter().for_each(|one| one.join().unwrap());
     });
     assert_eq!(pool.slab().stats().in_use(), 0);

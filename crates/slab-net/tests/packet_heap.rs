@@ -1,4 +1,4 @@
-//! What packets take from the heap: nothing in the steady state, and what each conversion says.
+//! The heap allocations of packets: none in the steady state, and the documented number per conversion.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use slab_core::SlabPool;
@@ -8,33 +8,34 @@ use std::cell::Cell;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    /// Blocks of [`SECRETS`] bytes that were freed, and secrets seen in them.
+    /// Freed blocks of [`SECRETS`] bytes, and secrets found in them.
     static FREED: Cell<(u32, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// A length that nothing else has.
+/// A length that no other allocation has.
 const SECRETS: usize = 77_777;
 const SECRET: u8 = 0x5E;
 
-/// The system's allocator, counting the allocations of each thread and looking for secrets.
+/// The system's allocator; counts the allocations of each thread and looks for secrets.
 struct Counting;
 
-// SAFETY: all is left to `System`; counting allocates nothing.
+// SAFETY: everything is delegated to `System`; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         if layout.size() == SECRETS {
-            // SAFETY: who frees a block of this length here has written all of it.
+            // SAFETY: every block of this length in this program has been written completely when it is
+            // freed.
             let bytes = unsafe { std::slice::from_raw_parts(ptr, SECRETS) };
             let seen = bytes.iter().filter(|&&byte| byte == SECRET).count();
             FREED.set((FREED.get().0 + 1, FREED.get().1 + seen));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -42,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// How many allocations `f` makes on this thread.
+/// Returns how many allocations `f` makes on this thread.
 fn allocations<R>(f: impl FnOnce() -> R) -> (u64, R) {
     let before = ALLOCATIONS.get();
     let result = f();
@@ -58,7 +59,7 @@ fn pool() -> PacketPool {
 fn the_count_counts() {
     assert_eq!(allocations(|| Box::new(1)).0, 1);
     assert_eq!(allocations(|| BytesMut::with_capacity(64)).0, 1);
-    // What `bytes` takes for a packet that does not fill its buffer.
+    // The allocations of `bytes` for a packet that does not fill its buffer.
     let frozen = || {
         let mut buf = BytesMut::with_capacity(2048);
         buf.put_u8(1);
@@ -69,7 +70,7 @@ fn the_count_counts() {
 
 const ROUNDS: usize = if cfg!(miri) { 20 } else { 2000 };
 
-/// One packet's life, with about everything that a server does to it.
+/// One packet's life, with nearly everything that a server does to it.
 fn round(pool: &PacketPool, chain: &mut PacketChain, n: usize) {
     let mut buf = pool.try_alloc(1200).unwrap();
     buf.put_u32(n as u32);
@@ -133,7 +134,7 @@ fn without_a_pool_argument_the_same() {
     assert_eq!(allocations(rounds).0, 0);
 }
 
-/// The prices that the documentation names.
+/// The documented costs.
 #[test]
 fn conversions_cost_what_they_say() {
     let pool = pool();
@@ -155,7 +156,7 @@ fn conversions_cost_what_they_say() {
     assert_eq!(allocations(|| Bytes::from(Packet::new())).0, 0);
 }
 
-/// The packet's buffer as it is freed, and the one that it outgrows.
+/// The packet's buffer when it is freed, and a buffer that it outgrows.
 #[test]
 fn where_the_heap_stands_in_for_a_zeroing_pool_it_gets_no_secret() {
     for (zero, seen) in [(true, 0), (false, SECRETS)] {
@@ -176,7 +177,7 @@ fn where_the_heap_stands_in_for_a_zeroing_pool_it_gets_no_secret() {
             assert_eq!(FREED.replace((0, 0)), (1, seen), "{grows}");
         }
         assert_eq!(pool.packet_stats().heap_bytes, 0);
-        // A vector of the caller's is none of the pool's.
+        // A vector of the caller's does not belong to the pool.
         drop(Packet::from(secrets));
         assert_eq!(FREED.replace((0, 0)), (1, SECRETS));
     }

@@ -1,4 +1,4 @@
-//! With leak tracking, reports name the line of the program that asked for a packet, not one of this
+//! With leak tracking, reports name the line of the program that requested a packet, not a line of this
 //! crate.
 #![cfg(feature = "leak-tracking")]
 
@@ -13,7 +13,7 @@ fn builder() -> slab_net::PacketPoolBuilder {
     PacketPool::builder().slab(slab)
 }
 
-/// Drops `packet`, the one chunk in use, which was asked for in this file, at that line.
+/// Drops `packet`, the only chunk in use, which was requested in this file at that line.
 fn check<T>(pool: &PacketPool, (line, packet): (u32, T)) {
     let live = pool.slab().live_chunks();
     let places: Vec<_> = live.iter().map(|chunk| chunk.place).collect();

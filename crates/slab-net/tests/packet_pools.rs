@@ -1,10 +1,10 @@
-//! Which pool a buffer is of, and grows into.
+//! Which pool a buffer belongs to, and grows into.
 
 use bytes::{Buf, BufMut};
 use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
 use std::sync::Once;
 
-/// A small process-wide pool, for Miri's sake: it keeps books on every byte.
+/// A small process-wide pool, because Miri tracks every byte.
 fn setup() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -14,7 +14,7 @@ fn setup() {
     });
 }
 
-/// A pool that nothing leaves: with headroom, and without a share of the heap.
+/// A pool whose buffers never leave it: it has headroom, and permits no heap.
 fn strict(name: &str) -> PacketPool {
     setup();
     PacketPool::builder()
@@ -27,7 +27,7 @@ fn strict(name: &str) -> PacketPool {
         .unwrap()
 }
 
-/// The name of the pool that it would grow into.
+/// The name of the pool that the buffer would grow into.
 fn name(buf: &PacketBuf) -> Option<String> {
     Some(buf.pool()?.slab().name().to_owned())
 }
@@ -52,7 +52,7 @@ fn a_copy_of_nothing_stays_in_its_pool() {
     assert_eq!(name(&copy).as_deref(), Some("mine"));
     assert_eq!((copy.len(), copy.headroom()), (0, 16));
 
-    // Nor does what all was read of.
+    // Neither does a packet that has been read completely.
     let mut packet = pool.try_copy_from_slice(b"read").unwrap();
     let other = packet.clone();
     packet.advance(4);
@@ -60,7 +60,7 @@ fn a_copy_of_nothing_stays_in_its_pool() {
     assert_eq!(name(&buf).as_deref(), Some("mine"));
     drop(other);
 
-    // Of what has no pool there is none to stay in.
+    // Without a pool there is none to stay in.
     let packet = Packet::from_static(b"static").slice(..0);
     assert_eq!(name(&PacketBuf::from(packet)), None);
     assert_eq!(name(&PacketBuf::new().clone()), None);
@@ -76,7 +76,7 @@ fn an_empty_buffer_that_is_joined_with_nothing_stays_in_its_pool() {
     assert_eq!((name(&buf).as_deref(), buf.headroom()), (Some("mine"), 16));
 }
 
-/// Of several pools, each finds its own, whether made before or behind others that are gone.
+/// Each of several pools is found, whether made before or after others that are gone.
 #[test]
 fn among_many_pools_each_buffer_finds_its_own() {
     let mut pools: Vec<_> = (0..6).map(|n| strict(&format!("{n}"))).collect();
@@ -109,7 +109,7 @@ fn a_pool_that_is_gone_is_replaced_by_the_default_one() {
     );
 }
 
-/// A handle to the slab pool alone keeps the memory, not the settings.
+/// A handle to the slab pool alone preserves the memory, not the settings.
 #[test]
 fn a_slab_pool_without_packet_pool_serves_its_buffers_without_settings() {
     let pool = strict("mine");
@@ -124,7 +124,7 @@ fn a_slab_pool_without_packet_pool_serves_its_buffers_without_settings() {
     assert_eq!(buf.class(), None, "nothing limits the heap any more");
     assert_eq!(name(&buf).as_deref(), Some("mine"));
 
-    // The heap's buffer is a handle to the slab pool too.
+    // The buffer on the heap is a handle to the slab pool too.
     drop(slab);
     buf.clear();
     let again = buf.pool().unwrap();

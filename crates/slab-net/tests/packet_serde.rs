@@ -1,4 +1,4 @@
-//! The same serialised form as `bytes` has.
+//! The serialised form is the same as that of `bytes`.
 #![cfg(feature = "serde")]
 
 use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 /// The largest size class in bytes.
 const LARGEST: usize = if cfg!(miri) { 1024 } else { 16_384 };
 
-/// A process-wide pool that has an end; for one test at a time.
+/// A bounded process-wide pool; for one test at a time.
 fn pool() -> (MutexGuard<'static, ()>, &'static PacketPool) {
     static ONCE: Once = Once::new();
     static TURN: Mutex<()> = Mutex::new(());

@@ -1,9 +1,9 @@
-//! Waiting for packet memory at the cap: in order, cancel-safe, with an end if asked for.
+//! Waiting for packet memory at the cap: in order, cancel-safe, with an optional time limit.
 
 use slab_net::{AllocError, Packet, PacketBuf, PacketPool, SizeClasses};
 use std::time::Duration;
 
-/// One slab of chunks of 16 KiB, all taken.
+/// One slab of 16 KiB chunks, all taken.
 fn full() -> (PacketPool, Vec<PacketBuf>) {
     let pool = PacketPool::builder()
         .size_classes(SizeClasses::explicit(&[16_384]).unwrap())
@@ -56,7 +56,7 @@ async fn the_first_to_come_is_the_first_served() {
         );
         let (n, buf) = order.recv().await.unwrap();
         assert_eq!(n, expected);
-        // Kept, so that only what is freed here serves the next.
+        // Kept, so that only memory freed here serves the next waiter.
         kept.push(buf);
     }
 }
@@ -71,7 +71,7 @@ async fn a_wait_that_is_given_up_loses_nothing() {
             () = tokio::task::yield_now() => {}
         }
     }
-    // Given up between the grant and the next poll.
+    // Dropped between the grant and the next poll.
     let mut waits = Box::pin(pool.alloc(1));
     assert!(poll_once(waits.as_mut()).is_none());
     drop(all.pop());
@@ -92,7 +92,7 @@ fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
 #[tokio::test]
 async fn what_can_never_be_had_is_refused_at_once() {
     let (pool, _all) = full();
-    // With headroom and tailroom it is one byte too many.
+    // With headroom and tailroom this is one byte too many.
     let refused = poll_once(Box::pin(pool.alloc(16_385 - 150)).as_mut()).expect("no wait");
     assert!(matches!(refused, Err(AllocError::TooLarge { .. })));
     let refused = pool.alloc(usize::MAX).await.unwrap_err();
@@ -118,14 +118,14 @@ async fn patience_ends() {
     let long = Duration::from_secs(600);
     let (buf, ()) = tokio::join!(pool.alloc_timeout(1000, long), async { drop(all.pop()) });
     drop(buf.unwrap());
-    // Without waiting it needs no timer.
+    // Without a wait it needs no timer.
     assert!(pool.alloc_timeout(1000, Duration::ZERO).await.is_ok());
 }
 
 #[test]
 fn documented_panics() {
     let (pool, _all) = full();
-    // Waiting as such needs no runtime, waiting for so long needs a timer.
+    // Waiting alone needs no runtime; a time limit needs a timer.
     assert!(poll_once(Box::pin(pool.alloc(1)).as_mut()).is_none());
     let timed = || poll_once(Box::pin(pool.alloc_timeout(1, Duration::ZERO)).as_mut()).is_none();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(timed));

@@ -1,14 +1,14 @@
-//! Programs out of bytes: what the fuzz target is given, or random ones. The first byte chooses
-//! headroom and tailroom, each step begins with a byte that says what it is.
+//! Programs made of bytes, from the fuzz target or random. The first byte selects headroom and tailroom;
+//! each step begins with a byte that selects the operation.
 
 use crate::machine;
 use crate::op::Op;
 use std::ops::Bound;
 
-/// Steps of a program, at most.
+/// The most steps in a program.
 const MAX_STEPS: usize = 200;
 
-/// Runs the program that `bytes` are.
+/// Runs the program that `bytes` encode.
 pub(crate) fn run(bytes: &[u8]) {
     let mut input = Input(bytes);
     let (headroom, tailroom) = [(0, 0), (32, 16), (200, 0)][usize::from(input.byte() % 3)];
@@ -16,7 +16,7 @@ pub(crate) fn run(bytes: &[u8]) {
     machine::run(headroom, tailroom, steps.take(MAX_STEPS));
 }
 
-/// What is left of the input; behind its end there are zeros.
+/// The rest of the input; zeros follow its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -32,7 +32,7 @@ impl Input<'_> {
         usize::from(self.byte() % 16)
     }
 
-    /// A length: mostly small, now and then larger than the largest size class.
+    /// Reads a length: usually small, sometimes larger than the largest size class.
     fn len(&mut self) -> usize {
         match self.byte() {
             byte @ ..200 => usize::from(byte),
@@ -40,7 +40,7 @@ impl Input<'_> {
         }
     }
 
-    /// Bytes that differ, so that each stays recognisable.
+    /// Returns bytes that all differ, so that each is recognizable.
     fn data(&mut self) -> Vec<u8> {
         let (first, len) = (self.byte(), self.len().min(3000));
         (0..len).map(|n| first.wrapping_add(n as u8)).collect()

@@ -1,6 +1,6 @@
-//! Runs a program on `PacketBuf`/`Packet` and on `BytesMut`/`Bytes` side by side: contents, lengths
-//! and panics are equal throughout, over pools so small that growth, exhaustion and reuse happen
-//! all the time.
+//! Runs a program on `PacketBuf`/`Packet` and on `BytesMut`/`Bytes` side by side: contents, lengths and
+//! panics must always be equal. The pools are so small that growth, exhaustion and reuse happen all the
+//! time.
 
 use crate::op::Op;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -11,18 +11,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The same value twice; every operation is done to both.
+/// The same value in both families; every operation is done to both.
 enum Pair {
     Mut(PacketBuf, BytesMut),
     Frozen(Packet, Bytes),
 }
 
 thread_local! {
-    /// What runs now is allowed to panic if the other side does.
+    /// Whether the running code may panic, because the other side must then panic too.
     static MAY_PANIC: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Mostly within `len`, now and then beyond.
+/// Usually within `len`, sometimes beyond.
 fn near(n: usize, len: usize) -> usize {
     n % (len + len / 8 + 2)
 }
@@ -47,7 +47,7 @@ fn both<A, B>(ours: impl FnOnce() -> A, theirs: impl FnOnce() -> B) -> Option<(A
     }
 }
 
-// What the programs have met, so that the test can tell that they meet it.
+// Cases that the programs have reached, so that the test can check that they do.
 pub(crate) static PANICS: AtomicU64 = AtomicU64::new(0);
 pub(crate) static FALLBACKS: AtomicU64 = AtomicU64::new(0);
 pub(crate) static EXHAUSTED: AtomicU64 = AtomicU64::new(0);
@@ -57,11 +57,11 @@ pub(crate) static THAWED: AtomicU64 = AtomicU64::new(0);
 pub(crate) static COMPACTED: AtomicU64 = AtomicU64::new(0);
 
 const STATIC: &[u8] = b"bytes that live for ever, and belong to nobody";
-/// What doubles a buffer leaves those alone that are longer, in bytes: twenty doublings in a program
-/// would take all memory there is, and find nothing that a megabyte does not.
+/// Operations that double a buffer skip buffers longer than this, in bytes: twenty doublings in a program
+/// would take all memory, and find nothing that a megabyte does not.
 const DOUBLED: usize = 1 << 20;
 
-/// A pool of two slabs for four classes: two classes always go without.
+/// A pool of two slabs for four classes: two classes always have none.
 fn tiny() -> slab_net::PacketPoolBuilder {
     PacketPool::builder()
         .name("tiny")
@@ -69,13 +69,13 @@ fn tiny() -> slab_net::PacketPoolBuilder {
         .max_memory(2 * 65_536)
 }
 
-/// Tells the two pools apart: what has one never grows into the other.
+/// Tells the two pools apart: a buffer of one never grows into the other.
 fn name(pool: Option<PacketPool>) -> Option<String> {
     Some(pool?.slab().name().to_owned())
 }
 
-/// Once a process: a small default pool, and silence about panics that are expected, which come by
-/// the thousand.
+/// Once per process: makes a small default pool, and silences the expected panics, of which there are
+/// thousands.
 pub(crate) fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -89,7 +89,7 @@ pub(crate) fn prepare() {
     });
 }
 
-/// Runs the program over a pool of its own, and sees that it leaves nothing behind.
+/// Runs the program over a pool of its own, and checks that it leaves nothing in use.
 pub(crate) fn run(headroom: usize, tailroom: usize, program: impl IntoIterator<Item = Op>) {
     let pool = tiny()
         .headroom(headroom)
@@ -146,7 +146,7 @@ impl Machine {
         (len > 0).then(|| self.slots.swap_remove(slot % len))
     }
 
-    /// Does something to a mutable pair, if the slot holds one.
+    /// Runs an operation on a mutable pair, if the slot holds one.
     fn with_mut<R>(
         &mut self,
         slot: usize,
@@ -259,7 +259,7 @@ impl Machine {
                 for (to, &from) in a.spare_capacity_mut().iter_mut().zip(&v) {
                     to.write(from);
                 }
-                // SAFETY: reserved and written.
+                // SAFETY: reserved and written above.
                 unsafe { a.set_len(a.len() + v.len()) };
                 b.extend_from_slice(&v);
             }),
@@ -269,7 +269,7 @@ impl Machine {
                     let room = a.chunk_mut();
                     let n = room.len().min(rest.len());
                     room[..n].copy_from_slice(&rest[..n]);
-                    // SAFETY: written.
+                    // SAFETY: just written.
                     unsafe { a.advance_mut(n) };
                     rest = &rest[n..];
                 }
@@ -322,8 +322,7 @@ impl Machine {
             }
             Op::SplitOff(s, n) => {
                 let pair = self.with_mut(s, |a, b| {
-                    // Capacities differ by design; what lies behind the smaller one is not
-                    // comparable.
+                    // Capacities differ by design; positions beyond the smaller one are not comparable.
                     let n = n % (a.capacity().min(b.capacity()) + 1);
                     both(|| a.split_off(n), || b.split_off(n))
                 });

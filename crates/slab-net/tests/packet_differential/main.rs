@@ -1,5 +1,5 @@
-//! Programs on packets and on `bytes` side by side (see `machine`): random ones, and those that the
-//! fuzz target `packet` has kept.
+//! Programs on packets and on `bytes` side by side (see `machine`): random ones, and those in the corpus of
+//! the fuzz target `packet`.
 
 mod input;
 mod machine;
@@ -85,7 +85,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![3 => making, 2 => s().prop_map(Op::Drop), 8 => writing, 9 => shaping, 6 => sharing]
 }
 
-/// Random programs over pools with this headroom and tailroom; one that fails is made short.
+/// Runs random programs over pools with this headroom and tailroom, and shrinks one that fails.
 fn run(headroom: usize, tailroom: usize) {
     machine::prepare();
     let config = Config {
@@ -120,7 +120,7 @@ fn random_programs_agree_with_bytes() {
     }
 }
 
-/// Random bytes as programs, the same ones each time. `PACKET_PROGRAMS` sets how many.
+/// Random bytes as programs, the same each time. `PACKET_PROGRAMS` sets their number.
 #[test]
 fn random_bytes_agree_with_bytes() {
     machine::prepare();
@@ -141,7 +141,7 @@ fn random_bytes_agree_with_bytes() {
     }
 }
 
-/// What the fuzzer found worth keeping, because it reaches something that the others do not.
+/// The fuzzer's corpus: each input reaches something that the others do not.
 #[test]
 #[cfg_attr(miri, ignore = "too many")]
 fn kept_programs_agree_with_bytes() {

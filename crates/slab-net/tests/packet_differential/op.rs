@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-/// Operands are taken modulo something sensible where used; `slot` picks the pair.
+/// Operands are reduced to a valid range where they are used; `slot` selects the pair.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Alloc(usize),
