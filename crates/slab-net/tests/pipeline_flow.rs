@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 
 fn socket() -> (PacketPool, UdpReceiver) {
@@ -74,7 +74,7 @@ async fn what_matters_least_goes_first_and_arrives_last() {
     assert!(socket.try_recv_batch().unwrap().is_none());
     assert_eq!(pool.slab().stats().in_use(), 0);
 
-    // The last consumer takes what is queued with it.
+    // The last consumer takes the queued batches with it.
     sender.send(batch(&mut socket, [1, 1]).await).await.unwrap();
     sender.send(batch(&mut socket, [3, 1]).await).await.unwrap();
     drop(receiver);
@@ -83,8 +83,8 @@ async fn what_matters_least_goes_first_and_arrives_last() {
     assert_eq!(sender.monitor().stats().dropped_closed, 3);
 }
 
-/// Producers and consumers at once: the place that one gives up is another's, or a lane would be
-/// full for one who has a place (a debug assertion), or a count go astray.
+/// Producers and consumers run at once. A place that one releases must belong to exactly one other, or else a
+/// lane would be full for a producer that has a place (a debug assertion), or a count would be off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_priority_queue_keeps_its_bound_and_adds_up_under_contention() {
     const PRODUCERS: u64 = 3;
@@ -113,11 +113,11 @@ async fn a_priority_queue_keeps_its_bound_and_adds_up_under_contention() {
                 let (mut got, mut looks) = (0, 0);
                 while receiver.recv().await.is_some() {
                     got += 1;
-                    // One look is of several moments; of one moment if nothing came in between.
+                    // A snapshot is not taken at one moment, unless nothing entered in between.
                     let monitor = receiver.monitor();
                     let (before, now) = (monitor.stats(), monitor.stats());
                     if before.enqueued == now.enqueued {
-                        // Besides the queue's own two, what is counted late or early.
+                        // Beyond the capacity of two: batches that are counted late or early.
                         assert!(now.datagrams <= 2 + PRODUCERS + CONSUMERS, "{now:?}");
                         looks += 1;
                     }
@@ -190,13 +190,13 @@ async fn each_peer_has_one_consumer_and_stays_in_order() {
     assert!(next_of.values().all(|&next| next == 10));
     let delivered: Vec<u64> = monitors.iter().map(|m| m.stats().delivered).collect();
     assert_eq!(delivered.iter().sum::<u64>(), 10 * PEERS as u64);
-    // Of 40 peers some go to each of four; all to three by chance once in 25 000 runs.
+    // Of 40 peers each of the four gets some; by chance one gets none once in 25 000 runs.
     assert!(delivered.iter().all(|&n| n > 0), "{delivered:?}");
     assert!(socket.try_recv_batch().unwrap().is_none());
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// Or a peer could choose its sources so that they all share one queue.
+/// Otherwise a peer could choose its sources so that they all share one queue.
 #[tokio::test]
 async fn which_sources_share_a_queue_is_chosen_anew_each_time() {
     let (_pool, mut socket) = socket();
@@ -209,7 +209,7 @@ async fn which_sources_share_a_queue_is_chosen_anew_each_time() {
             let transmit = Transmit::new(b"x", socket.local_addr());
             peer.send(&transmit).await.unwrap();
             let batch = socket.recv_batch().await.unwrap();
-            // Of clones each knows the same queues.
+            // All clones know the same queues.
             sender.clone().send(batch).await.unwrap();
         }
         let sources = |receiver: &QueueReceiver| -> Vec<SocketAddr> {
@@ -273,7 +273,7 @@ async fn a_batch_whose_priority_panics_is_counted_and_takes_no_place() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// Whatever foreign code does, what lies in the queue is counted and somebody is woken for it.
+/// Whatever the caller's code does, everything in the queue is counted and a consumer is woken for it.
 #[tokio::test]
 async fn many_of_which_one_panics_lose_neither_counts_nor_wake_ups() {
     let (pool, mut socket) = socket();
@@ -283,7 +283,7 @@ async fn many_of_which_one_panics_lose_neither_counts_nor_wake_ups() {
         }
         Priority::Normal
     };
-    // Where the priority of one panics, and where the iterator does.
+    // First the priority function panics, then the iterator.
     for iterator in [false, true] {
         let (sender, receiver) = priority_queue(8.try_into().unwrap(), panics_at_nine);
         let monitor = receiver.monitor();
@@ -308,7 +308,7 @@ async fn many_of_which_one_panics_lose_neither_counts_nor_wake_ups() {
         assert_eq!(got.contents(), [1, 0]);
         let stats = monitor.stats();
         assert_eq!((stats.enqueued, stats.datagrams), (1, 0));
-        // Of an iterator that has panicked nothing more is known.
+        // Nothing more is known of an iterator that has panicked.
         assert_eq!(stats.dropped_closed, if iterator { 0 } else { 2 });
         drop((sender, got));
     }

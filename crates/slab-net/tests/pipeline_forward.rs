@@ -1,5 +1,4 @@
-//! The task between a socket and a queue comes to its end in every way there is, and nothing is lost
-//! unseen.
+//! The task between a socket and a queue ends in every possible way, and nothing is lost uncounted.
 
 use slab_net::PacketPool;
 use slab_net::pipeline::{
@@ -11,14 +10,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(2 << 20).build().unwrap()
 }
 
-/// A receiver of single datagrams, two a call at first, so that more are queued than it has read.
+/// A receiver of single datagrams, two per call at first, so that more are queued than it has read.
 fn bind(pool: &PacketPool) -> UdpReceiver {
     UdpReceiver::builder(pool)
         .coalescing(Coalescing::Off { max_datagram: 100 })
@@ -33,7 +32,7 @@ async fn send_ten(to: SocketAddr) {
     }
 }
 
-/// Each of so many datagrams is in one place.
+/// Each datagram sent is counted in exactly one place.
 fn assert_all_accounted_for(sent: u64, socket: &SocketStats, queues: &[QueueMonitor]) {
     assert_eq!(
         socket.received_datagrams + socket.kernel_dropped_datagrams,
@@ -56,7 +55,7 @@ async fn told_to_stop_it_delivers_what_was_queued_in_the_kernel() {
         let (sender, batches) = queue(16.try_into().unwrap(), overflow);
         let monitor = sender.monitor();
         send_ten(receiver.local_addr()).await;
-        // Told so before it has read anything.
+        // Stopped before it has read anything.
         let report = forward(receiver, sender, ready(())).await;
         assert_eq!(report.ended, Ended::Stopped);
         assert_eq!(report.receive_errors, 0);
@@ -86,7 +85,7 @@ async fn without_consumers_it_ends_and_counts_also_what_it_had_not_read() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// A flood that the socket's buffer can hold is more than the queue can, and drops nothing there.
+/// A flood that fits into the socket's buffer, but not into the queue, causes no drops in the queue.
 #[tokio::test]
 async fn consumers_on_the_same_thread_get_their_turn_before_the_queue_overflows() {
     for (flows, at_once) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -155,7 +154,7 @@ async fn without_traffic_it_still_sees_that_consumers_are_gone() {
     }
 }
 
-/// A producer that waits for room is not forgotten over one that waits for the end.
+/// A wake-up for a producer that waits for room must not go to one that waits for the end.
 #[tokio::test]
 async fn who_waits_for_the_end_takes_no_room_from_who_waits_for_that() {
     let pool = pool();
@@ -207,7 +206,7 @@ fn an_error_that_lasts_is_its_end_and_not_a_busy_loop() {
         let report = all.await.expect("hangs");
         assert!(matches!(report.ended, Ended::Failed(_)), "{report:?}");
         assert!(report.receive_errors >= 2, "{report:?}");
-        // What the kernel had is delivered even so.
+        // Datagrams that the kernel had queued are delivered nevertheless.
         for n in 0..10_u8 {
             assert_eq!(batches.recv().await.unwrap().contents(), [n]);
         }

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 
 /// A socket that sends to itself, to make batches of any number of datagrams.
@@ -23,7 +23,7 @@ impl Source {
 
     fn of(pool: PacketPoolBuilder) -> Self {
         let pool = pool.build().unwrap();
-        // One batch for each datagram: what a queue holds is then in our hands on every system.
+        // One batch per datagram, so that the test controls what a queue holds on every system.
         let socket = UdpReceiver::builder(&pool)
             .coalescing(Coalescing::Off { max_datagram: 100 })
             .bind(ANY)
@@ -39,7 +39,7 @@ impl Source {
         self.socket.recv_batch().await.unwrap()
     }
 
-    /// Chunks in use beside those that the socket reads into.
+    /// The chunks in use, except those that the socket reads into.
     fn in_use(&mut self) -> u64 {
         // A socket that has nothing more to read holds no buffer.
         assert!(self.socket.try_recv_batch().unwrap().is_none());
@@ -71,7 +71,7 @@ async fn drop_newest_keeps_what_is_queued() {
     let stats = sender.monitor().stats();
     assert_eq!((stats.datagrams, stats.capacity_batches), (4, 4));
     assert_eq!((stats.enqueued, stats.dropped_queue_full), (4, 6));
-    // Each is a number of eight bytes.
+    // Each datagram is a number of eight bytes.
     assert_eq!((stats.bytes, stats.enqueued_bytes), (4 * 8, 4 * 8));
     assert_eq!(stats.dropped_queue_full_bytes, 6 * 8);
     assert_eq!(source.in_use(), 4, "what is dropped is free at once");
@@ -118,7 +118,7 @@ async fn wait_waits_for_room_and_drops_nothing() {
     drop(waiting);
     assert_eq!(drain(&receiver), [1, 2]);
 
-    // A send that is given up while it waits is counted.
+    // A send that is dropped while it waits is counted.
     sender.send(source.batch(3).await).await.unwrap();
     sender.send(source.batch(4).await).await.unwrap();
     let fifth = source.batch(5).await;
@@ -132,7 +132,7 @@ async fn wait_waits_for_room_and_drops_nothing() {
     assert_eq!(source.in_use(), 2);
 }
 
-/// As what loses a `select!`.
+/// Like the loser of a `select!`.
 #[tokio::test]
 async fn a_send_that_is_never_polled_is_counted() {
     fn can_move<T: Send>(future: T) -> T {
@@ -149,7 +149,7 @@ async fn a_send_that_is_never_polled_is_counted() {
     assert_eq!((stats.datagrams, source.in_use()), (0, 0));
 }
 
-/// A batch that is dropped frees memory which somebody waits for, whose waker is foreign code.
+/// Dropping a batch frees memory for a waiter, and the waiter's waker is foreign code.
 #[tokio::test]
 async fn a_waker_that_panics_leaves_nothing_in_a_queue_without_consumers() {
     struct Panics;
@@ -192,7 +192,7 @@ async fn consumers_drain_the_queue_after_the_last_sender() {
     sender.send(source.batch(1).await).await.unwrap();
     drop(sender);
     other.send(source.batch(2).await).await.unwrap();
-    // A second consumer waits already when the end comes.
+    // A second consumer is already waiting when the end comes.
     let (one, two) = (receiver.clone(), receiver);
     assert_eq!(one.recv().await.map(|batch| number(&batch)), Some(1));
     assert_eq!(one.recv().await.map(|batch| number(&batch)), Some(2));
@@ -274,7 +274,7 @@ async fn many_producers_and_consumers_lose_no_batch_and_no_wake_up() {
                     let mut many = Vec::new();
                     loop {
                         match consumer {
-                            // Gives up again and again while it waits.
+                            // Cancels its wait again and again.
                             0 => tokio::select! {
                                 biased;
                                 batch = receiver.recv() => match batch {
@@ -330,7 +330,7 @@ async fn many_producers_and_consumers_lose_no_batch_and_no_wake_up() {
     }
 }
 
-/// Nothing comes behind them that would wake the others.
+/// Nothing follows that would wake the others.
 #[tokio::test]
 async fn what_comes_or_goes_in_one_step_wakes_as_many_as_it_is() {
     let mut source = Source::new();
@@ -369,7 +369,7 @@ async fn what_comes_or_goes_in_one_step_wakes_as_many_as_it_is() {
     assert_eq!(many.len(), 3 + 2);
 }
 
-/// The queue is never empty, so that nothing but receiving can give the thread away.
+/// The queue is never empty, so only receiving itself can yield the thread.
 #[tokio::test]
 async fn a_busy_consumer_shares_its_thread() {
     let mut source = Source::new();

@@ -1,7 +1,7 @@
-//! Real sockets under more than the consumers take: memory stays at its cap, and every datagram is
-//! accounted for as delivered, dropped by us (by reason), or dropped by the kernel.
+//! Real sockets under more load than the consumers take: memory stays at its cap, and every datagram is
+//! counted as delivered, dropped by us (by reason), or dropped by the kernel.
 //!
-//! `SLAB_NET_STRESS_SECONDS` makes the floods longer than the short form that CI runs.
+//! `SLAB_NET_STRESS_SECONDS` makes the floods longer than in the short form that CI runs.
 
 use slab_net::PacketPool;
 use slab_net::pipeline::{Ended, Forwarded, Overflow, QueueMonitor, QueueReceiver, forward, queue};
@@ -15,11 +15,11 @@ use tokio::task::JoinHandle;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// How many times as much is sent as is taken.
+/// The ratio of datagrams sent to datagrams consumed.
 const FLOOD: u64 = 5;
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(30);
-/// Datagrams that queue, socket and consumer have in hand when a flood ends, at most.
+/// The most datagrams that queue, socket and consumer hold when a flood ends.
 const MOST_LEFT: u64 = 1500;
 
 fn flood_time(short: Duration) -> Duration {
@@ -34,10 +34,10 @@ fn small_pool() -> PacketPool {
 }
 
 const LONGEST: usize = 1200;
-/// Of so many datagrams in a row, all but the last three are of one length.
+/// Of this many successive datagrams, all but the last three have the same length.
 const TURN: u64 = 33;
 
-/// The length of a datagram, by its number: most are full, so that they can coalesce.
+/// Returns the length of a datagram from its number: most are full, so that they can coalesce.
 fn len_of(number: u64) -> usize {
     match number % TURN {
         30 => 8,
@@ -46,14 +46,14 @@ fn len_of(number: u64) -> usize {
     }
 }
 
-/// Its number, and behind it a byte that depends on it.
+/// Writes the number, followed by a byte that depends on it.
 fn write_datagram(number: u64, out: &mut Vec<u8>) {
     out.extend(number.to_le_bytes());
     let end = out.len() + len_of(number) - 8;
     out.resize(end, (number * 37) as u8);
 }
 
-/// Whoever takes datagrams of one flood out of a queue gets each at most once, whole, and in order.
+/// Checks that a consumer gets each datagram of a flood at most once, whole, and in order.
 #[derive(Default)]
 struct Checker {
     next: u64,
@@ -75,7 +75,7 @@ impl Checker {
     }
 }
 
-/// A thread that sends as fast as it can: singles, and runs that coalesce.
+/// A thread that sends as fast as it can: single datagrams, and runs that coalesce.
 struct Flood {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -121,14 +121,14 @@ impl Flood {
         }
     }
 
-    /// How many datagrams it sent.
+    /// Ends the flood; returns how many datagrams it sent.
     fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 }
 
-/// Waits for what has to come about, whenever that is.
+/// Waits until something is so, which must happen sooner or later.
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is_so() {
@@ -137,7 +137,7 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A socket, the task behind it, and its queue.
+/// A socket, the task that reads it, and its queue.
 struct Server {
     pool: PacketPool,
     address: SocketAddr,
@@ -174,7 +174,7 @@ impl Server {
     }
 }
 
-/// Every datagram of `sent` is in exactly one place.
+/// Each datagram sent is counted in exactly one place.
 fn assert_all_accounted_for(
     sent: u64,
     singles: bool,
@@ -183,7 +183,7 @@ fn assert_all_accounted_for(
 ) {
     let (socket, queue) = (socket.stats(), queue.stats());
     if cfg!(target_os = "linux") {
-        // What it had coalesced, up to 64 datagrams, the kernel drops and counts as one.
+        // The kernel drops up to 64 coalesced datagrams together, and counts them as one.
         let most = if singles { 1 } else { 64 };
         let dropped = sent - socket.received_datagrams;
         let counted = socket.kernel_dropped_datagrams;
@@ -214,7 +214,7 @@ async fn a_flood_stays_at_the_cap_and_adds_up() {
         let flood = Flood::start(server.address, singles);
         let (sent, is_over) = (Arc::clone(&flood.sent), Arc::clone(&flood.stop));
         let consumer = tokio::spawn(async move {
-            // Holds some for long, and takes a fifth of what is sent.
+            // Holds some batches for long, and takes a fifth of what is sent.
             let (mut held, mut checker) = (Vec::new(), Checker::default());
             while let Some(batch) = batches.recv().await {
                 let taken = counted.fetch_add(batch.datagrams() as u64, Ordering::Relaxed);
@@ -222,7 +222,7 @@ async fn a_flood_stays_at_the_cap_and_adds_up() {
                 assert!(pool.slab().stats().committed_bytes as u64 <= cap);
                 held.push(batch);
                 if held.len() == 24 {
-                    // Nothing was written to them while they were held.
+                    // The batches were not overwritten while they were held.
                     let mut again = Checker::default();
                     held.drain(..).for_each(|batch| again.check(&batch));
                 }
@@ -234,7 +234,7 @@ async fn a_flood_stays_at_the_cap_and_adds_up() {
             }
         });
         tokio::time::sleep(flood_time(Duration::from_millis(300))).await;
-        // Enough that what is taken when it is over does not count.
+        // Enough that datagrams consumed after the end do not matter.
         while flood.sent.load(Ordering::Relaxed) < 10 * MOST_LEFT {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -269,14 +269,13 @@ async fn consumers_that_pause_come_back_to_a_working_receiver() {
     let received = || server.socket.stats().received_datagrams;
     let mut checker = Checker::default();
     for _ in 0..2 {
-        // Nobody takes anything, and a consumer holds on to what it has got.
+        // Nothing is consumed, and a consumer retains what it has received.
         let mut held = Vec::new();
         while held.len() < 4 {
             held.push(batches.recv().await.unwrap());
             checker.check(&held[held.len() - 1]);
         }
-        // It goes on reading all the while: more than queue and receiver hold together, in either
-        // half.
+        // The receiver goes on reading all the while: in either half, more than queue and receiver can hold.
         let mut at_half = 0;
         for _ in 0..2 {
             at_half = received();
@@ -284,7 +283,7 @@ async fn consumers_that_pause_come_back_to_a_working_receiver() {
             until("reading on", || received() > at_half + 64 * (16 + 8)).await;
         }
         drop(held);
-        // What comes now is fresh: all that was read by half of the pause has been given up.
+        // The next batch is fresh: everything read in the first half of the pause has been dropped.
         let batch = batches.recv().await.unwrap();
         checker.check(&batch);
         let first = checker.next - batch.datagrams() as u64;
@@ -305,7 +304,7 @@ async fn consumers_that_pause_come_back_to_a_working_receiver() {
     assert_eq!(server.pool.slab().stats().in_use(), 0);
 }
 
-/// Of two consumers one panics, with batches in its hands; the other one gets the rest.
+/// Of two consumers one panics while it holds batches; the other one gets the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_panics_in_a_flood_takes_nobody_with_it() {
     let (server, batches) = Server::start(Coalescing::On, Overflow::DropNewest);
@@ -316,7 +315,7 @@ async fn a_consumer_that_panics_in_a_flood_takes_nobody_with_it() {
             checker.check(&batch);
             held.push(batch);
             if checker.count >= most {
-                // Says nothing, unlike `panic!`.
+                // Prints nothing, unlike `panic!`.
                 std::panic::resume_unwind(Box::new(checker.count));
             }
             held.truncate(4);
@@ -366,7 +365,7 @@ fn a_runtime_that_is_shut_down_in_full_flight_leaves_nothing_behind() {
                 held.truncate(8);
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 if stops.load(Ordering::Relaxed) {
-                    // With these in its hands, and the queue as it is.
+                    // Waits for ever, holding these, with the queue as it is.
                     std::future::pending::<()>().await;
                 }
             }
@@ -379,7 +378,7 @@ fn a_runtime_that_is_shut_down_in_full_flight_leaves_nothing_behind() {
                 is_over.store(true, Ordering::Relaxed);
                 until("a full queue", || queue.stats().datagrams == 16).await;
             }
-            // What the kernel has queued when its socket is closed, nobody counts.
+            // Nobody counts what is still queued in the kernel when its socket is closed.
             let sent = flood.end();
             let read = || {
                 let stats = socket.stats();
@@ -401,7 +400,7 @@ fn a_runtime_that_is_shut_down_in_full_flight_leaves_nothing_behind() {
     }
 }
 
-/// The CPUs that the calling thread may run on, as Linux says it.
+/// The CPUs that the calling thread may run on, in Linux's format.
 fn allowed_cpus() -> String {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status

@@ -11,22 +11,22 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: the system's allocator, with a counter beside it.
+// SAFETY: delegates to the system's allocator, and only counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -44,8 +44,8 @@ enum Out {
     Bytes,
 }
 
-/// Receives, queues and consumes that many datagrams, and returns how often something was
-/// allocated. One test for all, as the counter is the process's.
+/// Receives, queues and consumes that many datagrams, and returns the number of allocations. There is one
+/// test for everything, because the counter belongs to the process.
 async fn allocations(coalescing: Coalescing, out: Out, datagrams: usize) -> u64 {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let mut receiver = UdpReceiver::builder(&pool)
@@ -68,7 +68,7 @@ async fn allocations(coalescing: Coalescing, out: Out, datagrams: usize) -> u64 
         sender.send(&run).await.unwrap();
         let mut left = RUN;
         while left > 0 {
-            // The first of these waits for the socket now and then, and is dropped.
+            // Sometimes the receive has to wait for the socket, and is dropped.
             tokio::select! {
                 count = receiver.recv_batches(&mut read) => drop(count.unwrap()),
                 () = tokio::task::yield_now() => {}

@@ -1,4 +1,4 @@
-//! Genuine `BytesMut` from a ring of buffers: none corrupted or aliased, the cap held, all counted.
+//! Genuine `BytesMut` from a ring of buffers: none corrupted or aliased, the cap kept, everything counted.
 
 use bytes::BytesMut;
 use slab_net::PacketPool;
@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 const BUFFER: usize = 64 << 10;
 
@@ -31,7 +31,7 @@ async fn every_length_arrives_whole_and_held_ones_stay_as_they_are() {
     let sender = receiver.sender();
     let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n / 3) as u8).collect();
     let mut held = Vec::new();
-    // Short ones, which share a buffer, between coalesced ones and the longest there are.
+    // Short ones, which share a buffer, between coalesced ones and the longest possible.
     for round in 0..60_usize {
         let (len, segment) = [
             (0, 0),
@@ -49,7 +49,7 @@ async fn every_length_arrives_whole_and_held_ones_stay_as_they_are() {
         if segment > 0 {
             assert!(got.iter().all(|one| one.len() <= segment));
         }
-        // Each is its owner's to write to.
+        // Each may be written by its owner.
         let last = got.pop().unwrap();
         got.iter_mut().for_each(|one| one.fill(0));
         held.push((round, last));
@@ -88,7 +88,7 @@ async fn at_the_cap_datagrams_are_dropped_and_counted_until_a_buffer_is_free() {
             }
         }
     }
-    // What was read with the last call.
+    // The datagrams of the last call.
     while held.len() as u64 + monitor.stats().dropped_no_memory < 540 {
         held.push(receiver.recv().await.unwrap().packet);
     }
@@ -105,7 +105,7 @@ async fn at_the_cap_datagrams_are_dropped_and_counted_until_a_buffer_is_free() {
     assert_eq!(receiver.allocated_bytes(), 3 * BUFFER, "and none was added");
 }
 
-/// More is queued than one look drops, and nothing comes behind it that would wake the receiver.
+/// More is queued than one read drops, and nothing follows that would wake the receiver.
 #[tokio::test]
 async fn with_no_buffer_free_it_goes_on_by_itself() {
     let mut receiver = bind(BUFFER);
@@ -131,7 +131,7 @@ async fn with_no_buffer_free_it_goes_on_by_itself() {
     assert_eq!(receiving.await.unwrap().unwrap().packet, "after");
 }
 
-/// Receives until there are so many; none may be dropped, however many are held.
+/// Receives until there are `count`; none may be dropped, however many are held.
 async fn receive_up_to(
     count: usize,
     got: &mut Vec<BytesMut>,
@@ -142,15 +142,15 @@ async fn receive_up_to(
         tokio::select! {
             biased;
             datagram = receiver.recv() => got.push(datagram.unwrap().packet),
-            // What was dropped does not come.
+            // Datagrams that were dropped will not come.
             () = tokio::task::yield_now() => {}
         }
         assert_eq!(receiver.monitor().stats().dropped(), 0, "with {held} held");
     }
 }
 
-/// One datagram of each of many buffers is kept, and they lie together in the ring: the few that are
-/// free behind them have to be found.
+/// One datagram each of many buffers is held, and these buffers are adjacent in the ring: the few free ones
+/// behind them have to be found.
 #[tokio::test]
 async fn nothing_is_dropped_while_a_buffer_is_free_however_many_are_held() {
     let mut receiver = bind(100 * BUFFER);
@@ -162,7 +162,7 @@ async fn nothing_is_dropped_while_a_buffer_is_free_however_many_are_held() {
         sender.send(&transmit).await.unwrap();
         let mut got = Vec::new();
         receive_up_to(40, &mut got, &mut receiver, held.len()).await;
-        // Two for the next call, and one to spare.
+        // Leaves two for the next call, and one to spare.
         if held.len() < 97 {
             held.extend(got.pop());
         }
@@ -171,14 +171,14 @@ async fn nothing_is_dropped_while_a_buffer_is_free_however_many_are_held() {
     assert_eq!(receiver.allocated_bytes(), 100 * BUFFER);
 }
 
-/// Also where all other buffers wait for the next call.
+/// Even if all other buffers wait for the next call.
 #[tokio::test]
 async fn short_datagrams_share_a_buffer_at_the_cap_too() {
     let mut receiver = bind(8 * BUFFER);
     let sender = receiver.sender();
     let full = vec![7; 40 * 1200];
     let transmit = Transmit::new(&full, receiver.local_addr()).segment_size(1200);
-    // A call offers twice as many buffers as the last, in the end all there are.
+    // Each call offers twice as many buffers as the one before, in the end all of them.
     for burst in [1, 2, 4] {
         for _ in 0..burst {
             sender.send(&transmit).await.unwrap();

@@ -1,4 +1,4 @@
-//! A pool at its cap: what cannot be kept is counted, and the receiver recovers.
+//! A pool at its cap: datagrams without memory are counted, and the receiver recovers.
 
 use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
@@ -6,14 +6,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 
 fn small_pool() -> PacketPool {
     PacketPool::builder().max_memory(1 << 20).build().unwrap()
 }
 
-/// Takes all memory of the pool, down to its smallest class.
+/// Allocates all memory of the pool, down to its smallest class.
 fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
     let mut chunks = Vec::new();
     for &size in pool.slab().size_classes().sizes().iter().rev() {
@@ -36,7 +36,7 @@ async fn what_finds_no_memory_is_counted_and_then_it_goes_on() {
         let to = receiver.local_addr();
         let five = Transmit::new(&[5; 5000], to).segment_size(1000);
         for round in 1..=3 {
-            // With nothing to read the receiver holds no buffer, so that none is left.
+            // With nothing to read the receiver holds no buffer, so it is left with none.
             assert!(receiver.try_recv_batch().unwrap().is_none());
             let held = exhaust(&pool);
             sender.send(&five).await.unwrap();
@@ -62,7 +62,7 @@ async fn what_finds_no_memory_is_counted_and_then_it_goes_on() {
             assert_eq!(stats.received_bytes, round * 5008);
             assert_eq!(stats.dropped_no_memory_bytes, round * 5003);
             assert_eq!(stats.dropped_bytes(), round * 5003);
-            // The one that is delivered each time, in a chunk of its own.
+            // Only one is delivered each time, in a chunk of its own.
             assert_eq!(
                 stats.received_chunk_bytes,
                 round * batch.pinned_bytes() as u64
@@ -81,7 +81,7 @@ async fn a_flood_into_a_full_pool_stays_at_the_cap_and_adds_up() {
     let to = receiver.local_addr();
     let full = vec![3; 64_800];
     let transmit = Transmit::new(&full, to).segment_size(1200);
-    // Nobody frees what is kept: after some 16 super-buffers the pool is at its cap.
+    // Received batches are all kept: after some 16 super-buffers the pool is at its cap.
     let mut kept: Vec<PacketBatch> = Vec::new();
     for _ in 0..40 {
         sender.send(&transmit).await.unwrap();
@@ -131,8 +131,8 @@ impl std::task::Wake for Wakes {
     }
 }
 
-/// With the pool exhausted, a look at the socket takes a bounded number of calls, however much is
-/// queued; and with nothing queued there is no look.
+/// While the pool is exhausted, one poll makes a bounded number of system calls, however much is queued; and
+/// with nothing queued the task is not woken.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
@@ -155,7 +155,7 @@ async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
     let wakes = Arc::<Wakes>::default();
     let waker = Arc::clone(&wakes).into();
     let mut cx = Context::from_waker(&waker);
-    // Readiness comes to the runtime first.
+    // The runtime has to learn of the readiness first.
     tokio::task::yield_now().await;
     let mut looks = 0;
     while monitor.stats().dropped_no_memory < 300 {
@@ -168,7 +168,7 @@ async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
         tokio::task::yield_now().await;
     }
     assert!(looks >= 3, "{looks}");
-    // Nothing is left: it finds that out once, and nobody wakes it from then on.
+    // Nothing is left: the receiver finds that out once, and is not woken from then on.
     while receiver.poll_recv_batch(&mut cx).is_pending() {
         let before = wakes.0.load(Ordering::SeqCst);
         for _ in 0..100 {
@@ -185,7 +185,7 @@ async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
     assert_eq!(wakes.0.load(Ordering::SeqCst), quiet);
 }
 
-/// More is queued than one look drops, and nothing comes behind it that would wake the receiver.
+/// More is queued than one read drops, and nothing follows that would wake the receiver.
 #[tokio::test]
 async fn with_the_pool_exhausted_it_goes_on_by_itself() {
     let pool = small_pool();

@@ -1,7 +1,7 @@
-//! What waits for room in a device, and what devices on the way say: an Ethernet whose other end is the
-//! test's.
+//! Waiting for room in a device, and errors from devices on the path, with an Ethernet whose other end is the
+//! test.
 //!
-//! A network of one's own takes privileges; without them these tests have nothing to test.
+//! A network of its own takes privileges; without them these tests have nothing to test.
 #![cfg(target_os = "linux")]
 
 mod udp_common;
@@ -23,7 +23,7 @@ use udp_common::tap::Tap;
 #[cfg(feature = "quinn")]
 use udp_common::tap::checksum;
 
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 #[cfg(feature = "quinn")]
 const HANG: Duration = Duration::from_secs(20);
 
@@ -31,7 +31,7 @@ fn pool() -> PacketPool {
     PacketPool::builder().max_memory(8 << 20).build().unwrap()
 }
 
-/// Polls once or a few times.
+/// Polls a future once or a few times, and asserts that it waits.
 async fn does_wait<T: std::fmt::Debug>(future: &mut (impl Future<Output = T> + Unpin)) {
     tokio::select! {
         biased;
@@ -54,7 +54,7 @@ fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
             .unwrap();
         let (sender, to) = (receiver.sender(), SocketAddr::from((Tap::THEIRS, 7777)));
         let payloads: Vec<[u8; 1000]> = (0..60_u8).map(|n| [n; 1000]).collect();
-        // Different destinations, so that each is a message and the kernel may stop at any.
+        // Different destinations, so that each is a message and the kernel may stop at any of them.
         let transmits: Vec<Transmit<'_>> =
             payloads.iter().map(|one| Transmit::new(one, to)).collect();
         sender.send(&transmits[0]).await.unwrap();
@@ -69,7 +69,7 @@ fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
         assert_eq!(sender.try_send_all(&transmits[sent..]).unwrap(), 0);
         assert_eq!(sender.monitor().stats().sent_datagrams, sent as u64);
 
-        // One that waits in a task's future, and one in a sink, beside each other.
+        // One waits in a task's future, and beside it one in a sink.
         let mut rest = Box::pin(sender.send_all(&transmits[sent..50]));
         does_wait(&mut rest).await;
         let mut sink = sender.sink();
@@ -91,7 +91,7 @@ fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
     apart(network_of_its_own, test);
 }
 
-/// What ICMP told once about a connected socket is no end of it: others run while it waits for room.
+/// An ICMP error reported once must not end a connected socket: other tasks run while it waits for room.
 #[test]
 fn who_was_refused_once_waits_for_room_as_everybody_does() {
     async fn test() {
@@ -155,7 +155,7 @@ fn who_was_refused_once_waits_for_room_as_everybody_does() {
     apart(network_of_its_own, test);
 }
 
-/// As the test before, where what polls is not tokio's: only the socket is.
+/// The same test, polled outside tokio: only the socket belongs to it.
 #[test]
 fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
     struct Unpark(thread::Thread);
@@ -187,7 +187,7 @@ fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
         drop(inside);
         let sender = receiver.sender();
         let hello = Transmit::new(b"hello", refusing);
-        // Tokio has to hear of a refusal.
+        // Tokio has to notice a refusal.
         for _ in 0..100 {
             let _ = sender.try_send(&hello);
             thread::sleep(Duration::from_millis(1));
@@ -251,8 +251,8 @@ fn quinn_waits_for_room_and_may_ask_again() {
     apart(network_of_its_own, test);
 }
 
-/// A firewall's "administratively prohibited", which anybody on the way may send, is told of the
-/// datagram before. quinn takes any error for the socket's end.
+/// A firewall's "administratively prohibited", which any host on the path may send, is about an earlier
+/// datagram. quinn takes any error for the end of the socket.
 #[cfg(feature = "quinn")]
 #[test]
 fn what_icmp_says_of_an_earlier_datagram_is_no_end_of_quinns_socket() {
@@ -265,7 +265,7 @@ fn what_icmp_says_of_an_earlier_datagram_is_no_end_of_quinns_socket() {
         };
         tap.answer_arp();
         let peer = SocketAddr::from((Tap::THEIRS, 7777));
-        // Of each kind that ends the wait of a connected socket, from ICMP's list.
+        // One of each kind of ICMP error that interrupts a connected socket.
         for (kind, code) in [
             (3, 2),
             (3, 3),
@@ -307,7 +307,7 @@ fn what_icmp_says_of_an_earlier_datagram_is_no_end_of_quinns_socket() {
     apart(network_of_its_own, test);
 }
 
-/// A device's MTU is below the segments: EMSGSIZE, told as what it is, and smaller ones go.
+/// The device's MTU is less than the segments: EMSGSIZE is reported as such, and smaller ones are sent.
 #[test]
 fn a_datagram_above_the_mtu_is_too_large_and_those_before_it_are_sent() {
     async fn test() {

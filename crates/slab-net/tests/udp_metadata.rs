@@ -1,4 +1,4 @@
-//! What comes with a datagram beside its payload, and what became of those that do not come.
+//! The metadata of datagrams, and the counters of datagrams that do not arrive.
 
 mod udp_common;
 
@@ -13,7 +13,7 @@ use udp_common::skipped;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 #[cfg(target_os = "linux")]
 const HANG: Duration = Duration::from_secs(20);
 
@@ -25,7 +25,7 @@ fn off(max_datagram: usize) -> Coalescing {
     Coalescing::Off { max_datagram }
 }
 
-/// Everything at once: what has no room must not push out the rest, as it does in quinn-udp.
+/// All metadata at once: none may be lost for lack of room, as it is in quinn-udp.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn each_datagram_carries_all_that_the_kernel_knows() {
@@ -73,7 +73,7 @@ async fn each_datagram_carries_all_that_the_kernel_knows() {
     }
 }
 
-/// Also on a socket whose maker had asked for more.
+/// Even on a socket whose creator had requested more.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn what_is_not_asked_for_does_not_come() {
@@ -88,7 +88,7 @@ async fn what_is_not_asked_for_does_not_come() {
             assert!(local.starts_with('['), "a machine without IPv6");
             continue;
         };
-        // GRO and timestamps, for example.
+        // Switches on GRO and timestamps, among others.
         quinn_udp::UdpSocketState::new((&socket).into()).unwrap();
         if local.starts_with('[') {
             socket2::SockRef::from(&socket)
@@ -118,7 +118,7 @@ async fn what_is_not_asked_for_does_not_come() {
                 assert_eq!((datagram.ecn, datagram.timestamp), (None, None));
                 left -= 1;
             }
-            // And the way back is found without them.
+            // The reply finds its way without them.
             receiver.sender().send(&batch.reply()).await.unwrap();
             let back = peer.recv_batch().await.unwrap();
             assert_eq!(back.contents(), batch.contents());
@@ -153,7 +153,7 @@ async fn a_cut_datagram_is_delivered_if_that_is_wanted() {
             if whole {
                 assert_eq!(datagram.packet, payload[..len]);
             } else {
-                // The fallback's buffer is one byte longer.
+                // The buffer of the portable backend is one byte longer.
                 assert!(matches!(datagram.packet.len(), 1000 | 1001));
                 assert_eq!(datagram.packet, payload[..datagram.packet.len()]);
             }
@@ -165,7 +165,7 @@ async fn a_cut_datagram_is_delivered_if_that_is_wanted() {
     }
 }
 
-/// Takes all that is queued, without waiting.
+/// Takes everything queued, without waiting.
 fn drain(receiver: &mut UdpReceiver) -> u64 {
     let next = || receiver.try_recv_batch().unwrap();
     std::iter::from_fn(next)
@@ -190,7 +190,7 @@ async fn what_the_kernel_drops_is_counted_to_the_last_datagram() {
                 let transmit = Transmit::new(&[1; 1000], receiver.local_addr());
                 sent += sender.send(&transmit).await.unwrap() as u64;
             }
-            // Nothing came behind the last drop to tell of it.
+            // Nothing followed the last drop that could report it.
             let dropped = monitor.stats().kernel_dropped_datagrams;
             assert!(dropped > (round - 1) * 10, "the kernel takes all of it");
             got += drain(&mut receiver);
@@ -205,7 +205,7 @@ async fn what_the_kernel_drops_is_counted_to_the_last_datagram() {
     }
 }
 
-/// The count comes with the datagrams too, and nobody has to ask for it.
+/// The count also comes with the datagrams, without being asked for.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn drops_of_the_kernel_are_logged() {
@@ -240,7 +240,7 @@ async fn drops_of_the_kernel_are_logged() {
     }
 
     let reasons = Reasons::default();
-    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let _guard = tracing::subscriber::set_default(reasons.clone());
     let pool = pool();
@@ -276,12 +276,12 @@ async fn stopping_keeps_what_is_queued_and_counts_what_comes_later() {
     assert_eq!(drain(&mut receiver), 5);
     let stats = receiver.monitor().stats();
     assert_eq!(stats.received_datagrams, 5);
-    // The filter sees each GSO send once, before it is cut or after.
+    // The filter sees each GSO send once, either before or after it is cut.
     assert!(
         matches!(stats.kernel_dropped_datagrams, 2 | 10),
         "{stats:?}"
     );
-    // Sending goes on.
+    // Sending still works.
     let mut other = UdpReceiver::bind(ANY, &pool).unwrap();
     let hello = Transmit::new(b"hello", other.local_addr());
     receiver.sender().send(&hello).await.unwrap();
@@ -292,7 +292,7 @@ async fn stopping_keeps_what_is_queued_and_counts_what_comes_later() {
 #[tokio::test]
 async fn a_socket_from_outside_is_served_as_one_of_our_own() {
     let pool = pool();
-    // Joined to a group, which the builder knows nothing of.
+    // Joined to a multicast group, which the builder has no option for.
     let group = Ipv4Addr::new(239, 7, 7, 7);
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
     socket
@@ -315,14 +315,14 @@ async fn a_socket_from_outside_is_served_as_one_of_our_own() {
     if cfg!(target_os = "linux") {
         assert_eq!(batch.destination(), Some(group.into()));
     }
-    // The answer cannot come from the group's address.
+    // The reply cannot come from the group's address.
     receiver.sender().send(&batch.reply()).await.unwrap();
     let answer = member.recv_batch().await.unwrap();
     assert_eq!(answer.contents(), b"to all");
     assert!(!answer.source().ip().is_multicast());
 }
 
-/// What socket2 sets stays set; and what it sets is on the wire.
+/// Options set with socket2 stay set, and appear on the wire.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn options_of_a_socket_from_outside_are_left_as_they_are() {
@@ -355,7 +355,7 @@ async fn options_of_a_socket_from_outside_are_left_as_they_are() {
     assert_eq!(receiver.recv_batch().await.unwrap().ecn(), Some(Ecn::Ect0));
 }
 
-/// By the first interface that has a route to groups. Nothing leaves it: no hop is allowed.
+/// On the first interface with a route to multicast groups. Nothing leaves the host: the hop limit is 0.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_group_of_ipv6_is_joined_through_socket2() {
@@ -383,7 +383,7 @@ async fn a_group_of_ipv6_is_joined_through_socket2() {
         assert_eq!(batch.contents(), b"to all");
         assert_eq!(batch.destination(), Some(group.into()));
         assert_eq!(batch.interface(), Some(interface));
-        // The answer cannot come from the group's address.
+        // The reply cannot come from the group's address.
         member.sender().send(&batch.reply()).await.unwrap();
         let answer = tokio::time::timeout(HANG, member.recv_batch()).await;
         let answer = answer.expect("hangs").unwrap();
@@ -398,7 +398,7 @@ async fn a_group_of_ipv6_is_joined_through_socket2() {
 #[tokio::test]
 async fn one_socket_serves_both_address_families() {
     let pool = pool();
-    // Without IPv6, a machine may still have the address that is none.
+    // A machine without IPv6 may still have the unspecified address.
     if UdpReceiver::bind("[::1]:0".parse().unwrap(), &pool).is_err() {
         return skipped("IPv6", &io::ErrorKind::Unsupported.into());
     }
@@ -430,14 +430,14 @@ async fn one_socket_serves_both_address_families() {
             assert_eq!((batch.source(), batch.ecn()), (to, Some(Ecn::Ce)));
             left -= batch.datagrams();
         }
-        // To an IPv4 address in its own form, too.
+        // Also to an IPv4 address in its own form.
         let hello = Transmit::new(b"hello", client.local_addr()).source_ip(local.ip());
         server.sender().send(&hello).await.unwrap();
         assert_eq!(client.recv_batch().await.unwrap().source(), to);
     }
 }
 
-/// A broadcast's answer cannot come from the address that it was sent to.
+/// The reply to a broadcast cannot come from the address that it was sent to.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_broadcast_is_answered_by_sockets_of_either_family() {
@@ -463,7 +463,7 @@ async fn a_broadcast_is_answered_by_sockets_of_either_family() {
     }
 }
 
-/// A thousand sockets that wait hold nothing, after bursts as well.
+/// A thousand waiting sockets hold nothing, even after bursts.
 #[tokio::test]
 async fn a_thousand_idle_receivers_hold_no_pool_memory() {
     const COUNT: usize = 1000;

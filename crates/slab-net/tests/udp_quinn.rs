@@ -46,7 +46,7 @@ fn endpoint(
     (endpoint.unwrap(), monitor)
 }
 
-/// Both ways at once: a megabyte each, in both modes, with what is no QUIC in between.
+/// Both directions at once: a megabyte each, in both modes, interspersed with datagrams that are not QUIC.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_carries_streams_both_ways() {
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
@@ -103,7 +103,7 @@ async fn a_connection_carries_streams_both_ways() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// One look by quinn, with a buffer of so many bytes.
+/// One receive call of quinn's, with a buffer of this many bytes.
 #[cfg(target_os = "linux")]
 async fn look(socket: &QuinnSocket, bytes: usize) -> (quinn::udp::RecvMeta, Vec<u8>) {
     let (mut buffer, mut meta) = (vec![0; bytes], [quinn::udp::RecvMeta::default()]);
@@ -143,7 +143,7 @@ async fn what_quinn_says_and_is_told_beside_a_payload_is_the_kernels() {
         assert_eq!((meta.ecn, meta.dst_ip), (ecn, Some(ANY.ip())));
     }
 
-    // One that was cut is nothing to quinn; the next one is.
+    // quinn does not see a truncated datagram, but does see the next one.
     for contents in [&b"too long"[..], b"short"] {
         let transmit = quinn::udp::Transmit {
             destination: socket.local_addr().unwrap(),
@@ -162,7 +162,7 @@ async fn what_quinn_says_and_is_told_beside_a_payload_is_the_kernels() {
     assert_eq!(stats.received_bytes - stats.dropped_bytes(), 4 * 8 + 5);
 }
 
-/// quinn is told nothing of it, so that the socket counts.
+/// quinn is not told, so the socket counts the loss.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_the_system_does_not_take_is_counted_as_lost() {
@@ -170,7 +170,7 @@ fn what_the_system_does_not_take_is_counted_as_lost() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
         let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
         let to = receiver.local_addr();
-        // Tokio has to hear of the socket before `try_send` may try.
+        // Tokio has to know that the socket is writable before `try_send` can work.
         receiver
             .sender()
             .send(&Transmit::new(b"x", to))
@@ -202,6 +202,6 @@ fn what_the_system_does_not_take_is_counted_as_lost() {
             .unwrap()
             .block_on(test());
     };
-    // A thread of its own, for what is refused it is for good.
+    // On a thread of its own, because the refusal cannot be undone.
     std::thread::spawn(run).join().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Receiving from real sockets: every length, both coalescing modes, cancelled futures, content.
+//! Receiving from real sockets: every length, both coalescing modes, cancelled futures, contents.
 
 mod udp_common;
 
@@ -57,7 +57,7 @@ async fn every_length_arrives_whole_in_both_modes() {
             assert_eq!(batch.contents(), sent, "{len} {coalescing:?}");
             assert_eq!(batch.source(), sender.local_addr());
             assert!(batch.ecn().is_none());
-            // At most twice the payload, but for rounding up to the pool's classes.
+            // At most twice the payload, except for rounding up to the pool's classes.
             let class = pool.slab().size_classes().class_for(len).unwrap();
             let fitting = pool.slab().size_classes().sizes()[class];
             assert!(batch.pinned_bytes() <= fitting.max(2 * len), "{batch:?}");
@@ -89,7 +89,7 @@ async fn segments_are_sliced_right_whether_or_not_the_kernel_coalesces() {
             .bind(ANY)
             .unwrap();
         let sender = UdpSender::bind(ANY).unwrap();
-        // Ten of 1200 bytes; with a shorter last one; 54 that fill the buffer; a lone one.
+        // Ten of 1200 bytes; with a shorter last one; 54 that fill the buffer; a single one.
         for (total, segment) in [(12_000, 1200), (11_001, 1200), (64_800, 1200), (900, 900)] {
             let sent = payload(total as u64, total);
             let transmit = Transmit::new(&sent, receiver.local_addr()).segment_size(segment);
@@ -121,7 +121,7 @@ async fn segments_are_sliced_right_whether_or_not_the_kernel_coalesces() {
 
 #[tokio::test]
 async fn a_cut_datagram_is_counted_and_never_delivered() {
-    // With metadata or without: by other system calls.
+    // With or without metadata, which uses different system calls.
     for source_only in [false, true] {
         let pool = pool(16);
         let mut receiver = UdpReceiver::builder(&pool)
@@ -179,7 +179,7 @@ async fn cancelled_receives_lose_nothing() {
                 next += 1;
                 in_flight += 1;
             }
-            // Which branch wins is chosen at random; the futures that lose are dropped.
+            // `select!` polls in random order; the futures that lose are dropped.
             tokio::select! {
                 batch = receiver.recv_batch() => many.push(batch.unwrap()),
                 () = std::future::ready(()) => cancelled += 1,
@@ -206,7 +206,7 @@ async fn cancelled_receives_lose_nothing() {
     }
 }
 
-/// A stream that is dropped and polled by turns gives what `recv_batch` would.
+/// A stream that is alternately polled and dropped yields the same as `recv_batch`.
 #[tokio::test]
 async fn as_a_stream_it_yields_every_batch_and_survives_being_cancelled() {
     use futures_util::StreamExt;
@@ -225,7 +225,7 @@ async fn as_a_stream_it_yields_every_batch_and_survives_being_cancelled() {
             sender.send(&Transmit::new(&sent, to)).await.unwrap();
         }
         while got < (round + 1) * 20 {
-            // Which is polled first is chosen at random; the one that loses is dropped.
+            // `select!` polls in random order; the future that loses is dropped.
             tokio::select! {
                 () = tokio::task::yield_now() => {}
                 batch = receiver.next() => {
@@ -251,7 +251,7 @@ async fn a_busy_receiver_shares_its_thread() {
         .unwrap();
     let sender = receiver.sender();
     let to = receiver.local_addr();
-    // Tokio has to hear of the socket before `try_send` may try.
+    // Tokio has to know that the socket is writable before `try_send` can work.
     sender.send(&Transmit::new(b"hello", to)).await.unwrap();
     receiver.recv_batch().await.unwrap();
     let turns = Rc::new(Cell::new(0));
@@ -269,8 +269,8 @@ async fn a_busy_receiver_shares_its_thread() {
         let mut received = 0;
         let before = turns.get();
         while received < 20_000 {
-            // Sent without waiting, so that nothing but receiving can give the thread away; and
-            // as segments, so that the budget is not spent on sending.
+            // Sent without waiting, so only receiving can yield the thread; and as segments, so that sending
+            // does not use up the budget.
             let sixty = Transmit::new(&[1; 60], to).segment_size(1);
             assert_eq!(sender.try_send(&sixty).unwrap(), 60);
             for _ in 0..60 {
@@ -283,7 +283,7 @@ async fn a_busy_receiver_shares_its_thread() {
     assert!(turns.expect("hangs") > 0);
 }
 
-/// The datagrams of the test below, by number: of every length that UDP over IPv4 has.
+/// The datagrams of the next test, by number: of every length that UDP over IPv4 has.
 struct Random {
     is_long: bool,
 }
@@ -302,7 +302,7 @@ impl Random {
         }
     }
 
-    /// Begins with its number, if there is room for that.
+    /// Begins with the number, if there is room for it.
     fn make(&self, number: u64) -> Vec<u8> {
         let len = self.len(number);
         if len < 8 {
@@ -313,8 +313,8 @@ impl Random {
         bytes
     }
 
-    /// The number of what arrived as the first of `from..to` or behind it. What is too short to
-    /// have its number in it is the next that looks like this.
+    /// Returns the number of an arrived datagram, which is in `from..to`. If it is too short to contain its
+    /// number, it is the next one that looks the same.
     fn number(&self, packet: &[u8], from: u64, to: u64) -> u64 {
         let number = match packet.first_chunk() {
             Some(number) => u64::from_le_bytes(*number),
@@ -344,10 +344,10 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
             .unwrap();
         let sender = UdpSender::bind(ANY).unwrap();
         let to = receiver.local_addr();
-        // Some packets are kept for long, to see that their memory is not given to others.
+        // Some packets are held for long, to see that their memory is not reused.
         let mut kept = HashMap::new();
         let (mut got, mut to_check, mut checked, mut short) = (0_u64, 0, 0, 0);
-        // Sent so far; and the first that can arrive next.
+        // The number sent so far, and the lowest number that can arrive next.
         let (mut next, mut expected) = (0_u64, 0_u64);
         let (mut in_flight, mut dropped) = (0_u64, 0);
         let mut waited = 0;
@@ -366,7 +366,7 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
             }
             let second = std::time::Duration::from_secs(1);
             let Ok(batch) = tokio::time::timeout(second, receiver.recv_batch()).await else {
-                // Where all sockets together have too much queued, the kernel drops, and says so.
+                // If all sockets together have too much queued, the kernel drops datagrams and reports it.
                 let told = receiver.monitor().stats().kernel_dropped_datagrams;
                 waited = if told > dropped { 0 } else { waited + 1 };
                 assert!(waited < 30, "{in_flight} before {next} are gone, unseen");
@@ -397,7 +397,7 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
         assert!(short > count / 64, "{short}");
         let stats = receiver.monitor().stats();
         let (missing, told) = (count - got, stats.kernel_dropped_datagrams);
-        // What it had coalesced, up to 64 datagrams, the kernel drops and counts as one.
+        // The kernel drops up to 64 coalesced datagrams together, and counts them as one.
         let most = if coalescing == Coalescing::On { 64 } else { 1 };
         assert!(
             told <= missing && missing <= most * told,
@@ -420,7 +420,7 @@ async fn what_comes_alone_pins_at_most_twice_its_size() {
             .unwrap();
         let sender = receiver.sender();
         let sizes = pool.slab().size_classes().sizes();
-        // Each class's longest, and the shortest that it is too small for.
+        // The longest for each class, and the shortest that is too long for it.
         let ends = sizes.iter().flat_map(|&bytes| [bytes, bytes + 1]);
         let lens: Vec<usize> = ends
             .chain([32, 65507])
@@ -515,7 +515,7 @@ async fn shards_share_an_address_and_lose_nothing() {
     let mut first = shard(ANY);
     let mut second = shard(first.local_addr());
     let mut sent = 0;
-    // The kernel chooses by the sender's address; of 32 senders some come to each.
+    // The kernel chooses by the sender's address; of 32 senders each shard gets some.
     for _ in 0..32 {
         let sender = UdpSender::bind(ANY).unwrap();
         sent += sender

@@ -1,4 +1,4 @@
-//! Datagrams one by one, how many buffers a call offers, and what the receiver itself holds.
+//! Datagrams one by one, the number of buffers in a call, and what the receiver itself holds.
 
 mod udp_common;
 
@@ -45,7 +45,7 @@ async fn one_by_one_and_by_batches_in_turns_with_cancels_nothing_is_lost() {
                 break;
             }
             if sent - next < 30 && sent < COUNT {
-                // Ten that come coalesced, where they can.
+                // Ten that arrive coalesced, if possible.
                 let ten: Vec<u8> = (sent..sent + 10).flat_map(|n| payload(n, 40)).collect();
                 let transmit = Transmit::new(&ten, receiver.local_addr()).segment_size(40);
                 sent += sender.send(&transmit).await.unwrap() as u64;
@@ -116,7 +116,7 @@ async fn what_is_left_of_a_batch_is_counted_when_the_receiver_goes() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// How many chunks were ever allocated.
+/// The number of chunks ever allocated.
 fn allocs(pool: &PacketPool) -> u64 {
     let stats = pool.slab().stats();
     stats.classes().iter().map(|class| class.allocs).sum()
@@ -138,11 +138,11 @@ async fn a_call_offers_more_buffers_while_they_fill_and_few_when_little_comes() 
         while got < 64 {
             got += receiver.recv_batch().await.unwrap().datagrams();
         }
-        // By 2, 4, 8, 16, 32, 32.
+        // In calls of 2, 4, 8, 16, 32 and 32 buffers.
         let calls = receiver.monitor().stats().receive_calls - before;
         assert!(calls <= 6, "round {round}: {calls}");
 
-        // One by one from here on, it comes down to two buffers.
+        // One at a time from here on, which brings it down to two buffers.
         for alone in 0..8 {
             let before = (receiver.monitor().stats().receive_calls, allocs(&pool));
             sender.send(&Transmit::new(&full, to)).await.unwrap();
@@ -171,7 +171,7 @@ async fn what_it_holds_is_bounded_and_told_while_it_is_busy() {
                 left += sender.send(&run).await.unwrap();
             }
             while left > 0 {
-                // By turns the ways to take what there is; nothing of it is kept.
+                // Alternates between all ways to receive, and keeps nothing.
                 match left % 3 {
                     0 => left -= receiver.recv_batch().await.unwrap().datagrams(),
                     _ => left -= receiver.recv().await.map(|_| 1).unwrap(),
@@ -190,7 +190,7 @@ async fn what_it_holds_is_bounded_and_told_while_it_is_busy() {
     }
 }
 
-/// Of a length that half of a buffer holds, and no class of that half's size.
+/// The length is at most half of a buffer, and needs a class larger than that half.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn copies_are_as_many_as_buffers_and_each_is_smaller() {

@@ -20,7 +20,7 @@ async fn a_reply_goes_back_whole_and_from_where_it_was_sent_to() {
     let pool = pool();
     let mut server = UdpReceiver::bind((Ipv4Addr::UNSPECIFIED, 0).into(), &pool).unwrap();
     let mut client = UdpReceiver::bind(ANY, &pool).unwrap();
-    // Not the address that the system would choose to answer from.
+    // Not the address that the system would choose for the reply.
     let to = SocketAddr::from(([127, 0, 0, 2], server.local_addr().port()));
     let sent: Vec<u8> = (0..20_000_u32).map(|n| (n / 7) as u8).collect();
     let transmit = Transmit::new(&sent, to).segment_size(999).ecn(Ecn::Ect0);
@@ -53,7 +53,7 @@ async fn a_reply_goes_back_whole_and_from_where_it_was_sent_to() {
     assert!(stats.send_calls >= 1 && stats.send_calls <= 21);
 }
 
-/// A header and a payload from chunks of their own, and slices of one more, in one datagram, and in
+/// A header and a payload in chunks of their own, and slices of one more chunk, in one datagram; and in
 /// segments that begin anywhere in them.
 #[tokio::test]
 async fn a_chain_of_packets_is_gathered_and_none_is_copied() {
@@ -91,7 +91,7 @@ async fn more_than_a_kernel_call_takes_is_cut_and_all_arrives() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = UdpSender::bind(ANY).unwrap();
-    // 200 segments, and more than 64 KiB: neither limit allows one call.
+    // 200 segments, and more than 64 KiB: either limit forbids one message.
     let sent: Vec<u8> = (0..100_000_u32).map(|n| (n / 3) as u8).collect();
     let transmit = Transmit::new(&sent, receiver.local_addr()).segment_size(500);
     let (send, receive) = tokio::join!(sender.send(&transmit), async {
@@ -106,7 +106,7 @@ async fn more_than_a_kernel_call_takes_is_cut_and_all_arrives() {
     assert_eq!(receive, sent);
     let stats = sender.monitor().stats();
     assert_eq!((stats.sent_datagrams, stats.sent_bytes), (200, 100_000));
-    // Three messages, as neither limit allows one; by sendmmsg one call nevertheless.
+    // Three messages, since either limit forbids one; but only one system call, by sendmmsg.
     assert!(stats.send_calls <= 200);
     if cfg!(target_os = "linux") {
         assert_eq!(stats.send_calls, 1);
@@ -117,7 +117,7 @@ async fn more_than_a_kernel_call_takes_is_cut_and_all_arrives() {
 async fn try_send_stops_at_a_full_send_buffer_or_sends_all() {
     let pool = pool();
     let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
-    // Tokio has not heard yet that there is room.
+    // Tokio has not noticed yet that there is room.
     let sender = UdpSender::bind(ANY).unwrap();
     let hello = Transmit::new(b"hello", receiver.local_addr());
     assert_eq!(sender.try_send(&hello).unwrap(), 1);
@@ -150,7 +150,7 @@ async fn what_is_too_large_is_said_and_nothing_else_breaks() {
         error.kind(),
         SendErrorKind::TooLarge { bytes: 66_000 }
     ));
-    // The socket is as good as before.
+    // The socket still works.
     let three = Transmit::new(b"onetwosix", to).segment_size(3);
     assert_eq!(sender.send(&three).await.unwrap(), 3);
     let mut got = Vec::new();
@@ -164,11 +164,11 @@ async fn what_is_too_large_is_said_and_nothing_else_breaks() {
 #[tokio::test]
 async fn an_address_that_cannot_be_reached_or_bound_is_an_error() {
     let sender = UdpSender::bind(ANY).unwrap();
-    // Port 0 is nowhere.
+    // Port 0 is invalid.
     let nowhere = Transmit::new(b"x", (Ipv4Addr::LOCALHOST, 0).into());
     let error = sender.send(&nowhere).await.unwrap_err();
     assert!(matches!(error.kind(), SendErrorKind::Io(_)), "{error}");
-    // TEST-NET-1 is nobody's own address.
+    // TEST-NET-1 is not an address of this host.
     let refused = UdpSender::bind(([192, 0, 2, 1], 0).into()).unwrap_err();
     assert!(matches!(refused, BindError::Socket { .. }));
 }
@@ -188,7 +188,7 @@ async fn many_destinations_and_lengths_leave_in_few_calls_and_in_order() {
     let mut receivers = [(); 3].map(|()| UdpReceiver::bind(ANY, &pool).unwrap());
     let sender = UdpSender::bind(ANY).unwrap();
     let bytes: Vec<u8> = (0..=255).collect();
-    // Equal lengths in a row, which become segments; others; empty ones.
+    // Successive equal lengths, which become segments; others; empty ones.
     let plan: Vec<(usize, usize)> = (0..60)
         .map(|n| (n / 7 % 3, [100, 100, 100, 40, 0, 200, 1][n / 3 % 7]))
         .collect();
@@ -238,7 +238,7 @@ async fn header_and_payload_meet_in_the_kernel() {
         assert_eq!(got[4..], payload);
     }
     if cfg!(target_os = "linux") {
-        // Ten datagrams of 30 pieces in one message: they come as one buffer.
+        // Ten datagrams of 30 parts in one message: they arrive in one buffer.
         assert_eq!(receiver.monitor().stats().receive_calls, 1);
     }
     let many = vec![IoSlice::new(b"x"); 129];
@@ -287,7 +287,7 @@ async fn what_came_before_a_failure_is_sent_and_counted() {
     }
 }
 
-/// The kernel refuses segmentation to a socket without checksums.
+/// The kernel refuses segmentation on a socket without checksums.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn where_gso_is_refused_datagrams_leave_one_by_one() {
@@ -321,7 +321,7 @@ async fn where_gso_is_refused_datagrams_leave_one_by_one() {
         );
         let stats = sender.monitor().stats();
         assert_eq!(stats.sent_datagrams, 4 * round);
-        // One call takes four messages, once it is known.
+        // Once that is known, one call takes four messages.
         assert_eq!(stats.send_calls, round);
     }
 }
@@ -341,7 +341,7 @@ async fn a_refusal_by_the_peers_host_is_told_once_to_each_side() {
         let sender = client.sender();
         let hello = Transmit::new(b"hello", gone);
         sender.send(&hello).await.unwrap();
-        // On loopback the answer is there before the next datagram, or on a busy machine soon after.
+        // On loopback the ICMP answer arrives before the next datagram, or on a busy machine soon after.
         let error = loop {
             if let Err(error) = sender.send(&hello).await {
                 break error;
@@ -357,7 +357,7 @@ async fn a_refusal_by_the_peers_host_is_told_once_to_each_side() {
             tokio::task::yield_now().await;
         };
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
-        // Once somebody listens there, it works without further ado.
+        // Once somebody listens there, it works again.
         let mut server = UdpReceiver::bind(gone, &pool).unwrap();
         while sender.send(&hello).await.is_err() {}
         let batch = server.recv_batch().await.unwrap();
@@ -371,11 +371,11 @@ async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = UdpSender::bind(ANY).unwrap();
-    // Tokio has to hear of the socket before anything is tried.
+    // Tokio has not noticed yet that there is room.
     let mut sink = sender.sink();
     let to = receiver.local_addr();
     let copy = |bytes: &[u8]| pool.try_copy_from_slice(bytes).unwrap();
-    // More than it holds.
+    // More than the sink holds.
     for n in 0..200_u32 {
         let payload = copy(&vec![n as u8; n as usize / 3]);
         let item = Outgoing::new(payload, to).header(copy(&n.to_be_bytes()));
@@ -401,7 +401,7 @@ async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
     sink.close().await.unwrap();
     assert_eq!(receive(&mut receiver, 2).await, [b"one", b"two"]);
 
-    // Met by a full sink, it does not take along the one that is fed then.
+    // An error that a full sink meets does not lose the packet that is being fed.
     let mut failed = 0;
     for n in 0..100_u8 {
         let to = if n == 10 { nowhere } else { to };
@@ -417,8 +417,7 @@ async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// The send buffer is never full, so that nothing but the sender or the sink itself can give the thread
-/// away.
+/// The send buffer is never full, so only the sender or the sink itself can yield the thread.
 #[tokio::test]
 async fn a_busy_sender_or_sink_shares_its_thread() {
     let receiver = UdpReceiver::bind(ANY, &pool()).unwrap();

@@ -1,7 +1,7 @@
-//! What a system does that loopback does not: memory that is short, interfaces that go down, addresses of
-//! an interface only. In threads with a network, or a filter for system calls, of their own.
+//! What a system does and loopback does not: memory that is short, interfaces that go down, addresses that
+//! belong to one interface. On threads with a network, or a filter for system calls, of their own.
 //!
-//! A network of one's own takes privileges; without them these tests have nothing to test.
+//! A network of its own takes privileges; without them these tests have nothing to test.
 #![cfg(target_os = "linux")]
 
 mod udp_common;
@@ -53,7 +53,7 @@ fn what_the_system_refuses_has_a_kind_and_the_sink_goes_on_behind_it() {
     }
     async fn too_large() {
         let sender = UdpSender::bind(ANY).unwrap();
-        // Of two segments, then of one alone: this is not about GSO.
+        // Refused as two segments, then as a single datagram: the error is not about GSO.
         let both = Transmit::new(b"onetwo", ANY).segment_size(3);
         let error = sender.send(&both).await.unwrap_err();
         assert!(
@@ -74,7 +74,7 @@ fn what_the_system_refuses_has_a_kind_and_the_sink_goes_on_behind_it() {
     apart(|| refuse_to_send(libc::EPERM), forbidden);
 }
 
-/// Of older kernels those without checksum offloading do.
+/// Older kernels refuse it on devices without checksum offloading.
 #[test]
 fn a_device_that_refuses_gso_gets_each_datagram_as_a_message_of_its_own() {
     async fn test() {
@@ -90,7 +90,7 @@ fn a_device_that_refuses_gso_gets_each_datagram_as_a_message_of_its_own() {
             assert_eq!(sender.monitor().stats().send_calls, round);
         }
     }
-    // With GSO it is one message, and else three.
+    // With GSO it is one message, without it three.
     apart(|| refuse_if(libc::SYS_sendmmsg, Some(1), libc::EIO), test);
 }
 
@@ -105,18 +105,18 @@ fn an_interface_that_goes_down_is_an_error_and_no_end() {
         let error = sender.send(&three).await.unwrap_err();
         assert!(matches!(error.kind(), SendErrorKind::Io(_)), "{error:?}");
         for _ in 0..3 {
-            // Down again, some kernels report it and others drop what is sent.
+            // When it goes down again, some kernels report it and others drop what is sent.
             let _ = sender.send(&three).await;
             assert!(receiver.try_recv_batch().unwrap().is_none());
             set_up(b"lo", true);
             assert_eq!(sender.send(&three).await.unwrap(), 3);
             let batch = receiver.recv_batch().await.unwrap();
-            // GSO was not given up for an error that is not about it.
+            // GSO was not given up because of an unrelated error.
             assert_eq!(
                 (batch.contents(), batch.datagrams()),
                 (&b"onetwosix"[..], 3)
             );
-            // What is in the queue stays when the interface goes.
+            // Queued datagrams stay when the interface goes down.
             sender.send(&three).await.unwrap();
             set_up(b"lo", false);
             assert_eq!(receiver.recv_batch().await.unwrap().datagrams(), 3);
@@ -126,13 +126,13 @@ fn an_interface_that_goes_down_is_an_error_and_no_end() {
     apart(network_of_its_own, test);
 }
 
-/// A port that the system chooses for several sockets is nobody else's: of one user, two servers that
-/// share their ports with themselves would get each other's datagrams.
+/// A port that the system chooses for several sockets must belong to nobody else: otherwise two servers of
+/// the same user, each of which shares its port among its own sockets, would get each other's datagrams.
 #[test]
 fn a_port_to_be_shared_is_not_one_that_others_share() {
     async fn test() {
         set_up(b"lo", true);
-        // One port for the system to choose.
+        // One port for the system to choose from.
         if let Err(why) = std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40000") {
             return skipped("the range of ports cannot be changed", &why);
         }
@@ -145,7 +145,7 @@ fn a_port_to_be_shared_is_not_one_that_others_share() {
             panic!("not the system's error");
         };
         assert_eq!(source.kind(), io::ErrorKind::AddrInUse);
-        // By its number it can be shared, and the two get what comes.
+        // By its number the port can be shared, and all sockets get datagrams.
         let mut both: Vec<_> = shards.into_iter().map(|s| s.start().unwrap()).collect();
         let third = UdpReceiver::builder(&pool).reuse_port(true);
         both.push(third.bind((Ipv4Addr::LOCALHOST, port).into()).unwrap());
@@ -167,16 +167,16 @@ fn a_port_to_be_shared_is_not_one_that_others_share() {
     apart(network_of_its_own, test);
 }
 
-/// Drops of which nobody has asked are known when the socket is closed; and a descriptor's number is
-/// another file's then.
+/// Drops that nobody has asked about are read when the socket is closed; afterwards the descriptor's number
+/// belongs to another file.
 #[tokio::test]
 async fn a_monitor_knows_its_own_sockets_drops_and_no_others() {
-    // One above all that other tests use.
+    // Higher than any descriptor of the other tests.
     let high = |socket: &UdpSocket| {
-        // SAFETY: takes numbers only.
+        // SAFETY: takes only numbers.
         let fd = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 900) };
         checked(fd.min(0)).unwrap();
-        // SAFETY: it was just made, and nobody else knows of it.
+        // SAFETY: the descriptor was just made, and nobody else knows it.
         UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     let flood = |to: &UdpSocket, count| {
@@ -211,7 +211,7 @@ async fn a_monitor_knows_its_own_sockets_drops_and_no_others() {
 const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 7);
 const OTHER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
 
-/// A network with nothing but a loopback interface that has these two addresses.
+/// A network with only a loopback interface that has these two addresses.
 fn network_with_two_addresses() -> io::Result<()> {
     let add = |ip: Ipv6Addr| {
         let request = libc::in6_ifreq {
@@ -223,9 +223,9 @@ fn network_with_two_addresses() -> io::Result<()> {
         };
         let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
         let fd = socket.as_raw_fd();
-        // SAFETY: reads the structure that belongs to this code for a socket of IPv6.
+        // SAFETY: reads the structure that belongs to this request on an IPv6 socket.
         checked(unsafe { libc::ioctl(fd, libc::SIOCSIFADDR as _, &raw const request) })?;
-        // It can be used a moment later, when the kernel has seen to it that nobody else has it.
+        // The address becomes usable a moment later, after duplicate address detection.
         loop {
             match UdpSocket::bind(SocketAddrV6::new(ip, 0, 0, 1)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
@@ -241,7 +241,7 @@ fn network_with_two_addresses() -> io::Result<()> {
     add(OTHER)
 }
 
-/// Who asks by a link-local address, but not from one, gets an answer from it.
+/// A peer that sends to a link-local address, but not from one, gets its answer from that address.
 #[test]
 fn a_reply_from_a_link_local_address_goes_to_any_other() {
     async fn test() {
@@ -259,7 +259,7 @@ fn a_reply_from_a_link_local_address_goes_to_any_other() {
     apart(network_with_two_addresses, test);
 }
 
-/// The same of a session, whichever of the two addresses are its ends.
+/// The same for a session, whichever of the two addresses its ends have.
 #[test]
 fn a_session_with_a_link_local_address_is_answered_from_it() {
     async fn test() {
@@ -274,7 +274,7 @@ fn a_session_with_a_link_local_address_is_answered_from_it() {
             let to = SocketAddrV6::new(there, server.local_addr().port(), 0, 1);
             let from = SocketAddrV6::new(here, 0, 0, 1).into();
             let client = Endpoint::bind(from, &pool, config).unwrap();
-            // An interface that says nothing more of an address is passed over.
+            // An interface that adds nothing to an address is ignored.
             let client = client.connect(to.into()).unwrap();
             client.send_slice(b"hello").await.unwrap();
             let answered = tokio::time::timeout(Duration::from_secs(20), client.ready());
@@ -287,7 +287,7 @@ fn a_session_with_a_link_local_address_is_answered_from_it() {
     apart(network_with_two_addresses, test);
 }
 
-/// Whatever the addresses that the socket and the datagram have.
+/// Whatever the address families of the socket and the datagram.
 #[test]
 fn no_datagram_is_fragmented_by_either_family() {
     async fn test() {

@@ -1,4 +1,4 @@
-//! Receiving by io_uring: the same datagrams, counters and promises as by readiness.
+//! Receiving by io_uring: the same datagrams, counters and guarantees as by readiness.
 //!
 //! Where the system forbids io_uring, there is nothing to test, and each test says so and ends.
 #![cfg(all(target_os = "linux", feature = "io-uring"))]
@@ -18,11 +18,11 @@ use std::time::Duration;
 use udp_common::{refuse, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Only how long a broken test takes to fail.
+/// Limits only how long a broken test takes to fail.
 const HANG: Duration = Duration::from_secs(20);
 const OFF: Coalescing = Coalescing::Off { max_datagram: 1500 };
 
-/// With a class for a super-buffer and what stands in front of it.
+/// With a class for a super-buffer and its prefix.
 fn pool(mebibytes: usize) -> PacketPool {
     let mut sizes = SizeClasses::network().sizes().to_vec();
     sizes.push(66 << 10);
@@ -41,7 +41,7 @@ fn builder(pool: &PacketPool, coalescing: Coalescing) -> UdpReceiverBuilder {
         .io_uring(true)
 }
 
-/// `None` where there is no io_uring.
+/// `None` if there is no io_uring.
 fn bind(pool: &PacketPool, coalescing: Coalescing) -> Option<UdpReceiver> {
     bound(builder(pool, coalescing))
 }
@@ -115,7 +115,7 @@ async fn what_is_held_is_not_written_again_and_cancelled_receives_lose_nothing()
         let contents = vec![round as u8; len];
         let transmit = Transmit::new(&contents, to).segment_size(1200);
         sender.send(&transmit).await.unwrap();
-        // A receive that is dropped while it waits, or has just read.
+        // A receive that is dropped while it waits.
         tokio::select! {
             biased;
             () = tokio::task::yield_now() => {}
@@ -210,7 +210,7 @@ async fn what_it_holds_is_bounded_and_told() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// Sends datagrams when a receiver warns of drops, which is in the middle of its look at the ring.
+/// Sends datagrams when a receiver logs drops, which is while it reaps the ring.
 struct SendsMore {
     from: std::net::UdpSocket,
     to: SocketAddr,
@@ -234,8 +234,7 @@ impl tracing::Subscriber for SendsMore {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// A buffer that was copied out of is the kernel's again at once, and may come back filled in the same
-/// look.
+/// A buffer whose payload was copied is lent again at once, and may be filled again during the same reaping.
 #[tokio::test]
 async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
     let pool = pool(16);
@@ -247,14 +246,14 @@ async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
     let bytes = [1; 30_010];
     let one = Transmit::new(&bytes[..30_000], to);
     sender.send(&one).await.unwrap();
-    // Ten at once, which the socket has no room for; the one behind them tells of those that are lost.
+    // Ten at once, for which the socket has no room; the one behind them reports the drops.
     let ten: Vec<_> = (0..10)
         .map(|n| Transmit::new(&bytes[..30_000 + n], to))
         .collect();
     sender.send_all(&ten).await.unwrap();
     sender.send(&one).await.unwrap();
     let from = std::net::UdpSocket::bind(ANY).unwrap();
-    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let _guard = tracing::subscriber::set_default(SendsMore { from, to });
     let buffers = receiver.held_bytes();
@@ -269,14 +268,14 @@ async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
     assert!(held.len() < 10, "nothing was lost");
 }
 
-/// Makes a receiver whose request has ended, as all of its buffers are with us, in the batches that
-/// come with it; another datagram is queued.
+/// Makes a receiver whose request has ended, because the returned batches hold all of its buffers; another
+/// datagram is queued.
 async fn ended(pool: &PacketPool) -> Option<(UdpReceiver, Vec<PacketBatch>)> {
     let mut receiver = bind(pool, OFF)?;
     let sender = receiver.sender();
     let full = [1; 1500];
     let mut held = Vec::new();
-    // What is lent again after the last of these is received is for the next.
+    // Chunks lent after the last of these is received are for the next datagram.
     for _ in 0..32 {
         let transmit = Transmit::new(&full, receiver.local_addr());
         sender.send(&transmit).await.unwrap();
@@ -301,7 +300,7 @@ async fn a_look_without_waiting_finds_what_came_after_the_request_had_ended() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// What the kernel would not take once is offered to it again.
+/// A request that the kernel refused once is submitted again.
 #[tokio::test]
 async fn a_request_that_was_refused_is_made_again() {
     let pool = pool(16);
@@ -328,7 +327,7 @@ async fn a_request_that_was_refused_is_made_again() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// The kernel has completed datagrams, and behind them an error, before anybody looks.
+/// The kernel has completed datagrams, followed by an error, before anything is reaped.
 #[tokio::test]
 async fn an_error_behind_datagrams_is_told_after_them_and_once() {
     let pool = pool(16);
@@ -346,7 +345,7 @@ async fn an_error_behind_datagrams_is_told_after_them_and_once() {
         peer.send_to(&[n], client.local_addr()).unwrap();
     }
     drop(peer);
-    // What answers that nobody is there any more does so at once.
+    // The ICMP error that nobody is there any more arrives at once.
     let hello = Transmit::new(b"hello", gone);
     client.sender().send(&hello).await.unwrap();
     for n in 0..3 {
@@ -364,7 +363,7 @@ async fn an_error_behind_datagrams_is_told_after_them_and_once() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// Takes all memory of the pool, down to its smallest class.
+/// Allocates all memory of the pool, down to its smallest class.
 fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
     let mut chunks = Vec::new();
     for &size in pool.slab().size_classes().sizes().iter().rev() {
@@ -387,7 +386,7 @@ async fn with_the_pool_exhausted_it_drops_and_counts_and_then_goes_on() {
     for round in 1..=3_u64 {
         let mut chunks = exhaust(&pool);
         let mut held = Vec::new();
-        // What is lent comes back full and stays with us; the rest has nowhere to go.
+        // Lent buffers come back full and are kept; the rest is dropped.
         for _ in 0..40 {
             sender.send(&transmit).await.unwrap();
             for _ in 0..4 {
@@ -420,7 +419,7 @@ async fn with_the_pool_exhausted_it_drops_and_counts_and_then_goes_on() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// More is queued than one look drops, and nothing comes behind it that would wake the receiver.
+/// More is queued than one read drops, and nothing follows that would wake the receiver.
 #[tokio::test]
 async fn with_the_pool_exhausted_it_goes_on_by_itself() {
     let pool = pool(4);
@@ -451,7 +450,7 @@ async fn with_the_pool_exhausted_it_goes_on_by_itself() {
     assert_eq!(receiving.await.unwrap().unwrap().contents(), b"after");
 }
 
-/// What the ring's buffers come from is used up, and what single calls read to is not: other classes.
+/// The class of the ring's buffers is exhausted, but not the classes that single system calls read into.
 #[tokio::test]
 async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
     const RING: usize = 2048;
@@ -461,7 +460,7 @@ async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
         return;
     };
     let (sender, to) = (receiver.sender(), receiver.local_addr());
-    // A slab each, so that they have free chunks when all else is the ring's class.
+    // One slab each, so that they have free chunks when everything else is in the ring's class.
     let others = [slab.try_alloc(100).unwrap(), slab.try_alloc(1500).unwrap()];
     let mut taken: Vec<_> = std::iter::from_fn(|| slab.try_alloc(RING).ok()).collect();
     let mut held = Vec::new();
@@ -470,7 +469,7 @@ async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
         held.push(receiver.recv_batch().await.unwrap());
     }
     assert_eq!(receiver.held_bytes(), 0, "nothing is lent");
-    // Each time as many as a call has buffers for, all copied out of these.
+    // Each time as many as a call has buffers for, and all are copied out of them.
     for burst in [2, 4, 8, 16, 32] {
         for _ in 0..burst {
             sender.send(&Transmit::new(&[2; 100], to)).await.unwrap();
@@ -485,7 +484,7 @@ async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
     assert_eq!(slab.stats().in_use(), 0);
 }
 
-/// More than the ring has buffers for, of which nothing remains.
+/// More than the ring has buffers for, and none is delivered.
 #[tokio::test]
 async fn a_look_without_waiting_goes_on_behind_what_is_dropped() {
     let pool = pool(4);
@@ -501,7 +500,7 @@ async fn a_look_without_waiting_goes_on_behind_what_is_dropped() {
     let batch = receiver.try_recv_batch().unwrap().expect("it is queued");
     assert_eq!(batch.contents(), [1; 1000]);
 
-    // With the pool exhausted, and all that was lent with us.
+    // With the pool exhausted, and all lent chunks retained.
     let chunks = exhaust(&pool);
     let mut held = Vec::new();
     while receiver.held_bytes() > 0 {
@@ -530,7 +529,7 @@ async fn what_nobody_took_is_counted_and_all_memory_comes_back() {
         };
         let (sender, monitor) = (receiver.sender(), receiver.monitor());
         assert!(receiver.try_recv_batch().unwrap().is_none());
-        // As many as it has buffers for: the others would be the kernel's alone.
+        // As many as it has buffers for: only the kernel would have the others.
         for n in 0..8_u8 {
             let one = [n; 100];
             let transmit = Transmit::new(&one, receiver.local_addr());
@@ -569,7 +568,7 @@ async fn stopping_delivers_what_was_read_and_what_is_queued() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// The kernel ends a request when the thread that made it does.
+/// The kernel ends a request when the thread that made it ends.
 #[test]
 fn it_moves_to_another_thread_when_the_first_one_ends() {
     let pool = pool(16);
@@ -610,7 +609,7 @@ fn it_moves_to_another_thread_when_the_first_one_ends() {
                 .send(&Transmit::new(&n.to_le_bytes(), to))
                 .await
                 .unwrap();
-            // No more under way than the socket's queue holds, however late the receiver runs.
+            // No more in flight than the socket's queue holds, however late the receiver runs.
             while n - arrived.load(Ordering::Relaxed).min(n) > 100 && !task.is_finished() {
                 tokio::task::yield_now().await;
             }
@@ -647,11 +646,11 @@ impl tracing::Subscriber for Warnings {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// The one test that makes the warning, of which there is one a process.
+/// The only test that causes the warning, which is logged once per process.
 #[tokio::test]
 async fn without_a_class_for_its_buffers_it_falls_back_with_one_warning() {
     let warnings = Warnings::default();
-    // With one alone, a thread that has none may say for all that nobody listens (tracing-core).
+    // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let _guard = tracing::subscriber::set_default(warnings.clone());
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
@@ -663,7 +662,7 @@ async fn without_a_class_for_its_buffers_it_falls_back_with_one_warning() {
         assert_eq!(receiver.recv_batch().await.unwrap().contents(), b"hello");
     }
     let said = std::mem::take(&mut *warnings.0.lock().unwrap());
-    // Without io_uring another test may have made the warning before.
+    // Without io_uring another test may have caused the warning before.
     let is_ours = bind(&self::pool(16), OFF).is_some();
     assert!(said.len() <= 1 && (!is_ours || said.len() == 1), "{said:?}");
     if let Some(reason) = said.first().filter(|_| is_ours) {

@@ -1,4 +1,4 @@
-//! What several tests with real sockets need.
+//! Helpers of several tests with real sockets.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 #[cfg(target_os = "linux")]
@@ -8,18 +8,18 @@ pub(crate) mod tap;
 
 use std::io::{self, Write as _};
 
-/// There is nothing to test here, which is said, and an error where `SLAB_NET_NO_SKIP` is set: CI sets
-/// it on systems that have all there is to test, so that nothing goes untested there unseen.
+/// Prints that there is nothing to test here; an error if `SLAB_NET_NO_SKIP` is set. CI sets it on systems
+/// that support everything, so that no test is skipped there silently.
 pub(crate) fn skipped(what: &str, why: &io::Error) {
     assert!(
         std::env::var_os("SLAB_NET_NO_SKIP").is_none(),
         "{what}: {why}"
     );
-    // Not by `eprintln!`, which the test harness keeps to itself.
+    // Not `eprintln!`, whose output the test harness captures.
     let _ = writeln!(io::stderr(), "skipped: {what}: {why}");
 }
 
-/// Bytes that depend on their place and on the datagram, so that a mix-up cannot pass unseen.
+/// Bytes that depend on their position and on the datagram, so that any mix-up shows.
 pub(crate) fn payload(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..len)
@@ -38,7 +38,7 @@ pub(crate) fn refuse(call: libc::c_long, code: i32) -> io::Result<()> {
     refuse_if(call, None, code)
 }
 
-/// As [`refuse`], if the call's third argument is this number.
+/// Like [`refuse`], but only if the call's third argument is this number.
 #[cfg(target_os = "linux")]
 pub(crate) fn refuse_if(call: libc::c_long, third: Option<u32>, code: i32) -> io::Result<()> {
     let step = |code: u32, jt, jf, k| libc::sock_filter {
@@ -49,7 +49,7 @@ pub(crate) fn refuse_if(call: libc::c_long, third: Option<u32>, code: i32) -> io
     };
     let error = libc::SECCOMP_RET_ERRNO | code as u32;
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    // Of a `seccomp_data`, whose numbers are of 64 bits, the lower half.
+    // The lower half of a 64-bit field of `seccomp_data`.
     let at = std::mem::offset_of!(libc::seccomp_data, args) + 2 * 8;
     let at = at + if cfg!(target_endian = "big") { 4 } else { 0 };
     // No number is below 0.
@@ -69,9 +69,9 @@ pub(crate) fn refuse_if(call: libc::c_long, third: Option<u32>, code: i32) -> io
         len: program.len() as u16,
         filter: program.as_mut_ptr(),
     };
-    // SAFETY: takes numbers only.
+    // SAFETY: takes only numbers.
     checked(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // SAFETY: the program is as long as is said, and the kernel copies it.
+    // SAFETY: the program has the length that is passed, and the kernel copies it.
     let result = unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -91,20 +91,20 @@ pub(crate) fn checked(result: i32) -> io::Result<()> {
     }
 }
 
-/// Lets the process open so many files, if the system does.
+/// Lets the process open this many files, if the system permits it.
 #[cfg(target_os = "linux")]
 pub(crate) fn allow_files(count: u64) -> io::Result<()> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: writes to the structure that it is given.
+    // SAFETY: writes to the structure that is passed.
     checked(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
     if limit.rlim_cur >= count as libc::rlim_t {
         return Ok(());
     }
     limit.rlim_cur = count as libc::rlim_t;
     limit.rlim_max = limit.rlim_max.max(limit.rlim_cur);
-    // SAFETY: reads the structure that it is given.
+    // SAFETY: reads the structure that is passed.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
 }

@@ -6,7 +6,7 @@ use std::mem::zeroed;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-/// Runs in a thread of its own, whose end gives back what it changed about itself.
+/// Runs on a thread of its own, whose end undoes what it changed about itself.
 pub(crate) fn apart<F: Future<Output = ()> + 'static>(
     prepare: fn() -> io::Result<()>,
     test: fn() -> F,
@@ -24,15 +24,15 @@ pub(crate) fn apart<F: Future<Output = ()> + 'static>(
     std::thread::spawn(run).join().unwrap();
 }
 
-/// A network with nothing but a loopback interface that is down.
+/// Switches to a network with only a loopback interface, which is down.
 pub(crate) fn network_of_its_own() -> io::Result<()> {
-    // SAFETY: changes what this thread sees of the system, and no memory.
+    // SAFETY: changes this thread's view of the system, and no memory.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })
 }
 
-/// An `ifreq` for an interface.
+/// Returns an `ifreq` for an interface.
 pub(crate) fn request(name: &[u8]) -> libc::ifreq {
-    // SAFETY: integers and a union of such, for which zeros are values.
+    // SAFETY: consists of integers and a union of integers, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name) {
         *to = *from as libc::c_char;
@@ -42,7 +42,7 @@ pub(crate) fn request(name: &[u8]) -> libc::ifreq {
 
 pub(crate) fn ioctl<T>(file: &impl AsRawFd, code: libc::c_ulong, argument: &mut T) {
     let argument: *mut T = argument;
-    // SAFETY: each call in these tests passes the structure that belongs to its code.
+    // SAFETY: each call in these tests passes the structure that belongs to its request.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), code as _, argument) }).unwrap();
 }
 

@@ -38,9 +38,9 @@ impl Tap {
         Ok(Self { file, name })
     }
 
-    /// Tells the kernel where the other end is. Until then it keeps what is sent there.
+    /// Tells the kernel the other end's hardware address. Until then it holds back what is sent there.
     pub(crate) fn answer_arp(&self) {
-        // SAFETY: integers only.
+        // SAFETY: only integers.
         let mut entry: libc::arpreq = unsafe { zeroed() };
         entry.arp_pa = sockaddr(Self::THEIRS);
         entry.arp_ha.sa_family = libc::ARPHRD_ETHER;
@@ -53,7 +53,7 @@ impl Tap {
         ioctl(&socket, libc::SIOCSARP, &mut entry);
     }
 
-    /// The next packet with a datagram in it.
+    /// Returns the next packet that contains a datagram.
     #[cfg(feature = "quinn")]
     pub(crate) fn packet(&mut self) -> Vec<u8> {
         let mut frame = [0; 4096];
@@ -65,7 +65,7 @@ impl Tap {
         }
     }
 
-    /// Lets the other end answer by a packet of this protocol.
+    /// Makes the other end answer with a packet of this protocol.
     #[cfg(feature = "quinn")]
     pub(crate) fn answer(&mut self, protocol: u8, body: &[u8]) {
         let len = (20 + body.len()) as u16;
@@ -78,7 +78,7 @@ impl Tap {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let mut ours = request(&self.name);
         ioctl(&socket, libc::SIOCGIFHWADDR, &mut ours);
-        // SAFETY: filled in by the call, and integers in any case.
+        // SAFETY: filled in by the call, and an integer in any case.
         let mac = unsafe { ours.ifr_ifru.ifru_hwaddr }.sa_data;
         let mut frame: Vec<u8> = mac[..6].iter().map(|&byte| byte as u8).collect();
         frame.extend_from_slice(&[2, 0, 0, 0, 0, 0, 8, 0]);
@@ -87,7 +87,7 @@ impl Tap {
         self.file.write_all(&frame).unwrap();
     }
 
-    /// The payloads of all datagrams that arrived for this port.
+    /// Returns the payloads of all datagrams that arrived for this port.
     pub(crate) fn datagrams(&mut self, port: u16) -> Vec<Vec<u8>> {
         const ETHERNET: usize = 14;
         let mut frame = [0; 4096];
@@ -105,7 +105,7 @@ impl Tap {
     }
 }
 
-/// That of IP and ICMP.
+/// The checksum of IP and ICMP.
 #[cfg(feature = "quinn")]
 pub(crate) fn checksum(bytes: &[u8]) -> [u8; 2] {
     let words = bytes.chunks(2).map(|word| {
@@ -118,7 +118,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> [u8; 2] {
 }
 
 fn sockaddr(ip: Ipv4Addr) -> libc::sockaddr {
-    // SAFETY: integers only.
+    // SAFETY: only integers.
     let mut address: libc::sockaddr = unsafe { zeroed() };
     address.sa_family = libc::AF_INET as libc::sa_family_t;
     for (to, from) in address.sa_data[2..].iter_mut().zip(ip.octets()) {
