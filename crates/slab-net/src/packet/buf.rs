@@ -405,7 +405,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If `range` is out of bounds, and the same as [`reserve`](Self::reserve).
+    /// If `range` is out of bounds, or if [`reserve`](Self::reserve) panics.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn extend_from_within(&mut self, range: impl RangeBounds<usize>) {
         let (start, end) = resolve(range, self.len());

@@ -44,7 +44,7 @@ impl PacketBuf {
     /// # Panics
     /// If the new capacity is above `u32::MAX`, or if neither the pool nor the heap within its
     /// [limit](super::PacketPoolBuilder::heap_limit) can serve it. The buffer is unchanged after either
-    /// of these panics. If the buffer has no pool, also the same as [`PacketPool::default_pool`].
+    /// of these panics. If the buffer has no pool, also if [`PacketPool::default_pool`] panics.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn reserve(&mut self, additional: usize) {
@@ -83,7 +83,7 @@ impl PacketBuf {
         if self.move_to(&pool, needed).is_ok() || self.reclaim(additional, Shift::Any) {
             return (self, Ok(()));
         }
-        // At least doubled, so that appending byte by byte copies each byte a bounded number of times.
+        // Doubled if possible, so that appending byte by byte copies each byte a bounded number of times.
         let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
         match pool.heap_fallback_up_to(needed, doubled) {
             Ok(mut moved) => {

@@ -112,7 +112,7 @@ impl PacketBuf {
     /// ```
     ///
     /// # Panics
-    /// If they are not adjacent, the same as [`reserve`](Self::reserve).
+    /// If they are not adjacent and [`reserve`](Self::reserve) panics.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn unsplit(&mut self, other: Self) {
         // An `other` without memory knows no pool to grow into; `self` may know one.

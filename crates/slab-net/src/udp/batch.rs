@@ -30,7 +30,7 @@ pub struct PacketBatch {
 impl PacketBatch {
     /// # Safety
     /// The `len` bytes of the chunk from `start` on are the batch's payload, they have been written,
-    /// and nobody writes to them while there is a reference to the chunk.
+    /// and nobody else writes to them while there is a reference to the chunk.
     pub(super) unsafe fn new(
         chunk: SharedChunk,
         start: usize,
@@ -72,7 +72,7 @@ impl PacketBatch {
     #[inline]
     #[must_use]
     pub fn contents(&self) -> &[u8] {
-        // SAFETY: the caller of `new` promised initialised bytes that nobody writes to.
+        // SAFETY: the caller of `new` promised initialised bytes that nobody else writes to.
         unsafe { core::slice::from_raw_parts(self.payload().as_ptr(), self.len as usize) }
     }
 

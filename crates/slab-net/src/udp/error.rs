@@ -96,7 +96,7 @@ impl SendError {
         }
     }
 
-    /// The number of datagrams of the transmit that were sent before the one that failed.
+    /// The number of datagrams that were sent before the one that failed.
     #[must_use]
     pub fn sent(&self) -> usize {
         self.sent

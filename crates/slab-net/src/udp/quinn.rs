@@ -26,12 +26,12 @@ const COALESCED: usize = (64_usize << 10).div_ceil(1200);
 
 /// A socket for [`quinn::Endpoint::new_with_abstract_socket`], made by [`UdpReceiver::into_quinn`].
 ///
-/// **What it provides**: the [counters](SocketMonitor) of all sockets in this crate, including the
-/// kernel's drops, and so their metrics. A datagram that the system does not accept for sending is
+/// **What it provides**: the same [counters](SocketMonitor) as every other socket of this crate, with
+/// the kernel's drops, and so the same metrics. A datagram that the system does not accept for sending is
 /// counted as [lost](super::SocketStats::send_lost_datagrams), where quinn's own socket is silent. A
 /// truncated datagram is dropped and counted, never taken for a whole one. Segmentation offload that
-/// the system refuses is given up for good, with one log event. All options of
-/// [`UdpReceiverBuilder`](super::UdpReceiverBuilder) apply, including shards.
+/// the system refuses is given up for good, with one log event. The socket options of
+/// [`UdpReceiverBuilder`](super::UdpReceiverBuilder) apply, and so do shards.
 ///
 /// **What it does not provide: pool memory on the receive path.** quinn owns its receive buffers (32 of
 /// 64 KiB or more for each endpoint), and copies each datagram to a `BytesMut` before looking at it:

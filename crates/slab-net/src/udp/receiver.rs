@@ -194,7 +194,8 @@ impl UdpReceiver {
     }
 
     /// Waits for at least one batch, appends all available batches to `out`, and returns their number:
-    /// at most 32, or 64 after [`stop`](Self::stop) by io_uring. A consumer can so be woken once for all.
+    /// at most 32, or 63 after [`stop`](Self::stop) by io_uring. Handing them on together wakes a
+    /// consumer only once.
     ///
     /// Cancel-safe. Each system call counts against tokio's cooperative budget.
     ///
@@ -306,7 +307,7 @@ impl UdpReceiver {
     /// queued can still be received, for example with [`try_recv_batch`](Self::try_recv_batch) until it
     /// returns `None`. Sending still works. There is no way back.
     ///
-    /// A server that shuts down can so answer what it has received, and nothing is lost uncounted; see
+    /// This lets a server that shuts down answer what it has received, and count everything else; see
     /// [`forward`](crate::pipeline::forward), which does this.
     ///
     /// # Errors

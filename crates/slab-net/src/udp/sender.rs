@@ -60,7 +60,7 @@ impl UdpSender {
     /// Sends all datagrams of a transmit, in as few system calls as possible, and returns their number.
     /// Waits while the socket's send buffer is full.
     ///
-    /// If the future is dropped, the transmit may have been sent up to some datagram.
+    /// If the future is dropped, the first datagrams of the transmit may have been sent.
     ///
     /// # Errors
     /// The system's error for one of the datagrams; the number of those sent before it is in
@@ -85,7 +85,7 @@ impl UdpSender {
     /// Successive datagrams with the same destination and length leave as one message with GSO,
     /// wherever in memory they lie.
     ///
-    /// If the future is dropped, the transmits may have been sent up to some datagram.
+    /// If the future is dropped, the first datagrams of the transmits may have been sent.
     ///
     /// # Errors
     /// The system's error for one of the datagrams. The number of those sent before it is in

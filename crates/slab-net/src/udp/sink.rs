@@ -77,8 +77,8 @@ impl Outgoing {
 /// ends there, or, if a full sink met it, by the next `feed` or `send`, whose own packet is
 /// nevertheless accepted. Sending then continues with the packet after it.
 ///
-/// Each system call counts against tokio's cooperative budget. Dropping the sink drops packets that
-/// were not flushed.
+/// Sending the queue counts once against tokio's cooperative budget, however many system calls it takes.
+/// Dropping the sink drops packets that were not flushed.
 ///
 /// ```
 /// use futures_util::SinkExt;

@@ -39,12 +39,12 @@ pub enum Overflow {
 
 /// Makes a queue that holds at most `capacity` batches.
 ///
-/// Its memory is allocated here, once. A batch pins up to 64 KiB of pool memory, so `capacity` also
-/// limits how much of the pool the queue can hold.
+/// Its memory is allocated here, once. A batch pins up to 64 KiB of pool memory (by io_uring up to a
+/// chunk of its larger class), so `capacity` also limits how much of the pool the queue can hold.
 ///
 /// A woken task runs next on the thread that woke it, and tokio lets no other thread steal it: while a
 /// producer's loop has something to read, the consumer that it woke does not run, and a queue that
-/// drops overflows beside idle threads. [`forward`](super::forward) yields while the queue is half
+/// drops overflows beside idle threads. [`forward`](super::forward) yields when the queue is half
 /// full; a loop of your own should do so too ([`tokio::task::yield_now`]).
 pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
     let batches = ArrayQueue::new(capacity.get());

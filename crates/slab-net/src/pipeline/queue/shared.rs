@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// Returns the user's priority of a batch. If the user's function panics, the batch is counted as
-    /// lost.
+    /// refused.
     fn priority(&self, lanes: &Lanes, batch: &PacketBatch) -> Priority {
         struct Lost<'a>(&'a Shared, Amount);
 
