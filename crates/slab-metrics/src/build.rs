@@ -1,10 +1,10 @@
-//! How the program was built, as a series.
+//! The series that says how the program was built.
 
 use crate::json::Json;
 use crate::names::BUILD_INFO;
 use crate::series::{Describe, Source};
 
-/// Always there, and not registered by anybody.
+/// The source that every collector has without registering it.
 pub(crate) struct BuildSource;
 
 impl Source for BuildSource {

@@ -1,4 +1,4 @@
-//! [`Collector`]: what is to be read at a scrape.
+//! [`Collector`]: the sources that a scrape reads.
 
 use crate::build::BuildSource;
 use crate::error::{RegisterError, SourceKind};
@@ -15,13 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The most sources that a collector holds, of all kinds together.
 pub const MAX_SOURCES: usize = 1024;
 
-/// The pools, sockets, queues and RUDP endpoints whose statistics are read at a scrape.
+/// The pools, sockets, queues and RUDP endpoints whose statistics a scrape reads.
 ///
-/// Cloning gives another handle to the same collector. Nothing is read, and no code of this crate
-/// runs, between scrapes.
+/// Cloning returns another handle to the same collector. Between scrapes nothing is read.
 ///
-/// A registered pool stays open: the collector holds a handle to it, so that its series do not end
-/// without notice. They end when [`unregister`](Self::unregister) gives the handle back.
+/// The collector holds a handle to each registered pool, so the pool stays open and its series do not
+/// end without notice, until [`unregister`](Self::unregister) drops the handle.
 ///
 /// ```
 /// use slab_core::SlabPool;
@@ -47,8 +46,8 @@ pub struct Collector {
 struct Sources {
     build: Arc<dyn Source>,
     entries: Vec<Entry>,
-    /// Of the last one registered. They ascend, in the list too, so that whoever remembers them
-    /// finds what is new to it at the end of the list.
+    /// The serial number of the last source registered. Serial numbers ascend, also along the list, so
+    /// a reader that remembers them finds new sources at the end of the list.
     last_serial: u64,
 }
 
@@ -70,13 +69,13 @@ struct Entry {
 }
 
 impl Collector {
-    /// A collector with nothing registered.
+    /// Creates a collector with nothing registered.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a pool, under its own name as the label `pool`.
+    /// Registers a pool, with its own name as the label `pool`.
     ///
     /// # Errors
     /// Another pool has this name, or the collector is full.
@@ -84,8 +83,8 @@ impl Collector {
         self.register_as_pool(pool.name(), pool.clone())
     }
 
-    /// Adds a typed slab, under its own name as the label `pool`: the same series as a pool's, of
-    /// its one size class, but for the resident bytes.
+    /// Registers a typed slab, with its own name as the label `pool`. It has the series of a pool with
+    /// one size class, except the resident bytes.
     ///
     /// ```
     /// # use slab_core::Slab;
@@ -109,8 +108,8 @@ impl Collector {
         self.register_as_pool(slab.name(), slab.clone())
     }
 
-    /// Adds the pool of a collection's allocator, under `name` as the label `pool`: the same series
-    /// as a pool's, but for the resident bytes.
+    /// Registers the pool behind a collection's allocator, with `name` as the label `pool`. It has the
+    /// series of a pool, except the resident bytes.
     ///
     /// # Errors
     /// Another pool has this name, or the collector is full.
@@ -132,8 +131,8 @@ impl Collector {
         self.register(SourceKind::Pool, name, source)
     }
 
-    /// Adds a packet pool, under the name of its slab pool: that one's series and those of the
-    /// packets. The slab pool need not be registered as well, and cannot be.
+    /// Registers a packet pool under the name of its slab pool, with the series of both. The slab pool
+    /// cannot be registered as well.
     ///
     /// # Errors
     /// Another pool has this name, or the collector is full.
@@ -143,8 +142,8 @@ impl Collector {
         self.register(SourceKind::Pool, pool.slab().name(), source)
     }
 
-    /// Adds a UDP socket. `name` is the label `socket`; it should come from a small fixed set, as
-    /// the number of a shard does, and never be an address.
+    /// Registers a UDP socket, with `name` as the label `socket`. Names should come from a small fixed
+    /// set, such as shard numbers, and never be addresses.
     ///
     /// # Errors
     /// Another socket has this name, or the collector is full.
@@ -162,7 +161,7 @@ impl Collector {
         self.register(SourceKind::Socket, &name, source)
     }
 
-    /// Adds a hand-off queue. `name` is the label `queue`.
+    /// Registers a hand-off queue, with `name` as the label `queue`.
     ///
     /// # Errors
     /// Another queue has this name, or the collector is full.
@@ -180,10 +179,10 @@ impl Collector {
         self.register(SourceKind::Queue, &name, source)
     }
 
-    /// Adds an RUDP endpoint. `name` is the label `endpoint`. It stays open, as a pool
-    /// does, until it is unregistered and the program's own handles are gone.
+    /// Registers an RUDP endpoint, with `name` as the label `endpoint`. Like a pool, it stays open until
+    /// it is unregistered and the program's own handles are dropped.
     ///
-    /// A scrape locks each session of the endpoint for a moment.
+    /// A scrape locks each session of the endpoint briefly.
     ///
     /// # Errors
     /// Another endpoint has this name, or the collector is full.
@@ -229,10 +228,10 @@ impl Collector {
         Ok(())
     }
 
-    /// Takes a source out and gives its handle back; false if there was none of this name.
+    /// Removes a source and drops its handle; returns `false` if there is no source of this kind and name.
     ///
-    /// Its series are gone from the next scrape of an [`Exporter`](crate::Exporter). In a recorder
-    /// fed by a [`Sampler`](crate::Sampler) its gauges go to 0 at the next sample.
+    /// Its series are missing from the next scrape of an [`Exporter`](crate::Exporter). In a recorder
+    /// fed by a [`Sampler`](crate::Sampler), its gauges go to 0 at the next sample.
     pub fn unregister(&self, kind: SourceKind, name: &str) -> bool {
         let mut sources = self.lock();
         let Some(index) = sources.position(kind, name) else {
@@ -245,7 +244,7 @@ impl Collector {
         true
     }
 
-    /// The sources of one kind with their names, to be read without holding the lock.
+    /// Returns the sources of one kind with their names, to be read without holding the lock.
     pub(crate) fn of_kind(&self, kind: SourceKind) -> Vec<(String, Arc<dyn Source>)> {
         let sources = self.lock();
         let of_kind = sources.entries.iter().filter(|entry| entry.kind == kind);
@@ -254,8 +253,8 @@ impl Collector {
             .collect()
     }
 
-    /// Every source with its serial number, in ascending order, to be read without holding the
-    /// lock; in front the one that is always there. Allocates nothing if `to` has the room.
+    /// Copies every source with its serial number to `to`, in ascending order and with the build source
+    /// first, to be read without holding the lock. Allocates nothing if `to` has the capacity.
     pub(crate) fn copy_sources(&self, to: &mut Vec<(u64, Arc<dyn Source>)>) {
         to.clear();
         let sources = self.lock();

@@ -1,8 +1,8 @@
-//! What can go wrong when something is registered or installed.
+//! Errors of registering a source and of installing a recorder.
 
 use core::fmt;
 
-/// What a collector reads statistics from.
+/// The kind of a source that a collector reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SourceKind {
@@ -30,18 +30,18 @@ impl fmt::Display for SourceKind {
     }
 }
 
-/// Why a source was not registered. The collector is unchanged.
+/// The reason why a source was not registered. The collector is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// Another source of this kind has this name, and their series would be the same.
+    /// Another source of this kind has this name: both would have the same series.
     DuplicateName {
         /// The kind of source.
         kind: SourceKind,
-        /// The name that stands twice.
+        /// The name that is taken.
         name: String,
     },
-    /// The collector holds [`MAX_SOURCES`](crate::MAX_SOURCES) already.
+    /// The collector already holds [`MAX_SOURCES`](crate::MAX_SOURCES) sources.
     TooManySources,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for RegisterError {
 
 impl core::error::Error for RegisterError {}
 
-/// A global recorder was installed before, by this program or a library in it.
+/// A global recorder is already installed, by this program or a library in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GlobalRecorderTaken;
 

@@ -1,4 +1,4 @@
-//! [`Exporter`]: a collector's page.
+//! [`Exporter`]: renders a collector's page.
 
 use crate::collector::Collector;
 use crate::error::GlobalRecorderTaken;
@@ -8,9 +8,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Renders the statistics of a [`Collector`] as a Prometheus page, read at the moment of the call.
+/// Renders the statistics of a [`Collector`], read at the moment of the call, as a Prometheus page.
 ///
-/// Cloning gives another handle to the same exporter. It touches no global state unless
+/// Cloning returns another handle to the same exporter. An exporter touches no global state unless
 /// [`install_global_recorder`](Self::install_global_recorder) is called.
 #[derive(Clone)]
 pub struct Exporter {
@@ -21,12 +21,12 @@ struct Shared {
     collector: Collector,
     started: Instant,
     page: Mutex<TextPage>,
-    /// What the program's own `counter!`, `gauge!` and `histogram!` go to, if it wants them here.
+    /// The recorder of the program's own `counter!`, `gauge!` and `histogram!`, if one was installed here.
     global: OnceLock<PrometheusHandle>,
 }
 
 impl Exporter {
-    /// An exporter of what is, or will be, registered with `collector`.
+    /// Creates an exporter of everything that is, or will be, registered with `collector`.
     #[must_use]
     pub fn new(collector: Collector) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Exporter {
         }
     }
 
-    /// The collector, to register more with.
+    /// Returns the collector, to register more sources with.
     #[must_use]
     pub fn collector(&self) -> &Collector {
         &self.shared.collector
@@ -73,32 +73,34 @@ impl Exporter {
     }
 
     fn own_page(&self, format: Format) -> String {
-        // One page at a time: they share the memory that they are made in. After a panic, the next
-        // makes it anew.
+        // One page at a time: pages share the memory that they are rendered in. After a panic, the next
+        // one renders it anew.
         let page = self.shared.page.lock();
         let mut page = page.unwrap_or_else(PoisonError::into_inner);
         page.render(&self.shared.collector, format)
     }
 
-    /// Installs a recorder of `metrics-exporter-prometheus` for the whole program, so that what it counts
-    /// by the macros of the `metrics` facade is on the page too, after our own series. Names that begin
-    /// with `slab_` are ours. Let those of counters end in `_total`: OpenMetrics, which Prometheus asks
-    /// for, has it at the end of each, so that one named otherwise has two names, by format.
-    /// [`MetricsServer::serve`](crate::MetricsServer::serve) does its upkeep.
+    /// Installs a recorder of `metrics-exporter-prometheus` for the whole program: what the program counts
+    /// by the macros of the `metrics` facade then follows our own series on the page.
+    ///
+    /// Names that begin with `slab_` are reserved for ours. Names of counters should end in `_total`: the
+    /// OpenMetrics format, which Prometheus asks for, appends it, so a counter without it has a different
+    /// name in each format. [`MetricsServer::serve`](crate::MetricsServer::serve) runs the recorder's
+    /// upkeep.
     ///
     /// # Errors
-    /// There is a global recorder already.
+    /// A global recorder is already installed.
     pub fn install_global_recorder(&self) -> Result<(), GlobalRecorderTaken> {
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
         metrics::set_global_recorder(recorder).map_err(|_| GlobalRecorderTaken)?;
-        // There is one global recorder, so this is the only call that gets here.
+        // Only one call can install the global recorder, so only one gets here.
         let _ = self.shared.global.set(handle);
         Ok(())
     }
 
-    /// Moves the samples of the program's histograms into their buckets; without it they would
-    /// pile up between scrapes.
+    /// Moves the samples of the program's histograms into their buckets; otherwise they would pile up
+    /// between scrapes.
     pub(crate) fn upkeep(&self) {
         if let Some(global) = self.shared.global.get() {
             global.run_upkeep();

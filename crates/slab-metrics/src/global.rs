@@ -1,14 +1,14 @@
-//! [`GlobalRecorder`]: the program's recorder as one that can be given away.
+//! [`GlobalRecorder`]: the program's recorder, as a value that a sampler can own.
 
 use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit, with_recorder,
 };
 
-/// The recorder that the program has installed for itself, whatever it is: for a
-/// [`Sampler`](crate::Sampler) that is to feed it.
+/// Forwards to the global recorder that the program has installed, so that a
+/// [`Sampler`](crate::Sampler) can feed it.
 ///
-/// Install first, then sample: what a sampler registers while there is no recorder goes nowhere for
-/// good.
+/// Install the recorder before the first sample: series that a sampler registers without one are lost
+/// for good.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GlobalRecorder;
 

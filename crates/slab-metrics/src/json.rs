@@ -4,14 +4,13 @@ use crate::collector::Collector;
 use crate::error::SourceKind;
 use std::fmt::Write;
 
-/// The statistics of everything registered, as one JSON object:
+/// Renders the statistics of everything registered as one JSON object:
 ///
 /// ```json
 /// {"version":"0.1.0","uptime_ms":1234,"pools":[..],"sockets":[..],"queues":[..],"endpoints":[..]}
 /// ```
 ///
-/// `uptime_ms` is the time of reading, from a clock that only goes forward: rates are differences
-/// over it.
+/// `uptime_ms` is the time of reading, by a monotonic clock: rates are differences over it.
 pub(crate) fn stats(collector: &Collector, uptime_ms: u64) -> String {
     let mut json = Json::default();
     json.object(|json| {
@@ -37,7 +36,7 @@ pub(crate) fn stats(collector: &Collector, uptime_ms: u64) -> String {
     json.text
 }
 
-/// Writes JSON; a comma goes before whatever is not the first in its brackets.
+/// Writes JSON, with a comma before everything that is not the first in its brackets.
 #[derive(Debug, Default)]
 pub(crate) struct Json {
     text: String,

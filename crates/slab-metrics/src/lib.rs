@@ -1,23 +1,23 @@
-//! The statistics of pools, sockets and queues on a Prometheus page, read at the moment of the
+//! Exports the statistics of pools, sockets, queues and RUDP endpoints to Prometheus, read at each
 //! scrape.
 //!
-//! Nothing here runs between scrapes, and nothing is added to the paths that allocate, receive or
-//! free: a scrape reads the statistics that slab-core and slab-net keep anyway.
+//! A scrape reads the statistics that slab-core and slab-net keep anyway. So nothing runs between
+//! scrapes, and nothing is added to the paths that allocate, receive or free.
 //!
 //! | module | what |
 //! |---|---|
-//! | `http` | [`MetricsServer`]: the page over HTTP, bounded in every direction |
-//! | `exporter` | [`Exporter`]: a collector's page, and the program's own metrics behind it |
-//! | `sampler` | [`Sampler`]: a collector's statistics into any recorder of the `metrics` facade |
-//! | `global` | [`GlobalRecorder`]: the one that the program has installed |
-//! | `collector` | [`Collector`]: what is read at a scrape |
+//! | `http` | [`MetricsServer`]: serves the page over HTTP, with limits on everything |
+//! | `exporter` | [`Exporter`]: renders a collector's page, followed by the program's own metrics |
+//! | `sampler` | [`Sampler`]: copies a collector's statistics into any recorder of the `metrics` facade |
+//! | `global` | [`GlobalRecorder`]: the recorder that the program has installed |
+//! | `collector` | [`Collector`]: the sources that a scrape reads |
 //! | `text` | the page, written straight from the statistics |
-//! | `openmetrics` | the program's own metrics in that format |
+//! | `openmetrics` | converts the program's own metrics to OpenMetrics |
 //! | `json` | the same statistics as `/stats.json` |
 //! | `pool`, `net`, `rudp`, `build` | one kind of source each, and its series |
 //! | `series`, `names` | from a source to its series; names, types, help texts |
 //!
-//! Every metric, with what to do when it moves, is in the crate's README.
+//! The crate's README lists every metric, with what to do when it moves.
 //!
 //! ```no_run
 //! use slab_core::SlabPool;

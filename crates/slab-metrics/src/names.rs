@@ -1,20 +1,22 @@
 //! Every metric family that this crate exports: name, type and help text.
 //!
-//! Names are written out as Prometheus shows them, so that no option of a recorder has to complete
-//! them. What to do when one moves stands in the crate's README, and `tests/table.rs` keeps the two
+//! Names are spelled out as Prometheus shows them, so no option of a recorder has to complete them. The
+//! crate's README says what to do when a metric moves; `tests/table.rs` keeps the README and this file
 //! equal.
 
 use slab_core::WaitTimes;
 #[cfg(feature = "net")]
 use slab_net::rudp::RoundTripTimes;
 
-/// The upper bounds of the buckets of `slab_pool_wait_seconds`, in seconds, but for the last bucket,
-/// which has none: what `PrometheusBuilder::set_buckets_for_metric` wants from a program that feeds
-/// a recorder of its own.
+/// The upper bounds of the buckets of `slab_pool_wait_seconds`, in seconds, without the last bucket,
+/// which has none.
+///
+/// A program that feeds a recorder of its own passes them to
+/// `PrometheusBuilder::set_buckets_for_metric`.
 pub const WAIT_SECONDS_BOUNDS: [f64; WaitTimes::BOUNDS_NANOS.len()] =
     in_seconds(WaitTimes::BOUNDS_NANOS);
 
-/// The same of `slab_rudp_rtt_seconds`.
+/// The same for `slab_rudp_rtt_seconds`.
 #[cfg(feature = "net")]
 pub const RTT_SECONDS_BOUNDS: [f64; RoundTripTimes::BOUNDS_NANOS.len()] =
     in_seconds(RoundTripTimes::BOUNDS_NANOS);
@@ -34,15 +36,15 @@ const fn in_seconds<const N: usize>(nanos: [u64; N]) -> [f64; N] {
 pub(crate) enum Kind {
     Counter,
     Gauge,
-    /// A counter that is read in nanoseconds. Its name is in seconds.
+    /// A counter that is read in nanoseconds and exported in seconds.
     #[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only RUDP has one"))]
     SecondsCounter,
-    /// With the upper bounds of all buckets but the last, in nanoseconds. Its name is in seconds.
+    /// A histogram with the upper bounds of all buckets but the last, in nanoseconds; exported in seconds.
     Histogram(&'static [u64]),
 }
 
 impl Kind {
-    /// As Prometheus calls it.
+    /// Returns Prometheus' name of the type.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Counter | Self::SecondsCounter => "counter",
@@ -61,8 +63,8 @@ pub(crate) struct Family {
 }
 
 impl Family {
-    /// How many numbers are the value of one series: of a histogram the count of each bucket, not
-    /// cumulative, and the sum in nanoseconds.
+    /// Returns how many numbers make up the value of one series. For a histogram these are the count of
+    /// each bucket, not cumulative, and the sum in nanoseconds.
     pub(crate) fn width(&self) -> usize {
         match self.kind {
             Kind::Counter | Kind::SecondsCounter | Kind::Gauge => 1,

@@ -8,7 +8,7 @@ use slab_net::pipeline::{QueueMonitor, QueueStats};
 use slab_net::udp::{SocketMonitor, SocketStats};
 use slab_net::{PacketPool, PacketPoolStats};
 
-/// A packet pool: its slab pool's series, and what the packets add.
+/// A packet pool: the series of its slab pool, and those of the packets.
 pub(crate) struct PacketPoolSource {
     slab: PoolSource,
     pool: PacketPool,

@@ -1,14 +1,14 @@
-//! What the program counts by itself in the OpenMetrics format, from Prometheus' text format.
+//! Converts the program's own metrics from Prometheus' text format to OpenMetrics.
 //!
-//! `metrics-exporter-prometheus` writes the latter only. The two differ in little: a counter's
-//! family is named without `_total`, help texts escape quotes, there are no empty lines, and a last
-//! line, which is left to the caller, says that the page is whole.
+//! `metrics-exporter-prometheus` writes only the text format. OpenMetrics differs from it in little: a
+//! counter's family is named without `_total`, help texts escape quotes, there are no empty lines, and
+//! a last line, which the caller writes, marks the page as complete.
 
-/// Appends the same metrics in OpenMetrics 1.0.
+/// Appends the metrics of `text` in OpenMetrics 1.0.
 pub(crate) fn append(page: &mut String, text: &str) {
     // The family whose samples need `_total` appended to their name.
     let mut bare_counter = None;
-    // Help stands before the type, and needs it for its name.
+    // The help precedes the type, which decides the family's name.
     let mut help = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {

@@ -8,12 +8,12 @@ use slab_core::SlabAllocator;
 use slab_core::{ClassStats, PoolStats, Slab, SlabPool, WaitTimes};
 use std::sync::{Mutex, PoisonError};
 
-/// What has the statistics of a pool.
+/// Something with a pool's statistics.
 pub(crate) trait ReadPool: Send + Sync {
     fn stats(&self) -> PoolStats;
-    /// How long callers waited for chunks of a class.
+    /// Returns how long callers waited for chunks of a class; `None` if nobody can wait.
     fn wait_times(&self, class: usize) -> Option<WaitTimes>;
-    /// `None` where nobody says.
+    /// Returns the resident bytes; `None` if they are not known.
     fn resident_bytes(&self) -> Option<usize>;
 }
 
@@ -51,7 +51,7 @@ impl ReadPool for SlabAllocator {
         self.stats()
     }
 
-    /// An allocator refuses, and never waits.
+    /// An allocator refuses and never waits.
     fn wait_times(&self, _class: usize) -> Option<WaitTimes> {
         None
     }
@@ -61,7 +61,7 @@ impl ReadPool for SlabAllocator {
     }
 }
 
-/// Per pool.
+/// The series of a pool.
 const ROWS: &[Row<PoolStats>] = &[
     Row(&POOL_CAPACITY_BYTES, None, |s| s.max_memory as u64),
     Row(&POOL_UNASSIGNED_BYTES, None, |s| {
@@ -82,7 +82,7 @@ struct Class {
     totals: Totals,
 }
 
-/// Per class of a pool.
+/// The series of a class of a pool.
 const CLASS_ROWS: &[Row<Class>] = &[
     Row(&POOL_COMMITTED_BYTES, None, |c| {
         c.stats.committed_bytes as u64
@@ -140,8 +140,8 @@ pub(crate) struct PoolSource {
     pool: Box<dyn ReadPool>,
     class_bytes: Box<[usize]>,
     says_resident: bool,
-    /// One entry a size class. With the source and not with a way out, so that every page and
-    /// every recorder, also one that is made later, sees the same totals.
+    /// One entry per size class. Kept by the source rather than by a page or recorder, so that all of
+    /// these, also those made later, see the same totals.
     totals: Mutex<Box<[Totals]>>,
 }
 
@@ -158,15 +158,15 @@ impl PoolSource {
         }
     }
 
-    /// Of each class that somebody can wait for.
+    /// Returns the waiting times of each class that callers can wait for.
     fn wait_times(&self) -> impl Iterator<Item = WaitTimes> + '_ {
         (0..self.class_bytes.len()).map_while(|class| self.pool.wait_times(class))
     }
 
-    /// Reads the pool; `each` gets every class with its totals.
+    /// Reads the pool and calls `each` with every class and its totals.
     fn read_classes(&self, mut each: impl FnMut(Class)) -> PoolStats {
-        // Read under the lock: what two scrapes read then reaches the totals in that order. A
-        // panic in between leaves totals that are at worst old.
+        // Read under the lock, so that the snapshots of two scrapes reach the totals in the order in which
+        // they were taken. A panic in between leaves totals that are at worst old.
         let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
         let stats = self.pool.stats();
         for (total, class) in totals.iter_mut().zip(stats.classes()) {
@@ -180,8 +180,8 @@ impl PoolSource {
     }
 }
 
-/// Totals of one class that slab-core derives from others, and that may therefore fall in its
-/// snapshots. A counter on a page must not: Prometheus would take that for a restart, and count
+/// Totals of one class that slab-core derives from other numbers, so that they may fall from one snapshot
+/// to the next. A counter on a page must not fall: Prometheus would take that for a restart and count
 /// everything before it a second time.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
@@ -191,12 +191,12 @@ struct Totals {
 }
 
 impl Totals {
-    /// Brings each total up to the snapshot and none down. What was freed is split anew, by as
-    /// much as was freed since: local and remote stay what was freed, exactly.
+    /// Raises each total to the snapshot and lowers none. The frees since the last snapshot are split
+    /// between local and remote, so that the two always add up to all frees.
     fn advance(&mut self, class: &ClassStats) {
         self.allocs_magazine = self.allocs_magazine.max(class.allocs_from_magazine());
         let frees = class.frees.max(self.frees_local + self.frees_remote);
-        // A thread's frees beyond its allocations become fewer when it allocates.
+        // A thread's excess of frees over allocations shrinks when it allocates.
         let at_most = frees - self.frees_local;
         self.frees_remote = self.frees_remote.max(class.frees_remote.min(at_most));
         self.frees_local = frees - self.frees_remote;
@@ -224,7 +224,7 @@ impl Source for PoolSource {
     fn read(&self, values: &mut Vec<u64>) {
         let stats = self.read_classes(|class| read_rows(CLASS_ROWS, &class, values));
         read_rows(ROWS, &stats, values);
-        // Over all classes: a label more would be sixteen lines more for each.
+        // Over all classes: with a label for the class, each would have sixteen lines more.
         let first = values.len();
         values.resize(first + POOL_WAIT_SECONDS.width(), 0);
         for times in self.wait_times() {

@@ -123,7 +123,7 @@ const ROWS: &[Row<EndpointStats>] = &[
     }),
 ];
 
-/// What error correction did.
+/// The series of error correction.
 #[cfg(feature = "fec")]
 const FEC_ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_FEC_SHARDS_TOTAL, Some(("direction", "sent")), |s| {

@@ -1,4 +1,4 @@
-//! [`Sampler`]: the way from a collector into one recorder.
+//! [`Sampler`]: copies a collector's statistics into one recorder.
 
 use crate::collector::Collector;
 use crate::names::{Family, Kind};
@@ -14,30 +14,30 @@ use tokio::time::{MissedTickBehavior, interval};
 static METADATA: Metadata<'static> =
     Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-/// The shortest period of a sampler that runs by itself.
+/// The shortest period of [`Sampler::run`].
 const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 
-/// Brings the statistics of a [`Collector`] into a recorder of the `metrics` facade.
+/// Copies the statistics of a [`Collector`] into a recorder of the `metrics` facade.
 ///
-/// For programs that have a recorder already; [`Exporter`](crate::Exporter) needs none. Call
-/// [`sample`](Self::sample) when the recorder is about to be read, or let it
-/// [`run`](Self::run) where something else decides when that is. The recorder is owned (a
-/// reference or an `Arc` of one will do; [`GlobalRecorder`](crate::GlobalRecorder) is the
-/// program's), because the handles that it gave out are kept: from the second sample on, a sample
-/// allocates nothing, but for what a recorder needs to take new waits and round trips.
+/// It is for programs that already have a recorder; [`Exporter`](crate::Exporter) needs none. Call
+/// [`sample`](Self::sample) just before the recorder is read or, if something else decides when that
+/// is, spawn [`run`](Self::run). The sampler owns the recorder (a reference or an `Arc` will do; for the
+/// program's own use [`GlobalRecorder`](crate::GlobalRecorder)) because it keeps the recorder's handles:
+/// from the second sample on, a sample allocates nothing except what the recorder needs for new waits and
+/// round trips, and a list of the sessions of each RUDP endpoint.
 ///
-/// Counters are set to totals by `absolute`, which never goes back; gauges are set to what is now.
-/// A histogram is fed what was counted since the last sample, each at the upper bound of its
-/// bucket: give the recorder the bounds of [`WAIT_SECONDS_BOUNDS`](crate::WAIT_SECONDS_BOUNDS) for
-/// `slab_pool_wait_seconds` and of `RTT_SECONDS_BOUNDS` (feature `net`) for `slab_rudp_rtt_seconds`,
-/// and its buckets are exact and its sum is an upper bound. Counters of a facade are whole numbers:
-/// those of seconds count whole seconds.
-/// A facade cannot take a series away: when a source is unregistered, its gauges go to 0 and its
-/// counters stand still. If it is registered again, its counters and histograms go on from where they
-/// were; what one of its name counts that has counted less is taken for a new one's, and added. A
-/// recorder with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between two
-/// samples) drops series later; a histogram that it drops while nobody waits is there again, from 0,
-/// with the next wait.
+/// Counters are set to totals by `absolute`, which never goes back; gauges are set to current values.
+/// Counters of the facade are whole numbers, so counters of seconds count whole seconds. A histogram is
+/// fed what was counted since the last sample, each value at the upper bound of its bucket. If the
+/// recorder has the bounds [`WAIT_SECONDS_BOUNDS`](crate::WAIT_SECONDS_BOUNDS) for
+/// `slab_pool_wait_seconds` and `RTT_SECONDS_BOUNDS` (feature `net`) for `slab_rudp_rtt_seconds`, the
+/// buckets are exact; the sum is an upper bound unless values lie above the last bound.
+///
+/// The facade cannot remove a series: when a source is unregistered, its gauges go to 0 and its counters
+/// stand still. If a source is registered under the same name again, its counters and histograms go on
+/// from there; if it has counted less, it is taken for a new source and its counts are added. A recorder
+/// with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between two samples)
+/// drops series later; a histogram dropped while nobody waits reappears, from 0, with the next wait.
 ///
 /// ```
 /// use metrics_exporter_prometheus::PrometheusBuilder;
@@ -58,8 +58,8 @@ pub struct Sampler<R> {
     collector: Collector,
     recorder: R,
     tracked: Vec<Tracked>,
-    /// What counters and histograms of ended sources have come to: as many as the recorder was given
-    /// such series.
+    /// The final values of ended sources' counters and histograms. Has at most as many entries as the
+    /// recorder has such series.
     ended: HashMap<Key, Box<[u64]>>,
     // Kept from one sample to the next for their memory; empty in between.
     sources: Vec<(u64, Arc<dyn Source>)>,
@@ -76,26 +76,26 @@ enum Handle {
     Counter {
         counter: Counter,
         key: Key,
-        /// So many of what was read are one: nanoseconds are counted as whole seconds.
+        /// How many of what was read count as one: nanoseconds are counted as whole seconds.
         divisor: u64,
-        /// What sources of this name that have ended counted, in all.
+        /// The total of all ended sources of this name.
         before: u64,
-        /// What this one counted so far.
+        /// The latest total of this source.
         last: u64,
     },
     Gauge(Gauge),
-    /// Its handle is asked for each time: a recorder with an idle timeout forgets a histogram that
-    /// nothing was recorded in for long, and what went to a handle from before would be lost.
+    /// Its handle is requested anew each time: a recorder with an idle timeout forgets a histogram that
+    /// was idle for long, and records into an old handle would be lost.
     Histogram {
         key: Key,
         bounds_nanos: &'static [u64],
-        /// What it was fed so far, by bucket.
+        /// What the histogram was fed so far, by bucket.
         fed: Box<[u64]>,
     },
 }
 
 impl<R: Recorder> Sampler<R> {
-    /// A sampler that has not registered anything with `recorder` yet.
+    /// Creates a sampler; it registers nothing with `recorder` before the first sample.
     pub fn new(collector: Collector, recorder: R) -> Self {
         Self {
             collector,
@@ -107,11 +107,11 @@ impl<R: Recorder> Sampler<R> {
         }
     }
 
-    /// Reads every source now and sets its series.
+    /// Reads every source and sets its series.
     pub fn sample(&mut self) {
         let mut sources = std::mem::take(&mut self.sources);
         self.collector.copy_sources(&mut sources);
-        // Those that ended come first: a new source of the same name has the same series.
+        // Ended sources first: a new source of the same name has the same series.
         self.tracked.retain_mut(|tracked| {
             let known = sources.binary_search_by_key(&tracked.serial, |&(serial, _)| serial);
             if known.is_err() {
@@ -120,7 +120,7 @@ impl<R: Recorder> Sampler<R> {
             }
             known.is_ok()
         });
-        // Serial numbers ascend: what is new stands behind what is known.
+        // Serial numbers ascend: new sources follow the known ones.
         for (serial, source) in &sources[self.tracked.len()..] {
             let mut handles = Vec::new();
             source.describe(&mut |family, labels| {
@@ -139,16 +139,16 @@ impl<R: Recorder> Sampler<R> {
                 values = handle.set(&self.recorder, values);
             }
         }
-        // Perhaps the last handles to what was unregistered meanwhile.
+        // These may be the last handles to sources that were unregistered meanwhile.
         sources.clear();
         self.sources = sources;
     }
 
-    /// Samples now and then once a period, until the future is dropped: for a recorder that
-    /// something else reads whenever it likes, such as the HTTP listener or the push gateway of
-    /// `metrics-exporter-prometheus`. What is read is then up to a period old.
+    /// Samples at once and then once per `period`, until the future is dropped.
     ///
-    /// A period below 10 ms is taken as 10 ms. A sample that comes late delays those behind it.
+    /// For a recorder that something else reads at its own times, such as the HTTP listener or the push
+    /// gateway of `metrics-exporter-prometheus`; values are then up to a period old. A period below 10 ms
+    /// is taken as 10 ms. A late sample delays the following ones.
     ///
     /// ```no_run
     /// use slab_core::SlabPool;
@@ -175,7 +175,7 @@ impl<R: Recorder> Sampler<R> {
 }
 
 impl Handle {
-    /// Registers a series, at 0: `rate()` needs to see it before its first event.
+    /// Registers a series at 0: `rate()` needs to see it before its first event.
     fn new(
         recorder: &impl Recorder,
         family: &Family,
@@ -221,7 +221,7 @@ impl Handle {
         }
     }
 
-    /// Takes its value from the front; returns the rest.
+    /// Sets the series from the first values; returns the rest.
     fn set<'a>(&mut self, recorder: &impl Recorder, values: &'a [u64]) -> &'a [u64] {
         match self {
             Self::Counter {
@@ -231,7 +231,7 @@ impl Handle {
                 last,
                 ..
             } => {
-                // Totals of one source do not fall: this one has the name of one that has ended.
+                // Totals of one source do not fall: this is a new source with the name of an ended one.
                 if values[0] < *last {
                     *before += *last;
                 }
@@ -250,11 +250,11 @@ impl Handle {
                 fed,
             } => {
                 let (counts, rest) = values.split_at(fed.len());
-                // Counts of one source do not fall: this one has the name of one that has ended.
+                // Counts of one source do not fall: this is a new source with the name of an ended one.
                 if counts.iter().zip(&*fed).any(|(count, fed)| count < fed) {
                     fed.fill(0);
                 }
-                // Above the last bound there is none: some value beyond it.
+                // The last bucket has no bound: feed some value above the one before.
                 let beyond = bounds_nanos.last().map_or(0, |last| 2 * last);
                 let at = bounds_nanos.iter().copied().chain([beyond]);
                 if *counts == **fed {
@@ -268,7 +268,7 @@ impl Handle {
                         *fed = *count;
                     }
                 }
-                // A facade makes the sum by itself.
+                // The facade computes the sum itself.
                 &rest[1..]
             }
         }

@@ -1,8 +1,8 @@
-//! From a source of statistics to series: what they are called, and how they are read.
+//! From a source of statistics to series: how they are named and read.
 //!
-//! A source names its series once and then gives their values as plain numbers, in the same order.
-//! What becomes of them is the business of the two ways out: [`text`](crate::text) writes them on
-//! a page, [`sampler`](crate::sampler) sets the handles of a recorder.
+//! A source describes its series once and then returns their values as plain numbers, in the same order.
+//! There are two outputs: [`text`](crate::text) writes the values on a page, [`sampler`](crate::sampler)
+//! sets the handles of a recorder.
 
 use crate::json::Json;
 use crate::names::{Family, Kind};
@@ -12,19 +12,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A label's name and value.
 pub(crate) type Label = (&'static str, SharedString);
 
-/// Gets each series of a source: its family and its labels.
+/// Receives each series of a source: its family and its labels.
 pub(crate) type Describe<'a> = dyn FnMut(&'static Family, &[Label]) + 'a;
 
 /// Something registered with a collector: the handle by which its statistics are read.
 pub(crate) trait Source: Send + Sync {
-    /// Names every series, each combination of labels, always the same ones.
+    /// Describes every series, with each combination of labels; always the same ones.
     fn describe(&self, to: &mut Describe<'_>);
 
-    /// Appends the values of these series, in that order: [`Family::width`] numbers each. Must not
-    /// allocate beyond that, for this is what runs at each scrape; an RUDP endpoint has its sessions listed.
+    /// Appends the values of these series in that order, [`Family::width`] numbers each. Runs at each
+    /// scrape and must not allocate beyond that; only an RUDP endpoint makes a list of its sessions.
     fn read(&self, values: &mut Vec<u64>);
 
-    /// Writes the statistics as members of an object that has a `name` already.
+    /// Writes the statistics as members of an object that already has a `name`.
     fn write_json(&self, json: &mut Json);
 }
 
@@ -42,14 +42,14 @@ impl<S: Source + ?Sized> Source for Arc<S> {
     }
 }
 
-/// One series: its family, a label beside those of its source, and where its value is.
+/// One series: its family, a label in addition to those of its source, and how to read its value.
 pub(crate) struct Row<S: 'static>(
     pub(crate) &'static Family,
     pub(crate) Option<(&'static str, &'static str)>,
     pub(crate) fn(&S) -> u64,
 );
 
-/// Names the series of a table.
+/// Describes the series of a table.
 pub(crate) fn describe_rows<S>(rows: &[Row<S>], labels: &[Label], to: &mut Describe<'_>) {
     let mut all = labels.to_vec();
     for Row(family, label, _) in rows {
@@ -66,14 +66,14 @@ pub(crate) fn read_rows<S>(rows: &[Row<S>], stats: &S, values: &mut Vec<u64>) {
 
 /// A source whose counters never fall.
 ///
-/// Statistics are put together from parts of slightly different moments: a session that ends, or a
-/// thread, can for one snapshot be in neither of two sums. A counter on a page must not fall, for
-/// Prometheus would take that for a restart and count everything before it a second time.
+/// The parts of a snapshot are of slightly different moments: a session or thread that ends can be in
+/// neither of two sums. A counter on a page must not fall: Prometheus would take that for a restart and
+/// count everything before it a second time.
 pub(crate) struct NeverFalling<S> {
     source: S,
-    /// For each value: can it only rise?
+    /// For each value, whether it can only rise.
     rises: Box<[bool]>,
-    /// What each value was last.
+    /// The latest values.
     last: Mutex<Box<[u64]>>,
 }
 
@@ -98,8 +98,8 @@ impl<S: Source> Source for NeverFalling<S> {
     }
 
     fn read(&self, values: &mut Vec<u64>) {
-        // Held while reading, so that of two readers the later one has the later values. A panic
-        // in between leaves values that are at worst old.
+        // Locked while reading, so that the later of two readers has the later values. A panic in between
+        // leaves values that are at worst old.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let first = values.len();
         self.source.read(values);
@@ -118,7 +118,7 @@ impl<S: Source> Source for NeverFalling<S> {
     }
 }
 
-/// The series of a table that show anything of these statistics.
+/// Returns the series of a table that are not zero for these statistics.
 #[cfg(test)]
 pub(crate) fn shown<S>(rows: &[Row<S>], stats: &S) -> Vec<String> {
     let shows = rows.iter().filter(|Row(_, _, read)| read(stats) > 0);
@@ -130,7 +130,7 @@ pub(crate) fn shown<S>(rows: &[Row<S>], stats: &S) -> Vec<String> {
         .collect()
 }
 
-/// Whatever is counted alone is shown by the series of these names alone, and each series shows something.
+/// Asserts that each field, set alone, shows in the named series alone, and that every series is named.
 #[cfg(test)]
 macro_rules! assert_each_at_its_name {
     ($rows:expr, $nothing:expr; $($($field:ident).+ = $value:expr => $($series:literal),+;)*) => {
@@ -180,7 +180,7 @@ mod tests {
         source.read(&mut values);
         assert_eq!(values, [77, 9, 9, 8, 9]);
 
-        // So it is with whatever is registered.
+        // The same holds for every registered source.
         let collector = Collector::new();
         let falling = Falling(AtomicU64::new(9));
         collector.register(SourceKind::Pool, "", falling).unwrap();

@@ -1,11 +1,11 @@
 //! [`TextPage`]: the statistics as text for Prometheus, written straight from the sources.
 //!
-//! Whatever does not change between two scrapes is made once: the order of the families and, of
-//! each line, all but its number. A scrape then reads the sources into one list of numbers and
-//! writes the page into one string, so that it allocates that string and nothing else, however many
-//! pools and classes there are; an RUDP endpoint lists its sessions besides. The same page by way of a recorder of
+//! Everything that does not change between two scrapes is made once: the order of the families and, of each
+//! line, all but its number. A scrape then reads the sources into one list of numbers and writes the page
+//! into one string. It allocates that string and nothing else, however many pools and classes there are,
+//! except a list of the sessions of each RUDP endpoint. The same page from a recorder of
 //! `metrics-exporter-prometheus` takes more than ten times as long (`cargo run --release -p versus --
-//! metrics --only scrape/`), because a render copies every key.
+//! metrics --only scrape/`), because its render copies every key.
 
 use crate::collector::Collector;
 use crate::names::{Family, Kind};
@@ -14,19 +14,19 @@ use std::fmt::Write;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// How a page is written.
+/// The format of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     /// Prometheus' text format 0.0.4.
     Text,
-    /// OpenMetrics 1.0, without the `# EOF` at its end.
+    /// OpenMetrics 1.0, without the final `# EOF`.
     OpenMetrics,
 }
 
 /// The page of one collector.
 #[derive(Default)]
 pub(crate) struct TextPage {
-    /// The serial numbers of the sources that `blocks` is of.
+    /// The serial numbers of the sources that `blocks` was laid out for.
     serials: Vec<u64>,
     blocks: Vec<Block>,
     /// The longest page so far.
@@ -36,7 +36,7 @@ pub(crate) struct TextPage {
     values: Vec<u64>,
 }
 
-/// A family and all its lines: the formats want them together.
+/// A family and all its lines, which the formats require to stand together.
 struct Block {
     family: &'static Family,
     lines: Vec<Line>,
@@ -48,17 +48,17 @@ struct Line {
     number: Number,
 }
 
-/// Which of the values read is the line's number.
+/// Which of the values make the line's number.
 enum Number {
     At(usize),
-    /// The sum of these: a bucket of a histogram counts those before it as well.
+    /// The sum of these: a bucket of a histogram includes those before it.
     SumOf(RangeInclusive<usize>),
-    /// Nanoseconds, to be written in seconds.
+    /// A value in nanoseconds, written in seconds.
     Nanos(usize),
 }
 
 impl TextPage {
-    /// Reads all sources and writes them.
+    /// Reads all sources and writes the page.
     pub(crate) fn render(&mut self, collector: &Collector, format: Format) -> String {
         let mut sources = std::mem::take(&mut self.sources);
         collector.copy_sources(&mut sources);
@@ -71,14 +71,14 @@ impl TextPage {
         for (_, source) in &sources {
             source.read(&mut self.values);
         }
-        // Perhaps the last handles to what was unregistered meanwhile.
+        // These may be the last handles to sources that were unregistered meanwhile.
         sources.clear();
         self.sources = sources;
         self.write(format)
     }
 
     fn write(&mut self, format: Format) -> String {
-        // Numbers grow: somewhat more than last time.
+        // Numbers grow: reserve somewhat more than the longest page so far.
         let mut page = String::with_capacity(self.longest + self.longest / 8 + 64);
         for Block { family, lines } in &self.blocks {
             let name = match format {
@@ -105,7 +105,7 @@ impl TextPage {
     }
 }
 
-/// The lines of all series, by family, in the order in which families first come.
+/// Lays out the lines of all series by family, in the order in which families first appear.
 fn lay_out(sources: &[(u64, Arc<dyn Source>)]) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut at = 0;
@@ -126,7 +126,7 @@ fn lay_out(sources: &[(u64, Arc<dyn Source>)]) -> Vec<Block> {
     blocks
 }
 
-/// The lines of one series, whose values begin at `at`.
+/// Appends the lines of one series, whose values begin at `at`.
 fn lines(family: &Family, labels: &[Label], at: usize, to: &mut Vec<Line>) {
     let mut line = |suffix: &str, labels: &[Label], number| {
         to.push(Line {

@@ -1,11 +1,11 @@
-//! The metrics server: a few paths, bounded in every direction.
+//! The metrics server: a few paths, with a limit on everything that a client can use up.
 //!
 //! | what | bound |
 //! |---|---|
-//! | connections at once | a limit; beyond it a connection gets 503 and is closed |
-//! | a request's header | 8 KiB and 100 fields, then 431 |
-//! | time to send a header, the first or the next | a timeout, then the connection is closed |
-//! | a connection's life | one minute, so that one that does not read its answer ends as well |
+//! | concurrent connections | a limit; one more gets 503 and is closed |
+//! | a request's header | 8 KiB and 100 fields; a larger one gets 431 |
+//! | time to send a header, the first or a later one | a timeout, then the connection is closed |
+//! | a connection's life | one minute, so a client that does not read its answer is cut off too |
 //! | a request's body | not read |
 
 mod negotiate;

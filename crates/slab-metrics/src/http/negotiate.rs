@@ -1,9 +1,10 @@
-//! What a client says that it understands: `Accept` and `Accept-Encoding`.
+//! What a client accepts: `Accept` and `Accept-Encoding`.
 
 use hyper::HeaderMap;
 use hyper::header::{ACCEPT, ACCEPT_ENCODING, AsHeaderName};
 
-/// Does the client prefer OpenMetrics 1.0 to Prometheus' text format, or like both as well?
+/// Returns whether the client accepts OpenMetrics 1.0 and prefers it to Prometheus' text format, or likes
+/// both equally.
 pub(super) fn wants_openmetrics(headers: &HeaderMap) -> bool {
     let openmetrics = quality(headers, ACCEPT, |media, version| {
         media.eq_ignore_ascii_case("application/openmetrics-text")
@@ -24,8 +25,8 @@ pub(super) fn accepts_gzip(headers: &HeaderMap) -> bool {
     gzip > 0
 }
 
-/// The highest quality, in thousandths, that a list gives to anything that `is_it` accepts by name
-/// and version; 0 if it lists no such thing or what it says cannot be read.
+/// Returns the highest quality, in thousandths, of the entries whose name and version `is_it` accepts; 0
+/// if there is no such entry or its quality cannot be parsed.
 fn quality(
     headers: &HeaderMap,
     header: impl AsHeaderName,

@@ -1,4 +1,4 @@
-//! From a request's head to an answer.
+//! From a request's header to an answer.
 
 use super::negotiate::{accepts_gzip, wants_openmetrics};
 use crate::exporter::Exporter;
@@ -23,16 +23,16 @@ const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const NO_SNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// The live page: no file, no script, no request from elsewhere.
+/// The live page. It loads no file and no script from elsewhere.
 const PAGE: &str = include_str!("../../page/index.html");
-/// What holds the page to that.
+/// Makes browsers enforce that.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; \
      style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 );
 
-/// Answers by method, path and what the client accepts; hyper leaves the body out where the method
-/// is HEAD.
+/// Answers by method, path and what the client accepts. If the method is HEAD, hyper leaves the body
+/// out.
 pub(super) fn respond(
     exporter: &Exporter,
     method: &Method,
@@ -68,7 +68,7 @@ pub(super) fn respond(
     }
 }
 
-/// The answer to a client that may take it compressed.
+/// Makes an answer, compressed if `gzip`.
 fn packed(kind: HeaderValue, body: Bytes, gzip: bool) -> Response<Full<Bytes>> {
     let body = if gzip { compress(&body) } else { body };
     let mut response = answer(StatusCode::OK, kind, body);
@@ -81,7 +81,7 @@ fn packed(kind: HeaderValue, body: Bytes, gzip: bool) -> Response<Full<Bytes>> {
 }
 
 fn compress(body: &[u8]) -> Bytes {
-    // The fastest level: these pages repeat themselves, and shrink to a tenth or less anyway.
+    // The fastest level: these pages are repetitive and shrink to a tenth or less anyway.
     let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::fast());
     // Writing to a vector does not fail.
     let _ = encoder.write_all(body);

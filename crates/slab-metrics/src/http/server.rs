@@ -1,4 +1,4 @@
-//! [`MetricsServer`]: accepts connections, keeps them within their bounds, ends them.
+//! [`MetricsServer`]: accepts connections, enforces their limits, ends them.
 
 use super::respond::respond;
 use super::stats::{End, ServerStats};
@@ -22,29 +22,31 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 pub const DEFAULT_ADDRESS: SocketAddr =
     SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9465));
 
-/// The most bytes that a request's header may take: the least that hyper can be told.
+/// The most bytes of a request's header: the smallest limit that hyper accepts.
 const HEADER_BYTES: usize = 8 << 10;
-/// How long a connection that has lived as long as it may has for the answer under way.
+/// How long the answer under way may take once a connection's lifetime is over.
 const LAST_ANSWER: Duration = Duration::from_secs(5);
 /// How long open connections may take to finish when the server shuts down.
 const DRAIN: Duration = Duration::from_secs(1);
 const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
-/// The wait after a failed accept: such failures (no file descriptor left) last a while.
+/// The pause after a failed accept: such failures (no file descriptor left) last a while.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves an [`Exporter`]'s page over HTTP/1.
 ///
 /// | path | what |
 /// |---|---|
-/// | `/metrics` | for Prometheus: its text format, or OpenMetrics for those who accept it |
-/// | `/` | a live page for people, which asks for `/stats.json` each second and nothing else |
+/// | `/metrics` | for Prometheus: its text format, or OpenMetrics if the client accepts it |
+/// | `/` | a live page for people, which requests `/stats.json` each second and nothing else |
+/// | `/stats.json` | the statistics that the live page shows |
 /// | `/healthz` | `ok` |
 ///
-/// Compressed for those who accept gzip, and sent whole to those who have closed their sending
-/// side after the request. A connection lives for a minute, and for five seconds more if an answer
-/// is under way then. Other paths get 404, methods other than GET and HEAD 405.
-/// There is no authentication and no TLS: listen on loopback (the default) or behind
-/// something that has both.
+/// Pages are compressed if the client accepts gzip. A client that closes its sending side after the
+/// request still gets the whole answer. A connection lives for one minute, plus up to five seconds for an
+/// answer that is then under way. Other paths get 404, methods other than GET and HEAD 405.
+///
+/// There is no authentication and no TLS: listen on loopback (the default) or behind something that has
+/// both.
 ///
 /// ```
 /// use slab_metrics::{Collector, Exporter, MetricsServer};
@@ -90,22 +92,22 @@ pub struct MetricsServerBuilder {
 }
 
 impl MetricsServerBuilder {
-    /// Where to listen; port 0 takes any free port. Default: [`DEFAULT_ADDRESS`].
+    /// Sets the address to listen on; port 0 takes any free port. Default: [`DEFAULT_ADDRESS`].
     pub fn address(mut self, address: SocketAddr) -> Self {
         self.address = address;
         self
     }
 
-    /// The most connections at once; one more is answered with 503, closed and counted. 0 is
+    /// Sets the most concurrent connections; one more is answered with 503, closed and counted. 0 is
     /// taken as 1. Default: 16.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.limits.connections = connections.max(1);
         self
     }
 
-    /// How long a client may take to send a request's header, and how long a connection may stay
-    /// idle before the next. Default: 10 s; Prometheus opens a new connection when it scrapes less
-    /// often. More than the minute that a connection may live is taken as that minute.
+    /// Sets how long a client may take to send a request's header, and how long a connection may stay
+    /// idle before the next one. At most one minute, which is a connection's lifetime. Default: 10 s; if
+    /// Prometheus scrapes less often, it opens a new connection each time.
     pub fn header_read_timeout(mut self, timeout: Duration) -> Self {
         self.limits.header_read_timeout = timeout;
         self
@@ -115,9 +117,9 @@ impl MetricsServerBuilder {
     /// [`serve`](MetricsServer::serve) runs.
     ///
     /// # Errors
-    /// The system's: [`io::ErrorKind::AddrInUse`] if something listens there already;
-    /// [`io::ErrorKind::AlreadyExists`] if the exporter's collector has a server already, whose
-    /// series would be the same; [`io::ErrorKind::QuotaExceeded`] if it is full.
+    /// The system's error, such as [`io::ErrorKind::AddrInUse`] if something listens there already;
+    /// [`io::ErrorKind::AlreadyExists`] if the exporter's collector already has a server, whose series
+    /// would be the same; [`io::ErrorKind::QuotaExceeded`] if the collector is full.
     pub async fn bind(self) -> io::Result<MetricsServer> {
         let listener = TcpListener::bind(self.address).await?;
         let local_addr = listener.local_addr()?;
@@ -149,7 +151,7 @@ impl Drop for MetricsServer {
 }
 
 impl MetricsServer {
-    /// Starts the configuration of a server of this exporter's page.
+    /// Starts the configuration of a server for this exporter's page.
     pub fn builder(exporter: Exporter) -> MetricsServerBuilder {
         MetricsServerBuilder {
             exporter,
@@ -163,15 +165,15 @@ impl MetricsServer {
         }
     }
 
-    /// The address that it listens on, with the port that the system chose if 0 was asked for.
+    /// Returns the address that the server listens on, with the port that the system chose if 0 was given.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Serves until `shutdown` is ready, then lets the answers under way finish for a second.
+    /// Serves until `shutdown` completes, then gives the answers under way one second to finish.
     ///
-    /// Dropping the future ends everything at once: it leaves no task behind.
+    /// Dropping the future ends all connections at once and leaves no task behind.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) {
         let mut shutdown = pin!(shutdown);
         let mut upkeep = interval(UPKEEP_PERIOD);
@@ -184,7 +186,7 @@ impl MetricsServer {
                 Some(_) = connections.join_next() => {}
                 _ = upkeep.tick() => self.exporter.upkeep(),
                 accepted = self.listener.accept() => match accepted {
-                    // Those that have ended but not been joined yet do not count.
+                    // Connections that have ended but are not joined yet do not count.
                     Ok((stream, _)) if self.reap(&mut connections) < self.limits.connections => {
                         connections.spawn(self.connection(stream, stopped.clone()));
                     }
@@ -207,7 +209,7 @@ impl MetricsServer {
         }
     }
 
-    /// Joins what has ended; returns how many connections are open.
+    /// Joins ended connections; returns how many are open.
     fn reap(&self, connections: &mut JoinSet<()>) -> usize {
         while connections.try_join_next().is_some() {}
         connections.len()
@@ -276,16 +278,16 @@ async fn converse(
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
-            // An instant that is too far away would be a panic in hyper.
+            // hyper panics if the instant is too far away.
             .header_read_timeout(limits.header_read_timeout.min(limits.connection_lifetime))
-            // A client that has nothing more to ask waits for its answer all the same.
+            // A client that has closed its sending side still waits for its answer.
             .half_close(true)
             .max_buf_size(HEADER_BYTES)
             .serve_connection(TokioIo::new(stream), service)
     );
     let result = tokio::select! {
         result = &mut connection => Some(result),
-        // Either way: finish the answer under way, take no further request.
+        // In both cases: finish the answer under way, take no further request.
         _ = stop.changed() => None,
         () = sleep(limits.connection_lifetime) => None,
     };
@@ -307,7 +309,7 @@ async fn converse(
     }
 }
 
-/// Says why, if that can be said without waiting, and closes.
+/// Answers 503, if that is possible without waiting, and closes.
 fn refuse(stream: TcpStream) {
     const ANSWER: &[u8] =
         b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";

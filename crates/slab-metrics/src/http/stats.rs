@@ -1,4 +1,4 @@
-//! What the server did so far, as series on its own page.
+//! The server's own statistics, as series on its page.
 
 use crate::json::Json;
 use crate::names::*;
@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) enum End {
     /// The client closed it, or the server is shutting down.
     Closed,
-    /// Refused with 503: the server had as many as it may have.
+    /// Refused with 503: the server was at its limit.
     Limit,
-    /// What arrived was not HTTP/1, or its header was too large.
+    /// The request was not HTTP/1, or its header was too large.
     Malformed,
     /// A header did not arrive in time.
     Timeout,
-    /// It lived as long as a connection may and did not finish after that.
+    /// Its lifetime was over, and the answer under way did not finish in time.
     Lifetime,
-    /// The socket failed, or the client left in the middle.
+    /// The socket failed, or the client left in the middle of a message.
     Error,
 }
 
@@ -104,7 +104,7 @@ impl Source for ServerStats {
         values.extend(all.map(|count| count.load(Relaxed)));
     }
 
-    /// Not in the JSON: it is about the program's memory and traffic.
+    /// Writes nothing: the JSON is about the program's memory and traffic.
     fn write_json(&self, _json: &mut Json) {}
 }
 
