@@ -1,6 +1,5 @@
-//! A million pairs of allocation and free, of a pool that is scraped or of one that is not:
-//! something for a profiler to count the instructions of. `ci/metrics-cost` does, and wants the
-//! same number twice.
+//! A million pairs of allocation and free, in a pool that is scraped or in one that is not.
+//! `ci/metrics-cost` counts the instructions of both and expects the same number.
 //!
 //!     cargo run --release -p slab-metrics --example alloc_free -- alone
 //!     cargo run --release -p slab-metrics --example alloc_free -- scraped
@@ -19,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         _ => return Err("say whether: alone or scraped".into()),
     };
     let pool = SlabPool::builder().name("rx").build()?;
-    // The first ones fill the thread's magazine.
+    // The first pairs fill the thread's magazine.
     pairs(&pool, 1000);
     let collector = Collector::new();
     if scraped {
@@ -33,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What is to be counted.
+/// The function whose instructions are counted.
 #[inline(never)]
 fn counted(pool: &SlabPool) {
     pairs(pool, 1_000_000);

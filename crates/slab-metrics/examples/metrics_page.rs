@@ -1,9 +1,9 @@
-//! A pool under a little load, on a page: something to point a Prometheus at.
+//! Serves the metrics of a pool under a little load: something to point a Prometheus at.
 //!
 //!     cargo run -p slab-metrics --example metrics_page -- 127.0.0.1:9465 [KEPT]
 //!
-//! It sends itself datagrams of 1200 bytes, some hundred a second, until Ctrl-C. Its consumer keeps
-//! the last KEPT packets, 100 unless told otherwise; with 10000 the pool is soon at its cap.
+//! Until Ctrl-C it sends itself a few hundred datagrams of 1200 bytes per second. Its consumer keeps the
+//! last KEPT packets, by default 100; with 10000 the pool is soon at its cap.
 
 #![allow(clippy::print_stdout)]
 

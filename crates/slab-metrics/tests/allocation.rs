@@ -1,5 +1,5 @@
-//! From the second time on, a sample allocates nothing and a page only the string that it is,
-//! however many pools and classes there are.
+//! From the second time on, a sample allocates nothing and a page allocates only its own string, however
+//! many pools and classes there are.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use slab_core::SlabPool;
@@ -13,7 +13,7 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: as `System`, to which every call goes with its arguments unchanged.
+// SAFETY: every call goes to `System` with its arguments unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
@@ -30,7 +30,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// How often this thread allocates meanwhile.
+/// Returns how often this thread allocates while `of` runs, and its result.
 fn allocations<R>(of: impl FnOnce() -> R) -> (u64, R) {
     let before = ALLOCATIONS.get();
     let result = of();
@@ -56,7 +56,7 @@ fn a_sample_allocates_nothing_after_the_first() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let mut sampler = Sampler::new(collector_of(&pools), &recorder);
     let (first, ()) = allocations(|| sampler.sample());
-    // The counter counts: handles are made in the first sample.
+    // The counter works: the first sample makes handles.
     assert!(first > 100, "{first}");
     for pool in &pools {
         drop(pool.try_alloc(1500).unwrap());
@@ -85,7 +85,7 @@ fn a_page_allocates_itself_and_nothing_else_after_the_first() {
         assert!(page.contains("source=\"slab\"} 1\n"), "{page}");
         assert_eq!(allocations(|| exporter.scrape_openmetrics()).0, 1);
     }
-    // A pool more is laid out once.
+    // One more pool is laid out once.
     let one_more = SlabPool::builder().name("one more").build().unwrap();
     exporter.collector().register_pool(&one_more).unwrap();
     let (count, page) = allocations(|| exporter.scrape());

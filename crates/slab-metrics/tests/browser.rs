@@ -1,7 +1,7 @@
-//! The live page in a real browser, against a running pipeline under load: its numbers move, its
-//! bars sum to the cap, it says in words what is wrong, it asks nobody else for anything, and the
-//! browser has nothing to complain about. Leaves screenshots, light and dark, wide and narrow, for
-//! somebody to look at. Needs Debian's package `chromium`; `ci/page` installs it and runs this:
+//! The live page in a real browser, with a running pipeline under load: its numbers move, its bars sum to
+//! the cap, it describes problems in words, it requests nothing from other hosts, and the browser reports
+//! no errors. Leaves screenshots (light, dark, wide, narrow) to be looked at. Needs Debian's package
+//! `chromium`; `ci/page` installs it and runs this:
 //!
 //!     cargo test -p slab-metrics --test browser -- --ignored
 
@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-/// How long anything may take before the test gives up; nothing is asserted about it.
+/// How long any step may take before the test gives up; no time is asserted.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A pipeline of all that a page can show, under load, with two things wrong: nobody gives memory
-/// back to the pool `full`, for which a task waits, and the queue `slow` has no consumer to speak of.
+/// A pipeline with everything that a page can show, under load and with two problems: nobody returns
+/// memory to the pool `full`, for which a task waits, and hardly anything is taken out of the queue `slow`.
 struct Pipeline {
     page: SocketAddr,
     server: JoinHandle<()>,
@@ -133,7 +133,7 @@ impl Pipeline {
     }
 }
 
-/// What is on the page, as the browser shows it.
+/// The page as the browser shows it.
 const READ: &str = r#"(() => {
   const text = node => node ? node.innerText : "";
   const bars = [...document.querySelectorAll(".pool > .bar")].map(bar => ({
@@ -171,7 +171,7 @@ fn until(browser: &mut Chromium, what: &str, is_so: impl Fn(&Value) -> bool) -> 
     }
 }
 
-/// The parts of each pool's bar are the cap, to the byte, and fill its length.
+/// The parts of each pool's bar sum to the cap, to the byte, and fill its length.
 fn assert_bars_are_full(page: &Value) {
     let bars = page["bars"].as_array().unwrap();
     assert_eq!(bars.len(), 2, "{page:#}");
@@ -180,7 +180,7 @@ fn assert_bars_are_full(page: &Value) {
         let bytes = bar["bytes"].as_array().unwrap().iter();
         let bytes: u64 = bytes.map(|bytes| bytes.as_u64().unwrap()).sum();
         assert_eq!(bar["cap"], bytes, "{bar:#}");
-        // And as they are drawn.
+        // The same as drawn.
         let parts = bar["parts"].as_array().unwrap().iter();
         let sum: f64 = parts.map(|part| part.as_f64().unwrap()).sum();
         let whole = bar["whole"].as_f64().unwrap();
@@ -188,7 +188,7 @@ fn assert_bars_are_full(page: &Value) {
     }
 }
 
-/// The same in bytes, from what the page reads.
+/// The same in bytes, from the JSON that the page reads.
 fn assert_bytes_are_the_cap(stats: &Value) {
     for pool in stats["pools"].as_array().unwrap() {
         let number = |of: &Value, key: &str| of[key].as_u64().expect(key);
@@ -198,7 +198,7 @@ fn assert_bytes_are_the_cap(stats: &Value) {
             let chunks: u64 = states.iter().map(|state| number(class, state)).sum();
             let bytes = chunks * number(class, "chunk_bytes");
             let committed = number(class, "committed_bytes");
-            // What the chunks of a slab leave at its end is less than a chunk a slab.
+            // The unused rest at the end of each slab is smaller than a chunk.
             assert!(bytes <= committed, "{class}");
             assert!(committed == 0 || chunks > 0, "{class}");
             assigned += committed;
@@ -228,7 +228,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
     browser.view(1280, 900, "light");
     browser.open(&origin);
 
-    // Everything is there, and has rates.
+    // Everything is shown, with rates.
     let first = until(&mut browser, "rates of all sources", |page| {
         let cell = |table: &str, column: usize| page["tables"][table][0][column].as_str();
         let is_rate = |cell: Option<&str>| cell.is_some_and(|c| c.ends_with("/s") && c != "0/s");
@@ -240,7 +240,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
     let facts = first["facts"][0].as_str().unwrap();
     assert!(facts.contains("resident"), "{facts}");
 
-    // What is wrong is said in words: who, what, since when, how much.
+    // Problems are described in words: who, what, since when, how much.
     let page = until(&mut browser, "words for what is wrong", |page| {
         let health = page["health"].as_str().unwrap();
         health.contains("pool full: class 2 KiB at the cap for ")
@@ -264,7 +264,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
         assert_bytes_are_the_cap(&fetched);
     }
 
-    // By keyboard: to the button, and it works.
+    // The button can be reached and used by keyboard.
     browser.press("Tab", 9);
     let focus = "document.activeElement.id";
     assert_eq!(browser.evaluate(focus), "pause");
@@ -274,7 +274,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
     browser.press("Enter", 13);
     assert_eq!(browser.evaluate(pressed), "false");
 
-    // Nothing lies beyond the edge, whatever the width; and somebody looks at these.
+    // Nothing lies beyond the edge at any width. The screenshots are to be looked at.
     let shots = shots();
     for (width, height, name) in [(1280, 900, "wide"), (390, 844, "narrow")] {
         for colours in ["light", "dark"] {
@@ -289,7 +289,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
         }
     }
 
-    // Nobody else was asked for anything, and nothing was complained about.
+    // No other host was contacted, and the browser reported no errors.
     let complaints = browser.complaints();
     assert!(complaints.is_empty(), "{complaints:#?}");
     let requests = browser.requests();
@@ -305,7 +305,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
         assert!(ours, "{request}");
     }
 
-    // A program that has ended is said to have.
+    // The page says that the program has ended.
     assert_eq!(pipeline.full.stats().in_use_bytes(), 1 << 20);
     pipeline.server.abort();
     until(&mut browser, "that there is no answer", |page| {

@@ -1,5 +1,5 @@
-//! The dashboard and the rules ask for nothing that is not exported, and no alert is without a
-//! test. That a real Prometheus understands them is `tests/prometheus.rs`' part.
+//! The dashboard and the rules query only exported metrics, and every alert has a test.
+//! `tests/prometheus.rs` checks that a real Prometheus accepts them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,12 +16,13 @@ fn exported() -> BTreeSet<&'static str> {
     names
 }
 
-/// What begins like a metric of ours, or like a rule's (`level:metric:operation`).
+/// Returns the words that look like one of our metrics, or like a recording rule's
+/// (`level:metric:operation`).
 fn metrics_in(text: &str) -> BTreeSet<&str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     text.split(|c| !is_name(c))
         .filter(|word| word.starts_with("slab_") || word.contains(":slab_"))
-        // Of a histogram, which is asked for by its buckets.
+        // A histogram is queried by its buckets.
         .map(|word| word.strip_suffix("_bucket").unwrap_or(word))
         .collect()
 }
@@ -70,7 +71,7 @@ fn the_dashboard_asks_for_what_is_exported_and_shows_it_all() {
 
 #[test]
 fn the_rules_ask_for_what_is_exported() {
-    // Annotations name metrics as well, so that the whole file counts.
+    // Annotations name metrics as well, so search the whole file.
     let mut known = exported();
     known.extend(RULES.lines().filter_map(|line| {
         let (_, name) = line.split_once("- record: ")?;

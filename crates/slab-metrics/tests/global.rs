@@ -1,5 +1,5 @@
-//! The program's own metrics on the same page, once it asks for that. One test: the global
-//! recorder of a process is set once.
+//! The program's own metrics on the same page, once it asks for that. A single test, since a process
+//! can set its global recorder only once.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What slab-net counts, on the page.
+//! slab-net's counters on the page.
 
 #![cfg(feature = "net")]
 
@@ -35,7 +35,7 @@ async fn an_rudp_endpoint_is_on_the_page_with_what_its_sessions_did() {
     client.send(hello).await.unwrap();
     let accepted = server.accept().await.unwrap();
     assert_eq!(accepted.recv().await.unwrap().unwrap(), b"hello"[..]);
-    // Rejected for what it says: shorter than a header.
+    // Rejected because it is shorter than a header.
     let stranger = tokio::net::UdpSocket::bind(any).await.unwrap();
     stranger.send_to(b"x", server.local_addr()).await.unwrap();
     while server.stats().unknown_session + server.stats().total.rejected_datagrams() == 0 {
@@ -58,7 +58,7 @@ async fn an_rudp_endpoint_is_on_the_page_with_what_its_sessions_did() {
     assert!(!exporter.scrape().contains("slab_rudp_"));
 }
 
-/// The server has memory for one session's window and for little to send beside it.
+/// The server has memory for one session's window and little more to send from.
 #[tokio::test]
 async fn round_trips_and_want_of_memory_of_an_rudp_endpoint_are_on_the_page() {
     let pool = PacketPool::builder()
@@ -128,7 +128,7 @@ fn held_packets_are_on_the_page_with_what_they_pin() {
     let value = |name: &str| page().value(name, &[("pool", "rx")]);
     assert_eq!(value("slab_net_held_packets"), 1.0);
     assert_eq!(value("slab_net_held_bytes"), 5.0);
-    // Holding made it compact: into a chunk of 64 bytes.
+    // Holding compacted it into a chunk of 64 bytes.
     assert_eq!(value("slab_pool_pinned_bytes"), 59.0);
     assert_eq!(value("slab_net_compacted_packets_total"), 1.0);
     drop(held);

@@ -1,4 +1,4 @@
-//! A pool's page against the pool.
+//! A pool's page compared with the pool.
 
 mod common;
 
@@ -211,9 +211,9 @@ fn who_waits_is_on_the_page_and_is_not_counted_as_rejected() {
     assert_adds_up(&now, &rx);
     assert_eq!(now.value("slab_pool_waiters", &class), 1.0);
     assert_eq!(exhausted(&now, "waited"), 1.0);
-    // Not in the histogram before it has ended.
+    // A wait is not in the histogram before it has ended.
     assert_eq!(now.value("slab_pool_wait_seconds_count", &class[..1]), 0.0);
-    // The one that ended the loop above.
+    // The allocation that ended the loop above.
     assert_eq!(exhausted(&now, "rejected"), 1.0);
     held.pop();
     assert!(matches!(
@@ -262,13 +262,13 @@ fn what_lies_with_idle_threads_is_counted_chunk_by_chunk() {
         };
         let threads = [(); THREADS].map(|()| scope.spawn(idle));
         here.wait();
-        // All are idle with three chunks held.
+        // All threads are idle and hold three chunks.
         let first = page(&exporter);
         assert_adds_up(&first, &rx);
         assert_eq!(state(&first, "in_use"), 3.0 * THREADS as f64);
         here.wait();
         here.wait();
-        // And now with these in their magazines, beside what was there before.
+        // Now these are in their magazines, beside what was there before.
         let second = page(&exporter);
         assert_adds_up(&second, &rx);
         assert_eq!(state(&second, "in_use"), 0.0);
@@ -280,7 +280,7 @@ fn what_lies_with_idle_threads_is_counted_chunk_by_chunk() {
         // The end of the scope alone does not wait for the destructors of thread-locals.
         threads.into_iter().for_each(|one| one.join().unwrap());
     });
-    // Gone with their threads, to where any thread finds them.
+    // The threads have ended, and any thread can now find their chunks.
     let last = page(&exporter);
     assert_adds_up(&last, &rx);
     assert_eq!(state(&last, "magazine"), 0.0);
@@ -318,7 +318,7 @@ fn remote_frees_stay_counted_when_that_thread_allocates_and_recorders_change() {
                     (frees(&after, "local"), frees(&after, "remote")),
                     (0.0, 50.0)
                 );
-                // Ends the recorder; the next one continues the totals.
+                // The recorder ends here; the next one continues the totals.
                 exporter.collector().unregister(SourceKind::Pool, "gone");
                 let after = page(&exporter);
                 assert_eq!(
@@ -349,7 +349,7 @@ fn pools_come_and_go_while_pages_are_read_side_by_side() {
                         let allocs = now.sum("slab_pool_allocs_total", &[("pool", "rx")]);
                         assert!(allocs >= before, "{allocs} after {before}");
                         before = allocs;
-                        // Whole series of a pool, or none.
+                        // All series of a pool, or none.
                         let guests = |name: &str| {
                             let samples = &now.families[name].samples;
                             samples

@@ -1,5 +1,5 @@
-//! A real Prometheus scrapes a server under load, and is asked everything that the README, the
-//! dashboard and the rules promise. Needs Debian's package `prometheus`; `ci/prometheus` runs it:
+//! A real Prometheus scrapes a server under load and answers every query of the README, the dashboard and
+//! the rules. Needs Debian's package `prometheus`; `ci/prometheus` installs it and runs this:
 //!
 //!     cargo test -p slab-metrics --features fec --test prometheus -- --ignored
 
@@ -24,13 +24,13 @@ const README: &str = include_str!("../README.md");
 const DASHBOARD: &str = include_str!("../dashboards/grafana.json");
 const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/dashboards/rules.yml");
 
-/// What a label can be: quotes, a backslash, a line's end, braces, what PromQL means something by.
+/// A label that needs escaping: quotes, a backslash, a newline, braces, PromQL's special characters.
 const HOSTILE: &str = "a\"b\\c\nd{e=\"f\"} 1 # é $x";
 
-/// How long anything may take to arrive before the test gives up; nothing is asserted about it.
+/// How long anything may take to arrive before the test gives up; no time is asserted.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A Prometheus with a directory of its own; both go with it.
+/// A Prometheus with a directory of its own; dropping this ends the process and removes the directory.
 struct Prometheus {
     process: Child,
     address: SocketAddr,
@@ -48,7 +48,7 @@ impl Prometheus {
              - job_name: packet-slab\n    static_configs:\n      - targets: [\"{target}\"]\n"
         );
         std::fs::write(&config, yaml).unwrap();
-        // Prometheus does not say which port it was given for 0, so one that was free just now.
+        // Prometheus does not report the port that it got for 0, so take one that was free just now.
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
@@ -86,7 +86,7 @@ impl Prometheus {
 
     fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.address).unwrap();
-        // 1.0, so that the answer is not in pieces.
+        // HTTP/1.0, so that the answer is not chunked.
         write!(stream, "GET {path} HTTP/1.0\r\nhost: x\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -94,7 +94,7 @@ impl Prometheus {
         body.to_owned()
     }
 
-    /// The `data` of an answer of the API; panics with what it says if that is an error.
+    /// Returns the `data` of an answer of the API; panics with the answer if it is an error.
     fn api(&self, path: &str) -> Value {
         let text = self.get(&format!("/api/v1/{path}"));
         let mut answer: Value =
@@ -118,14 +118,14 @@ impl Prometheus {
         }
     }
 
-    /// The one value of an expression.
+    /// Returns the single value of an expression.
     fn value(&self, promql: &str) -> f64 {
         let samples = self.query(promql);
         assert_eq!(samples.len(), 1, "{promql}: {samples:?}");
         samples[0]["value"][1].as_str().unwrap().parse().unwrap()
     }
 
-    /// Asks until there is an answer.
+    /// Repeats a query until it has an answer.
     fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         let start = Instant::now();
         loop {
@@ -183,7 +183,7 @@ fn dashboard_queries() -> Vec<String> {
     queries
 }
 
-/// The answers to the README's questions.
+/// Returns the queries that answer the README's questions.
 fn readme_queries() -> Vec<&'static str> {
     let (_, questions) = README.split_once("| question | PromQL |").unwrap();
     let rows = questions.lines().skip(2);
@@ -315,7 +315,7 @@ fn a_real_prometheus_gets_what_was_promised() {
             let data = prometheus.query(&format!("{name}{suffix}"));
             assert!(!data.is_empty(), "{name}{suffix}: no data");
         }
-        // As OpenMetrics, a counter's family is without its suffix.
+        // In OpenMetrics, a counter's family has no suffix.
         let family = name.strip_suffix("_total").unwrap_or(name);
         let entry = match &types[name] {
             Value::Null => &types[family],
@@ -335,7 +335,7 @@ fn a_real_prometheus_gets_what_was_promised() {
         assert!(!prometheus.query(&query).is_empty(), "no data: {query}");
     }
 
-    // Every rule was evaluated without an error, and has data or, if an alert, asks for what has.
+    // Every rule was evaluated without an error and has data, or is an alert on metrics that have.
     let rules = prometheus.until("rules evaluated", || {
         let groups = prometheus.api("rules")["groups"].take();
         let rules: Vec<Value> = groups
@@ -360,7 +360,7 @@ fn a_real_prometheus_gets_what_was_promised() {
     }
     assert!(records > 5 && alerts > 10, "{records} {alerts}");
 
-    // The pools at their cap are about to be reported, and they alone.
+    // Alerts are pending for the pools at their cap, and only for these.
     let raised = prometheus.until("an alert", || {
         let alerts = prometheus.api("alerts")["alerts"].take();
         let alerts = alerts.as_array()?.clone();
@@ -376,7 +376,7 @@ fn a_real_prometheus_gets_what_was_promised() {
         assert_ne!(alert["annotations"]["runbook"], Value::Null, "{alert}");
     }
 
-    // Who waited, waited 2 ms at least.
+    // Every wait took at least 2 ms.
     let waits = "slab_pool_wait_seconds_count{pool=\"scarce\"}";
     assert!(prometheus.value(waits) > 1.0);
     let short = "slab_pool_wait_seconds_bucket{pool=\"scarce\", le=\"0.001\"}";
@@ -420,7 +420,7 @@ fn a_real_prometheus_gets_what_was_promised() {
     }
 }
 
-/// The text format, which Prometheus does not ask for while it is offered OpenMetrics.
+/// The text format, which Prometheus does not request where OpenMetrics is offered.
 #[test]
 #[ignore = "needs promtool: ci/prometheus"]
 fn promtool_has_nothing_to_complain_about() {

@@ -1,5 +1,5 @@
-//! A sampler beside a recorder of the program's own: by itself, with a histogram, and with pools
-//! that are not `SlabPool`s.
+//! A sampler with a recorder of the program's own: run periodically, with histograms, and with pools that
+//! are not `SlabPool`s.
 
 mod common;
 
@@ -166,7 +166,7 @@ fn counters_of_a_new_pool_go_on_from_those_of_the_one_that_had_its_name() {
     }
 }
 
-/// As with `MetricKindMask::ALL`: what was not recorded for long is forgotten.
+/// As with `MetricKindMask::ALL`: series that were idle for long are forgotten.
 #[tokio::test]
 async fn a_histogram_that_the_recorder_forgot_is_there_again_with_the_next_wait() {
     let recorder = PrometheusBuilder::new()

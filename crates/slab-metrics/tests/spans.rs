@@ -1,5 +1,5 @@
-//! Spans are of the slow paths, with pool and size class; a packet that does not wait has none. And what
-//! the log is told of packets.
+//! Spans cover the slow paths, with pool and size class; a packet that does not wait has none. Also the
+//! log events about packets.
 
 #![cfg(feature = "net")]
 
@@ -12,7 +12,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Writes down each span that is made, and each warning.
+/// Records each new span and each warning.
 #[derive(Clone, Default)]
 struct Spans {
     made: Arc<Mutex<Vec<String>>>,

@@ -1,4 +1,4 @@
-//! The tables in the README are what is exported: names, types, labels, help texts, label values.
+//! The README's tables equal what is exported: names, types, labels, help texts, label values.
 
 #![cfg(feature = "net")]
 
@@ -24,7 +24,7 @@ fn table(headings: &str) -> Vec<Vec<String>> {
         .lines()
         .skip(2)
         .take_while(|line| line.starts_with('|'))
-        // These are there with the feature alone.
+        // Exported only with the feature.
         .filter(|line| cfg!(feature = "fec") || !line.contains("slab_rudp_fec_"))
         .map(|line| {
             let cells = line.trim_matches('|').split('|');
@@ -40,7 +40,7 @@ fn set(list: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// A page with one of everything.
+/// Returns a page with one source of each kind.
 async fn page() -> Page {
     let pool = PacketPool::builder().name("rx").build().unwrap();
     let socket = UdpReceiver::bind("127.0.0.1:0".parse().unwrap(), &pool).unwrap();

@@ -1,5 +1,5 @@
-//! The server against clients that write bytes themselves. No test asserts how long something
-//! took; a server that waits for ever makes a test hang, not fail by a few milliseconds.
+//! The server against clients that write raw bytes. No test asserts how long something took; a server
+//! that waits for ever makes a test hang.
 
 use super::stats::{End, ServerStats};
 use super::{MetricsServer, MetricsServerBuilder};
@@ -50,7 +50,7 @@ impl Running {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Sends bytes as they are and reads until the server closes.
+    /// Sends raw bytes and reads until the server closes.
     async fn exchange(&self, request: &[u8]) -> String {
         let mut client = self.connect().await;
         client.write_all(request).await.unwrap();
@@ -85,7 +85,7 @@ fn request(method: &str, path: &str) -> String {
     format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
 }
 
-/// What arrived, also when the connection was reset after it.
+/// Returns what arrived, even if the connection was reset afterwards.
 async fn read_to_end(client: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     if let Err(error) = client.read_to_end(&mut answer).await {
@@ -94,7 +94,7 @@ async fn read_to_end(client: &mut TcpStream) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// One answer on a connection that stays open.
+/// Reads one answer on a connection that stays open.
 async fn read_answer(client: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     loop {
@@ -260,7 +260,7 @@ async fn a_header_too_large_or_with_too_many_fields_gets_431() {
         // The server may close before all is sent.
         let _ = client.write_all(bytes.as_bytes()).await;
         let answer = read_to_end(&mut client).await;
-        // A reset may overtake the answer; that it was refused is counted either way.
+        // A reset may overtake the answer; the refusal is counted in both cases.
         assert!(
             answer.is_empty() || answer.starts_with("HTTP/1.1 431 "),
             "{answer}"
@@ -289,7 +289,7 @@ async fn one_connection_too_many_is_refused_and_counted() {
         assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
         server.until_ended(End::Limit, count).await;
     }
-    // Those inside are served, and a place given up can be taken.
+    // Open connections are served, and a freed place can be taken.
     let mut one = held.pop().unwrap();
     one.write_all(request("GET", "/metrics").as_bytes())
         .await
@@ -307,7 +307,7 @@ async fn a_client_that_does_not_finish_its_header_is_cut() {
     let server =
         Running::start(|builder| builder.limits.header_read_timeout = Duration::from_millis(50))
             .await;
-    // Nothing at all; a part of a header; a whole request and then nothing.
+    // Clients that send nothing, a part of a header, or a whole request and then nothing.
     let mut silent = server.connect().await;
     let mut partial = server.connect().await;
     partial.write_all(b"GET /metrics HT").await.unwrap();
@@ -327,7 +327,7 @@ async fn a_client_that_does_not_finish_its_header_is_cut() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_its_answers_is_cut() {
-    // Answers of some 300 KB, so that a few fill the kernel's buffers.
+    // Answers of about 300 KB, so that a few fill the kernel's buffers.
     let collector = Collector::new();
     let sizes: Vec<usize> = (1..=slab_core::MAX_CLASSES).map(|n| n * 64).collect();
     for name in 0..10 {
@@ -341,7 +341,7 @@ async fn a_client_that_does_not_read_its_answers_is_cut() {
     let server = Running::start_with(Exporter::new(collector), |builder| {
         builder.limits.connection_lifetime = Duration::from_secs(2);
         builder.limits.last_answer = Duration::from_millis(100);
-        // Does not keep a connection that is not waiting for a header.
+        // Too long to matter here.
         builder.limits.header_read_timeout = Duration::from_secs(3600);
     })
     .await;
@@ -358,7 +358,7 @@ async fn a_client_that_does_not_read_its_answers_is_cut() {
 async fn a_client_that_closes_its_sending_side_gets_the_whole_answer() {
     let collector = Collector::new();
     let sizes: Vec<usize> = (1..=slab_core::MAX_CLASSES).map(|n| n * 64).collect();
-    // More than the kernel's buffers take, so that it is sent in several parts.
+    // Larger than the kernel's buffers, so that it is sent in several parts.
     for name in 0..150 {
         let pool = SlabPool::builder()
             .name(name.to_string())
@@ -376,7 +376,7 @@ async fn a_client_that_closes_its_sending_side_gets_the_whole_answer() {
             .await
             .unwrap();
         let stats = Arc::clone(&server.stats);
-        // All that it will ever say is there before the server looks.
+        // Everything that the client sends is there before the server reads.
         let mut client = TcpStream::connect(server.local_addr()).await.unwrap();
         let request = format!("GET {path} HTTP/1.0\r\n\r\n");
         client.write_all(request.as_bytes()).await.unwrap();
@@ -394,7 +394,7 @@ async fn a_client_that_closes_its_sending_side_gets_the_whole_answer() {
         task.await.unwrap();
         assert_eq!(stats.count(End::Closed), 1, "{path}");
     }
-    // Nor does one that has said nothing keep its place.
+    // Nor does a silent client keep its place.
     let server = Running::start(|_| ()).await;
     let mut silent = server.connect().await;
     silent.shutdown().await.unwrap();
@@ -503,7 +503,7 @@ async fn a_full_collector_is_not_taken_for_one_that_has_a_server() {
 fn the_page_asks_for_nothing_from_elsewhere() {
     let page = include_str!("../../page/index.html");
     for outside in ["http:", "https:", "src=", "@import", "url("] {
-        // The one link there is keeps browsers from asking for an icon.
+        // The only link keeps browsers from requesting an icon.
         assert!(!page.contains(outside), "{outside}");
     }
 }

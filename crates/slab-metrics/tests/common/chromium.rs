@@ -1,5 +1,5 @@
-//! A headless Chromium, spoken to by the DevTools protocol over its pipe: JSON, each message ended
-//! by a zero byte.
+//! A headless Chromium, driven by the DevTools protocol over its pipe: JSON messages, each ended by a zero
+//! byte.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -22,12 +22,12 @@ pub(crate) struct Chromium {
 }
 
 impl Chromium {
-    /// A browser with one empty page.
+    /// Starts a browser with one empty page.
     pub(crate) fn start() -> Self {
         let directory = std::env::temp_dir().join(format!("slab-page-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        // It reads from descriptor 3 and writes to 4. No sandbox: CI is root in a container, and
-        // the page is ours.
+        // Chromium reads from descriptor 3 and writes to 4. No sandbox: CI is root in a container, and the
+        // page is ours.
         let command = "exec chromium --headless=new --no-sandbox --disable-gpu --no-first-run \
                        --disable-dev-shm-usage --remote-debugging-pipe \
                        --user-data-dir=\"$0/profile\" about:blank \
@@ -70,7 +70,7 @@ impl Chromium {
         this
     }
 
-    /// One call and its result. What happens meanwhile is remembered.
+    /// Makes one call and returns its result; events that arrive meanwhile are kept.
     fn call(&mut self, method: &str, parameters: Value) -> Value {
         self.last_id += 1;
         let mut message = json!({"id": self.last_id, "method": method, "params": parameters});
@@ -99,11 +99,11 @@ impl Chromium {
         })
     }
 
-    /// Goes to a page and waits until it is there.
+    /// Navigates to a page and waits until it has loaded.
     pub(crate) fn open(&mut self, address: &str) {
         let before = self.events.len();
         self.call("Page.navigate", json!({"url": address}));
-        // The load of the page before may still be reported, so: of this one.
+        // The previous page's load may still be reported, so wait for this page's.
         let is_loaded = |events: &[Value]| {
             let is_there = |event: &Value| event["params"]["frame"]["url"] == address;
             let mut since = events.iter().skip_while(|event| !is_there(event));
@@ -115,7 +115,7 @@ impl Chromium {
         }
     }
 
-    /// The size of the window, and whether the reader likes it `light` or `dark`.
+    /// Sets the size of the window and the preferred scheme, `light` or `dark`.
     pub(crate) fn view(&mut self, width: u32, height: u32, colours: &str) {
         let narrow = width < 600;
         self.call(
@@ -126,7 +126,7 @@ impl Chromium {
         self.call("Emulation.setEmulatedMedia", json!({"features": [scheme]}));
     }
 
-    /// The value of an expression, awaited if it is a promise.
+    /// Evaluates an expression; awaits it if it is a promise.
     pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
         let parameters =
             json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
@@ -147,7 +147,7 @@ impl Chromium {
         }
     }
 
-    /// The whole page as a PNG.
+    /// Returns the whole page as a PNG.
     pub(crate) fn screenshot(&mut self) -> Vec<u8> {
         let parameters = json!({"format": "png", "captureBeyondViewport": true});
         let answer = self.call("Page.captureScreenshot", parameters);
@@ -159,7 +159,7 @@ impl Chromium {
         of_method.map(|event| &event["params"])
     }
 
-    /// Exceptions, warnings and errors so far, from the page and about it.
+    /// Returns the exceptions, warnings and errors so far, from the page and about it.
     pub(crate) fn complaints(&self) -> Vec<&Value> {
         let is_bad = |level: &Value| level == "error" || level == "warning";
         let exceptions = self.happened("Runtime.exceptionThrown");
@@ -172,7 +172,7 @@ impl Chromium {
             .collect()
     }
 
-    /// What was asked for so far.
+    /// Returns the addresses requested so far.
     pub(crate) fn requests(&self) -> Vec<String> {
         let sent = self.happened("Network.requestWillBeSent");
         sent.map(|r| r["request"]["url"].as_str().unwrap().to_owned())
@@ -185,7 +185,7 @@ impl Drop for Chromium {
         let close = json!({"id": 0, "method": "Browser.close"});
         let _ = self.input.write_all(close.to_string().as_bytes());
         let _ = self.input.write_all(&[0]);
-        // It ends its helpers by itself; if it does not within a while, it is ended.
+        // Chromium ends its helper processes itself; kill it if it does not exit in time.
         for _ in 0..50 {
             if !matches!(self.process.try_wait(), Ok(None)) {
                 break;

@@ -1,4 +1,4 @@
-//! A reader of Prometheus' text format, strict about all that this crate writes.
+//! A parser of Prometheus' text format, strict about everything that this crate writes.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -19,7 +19,7 @@ pub(crate) struct Family {
 
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// The family's, with a suffix if it is a histogram.
+    /// The family's name, with a suffix if it is a histogram.
     pub(crate) name: String,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) value: f64,
@@ -61,7 +61,7 @@ impl Page {
         page
     }
 
-    /// The one sample with exactly these labels.
+    /// Returns the one sample with exactly these labels.
     pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let family = family_of(name, &self.families).expect(name);
         let labels: BTreeMap<String, String> =
@@ -75,7 +75,7 @@ impl Page {
             .value
     }
 
-    /// The sum over all samples that have at least these labels.
+    /// Returns the sum over all samples that have at least these labels.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let family = self.families.get(name).expect(name);
         let has = |s: &&Sample| labels.iter().all(|&(k, v)| s.labels[k] == v);
@@ -85,7 +85,7 @@ impl Page {
     }
 }
 
-/// The family that a sample's name belongs to.
+/// Returns the family that a sample's name belongs to.
 fn family_of<'a>(name: &'a str, families: &BTreeMap<String, Family>) -> Option<&'a str> {
     if families.contains_key(name) {
         return Some(name);
