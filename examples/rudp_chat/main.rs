@@ -8,8 +8,8 @@
 //! Both take `--fec 10,3` and `--key` with 32 or 64 hexadecimal digits; kcp-go's are `-shards=10,3`
 //! and `-key=`.
 //!
-//! Lines of the terminal go to the peer, the peer's lines to the terminal, until either ends, by Ctrl-C
-//! too.
+//! Lines from the terminal go to the peer and the peer's lines to the terminal, until either side ends, for
+//! example by Ctrl-C.
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -56,7 +56,7 @@ enum Mode {
     },
 }
 
-/// A key, and how it was written.
+/// A key, and its text form.
 #[derive(Debug, Clone)]
 struct Key {
     aes_gcm: AesGcm,
@@ -112,7 +112,7 @@ fn main() -> ExitCode {
     }
     let result = Runtime::new().map_err(Into::into).and_then(|runtime| {
         let result = runtime.block_on(run(options));
-        // A thread that reads the terminal cannot be stopped, and need not be waited for.
+        // The thread that reads the terminal cannot be stopped, and need not be waited for.
         runtime.shutdown_background();
         result
     });
@@ -152,7 +152,7 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     chat(connection.into_stream()).await
 }
 
-/// The terminal and the peer, until either ends; at Ctrl-C the peer is told.
+/// Connects the terminal and the peer until either ends; at Ctrl-C, closes the session.
 async fn chat(stream: Stream) -> Result<(), Box<dyn Error>> {
     let (read, mut write) = tokio::io::split(stream);
     let mut theirs = BufReader::new(read).lines();
@@ -180,7 +180,7 @@ async fn chat(stream: Stream) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A chat with a kcp-go client, both sides of it.
+/// Runs both sides of a chat with a kcp-go client.
 async fn demonstrate(server: &Endpoint, options: &Options) -> Result<(), Box<dyn Error>> {
     let mut go = start_kcp_go(server.local_addr(), options)?;
     let mut typed = go.stdin.take().ok_or("no input")?;
@@ -237,7 +237,7 @@ fn start_kcp_go(server: SocketAddr, options: &Options) -> Result<Child, Box<dyn 
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn();
-    // On Unix it goes on running without its name.
+    // On Unix the program keeps running after its file is removed.
     let _ = std::fs::remove_file(&program);
     Ok(child?)
 }

@@ -8,14 +8,13 @@
 //! | file | what |
 //! |---|---|
 //! | `transfer` | a file over a stream: **start reading here** |
-//! | `path` | the path between the two: delay, loss, reordering |
-//! | `source` | the file to move: one that was given, or one of random bytes |
-//! | `progress` | the bar |
+//! | `path` | the path between client and server: delay, loss, reordering |
+//! | `source` | the file to move: the given one, or one of random bytes |
+//! | `progress` | the progress bar |
 //! | `options` | the command line |
 //!
-//! A wrong option, or whatever keeps it from starting, is one line on stderr and exit status 2; a
-//! transfer that fails, or a hash that differs, is one line and status 1. So is Ctrl-C: however it
-//! ends, it leaves no file.
+//! A wrong option, or any other failure to start, is one line on stderr and exit status 2; a failed transfer,
+//! a hash that differs, or Ctrl-C is one line and status 1. However it ends, it leaves no file behind.
 
 mod options;
 mod path;
@@ -57,14 +56,14 @@ async fn main() -> ExitCode {
         result = run(endpoints, &source) => result,
         () = interrupted => Err("interrupted".into()),
     };
-    // The files go with `source`.
+    // Dropping `source` removes the files.
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&error, 1),
     }
 }
 
-/// Ready at Ctrl-C, or what a service manager sends.
+/// Completes at Ctrl-C or SIGTERM.
 fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
@@ -99,7 +98,7 @@ struct Endpoints {
     counts: path::Counts,
 }
 
-/// A server, a path to it, and a client at its other end.
+/// Opens a server, a path to it, and a client at the other end.
 async fn start(options: &Options) -> Result<Endpoints> {
     let pool = PacketPool::builder()
         .name("rudp")
@@ -145,7 +144,7 @@ async fn run(endpoints: Endpoints, source: &source::Source) -> Result<()> {
     let bar = Progress::new("there", source.len());
     let begin = Instant::now();
     let sent = transfer::send(&mut stream, source.path(), &bar).await?;
-    // The server says that it has it all by sending it back; its first word ends the first half.
+    // The server sends the file back once it has all of it; its first bytes end the first half.
     let mut incoming = transfer::Incoming::begin(&mut stream).await?;
     let there = begin.elapsed();
     bar.finish(there);
@@ -186,12 +185,12 @@ async fn serve(server: Endpoint, to: impl AsRef<Path>) -> Result<slab_net::rudp:
     let silent = Progress::silent();
     incoming.receive(&mut stream, to.as_ref(), &silent).await?;
     transfer::send(&mut stream, to.as_ref(), &silent).await?;
-    // Until the client has it all and closes.
+    // Wait until the client has everything and closes.
     while stream.read_packet().await?.is_some() {}
     Ok(stream.connection().stats())
 }
 
-/// Chunks in use once all sessions are gone.
+/// Returns the chunks in use once all sessions have ended.
 async fn settled(pool: &PacketPool) -> u64 {
     for _ in 0..300 {
         if pool.slab().stats().in_use() == 0 {

@@ -1,5 +1,4 @@
-//! The path between client and server: two sockets, and tasks that let datagrams wait, get lost
-//! and overtake each other.
+//! The path between client and server: two sockets, and tasks that delay, lose and reorder datagrams.
 
 use crate::options::Options;
 use std::cmp::Reverse;
@@ -61,7 +60,7 @@ pub(crate) async fn open(
 
 fn socket() -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)?;
-    // As much as the system allows: what does not fit is lost beyond what was asked for.
+    // As large as the system allows: datagrams that do not fit would be lost in addition.
     socket.set_recv_buffer_size(8 << 20)?;
     socket.set_nonblocking(true)?;
     let any: SocketAddr = ([127, 0, 0, 1], 0).into();
@@ -69,7 +68,7 @@ fn socket() -> io::Result<UdpSocket> {
     UdpSocket::from_std(socket.into())
 }
 
-/// From the client to the server.
+/// Forwards from the client to the server.
 async fn there(
     front: Arc<UdpSocket>,
     back: Arc<UdpSocket>,
@@ -96,13 +95,13 @@ async fn there(
             () = line.due() => {}
         }
         while let Some(datagram) = line.next() {
-            // A server that is gone is like one that loses everything.
+            // A server that is gone is treated as one that loses everything.
             let _ = back.send(&datagram).await;
         }
     }
 }
 
-/// From the server to the client.
+/// Forwards from the server to the client.
 async fn home(
     front: Arc<UdpSocket>,
     back: Arc<UdpSocket>,
@@ -174,7 +173,7 @@ impl Line {
             .push(Reverse((due, self.order, datagram.to_vec())));
     }
 
-    /// Until something arrives.
+    /// Waits until a datagram has arrived.
     async fn due(&self) {
         match self.waiting.peek() {
             Some(Reverse((at, _, _))) => sleep_until(*at).await,
@@ -182,7 +181,7 @@ impl Line {
         }
     }
 
-    /// What has arrived.
+    /// Returns the next datagram that has arrived.
     fn next(&mut self) -> Option<Vec<u8>> {
         let Reverse((at, _, _)) = self.waiting.peek()?;
         if *at > Instant::now() {

@@ -1,4 +1,4 @@
-//! The bar.
+//! The progress bar.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 const WIDTH: usize = 40;
 const EVERY: Duration = Duration::from_millis(100);
 
-/// How far a transfer is, drawn ten times a second on stderr: over itself on a terminal, and only
-/// at the end elsewhere.
+/// Shows the progress of a transfer on stderr: on a terminal ten times a second in one line, elsewhere only
+/// at the end.
 pub(crate) struct Progress {
     name: &'static str,
     total: u64,
     done: AtomicU64,
     begin: Instant,
-    /// Milliseconds after `begin` at which it was last drawn.
+    /// When it was last drawn, in milliseconds after `begin`.
     drawn: AtomicU64,
     shown: bool,
 }
@@ -31,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// One that nobody sees.
+    /// Creates a bar that is not shown.
     pub(crate) fn silent() -> Self {
         Self {
             shown: false,
@@ -39,7 +39,7 @@ impl Progress {
         }
     }
 
-    /// So many bytes more.
+    /// Adds `bytes` to the progress.
     pub(crate) fn add(&self, bytes: usize) {
         let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         let now = self.begin.elapsed();
@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// It took that long.
+    /// Draws the finished bar; the transfer took `time`.
     pub(crate) fn finish(&self, time: Duration) {
         if self.shown {
             self.draw(self.total, time, '\n');
@@ -61,7 +61,7 @@ impl Progress {
         let filled = (done as usize * WIDTH) / self.total.max(1) as usize;
         let rate = done as f64 / 1e6 / time.as_secs_f64().max(1e-9);
         let mut out = std::io::stderr().lock();
-        // A terminal that is gone is no reason to stop.
+        // If the terminal is gone, go on without it.
         let _ = write!(
             out,
             "\r{:>5} [{}{}] {:>3} % {:>7.1} MB {rate:>6.1} MB/s{end}",

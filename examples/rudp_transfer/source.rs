@@ -6,16 +6,16 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// A file, and whether it is removed in the end.
+/// A file, and whether it is removed at the end.
 pub(crate) struct Source {
     path: PathBuf,
     len: u64,
-    /// Where copies of it are made.
+    /// The folder for copies of the file.
     folder: PathBuf,
 }
 
 impl Source {
-    /// The file that was named, or a new one of random bytes.
+    /// Opens the given file, or makes a new one of random bytes.
     pub(crate) fn of(options: &Options) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("rudp_transfer-{}", std::process::id()));
         if let Some(path) = &options.file {
@@ -62,7 +62,7 @@ impl Source {
         self.len
     }
 
-    /// A place for a copy.
+    /// Returns a path for a copy.
     pub(crate) fn beside(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
@@ -70,7 +70,7 @@ impl Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        // Nothing can be done if it fails, and nothing is lost: it is a folder for temporary files.
+        // If this fails, nothing can be done and little is lost: it is a temporary folder.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

@@ -1,4 +1,4 @@
-//! A file over a stream: its length in 8 bytes, its contents, and the SHA-256 of them.
+//! A file over a stream: its length in 8 bytes, its contents, and their SHA-256.
 
 use crate::Result;
 use crate::progress::Progress;
@@ -35,7 +35,7 @@ pub(crate) async fn send(stream: &mut Stream, from: &Path, progress: &Progress) 
     Ok(hash)
 }
 
-/// A file that begins to arrive.
+/// A file whose first bytes have arrived.
 pub(crate) struct Incoming {
     left: u64,
 }
@@ -48,7 +48,7 @@ impl Incoming {
         })
     }
 
-    /// Stores the rest, and returns its hash, which is the one that the sender told.
+    /// Stores the rest, and returns its hash after comparing it with the sender's.
     pub(crate) async fn receive(
         &mut self,
         stream: &mut Stream,
@@ -79,7 +79,7 @@ impl Incoming {
     }
 }
 
-/// The hash of a stored file.
+/// Returns the hash of a stored file.
 pub(crate) async fn hash_file(path: &Path) -> Result<Hash> {
     let (mut file, mut piece) = (File::open(path).await?, vec![0; PIECE]);
     let mut hash = Sha256::new();

@@ -1,8 +1,7 @@
 //! A global allocator that counts the heap allocations of the server's threads.
 //!
-//! Only threads that asked for it are counted: the workers that receive and consume. The load
-//! generator, the metrics page and the report run on other threads; what they allocate is not part
-//! of what a packet costs.
+//! Only threads that opt in are counted: the workers that receive and consume. The load generator, the
+//! metrics page and the report run on other threads; their allocations are not part of a packet's cost.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

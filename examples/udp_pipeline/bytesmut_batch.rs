@@ -1,7 +1,7 @@
-//! The mode `bytesmut-batch`: what one does today after reading with GRO, and quinn does.
+//! The mode `bytesmut-batch`: what programs, quinn among them, do today after reading with GRO.
 //!
-//! Each kernel buffer is copied to a `BytesMut`, which packets are split from and frozen. They
-//! share its memory: whoever keeps one of them keeps all of it.
+//! Each kernel buffer is copied to a `BytesMut`, from which packets are split and frozen. They share its
+//! memory: keeping one of them keeps all of it.
 
 use crate::options::Options;
 use crate::server::{ECHO_EVERY, Kept, LAST_READS, Retainer, Server, Threads, pause, told_to};
@@ -21,7 +21,7 @@ use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// What the kernel coalesces at most.
+/// The most bytes that the kernel coalesces.
 const SUPER_BUFFER: usize = 64 << 10;
 /// Super-buffers in one call, as many as the mode `pool` offers.
 const SLOTS: usize = 8;
@@ -80,7 +80,7 @@ pub(crate) struct BytesMutBatchServer {
 }
 
 impl BytesMutBatchServer {
-    /// Starts to receive.
+    /// Starts receiving.
     pub(crate) fn start(options: &Options) -> Result<Self, Box<dyn Error>> {
         let threads = Threads::start(options)?;
         let mut sockets = Vec::new();
@@ -94,7 +94,7 @@ impl BytesMutBatchServer {
         }
         let address = sockets[0].io.local_addr()?;
 
-        // A channel has one consumer, so each gets its own and they share the room.
+        // A channel has one consumer, so each consumer gets its own and they divide the capacity.
         let room = options.queued_batches() / usize::from(options.consumers);
         let mut to_consumers = Vec::new();
         let mut consumed = Vec::new();
@@ -189,7 +189,7 @@ impl Shard {
         }
     }
 
-    /// To the consumer whose turn it is, or to another if its channel is full.
+    /// Sends a batch to the consumer whose turn it is, or to another one if that channel is full.
     fn hand_over(&mut self, mut batch: Batch) {
         let datagrams = batch.datagrams();
         add(&self.counters.datagrams, datagrams);

@@ -1,5 +1,5 @@
-//! The mode `bytesmut-packet`: what tokio's documentation leads to. A fresh `BytesMut` for each
-//! datagram, frozen and sent through a channel.
+//! The mode `bytesmut-packet`: what tokio's documentation suggests, a fresh `BytesMut` for each datagram,
+//! frozen and sent through a channel.
 
 use crate::options::Options;
 use crate::server::{ECHO_EVERY, Kept, LAST_READS, Retainer, Server, Threads, pause, told_to};
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 /// Holds a datagram of any Ethernet MTU.
 const BUFFER: usize = 2048;
-/// Packets taken from the channel at once, and the batch that a slow consumer pauses after.
+/// Packets taken from the channel at once; a slow consumer pauses after as many.
 const PACKETS_PER_BATCH: usize = 32;
 
 struct Datagram {
@@ -39,7 +39,7 @@ pub(crate) struct BytesMutPacketServer {
 }
 
 impl BytesMutPacketServer {
-    /// Starts to receive.
+    /// Starts receiving.
     pub(crate) fn start(options: &Options) -> Result<Self, Box<dyn Error>> {
         let threads = Threads::start(options)?;
         let mut sockets = Vec::new();
@@ -52,7 +52,7 @@ impl BytesMutPacketServer {
         let address = sockets[0].local_addr()?;
         let buffer_bytes = BUFFER.max(usize::from(options.payload));
 
-        // As many bytes as the other modes may queue, in buffers of this one.
+        // As many bytes as the other modes may queue, in buffers of this mode's size.
         let room = options.max_memory / buffer_bytes / usize::from(options.consumers);
         let mut to_consumers = Vec::new();
         let mut consumed = Vec::new();
@@ -131,7 +131,7 @@ impl Shard {
         }
     }
 
-    /// To the consumer whose turn it is, or to another if its channel is full.
+    /// Sends a packet to the consumer whose turn it is, or to another one if that channel is full.
     fn hand_over(&mut self, buffer: BytesMut, source: SocketAddr) {
         add(&self.counters.datagrams, 1);
         add(&self.counters.bytes, buffer.len() as u64);

@@ -1,5 +1,5 @@
-//! `--mode all`: each mode in a process of its own, so that no mode inherits another's memory, and
-//! then a table.
+//! `--mode all`: runs each mode in a process of its own, so that no mode inherits another's memory, and
+//! prints a table.
 
 use crate::options::Mode;
 use crate::report::{self, Figures, say};
@@ -52,14 +52,14 @@ async fn all() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs one mode; returns what it printed, after passing it on.
+/// Runs one mode, and prints and returns its output.
 async fn run_child(
     mode: Mode,
     mut interrupted: Pin<&mut impl Future<Output = ()>>,
     is_interrupted: &mut bool,
 ) -> Result<(ExitStatus, Vec<String>), Box<dyn Error>> {
     let mut arguments: Vec<_> = env::args_os().skip(1).collect();
-    // The last one given counts.
+    // Of a repeated option the last one counts.
     arguments.push(format!("--mode={}", mode.name()).into());
     let mut child = Command::new(env::current_exe()?)
         .args(arguments)
@@ -87,13 +87,13 @@ async fn run_child(
     Ok((child.wait().await?, lines))
 }
 
-/// Lets the child drain and print its summary. A terminal's Ctrl-C reached it by itself, and twice
-/// is as good as once; what a service manager sends, or `kill`, did not.
+/// Lets the child drain and print its summary. The terminal's Ctrl-C reaches the child as well, and a second
+/// signal does no harm; a signal from a service manager, or by `kill`, does not reach it.
 fn end(child: &Child) {
     #[cfg(unix)]
     {
         use rustix::process::{Pid, Signal, kill_process};
-        // Not waited for, so that its number is its own. It may have ended all the same.
+        // The child has not been waited for, so its id is still its own, even if it has ended.
         let pid = child.id().and_then(|pid| Pid::from_raw(pid as i32));
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
     }

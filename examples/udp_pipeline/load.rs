@@ -1,5 +1,5 @@
-//! The load generator: one thread, several sockets (the kernel spreads senders over shards), many
-//! datagrams a call by GSO. It reads and counts the echoes.
+//! The load generator: one thread with several sockets (the kernel spreads senders over shards), which sends
+//! many datagrams per call by GSO, and reads and counts the echoes.
 
 use crate::options::{Options, Rate};
 use packet_slab::slab_net::PacketPool;
@@ -21,10 +21,10 @@ const MAX_CALL_BYTES: usize = 65_507;
 const MAX_SEGMENTS: usize = 64;
 /// How often a paced source sends.
 const TICK: Duration = Duration::from_millis(2);
-/// A source that was held up does not make up for more than this.
+/// A source that was delayed makes up for at most this.
 const MOST_BEHIND: Duration = Duration::from_millis(20);
 
-/// Sockets that are open, with nothing sent so far.
+/// Open sockets that have sent nothing so far.
 pub(crate) struct Load {
     runtime: Runtime,
     sockets: Vec<UdpReceiver>,
@@ -35,7 +35,7 @@ pub(crate) struct Load {
 impl Load {
     pub(crate) fn bind(options: &Options) -> Result<Self, Box<dyn Error>> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        // For the echoes. Not the server's pool, nor on its metrics page.
+        // For the echoes; separate from the server's pool, and not on its metrics page.
         let pool = PacketPool::builder()
             .name("load")
             .max_memory(8 << 20)
@@ -56,7 +56,7 @@ impl Load {
         })
     }
 
-    /// Sends to the server from now on.
+    /// Starts sending to the server.
     pub(crate) fn start(self, server: SocketAddr) -> std::io::Result<RunningLoad> {
         let stop = Arc::<AtomicBool>::default();
         let told = Arc::clone(&stop);
@@ -74,7 +74,7 @@ impl Load {
             self.runtime.block_on(async {
                 let mut sent = Sent::default();
                 for source in sources {
-                    // A source that panicked has said so on stderr.
+                    // A source that panicked has reported it on stderr.
                     let one = source.await.unwrap_or_default();
                     sent.datagrams += one.datagrams;
                     sent.echoes += one.echoes;
@@ -109,7 +109,7 @@ impl RunningLoad {
     }
 }
 
-/// Loopback for a server that listens everywhere.
+/// Returns loopback for a server that listens on all addresses.
 fn reachable(mut server: SocketAddr) -> SocketAddr {
     if server.ip().is_unspecified() {
         server.set_ip(match server {
@@ -171,13 +171,13 @@ impl Source {
         self.sent
     }
 
-    /// Full calls, unless the rate is so low that one takes more than some ticks to come together.
+    /// Returns whether enough is due for a call: a full one, unless that takes more than a few ticks to fill.
     fn worth_a_call(&self, due: f64, rate: f64) -> bool {
         let full = (self.contents.len() / self.payload) as f64;
         due >= full.min(rate * MOST_BEHIND.as_secs_f64() / 2.0)
     }
 
-    /// Sends at most so many datagrams in one call; returns how many it was about.
+    /// Sends at most so many datagrams in one call; returns how many it tried to send.
     async fn send(&mut self, server: SocketAddr, most: usize) -> usize {
         let bytes = self.payload.saturating_mul(most).min(self.contents.len());
         let transmit = Transmit::new(&self.contents[..bytes], server).segment_size(self.payload);
@@ -187,7 +187,7 @@ impl Source {
             Err(error) => {
                 self.sent.datagrams += error.sent() as u64;
                 self.sent.failed += (datagrams - error.sent()) as u64;
-                // Whatever it is, it takes a moment to pass.
+                // Whatever the error is, give it a moment to pass.
                 tokio::time::sleep(TICK).await;
             }
         }

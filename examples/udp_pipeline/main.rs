@@ -1,4 +1,4 @@
-//! A UDP server on one bounded pool, with a load of its own to show what it does.
+//! A UDP server on one bounded pool, with a load generator to show what it does.
 //!
 //!     cargo run --release --example udp_pipeline
 //!     cargo run --release --example udp_pipeline -- --mode all --retain 50
@@ -7,15 +7,15 @@
 //! | file | what |
 //! |---|---|
 //! | `pool` | the server: **start reading here** |
-//! | `bytesmut_batch`, `bytesmut_packet` | the same without a pool, to compare with |
-//! | `server`, `totals`, `sockets` | what the three have in common |
+//! | `bytesmut_batch`, `bytesmut_packet` | the same without a pool, for comparison |
+//! | `server`, `totals`, `sockets` | what these three have in common |
 //! | `load` | the load generator |
 //! | `run`, `compare` | one run from the first socket to the summary; all modes in turn |
 //! | `report`, `process`, `allocations` | what is printed and where it is measured |
 //! | `options` | the command line |
 //!
-//! Whatever keeps it from starting is one line on stderr and exit status 2; a promise that a run
-//! broke (a packet unaccounted for, a chunk that did not come back) is one line and status 1.
+//! A failure to start is one line on stderr and exit status 2; a broken promise (a packet unaccounted for, a
+//! chunk that did not come back) is one line and status 1.
 
 mod allocations;
 mod bytesmut_batch;
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows what the library says on its slow paths, such as drops that begin and end.
+/// Shows the library's log events, such as the begin and end of drops.
 fn show_events() {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)

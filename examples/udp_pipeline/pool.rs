@@ -1,7 +1,7 @@
 //! The mode `pool`: this is the code to copy from.
 //!
-//! Shards receive into the memory of one pool, whose cap nothing passes; consumers on other threads
-//! own the packets and give them back by dropping them. Nothing here allocates per packet.
+//! Shards receive into the memory of one pool, which never exceeds its cap; consumers on other threads own
+//! the packets and return them by dropping them. Nothing here allocates per packet.
 
 use crate::options::Options;
 use crate::server::{
@@ -26,19 +26,19 @@ use tokio::task::JoinSet;
 pub(crate) struct PoolServer {
     address: SocketAddr,
     pool: PacketPool,
-    /// One a shard. They keep the sockets open until the last report.
+    /// One per shard. They keep the sockets open until the last report.
     sockets: Vec<UdpSender>,
     queue: QueueMonitor,
     consumed: Vec<Arc<Consumed>>,
     consumers: JoinSet<VecDeque<Packet>>,
     receivers: JoinSet<Forwarded>,
-    /// Known when they have ended.
+    /// Known once they have ended.
     receive_errors: u64,
     threads: Threads,
 }
 
 impl PoolServer {
-    /// Starts to receive.
+    /// Starts receiving.
     pub(crate) fn start(options: &Options) -> Result<Self, Box<dyn Error>> {
         let pool = PacketPool::builder()
             .name("rx")
@@ -53,8 +53,8 @@ impl PoolServer {
         let address = shards[0].local_addr();
         let sockets: Vec<_> = shards.iter().map(UdpReceiver::sender).collect();
 
-        // When the queue is full, what arrives is dropped and counted: a receiver that waited for
-        // consumers would leave the dropping to the kernel.
+        // When the queue is full, new datagrams are dropped and counted: if the receiver waited for
+        // consumers, the kernel would drop them instead.
         let (to_consumers, batches) =
             queue(options.queued_batches().try_into()?, Overflow::DropNewest);
         let queue = batches.monitor();
@@ -79,7 +79,7 @@ impl PoolServer {
         for shard in shards {
             let mut stop = threads.stop.subscribe();
             let stopped = async move { told_to(&mut stop).await };
-            // From the socket into the queue; at the end what the kernel had queued, too.
+            // From the socket into the queue; at the end also what the kernel has queued.
             let task = forward(shard, to_consumers.clone(), stopped);
             receivers.spawn_on(task, threads.receive.handle());
         }
@@ -97,12 +97,12 @@ impl PoolServer {
     }
 }
 
-/// One socket a shard, all at one address.
+/// Opens one socket per shard, all at one address.
 fn bind_shards(options: &Options, pool: &PacketPool) -> Result<Vec<UdpReceiver>, BindError> {
     let several = options.shards > 1;
     let mut address = options.listen;
     if several {
-        // With SO_REUSEPORT we would share the address with a stranger, so try without it first.
+        // SO_REUSEPORT would share the address with other programs, so try without it first.
         let alone = UdpSocket::bind(address).and_then(|socket| socket.local_addr());
         address = alone.map_err(|source| BindError::Socket { address, source })?;
     }
@@ -131,7 +131,7 @@ struct Consumer {
 }
 
 impl Consumer {
-    /// Until the receivers are gone and the queue is empty; returns the packets it kept.
+    /// Consumes until the receivers are gone and the queue is empty; returns the packets it kept.
     async fn run(mut self) -> VecDeque<Packet> {
         let mut number = 0;
         while let Some(batch) = self.batches.recv().await {
@@ -209,7 +209,7 @@ impl Server for PoolServer {
         let receivers = mem::take(&mut self.receivers);
         let reports = self.threads.receive.block_on(receivers.join_all());
         self.receive_errors = reports.iter().map(|report| report.receive_errors).sum();
-        // The last sender of the queue went with them: once it is empty, consumers return.
+        // The receivers held the queue's senders: once the queue is empty, consumers return.
         Kept::collect(&self.threads.consume, mem::take(&mut self.consumers))
     }
 }

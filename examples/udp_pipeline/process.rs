@@ -1,17 +1,17 @@
-//! What the operating system says about this process: resident memory, CPU time by thread, and what
-//! the kernel dropped before anybody could read it. Linux only; `None` elsewhere.
+//! What the operating system reports about this process: resident memory, CPU time by thread, and datagrams
+//! that the kernel dropped before they were read. Linux only; `None` elsewhere.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// Resident memory in bytes.
+/// Returns the resident memory in bytes.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let statm = read("/proc/self/statm")?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
     Some(pages * page_bytes()?)
 }
 
-/// The size of a page, which the kernel tells in its list of mappings.
+/// Returns the size of a page, from the kernel's list of mappings.
 fn page_bytes() -> Option<u64> {
     use std::sync::OnceLock;
     static PAGE: OnceLock<Option<u64>> = OnceLock::new();
@@ -25,7 +25,7 @@ fn page_bytes() -> Option<u64> {
     })
 }
 
-/// CPU time that all threads of these names have taken so far.
+/// Returns the CPU time so far of all threads with these names.
 pub(crate) fn cpu_time(names: &[&str]) -> Option<Duration> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?;
     let nanos = threads.filter_map(|thread| {
@@ -40,8 +40,8 @@ pub(crate) fn cpu_time(names: &[&str]) -> Option<Duration> {
     Some(Duration::from_nanos(nanos.sum()))
 }
 
-/// What the kernel dropped because the receive buffer of a socket at this address was full, since
-/// these sockets were opened. It counts its own buffers: with GSO one is many datagrams.
+/// Returns how many buffers the kernel has dropped because the receive buffer of a socket at this address
+/// was full, since these sockets were opened. With GSO, one buffer is many datagrams.
 pub(crate) fn kernel_drops(address: SocketAddr) -> Option<u64> {
     let table = read(match address {
         SocketAddr::V4(_) => "/proc/net/udp",
@@ -58,7 +58,7 @@ pub(crate) fn kernel_drops(address: SocketAddr) -> Option<u64> {
     Some(ours.sum())
 }
 
-/// IP:PORT in hexadecimal, the IP as the machine's 32-bit words.
+/// Formats IP:PORT in hexadecimal, the IP as 32-bit words in the machine's byte order.
 fn as_in_proc(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),

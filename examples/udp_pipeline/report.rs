@@ -1,4 +1,4 @@
-//! The lines on the terminal: one a second, and the summary.
+//! The lines on the terminal: one per second, and the summary.
 
 use crate::options::{Mode, Options};
 use crate::process;
@@ -10,7 +10,7 @@ use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
-/// Prints a line. A reader that has gone away is no reason to stop.
+/// Prints a line. If the reader is gone, the program goes on.
 pub(crate) fn say(line: impl fmt::Display) {
     let _ = writeln!(io::stdout().lock(), "{line}");
 }
@@ -20,7 +20,7 @@ pub(crate) fn complain(line: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "udp_pipeline: {line}");
 }
 
-/// Turns totals into what happened since the line before.
+/// Turns totals into differences since the previous line.
 pub(crate) struct Ticker {
     started: Instant,
     last: Instant,
@@ -49,7 +49,7 @@ impl Ticker {
         }
     }
 
-    /// One line about the time since the line before.
+    /// Prints one line about the time since the previous one.
     pub(crate) fn line(&mut self, server: &dyn Server) -> String {
         let (totals, now) = (server.totals(), Instant::now());
         let seconds = now.duration_since(self.last).as_secs_f64().max(1e-9);
@@ -96,7 +96,7 @@ impl Ticker {
     }
 }
 
-/// How much of the cap is in use, and by which size classes.
+/// Formats how much of the cap is in use, and by which size classes.
 fn pool_use(stats: &PoolStats) -> String {
     let (in_use, cap) = (stats.in_use_bytes(), stats.max_memory as u64);
     let mut text = format!("{} of {} in use", mib(in_use), mib(cap));
@@ -111,7 +111,7 @@ fn pool_use(stats: &PoolStats) -> String {
     text
 }
 
-/// What happened in all; the last line is for machines.
+/// Prints the summary; its last line is for machines.
 pub(crate) fn summary(options: &Options, outcome: &Outcome) {
     let Outcome {
         totals,
@@ -129,7 +129,7 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
         thousands(drops.no_memory),
         thousands(drops.truncated),
     ));
-    // The kernel counts what a sender gave it in one call as one, however many datagrams it was.
+    // The kernel counts what one call sent as one, however many datagrams it was.
     say(format_args!(
         "not received, because the kernel's queue was full: {} buffers of one datagram or, with GSO, many",
         outcome.kernel_drops.map_or(NONE.into(), thousands)
@@ -187,14 +187,14 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
     say(outcome.summary_line());
 }
 
-/// What `--mode all` compares, as a line from child to parent.
+/// What `--mode all` compares, passed as a line from child to parent.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Figures {
     pub(crate) mode: String,
     pub(crate) packets_per_second: f64,
     pub(crate) resident_growth: Option<u64>,
     pub(crate) payload_held: u64,
-    /// Free memory that the pool keeps at hand.
+    /// Free memory that the pool keeps in its caches.
     pub(crate) caches: Option<u64>,
     pub(crate) heap_allocs_per_packet: Option<f64>,
     pub(crate) cpu_nanos_per_packet: Option<u64>,
@@ -218,7 +218,7 @@ impl Figures {
         }
     }
 
-    /// Back from the line; `None` for other lines.
+    /// Parses the line; `None` for other lines.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut values = line.strip_prefix("figures ")?.split(' ');
         let mut value = |name: &str| values.next()?.strip_prefix(name)?.strip_prefix('=');
@@ -251,7 +251,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// Three digits, or `n/a` where nothing was measured.
+/// Formats with three decimals, or `n/a` if nothing was measured.
 pub(crate) fn thousandth(value: Option<f64>) -> String {
     value.map_or(NONE.into(), |value| format!("{value:.3}"))
 }
@@ -264,7 +264,7 @@ pub(crate) fn mib_or_unknown(bytes: Option<u64>) -> String {
     bytes.map_or(NONE.into(), mib)
 }
 
-/// With a space before each group of three digits.
+/// Formats with a space before each group of three digits.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -277,7 +277,7 @@ pub(crate) fn thousands(number: u64) -> String {
     text
 }
 
-/// A duration as on the command line.
+/// Formats a duration as on the command line.
 pub(crate) fn seconds(duration: Duration) -> String {
     format!("{} s", duration.as_secs_f64())
 }

@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{interval_at, sleep};
 
-/// What is left out of the steady state at the beginning.
+/// The time at the beginning that does not belong to the steady state.
 const WARM_UP: Duration = Duration::from_secs(1);
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// Everything that the summary says.
+/// Everything that the summary reports.
 pub(crate) struct Outcome {
     pub(crate) totals: Totals,
     pub(crate) kernel_drops: Option<u64>,
@@ -38,7 +38,7 @@ pub(crate) struct Steady {
     pub(crate) time: Duration,
     pub(crate) packets: u64,
     pub(crate) allocations: u64,
-    /// Of the threads that receive and consume, where the system tells.
+    /// Of the threads that receive and consume; `None` if the system does not report it.
     pub(crate) cpu: Option<Duration>,
 }
 
@@ -55,11 +55,11 @@ impl Steady {
     }
 }
 
-/// Resident memory of the process in bytes, where the system tells.
+/// Resident memory of the process in bytes, if the system reports it.
 pub(crate) struct Resident {
     pub(crate) before: Option<u64>,
     pub(crate) most: Option<u64>,
-    /// When all has stopped but the packets that consumers keep.
+    /// After everything has stopped, with only the packets that consumers keep.
     pub(crate) with_kept: Option<u64>,
 }
 
@@ -74,9 +74,9 @@ pub(crate) struct PoolFigures {
     pub(crate) committed: u64,
     pub(crate) most_in_use: u64,
     pub(crate) in_use_with_kept: u64,
-    /// Committed but free, when only the packets that consumers keep were in use.
+    /// Committed but free, with only the packets that consumers keep in use.
     pub(crate) caches: u64,
-    /// Chunks in use when those had been dropped too.
+    /// Chunks in use after those had been dropped too.
     pub(crate) chunks_left: u64,
 }
 
@@ -94,7 +94,7 @@ impl Outcome {
         )
     }
 
-    /// What this program promises of every run.
+    /// Checks what this program promises for every run.
     ///
     /// # Errors
     /// The promise that was broken.
@@ -119,15 +119,15 @@ impl Outcome {
 /// Runs until the time is up or Ctrl-C.
 ///
 /// # Errors
-/// What kept it from starting.
+/// The failure that kept it from starting.
 pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    // For the metrics page, the report and signals: none of it in the server's threads.
+    // For the metrics page, the report and signals, which stay out of the server's threads.
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let interrupted = {
         let _runtime = runtime.enter();
         interruption()?
     };
-    // All that can fail comes before the first packet.
+    // Everything that can fail happens before the first packet.
     let collector = Collector::new();
     let page = bind_page(options, &runtime, &collector)?;
     let load = match options.no_load {
@@ -145,7 +145,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     let load = load.map(|load| load.start(server.address())).transpose()?;
     let (steady, peaks) = runtime.block_on(watch(options, &*server, interrupted));
 
-    // The load first, so that what it sent can be accounted for.
+    // Stop the load first, so that everything it sent can be accounted for.
     let load = load.map(|load| load.stop());
     let kept = server.stop();
     Ok(settle(&*server, kept, load, steady, before, peaks))
@@ -208,7 +208,7 @@ fn announce(options: &Options, server: &dyn Server, page: Option<&MetricsServer>
     }
 }
 
-/// Ready at Ctrl-C, or what a service manager sends.
+/// Completes at Ctrl-C or SIGTERM.
 pub(crate) fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
@@ -230,7 +230,7 @@ pub(crate) fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// One end of the steady state.
+/// The counters at one end of the steady state.
 struct Mark {
     at: Instant,
     packets: u64,
@@ -258,7 +258,7 @@ impl Mark {
     }
 }
 
-/// Prints a line a second until the end, and measures the steady state.
+/// Prints a line per second until the end, and measures the steady state.
 async fn watch(
     options: &Options,
     server: &dyn Server,
@@ -289,12 +289,12 @@ async fn watch(
         }
     }
     let steady = from.map(|from| from.until(Mark::now(server)));
-    // For the peaks, not to be printed.
+    // Only for the peaks; not printed.
     ticker.line(server);
     (steady.unwrap_or_default(), ticker.peaks)
 }
 
-/// Everything has stopped: what is left to be measured.
+/// Measures what remains once everything has stopped.
 fn settle(
     server: &dyn Server,
     kept: Kept,

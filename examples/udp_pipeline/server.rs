@@ -1,5 +1,5 @@
-//! What the servers of all modes have in common: how one is driven, its threads, how it is told to
-//! stop, and the packets that a consumer keeps.
+//! What the servers of all modes have in common: the interface, the threads, the signal to stop, and the
+//! packets that a consumer keeps.
 
 use crate::allocations;
 use crate::options::Options;
@@ -13,29 +13,29 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// One batch of this many goes back to its sender.
+/// One batch in this many is echoed to its sender.
 pub(crate) const ECHO_EVERY: u64 = 16;
-/// What the kernel is asked to queue for a shard; it may grant less.
+/// The socket buffer requested per shard; the kernel may grant less.
 pub(crate) const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
-/// How often a shard reads on, after it was told to stop, for what the kernel had queued by then.
+/// How often a shard still reads after it was told to stop, for what the kernel has queued by then.
 pub(crate) const LAST_READS: usize = 64;
-/// Most packets that are kept by all consumers together.
+/// The most packets that all consumers together keep.
 const MOST_RETAINED: usize = 10_000;
 
-/// A server that receives, whatever it keeps packets in.
+/// A server that receives packets, in whatever memory.
 pub(crate) trait Server {
-    /// Where it receives.
+    /// Returns the address it receives at.
     fn address(&self) -> SocketAddr;
 
-    /// What happened so far.
+    /// Returns the totals so far.
     fn totals(&self) -> Totals;
 
-    /// The pool, of the mode that has one.
+    /// Returns the pool, if the mode has one.
     fn pool(&self) -> Option<&PacketPool> {
         None
     }
 
-    /// Puts the server's statistics on the metrics page.
+    /// Registers the server's statistics for the metrics page.
     fn register(&self, _: &Collector) -> Result<(), RegisterError> {
         Ok(())
     }
@@ -55,7 +55,7 @@ pub(crate) const THREAD_NAMES: [&str; 2] = [RECEIVE, CONSUME];
 pub(crate) struct Threads {
     pub(crate) receive: Runtime,
     pub(crate) consume: Runtime,
-    /// Tells both to come to an end.
+    /// Tells both kinds to stop.
     pub(crate) stop: watch::Sender<bool>,
 }
 
@@ -78,13 +78,13 @@ fn workers(name: &str, count: u16) -> std::io::Result<Runtime> {
         .build()
 }
 
-/// Ready once the server is told to stop.
+/// Completes once the server is told to stop.
 pub(crate) async fn told_to(stop: &mut watch::Receiver<bool>) {
-    // An error means that the server is gone, which is the same to its tasks.
+    // An error means that the server is gone, which also ends its tasks.
     let _ = stop.wait_for(|&stop| stop).await;
 }
 
-/// A consumer that is too slow, for the demonstration; it hurries once the server is to stop.
+/// Makes a consumer slow, for the demonstration, until the server is told to stop.
 pub(crate) async fn pause(pause: Option<Duration>, stop: &mut watch::Receiver<bool>) {
     let Some(pause) = pause else { return };
     if *stop.borrow() {
@@ -96,7 +96,7 @@ pub(crate) async fn pause(pause: Option<Duration>, stop: &mut watch::Receiver<bo
     }
 }
 
-/// Keeps every Nth packet, and of those the newest.
+/// Keeps every Nth packet, and of these only the newest.
 pub(crate) struct Retainer<P> {
     every: Option<u32>,
     seen: u32,
@@ -105,7 +105,7 @@ pub(crate) struct Retainer<P> {
 }
 
 impl<P> Retainer<P> {
-    /// One consumer's part of what is to be kept.
+    /// Creates one consumer's share.
     pub(crate) fn new(options: &Options) -> Self {
         let most = (MOST_RETAINED / usize::from(options.consumers)).max(1);
         let room = if options.retain.is_some() { most } else { 0 };
@@ -117,7 +117,7 @@ impl<P> Retainer<P> {
         }
     }
 
-    /// Keeps the packet, in the form that `keep` gives it, or drops it.
+    /// Keeps the packet, in the form that `keep` returns, or drops it.
     #[inline]
     pub(crate) fn offer(&mut self, packet: P, keep: impl FnOnce(P) -> P) {
         let Some(every) = self.every else { return };
@@ -126,7 +126,7 @@ impl<P> Retainer<P> {
             return;
         }
         self.seen = 0;
-        // First out, then in: the oldest gives its memory to the newest.
+        // Remove before adding: the oldest packet's memory is free for the newest.
         if self.packets.len() == self.most {
             self.packets.pop_front();
         }
@@ -138,7 +138,7 @@ impl<P> Retainer<P> {
     }
 }
 
-/// The packets that consumers keep when the server has stopped.
+/// The packets that consumers keep after the server has stopped.
 pub(crate) struct Kept {
     pub(crate) packets: usize,
     /// The sum of their lengths.
@@ -148,7 +148,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Collects what the consumers return, once all of them have.
+    /// Collects what all consumers have returned.
     pub(crate) fn collect<P: AsRef<[u8]> + Send + 'static>(
         runtime: &Runtime,
         consumers: JoinSet<VecDeque<P>>,

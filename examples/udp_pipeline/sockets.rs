@@ -1,4 +1,4 @@
-//! Sockets as a program without this library opens them; for the modes it is compared with.
+//! Sockets as a program without this library opens them, for the modes without a pool.
 
 use crate::options::Options;
 use crate::server::RECEIVE_BUFFER_BYTES;
@@ -6,16 +6,16 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 
-/// One socket a shard, all at one address.
+/// Opens one socket per shard, all at one address.
 ///
 /// # Errors
-/// What the system says, with the address.
+/// The system's error, with the address.
 pub(crate) fn bind_shards(options: &Options) -> Result<Vec<UdpSocket>, String> {
     let several = options.shards > 1;
     let mut address = options.listen;
     let said = |error| format!("cannot bind UDP {}: {error}", options.listen);
     if several {
-        // With SO_REUSEPORT we would share the address with a stranger, so try without it first.
+        // SO_REUSEPORT would share the address with other programs, so try without it first.
         address = UdpSocket::bind(address)
             .and_then(|socket| socket.local_addr())
             .map_err(said)?;

@@ -1,21 +1,21 @@
-//! What happened to the packets so far: the numbers that every mode keeps and the report shows.
+//! What happened to the packets so far: the counters that every mode keeps and the report shows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// All modes' numbers, in datagrams unless the name says otherwise.
+/// The counters of every mode, in datagrams unless the name says otherwise.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
-    /// Got out of the kernel.
+    /// Read from the kernel.
     pub(crate) received: u64,
     pub(crate) received_bytes: u64,
-    /// Errors of the system while receiving, of the mode that counts them.
+    /// System errors while receiving, in the mode that counts them.
     pub(crate) receive_errors: u64,
     /// Handed to a consumer as packets.
     pub(crate) delivered: u64,
-    /// Sent back, as far as the kernel took them.
+    /// Echoed: the kernel took them for sending.
     pub(crate) echoed: u64,
-    /// Meant to be sent back, but the kernel would not.
+    /// Echoes that the kernel refused to send.
     pub(crate) echo_failed: u64,
     pub(crate) drops: Drops,
 }
@@ -34,7 +34,7 @@ impl Drops {
     }
 }
 
-/// What one consumer did. Apart from the others', so that no two threads write to one cache line.
+/// What one consumer did. Apart from the others, so that no two threads write to one cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Consumed {
@@ -43,7 +43,7 @@ pub(crate) struct Consumed {
     pub(crate) echo_failed: AtomicU64,
 }
 
-/// What one shard of a mode without a library that counts did.
+/// What one shard did, in the modes whose library counts nothing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Received {
@@ -60,7 +60,7 @@ pub(crate) fn read(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-/// The totals of a mode whose shards and consumers count by these.
+/// Adds up the totals of a mode whose shards and consumers use these counters.
 pub(crate) fn sum(received: &[Arc<Received>], consumed: &[Arc<Consumed>]) -> Totals {
     let mut totals = Totals::default();
     for consumer in consumed {

@@ -1,14 +1,13 @@
 //! From the socket to the server.
 //!
-//! What arrives lies in the pool until the server has it: in the queue as whole batches, in the
-//! client's channel and buffer as payloads. A server that is slow or gone makes `publish` wait,
-//! then the queue grow, then the pool reach its cap; from there on the receivers drop what arrives,
-//! counted as `no_memory`. Nothing grows beyond the cap, and when the server is back, so is the
-//! flow.
+//! Datagrams lie in the pool until the server has them: in the queue as whole batches, in the client's
+//! channel and buffer as payloads. If the server is slow or gone, `publish` waits, then the queue grows,
+//! then the pool reaches its cap; from there on the receivers drop what arrives and count it as
+//! `no_memory`. Nothing grows beyond the cap, and datagrams flow again when the server is back.
 //!
-//! A payload that the client refuses (more than the server's `max_payload`) is dropped, counted and
-//! said; the next one goes on. A publisher or receiver that ends by itself is the gateway's end:
-//! better started again than running without it.
+//! A payload that the client refuses (larger than the server's `max_payload`) is dropped, counted and
+//! logged; the following ones are published. If a publisher or a receiver ends by itself, the gateway ends
+//! too: it is better restarted than run without one of them.
 
 use crate::options::Options;
 use async_nats::client::PublishErrorKind;
@@ -28,23 +27,23 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// What the kernel is asked to queue for a shard; it may grant less.
+/// The socket buffer requested per shard; the kernel may grant less.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// Payloads that may wait in the client of one connection, at most.
 const CLIENT_PAYLOADS: usize = 1024;
-/// A counter of ours, on the page after those of the pool and the sockets.
+/// The example's own counter, on the page after the series of the pool and the sockets.
 const REFUSED: &str = "gateway_refused_datagrams_total";
-/// How long the server may take at the end to get what is left.
+/// How long the server may take at the end to read what is left.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// A gateway that runs.
+/// A running gateway.
 pub(crate) struct Gateway {
     address: SocketAddr,
     metrics_address: SocketAddr,
     queue: QueueMonitor,
     receivers: JoinSet<Forwarded>,
     publishers: JoinSet<Published>,
-    /// What is known already, of those that have ended.
+    /// The outcome of the tasks that have ended so far.
     outcome: Outcome,
     stop: watch::Sender<bool>,
 }
@@ -52,16 +51,16 @@ pub(crate) struct Gateway {
 /// What one publisher did.
 #[derive(Debug, Clone, Copy, Default)]
 struct Published {
-    /// Payloads that the server has, as it said itself.
+    /// Payloads that the server confirmed to have read.
     confirmed: u64,
-    /// Payloads taken from the queue of which that is not known.
+    /// Payloads taken from the queue without such a confirmation.
     unconfirmed: u64,
     /// Payloads that the client refused.
     refused: u64,
 }
 
 impl Gateway {
-    /// Connects to the server and starts to receive.
+    /// Connects to the server and starts receiving.
     pub(crate) async fn start(options: &Options) -> Result<Self, Box<dyn Error>> {
         let pool = PacketPool::builder()
             .name("rx")
@@ -70,8 +69,8 @@ impl Gateway {
         let collector = Collector::new();
         collector.register_packet_pool(&pool)?;
 
-        // A batch can be one datagram, in a chunk of its own size. With room for one a KiB, the
-        // pool's cap is what limits the queue, unless all of them are tiny.
+        // A batch can be one datagram, in a chunk of its own size. With room for one batch per KiB, the
+        // pool's cap limits the queue, unless all datagrams are tiny.
         let batches = options.max_memory_bytes() >> 10;
         let (to_publishers, batches) = queue(batches.try_into()?, Overflow::DropNewest);
         let queue = batches.monitor();
@@ -96,12 +95,12 @@ impl Gateway {
                 .reuse_port(options.reuse_port || options.shards.get() > 1)
                 .receive_buffer_bytes(RECEIVE_BUFFER_BYTES)
                 .bind(address)?;
-            // The port that the system chose, for the others too.
+            // The other shards use the port that the system chose.
             address = receiver.local_addr();
             collector.register_socket(shard.to_string(), receiver.monitor())?;
             let mut stopped = stop.subscribe();
             receivers.spawn(forward(receiver, to_publishers.clone(), async move {
-                // An error means that the gateway is gone, which is the same.
+                // An error means that the gateway is gone, which also ends this.
                 let _ = stopped.wait_for(|&stop| stop).await;
             }));
         }
@@ -135,7 +134,7 @@ impl Gateway {
         self.metrics_address
     }
 
-    /// Waits for a publisher or a receiver that ends although nobody stopped it; says which.
+    /// Waits until a publisher or a receiver ends without being stopped; returns which.
     pub(crate) async fn ended(&mut self) -> String {
         tokio::select! {
             Some(publisher) = self.publishers.join_next() => match publisher {
@@ -155,7 +154,7 @@ impl Gateway {
         }
     }
 
-    /// Stops to receive, publishes what is left, and says what became of everything.
+    /// Stops receiving, publishes what is left, and returns what became of everything.
     pub(crate) async fn stop(self) -> Outcome {
         self.stop.send_replace(true);
         let mut outcome = self.outcome;
@@ -165,13 +164,13 @@ impl Gateway {
         for published in self.publishers.join_all().await {
             outcome.add_published(published);
         }
-        // What publishers gave up to take is counted when the queue goes.
+        // What publishers did not take from the queue is counted as dropped when the queue is dropped.
         outcome.dropped += self.queue.stats().dropped();
         outcome
     }
 }
 
-/// Publishes until the queue has ended, or, once the gateway is to stop, for as long as it may.
+/// Publishes until the queue has ended or, once the gateway stops, for at most [`DRAIN`].
 async fn publish(
     batches: QueueReceiver,
     client: Client,
@@ -181,7 +180,7 @@ async fn publish(
     let (mut taken, mut refused) = (0, 0);
     let all = async {
         while let Some(batch) = batches.recv().await {
-            // All at once: this may end in the middle of it.
+            // Counted before publishing: this task may end in the middle of a batch.
             taken += batch.datagrams() as u64;
             // One owner for the whole batch; its memory goes back when the last payload is written.
             for payload in batch.into_bytes() {
@@ -196,7 +195,7 @@ async fn publish(
                 }
                 refused += 1;
                 metrics::counter!(REFUSED).increment(1);
-                // Not for each of a flood.
+                // Not for each payload of a flood.
                 if u64::is_power_of_two(refused) {
                     tracing::warn!(bytes, refused, "payload dropped: {error}");
                 }
@@ -212,7 +211,7 @@ async fn publish(
         complete = all => complete,
         () = too_long => false,
     };
-    // A flush says that everything was written; an answer from the server that it was read.
+    // A flush shows that everything was written; only an answer shows that the server read it.
     let confirmed = complete && matches!(timeout(DRAIN, ping(&client)).await, Ok(true));
     let sent = taken - refused;
     Published {
@@ -222,7 +221,7 @@ async fn publish(
     }
 }
 
-/// Has the server read everything that was published before? It answers in order.
+/// Returns whether the server has read everything published before: it answers in order.
 async fn ping(client: &Client) -> bool {
     let inbox = client.new_inbox();
     let Ok(mut answers) = client.subscribe(inbox.clone()).await else {
@@ -254,7 +253,7 @@ impl Outcome {
         self.refused += published.refused;
     }
 
-    /// Is every datagram accounted for?
+    /// Returns whether every datagram is accounted for.
     pub(crate) fn adds_up(&self) -> bool {
         self.received == self.published + self.unconfirmed + self.refused + self.dropped
     }

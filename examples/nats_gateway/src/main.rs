@@ -1,5 +1,5 @@
-//! Datagrams from UDP to a NATS server. The payloads go on as `bytes::Bytes` of the pool's memory,
-//! without a copy on our side; the pool's cap is what holds a slow server's backlog.
+//! Forwards UDP datagrams to a NATS server. Payloads are published as `bytes::Bytes` of pool memory,
+//! without a copy on our side; the pool's cap bounds a slow server's backlog.
 //!
 //!     nats-server &
 //!     cargo run --release -p nats_gateway -- --listen 127.0.0.1:4433 --subject udp.in
@@ -9,7 +9,7 @@
 //! | `gateway` | from the socket to the server: **start reading here** |
 //! | `options` | the command line |
 //!
-//! Several of them behind one port, and how their metrics add up: see the README beside this.
+//! The README beside this explains how several gateways share a port, and how their metrics add up.
 
 mod gateway;
 mod options;
@@ -29,7 +29,7 @@ async fn main() -> ExitCode {
     match run(&Options::parse()).await {
         Ok(status) => status,
         Err(error) => {
-            // If stderr is gone as well, there is nobody to tell.
+            // If stderr is gone as well, nobody can be told.
             let _ = writeln!(std::io::stderr(), "nats_gateway: {error}");
             ExitCode::from(2)
         }
@@ -61,7 +61,7 @@ async fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     })
 }
 
-/// Ready at Ctrl-C, or what a service manager sends.
+/// Completes at Ctrl-C or SIGTERM.
 fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {

@@ -40,7 +40,7 @@ pub(crate) struct Options {
     pub(crate) metrics: SocketAddr,
 }
 
-/// A subject that can be published to.
+/// Parses a subject that can be published to.
 fn subject(text: &str) -> Result<Subject, String> {
     let subject = Subject::validated(text).map_err(|_| {
         "words with dots between them, none of them empty, without blanks: udp.in".to_owned()

@@ -1,6 +1,5 @@
-//! The gateway against a real NATS server, also while that does not read, and against one made here
-//! that says what it must. The first needs Debian's package `nats-server`; `ci/nats` installs it and
-//! runs both:
+//! The gateway against a real NATS server, also while that does not read, and against a minimal server made
+//! here. The former needs Debian's package `nats-server`; `ci/nats` installs it and runs both:
 //!
 //!     cargo test -p nats_gateway -- --include-ignored
 
@@ -13,18 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How long anything may take before the test gives up; nothing is asserted about it.
+/// How long any step may take before the test gives up; no time is asserted.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CAP_MIB: u64 = 4;
 const PAYLOAD: usize = 1200;
 
-/// A process that ends with the test.
+/// A process that is killed when the test ends.
 struct Process(Child);
 
 impl Process {
     fn signal(&self, signal: i32) {
-        // SAFETY: a system call about a child that has not been waited for, so that its number is
-        // its own.
+        // SAFETY: a system call without pointers; the child has not been waited for, so its id is still its
+        // own.
         let result = unsafe { libc::kill(self.0.id() as i32, signal) };
         assert_eq!(result, 0);
     }
@@ -38,7 +37,7 @@ impl Drop for Process {
 }
 
 fn nats_server() -> (Process, SocketAddr) {
-    // One that was free just now.
+    // A port that was free just now.
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
@@ -51,7 +50,7 @@ fn nats_server() -> (Process, SocketAddr) {
     (Process(server), address)
 }
 
-/// What a server says to who connects.
+/// What a server sends to a client that connects.
 fn info(address: SocketAddr, max_payload: usize) -> String {
     let info = serde_json::json!({
         "server_id": "x", "version": "2.9.10", "go": "go", "host": "127.0.0.1", "headers": true,
@@ -60,7 +59,7 @@ fn info(address: SocketAddr, max_payload: usize) -> String {
     format!("INFO {info}\r\n")
 }
 
-/// A server that says hello and reads nothing after that.
+/// A server that sends its greeting and reads nothing after that.
 fn stalled_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -81,7 +80,7 @@ fn stalled_server() -> SocketAddr {
     address
 }
 
-/// A server that takes payloads of so many bytes and sends each back to who has subscribed to it.
+/// A server that accepts payloads of up to so many bytes and sends each to its subscribers.
 fn small_server(max_payload: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -114,7 +113,7 @@ fn small_server(max_payload: usize) -> SocketAddr {
     address
 }
 
-/// The gateway, what it will say, and where it receives and shows its metrics.
+/// A gateway, its output, and the addresses where it receives and shows its metrics.
 fn gateway(nats: SocketAddr) -> (Process, BufReader<ChildStdout>, SocketAddr, SocketAddr) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
         .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
@@ -177,7 +176,7 @@ fn received(metrics: SocketAddr) -> u64 {
         .unwrap()
 }
 
-/// Datagrams that begin with their number.
+/// Makes datagrams that begin with their number.
 struct Load {
     socket: UdpSocket,
     to: SocketAddr,
@@ -207,7 +206,7 @@ fn what_is_too_large_for_the_server_is_dropped_and_counted_and_the_rest_goes_on(
         let refused = page.contains("\ngateway_refused_datagrams_total 2\n");
         (refused && received(metrics) == 5).then_some(())
     });
-    // As a service manager ends it.
+    // As a service manager would.
     gateway.signal(libc::SIGTERM);
     let mut summary = String::new();
     says.read_line(&mut summary).unwrap();
@@ -216,7 +215,7 @@ fn what_is_too_large_for_the_server_is_dropped_and_counted_and_the_rest_goes_on(
     assert!(gateway.0.wait().unwrap().success());
 }
 
-/// Of batches of many datagrams, one of which is half published when the gateway gives up.
+/// With batches of many datagrams, one of which is half published when the gateway gives up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_is_accounted_for_when_the_server_never_reads_again() {
     let (mut gateway, mut says, udp, metrics) = gateway(stalled_server());
@@ -263,7 +262,7 @@ async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
         sent: 0,
     };
 
-    // In small steps, so that the kernel drops nothing: all of it arrives, in order and whole.
+    // In small steps, so that the kernel drops nothing: everything arrives, in order and whole.
     for _ in 0..50 {
         load.send(40);
         until("received", || {
@@ -279,8 +278,8 @@ async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
 
     let in_steps = load.sent;
 
-    // A server that does not read: the pool fills to its cap, not above, and what finds no memory
-    // is dropped and counted.
+    // A server that does not read: the pool fills to its cap and no further, and datagrams that find no
+    // memory are dropped and counted.
     nats.signal(libc::SIGSTOP);
     let start = Instant::now();
     let dropped = loop {
@@ -299,7 +298,7 @@ async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
     };
     assert!(dropped > 0);
 
-    // It reads again: the backlog goes through, the memory comes back.
+    // The server reads again: the backlog is published, the memory comes back.
     nats.signal(libc::SIGCONT);
     let arrived = Arc::new(AtomicU64::new(in_steps));
     tokio::spawn({
@@ -318,7 +317,7 @@ async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
     });
     load.send(40);
 
-    // Ctrl-C: what is left goes through, and everything is accounted for.
+    // Ctrl-C: what is left is published, and everything is accounted for.
     gateway.signal(libc::SIGINT);
     let mut summary = String::new();
     says.read_line(&mut summary).unwrap();
@@ -335,7 +334,7 @@ async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
     assert!(field("received") <= load.sent);
     assert!(field("dropped") >= dropped, "{summary}");
 
-    // The subscriber has what was published, to the message.
+    // The subscriber has every message that was published.
     let published = field("published");
     until("the subscriber has it", || {
         (arrived.load(Relaxed) >= published).then_some(())
