@@ -1,5 +1,5 @@
-//! From the socket to a consumer on another thread and back to the pool, echo included, nothing is
-//! allocated on the heap. Alone in its file, since the allocator is the whole process's.
+//! The path from the socket to a consumer on another thread and back to the pool, echo included, allocates
+//! nothing on the heap. Alone in its file, since the global allocator is the whole process's.
 
 use packet_slab::slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, queue};
 use packet_slab::slab_net::udp::{UdpReceiver, UdpSender};
@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Worker threads whose allocations count.
+/// Makes a runtime whose threads' allocations are counted.
 fn counted(threads: usize) -> Runtime {
     Builder::new_multi_thread()
         .worker_threads(threads)
@@ -92,8 +92,7 @@ async fn consume(
     }
 }
 
-/// Sends so many calls of so many datagrams; waits for the consumers, so that the kernel drops
-/// nothing.
+/// Sends so many calls of so many datagrams, and waits for the consumers so that the kernel drops nothing.
 fn send(from: &std::net::UdpSocket, to: SocketAddr, datagrams: u64, consumed: &AtomicU64) {
     let payload = [7; 1200];
     let before = consumed.load(Ordering::Acquire);
@@ -149,17 +148,17 @@ fn a_packet_costs_no_heap_allocation_from_socket_to_pool() {
         ALLOCATIONS.load(Ordering::Relaxed),
         monitor.stats().received_datagrams,
     );
-    // The counter counts: runtimes and tasks were not free.
+    // The counter works: runtimes and tasks have allocated.
     assert!(before > 0);
     send(&client, server, 20_000, &consumed);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
     assert_eq!(monitor.stats().received_datagrams - received, 20_000);
-    // Tokio's, not ours: the first task that uses up its budget on a worker makes that worker's list
-    // of tasks to run later. It may happen after the warm-up, once for each of three workers.
+    // These are tokio's: the first task that uses up its budget on a worker allocates that worker's list of
+    // tasks to run later. This may happen after the warm-up, once for each of three workers.
     assert!(allocations <= 3, "{allocations} in 20 000 packets");
     assert!(monitor.stats().sent_datagrams > 1_000);
 
-    // And back to the pool.
+    // Everything is back in the pool.
     receiver.abort();
     assert!(receiving.block_on(receiver).unwrap_err().is_cancelled());
     for consumer in consumers {

@@ -1,5 +1,5 @@
-//! The figures of README.md, and of the pages that [`SECTIONS`] names, are those of the committed JSON in
-//! `benches/report`; README.md has no others. After new measurements:
+//! The figures in README.md, and in the other pages of [`SECTIONS`], equal the committed JSON in
+//! `benches/report`; README.md has no other figures. After new measurements:
 //!
 //! ```sh
 //! UPDATE_README=1 cargo test --test readme_figures
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What stands between the marks of a page: its file, the name in the marks, and what makes it.
+/// A marked section of a page: its file, the name in the marks, and the function that makes its text.
 type Section = (&'static str, &'static str, fn() -> String);
 
 const SECTIONS: &[Section] = &[
@@ -27,7 +27,7 @@ const SECTIONS: &[Section] = &[
 const README: &str = "README.md";
 const SLAB_NET: &str = "crates/slab-net/README.md";
 
-/// Rows of a table: group, case, peers, and the case in words.
+/// Rows of a table: group, case, peers, and a description of the case.
 type Compared = (
     &'static str,
     &'static str,
@@ -108,7 +108,7 @@ const URING: &[Compared] = &[
     ),
 ];
 
-/// Cases of the group `packet`, and in words.
+/// Cases of the group `packet`, with descriptions.
 const PACKETS: &[(&str, &str)] = &[
     (
         "alloc-write-freeze-drop",
@@ -130,7 +130,7 @@ const PACKETS: &[(&str, &str)] = &[
     ("buf-write", "write through `BufMut`"),
 ];
 
-/// Peers of the group `rudp`, and in words.
+/// Peers of the group `rudp`, with descriptions.
 const SESSIONS: &[(&str, &str)] = &[
     ("slab-net-plain", "ours without GSO and GRO"),
     ("tokio_kcp", "tokio_kcp"),
@@ -139,7 +139,7 @@ const SESSIONS: &[(&str, &str)] = &[
     ("rusty_enet", "rusty_enet"),
 ];
 
-/// Columns of their table: cases, and what stands above them.
+/// Columns of their table: cases, and headings.
 const COLUMNS: &[(&str, &str)] = &[
     ("bulk", "bulk MB/s"),
     ("cpu-per-gb", "CPU s/GB"),
@@ -159,7 +159,7 @@ fn json(name: &str) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{file:?}: {error}"))
 }
 
-/// Where and when something was measured, in one line.
+/// Returns where and when something was measured, in one line.
 fn origin(machine: &Value) -> String {
     let text = |name: &str| match &machine[name] {
         Value::String(text) => text.clone(),
@@ -183,7 +183,7 @@ fn origin(machine: &Value) -> String {
     )
 }
 
-/// Three significant digits.
+/// Formats with three significant digits.
 fn figure(value: f64) -> String {
     match value {
         100.0.. => format!("{value:.0}"),
@@ -192,7 +192,7 @@ fn figure(value: f64) -> String {
     }
 }
 
-/// One row of a group.
+/// Returns one row of a group.
 fn row<'a>(json: &'a Value, case: &str, peer: &str) -> &'a Value {
     let rows = json["rows"].as_array().unwrap();
     let is_it = |row: &&Value| row["case"] == case && row["peer"] == peer;
@@ -200,13 +200,13 @@ fn row<'a>(json: &'a Value, case: &str, peer: &str) -> &'a Value {
     row.unwrap_or_else(|| panic!("there is no row {case}/{peer}"))
 }
 
-/// `median (min .. max)` of a side of a row, the unit behind the median.
+/// Formats a side of a row as `median (min .. max)`, with the unit behind the median.
 fn spread(row: &Value, side: &str, unit: &str) -> String {
     let of = |what: &str| figure(row[side][what].as_f64().unwrap());
     format!("{}{unit} ({} .. {})", of("median"), of("min"), of("max"))
 }
 
-/// A line for each peer of each row, and where they were measured; the JSON is in this folder.
+/// Makes a line for each peer of each row, and where they were measured, from the JSON in this folder.
 fn compared(rows: &[Compared], folder: &str) -> String {
     let mut text = String::from(
         "| what | against | ours | theirs | ours is better by (range) |\n|---|---|---|---|---|\n",
@@ -245,7 +245,7 @@ fn compared(rows: &[Compared], folder: &str) -> String {
     text
 }
 
-/// The group `packet` against `bytes` on two allocators.
+/// Makes the table of the group `packet` against `bytes` on two allocators.
 fn packets() -> String {
     let json = json("packet");
     let mut text =
@@ -267,7 +267,7 @@ fn packets() -> String {
     text
 }
 
-/// The group `rudp`: a line for each library.
+/// Makes the table of the group `rudp`, with a line for each library.
 fn sessions() -> String {
     let json = json("rudp");
     let mut text = String::from("|");
@@ -300,7 +300,7 @@ fn sessions() -> String {
     text
 }
 
-/// What a program printed.
+/// Makes the section of what a program printed.
 fn output(name: &str) -> String {
     let json = json(&format!("examples/{name}"));
     let lines: Vec<&str> = json["output"]
@@ -320,7 +320,7 @@ fn marks(name: &str) -> (String, String) {
     )
 }
 
-/// The text with the block of this name replaced.
+/// Returns the text with the block of this name replaced.
 fn replaced(page: &str, name: &str, by: &str) -> String {
     let (begin, end) = marks(name);
     let (before, rest) = page
@@ -355,7 +355,7 @@ fn the_figures_are_those_of_the_json() {
     }
 }
 
-/// A claim of speed or size that no JSON stands behind.
+/// Returns whether a line claims a speed or size.
 fn is_a_figure(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     let number = |word: &str| word.starts_with(|first: char| first.is_ascii_digit());

@@ -1,5 +1,5 @@
-//! A consumer that is too slow: memory stops at the cap, what does not fit is counted by its
-//! reason, and everything is back in the pool after the drain.
+//! A consumer that is too slow: memory stops at the cap, datagrams that find none are counted by reason, and
+//! everything is back in the pool after the drain.
 
 use packet_slab::slab_core::SizeClasses;
 use packet_slab::slab_net::PacketPool;
@@ -110,7 +110,7 @@ impl Counts {
 
 #[tokio::test]
 async fn memory_stops_at_the_cap() {
-    // More room in the queue than in the pool.
+    // The queue has more room than the pool.
     let (counts, pool) = overload(4096).await;
     counts.check(&pool);
     assert!(counts.no_memory >= 1_000, "{counts:?}");

@@ -50,7 +50,7 @@ fn the_modes_without_a_pool_account_for_every_packet_and_allocate() {
 
 #[test]
 fn a_slow_consumer_costs_packets_but_no_more_than_the_cap() {
-    // That the cap was not passed, the program checks itself (status 1 otherwise).
+    // The program itself checks that the cap was not exceeded (otherwise its status is 1).
     let summary = summary_of(&[
         "--duration=1s",
         "--rate=100000",
@@ -86,7 +86,7 @@ fn all_modes_are_compared_and_the_last_line_is_the_pools() {
         .zip(["pool ", "bytesmut-batch ", "bytesmut-packet "])
     {
         assert!(row.starts_with(mode), "{stdout}");
-        // Each kept something, so on Linux there are ratios.
+        // Each mode kept packets, so on Linux there are ratios.
         if cfg!(target_os = "linux") {
             assert_eq!(row.contains("n/a"), mode != "pool ", "{stdout}");
         }
@@ -156,7 +156,7 @@ fn bad_input_is_one_line_and_status_2() {
         (&["argument"], "argument"),
     ];
     for (arguments, says) in inputs {
-        // In case it does start.
+        // In case it starts after all.
         let output = run(&[&["--duration=10ms"], *arguments].concat());
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(
@@ -209,7 +209,7 @@ fn datagrams_of_any_length_are_delivered() {
     let lengths = [0, 1, 1200, 65_507];
     for (sent, len) in (1..).zip(lengths) {
         socket.send_to(&vec![7; len], server).unwrap();
-        // One at a time: the largest would crowd others out of a small kernel queue.
+        // One at a time: the largest would displace others in a small kernel queue.
         until("received", || metric(page, RECEIVED) == f64::from(sent));
     }
     let bytes = metric(page, "slab_net_received_bytes_total{socket=\"0\"}");

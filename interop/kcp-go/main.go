@@ -1,9 +1,9 @@
-// A peer for slab-net's RUDP made of kcp-go: echoes, asks, swallows, fills, chats.
+// A peer for slab-net's RUDP, built on kcp-go: it echoes, asks, sinks, fills, chats.
 //
-//	kcp-go-peer [flags] echo|sink ADDRESS    listens, and prints the address it has got
+//	kcp-go-peer [flags] echo|sink ADDRESS    listens, and prints its address
 //	kcp-go-peer [flags] ask|fill|chat ADDRESS    connects
-//	kcp-go-peer [flags] send ADDRESS    measures what it takes to send there
-//	kcp-go-peer [flags] bulk|pingpong|paced|fanout|idle ADDRESS    measures both ends of itself
+//	kcp-go-peer [flags] send ADDRESS    measures the CPU time of sending there
+//	kcp-go-peer [flags] bulk|pingpong|paced|fanout|idle ADDRESS    measures with both ends in itself
 package main
 
 import (
@@ -123,12 +123,12 @@ func fill(session *kcp.UDPSession) error {
 			return err
 		}
 	}
-	// What is on its way would be lost with the process.
+	// Exiting now would lose what is still on its way.
 	_, err := session.Read(data)
 	return err
 }
 
-// Lines of the terminal go to the peer, and the peer's to the terminal.
+// Lines from the terminal go to the peer, and the peer's lines to the terminal.
 func chat(session *kcp.UDPSession) error {
 	go io.Copy(os.Stdout, session)
 	lines := bufio.NewScanner(os.Stdin)
@@ -137,7 +137,7 @@ func chat(session *kcp.UDPSession) error {
 			return err
 		}
 	}
-	// Until the last answer is here.
+	// Wait for the last answer.
 	time.Sleep(500 * time.Millisecond)
 	return lines.Err()
 }

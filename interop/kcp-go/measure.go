@@ -1,6 +1,6 @@
-// What `versus rudp` starts: both ends in this process. Each mode prints the address it listens at,
-// reads a line with the addresses to connect to (of paths that lead there), one for each session,
-// and prints its figures in a line.
+// The modes that `versus rudp` starts, with both ends in this process. Each prints the address that it
+// listens on, reads a line with the addresses to connect to (of paths that lead there), one per session,
+// and prints its figures in one line.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 // Bytes of an echo and of a paced message, and of a message of fanout.
 const message, fanoutMessage = 1024, 200
 
-// Between two messages of a paced session, and of a session of fanout.
+// The time between two messages of a paced session, and of a fanout session.
 const pace, fanoutPace = 5 * time.Millisecond, 50 * time.Millisecond
 
 func measures(mode string) func([]string, *kcp.Listener) ([]float64, error) {
@@ -67,7 +67,7 @@ func measure(address string, run func([]string, *kcp.Listener) ([]float64, error
 	return nil
 }
 
-// Both ends of a session that has been used.
+// Both ends of a session that has carried data.
 func pair(to string, listener *kcp.Listener) (client, server *kcp.UDPSession, err error) {
 	if client, err = connect(to); err != nil {
 		return
@@ -89,7 +89,7 @@ func cpu() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// Bytes that arrive in the window, its seconds, CPU nanoseconds, allocations of the heap.
+// Bytes received in the window, its seconds, CPU nanoseconds, heap allocations.
 func bulk(to []string, listener *kcp.Listener) ([]float64, error) {
 	client, server, err := pair(to[0], listener)
 	if err != nil {
@@ -116,7 +116,7 @@ func allocations() uint64 {
 	return stats.Mallocs
 }
 
-// Bytes that come within the window.
+// Bytes received within the window.
 func read(server *kcp.UDPSession, window time.Duration) float64 {
 	buf, total := make([]byte, 64<<10), 0
 	begin := time.Now()
@@ -131,7 +131,7 @@ func read(server *kcp.UDPSession, window time.Duration) float64 {
 	return float64(total)
 }
 
-// CPU seconds of this end for a gigabyte that is sent to a sink elsewhere.
+// CPU seconds of this end per gigabyte sent to a sink elsewhere.
 func send(address string) error {
 	client, err := connect(address)
 	if err != nil {
@@ -187,8 +187,8 @@ func pingpong(to []string, listener *kcp.Listener) ([]float64, error) {
 	return []float64{micros(50), micros(99)}, nil
 }
 
-// The 99th percentile from a message's Write until it is read, in milliseconds: of the sessions in
-// the first half of the addresses, and of those in the second.
+// The 99th percentile of the time from a message's Write until it is read, in milliseconds: for the sessions
+// in the first half of the addresses, and for those in the second.
 func paced(to []string, listener *kcp.Listener) ([]float64, error) {
 	type end struct {
 		session *kcp.UDPSession
@@ -206,7 +206,7 @@ func paced(to []string, listener *kcp.Listener) ([]float64, error) {
 		}
 		clients = append(clients, end{client, half})
 	}
-	// In the order in which they come, which is not that of the clients.
+	// Accepted in order of arrival, which differs from the clients' order.
 	var servers []end
 	for range to {
 		server, err := listener.AcceptKCP()
@@ -263,7 +263,7 @@ func paced(to []string, listener *kcp.Listener) ([]float64, error) {
 	return figures, nil
 }
 
-// CPU microseconds for a message, both ends.
+// CPU microseconds per message, both ends.
 func fanout(to []string, listener *kcp.Listener) ([]float64, error) {
 	var servers []*kcp.UDPSession
 	var received atomic.Int64
@@ -309,7 +309,7 @@ func memory() uint64 {
 	return stats.HeapAlloc + stats.StackInuse
 }
 
-// Bytes of heap and stacks of an idle end, and CPU microseconds of a session each second.
+// Heap and stack bytes per idle end, and CPU microseconds per session and second.
 func idle(to []string, listener *kcp.Listener) ([]float64, error) {
 	var kept []*kcp.UDPSession
 	open := func(address string) error {
@@ -317,7 +317,7 @@ func idle(to []string, listener *kcp.Listener) ([]float64, error) {
 		kept = append(kept, client, server)
 		return err
 	}
-	// What is there once does not count.
+	// What exists only once does not count.
 	if err := open(to[0]); err != nil {
 		return nil, err
 	}
@@ -340,7 +340,7 @@ func idle(to []string, listener *kcp.Listener) ([]float64, error) {
 	return []float64{grown / 2 / sessions, float64(spent.Nanoseconds()) / 1e3 / sessions / took.Seconds()}, nil
 }
 
-// A socket of its own, with the buffers of the others.
+// A separate socket, with the same buffer sizes as the others.
 func connect(address string) (*kcp.UDPSession, error) {
 	peer, err := net.ResolveUDPAddr("udp", address)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/xtaci/kcp-go/v5"
 )
 
-// What is around the datagrams of all modes but those that measure.
+// Encryption and error correction, for all modes except those that measure.
 var (
 	shards = flag.String("shards", "", "such as 10,3: data and parity shards of error correction")
 	key    = flag.String("key", "", "of AES-GCM, in hexadecimal; without, nothing is encrypted")

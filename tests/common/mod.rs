@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// For what has to happen, but at a time that nobody promises.
+/// How long to wait for what must happen; no time is asserted.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Cargo builds a package's examples before it runs its tests, into a folder beside theirs; but not
-/// if it is told which tests to run. Better no result than one about an old build.
+/// The path of the example. Cargo builds a package's examples before it runs its tests, into a folder beside
+/// theirs, but not if it is told which tests to run. Failing is better than testing an old build.
 fn example() -> PathBuf {
     let mut path = std::env::current_exe().unwrap();
     path.pop();
@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
     Command::new(example()).args(arguments).output().unwrap()
 }
 
-/// The last line of what a run printed, as numbers by name.
+/// The numbers of a run's last line, by name.
 pub(crate) struct Summary(HashMap<String, String>);
 
 impl Summary {
@@ -74,7 +74,7 @@ impl Summary {
         self.text(name).parse().unwrap()
     }
 
-    /// What has to hold at the end of every run.
+    /// Asserts what must hold at the end of every run.
     pub(crate) fn assert_adds_up(&self) {
         assert_eq!(
             self.count("received"),
@@ -84,7 +84,7 @@ impl Summary {
     }
 }
 
-/// The summary of a run that has to succeed.
+/// Runs the example, which must succeed, and returns its summary.
 pub(crate) fn summary_of(arguments: &[&str]) -> Summary {
     let output = run(arguments);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -98,7 +98,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A run under way. Killed if the test ends before it does.
+/// A running example, which is killed if the test ends first.
 pub(crate) struct Running {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -120,7 +120,7 @@ impl Running {
         }
     }
 
-    /// Reads on to the address that stands between these two in a line.
+    /// Reads on to a line with an address between these two strings, and returns the address.
     pub(crate) fn address(&mut self, before: &str, after: &str) -> SocketAddr {
         loop {
             let mut line = String::new();
@@ -134,7 +134,7 @@ impl Running {
         }
     }
 
-    /// Presses Ctrl-C, and waits for the end.
+    /// Sends Ctrl-C and waits for the end.
     #[cfg(unix)]
     pub(crate) fn interrupt(mut self) -> Summary {
         let kill = format!("kill -INT {}", self.child.id());
@@ -160,7 +160,7 @@ impl Drop for Running {
     }
 }
 
-/// One HTTP request, as a scraper makes it.
+/// Makes one HTTP request, as a scraper does.
 pub(crate) fn get(server: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(server).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -175,7 +175,7 @@ pub(crate) fn get(server: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// The value of one series on the page.
+/// Returns the value of one series on the page.
 pub(crate) fn metric(server: SocketAddr, series: &str) -> f64 {
     let page = get(server, "/metrics");
     let value = page.lines().find_map(|line| line.strip_prefix(series));
@@ -183,7 +183,7 @@ pub(crate) fn metric(server: SocketAddr, series: &str) -> f64 {
     value.trim().parse().unwrap()
 }
 
-/// Asks again and again until it is so.
+/// Repeats a check until it holds.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
