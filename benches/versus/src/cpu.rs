@@ -1,4 +1,4 @@
-//! Where threads run, what they used, and how far apart two CPUs are at the moment.
+//! Where threads run, the CPU time they use, and how far apart two CPUs are at the moment.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
@@ -9,16 +9,16 @@ use std::time::Instant;
 /// The CPUs that the threads of a run are pinned to.
 #[derive(Clone, Copy)]
 pub(crate) struct Cpus {
-    /// All that this process may use.
+    /// All CPUs that this process may use.
     allowed: CpuSet,
-    /// Runs everything that one thread does.
+    /// The CPU for single-threaded cases.
     pub(crate) main: usize,
-    /// Runs the other side of cross-thread cases; `None` on a machine with one CPU.
+    /// The CPU for the other side of cross-thread cases; `None` on a machine with one CPU.
     pub(crate) other: Option<usize>,
 }
 
 impl Cpus {
-    /// The last two CPUs that this process may use: the first ones serve more interrupts.
+    /// Chooses the last two CPUs that this process may use: the first ones serve more interrupts.
     pub(crate) fn choose() -> Self {
         let allowed = sched_getaffinity(None).unwrap_or_default();
         let mut found = (0..CpuSet::MAX_CPU)
@@ -31,7 +31,7 @@ impl Cpus {
         }
     }
 
-    /// Lets the calling thread, and what it starts from now on, run anywhere again.
+    /// Lets the calling thread, and threads it starts from now on, run anywhere again.
     pub(crate) fn unpin(&self) {
         set_affinity(&self.allowed);
     }
@@ -70,7 +70,7 @@ impl ThreadClock {
     }
 }
 
-/// The CPU time of all threads of this process, in nanoseconds.
+/// Returns the CPU time of all threads of this process, in nanoseconds.
 pub(crate) fn process_cpu_ns() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
@@ -82,7 +82,7 @@ pub(crate) fn process_cpu_ns() -> f64 {
 pub(crate) enum Distance {
     Near,
     Far,
-    /// They moved while the sample was taken.
+    /// The CPUs moved while the sample was taken.
     Moved,
 }
 
@@ -100,7 +100,7 @@ impl Distance {
 }
 
 impl Distance {
-    /// As `Display` writes it.
+    /// Parses what `Display` writes.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         [Self::Near, Self::Far, Self::Moved]
             .into_iter()
@@ -121,18 +121,18 @@ impl fmt::Display for Distance {
 const BURSTS: u32 = 8;
 const TRIPS: u32 = 200;
 
-/// One cache line that two threads throw at each other, once.
+/// A cache line that two threads pass to and fro.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct PingPong {
-    /// Throws so far; odd when it is the other thread's turn.
+    /// Passes so far; odd when it is the other thread's turn.
     throws: AtomicU32,
 }
 
 impl PingPong {
-    /// Nanoseconds that the line takes one way, while another thread runs
-    /// [`answer`](Self::answer). The best of a few bursts, since a preempted one says nothing
-    /// about distance.
+    /// Measures the nanoseconds that the line takes one way while another thread runs
+    /// [`answer`](Self::answer). The best of a few bursts, since a preempted burst says nothing about
+    /// distance.
     pub(crate) fn measure(&self) -> f64 {
         let mut best = f64::INFINITY;
         for burst in 0..BURSTS {
@@ -156,7 +156,7 @@ impl PingPong {
     }
 }
 
-/// Spins; gives the CPU away when it takes long, because the other side may be waiting for it.
+/// Spins, but yields the CPU when it takes long: the other side may be waiting for it.
 #[inline(always)]
 pub(crate) fn spin_until(mut done: impl FnMut() -> bool) {
     let mut spins = 0_u32;

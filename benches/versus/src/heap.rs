@@ -1,13 +1,12 @@
-//! The global allocator of this process, chosen by the environment variable [`VARIABLE`] before it
-//! starts: `bytes` has no other way to be put on an allocator.
+//! The global allocator of this process, chosen by the environment variable [`VARIABLE`] before it starts:
+//! there is no other way to put `bytes` on an allocator.
 //!
-//! The choice costs one load and one branch that is always the same, in front of calls that cost ten
-//! times as much.
+//! The choice costs one load and one predictable branch before calls that cost ten times as much.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Names one of [`Choice::ALL`]; anything else, or nothing, is glibc's.
+/// Names one of [`Choice::ALL`]; any other value, or none, means glibc's.
 pub(crate) const VARIABLE: &str = "VERSUS_HEAP";
 const VARIABLE_FOR_C: &std::ffi::CStr = c"VERSUS_HEAP";
 
@@ -15,7 +14,7 @@ const VARIABLE_FOR_C: &std::ffi::CStr = c"VERSUS_HEAP";
 #[repr(u8)]
 pub(crate) enum Choice {
     Glibc = 1,
-    /// glibc's, and each allocation is counted.
+    /// glibc's, with each allocation counted.
     Counting = 2,
     Mimalloc = 3,
     Jemalloc = 4,
@@ -41,7 +40,7 @@ impl Choice {
         }
     }
 
-    /// This process's.
+    /// Returns the choice of this process.
     pub(crate) fn current() -> Self {
         match CHOICE.load(Ordering::Relaxed) {
             COUNTING => Self::Counting,
@@ -65,7 +64,7 @@ pub(crate) fn allocations() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Are they?
+/// Returns whether allocations are counted.
 pub(crate) fn is_counted() -> bool {
     CHOICE.load(Ordering::Relaxed) == COUNTING
 }
@@ -100,7 +99,7 @@ fn choice() -> u8 {
 
 pub(crate) struct ChosenHeap;
 
-/// What malloc aligns to anyway.
+/// The alignment that malloc guarantees anyway.
 #[cfg(feature = "jemalloc")]
 const MALLOC_ALIGN: usize = 16;
 
@@ -112,17 +111,17 @@ unsafe impl GlobalAlloc for ChosenHeap {
         match choice() {
             #[cfg(feature = "mimalloc")]
             MIMALLOC => {
-                // SAFETY: any length and power of two may be asked for.
+                // SAFETY: any length and any power of two may be requested.
                 unsafe { libmimalloc_sys::mi_malloc_aligned(layout.size(), layout.align()).cast() }
             }
             #[cfg(feature = "jemalloc")]
             JEMALLOC if layout.align() <= MALLOC_ALIGN => {
-                // SAFETY: any length may be asked for.
+                // SAFETY: any length may be requested.
                 unsafe { tikv_jemalloc_sys::malloc(layout.size()).cast() }
             }
             #[cfg(feature = "jemalloc")]
             JEMALLOC => {
-                // SAFETY: not zero bytes, which the caller promises.
+                // SAFETY: the length is not zero, as the caller promises.
                 unsafe { tikv_jemalloc_sys::mallocx(layout.size(), flags(layout)).cast() }
             }
             choice => {
@@ -140,19 +139,19 @@ unsafe impl GlobalAlloc for ChosenHeap {
         match choice() {
             #[cfg(feature = "mimalloc")]
             MIMALLOC => {
-                // SAFETY: it came from `mi_malloc_aligned`, as every block of this process.
+                // SAFETY: the block came from `mi_malloc_aligned`, like every block of this process.
                 unsafe { libmimalloc_sys::mi_free(block.cast()) };
             }
             #[cfg(feature = "jemalloc")]
             JEMALLOC => {
-                // SAFETY: it came from `malloc` or `mallocx` with these arguments.
+                // SAFETY: the block came from `malloc` or `mallocx` with these arguments.
                 unsafe {
                     tikv_jemalloc_sys::sdallocx(block.cast(), layout.size(), flags(layout));
                 };
             }
             _ => {
-                // SAFETY: it came from `System`, as every block of this process; the caller's
-                // promise.
+                // SAFETY: the block came from `System`, like every block of this process; the rest is the
+                // caller's promise.
                 unsafe { System.dealloc(block, layout) };
             }
         }
@@ -164,27 +163,27 @@ unsafe impl GlobalAlloc for ChosenHeap {
             #[cfg(feature = "mimalloc")]
             MIMALLOC => {
                 let align = layout.align();
-                // SAFETY: it came from `mi_malloc_aligned` with this alignment.
+                // SAFETY: the block came from `mi_malloc_aligned` with this alignment.
                 unsafe { libmimalloc_sys::mi_realloc_aligned(block.cast(), len, align).cast() }
             }
             #[cfg(feature = "jemalloc")]
             JEMALLOC => {
-                // SAFETY: it came from `malloc` or `mallocx` with this alignment; not to zero bytes,
-                // which the caller promises.
+                // SAFETY: the block came from `malloc` or `mallocx` with this alignment; the new length is
+                // not zero, as the caller promises.
                 unsafe { tikv_jemalloc_sys::rallocx(block.cast(), len, flags(layout)).cast() }
             }
             choice => {
                 if choice == COUNTING {
                     COUNT.fetch_add(1, Ordering::Relaxed);
                 }
-                // SAFETY: it came from `System`; the caller's promise.
+                // SAFETY: the block came from `System`; the rest is the caller's promise.
                 unsafe { System.realloc(block, layout, len) }
             }
         }
     }
 }
 
-/// How jemalloc is told an alignment: nothing for what it always gives, or the power of two.
+/// Encodes an alignment for jemalloc: zero for what it always guarantees, else its base-2 logarithm.
 #[cfg(feature = "jemalloc")]
 fn flags(layout: Layout) -> i32 {
     if layout.align() <= MALLOC_ALIGN {

@@ -1,11 +1,11 @@
-//! What the figures were measured on.
+//! The machine that the figures were measured on.
 
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The `machine` object of the JSON. What cannot be found out is left out.
+/// Returns the `machine` object of the JSON, without what cannot be found out.
 pub(crate) fn describe() -> Map<String, Value> {
     let mut machine = Map::new();
     let mut put = |key: &str, value: Option<String>| {
@@ -23,7 +23,7 @@ pub(crate) fn describe() -> Map<String, Value> {
     put("date", output("date", &["-u", "+%F"]));
     put("rustc", output("rustc", &["--version"]));
     put("commit", output("git", &["rev-parse", "--short", "HEAD"]));
-    // Not what this thread may use: it is pinned to one by now.
+    // Not the CPUs that this thread may use: by now it is pinned to one.
     if let Ok(cpus) = fs::read_to_string("/proc/cpuinfo") {
         let count = cpus.lines().filter(|line| line.starts_with("processor"));
         machine.insert("cpus".into(), json!(count.count()));
@@ -34,8 +34,8 @@ pub(crate) fn describe() -> Map<String, Value> {
     machine
 }
 
-/// Who uses the CPUs while something is measured. Not by the load average, in which our own threads,
-/// and the compiler that was here before, stand too.
+/// Finds out whether others use the CPUs during a measurement. Not by the load average, which includes our
+/// own threads and a compiler that ran before.
 pub(crate) struct Watch {
     begin: Option<Ticks>,
 }
@@ -43,13 +43,13 @@ pub(crate) struct Watch {
 /// Hundredths of a second of CPU time since the machine started.
 #[derive(Debug, Clone, Copy)]
 struct Ticks {
-    /// Of this process and the children that it has waited for.
+    /// Of this process and the children it has waited for.
     ours: u64,
     /// Of all processes.
     all: u64,
-    /// That a virtual CPU was ready and had no real one.
+    /// Time in which a virtual CPU was ready and had no real one.
     stolen: u64,
-    /// Of one CPU: what there was to use, and waiting.
+    /// Of one CPU: all time, and waiting.
     passed: u64,
 }
 
@@ -60,7 +60,7 @@ impl Watch {
         }
     }
 
-    /// Something to say if others used the CPUs since.
+    /// Returns a warning if others have used the CPUs since.
     pub(crate) fn warning(&self) -> Option<String> {
         Ticks::now()?.disturbance(self.begin.as_ref()?)
     }
@@ -73,9 +73,9 @@ impl Ticks {
         Self::of(&all, &own)
     }
 
-    /// Of the two files (proc(5)).
+    /// Parses the two files (proc(5)).
     fn of(all: &str, own: &str) -> Option<Self> {
-        // One of them, a terminal's, may be -1.
+        // One of them, the terminal's, may be -1.
         let number = |word: &str| Some(word.parse::<i64>().ok()?.unsigned_abs());
         let numbers =
             |text: &str| -> Vec<u64> { text.split_whitespace().map_while(number).collect() };
@@ -85,8 +85,8 @@ impl Ticks {
         let [user, nice, system, .., steal] = cpu.get(..8)? else {
             return None;
         };
-        // Behind the name, which may have spaces, and the state: utime, stime, cutime and cstime are the
-        // eleventh to fourteenth number.
+        // Behind the name, which may contain spaces, and the state: utime, stime, cutime and cstime are the
+        // eleventh to fourteenth numbers.
         let (_, own) = own.rsplit_once(')')?;
         let own = numbers(own.trim_start().split_once(' ')?.1);
         Some(Self {
@@ -98,7 +98,7 @@ impl Ticks {
     }
 
     fn disturbance(&self, begin: &Self) -> Option<String> {
-        /// Of one CPU: less is a shell, or the kernel's housekeeping.
+        /// Of one CPU: less than this is a shell, or the kernel's housekeeping.
         const NOTICEABLE: f64 = 0.1;
         let since = |now: u64, then: u64| now.saturating_sub(then);
         let passed = since(self.passed, begin.passed).max(1) as f64;

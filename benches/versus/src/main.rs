@@ -147,7 +147,7 @@ fn main() -> ExitCode {
     if outcome.is_err() {
         return ended(outcome);
     }
-    // Once for both, which say the same.
+    // Only once, since both report the same.
     report.warn(watch.warning());
     print!("{}", report.markdown());
     if let Some(path) = options.json
@@ -159,7 +159,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// One line on stderr and status 2 if it did not end well.
+/// Exits with one line on stderr and status 2 if something failed.
 fn ended(outcome: Result<(), String>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

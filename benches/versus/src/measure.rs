@@ -1,4 +1,4 @@
-//! Interleaved samples of two sides, and what can be said about them.
+//! Interleaved samples of two sides, and their statistics.
 
 use crate::cpu::Distance;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 /// How much to measure.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
-    /// Rounds of one sample of ours and one of theirs.
+    /// Rounds, each with one sample of ours and one of theirs.
     pub(crate) rounds: usize,
-    /// Of samples that are a process each.
+    /// Rounds of samples that are a process each.
     pub(crate) process_rounds: usize,
-    /// What a sample is meant to take.
+    /// The intended duration of a sample.
     pub(crate) sample: Duration,
     /// Divides the size of the scenarios that measure resident memory.
     pub(crate) shrink: usize,
-    /// What is less than this cannot be told from nothing, in the unit of the case: a ratio to zero
-    /// is one to this.
+    /// Less than this cannot be told from zero, in the unit of the case: a ratio to zero is taken to this
+    /// value.
     pub(crate) resolution: f64,
 }
 
@@ -31,7 +31,7 @@ impl Plan {
         }
     }
 
-    /// Enough to see that something runs.
+    /// Just enough to see that something runs.
     #[cfg(test)]
     pub(crate) fn smallest() -> Self {
         Self {
@@ -57,7 +57,7 @@ impl Plan {
         Self { resolution, ..self }
     }
 
-    /// For samples that are a process each.
+    /// Returns the effort for samples that are a process each.
     pub(crate) fn of_processes(self) -> Self {
         Self {
             rounds: self.process_rounds,
@@ -73,12 +73,12 @@ impl Plan {
     }
 }
 
-/// What one sample read.
+/// The reading of one sample.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reading {
     /// In the unit of the case; less is better.
     pub(crate) value: f64,
-    /// Of the two CPUs, in cross-thread cases.
+    /// The distance of the two CPUs, in cross-thread cases.
     pub(crate) distance: Option<Distance>,
 }
 
@@ -94,15 +94,15 @@ impl From<f64> for Reading {
 /// One side of a comparison, ready to take samples.
 pub(crate) struct Sampler {
     run: Box<dyn FnMut(u64) -> Reading>,
-    /// Operations a sample; `None` until calibrated.
+    /// Operations per sample; `None` until calibrated.
     ops: Option<u64>,
 }
 
-/// Samples have at least this many operations, so that the clock's own cost vanishes.
+/// Samples have at least this many operations, so that the cost of the clock is negligible.
 const MIN_OPS: u64 = 1024;
 
 impl Sampler {
-    /// `run` performs that many operations and returns nanoseconds for one.
+    /// Makes a sampler: `run` performs that many operations and returns nanoseconds per operation.
     pub(crate) fn timed(run: impl FnMut(u64) -> Reading + 'static) -> Self {
         Self {
             run: Box::new(run),
@@ -110,7 +110,7 @@ impl Sampler {
         }
     }
 
-    /// Each call of `run` is a whole sample.
+    /// Makes a sampler of which each call of `run` is a whole sample.
     pub(crate) fn whole(mut run: impl FnMut() -> f64 + 'static) -> Self {
         Self {
             run: Box::new(move |_| run().into()),
@@ -128,7 +128,7 @@ impl Sampler {
         loop {
             let start = Instant::now();
             let timed = (self.run)(ops).value;
-            // What a case does beside what it times costs patience too.
+            // What a case does beside the timed part takes time too.
             let per_op = timed.max(start.elapsed().as_nanos() as f64 / ops as f64);
             if per_op * ops as f64 > target / 4.0 {
                 self.ops = Some(((target / per_op) as u64).max(MIN_OPS));
@@ -138,7 +138,7 @@ impl Sampler {
         }
     }
 
-    /// So many operations, whatever a sample has.
+    /// Runs so many operations, whatever a sample has.
     pub(crate) fn run(&mut self, ops: u64) -> Reading {
         (self.run)(ops)
     }
@@ -158,7 +158,7 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// # Panics
-    /// Without values.
+    /// If there are no values.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -176,14 +176,14 @@ impl Spread {
     }
 }
 
-/// What the rounds of one row say.
+/// The result of the rounds of one row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Comparison {
     pub(crate) ours: Spread,
     pub(crate) theirs: Spread,
-    /// Theirs over ours, of the two samples of each round: how many times better ours is.
+    /// Theirs over ours, from the two samples of each round: how many times better ours is.
     pub(crate) ratio: Spread,
-    /// Between the CPUs in the rounds that count.
+    /// The distance of the CPUs in the rounds that count.
     pub(crate) distance: Option<Distance>,
 }
 
@@ -194,7 +194,7 @@ struct Round {
 }
 
 impl Round {
-    /// The distance in both samples, or that it was not the same.
+    /// The distance in both samples, or `Moved` if it differed.
     fn distance(&self) -> Option<Distance> {
         match (self.ours.distance, self.theirs.distance) {
             (Some(a), Some(b)) if a == b => Some(a),
@@ -204,10 +204,10 @@ impl Round {
     }
 }
 
-/// Takes samples of the two sides in turn, A B A B.
+/// Takes alternating samples of the two sides, A B A B.
 ///
-/// Where the CPUs' distance matters, a figure is of rounds of one distance only: more rounds are
-/// taken until there are enough of one kind, at most three times as many.
+/// If the distance of the CPUs matters, a figure uses rounds of one distance only: more rounds are taken
+/// until there are enough of one kind, at most three times as many.
 pub(crate) fn interleave(plan: &Plan, ours: &mut Sampler, theirs: &mut Sampler) -> Comparison {
     ours.calibrate(plan);
     theirs.calibrate(plan);
@@ -226,8 +226,8 @@ pub(crate) fn interleave(plan: &Plan, ours: &mut Sampler, theirs: &mut Sampler) 
     }
 }
 
-/// The rounds of the most frequent distance. "Moved" is no such distance: two rounds in which the
-/// CPUs moved have nothing in common.
+/// Returns the rounds of the most frequent distance. "Moved" is no distance: two rounds in which the CPUs
+/// moved have nothing in common.
 fn largest_kind(rounds: &[Round]) -> (Option<Distance>, Vec<Round>) {
     [None, Some(Distance::Near), Some(Distance::Far)]
         .into_iter()
@@ -250,18 +250,18 @@ fn summary(plan: &Plan, rounds: &[Round], distance: Option<Distance>) -> Compari
     }
 }
 
-/// Which way is better in the unit of a case.
+/// Which direction is better in the unit of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Better {
     Less,
     More,
 }
 
-/// What rounds say whose samples (ours, theirs) were taken in turn. What is below `resolution`
-/// cannot be told from nothing.
+/// Summarizes rounds of alternating samples (ours, theirs). Values below `resolution` cannot be told from
+/// zero.
 ///
 /// # Panics
-/// Without rounds.
+/// If there are no rounds.
 pub(crate) fn compare(rounds: &[(f64, f64)], better: Better, resolution: f64) -> Comparison {
     let at_least = |value: f64| value.max(resolution);
     let ratio = |&(ours, theirs): &(f64, f64)| match better {
@@ -276,7 +276,7 @@ pub(crate) fn compare(rounds: &[(f64, f64)], better: Better, resolution: f64) ->
     }
 }
 
-/// A peer, or ours, that panics costs its own row and no other.
+/// If a peer, or ours, panics, only its own row is lost.
 pub(crate) fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn ratio_is_of_adjacent_samples() {
-        // The machine is twice as slow from the second round on: no ratio may notice.
+        // The machine is twice as slow from the second round on: no ratio may change.
         let mut ours = scripted([1.0, 2.0, 2.0].map(Reading::from).to_vec());
         let mut theirs = scripted([3.0, 6.0, 6.0].map(Reading::from).to_vec());
         let found = interleave(&plan(), &mut ours, &mut theirs);

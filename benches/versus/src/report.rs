@@ -28,7 +28,7 @@ impl Filter {
     }
 }
 
-/// What an issue asks of a row.
+/// The target that an issue sets for a row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) issue: u32,
@@ -37,23 +37,23 @@ pub(crate) struct Target {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Bound {
-    /// Ours this many times better, by the median ratio.
+    /// Ours is at least this many times better, by the median ratio.
     Ratio(f64),
-    /// Ours no more than this, in the row's unit, by the median.
+    /// Ours is at most this, in the row's unit, by the median.
     Ours(f64),
 }
 
-/// (issue, case, peers, bound); several may speak about one row.
+/// (issue, case, peers, bound); several may apply to one row.
 pub(crate) type Asked = (u32, &'static str, &'static [&'static str], Bound);
 
-/// What a table asks of one row.
+/// Returns the targets of a table for one row.
 pub(crate) fn asked_of(table: &[Asked], case: &str, peer: &str) -> Vec<Target> {
     let about = |&&(_, asked, peers, _): &&Asked| asked == case && peers.contains(&peer);
     let target = |&(issue, _, _, bound): &Asked| Target { issue, bound };
     table.iter().filter(about).map(target).collect()
 }
 
-/// Each row that a table speaks about.
+/// Returns each row that a table names.
 #[cfg(test)]
 pub(crate) fn spoken_of(
     table: &'static [Asked],
@@ -94,12 +94,12 @@ pub(crate) struct Row {
     pub(crate) targets: Vec<Target>,
 }
 
-/// Everything that one run has to say.
+/// Everything that one run reports.
 pub(crate) struct Report {
     ours: String,
     rows: Vec<Row>,
     left_out: Vec<(String, String)>,
-    /// Why the figures may be poor.
+    /// Why the figures may be unreliable.
     warning: Option<String>,
     /// With `--quick`.
     quick: bool,
@@ -120,14 +120,14 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// Says why something that was asked for is not in the table.
+    /// Records why something that was requested is not in the table.
     pub(crate) fn leave_out(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         let (what, reason) = (what.into(), reason.into());
         eprintln!("left out: {what}: {reason}");
         self.left_out.push((what, reason));
     }
 
-    /// Says why the figures may be poor.
+    /// Records why the figures may be unreliable.
     pub(crate) fn warn(&mut self, warning: Option<String>) {
         self.warning = warning;
     }
@@ -178,7 +178,8 @@ impl Report {
         text
     }
 
-    /// What [`json`](Self::json) wrote; what is asked of each row (group, case, peer) is not in it.
+    /// Parses what [`json`](Self::json) wrote, which does not include the targets of a row (group, case,
+    /// peer).
     pub(crate) fn from_json(
         json: &Value,
         targets: impl Fn(&str, &str, &str) -> Vec<Target>,
@@ -195,7 +196,8 @@ impl Report {
                 targets: targets(&group, &case, &peer),
                 found,
                 case,
-                // Names are few, and the program ends soon: elsewhere they are constants.
+                // There are few names and the program ends soon: leak them, since elsewhere they are
+                // constants.
                 group: group.leak(),
                 peer: peer.leak(),
                 unit: text(&row["unit"])?.leak(),
@@ -228,8 +230,8 @@ impl Report {
         reasons
     }
 
-    /// The rows have exactly the keys that issue 9 gives; whatever else there is to say (near or
-    /// far, what was left out) stands in `machine`.
+    /// The rows have exactly the keys that issue 9 gives; everything else (near or far, what was left out)
+    /// is in `machine`.
     pub(crate) fn json(&self) -> String {
         let mut machine = machine::describe();
         machine.insert("ours".into(), json!(self.ours));
@@ -273,7 +275,7 @@ impl Report {
 }
 
 impl Comparison {
-    /// Of a row as [`Report::json`] wrote it.
+    /// Parses a row as [`Report::json`] wrote it.
     pub(crate) fn from_json(row: &Value) -> Option<Self> {
         let spread = |side: &str| {
             let figure = |name: &str| row[side][name].as_f64();
@@ -296,7 +298,7 @@ pub(crate) fn spread(of: &Spread) -> Value {
     json!({ "median": rounded(of.median), "min": rounded(of.min), "max": rounded(of.max) })
 }
 
-/// Four significant digits: more would be noise.
+/// Formats four significant digits: more would be noise.
 fn rounded(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
@@ -310,12 +312,12 @@ fn cell(of: &Spread) -> String {
     )
 }
 
-/// At least three significant digits, without an exponent.
+/// Formats at least three significant digits, without an exponent.
 pub(crate) fn figure(value: f64) -> String {
     if value >= 1000.0 {
         format!("{value:.0}")
     } else if value >= 100.0 {
-        // One more digit: what is left of 100 % is what matters there.
+        // One more digit: the difference from 100 % matters there.
         format!("{value:.1}")
     } else if value >= 10.0 {
         format!("{value:.1}")
@@ -324,11 +326,11 @@ pub(crate) fn figure(value: f64) -> String {
     }
 }
 
-/// Where and when, in one line.
+/// Formats where and when, in one line.
 pub(crate) fn origin(machine: &Value) -> String {
     let known = |name: &str| match &machine[name] {
         Value::Null => None,
-        // It says its own name.
+        // The text contains the name.
         Value::String(text) if name == "rustc" => Some(text.clone()),
         Value::String(text) => Some(format!("{name} {text}")),
         other => Some(format!("{name} {other}")),

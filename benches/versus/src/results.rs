@@ -1,5 +1,5 @@
-//! The results page: what `--json` wrote earlier, as tables again. The page is made from the JSON and
-//! from nothing else, so that the two cannot differ.
+//! The results page: tables of what `--json` wrote earlier. The page is made from the JSON and nothing
+//! else, so the two cannot differ.
 
 use crate::report::{Report, Target, origin};
 use crate::{alloc, machine, metrics, packet, rudp, udp};
@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The page of these files.
+/// Makes the page of these files.
 ///
 /// # Errors
-/// A file that cannot be read or is not of the form that `--json` writes.
+/// A file cannot be read, or does not have the form that `--json` writes.
 pub(crate) fn page(files: &[PathBuf]) -> Result<String, String> {
     let mut page = String::from(HEAD);
     for file in files {
@@ -28,10 +28,10 @@ pub(crate) fn page(files: &[PathBuf]) -> Result<String, String> {
     Ok(page)
 }
 
-/// Copies lines from stdin to stdout, and writes them to a file beside the machine.
+/// Copies lines from stdin to stdout, and writes them to a file together with the machine.
 ///
 /// # Errors
-/// What cannot be read or written; nothing came.
+/// Something cannot be read or written, or the input is empty.
 pub(crate) fn keep_output(file: &Path) -> Result<(), String> {
     let lines: Vec<String> = std::io::stdin()
         .lines()

@@ -1,5 +1,5 @@
-//! The case `bulk`: [`COUNT`] blocks allocated and freed in one step where there is such a step,
-//! which is only in ours; the peers allocate and free as many one by one.
+//! The case `bulk`: [`COUNT`] blocks allocated and freed in one step, which only ours has; the peers
+//! allocate and free them one by one.
 
 use super::OURS;
 use super::peers::{self, Missing};
@@ -25,8 +25,7 @@ pub(crate) fn sampler(peer: &str, len: usize) -> Result<Sampler, Missing> {
     Ok(Sampler::timed(move |ops| bulk(&mut batch, ops).into()))
 }
 
-/// The chunks stay what a batch keeps: indices, whose addresses are computed when they are asked
-/// for.
+/// The chunks stay indices in the batch; their addresses are computed on demand.
 #[inline(never)]
 fn bulk(batch: &mut ChunkBatch, ops: u64) -> f64 {
     let steps = ops.div_ceil(COUNT as u64);

@@ -1,5 +1,5 @@
-//! Cases in which a block is freed on another thread than it was allocated on, each thread pinned
-//! to its own CPU: `cross` (a stream through a ring), `remote-free` (the frees alone).
+//! Cases in which a block is freed on another thread than the one that allocated it, each thread pinned to
+//! its own CPU: `cross` (a stream through a ring), `remote-free` (the frees alone).
 
 use super::peers::{Peer, VisitShared};
 use crate::cpu::{Cpus, Distance, PingPong, ThreadClock, pin, spin_until};
@@ -9,10 +9,10 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Instant;
 
-/// Blocks between the two threads of `cross`, at most.
+/// The most blocks between the two threads of `cross`.
 const RING: usize = 1024;
-/// A side that finds the ring full or empty waits until this much of it is not: woken by every
-/// single block, the two would throw one cache line to and fro and measure nothing else.
+/// A side that finds the ring full or empty waits until this much of it is free or filled: if every single
+/// block woke it, the two sides would only measure one cache line going to and fro.
 const SLACK: usize = RING / 4;
 /// Blocks freed in one go by `remote-free`.
 const HEAP: usize = 8192;
@@ -21,7 +21,7 @@ const HEAP: usize = 8192;
 pub(crate) enum Crossing {
     /// One thread allocates, a ring carries the blocks, another thread frees them.
     Stream,
-    /// One thread allocates [`HEAP`] blocks; another frees them, and only that is timed.
+    /// One thread allocates [`HEAP`] blocks and another frees them; only the frees are timed.
     RemoteFree,
 }
 
@@ -64,7 +64,7 @@ impl VisitShared for Cross {
     }
 }
 
-/// Wall time from the first allocation to the last free, for one block.
+/// The wall time from the first allocation to the last free, per block.
 fn stream<P>(peer: &P, cross: &Cross, ops: u64) -> Reading
 where
     P: Peer + Sync,
@@ -115,7 +115,7 @@ where
     })
 }
 
-/// CPU time of the freeing thread for one block, its handles already in its own cache.
+/// The CPU time of the freeing thread per block, with the handles already in its cache.
 fn remote_free<P>(peer: &P, cross: &Cross, ops: u64) -> Reading
 where
     P: Peer + Sync,
@@ -128,7 +128,7 @@ where
     pin(cross.main);
     thread::scope(|scope| {
         let (before, after) = (&before, &after);
-        // Each side owns its ends of the channels, so that it learns of a panic on the other.
+        // Each side owns its ends of the channels, so that it notices a panic on the other.
         let freeing = scope.spawn(move || {
             pin(cross.other);
             before.answer();

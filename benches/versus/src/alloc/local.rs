@@ -1,5 +1,5 @@
-//! Cases that stay on one thread: `pair`, `batch`, `random`, and the peers' side of `bulk`. No block
-//! is written to or read.
+//! Cases that stay on one thread: `pair`, `batch`, `random`, and the peers' side of `bulk`. Blocks are
+//! neither written nor read.
 
 use super::bulk;
 use super::peers::{Peer, Visit};
@@ -15,13 +15,13 @@ const LIVE: usize = 1024;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Shape {
-    /// Allocate one, free it.
+    /// Allocate one block, free it.
     Pair,
-    /// Allocate [`BATCH`], free them in the same order.
+    /// Allocate [`BATCH`] blocks, free them in the same order.
     Batch,
-    /// Allocate [`bulk::COUNT`], free them in the same order.
+    /// Allocate [`bulk::COUNT`] blocks, free them in the same order.
     Bulk,
-    /// Put a new block in the place of a random one of [`LIVE`].
+    /// Replace a random one of [`LIVE`] blocks by a new one.
     Random,
 }
 
@@ -57,7 +57,7 @@ impl Visit for Local {
     }
 }
 
-/// One allocation whose length the compiler does not know and whose address it must have.
+/// One allocation; the compiler does not know its length and must produce its address.
 #[inline(always)]
 pub(super) fn alloc<P: Peer>(peer: &P, len: usize) -> P::Block<'_> {
     let mut block = peer.alloc(black_box(len));
@@ -102,8 +102,8 @@ fn random<P: Peer>(peer: &P, len: usize, ops: u64, order: &[u16; 8 * LIVE]) -> f
     per_op
 }
 
-/// Random places below [`LIVE`], drawn beforehand: a generator in the loop would cost as much as
-/// the fastest peer. The same for every peer and run.
+/// Random places below [`LIVE`], drawn beforehand and equal for every peer and run: a generator in the loop
+/// would cost as much as the fastest peer.
 fn random_order() -> Box<[u16; 8 * LIVE]> {
     let mut order = Box::new([0; 8 * LIVE]);
     for (place, random) in order.iter_mut().zip(random_numbers()) {
@@ -112,7 +112,7 @@ fn random_order() -> Box<[u16; 8 * LIVE]> {
     order
 }
 
-/// The same numbers each time.
+/// Returns the same numbers each time.
 pub(super) fn random_numbers() -> impl Iterator<Item = u32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     std::iter::repeat_with(move || {

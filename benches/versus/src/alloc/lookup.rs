@@ -1,4 +1,4 @@
-//! `class-lookup`: the class of a length, as ours finds it and as one writes it by hand.
+//! `class-lookup`: the class of a length, as ours finds it and as one would write it by hand.
 
 use super::OURS;
 use super::peers::Missing;
@@ -8,15 +8,15 @@ use crate::measure::Sampler;
 use slab_core::{SizeClasses, SlabPool};
 use std::hint::black_box;
 
-/// Lengths that are looked up in turn: too many for the processor to learn.
+/// Lengths that are looked up in turn: too many for the branch predictor to learn.
 const LENGTHS: usize = 1024;
 
-/// Nothing but going through the lengths; what the row's figures contain of that.
+/// The loop over the lengths alone, which is part of each row's figures.
 const NO_LOOKUP: &str = "no-lookup";
 
 pub(super) const PEERS: &[&str] = &[NO_LOOKUP, "binary-search", "linear"];
 
-/// With the network's classes and lengths up to 64 KiB, or with those of general use and lengths from
+/// Uses the network's classes and lengths up to 64 KiB, or the classes of general use and lengths from
 /// there to 1 MiB.
 pub(super) fn sampler(source: &str, large: bool) -> Result<Sampler, Missing> {
     let classes = if large {

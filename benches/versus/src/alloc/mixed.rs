@@ -1,4 +1,4 @@
-//! The case `mixed`: lengths as a program has them, one live block of [`LIVE`] replaced at random.
+//! The case `mixed`: lengths as in a real program, with one of [`LIVE`] live blocks replaced at random.
 
 use super::local::{alloc, random_numbers};
 use super::peers::{Peer, Visit};
@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 
 /// Blocks that live at once.
 pub(crate) const LIVE: usize = 1024;
-/// The largest length there is.
+/// The largest length.
 pub(crate) const LONGEST: usize = 65_536;
 
 const SMALLEST: RangeInclusive<usize> = 64..=512;
@@ -30,13 +30,13 @@ impl Visit for Mixed {
     }
 }
 
-/// Which block is replaced, and by one of what length.
+/// Which block is replaced, and the length of the new one.
 struct Step {
     place: u16,
     len: u32,
 }
 
-/// Drawn beforehand, the same for every peer and run.
+/// Drawn beforehand, and equal for every peer and run.
 fn steps() -> Vec<Step> {
     let mut random = random_numbers().map(|number| number as usize);
     let mut below = |limit: usize| random.next().unwrap_or(0) % limit;

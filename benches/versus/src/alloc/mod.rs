@@ -25,10 +25,10 @@ pub(crate) use resident::child;
 
 pub(crate) use targets::of as targets_of;
 
-/// The name of our own entry.
+/// The name of our own peer.
 pub(crate) const OURS: &str = "slab-core";
 
-/// What is measured, without by whom.
+/// What is measured, apart from the peer.
 enum Case {
     Local(Shape, usize),
     Bulk(usize),
@@ -39,7 +39,7 @@ enum Case {
     Stats {
         busy: bool,
     },
-    /// The class of a length; of those above 64 KiB, or of those below.
+    /// The class of a length, above 64 KiB or up to it.
     Lookup {
         large: bool,
     },
@@ -70,7 +70,7 @@ impl Case {
             Self::Local(Shape::Pair, len) => format!("pair-{len}"),
             Self::Local(Shape::Batch, len) => format!("batch-{len}"),
             Self::Local(Shape::Random, len) => format!("random-{len}"),
-            // Not a case by itself: the peers' side of `bulk`.
+            // Not a case of its own: the peers' side of `bulk`.
             Self::Local(Shape::Bulk, len) | Self::Bulk(len) => format!("bulk-{len}"),
             Self::Mixed => "mixed".into(),
             Self::Together(Crowd::Scaling) => "scaling-2".into(),
@@ -111,7 +111,7 @@ impl Case {
         }
     }
 
-    /// One side of the comparison, or why there is none.
+    /// Returns one side of the comparison, or why there is none.
     fn sampler(&self, peer: &str, plan: &Plan, cpus: Cpus) -> Result<Sampler, String> {
         let found = match *self {
             Self::Local(shape, len) => peers::visit(peer, len, Local { shape, len }),
@@ -138,7 +138,7 @@ impl Case {
     }
 }
 
-/// Runs what the filter takes. `ours` is normally [`OURS`].
+/// Runs the cases that the filter selects. `ours` is normally [`OURS`].
 ///
 /// # Errors
 /// `ours` is not the name of a peer.
@@ -175,7 +175,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// A peer, or ours, that panics costs its own row and no other.
+/// If a peer, or ours, panics, only its own row is lost.
 fn row(
     case: &Case,
     ours: &str,
@@ -188,9 +188,9 @@ fn row(
         .map_err(|reason| format!("{ours}: {reason}"))?;
     let mut their_side = guarded(|| case.sampler(peer, plan, cpus)).and_then(|sampler| sampler)?;
     let plan = match case {
-        // Two threads take turns at more than one speed: short samples would scatter.
+        // Two threads alternate at varying speed: short samples would scatter.
         Case::Cross(..) | Case::Together(Crowd::Scaling) => plan.with_longer_samples(3),
-        // Each thread is to have its turn more than once.
+        // Each thread must run more than once.
         Case::Together(Crowd::Threads(_)) => plan.with_longer_samples(8),
         Case::Resident(scenario) => plan.of_processes().with_resolution(scenario.resolution()),
         _ => *plan,
@@ -237,7 +237,7 @@ mod tests {
     fn every_peer_runs_every_case_that_names_it() {
         let (plan, cpus) = (Plan::smallest(), Cpus::choose());
         for case in Case::all() {
-            // Those start this program again, which is the test here.
+            // These start this program again, which here is the test.
             if matches!(case, Case::Resident(_)) {
                 continue;
             }

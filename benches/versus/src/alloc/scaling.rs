@@ -1,5 +1,5 @@
-//! Allocating and freeing against the number of threads, the payload, and the number of classes: for
-//! the plots.
+//! Allocating and freeing against the number of threads, the payload, and the number of classes, for the
+//! plots.
 
 use super::OURS;
 use super::local::{self, random_numbers};
@@ -11,18 +11,18 @@ use std::hint::black_box;
 use std::mem;
 use std::time::Instant;
 
-/// One side at one place of a plot.
+/// One side at one point of a plot.
 pub(crate) type Run = Box<dyn FnMut() -> Point>;
 
-/// Bytes of a block where its length is not the question.
+/// Bytes of a block where the length is not varied.
 const LEN: usize = 2048;
 /// Blocks that live at once in [`classes`].
 const LIVE: usize = 1024;
 
-/// So many threads on two CPUs, in turns of more blocks than a thread cache holds.
+/// Runs so many threads on two CPUs, in turns of more blocks than a thread cache holds.
 ///
 /// # Errors
-/// There is no such peer, or one CPU only.
+/// There is no such peer, or only one CPU.
 pub(crate) fn threads(peer: &str, count: usize, ops: u64) -> Result<Run, String> {
     let cpus = Cpus::choose();
     let other = cpus.other.ok_or("it needs two CPUs")?;
@@ -56,7 +56,7 @@ impl VisitShared for Threads {
     }
 }
 
-/// A thread allocates and frees in batches of 64 blocks of this length.
+/// Runs one thread that allocates and frees in batches of 64 blocks of this length.
 ///
 /// # Errors
 /// There is no such peer.
@@ -83,8 +83,8 @@ impl Visit for Payload {
     }
 }
 
-/// One of [`LIVE`] blocks is replaced at random, by one of so many lengths in turn; our pool has a
-/// class for each.
+/// Replaces random ones of [`LIVE`] blocks by blocks of so many lengths in turn; our pool has a class for
+/// each length.
 ///
 /// # Errors
 /// There is no such peer.

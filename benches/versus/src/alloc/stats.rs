@@ -1,5 +1,5 @@
-//! What one snapshot of the statistics costs: ours against glibc's `mallinfo2`, the only peer that
-//! keeps statistics without being built for it.
+//! The cost of one snapshot of the statistics: ours against glibc's `mallinfo2`, the only peer that keeps
+//! statistics without a special build.
 
 use super::OURS;
 use super::peers::Missing;
@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Snapshots of a pool of eleven classes in which two threads have magazines.
+/// Takes snapshots of a pool with eleven classes in which two threads have magazines.
 pub(crate) fn sampler(source: &str, busy: bool, cpus: Cpus) -> Result<Sampler, Missing> {
     match source {
         OURS => {
@@ -28,7 +28,7 @@ pub(crate) fn sampler(source: &str, busy: bool, cpus: Cpus) -> Result<Sampler, M
                 }
             };
             let snapshot = move || {
-                // Of the 4 KiB themselves a copy would be made for `black_box`.
+                // `black_box` of the 4 KiB themselves would copy them.
                 black_box(&pool.stats());
             };
             Ok(of(snapshot, load, busy, cpus))
@@ -40,7 +40,7 @@ pub(crate) fn sampler(source: &str, busy: bool, cpus: Cpus) -> Result<Sampler, M
                 }
             };
             let snapshot = || {
-                // SAFETY: it takes no argument and may be called at any time on any thread.
+                // SAFETY: the function takes no argument and may be called at any time on any thread.
                 black_box(&unsafe { libc::mallinfo2() });
             };
             Ok(of(snapshot, load, busy, cpus))

@@ -1,4 +1,4 @@
-//! What the issues ask of which row.
+//! The targets of the issues for the rows of `alloc`.
 
 use super::peers::{HEAPS, UNCOUNTED};
 use crate::report::{Asked, Bound, Target};
@@ -6,13 +6,13 @@ use crate::report::{Asked, Bound, Target};
 const ASKED: &[Asked] = &[
     (2, "pair-2048", &["mimalloc"], Bound::Ratio(4.0)),
     (2, "pair-2048", &["jemalloc"], Bound::Ratio(1.5)),
-    // "Best peer" is the best of the heaps, so each of them is at least that far behind.
+    // "Best peer" is the best of the heaps, so each of them must be at least that far behind.
     (3, "pair-64", HEAPS, Bound::Ratio(1.6)),
     (3, "pair-256", HEAPS, Bound::Ratio(1.6)),
     (3, "pair-2048", HEAPS, Bound::Ratio(1.8)),
     (3, "pair-2048", &["mimalloc"], Bound::Ratio(4.5)),
     (3, "pair-2048", &["glibc", "BytesMut"], Bound::Ratio(8.0)),
-    // With statistics at most 1.1 times the time without.
+    // With statistics, at most 1.1 times the time without.
     (3, "pair-2048", &[UNCOUNTED], Bound::Ratio(1.0 / 1.1)),
     (3, "pair-65536", HEAPS, Bound::Ratio(2.0)),
     (3, "batch-64", HEAPS, Bound::Ratio(1.8)),
@@ -60,7 +60,7 @@ pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
     crate::report::asked_of(ASKED, case, peer)
 }
 
-/// Each row that a line speaks about.
+/// Returns each row that a line names.
 #[cfg(test)]
 pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
     crate::report::spoken_of(ASKED)

@@ -1,4 +1,4 @@
-//! Cases in which threads do the same at once, each for itself: `scaling-2` and `threads-N`.
+//! Cases in which threads do the same at once and independently: `scaling-2` and `threads-N`.
 
 use super::local;
 use super::peers::{Peer, VisitShared};
@@ -8,16 +8,16 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Blocks that a thread of `threads-N` allocates before it frees them: more than a thread cache
-/// holds, so that every turn goes to what the threads share.
+/// Blocks that a thread of `threads-N` allocates before it frees them: more than a thread cache holds, so
+/// that every turn reaches the shared layers.
 pub(crate) const TURN: usize = 512;
 
-/// Turns of a thread in one sample, at least.
+/// The least turns per thread and sample.
 const LEAST_TURNS: u64 = if cfg!(debug_assertions) { 1 } else { 16 };
 
 #[derive(Clone, Copy)]
 pub(crate) enum Crowd {
-    /// Two threads, each on its own CPU, allocate and free in pairs; against one that does.
+    /// Two threads, each on its own CPU, allocate and free in pairs, compared with one thread.
     Scaling,
     /// So many threads on two CPUs allocate and free in turns of [`TURN`].
     Threads(usize),
