@@ -1,4 +1,4 @@
-//! `recv`, `xcore`: a task receives, another one consumes, in the same runtime or on another CPU.
+//! `recv`, `xcore`: one task receives and another consumes, in the same runtime or on another CPU.
 
 use super::Unit;
 use super::link::Link;
@@ -25,7 +25,7 @@ pub(super) fn sampler(
 
 struct Open {
     wire: Wire,
-    /// Of a datagram.
+    /// The length of a datagram.
     bytes: usize,
     other_cpu: Option<usize>,
 }
@@ -85,7 +85,7 @@ fn two_cores<P: Peer>(wire: Wire, bytes: usize, cpu: usize) -> Sampler {
     std::thread::spawn(move || {
         pin(cpu);
         super::rig::runtime().block_on(async {
-            // Ends when the sampler is gone, and with it the other end.
+            // The task ends when the sampler, and with it the other end, is dropped.
             while consume::<P>(&mut from, QUEUED_FOR_TWO).await && round_done.send(()).is_ok() {}
         });
     });
@@ -94,7 +94,7 @@ fn two_cores<P: Peer>(wire: Wire, bytes: usize, cpu: usize) -> Sampler {
         let mut total = 0.0;
         for _ in 0..rounds {
             filler.fill(address, wire);
-            // Both threads, and nothing else runs in this process.
+            // The CPU time of both threads: nothing else runs in this process.
             let before = process_cpu_ns();
             runtime.block_on(async {
                 let mut read = 0;
@@ -109,7 +109,7 @@ fn two_cores<P: Peer>(wire: Wire, bytes: usize, cpu: usize) -> Sampler {
     })
 }
 
-/// Takes a round's datagrams, or fewer if the receiver is gone.
+/// Consumes one round's datagrams, or fewer if the receiver is gone.
 async fn consume<P: Peer>(from: &mut From<P>, datagrams: usize) -> bool {
     let mut got = 0;
     while got < datagrams {

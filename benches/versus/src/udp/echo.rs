@@ -1,4 +1,4 @@
-//! `echo`: datagrams go back to where they came from. The server's CPU time.
+//! `echo`: datagrams go back to their sender; counts the server's CPU time.
 
 use super::rig::{DATAGRAM_BUFFER, QUEUED, Wire, our_receiver, runtime, their_socket};
 use crate::cpu::ThreadClock;
@@ -15,7 +15,7 @@ pub(super) fn sampler(peer: &str, bytes: usize) -> Result<Sampler, String> {
     }
 }
 
-/// Sends to the server, and takes what comes back.
+/// Sends to the server and receives the echoes.
 struct Client {
     runtime: Runtime,
     receiver: UdpReceiver,

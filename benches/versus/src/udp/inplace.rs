@@ -1,4 +1,4 @@
-//! `batch`: datagrams are looked at where the kernel put them, until the receiver has to wait.
+//! `batch`: datagrams are read where the kernel put them, until the receiver has to wait.
 
 use super::peers::{Quinn, check};
 use super::rig::{BUFFERS, Filler, QUEUED, SUPER_BUFFER, Wire};
@@ -18,14 +18,14 @@ pub(super) fn sampler(peer: &str, wire: Wire) -> Result<Sampler, String> {
     match peer {
         super::OURS => Ok(ours(wire)),
         "quinn-udp-raw" => Ok(quinn_udp(wire)),
-        // It has no GRO, so what is sent to it is not to be taken apart first.
+        // It has no GRO, so the sender must not use GSO, which the kernel would have to undo first.
         "recvmmsg-raw" => Ok(recvmmsg(Wire::Plain)),
         _ => Err("it has no such case".into()),
     }
 }
 
-/// Does this have to wait? A round ends there, as it does in a server: it takes finding out that
-/// nothing is left, and being woken for the next.
+/// Returns whether the receiver has to wait. A round ends there, as it does in a server, which has to find
+/// out that nothing is left and is then woken for the next round.
 async fn waits<T>(receive: impl Future<Output = T>) -> bool {
     let mut receive = pin!(receive);
     poll_fn(|cx| Poll::Ready(receive.as_mut().poll(cx).is_pending())).await
@@ -102,17 +102,17 @@ fn quinn_udp(wire: Wire) -> Sampler {
     })
 }
 
-/// Datagrams of one call of `recvmmsg`.
+/// Datagrams per call of `recvmmsg`.
 const MANY: usize = 64;
 
-/// Buffers for `recvmmsg`, which it fills again and again.
+/// Buffers that `recvmmsg` fills again and again.
 struct Buffers {
     bytes: Vec<u8>,
     slices: Vec<libc::iovec>,
     headers: Vec<libc::mmsghdr>,
 }
 
-// SAFETY: the pointers are to the vectors beside them, whose memory stays where it is.
+// SAFETY: the pointers point to the vectors beside them, whose memory does not move.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
@@ -138,11 +138,11 @@ impl Buffers {
         }
     }
 
-    /// What there is on the socket, of one call.
+    /// Receives what is on the socket, in one call.
     fn receive(&mut self, socket: &UdpSocket) -> io::Result<usize> {
         debug_assert_eq!(self.slices.len(), self.headers.len());
-        // SAFETY: each header is of one slice, which is of memory that is valid for writes and that
-        // nobody else looks at while `self` is borrowed.
+        // SAFETY: each header has one slice, of memory that is valid for writes and that nobody else reads
+        // while `self` is borrowed.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),

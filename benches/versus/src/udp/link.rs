@@ -1,4 +1,4 @@
-//! Ways between a task that receives and one that consumes.
+//! Channels between a task that receives and one that consumes.
 
 use super::peers::Payload;
 use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, queue};
@@ -6,9 +6,9 @@ use slab_net::udp::PacketBatch;
 use std::marker::PhantomData;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 
-/// Places.
+/// Places in a channel.
 const CAPACITY: usize = 4096;
-/// Items that are taken at once, where that is done.
+/// Items taken at once by the links that do so.
 const MANY: usize = 64;
 
 pub(super) trait Link {
@@ -16,8 +16,8 @@ pub(super) trait Link {
     type From: Send + 'static;
 
     fn open() -> (Self::To, Self::From);
-    /// Consumes what there is, once there is something, and says how many datagrams it was; 0 when
-    /// the other end is gone.
+    /// Waits for something, consumes everything there is, and returns how many datagrams it was; 0 when the
+    /// other end is gone.
     fn take(from: &mut Self::From) -> impl Future<Output = usize> + Send;
 }
 
@@ -55,7 +55,7 @@ impl<T: Payload> Link for Many<T> {
     }
 }
 
-/// Our own queue of batches, which the consumer makes packets of.
+/// Our own queue of batches; the consumer makes packets of them.
 pub(super) struct Queue;
 
 impl Link for Queue {
@@ -75,7 +75,7 @@ impl Link for Queue {
     }
 }
 
-/// The same, and the consumer makes `Bytes` of them.
+/// The same; the consumer makes `Bytes` of them.
 pub(super) struct QueueOfBytes;
 
 impl Link for QueueOfBytes {

@@ -1,5 +1,5 @@
-//! What is not time: heap allocations of a datagram, memory that a datagram keeps, memory that a
-//! receiver holds while nothing comes.
+//! What is not time: heap allocations per datagram, memory that a kept datagram pins, memory that an idle
+//! receiver holds.
 
 use super::rig::{Filler, QUEUED, SUPER_BUFFER, Wire, our_receiver_of, pool, runtime};
 use super::{Case, OURS, Unit};
@@ -11,7 +11,7 @@ use slab_net::PacketPool;
 use slab_net::udp::PacketBatch;
 use std::process::{Command, Stdio};
 
-/// Heap allocations for a datagram that goes to another task, counted in a process of its own.
+/// Heap allocations per datagram that goes to another task, counted in a process of its own.
 pub(super) fn counted(peer: &str, unit: Unit) -> Result<Sampler, String> {
     let peer = peer.to_owned();
     Ok(Sampler::whole(move || {
@@ -34,9 +34,10 @@ pub(super) fn counted(peer: &str, unit: Unit) -> Result<Sampler, String> {
 
 /// The child's side of [`counted`]; `None` if there is no such thing.
 pub(super) fn count(peer: &str, suffix: &str) -> Option<f64> {
-    /// Datagrams before it counts.
+    /// Datagrams before counting starts.
     const WARM_UP: u64 = 16 * QUEUED as u64;
-    // A million and some; a peer's figure is no claim of ours, and its datagrams come one by one.
+    // A little over a million; a peer needs fewer, since its figure is no claim of ours and its datagrams
+    // come one by one.
     let counted = QUEUED as u64 * if peer == OURS { 4096 } else { 256 };
     let unit = [Unit::Queue, Unit::QueueOfBytes]
         .into_iter()
@@ -56,7 +57,7 @@ fn in_use(pool: &PacketPool) -> usize {
     bytes.sum()
 }
 
-/// What so many datagrams keep of memory, over their payload, that came one by one to a socket with
+/// The memory that so many datagrams pin, over their payload, if they arrive one by one at a socket with
 /// GRO.
 pub(super) fn pinned(peer: &str) -> Result<Sampler, String> {
     let per_datagram = match peer {
@@ -66,14 +67,14 @@ pub(super) fn pinned(peer: &str) -> Result<Sampler, String> {
                 held as f64 / payload as f64
             }));
         }
-        // A buffer each, by what it does.
+        // Each pins a buffer, by design.
         "keep-buffer" => SUPER_BUFFER as f64 / 1200.0,
         _ => return Err("it has no such case".into()),
     };
     Ok(Sampler::whole(move || per_datagram))
 }
 
-/// Bytes of a pool in use by a round of datagrams that are kept, and their payload.
+/// Returns the bytes of a pool in use by a round of datagrams that are kept, and their payload.
 fn hold() -> (usize, usize) {
     let filler = Filler::new(1200, QUEUED);
     let runtime = runtime();
@@ -96,7 +97,7 @@ fn hold() -> (usize, usize) {
     (held, kept.iter().map(|packet| packet.len()).sum())
 }
 
-/// Lets the process open so many files, or ends it.
+/// Raises the limit of open files, or ends the process.
 fn allow_files(count: u64) {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < count) {
@@ -106,7 +107,7 @@ fn allow_files(count: u64) {
     }
 }
 
-/// Pool memory, or buffers, of a receiver to which nothing has come yet.
+/// Pool memory, or buffers, of a receiver that has received nothing yet.
 pub(super) fn idle_receiver(peer: &str) -> Result<Sampler, String> {
     const RECEIVERS: usize = 1000;
     match peer {
@@ -122,7 +123,7 @@ pub(super) fn idle_receiver(peer: &str) -> Result<Sampler, String> {
             drop(receivers);
             held
         })),
-        // Its buffers must be there before it is asked.
+        // The peer's buffers must exist before it receives.
         "quinn-udp-raw" => Ok(Sampler::whole(|| {
             (super::rig::BUFFERS * SUPER_BUFFER) as f64
         })),

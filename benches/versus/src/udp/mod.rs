@@ -1,4 +1,4 @@
-//! The group `udp`: from the socket to whoever consumes, ours against what one would write by hand.
+//! The group `udp`: from the socket to the consumer, ours against what one would write by hand.
 
 mod channel;
 mod echo;
@@ -18,52 +18,52 @@ use rig::Wire;
 
 pub(crate) use targets::of as targets_of;
 
-/// The name of our own entry.
+/// The name of our own peer.
 pub(crate) const OURS: &str = "slab-net";
 
-/// What is measured, without by whom.
+/// What is measured, apart from the peer.
 #[derive(Debug, Clone, Copy)]
 enum Case {
-    /// Owned packets, or whole batches, over a channel to another task on the same CPU; payloads of
+    /// Owned packets, or whole batches, over a channel to another task on the same CPU; with payloads of
     /// this many bytes.
     Recv(Wire, Unit, usize),
-    /// The same to another thread on another CPU; the CPU time of both.
+    /// The same to another thread on another CPU; the CPU time of both threads.
     Xcore(Wire, Unit),
-    /// Looked at where they lie, without a channel.
+    /// Read in place, without a channel.
     Batch(Wire),
     /// One datagram every 10 us, from another CPU.
     Paced,
-    /// Ours by io_uring: as many datagrams as it takes from another CPU, received and dropped.
+    /// Ours by io_uring: as many datagrams from another CPU as it can receive, dropped at once.
     Uring(Wire),
     /// The same at the pace of `Paced`.
     UringPaced,
-    /// Sent back to where they came from; payloads of this many bytes.
+    /// Sent back to their sender; with payloads of this many bytes.
     Echo(usize),
     /// As `Recv`, coalesced: heap allocations.
     Allocations(Unit),
-    /// Memory that datagrams keep which came one by one.
+    /// Memory that kept datagrams pin which arrived one by one.
     Pinned,
-    /// Memory that a receiver holds to which nothing comes.
+    /// Memory that an idle receiver holds.
     IdleReceiver,
 }
 
-/// What ours hands over. Peers hand over what they have.
+/// What ours hands over; peers hand over their own types.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Unit {
-    /// One by one, by tokio's channel.
+    /// Packets one by one, through tokio's channel.
     Packets,
-    /// Whole, by tokio's channel; the consumer looks at them where they lie.
+    /// Whole batches, through tokio's channel; the consumer reads them in place.
     Batches,
-    /// Whole, by our own queue; the consumer makes packets of them.
+    /// Whole batches, through our own queue; the consumer makes packets of them.
     Queue,
-    /// Whole, by our own queue; the consumer makes [`bytes::Bytes`] of them.
+    /// Whole batches, through our own queue; the consumer makes [`bytes::Bytes`] of them.
     QueueOfBytes,
-    /// One by one as [`bytes::Bytes`], by tokio's channel.
+    /// [`bytes::Bytes`] one by one, through tokio's channel.
     Bytes,
 }
 
 impl Unit {
-    /// Of the name of a case.
+    /// Returns the suffix in a case's name.
     fn suffix(self) -> &'static str {
         match self {
             Self::Packets => "",
@@ -135,7 +135,7 @@ impl Case {
 
     fn peers(self) -> &'static [&'static str] {
         match self {
-            // What it costs to hand out another type than our own.
+            // The cost of handing out another type than our own.
             Self::Recv(_, Unit::Bytes, _) => &["slab-net-packets"],
             Self::Recv(Wire::Coalesced, ..) | Self::Xcore(Wire::Coalesced, _) => &[
                 "tokio-fresh",
@@ -183,10 +183,10 @@ impl Case {
     }
 }
 
-/// Runs what the filter takes. `ours` is normally [`OURS`].
+/// Runs the cases that the filter selects. `ours` is normally [`OURS`].
 ///
 /// # Errors
-/// `ours` is the name of no peer.
+/// `ours` is not the name of a peer.
 pub(crate) fn run(
     ours: &str,
     plan: &Plan,
@@ -215,7 +215,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// In a process that counts allocations: those of a datagram.
+/// In a process that counts allocations: those per datagram.
 pub(crate) fn child(arguments: &[String]) -> Option<()> {
     let [peer, suffix] = arguments else {
         return None;
@@ -230,7 +230,7 @@ fn row(case: Case, ours: &str, peer: &'static str, plan: &Plan, cpus: Cpus) -> R
         .map_err(|reason| format!("{ours}: {reason}"))?;
     let mut their_side = guarded(|| case.sampler(peer, cpus)).and_then(|sampler| sampler)?;
     let plan = match case {
-        // Two threads, or a clock to wait for: short samples would scatter.
+        // These have two threads, or wait for a clock: short samples would scatter.
         Case::Xcore(..) | Case::Paced | Case::Uring(_) | Case::UringPaced => {
             plan.with_longer_samples(4)
         }
@@ -269,7 +269,7 @@ mod tests {
     fn every_peer_runs_every_case_that_names_it() {
         let (plan, cpus) = (Plan::smallest(), Cpus::choose());
         for case in Case::ALL {
-            // Those start this program again, which is the test here.
+            // These start this program again, which here is the test.
             if matches!(case, Case::Allocations(_)) {
                 continue;
             }

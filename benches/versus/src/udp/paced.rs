@@ -1,4 +1,4 @@
-//! `paced`: a live sender on another CPU, so slow that the queue is short. The receiver's CPU time.
+//! `paced`: a live sender on another CPU, so slow that the queue is short; counts the receiver's CPU time.
 
 use super::peers::check;
 use super::rig::{ANY, DATAGRAM_BUFFER, Wire};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// Between two datagrams.
+/// The time between two datagrams.
 const PACE: Duration = Duration::from_micros(10);
 
 pub(super) fn sampler(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
@@ -29,14 +29,14 @@ pub(super) fn sampler(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
 /// Ours by io_uring.
 ///
 /// # Errors
-/// There is none for us here.
+/// io_uring cannot be used here.
 pub(super) fn by_uring(other_cpu: usize) -> Result<Sampler, String> {
     uring_is_there()?;
     let receiver = || uring_receiver(Wire::Plain).expect("it was there before");
     Ok(ours(other_cpu, receiver))
 }
 
-/// Sends at its pace until dropped. What it misses while it is preempted it does not make up for.
+/// Sends at its pace until dropped; it does not make up for what it misses while preempted.
 struct Pacer {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,

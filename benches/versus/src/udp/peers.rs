@@ -21,22 +21,22 @@ use tokio::sync::mpsc::Sender;
 pub(super) trait Peer: Send + Sized + 'static {
     /// How it hands over.
     type Link: Link;
-    /// Has the socket GRO on? Others are sent to without GSO: on loopback they would have to take
-    /// apart what the sender saved.
+    /// Whether the socket has GRO on. For others the sender does not use GSO: on loopback, the receiver
+    /// would pay for splitting what the sender saved.
     const GRO: bool = true;
 
     fn open(wire: Wire) -> Self;
     fn address(&self) -> SocketAddr;
-    /// Receives once, and puts all of it into the channel. Returns how many datagrams it was.
+    /// Receives once and puts everything into the channel. Returns the number of datagrams.
     fn pump(&mut self, to: &To<Self>) -> impl Future<Output = usize> + Send;
 }
 
 pub(super) type To<P> = <<P as Peer>::Link as Link>::To;
 pub(super) type From<P> = <<P as Peer>::Link as Link>::From;
 
-/// What travels through a channel.
+/// An item that travels through a channel.
 pub(super) trait Payload: Send + 'static {
-    /// Reads a byte of each datagram, drops them, and says how many there were.
+    /// Reads a byte of each datagram, drops them, and returns how many there were.
     fn consume(self) -> usize;
 }
 
@@ -74,7 +74,7 @@ pub(super) fn check(payload: &[u8]) {
     assert_eq!(payload[0], 7);
 }
 
-/// Runs `visit` with the peer of that name.
+/// Calls `visit` with the peer of that name.
 pub(super) fn visit<V: Visit>(name: &str, unit: Unit, visit: V) -> Result<V::Out, String> {
     Ok(match (name, unit) {
         (super::OURS, Unit::Packets) | ("slab-net-packets", _) => visit.visit::<OurPackets>(),
@@ -103,7 +103,7 @@ async fn put<T: Send>(to: &Sender<T>, item: T) {
     assert!(to.send(item).await.is_ok(), "the consumer stays");
 }
 
-/// All of an iterator, with places for all of them taken at once.
+/// Sends all items of an iterator, with places for all of them reserved at once.
 async fn put_all<T: Send>(to: &Sender<T>, items: impl ExactSizeIterator<Item = T> + Send) {
     let permits = to.reserve_many(items.len()).await;
     for (permit, item) in permits.expect("the consumer stays").zip(items) {
@@ -144,7 +144,7 @@ impl Peer for OurPackets {
         let count = self.batches.iter().map(PacketBatch::datagrams).sum();
         let mut permits = to.reserve_many(count).await.expect("the consumer stays");
         for batch in self.batches.drain(..) {
-            // In this order, or `zip` would take a permit for the packet behind the last.
+            // In this order, since `zip` would otherwise take a permit for a packet that is not there.
             for (packet, permit) in batch.into_packets().zip(permits.by_ref()) {
                 permit.send(packet);
             }
@@ -153,7 +153,7 @@ impl Peer for OurPackets {
     }
 }
 
-/// With all that the kernel says of a datagram, which is more than tokio's sockets ask it for.
+/// Ours with all metadata, which is more than tokio's sockets ask the kernel for.
 struct OurPacketsWithMetadata(OurPackets);
 
 impl Peer for OurPacketsWithMetadata {
@@ -290,7 +290,7 @@ impl Peer for RecvFromCopy {
     }
 }
 
-/// One `BytesMut` that grows by `reserve`, and is `split` at each datagram.
+/// One `BytesMut` that grows by `reserve` and is `split` after each datagram.
 struct ReserveSplit(UdpSocket, BytesMut);
 
 impl Peer for ReserveSplit {
@@ -315,7 +315,7 @@ impl Peer for ReserveSplit {
     }
 }
 
-/// A socket with quinn-udp, and what one call said.
+/// A socket with quinn-udp, and the metadata of one call.
 pub(super) struct Quinn {
     socket: UdpSocket,
     state: UdpSocketState,
@@ -351,8 +351,8 @@ impl Quinn {
     }
 }
 
-/// What quinn 0.11 does: GRO into buffers of its own, a copy of each into a `BytesMut`, a split at
-/// each datagram.
+/// What quinn 0.11 does: GRO into its own buffers, a copy of each buffer into a `BytesMut`, which is split
+/// into datagrams.
 struct QuinnCopySplit(Quinn, Vec<u8>);
 
 impl Peer for QuinnCopySplit {
@@ -386,8 +386,8 @@ impl Peer for QuinnCopySplit {
     }
 }
 
-/// GRO into a ring of `BytesMut`, each of which is used again once nobody has a part of it; handed
-/// over one by one, or with places for all taken at once.
+/// GRO into a ring of `BytesMut`, each of which is reused once nobody holds a part of it; handed over one
+/// by one, or with places for all reserved at once.
 struct BytesMutRing<L> {
     quinn: Quinn,
     ring: Vec<BytesMut>,
@@ -395,7 +395,7 @@ struct BytesMutRing<L> {
     link: PhantomData<L>,
 }
 
-/// Does who hands over take the places for a whole buffer at once?
+/// Whether the places for a whole buffer are reserved at once.
 trait HandsOver {
     const AT_ONCE: bool;
 }
@@ -408,7 +408,7 @@ impl HandsOver for Many<Bytes> {
     const AT_ONCE: bool = true;
 }
 
-/// Enough that a buffer is free again when its turn comes.
+/// Enough buffers that one is free again when its turn comes.
 const RING: usize = 32;
 
 impl<L> BytesMutRing<L> {
@@ -421,14 +421,14 @@ impl<L> BytesMutRing<L> {
         }
     }
 
-    /// A buffer of full length, the old one if it is free.
+    /// Returns a buffer of full length, the old one if it is free.
     fn ready(buffer: &mut BytesMut) {
         buffer.clear();
         if !buffer.try_reclaim(SUPER_BUFFER) {
             *buffer = BytesMut::zeroed(SUPER_BUFFER);
             return;
         }
-        // SAFETY: the memory was zeroed when it was allocated, and is this buffer's alone now.
+        // SAFETY: the memory was zeroed when it was allocated, and now belongs to this buffer alone.
         unsafe { buffer.set_len(SUPER_BUFFER) };
     }
 }
@@ -451,7 +451,7 @@ where
         let Self {
             quinn, ring, next, ..
         } = self;
-        // A stretch of the ring that does not wrap.
+        // A part of the ring that does not wrap.
         let start = *next;
         let stretch = &mut ring[start..start + BUFFERS];
         stretch
@@ -483,7 +483,7 @@ where
     }
 }
 
-/// One datagram into each 64 KiB chunk of a pool, and the chunk is handed over.
+/// Receives one datagram into each 64 KiB chunk of a pool, and hands the chunk over.
 struct KeepBuffer {
     quinn: Quinn,
     pool: slab_net::PacketPool,
@@ -518,7 +518,7 @@ impl Peer for KeepBuffer {
             let mut chunks = chunks.iter_mut();
             let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
                 let chunk = chunks.next().expect("as many");
-                // SAFETY: the chunk is this one's alone, as long as is said, and initialised.
+                // SAFETY: the chunk is exclusively ours, at least that long, and initialised.
                 IoSliceMut::new(unsafe {
                     std::slice::from_raw_parts_mut(chunk.as_ptr().as_ptr(), SUPER_BUFFER)
                 })

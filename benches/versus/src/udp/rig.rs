@@ -1,30 +1,30 @@
-//! What all cases share: sockets on loopback, queues that are filled beforehand, clocks.
+//! What all cases share: sockets on loopback, queues filled beforehand, clocks.
 
 use slab_net::udp::{Coalescing, Transmit, UdpReceiver, UdpReceiverBuilder, UdpSender};
 use slab_net::{PacketPool, SizeClasses};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use tokio::runtime::Runtime;
 
-/// Datagrams that wait in the socket's queue when a round starts.
+/// Datagrams in the socket's queue when a round starts.
 pub(super) const QUEUED: usize = 256;
-/// The same where two threads have to be woken for each round: enough that this does not count.
+/// The same for rounds that have to wake two threads: so many that waking does not matter.
 pub(super) const QUEUED_FOR_TWO: usize = 2048;
-/// What a socket's queue needs for them, in bytes of the kernel's bookkeeping.
+/// The socket buffer that these need, in bytes of the kernel's bookkeeping.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Buffers of a peer that holds some.
+/// Buffers of the peers that hold several.
 pub(super) const BUFFERS: usize = 8;
 pub(super) const SUPER_BUFFER: usize = 64 << 10;
-/// What plain receivers give each datagram.
+/// The buffer that plain receivers give each datagram.
 pub(super) const DATAGRAM_BUFFER: usize = 2048;
 
-/// How datagrams come.
+/// How datagrams arrive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Wire {
-    /// Sent with GSO, received with GRO: on loopback 54 of 1200 bytes in a buffer.
+    /// Sent with GSO, received with GRO: on loopback 54 datagrams of 1200 bytes per buffer.
     Coalesced,
-    /// One by one, GRO off.
+    /// One by one, with GRO off.
     Plain,
-    /// One by one, to sockets that have GRO on and buffers of 64 KiB.
+    /// One by one, to sockets with GRO on and buffers of 64 KiB.
     PlainIntoGro,
 }
 
@@ -44,22 +44,23 @@ pub(super) fn pool() -> PacketPool {
         .expect("256 MiB of address space")
 }
 
-/// Our receiver for this wire, in the current runtime, that asks the kernel for what its peers there
-/// do: on a plain one for the source alone, as tokio's sockets, and for all else where quinn-udp does.
+/// Opens our receiver for this wire, in the current runtime. It asks the kernel for the same metadata as
+/// its peers do: on a plain wire for the source alone, like tokio's sockets, otherwise for everything, like
+/// quinn-udp.
 pub(super) fn our_receiver(wire: Wire) -> UdpReceiver {
     bind(our_builder(&pool(), wire).source_only(wire == Wire::Plain))
 }
 
-/// Our receiver for this wire, in the current runtime, with all metadata.
+/// Opens our receiver for this wire, in the current runtime, with all metadata.
 pub(super) fn our_receiver_of(pool: &PacketPool, wire: Wire) -> UdpReceiver {
     bind(our_builder(pool, wire))
 }
 
-/// Our receiver for this wire by io_uring, in the current runtime. Its pool has a class for a
-/// super-buffer and what the kernel puts in front of it.
+/// Opens our receiver for this wire by io_uring, in the current runtime. Its pool has a class for a
+/// super-buffer together with what the kernel puts in front of it.
 ///
 /// # Errors
-/// There is no io_uring for us here.
+/// io_uring cannot be used here.
 pub(super) fn uring_receiver(wire: Wire) -> Result<UdpReceiver, String> {
     let mut sizes = SizeClasses::network().sizes().to_vec();
     sizes.push(66 << 10);
@@ -77,7 +78,7 @@ pub(super) fn uring_receiver(wire: Wire) -> Result<UdpReceiver, String> {
 }
 
 /// # Errors
-/// There is no io_uring for us here.
+/// io_uring cannot be used here.
 pub(super) fn uring_is_there() -> Result<(), String> {
     let runtime = runtime();
     let _inside = runtime.enter();
@@ -100,7 +101,7 @@ fn our_builder(pool: &PacketPool, wire: Wire) -> UdpReceiverBuilder {
         .receive_buffer_bytes(RECEIVE_BUFFER)
 }
 
-/// A peer's socket, in the current runtime.
+/// Opens a peer's socket, in the current runtime.
 pub(super) fn their_socket() -> tokio::net::UdpSocket {
     let socket = UdpSocket::bind(ANY).expect("a socket on loopback");
     socket.set_nonblocking(true).expect("non-blocking");
@@ -122,7 +123,7 @@ pub(super) struct Filler {
 }
 
 impl Filler {
-    /// With so many datagrams of this length.
+    /// Prepares to send so many datagrams of this length.
     pub(super) fn new(bytes: usize, count: usize) -> Self {
         let runtime = runtime();
         let sender = {

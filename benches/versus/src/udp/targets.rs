@@ -1,5 +1,5 @@
-//! What issue 6 asks of which row. What it asks of owned packets stands at both ways of handing them
-//! over: one by one through tokio's channel, and in batches through our own queue.
+//! Issue 6's targets for the rows. Targets for owned packets apply to both ways of handing them over: one
+//! by one through tokio's channel, and in batches through our own queue.
 
 use crate::report::{Asked, Bound, Target};
 
@@ -87,8 +87,8 @@ const ASKED: &[Asked] = &[
         &["tokio-fresh"],
         Bound::Ratio(1.0 / 1.03),
     ),
-    // Under load 1.5 times our default, and no slower than 1.05 times plain tokio when idle: where it is
-    // not, it is off unless asked for.
+    // Under load 1.5 times our default, and when idle no slower than 1.05 times plain tokio: where it is
+    // slower, it is off by default.
     (
         6,
         "uring-1200-coalesced",
@@ -109,7 +109,7 @@ const ASKED: &[Asked] = &[
     ),
     (6, "echo-1200", &["tokio"], Bound::Ratio(13.0)),
     (6, "echo-64", &["tokio"], Bound::Ratio(30.0)),
-    // 0 exactly over 10^6 packets.
+    // Exactly 0 over 10^6 packets.
     (
         6,
         "allocs-recv-1200-coalesced-queue",
@@ -136,7 +136,7 @@ pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
     crate::report::asked_of(ASKED, case, peer)
 }
 
-/// Each row that a line speaks about.
+/// Returns each row that a line names.
 #[cfg(test)]
 pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
     crate::report::spoken_of(ASKED)

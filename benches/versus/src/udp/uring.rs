@@ -1,5 +1,5 @@
-//! `uring`: ours by io_uring against ours by readiness, with a live sender on another CPU: where a
-//! queue is filled first, the kernel's part of io_uring would be done then, before the clock runs.
+//! `uring`: ours by io_uring against ours by readiness, with a live sender on another CPU. If the queue
+//! were filled first, the kernel's part of io_uring would be done before the clock runs.
 
 use super::OURS;
 use super::paced;
@@ -19,14 +19,14 @@ const READINESS: &str = "slab-net-readiness";
 pub(super) const PEERS: &[&str] = &[READINESS];
 pub(super) const PACED_PEERS: &[&str] = &[READINESS, "tokio-fresh"];
 
-/// Datagrams that are sent at once, and those that may be under way.
+/// Datagrams sent at once, and the most that may be under way.
 const RUN: usize = 50;
 const WINDOW: u64 = 512;
 
-/// As many datagrams as the receiver takes.
+/// As many datagrams as the receiver can take.
 ///
 /// # Errors
-/// There is no io_uring for us here, or no such peer.
+/// io_uring cannot be used here, or there is no such peer.
 pub(super) fn sampler(peer: &str, wire: Wire, other_cpu: usize) -> Result<Sampler, String> {
     let runtime = runtime();
     let receiver = {
@@ -40,7 +40,7 @@ pub(super) fn sampler(peer: &str, wire: Wire, other_cpu: usize) -> Result<Sample
     Ok(loaded(runtime, receiver, wire, other_cpu))
 }
 
-/// A datagram each 10 us.
+/// One datagram every 10 us.
 ///
 /// # Errors
 /// As [`sampler`].
@@ -59,7 +59,7 @@ fn loaded(runtime: Runtime, mut receiver: UdpReceiver, wire: Wire, cpu: usize) -
         let (receiver, batches) = (&mut receiver, &mut batches);
         let load = Load::start(address, wire, cpu);
         let elapsed = runtime.block_on(async {
-            // Until the first ones are there, the receiver waits for a thread to start.
+            // Before the first datagrams arrive, the receiver waits for a thread to start.
             let (mut got, mut clock) = (0, None);
             loop {
                 receiver.recv_batches(batches).await.expect("loopback");
@@ -82,7 +82,7 @@ fn loaded(runtime: Runtime, mut receiver: UdpReceiver, wire: Wire, cpu: usize) -
 
 /// Keeps datagrams under way until dropped.
 struct Load {
-    /// That the receiver has; [`ENOUGH`] ends it.
+    /// Datagrams that the receiver has; [`ENOUGH`] ends the thread.
     got: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }

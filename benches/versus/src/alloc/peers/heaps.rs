@@ -1,5 +1,5 @@
-//! General-purpose allocators, called as C programs call them. They are told the length again on
-//! free where they have a faster call for that.
+//! General-purpose allocators, called as C programs call them. On free they are given the length again if
+//! they have a faster call for that.
 
 use super::{Heap, Peer};
 use core::ffi::c_void;
@@ -11,8 +11,8 @@ use std::ptr::null_mut;
 /// The two functions of a C allocator.
 ///
 /// # Safety
-/// `malloc` returns null or `len` bytes that nobody else has until they go back to `free`, which
-/// may happen on any thread.
+/// `malloc` returns null or `len` bytes that nobody else has until they go back to `free`, which may be
+/// called on any thread.
 pub(crate) unsafe trait CHeapFunctions: 'static {
     fn malloc(len: usize) -> *mut c_void;
 
@@ -25,18 +25,18 @@ pub(crate) unsafe trait CHeapFunctions: 'static {
 }
 
 pub(crate) struct CHeap<F> {
-    /// Of every block.
+    /// The alignment of every block.
     len: usize,
     functions: PhantomData<fn() -> F>,
 }
 
-/// A block of `F`'s memory. Not `Drop`: `CHeap::free` is how it goes back, as in C.
+/// A block of `F`'s memory. Without `Drop`: `CHeap::free` gives it back, as in C.
 pub(crate) struct CBlock<F> {
     at: NonNull<c_void>,
     functions: PhantomData<fn() -> F>,
 }
 
-// SAFETY: exclusive ownership of plain bytes, which the allocator takes back on any thread.
+// SAFETY: exclusive ownership of plain bytes, which the allocator accepts back on any thread.
 unsafe impl<F> Send for CBlock<F> {}
 
 impl<F: CHeapFunctions> Peer for CHeap<F> {
@@ -67,20 +67,20 @@ impl<F: CHeapFunctions> Peer for CHeap<F> {
 
     #[inline(always)]
     fn free(&self, block: CBlock<F>) {
-        // SAFETY: a block is only made by `alloc`, which every caller gives the length that the
-        // heap was opened with, and is consumed here.
+        // SAFETY: blocks are made only by `alloc`, to which every caller gives the length that the heap was
+        // opened with; the block is consumed here.
         unsafe { F::free(block.at.as_ptr(), self.len) };
     }
 }
 
-// SAFETY: the address is what `malloc` returned for the length asked for.
+// SAFETY: the address is what `malloc` returned for the requested length.
 unsafe impl<F: CHeapFunctions> Heap for CHeap<F> {
     fn give_back(&self) -> bool {
         F::give_back()
     }
 }
 
-/// The same allocator for blocks of many lengths: a block knows its own.
+/// The same allocator for blocks of many lengths: a block carries its own length.
 pub(crate) struct CHeapOfLengths<F> {
     functions: PhantomData<fn() -> F>,
 }
@@ -123,11 +123,11 @@ fn out_of_memory() -> ! {
 
 pub(crate) enum Glibc {}
 
-// SAFETY: this is malloc.
+// SAFETY: these are malloc and free themselves.
 unsafe impl CHeapFunctions for Glibc {
     #[inline(always)]
     fn malloc(len: usize) -> *mut c_void {
-        // SAFETY: any length may be asked for.
+        // SAFETY: any length may be requested.
         unsafe { libc::malloc(len) }
     }
 
@@ -148,11 +148,11 @@ unsafe impl CHeapFunctions for Glibc {
 pub(crate) enum Mimalloc {}
 
 #[cfg(feature = "mimalloc")]
-// SAFETY: malloc by another name.
+// SAFETY: malloc and free by other names.
 unsafe impl CHeapFunctions for Mimalloc {
     #[inline(always)]
     fn malloc(len: usize) -> *mut c_void {
-        // SAFETY: any length may be asked for.
+        // SAFETY: any length may be requested.
         unsafe { libmimalloc_sys::mi_malloc(len) }
     }
 
@@ -173,11 +173,11 @@ unsafe impl CHeapFunctions for Mimalloc {
 pub(crate) enum Jemalloc {}
 
 #[cfg(feature = "jemalloc")]
-// SAFETY: malloc by another name; `sdallocx` takes what `malloc` gave.
+// SAFETY: malloc by another name; `sdallocx` accepts what `malloc` returned.
 unsafe impl CHeapFunctions for Jemalloc {
     #[inline(always)]
     fn malloc(len: usize) -> *mut c_void {
-        // SAFETY: any length may be asked for.
+        // SAFETY: any length may be requested.
         unsafe { tikv_jemalloc_sys::malloc(len) }
     }
 
@@ -187,14 +187,14 @@ unsafe impl CHeapFunctions for Jemalloc {
         unsafe { tikv_jemalloc_sys::sdallocx(block, len, 0) };
     }
 
-    /// The thread's cache first, then the unused pages of all arenas (4096 is jemalloc's
+    /// Flushes the thread's cache first, then purges the unused pages of all arenas (4096 is jemalloc's
     /// `MALLCTL_ARENAS_ALL`).
     fn give_back() -> bool {
         [c"thread.tcache.flush", c"arena.4096.purge"]
             .iter()
             .all(|name| {
-                // SAFETY: the names are strings that end with zero; neither call takes or gives
-                // anything, which the null pointers say.
+                // SAFETY: the names are strings that end with zero; neither call reads or writes a value,
+                // as the null pointers tell it.
                 let error = unsafe {
                     tikv_jemalloc_sys::mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0)
                 };
@@ -206,16 +206,16 @@ unsafe impl CHeapFunctions for Jemalloc {
 #[cfg(feature = "snmalloc")]
 pub(crate) enum Snmalloc {}
 
-/// What malloc guarantees.
+/// The alignment that malloc guarantees.
 #[cfg(feature = "snmalloc")]
 const ALIGN: usize = 16;
 
 #[cfg(feature = "snmalloc")]
-// SAFETY: malloc by another name, its alignment always the same.
+// SAFETY: malloc by another name, always with the same alignment.
 unsafe impl CHeapFunctions for Snmalloc {
     #[inline(always)]
     fn malloc(len: usize) -> *mut c_void {
-        // SAFETY: any length may be asked for.
+        // SAFETY: any length may be requested.
         unsafe { snmalloc_sys::sn_rust_alloc(ALIGN, len).cast() }
     }
 

@@ -1,4 +1,4 @@
-//! Who is compared, each through its own interface, never as the global allocator.
+//! The peers, each called through its own interface, never as the global allocator.
 
 mod heaps;
 mod no_alloc;
@@ -17,12 +17,12 @@ pub(crate) trait Peer: Sized + 'static {
     /// Ownership of a block, as this peer's users hold it.
     type Block<'p>;
 
-    /// Ready for blocks of `len` bytes, `live` of them at once.
+    /// Opens the peer for blocks of `len` bytes, `live` of them at once.
     fn open(len: usize, live: usize) -> Self;
 
     fn alloc(&self, len: usize) -> Self::Block<'_>;
 
-    /// Where the block is. Callers black-box it, so that no allocation can be optimised away.
+    /// Returns the block's address. Callers black-box it, so that no allocation can be optimised away.
     fn address(&self, block: &mut Self::Block<'_>) -> *mut u8;
 
     fn free<'p>(&'p self, block: Self::Block<'p>);
@@ -31,14 +31,14 @@ pub(crate) trait Peer: Sized + 'static {
 /// A peer whose blocks are plain memory that any thread may free.
 ///
 /// # Safety
-/// [`Peer::address`] is that of the block's first byte, and as many bytes as were asked for are
-/// valid for writes from there on.
+/// [`Peer::address`] returns the address of the block's first byte, from which as many bytes as were
+/// requested are valid for writes.
 pub(crate) unsafe trait Heap: Peer + Sync {
     /// Gives free memory back to the system; `false` if there is no call for it.
     fn give_back(&self) -> bool;
 }
 
-/// Does something with a peer whose type is only known by name.
+/// Does something with a peer whose type is known only by its name.
 pub(crate) trait Visit {
     type Out;
     fn visit<P: Peer>(self) -> Self::Out;
@@ -62,7 +62,7 @@ pub(crate) trait VisitHeap {
         for<'p> P::Block<'p>: Send;
 }
 
-/// The general-purpose allocators: what "best peer" in issue 3 is the best of.
+/// The general-purpose allocators, among which issue 3's "best peer" is the best.
 pub(crate) const HEAPS: &[&str] = &["glibc", "mimalloc", "jemalloc", "snmalloc"];
 
 /// Peers of the cases that stay on one thread.
@@ -104,7 +104,7 @@ pub(crate) const BULK: &[&str] = &[
     "ArrayQueue",
 ];
 
-/// Peers of `mixed`: those that have blocks of every length.
+/// Peers of `mixed`, which have blocks of every length.
 pub(crate) const ANY_LENGTH: &[&str] = &[
     "glibc",
     "mimalloc",
@@ -118,8 +118,8 @@ pub(crate) const ANY_LENGTH: &[&str] = &[
 /// Peers of the cases in which many threads do the same.
 pub(crate) const CROWD: &[&str] = &["glibc", "mimalloc", "jemalloc", "snmalloc", "ArrayQueue"];
 
-/// No allocation at all, in a handle of 8 bytes and in one of 16: what the loop of a case, or the
-/// ring of the `cross` cases, costs by itself.
+/// No allocation at all, with a handle of 8 bytes or of 16: the cost of a case's loop, or of the ring of
+/// the `cross` cases.
 pub(crate) const NO_ALLOC: &[&str] = &["no-alloc", "no-alloc-16"];
 
 /// Ours without its counters.
@@ -255,16 +255,16 @@ pub(crate) fn visit_any_length<V: Visit>(
         "jemalloc" => Ok(visitor.visit::<CHeapOfLengths<heaps::Jemalloc>>()),
         #[cfg(feature = "snmalloc")]
         "snmalloc" => Ok(visitor.visit::<CHeapOfLengths<heaps::Snmalloc>>()),
-        // Also the heaps that are not built in, which it says.
+        // Other peers, and heaps that are not built in, for which this fails.
         _ => visit(name, len, visitor),
     }
 }
 
-/// Uses each heap once: some count the CPUs on first use, which should not be after a thread was
-/// pinned to one.
+/// Uses each heap once: some count the CPUs on first use, which must not happen after a thread was pinned
+/// to one.
 pub(crate) fn initialise_heaps() {
     for heap in HEAPS {
-        // One that is not built in says so when its row comes.
+        // A heap that is not built in is reported with its row.
         let _ = visit_heap(heap, UseOnce);
     }
 }

@@ -3,7 +3,7 @@
 use super::Heap;
 use slab_core::{SizeClasses, SlabPool};
 
-/// No cap below this: under pressure a pool works differently, and these cases are not about that.
+/// The smallest cap: under pressure a pool works differently, which these cases are not about.
 pub(super) const LEAST_MEMORY: usize = 64 << 20;
 
 pub(crate) struct Ours {
@@ -11,7 +11,7 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// A class for each of these lengths, and room for so many blocks of the longest.
+    /// Builds a pool with a class for each of these lengths, and room for so many blocks of the longest.
     pub(crate) fn with_classes(lens: &[usize], live: usize) -> Self {
         let longest = lens.last().copied().unwrap_or(1);
         let classes = SizeClasses::explicit(lens).expect("the classes are valid");
@@ -63,7 +63,7 @@ pub(super) use peer;
 
 peer!(Ours, slab_core, Ours::of);
 
-// SAFETY: `as_ptr` is that of the chunk's capacity, at least what was asked for.
+// SAFETY: `as_ptr` is the address of the chunk, whose capacity is at least the requested length.
 unsafe impl Heap for Ours {
     fn give_back(&self) -> bool {
         self.pool.trim();

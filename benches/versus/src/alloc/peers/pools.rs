@@ -12,7 +12,7 @@ fn boxed(len: usize) -> BoxedBytes {
     Box::new_uninit_slice(len)
 }
 
-/// What a program does that has no pool.
+/// What a program without a pool does.
 pub(crate) struct FreshBytesMut;
 
 impl Peer for FreshBytesMut {
@@ -39,7 +39,7 @@ impl Peer for FreshBytesMut {
     }
 }
 
-/// The pool that many programs write themselves: boxes in a bounded lock-free queue.
+/// The pool that many programs write themselves: a bounded lock-free queue of boxes.
 pub(crate) struct QueueOfBoxes {
     free: ArrayQueue<BoxedBytes>,
 }
@@ -65,7 +65,7 @@ impl Peer for QueueOfBoxes {
 
     #[inline(always)]
     fn free(&self, block: BoxedBytes) {
-        // A full queue gives the box back, and it is dropped.
+        // A full queue returns the box, which is then dropped.
         drop(self.free.push(block));
     }
 }
@@ -111,8 +111,8 @@ impl Peer for Opool {
     }
 }
 
-/// What fastalloc stores. Uninitialised, so that its copying of the value into the slot can be
-/// optimised away: a pool of buffers should not pay for their contents.
+/// What fastalloc stores. Uninitialised, so that copying the value into the slot can be optimised away: a
+/// pool of buffers should not pay for their contents.
 pub(crate) struct Bytes<const LEN: usize>(MaybeUninit<[u8; LEN]>);
 
 impl<const LEN: usize> fastalloc::Poolable for Bytes<LEN> {}
@@ -149,7 +149,7 @@ impl<const LEN: usize> Peer for FastallocFixed<LEN> {
     }
 }
 
-/// sharded-slab's object pool. A block is its key, which is what can be sent to another thread.
+/// sharded-slab's object pool. A block is its key, which can be sent to another thread.
 pub(crate) struct ShardedSlab {
     pool: sharded_slab::Pool<Buffer>,
 }
@@ -181,7 +181,7 @@ impl Peer for ShardedSlab {
         slot.key()
     }
 
-    /// The key: to ask for the bytes again would cost a look-up, and `alloc` has black-boxed them.
+    /// Returns the key: looking up the bytes again would cost time, and `alloc` has black-boxed them.
     #[inline(always)]
     fn address(&self, block: &mut usize) -> *mut u8 {
         std::ptr::without_provenance_mut(*block)
@@ -223,7 +223,7 @@ impl Peer for BytesBufPool {
     }
 }
 
-/// Cloudflare's pool of vectors. It has to be static, so each opening of it stays.
+/// Cloudflare's pool of vectors. It has to be static, so each one that is opened is leaked.
 #[cfg(feature = "buffer-pool")]
 pub(crate) struct QuicheBufferPool {
     pool: &'static buffer_pool::Pool<4, Vec<u8>>,

@@ -1,4 +1,4 @@
-//! slab-core built without its counters, of the pool that [`Ours`](super::Ours) opens.
+//! slab-core built without its counters, with the pool that [`Ours`](super::Ours) opens.
 
 use super::ours::{LEAST_MEMORY, peer};
 use slab_core_uncounted::{SizeClasses, SlabPool};

@@ -11,20 +11,20 @@ use std::process::{Command, ExitCode};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scenario {
-    /// Eight threads in a ring; each frees what the one before allocated, then allocates as much
-    /// itself, two times round.
+    /// Eight threads in a ring; each frees what the previous one allocated, then allocates as much itself,
+    /// for two laps.
     Migration,
     /// Many small objects alive at once.
     Footprint,
-    /// The same through a typed slab; with or without the handles' own memory.
+    /// The same with a typed slab; with or without the memory of the handles.
     TypedFootprint { handles: bool },
     /// Ten times: fill up with blocks of this length, then free nine tenths at random.
     Churn(usize),
-    /// By how much the peak grows after the first of these ten times.
+    /// How much the peak grows after the first of these ten rounds.
     ChurnGrowth,
-    /// Nine tenths freed at random, and the free memory given back: what stays.
+    /// Nine tenths freed at random and the free memory given back: what stays resident.
     TrimResidue,
-    /// How long that giving back takes.
+    /// How long giving it back takes.
     TrimTime,
 }
 
@@ -41,7 +41,7 @@ impl Scenario {
         Self::TrimTime,
     ];
 
-    /// The name of the case.
+    /// Returns the name of the case.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Migration => "migration-rss".into(),
@@ -56,7 +56,7 @@ impl Scenario {
         }
     }
 
-    /// Resident memory against the payload alive, for most.
+    /// Returns the unit; mostly resident memory over live payload.
     pub(crate) fn unit(self) -> &'static str {
         match self {
             Self::Migration => "x payload",
@@ -68,7 +68,7 @@ impl Scenario {
         }
     }
 
-    /// What is too little to tell from nothing, in the unit: one page of the payload.
+    /// Returns the value too small to tell from zero, in the unit: one page of the payload.
     pub(crate) fn resolution(self) -> f64 {
         match self {
             Self::ChurnGrowth => 0.01,
@@ -80,10 +80,10 @@ impl Scenario {
         peers::HEAPS
     }
 
-    /// How many objects live at once.
+    /// Returns how many objects live at once.
     fn objects(self, plan: &Plan) -> usize {
         match self {
-            // Less would be a figure about eight threads' caches.
+            // With fewer, the figure would be about eight threads' caches.
             Self::Migration => 32_768 / plan.shrink.min(4),
             Self::Footprint | Self::TypedFootprint { .. } => scenarios::MOST_TYPED / plan.shrink,
             Self::Churn(64) => 1_600_000 / plan.shrink,
@@ -93,7 +93,7 @@ impl Scenario {
         }
     }
 
-    /// Samples that each run this program once more. Fails if the first one does.
+    /// Makes samples that each run this program once. Fails if the first one does.
     pub(crate) fn sampler(self, peer: &str, plan: &Plan) -> Result<Sampler, String> {
         let objects = self.objects(plan).to_string();
         let peer = peer.to_owned();
@@ -134,7 +134,7 @@ pub(crate) fn child(arguments: &[String]) -> ExitCode {
         eprintln!("no such scenario: {scenario} of {objects} objects");
         return ExitCode::from(2);
     };
-    // A thread that panics would leave the others waiting for it.
+    // If one thread panicked, the others would wait for it.
     panic::set_hook(Box::new(|problem| {
         eprintln!("{problem}");
         std::process::exit(101);

@@ -1,4 +1,4 @@
-//! What the child processes do: each function measures one thing once.
+//! What the child processes do: each function takes one measurement.
 
 use crate::alloc::peers::Heap;
 use slab_core::{GlobalTag, Slab, StaticSlab};
@@ -21,10 +21,10 @@ where
     for<'p> P::Block<'p>: Send,
 {
     const LEN: usize = 2048;
-    // Room for an owner-based peer's worst case, so that no cap flatters ours.
+    // Room for the worst case of an owner-based peer, so that the cap does not flatter ours.
     let peer = P::open(LEN, objects * THREADS);
     let (peer, peak) = (&peer, &AtomicUsize::new(0));
-    // All threads live from the first step to the last: what a dead thread leaves is another case.
+    // All threads live from the first step to the last: what a dead thread leaves is a different case.
     let (started, finished) = (&Barrier::new(THREADS + 1), &Barrier::new(THREADS));
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| sync_channel(1)).unzip();
     let before = thread::scope(|scope| {
@@ -57,7 +57,7 @@ where
     grown as f64 / (objects * LEN) as f64
 }
 
-/// `handles`: whether the memory that the handles themselves take counts too.
+/// `handles`: whether the memory of the handles counts too.
 pub(super) fn footprint<P: Heap>(objects: usize, handles: bool) -> f64 {
     let peer = P::open(TYPED, objects);
     let empty = resident();
@@ -67,12 +67,12 @@ pub(super) fn footprint<P: Heap>(objects: usize, handles: bool) -> f64 {
     percent(before, resident(), objects * TYPED)
 }
 
-/// Length of an object of the footprint scenarios.
+/// The length of an object in the footprint scenarios.
 const TYPED: usize = 64;
-/// As many of them as there ever are.
+/// The most objects that there ever are.
 pub(super) const MOST_TYPED: usize = 10_000_000;
 
-/// The tag of our typed slab, which lets a handle be a pointer alone.
+/// The tag of our typed slab; with it a handle is a single pointer.
 struct Objects;
 
 impl GlobalTag<[u8; TYPED]> for Objects {
@@ -82,7 +82,7 @@ impl GlobalTag<[u8; TYPED]> for Objects {
     }
 }
 
-/// As [`footprint`], of values in our typed slab.
+/// As [`footprint`], with values in our typed slab.
 pub(super) fn typed_footprint(objects: usize, handles: bool) -> f64 {
     let slab = Slab::<[u8; TYPED], Objects>::global().expect("the configuration is valid");
     let empty = resident();
@@ -100,7 +100,7 @@ pub(super) fn typed_footprint(objects: usize, handles: bool) -> f64 {
 /// In percent of the payload.
 pub(super) struct Churned {
     pub(super) peak: f64,
-    /// From the first round's peak to the highest of all.
+    /// The growth from the first round's peak to the highest peak.
     pub(super) growth: f64,
 }
 
@@ -125,7 +125,7 @@ pub(super) fn churn<P: Heap>(objects: usize, len: usize) -> Churned {
 }
 
 pub(super) struct Trimmed {
-    /// Resident memory over what lives.
+    /// Resident memory over what is still allocated.
     pub(super) residue: f64,
     pub(super) ms_per_gib: f64,
 }
@@ -184,7 +184,7 @@ fn percent(before: usize, after: usize, payload: usize) -> f64 {
     after.saturating_sub(before) as f64 * 100.0 / payload as f64
 }
 
-/// A vector for that many handles whose memory is resident already: handles are not counted.
+/// Makes a vector for that many handles whose memory is already resident, so that handles are not counted.
 fn resident_vec<T>(count: usize) -> Vec<T> {
     let mut handles = Vec::with_capacity(count);
     for slot in handles.spare_capacity_mut() {
@@ -193,16 +193,16 @@ fn resident_vec<T>(count: usize) -> Vec<T> {
     handles
 }
 
-/// A block whose every byte was written, so that its pages are resident.
+/// A block of which every byte was written, so that its pages are resident.
 fn filled<P: Heap>(peer: &P, len: usize) -> P::Block<'_> {
     let mut block = peer.alloc(len);
     let at = peer.address(&mut block);
-    // SAFETY: a `Heap`'s address is that of the block's `len` bytes, which are ours alone.
+    // SAFETY: a `Heap`'s address is that of the block's `len` bytes, which only we have.
     unsafe { at.write_bytes(1, len) };
     block
 }
 
-/// Resident bytes of this process, counted exactly (the figures in `/proc/self/status` lag).
+/// Returns the resident bytes of this process, counted exactly (the figures in `/proc/self/status` lag).
 fn resident() -> usize {
     let text = fs::read_to_string("/proc/self/smaps_rollup").expect("Linux 4.14 or later");
     let line = text.lines().find(|line| line.starts_with("Rss:"));
