@@ -54,7 +54,7 @@ impl VisitShared for Together {
     }
 }
 
-/// CPU time of a pair with the other CPU at it too, over that of a pair alone.
+/// The CPU time of a pair while the other CPU does the same, over that of a pair alone.
 fn scaling<P: Peer + Sync>(peer: &P, together: &Together, ops: u64) -> f64 {
     pin(together.main);
     let alone = local::pair(peer, together.len, ops);
@@ -72,8 +72,8 @@ fn scaling<P: Peer + Sync>(peer: &P, together: &Together, ops: u64) -> f64 {
     both / alone
 }
 
-/// Wall time of one operation, times the CPUs that the threads have: the same for every number of
-/// threads, if nothing that one does stands in another's way.
+/// The wall time of one operation, times the CPUs that the threads have: the same for every number of
+/// threads, if none hinders another.
 fn turns<P: Peer + Sync>(peer: &P, together: &Together, ops: u64, count: usize) -> f64 {
     let cpus = [together.main, together.other];
     let found = crowd(peer, together.len, cpus, ops, count);
@@ -89,7 +89,7 @@ pub(super) struct Crowded {
     pub(super) cpu_ns: f64,
 }
 
-/// At least so many operations, by threads that do them in turns of [`TURN`].
+/// Runs at least so many operations, on threads that do them in turns of [`TURN`].
 pub(super) fn crowd<P: Peer + Sync>(
     peer: &P,
     len: usize,
@@ -106,7 +106,7 @@ pub(super) fn crowd<P: Peer + Sync>(
             held.extend((0..TURN).map(|_| local::alloc(peer, len)));
             held.drain(..).for_each(|block| peer.free(block));
         };
-        // What a thread's first allocation costs is not the question.
+        // The cost of a thread's first allocation is not measured here.
         turn();
         started.wait();
         let (start, clock) = (Instant::now(), ThreadClock::start());

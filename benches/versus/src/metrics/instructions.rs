@@ -1,5 +1,5 @@
-//! Instructions of an allocation and its free in a pool that is registered and was scraped, and in
-//! one that no metrics know of, counted by callgrind: the same number, or metrics cost something.
+//! Instructions of an allocation and its free in a pool that is registered and was scraped, and in one that
+//! is not registered, counted by callgrind. Unless the numbers are equal, metrics cost something.
 
 use super::{OURS, Size};
 use slab_core::SlabPool;
@@ -29,16 +29,16 @@ fn count(whose: &str) -> Result<f64, String> {
         count.trim().parse::<f64>().ok()
     });
     match collected {
-        // None, or next to none: the function was not found.
+        // No instructions, or hardly any: the function was not found.
         Some(count) if count > f64::from(PAIRS) => Ok(count / f64::from(PAIRS)),
         _ => Err(format!("callgrind collected nothing: {}", log.trim())),
     }
 }
 
-/// What is run under callgrind.
+/// The function that runs under callgrind.
 pub(super) fn child(whose: &str) -> Option<()> {
     let pool = SlabPool::builder().name("rx").build().ok()?;
-    // The first ones fill the thread's magazine.
+    // The first pairs fill the thread's magazine.
     pairs(&pool, 1000);
     let collector = Collector::new();
     if whose == OURS {

@@ -1,5 +1,5 @@
-//! The group `metrics`: what it costs to be watched. A scrape against the same page by way of a
-//! recorder, and a pipeline, an allocation and a free that are watched against those that are not.
+//! The group `metrics`: the cost of being watched. A scrape against the same page from a recorder, and a
+//! pipeline, an allocation and a free with and without metrics.
 
 mod instructions;
 mod pipeline;
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 pub(crate) use targets::of as targets_of;
 
-/// The name of our own entry.
+/// The name of our own peer.
 pub(crate) const OURS: &str = "slab-metrics";
 
 const GROUP: &str = "metrics";
@@ -21,16 +21,16 @@ const GROUP: &str = "metrics";
 /// How much to measure.
 struct Size {
     rounds: usize,
-    /// Scrapes of a sample.
+    /// Scrapes per sample.
     scrapes: u32,
-    /// Pairs of a second with a scrape and a second without.
+    /// Pairs of one second with a scrape and one without.
     pairs: usize,
 }
 
 /// Measures one row.
 type Measure = fn(&Size) -> Result<Vec<(f64, f64)>, String>;
 
-/// Case, peer, unit, and how it is measured; less is better in all of them.
+/// Case, peer, unit, and the function that measures; less is better in all of them.
 const ROWS: &[(&str, &str, &str, Measure)] = &[
     ("scrape", "recorder", "us/scrape", scrape::page),
     ("scrape-gzip", "recorder", "us/scrape", scrape::compressed),
@@ -49,7 +49,7 @@ const ROWS: &[(&str, &str, &str, Measure)] = &[
     ),
 ];
 
-/// Runs what the filter takes.
+/// Runs the cases that the filter selects.
 ///
 /// # Errors
 /// `ours` is not the name of a peer.
@@ -98,7 +98,7 @@ fn less_is_better(rounds: &[(f64, f64)]) -> Comparison {
     compare(rounds, Better::Less, 0.0)
 }
 
-/// Heap allocations of a scrape, of ours and of that peer, each in a process that counts them.
+/// Heap allocations per scrape, of ours and of that peer, each in a process that counts them.
 fn counted(_: &Size, peer: &str) -> Result<Vec<(f64, f64)>, String> {
     let of = |whose: &str| {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -114,7 +114,7 @@ fn counted(_: &Size, peer: &str) -> Result<Vec<(f64, f64)>, String> {
     Ok(vec![(of(OURS)?, of(peer)?)])
 }
 
-/// The child's side of a run that counts: prints the figure, or does what is to be counted.
+/// The child's side of a run that counts: prints the figure, or runs what is counted.
 pub(crate) fn child(arguments: &[String]) -> Option<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {

@@ -1,7 +1,7 @@
-//! A UDP pipeline that runs as fast as it can, in seconds with a scrape and seconds without, in turn.
-//! Its page is one of 8 pools with 11 classes, asked for as Prometheus does: over HTTP, in OpenMetrics,
-//! with gzip. What a packet costs is the CPU time of the threads that receive, consume and serve the
-//! page; the scraper's own does not count, for Prometheus runs elsewhere.
+//! A UDP pipeline that runs as fast as it can, in alternating seconds with and without a scrape. Its page
+//! has 8 pools with 11 classes and is requested as Prometheus does: over HTTP, in OpenMetrics, with gzip.
+//! The cost of a packet is the CPU time of the threads that receive, consume and serve the page; the
+//! scraper's does not count, because Prometheus runs elsewhere.
 
 use super::Size;
 use slab_core::SizeClasses;
@@ -19,17 +19,17 @@ use tokio::sync::watch;
 
 const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
     accept: application/openmetrics-text;version=1.0.0\r\naccept-encoding: gzip\r\n\r\n";
-/// Until everything is warm.
+/// The time until everything is warm.
 const WARM_UP: Duration = Duration::from_millis(500);
 const SECOND: Duration = Duration::from_secs(1);
 const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
-/// Nanoseconds of CPU a packet: scraped each second, and not.
+/// Nanoseconds of CPU per packet: with a scrape each second, and without.
 pub(super) fn watched(size: &Size) -> Result<Vec<(f64, f64)>, String> {
     let pipeline = Pipeline::start().map_err(|error| error.to_string())?;
     sleep(WARM_UP);
     let rounds = (0..size.pairs).map(|pair| {
-        // Each comes first in every other pair.
+        // Each kind comes first in every other pair.
         let scraped_first = pair % 2 == 0;
         let first = pipeline.second(scraped_first)?;
         let other = pipeline.second(!scraped_first)?;
@@ -52,7 +52,7 @@ struct Pipeline {
 }
 
 struct Worker {
-    /// What the system knows it by.
+    /// The id by which the system knows the thread.
     id: String,
     thread: JoinHandle<()>,
 }
@@ -112,7 +112,7 @@ impl Pipeline {
         })
     }
 
-    /// Nanoseconds of CPU a packet in one second.
+    /// Returns the nanoseconds of CPU per packet in one second.
     fn second(&self, scraped: bool) -> Result<f64, Box<dyn Error>> {
         let begin = Instant::now();
         let (cpu, delivered) = (self.cpu_nanos()?, self.queue.stats().delivered);
@@ -126,7 +126,7 @@ impl Pipeline {
         Ok(cpu as f64 / delivered.max(1) as f64)
     }
 
-    /// What the threads have taken of the processor, as the scheduler counts it.
+    /// Returns the CPU time of the threads, as the scheduler counts it.
     fn cpu_nanos(&self) -> Result<u64, Box<dyn Error>> {
         let mut sum = 0;
         for Worker { id, .. } in &self.threads {
@@ -139,14 +139,14 @@ impl Pipeline {
     fn stop(self) {
         self.stop.send_replace(true);
         for worker in self.threads {
-            // One that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = worker.thread.join();
         }
     }
 }
 
 impl Worker {
-    /// A thread with a runtime of its own.
+    /// Starts a thread with a runtime of its own.
     fn start<F: Future<Output = ()>>(
         work: impl FnOnce() -> F + Send + 'static,
     ) -> Result<Self, Box<dyn Error>> {

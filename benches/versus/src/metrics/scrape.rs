@@ -1,5 +1,5 @@
-//! A scrape of 8 pools with 11 size classes each: ours writes the page straight from the statistics,
-//! the peer is the same page by way of a recorder of `metrics-exporter-prometheus`.
+//! A scrape of 8 pools with 11 size classes each: ours writes the page straight from the statistics; the
+//! peer makes the same page with a recorder of `metrics-exporter-prometheus`.
 
 use super::{OURS, Size};
 use crate::cpu::{Cpus, ThreadClock, pin};
@@ -11,10 +11,10 @@ use slab_metrics::{Collector, Exporter, Sampler};
 use std::hint::black_box;
 use std::io::Write;
 
-/// So many scrapes are counted, after the first, which allocates what later ones use again.
+/// The scrapes that are counted, after the first, which allocates what later ones reuse.
 const COUNTED: u64 = 100;
 
-/// Pools with some chunks everywhere, so that numbers have digits.
+/// Pools with some chunks in every state, so that numbers have digits.
 struct Pools {
     collector: Collector,
     _held: Vec<Chunk>,
@@ -74,12 +74,12 @@ impl Recorder {
     }
 }
 
-/// As Prometheus' text.
+/// In Prometheus' text format.
 pub(super) fn page(size: &Size) -> Result<Vec<(f64, f64)>, String> {
     rounds(size, Exporter::scrape, |page| drop(black_box(page)))
 }
 
-/// As Prometheus asks for it: in OpenMetrics, compressed as the server does it.
+/// As Prometheus requests it: in OpenMetrics, compressed as the server does it.
 pub(super) fn compressed(size: &Size) -> Result<Vec<(f64, f64)>, String> {
     let gzip = |page: String| {
         let mut encoder = GzEncoder::new(Vec::with_capacity(page.len() / 8), Compression::fast());
@@ -115,7 +115,7 @@ fn rounds(
     Ok(rounds)
 }
 
-/// Heap allocations of a scrape after the first, in a process that counts them.
+/// Heap allocations per scrape after the first, in a process that counts them.
 pub(super) fn allocations(whose: &str) -> Option<f64> {
     let pools = match whose {
         "one-class" => Pools::new(1, &[2048]),

@@ -1,4 +1,4 @@
-//! What issue 8 asks of which row.
+//! Issue 8's targets for the rows.
 
 use crate::report::{Asked, Bound, Target};
 
@@ -6,7 +6,7 @@ const ASKED: &[Asked] = &[
     // 1 ms.
     (8, "scrape", &["recorder"], Bound::Ours(1000.0)),
     (8, "scrape-gzip", &["recorder"], Bound::Ours(1000.0)),
-    // Nothing per class: as many as with one.
+    // Nothing per class: as many as with one class.
     (8, "scrape-allocs", &["one-class"], Bound::Ratio(1.0)),
     // Within 1 %.
     (8, "pipeline", &["unwatched"], Bound::Ratio(0.99)),
@@ -17,7 +17,7 @@ pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
     crate::report::asked_of(ASKED, case, peer)
 }
 
-/// Each row that a line speaks about.
+/// Returns each row that a line names.
 #[cfg(test)]
 pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
     crate::report::spoken_of(ASKED)

@@ -13,7 +13,7 @@ pub(super) const BYTES: &str = "bytes";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
-    /// 2 KiB taken, 64 bytes written, frozen, dropped.
+    /// 2 KiB allocated, 64 bytes written, frozen, dropped.
     Fill,
     /// The same, and cloned before both are dropped.
     FillClone,
@@ -24,9 +24,9 @@ pub(super) enum Case {
     /// 40 segments of 1200 bytes split off a buffer of 64 KiB, each frozen; one operation is one
     /// segment.
     Split,
-    /// 1200 bytes that were written get a header of 16 bytes in front.
+    /// A header of 16 bytes put in front of 1200 bytes that were written.
     Prepend,
-    /// As `Fill`, and turned into a `bytes::Bytes` before it is dropped.
+    /// As `Fill`, and converted into a `bytes::Bytes` before it is dropped.
     ToBytes,
     /// 256 times four bytes read from a frozen packet; one operation is one read.
     Read,
@@ -55,7 +55,7 @@ impl Case {
         Self::Write,
     ];
 
-    /// Those of which heap allocations are counted.
+    /// The cases of which heap allocations are counted.
     pub(super) const COUNTED: [Self; 5] = [
         Self::Fill,
         Self::FillClone,
@@ -160,7 +160,7 @@ impl Case {
 
     fn theirs(self, counted: bool) -> Sampler {
         match self {
-            // What ours has to become is what theirs is.
+            // Theirs is already what ours is converted into.
             Self::Fill | Self::ToBytes => {
                 of(counted, 1, move || drop(black_box(filled_bytes().freeze())))
             }
@@ -171,7 +171,7 @@ impl Case {
             }),
             Self::CloneDrop => {
                 let packet = shared(BytesMut::with_capacity(SEGMENT)).freeze();
-                // The first clone of a `Bytes` allocates: have it behind us.
+                // The first clone of a `Bytes` allocates, so make it beforehand.
                 let second = packet.clone();
                 of(counted, 1, move || {
                     let _ = &second;
@@ -190,7 +190,7 @@ impl Case {
                 let mut kept: Vec<Bytes> = Vec::with_capacity(SEGMENTS);
                 of(counted, SEGMENTS, move || {
                     let mut received = BytesMut::with_capacity(65_536);
-                    // SAFETY: bytes of any value, within the capacity; they are not read.
+                    // SAFETY: any bytes will do, within the capacity; they are not read.
                     unsafe { received.set_len(SEGMENTS * SEGMENT) };
                     for _ in 0..SEGMENTS {
                         kept.push(received.split_to(SEGMENT).freeze());
@@ -198,7 +198,7 @@ impl Case {
                     black_box(&mut kept).clear();
                 })
             }
-            // It has no room in front, so the header goes into a buffer of its own with a copy.
+            // `bytes` has no room in front, so the header goes into a second buffer, with a copy.
             Self::Prepend => of(counted, 1, move || {
                 let mut payload = BytesMut::with_capacity(SEGMENT);
                 payload.extend_from_slice(black_box(&[7; SEGMENT]));
@@ -230,8 +230,8 @@ impl Case {
     }
 }
 
-// Inlined always, as all of both sides: a buffer that is returned through memory costs more than
-// what is measured here.
+// Always inlined, like everything on both sides: returning a buffer through memory costs more than what is
+// measured here.
 #[inline(always)]
 fn taken(pool: &PacketPool, len: usize) -> PacketBuf {
     pool.try_alloc(len).expect("the pool has room")
@@ -261,16 +261,16 @@ fn words<B: BufMut>(mut packet: B) -> B {
     packet
 }
 
-/// Packets of which allocations are counted, in one sample.
+/// Packets per sample of which allocations are counted.
 const COUNTED_PACKETS: usize = 100_000;
 
-/// The least that a count of allocations can tell from none.
+/// The smallest count of allocations that can be told from zero.
 pub(super) const RESOLUTION: f64 = 1.0 / COUNTED_PACKETS as f64;
 
-/// `step` is `items` operations.
+/// Makes a sampler of `step`, which is `items` operations.
 fn of(counted: bool, items: usize, mut step: impl FnMut() + 'static) -> Sampler {
     if counted {
-        // What is allocated once is not counted.
+        // Allocations that happen only once are not counted.
         (0..1000).for_each(|_| step());
         return Sampler::whole(move || {
             let steps = COUNTED_PACKETS / items;

@@ -1,7 +1,7 @@
-//! The group `packet`: packets on pool memory against `bytes`, on one allocator a process.
+//! The group `packet`: packets on pool memory against `bytes`, with one allocator per process.
 //!
-//! `bytes` takes its memory from the global allocator, and a process has one. So this group starts
-//! the program again for each allocator, and collects the rows that come back as JSON.
+//! `bytes` takes its memory from the global allocator, of which a process has one. So this group starts the
+//! program again for each allocator, and collects the rows that come back as JSON.
 
 mod cases;
 mod targets;
@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 
 pub(crate) use targets::of as targets_of;
 
-/// The name of our own entry.
+/// The name of our own peer.
 pub(crate) const OURS: &str = "slab-net";
 
 const GROUP: &str = "packet";
@@ -30,7 +30,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// What a process on this allocator measures.
+    /// Returns the rows that a process on this allocator measures.
     fn all(heap: Choice) -> Vec<Self> {
         let counted = heap == Choice::Counting;
         let cases: &[Case] = if counted { &Case::COUNTED } else { &Case::ALL };
@@ -47,7 +47,7 @@ impl Measured {
     }
 }
 
-/// `bytes` on this allocator, as a peer.
+/// Returns the name of the peer, `bytes` on this allocator.
 fn peer(heap: Choice) -> &'static str {
     match heap {
         Choice::Glibc => "bytes-glibc",
@@ -57,7 +57,7 @@ fn peer(heap: Choice) -> &'static str {
     }
 }
 
-/// Runs what the filter takes, each allocator in a process of its own.
+/// Runs the cases that the filter selects, each allocator in a process of its own.
 ///
 /// # Errors
 /// `ours` is not the name of a peer.
@@ -102,7 +102,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Starts this program again on that allocator; returns what it found as JSON.
+/// Starts this program again on that allocator; returns its results as JSON.
 fn in_child(heap: Choice, ours: &str, quick: bool, filter: &Filter) -> Result<Value, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(program);
@@ -194,7 +194,7 @@ mod tests {
                 let mut sampler = measured.case.sampler(side, measured.counted).unwrap();
                 let mut one = Sampler::whole(|| 1.0);
                 let found = interleave(&Plan::smallest(), &mut sampler, &mut one);
-                // Nothing is counted in this process.
+                // This process does not count.
                 let least = if measured.counted {
                     0.0
                 } else {

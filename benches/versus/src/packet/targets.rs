@@ -1,4 +1,4 @@
-//! What issue 5 asks of which row.
+//! Issue 5's targets for the rows.
 
 use crate::report::{Asked, Bound, Target};
 
@@ -43,7 +43,7 @@ pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
     crate::report::asked_of(ASKED, case, peer)
 }
 
-/// Each row that a line speaks about.
+/// Returns each row that a line names.
 #[cfg(test)]
 pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
     crate::report::spoken_of(ASKED)

@@ -1,5 +1,5 @@
 //! rusty_enet: ENet, a library that is polled, on two threads. It has no stream, so it sends whole
-//! messages, and no bound for what waits to be sent, so the sender waits for the receiver itself.
+//! messages, and its send queue has no bound, so the sender itself waits for the receiver.
 
 use super::path::{Conduct, Paths};
 use super::scenario::{
@@ -15,18 +15,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A run that takes longer hangs.
+/// A run that takes longer is taken for hung.
 const TOO_LONG: Duration = Duration::from_secs(30);
-/// A message of `Bulk` and `Lossy`.
+/// The length of a message of `Bulk` and `Lossy`.
 const PIECE: usize = 64 << 10;
-/// Bytes that were sent and not yet received, at most: the window of the others.
+/// The most bytes sent and not yet received: the same as the others' window.
 const IN_FLIGHT: u64 = 1024 * 1400;
 const CHANNEL: u8 = 0;
 
-/// Runs a scenario once; its figures.
+/// Runs a scenario once and returns its figures.
 ///
 /// # Panics
-/// The library fails, or is too slow.
+/// If the library fails, or is too slow.
 pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
     match scenario {
         Scenario::Bulk | Scenario::Lossy(_) => bulk(scenario, size, seed),
@@ -42,13 +42,13 @@ pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
     }
 }
 
-/// One end, and when it is to give up.
+/// One end, and its deadline.
 struct End {
     host: Host<UdpSocket>,
     begin: Instant,
 }
 
-/// What came.
+/// What arrived.
 enum News {
     Connected(PeerID),
     Received(Packet),
@@ -71,7 +71,7 @@ impl End {
         (end, address)
     }
 
-    /// Sends what there is to send and says what came, if something did.
+    /// Sends what is queued, and returns what arrived, if anything did.
     fn turn(&mut self) -> Option<News> {
         assert!(self.begin.elapsed() < TOO_LONG, "it hangs");
         match self.host.service().expect("loopback")? {
@@ -81,18 +81,18 @@ impl End {
         }
     }
 
-    /// Waits for a datagram, for a millisecond at most: its timers are of a millisecond.
+    /// Waits for a datagram, for at most a millisecond, which is the resolution of the library's timers.
     fn wait(&self) {
         let mut ready = libc::pollfd {
             fd: self.host.socket().as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: the pointer is to one entry, which stays for the call.
+        // SAFETY: the pointer points to one entry, which outlives the call.
         unsafe { libc::poll(&raw mut ready, 1, 1) };
     }
 
-    /// The next message, or `None` once `stop`.
+    /// Returns the next message, or `None` once `stop` holds.
     fn receive(&mut self, stop: &AtomicBool) -> Option<Packet> {
         while !stop.load(Ordering::Relaxed) {
             match self.turn() {
@@ -111,7 +111,7 @@ impl End {
     }
 }
 
-/// Sessions of which one end is at `client`; each end's name for them.
+/// Sessions with one end at `client`, and each end's id for them.
 fn connect(client: &mut End, server: &mut End, to: &[SocketAddr]) -> (Vec<PeerID>, Vec<PeerID>) {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for &address in to {
@@ -210,7 +210,7 @@ fn paced(size: &Size, seed: u64) -> Vec<f64> {
     let (mut client, _) = End::open(sessions);
     let kinds = PACED_LOSS.map(Conduct::lossy);
     let paths = kinds.map(|conduct| Paths::open(address, size.paced_sessions, conduct, seed));
-    // One kind after the other, so that it is known which session is of which.
+    // One kind after the other, so that each session's kind is known.
     let peers = paths
         .each_ref()
         .map(|paths| connect(&mut client, &mut server, &paths.addresses).0);
@@ -255,7 +255,7 @@ fn paced(size: &Size, seed: u64) -> Vec<f64> {
         .collect()
 }
 
-/// Where a paced message says which kind of path it takes, behind when it was sent.
+/// Where a paced message says which kind of path it takes, after the time when it was sent.
 const KIND: usize = 8;
 
 fn fanout(size: &Size) -> Vec<f64> {
@@ -295,7 +295,7 @@ fn fanout(size: &Size) -> Vec<f64> {
     vec![(process_cpu_ns() - cpu) / 1e3 / sent as f64]
 }
 
-/// It allocates all its peers at once, so that is what counts.
+/// The library allocates all its peers at once, so that is what counts.
 fn idle(size: &Size) -> Vec<f64> {
     let count = size.idle_sessions;
     let before = heap();

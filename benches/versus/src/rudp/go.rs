@@ -1,4 +1,4 @@
-//! kcp-go, in a process of its own (`interop/kcp-go`), which is built when there is Go.
+//! kcp-go, in a process of its own (`interop/kcp-go`), which is built if Go is installed.
 
 use super::path::{Conduct, Paths};
 use super::scenario::{PACED_LOSS, Scenario, Size, Transfer};
@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Where the program was built, or why it was not.
+/// Where the program was built, or why it could not be.
 fn program() -> Result<&'static PathBuf, String> {
     static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let built = PROGRAM.get_or_init(build);
@@ -18,13 +18,13 @@ fn program() -> Result<&'static PathBuf, String> {
 
 fn build() -> Result<PathBuf, String> {
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../../interop/kcp-go");
-    // Beside this program, so that it is built once.
+    // Beside this program, so that it is built only once.
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     let program = this.with_file_name("kcp-go-peer");
     let mut command = Command::new("go");
     command
         .current_dir(sources)
-        // The checkout may be somebody else's, and then git tells Go nothing of it.
+        // The checkout may belong to another user, and then git tells Go nothing about it.
         .args(["build", "-buildvcs=false", "-o"])
         .arg(&program)
         .arg(".");
@@ -35,18 +35,18 @@ fn build() -> Result<PathBuf, String> {
     }
 }
 
-/// Is there Go, and can the program be built?
+/// Builds the program if Go is installed.
 ///
 /// # Errors
-/// Why not.
+/// Why it cannot be built.
 pub(super) fn available() -> Result<(), String> {
     program().map(|_| ())
 }
 
-/// Runs a scenario once; its figures.
+/// Runs a scenario once and returns its figures.
 ///
 /// # Panics
-/// The program fails.
+/// If the program fails.
 pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
     let (mode, sessions) = match scenario {
         Scenario::Bulk | Scenario::Sealed | Scenario::Lossy(_) | Scenario::Counted(_) => {
@@ -107,7 +107,7 @@ pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
     }
 }
 
-/// Its own end, against a sink in another process.
+/// Measures its sending end, with a sink in another process.
 fn send(window: Duration) -> f64 {
     sink(|address| {
         let window = format!("-for={}ms", window.as_millis());
@@ -116,10 +116,10 @@ fn send(window: Duration) -> f64 {
     })
 }
 
-/// Runs `act` with the address of a sink of kcp-go.
+/// Calls `act` with the address of a sink of kcp-go.
 ///
 /// # Panics
-/// The program fails.
+/// If the program fails.
 pub(super) fn sink<T>(act: impl FnOnce(SocketAddr) -> T) -> T {
     let mut sink = Process::start(&["sink".into(), "127.0.0.1:0".into()]);
     act(sink.line().parse().expect("an address"))

@@ -1,7 +1,7 @@
 //! The group `rudp`: reliable sessions over UDP, ours against other libraries.
 //!
-//! A round runs ours and then each peer once, so that a sample of ours serves all of them: what a
-//! sample costs here is sessions that are opened, and paths on which time has to pass.
+//! A round runs ours and then each peer once, so that one sample of ours is compared with all of them: a
+//! sample is expensive here, because it opens sessions and waits for paths.
 
 mod enet;
 mod go;
@@ -26,10 +26,10 @@ use transports::{BARE, CORRECTED, Ours, Quinn, SEALED, TokioKcp};
 pub(crate) use resident::child as sessions;
 pub(crate) use targets::of as targets_of;
 
-/// The name of our own entry.
+/// The name of our own peer.
 pub(crate) const OURS: &str = "slab-net";
 
-/// Ours without GSO and GRO: the kernel does for it what it does for the others.
+/// Ours without GSO and GRO, so that the kernel does the same for it as for the others.
 const PLAIN: &str = "slab-net-plain";
 
 const PEERS: [&str; 4] = ["tokio_kcp", "quinn", "kcp-go", "rusty_enet"];
@@ -39,18 +39,18 @@ impl Scenario {
         match self {
             Self::ToKcpGo | Self::Corrected => &[PLAIN, "kcp-go"],
             Self::Sealed => &[PLAIN, "quinn"],
-            // Neither has to do with system calls.
+            // Neither depends on system calls.
             Self::Counted(_) => &["tokio_kcp", "kcp-go"],
             Self::Idle => &["tokio_kcp", "kcp-go"],
             Self::Resident => &["tokio_kcp", "quinn"],
             Self::Paced => &[PLAIN, "tokio_kcp", "quinn", "kcp-go"],
-            // Five hundred TLS handshakes a sample are too long for quinn.
+            // Five hundred TLS handshakes per sample take quinn too long.
             Self::Fanout => &[PLAIN, "tokio_kcp", "kcp-go", "rusty_enet"],
             _ => &[PLAIN, "tokio_kcp", "quinn", "kcp-go", "rusty_enet"],
         }
     }
 
-    /// Runs it once; its figures.
+    /// Runs it once and returns its figures.
     fn run(self, peer: &str, size: &Size, seed: u64) -> Result<Vec<f64>, String> {
         if self == Self::ToKcpGo || peer == "kcp-go" {
             go::available()?;
@@ -82,10 +82,10 @@ impl Scenario {
     }
 }
 
-/// Runs what the filter takes. `ours` is normally [`OURS`].
+/// Runs the cases that the filter selects. `ours` is normally [`OURS`].
 ///
 /// # Errors
-/// `ours` is the name of no peer.
+/// `ours` is not the name of a peer.
 pub(crate) fn run(
     ours: &str,
     quick: bool,
@@ -95,7 +95,7 @@ pub(crate) fn run(
     if ours != OURS && ours != PLAIN && !PEERS.contains(&ours) {
         return Err(format!("no peer is called {ours}"));
     }
-    // Two runtime threads, or processes, share the CPUs as they like.
+    // Two runtime threads, or processes, share the CPUs freely.
     Cpus::choose().unpin();
     let size = if quick { Size::quick() } else { Size::full() };
     for scenario in Scenario::ALL {
@@ -123,7 +123,7 @@ pub(crate) fn run(
 /// Runs a [`Scenario::Counted`] in a process of its own, whose global allocator counts.
 ///
 /// # Panics
-/// The process fails.
+/// If the process fails.
 fn in_child(scenario: Scenario, peer: &str, size: &Size, seed: u64) -> Vec<f64> {
     let loss = scenario.conduct().map_or(0.0, |conduct| conduct.loss);
     let (start, window) = size.windows(scenario);
@@ -140,7 +140,7 @@ fn in_child(scenario: Scenario, peer: &str, size: &Size, seed: u64) -> Vec<f64> 
     figure_of(again.args(arguments))
 }
 
-/// This program as a process that prints one figure, before it is told of what.
+/// This program as a process that prints one figure, without the arguments that name the figure.
 fn again() -> Command {
     let program = std::env::current_exe().expect("it has a name");
     let mut again = Command::new(program);
@@ -149,7 +149,7 @@ fn again() -> Command {
 }
 
 /// # Panics
-/// The process fails.
+/// If the process fails.
 fn figure_of(process: &mut Command) -> Vec<f64> {
     let output = process.output().expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -176,12 +176,13 @@ pub(crate) fn child(arguments: &[String]) -> Option<()> {
     Some(())
 }
 
-/// So many sessions that send as fast as they can, for the plots: MB/s and CPU seconds for a gigabyte.
+/// Runs so many sessions that send as fast as they can, for the plots; returns MB/s and CPU seconds per
+/// gigabyte.
 ///
 /// # Errors
 /// There is no such peer.
 pub(crate) fn scaling(peer: &str, sessions: usize, ops: u64) -> Result<Run, String> {
-    // As long as so many operations of a microsecond.
+    // A window as long as that many operations of a microsecond.
     let window = Duration::from_micros(ops);
     let run: fn(usize, Duration) -> Point = match peer {
         OURS => streams::many::<Ours>,
@@ -192,7 +193,7 @@ pub(crate) fn scaling(peer: &str, sessions: usize, ops: u64) -> Result<Run, Stri
     Ok(Box::new(move || run(sessions, window)))
 }
 
-/// The figures of ours and of a peer in each round, or why there are none.
+/// The figures of ours and of a peer in each round, or the reason why there are none.
 type Rounds = Result<Vec<(Vec<f64>, Vec<f64>)>, String>;
 
 fn rounds(scenario: Scenario, ours: &str, peers: &[&'static str], size: &Size) -> Vec<Rounds> {
@@ -267,7 +268,7 @@ mod tests {
     #[test]
     fn every_peer_runs_every_scenario() {
         for scenario in Scenario::ALL {
-            // Those start this program again, which is the test here.
+            // These start this program again, which here is the test.
             if matches!(scenario, Scenario::Counted(_) | Scenario::Resident) {
                 continue;
             }

@@ -1,5 +1,4 @@
-//! A path between two ends: a thread with sockets that lets datagrams wait, get lost and overtake
-//! each other.
+//! A path between two ends: a thread with sockets that delays, loses and reorders datagrams.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,18 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What happens on a path, each way.
+/// What happens on a path, in each direction.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Conduct {
     pub(super) delay: Duration,
-    /// Percent of the datagrams that are lost.
+    /// Percentage of datagrams lost.
     pub(super) loss: f64,
-    /// Percent of the datagrams that take a quarter of the delay and 1 ms longer than the others.
+    /// Percentage of datagrams that take a quarter of the delay plus 1 ms longer than the others.
     pub(super) reordered: f64,
 }
 
 impl Conduct {
-    /// The path that issue 7 gives, with so many percent lost.
+    /// The path that issue 7 specifies, with this percentage lost.
     pub(super) fn lossy(percent: u8) -> Self {
         Self {
             delay: Duration::from_millis(10),
@@ -32,16 +31,16 @@ impl Conduct {
     }
 }
 
-/// So many paths to one server, for as long as this lives.
+/// So many paths to one server, which exist as long as this value.
 pub(super) struct Paths {
-    /// Where clients find the server, one each.
+    /// The addresses at which clients find the server, one per client.
     pub(super) addresses: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Paths {
-    /// The same `seed` loses the same datagrams, by their number.
+    /// Opens the paths. The same `seed` loses the same datagrams, by their number.
     pub(super) fn open(server: SocketAddr, count: usize, conduct: Conduct, seed: u64) -> Self {
         let mut lines: Vec<Line> = (0..count as u64)
             .map(|path| Line::open(server, conduct, seed * 1000 + path))
@@ -77,7 +76,7 @@ impl Drop for Paths {
     }
 }
 
-/// Until something came or is due.
+/// Waits until a datagram has arrived or is due.
 fn wait(lines: &[Line], sockets: &mut Vec<libc::pollfd>) {
     let ready = |socket: &UdpSocket| libc::pollfd {
         fd: socket.as_raw_fd(),
@@ -90,13 +89,13 @@ fn wait(lines: &[Line], sockets: &mut Vec<libc::pollfd>) {
     let now = Instant::now();
     let next = lines.iter().filter_map(Line::due).min();
     let left = next.map(|at| at.saturating_duration_since(now));
-    // Often enough to see that it is to stop.
+    // Often enough to notice that it must stop.
     let left = left.unwrap_or(IDLE).min(IDLE);
     let timeout = libc::timespec {
         tv_sec: 0,
         tv_nsec: i64::from(left.subsec_nanos()),
     };
-    // SAFETY: the pointers are to that many entries and to a time, which stay for the call.
+    // SAFETY: the pointers point to that many entries and to a time, which outlive the call.
     unsafe {
         libc::ppoll(
             sockets.as_mut_ptr(),
@@ -107,14 +106,14 @@ fn wait(lines: &[Line], sockets: &mut Vec<libc::pollfd>) {
     }
 }
 
-/// Datagrams on a path for which there is memory beforehand, more than windows let be there.
+/// Datagrams per path for which memory is allocated beforehand: more than the windows allow.
 const SPARE: usize = 4096;
-/// Bytes of one of those.
+/// The size of each of these in bytes.
 const DATAGRAM: usize = 1536;
 
 const IDLE: Duration = Duration::from_millis(20);
 
-/// A datagram that is on its way: when it is due, its number, is it on its way home, its bytes.
+/// A datagram on its way: when it is due, its number, whether it goes to the client, its bytes.
 type Waiting = (Instant, u64, bool, Vec<u8>);
 
 /// One client's path.
@@ -126,7 +125,8 @@ struct Line {
     back: UdpSocket,
     client: Option<SocketAddr>,
     waiting: BinaryHeap<Reverse<Waiting>>,
-    /// Memory of datagrams that have passed: where allocations are counted, none is to be the path's.
+    /// Memory of datagrams that have passed, for reuse: where allocations are counted, none must be the
+    /// path's.
     spare: Vec<Vec<u8>>,
     order: u64,
     random: u64,
@@ -175,7 +175,7 @@ impl Line {
         self.waiting.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// Takes what came and passes on what is due.
+    /// Receives datagrams and forwards those that are due.
     fn turn(&mut self, buffer: &mut [u8]) {
         while let Ok((len, from)) = self.front.recv_from(buffer) {
             self.client = Some(from);
@@ -188,7 +188,7 @@ impl Line {
         while self.due().is_some_and(|at| at <= now)
             && let Some(Reverse((_, _, homewards, mut datagram))) = self.waiting.pop()
         {
-            // An end that is gone, or whose queue is full, is like one that loses.
+            // An end that is gone, or whose queue is full, counts as loss.
             let _ = match (homewards, self.client) {
                 (true, Some(client)) => self.front.send_to(&datagram, client),
                 (true, None) => Ok(0),
@@ -202,7 +202,7 @@ impl Line {
 
 fn socket() -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)?;
-    // As much as the system allows: what does not fit is lost beyond what was asked for.
+    // As large as the system allows: datagrams that do not fit would be lost in addition.
     socket.set_recv_buffer_size(8 << 20)?;
     socket.set_nonblocking(true)?;
     let any: SocketAddr = ([127, 0, 0, 1], 0).into();
@@ -214,7 +214,7 @@ fn socket() -> io::Result<UdpSocket> {
 mod tests {
     use super::*;
 
-    /// Sends this many datagrams through a path; how many arrive.
+    /// Sends this many datagrams through a path; returns how many arrive.
     fn arrived(count: u32, conduct: Conduct, seed: u64) -> Vec<u32> {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let timeout = Some(Duration::from_millis(500));
@@ -240,7 +240,7 @@ mod tests {
             reordered: 0.0,
             loss: 20.0,
         };
-        // No more than the server's queue has room for.
+        // No more than fit in the server's queue.
         let numbers = arrived(150, conduct, 3);
         assert!((90..145).contains(&numbers.len()), "{}", numbers.len());
         assert_eq!(arrived(150, conduct, 3), numbers);

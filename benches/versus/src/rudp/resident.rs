@@ -1,16 +1,16 @@
-//! `many-resident`: resident memory of a process that has many idle sessions, in a process of its own.
+//! `many-resident`: the resident memory of a process with many idle sessions.
 
 use super::streams::{Transport, resident_growth};
 use super::transports::{MANY, Ours, Quinn, TokioKcp};
 use super::{OURS, Size, again, figure_of};
 
-/// Of each peer, which would need gigabytes, or a socket each, for as many as ours.
+/// Sessions of each peer, which for as many as ours would need gigabytes, or a socket each.
 const PEERS_SESSIONS: usize = 1000;
 
-/// Starts this program again. Bytes for each end of a session.
+/// Starts this program again. Returns bytes per end of a session.
 ///
 /// # Panics
-/// The process fails.
+/// If the process fails.
 pub(super) fn in_child(peer: &str, size: &Size) -> Vec<f64> {
     let sessions = if peer == OURS {
         size.resident_sessions
@@ -36,7 +36,7 @@ pub(crate) fn child(arguments: &[String]) -> Option<()> {
     Some(())
 }
 
-/// Half of the sessions' ends are clients', half are servers'.
+/// Half of the sessions' ends are clients, half are servers.
 fn each<T: Transport>(ends: usize) -> f64 {
     resident_growth::<T>(ends / 2) as f64 / ends as f64
 }

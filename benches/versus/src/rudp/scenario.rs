@@ -1,4 +1,4 @@
-//! What is run, and what is read off it.
+//! The scenarios, and the figures that they give.
 
 use super::path::Conduct;
 use crate::measure::Better;
@@ -7,38 +7,38 @@ use std::time::Duration;
 /// One run of a peer, which may fill more than one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scenario {
-    /// Bytes in one direction as fast as they go, on loopback.
+    /// Bytes in one direction as fast as possible, on loopback.
     Bulk,
     /// 1 KiB there and back, one after the other, on loopback.
     Echo,
-    /// As `Bulk`, over a path of 10 ms each way that loses so many percent and reorders 2.
+    /// As `Bulk`, over a path of 10 ms each way that loses this percentage and reorders 2 %.
     Lossy(u8),
-    /// 1 KiB each 5 ms in each of many sessions, half of them over a path that loses 1 percent, half
-    /// over one that loses 5.
+    /// 1 KiB every 5 ms in each of many sessions, half of them over a path that loses 1 %, half over one
+    /// that loses 5 %.
     Paced,
-    /// Many sessions with 20 messages a second each.
+    /// Many sessions with 20 messages per second each.
     Fanout,
-    /// Sessions with nothing to do.
+    /// Idle sessions.
     Idle,
-    /// Many more sessions with nothing to do, in a process of its own: resident memory.
+    /// Many more idle sessions, in a process of its own: resident memory.
     Resident,
     /// `Bulk`, encrypted.
     Sealed,
-    /// `Paced` with two datagrams of parity to two of data.
+    /// `Paced` with two parity shards for two data shards.
     Corrected,
-    /// `Lossy`, or `Bulk` at 0 percent, in a process that counts allocations.
+    /// `Lossy`, or `Bulk` at 0 %, in a process that counts allocations.
     Counted(u8),
-    /// As `Bulk`, to a sink of kcp-go in a process of its own.
+    /// As `Bulk`, to a sink of kcp-go in another process.
     ToKcpGo,
 }
 
-/// A figure that a scenario gives: the name of the case and its unit.
+/// A figure of a scenario: the name of the case, and its unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Figure {
     pub(super) case: &'static str,
     pub(super) unit: &'static str,
     pub(super) better: Better,
-    /// Less than this cannot be told from nothing.
+    /// Less than this cannot be told from zero.
     pub(super) resolution: f64,
 }
 
@@ -124,7 +124,7 @@ impl Scenario {
         }
     }
 
-    /// The path of a single session.
+    /// Returns the path of a single session.
     pub(super) fn conduct(self) -> Option<Conduct> {
         match self {
             Self::Lossy(percent) | Self::Counted(percent @ 1..) => Some(Conduct::lossy(percent)),
@@ -132,7 +132,7 @@ impl Scenario {
         }
     }
 
-    /// What of a transfer it shows.
+    /// Returns the figures of a transfer that this scenario shows.
     pub(super) fn of_transfer(self, transfer: &Transfer) -> Vec<f64> {
         let Transfer {
             bytes,
@@ -141,7 +141,8 @@ impl Scenario {
             allocations,
         } = *transfer;
         let rate = bytes / 1e6 / seconds;
-        // Over a lossy path a window may pass without any, and that is a figure; a cost is none then.
+        // On a lossy path a window may pass without any bytes, which is a valid figure, but then there is
+        // no cost per byte.
         let costs = !matches!(self, Self::Lossy(_));
         assert!(bytes > 0.0 || !costs, "nothing came through");
         let cpu = cpu_ns / bytes;
@@ -153,54 +154,54 @@ impl Scenario {
     }
 }
 
-/// What came in the measured window of a transfer, and what it cost both ends.
+/// The bytes received in the measured window of a transfer, and their cost at both ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Transfer {
     pub(super) bytes: f64,
     pub(super) seconds: f64,
     pub(super) cpu_ns: f64,
-    /// Of the heap, if they are counted.
+    /// Heap allocations, if they are counted.
     pub(super) allocations: f64,
 }
 
-/// Bytes of a full segment of KCP: what counts as a packet, whatever the library sends.
+/// The bytes of a full KCP segment, which count as one packet, whatever the library sends.
 const SEGMENT: f64 = 1376.0;
 
-/// How much of it.
+/// The size of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     pub(super) rounds: usize,
-    /// Of `Idle` and `Resident`, whose memory is nearly the same each time.
+    /// Rounds of `Idle` and `Resident`, whose memory is nearly the same each time.
     pub(super) idle_rounds: usize,
     /// How long `Bulk` sends.
     pub(super) window: Duration,
-    /// How long `Lossy` sends before that is measured: windows have to open first.
+    /// How long `Lossy` sends before it is measured: windows have to open first.
     pub(super) lossy_start: Duration,
     pub(super) lossy_window: Duration,
     pub(super) echoes: usize,
-    /// Beside each other on a path of each kind, so that a sample has enough messages for its p99.
+    /// Concurrent sessions on a path of each kind, so that a sample has enough messages for its p99.
     pub(super) paced_sessions: usize,
     pub(super) paced_messages: usize,
     pub(super) fanout_sessions: usize,
     pub(super) fanout_window: Duration,
     pub(super) idle_sessions: usize,
-    /// Until sessions are at rest.
+    /// How long sessions take to come to rest.
     pub(super) idle_settle: Duration,
     pub(super) idle_window: Duration,
-    /// Ends of sessions of `Resident`, half of them clients'.
+    /// Ends of sessions of `Resident`, half of them clients.
     pub(super) resident_sessions: usize,
 }
 
-/// Between two messages of one paced session.
+/// The time between two messages of one paced session.
 pub(super) const PACE: Duration = Duration::from_millis(5);
 /// Bytes of an echo and of a paced message.
 pub(super) const MESSAGE: usize = 1024;
 /// Bytes of a message of `Fanout`.
 pub(super) const FANOUT_MESSAGE: usize = 200;
-/// Messages a second and session of `Fanout`.
+/// Messages per second and session of `Fanout`.
 pub(super) const FANOUT_RATE: usize = 20;
 
-/// The kinds of path of `Paced`, in percent of loss.
+/// The kinds of path of `Paced`, by percentage of loss.
 pub(super) const PACED_LOSS: [u8; 2] = [1, 5];
 
 impl Size {
@@ -217,7 +218,8 @@ impl Size {
             fanout_sessions: 200,
             fanout_window: Duration::from_millis(100),
             idle_sessions: 100,
-            // Beyond the first question for a window, 500 ms: what is armed for it is a part of opening.
+            // Longer than 500 ms, after which a session first asks for a window: the timer for that belongs
+            // to opening.
             idle_settle: Duration::from_millis(550),
             idle_window: Duration::from_millis(100),
             resident_sessions: 4000,
@@ -250,7 +252,7 @@ impl Size {
         }
     }
 
-    /// Before the measured window of a scenario, and that.
+    /// Returns the time before the measured window of a scenario, and the window.
     pub(super) fn windows(&self, scenario: Scenario) -> (Duration, Duration) {
         match scenario {
             Scenario::Lossy(_) => (self.lossy_start, self.lossy_window),
@@ -262,7 +264,7 @@ impl Size {
         }
     }
 
-    /// Enough to see that something runs.
+    /// Just enough to see that something runs.
     #[cfg(test)]
     pub(super) fn smallest() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The scenarios over any library whose sessions are streams of bytes on tokio.
+//! The scenarios for any library whose sessions are byte streams on tokio.
 
 use super::path::Conduct;
 use super::path::Paths;
@@ -22,53 +22,53 @@ pub(super) trait Transport: 'static {
     type Listener: Send + 'static;
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// What many sessions can be opened from.
+    /// The client side, from which many sessions can be opened.
     type Client: Send + Sync + 'static;
 
-    /// In the current runtime, on loopback.
+    /// Opens a server in the current runtime, on loopback.
     fn listen() -> impl Future<Output = (Self::Listener, SocketAddr)> + Send;
 
-    /// The next session; there is one once the other end has sent something.
+    /// Accepts the next session, which exists once the other end has sent something.
     fn accept(listener: &mut Self::Listener) -> impl Future<Output = Self::Stream> + Send;
 
-    /// A session from a socket of its own.
+    /// Opens a session from a socket of its own.
     fn connect(to: SocketAddr) -> impl Future<Output = Self::Stream> + Send;
 
-    /// In the current runtime.
+    /// Opens a client in the current runtime.
     fn client() -> Self::Client;
 
-    /// A session from the client's socket, or from one of its own where the library has no other.
+    /// Opens a session from the client's socket, or from its own if the library cannot share one.
     fn connect_from(
         client: &Self::Client,
         to: SocketAddr,
     ) -> impl Future<Output = Self::Stream> + Send;
 
-    /// Waits until everything is delivered that was written.
+    /// Waits until everything written is delivered.
     fn deliver(stream: &mut Self::Stream) -> impl Future<Output = ()> + Send {
         async { stream.shutdown().await.expect("delivered") }
     }
 
-    /// Bytes of memory in use that are not of the heap.
+    /// Returns the bytes of memory in use outside the heap.
     fn beside_the_heap() -> usize {
         0
     }
 }
 
-/// Of the runtime.
+/// Threads of the runtime.
 const THREADS: usize = 2;
-/// How long one of them waits for the others.
+/// How long a thread waits for the others.
 const MEETING: Duration = Duration::from_millis(100);
-/// A run that takes longer hangs.
+/// A run that takes longer is taken for hung.
 const TOO_LONG: Duration = Duration::from_secs(30);
-/// Bytes of a read and of a write of `Bulk` and `Lossy`.
+/// The length of a read and of a write of `Bulk` and `Lossy`.
 const PIECE: usize = 64 << 10;
 
-/// Runs a scenario once; its figures.
+/// Runs a scenario once and returns its figures.
 ///
 /// # Panics
-/// The library fails, or is too slow.
+/// If the library fails, or is too slow.
 pub(super) fn run<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
-    // Dropped at the end, and with it all tasks of the library.
+    // Dropped at the end, together with all tasks of the library.
     let runtime = runtime();
     runtime.block_on(async {
         let figures = async {
@@ -96,13 +96,13 @@ fn runtime() -> Runtime {
         .expect("a runtime")
 }
 
-/// Both ends of a session that has been used.
+/// Both ends of a session that has carried data.
 struct Pair<S> {
     client: S,
     server: S,
 }
 
-/// Says hello and waits for it at the other end.
+/// Sends a hello and waits until it arrives at the other end.
 async fn greet<T: Transport>(
     listener: &mut T::Listener,
     client: impl Future<Output = T::Stream>,
@@ -134,7 +134,7 @@ async fn transfer<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> T
         let piece = vec![7; PIECE];
         while client.write_all(&piece).await.is_ok() {}
     });
-    // A task, as the other end is: the main thread would have to be woken each time.
+    // In a task, like the other end: the main thread would have to be woken each time.
     let reading = tokio::spawn(async move {
         let mut server = server;
         read_for(&mut server, start).await;
@@ -150,10 +150,10 @@ async fn transfer<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> T
     reading.await.expect("read")
 }
 
-/// CPU seconds of this end for a gigabyte that is sent to a sink elsewhere.
+/// Returns the CPU seconds of this end per gigabyte sent to a sink elsewhere.
 ///
 /// # Panics
-/// The library fails, or is too slow.
+/// If the library fails, or is too slow.
 pub(super) fn send_to<T: Transport>(address: SocketAddr, window: Duration) -> Vec<f64> {
     let runtime = runtime();
     runtime.block_on(async {
@@ -173,10 +173,10 @@ pub(super) fn send_to<T: Transport>(address: SocketAddr, window: Duration) -> Ve
     })
 }
 
-/// So many sessions that send as fast as they can.
+/// Runs so many sessions that send as fast as they can.
 ///
 /// # Panics
-/// The library fails, or is too slow.
+/// If the library fails, or is too slow.
 pub(super) fn many<T: Transport>(sessions: usize, window: Duration) -> Point {
     let runtime = runtime();
     runtime.block_on(async {
@@ -209,7 +209,7 @@ pub(super) fn many<T: Transport>(sessions: usize, window: Duration) -> Point {
     })
 }
 
-/// What comes within the window, and how long it was in fact.
+/// The bytes received within the window, and the window's actual length.
 async fn read_for(stream: &mut (impl AsyncRead + Unpin), window: Duration) -> (usize, Duration) {
     let begin = Instant::now();
     let mut buffer = vec![0; PIECE];
@@ -219,7 +219,7 @@ async fn read_for(stream: &mut (impl AsyncRead + Unpin), window: Duration) -> (u
             bytes += stream.read(&mut buffer).await.expect("bytes");
         }
     };
-    // Nothing may come for a while: a window that ends in such a while ends then.
+    // Nothing may arrive for a while: a window that ends meanwhile ends then.
     let _ = timeout(window + window / 8, until_end).await;
     (bytes, begin.elapsed())
 }
@@ -238,7 +238,7 @@ async fn echo<T: Transport>(size: &Size) -> Vec<f64> {
         }
     });
     let count = size.echoes;
-    // A task, as the other end is: the main thread would have to be woken each time.
+    // In a task, like the other end: the main thread would have to be woken each time.
     let asking = tokio::spawn(async move {
         let mut times = Vec::with_capacity(count);
         let mut buffer = [0; MESSAGE];
@@ -256,13 +256,13 @@ async fn echo<T: Transport>(size: &Size) -> Vec<f64> {
 }
 
 /// # Panics
-/// Without values.
+/// If there are no values.
 pub(super) fn percentile(values: &mut [f64], percent: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     values[(values.len() * percent / 100).min(values.len() - 1)]
 }
 
-/// From when a message is given to the library until it is read at the other end.
+/// The time from giving a message to the library until it is read at the other end.
 async fn paced<T: Transport>(size: &Size, seed: u64) -> Vec<f64> {
     let (mut listener, address) = T::listen().await;
     let kinds = PACED_LOSS.map(Conduct::lossy);
@@ -278,7 +278,7 @@ async fn paced<T: Transport>(size: &Size, seed: u64) -> Vec<f64> {
             });
         }
     }
-    // In the order in which they come, which is not that of the clients.
+    // Accepted in order of arrival, which differs from the clients' order.
     let mut servers = Vec::with_capacity(connecting.len());
     for _ in 0..connecting.len() {
         let mut server = T::accept(&mut listener).await;
@@ -300,7 +300,7 @@ async fn paced<T: Transport>(size: &Size, seed: u64) -> Vec<f64> {
                 client.write_all(&message).await.expect("written");
                 client.flush().await.expect("written");
             }
-            // What is on its way may go with the stream.
+            // Dropping the stream may lose what is on its way.
             std::future::pending::<()>().await;
         });
     }
@@ -326,7 +326,7 @@ async fn paced<T: Transport>(size: &Size, seed: u64) -> Vec<f64> {
         .collect()
 }
 
-/// Since a message was sent that begins with when it was.
+/// Returns the milliseconds since a message was sent, which begins with its sending time.
 pub(super) fn milliseconds_since(epoch: Instant, message: &[u8]) -> f64 {
     let sent = message.first_chunk();
     let sent = sent.map_or(0, |sent| u64::from_le_bytes(*sent));
@@ -353,7 +353,7 @@ async fn fanout<T: Transport>(size: &Size) -> Vec<f64> {
     }
     let window = size.fanout_window;
     let sending = tokio::spawn(async move {
-        // A turn a millisecond: each session has its message at another time.
+        // One turn per millisecond: each session sends at another time.
         let turns = 1000 / FANOUT_RATE;
         let mut clock = interval(Duration::from_millis(1));
         clock.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -382,11 +382,11 @@ async fn fanout<T: Transport>(size: &Size) -> Vec<f64> {
     vec![cpu / 1e3 / sent as f64]
 }
 
-/// Heap of both ends, and CPU time, of sessions that said hello and nothing since.
+/// The heap of both ends, and the CPU time, of sessions that exchanged one hello and nothing since.
 async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
     let (mut listener, address) = T::listen().await;
-    // What is there once does not count: the first sessions are not among those that do, nor is what
-    // each of the runtime's threads keeps once it has sent something.
+    // What exists only once does not count: neither the first sessions, nor what each thread of the runtime
+    // keeps once it has sent something.
     let client = T::client();
     let here = Arc::new(AtomicU64::new(0));
     let mut first = JoinSet::new();
@@ -394,7 +394,7 @@ async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
         let mut pair = greet::<T>(&mut listener, T::connect_from(&client, address)).await;
         let here = Arc::clone(&here);
         first.spawn(async move {
-            // Each on a thread of its own: it keeps that busy until the other has come, or is late.
+            // Each on a thread of its own, which is kept busy until the other has arrived or is late.
             here.fetch_add(1, Ordering::Relaxed);
             let begin = Instant::now();
             while here.load(Ordering::Relaxed) < THREADS as u64 && begin.elapsed() < MEETING {
@@ -429,11 +429,11 @@ async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
     ]
 }
 
-/// By how many bytes the process's resident memory grows by so many sessions, both ends, that have said
-/// hello.
+/// Returns by how many bytes the process's resident memory grows with so many sessions, both ends, that
+/// have exchanged one hello.
 ///
 /// # Panics
-/// The library fails, or is too slow.
+/// If the library fails, or is too slow.
 pub(super) fn resident_growth<T: Transport>(sessions: usize) -> usize {
     let runtime = runtime();
     runtime.block_on(async {
@@ -452,7 +452,7 @@ pub(super) fn resident_growth<T: Transport>(sessions: usize) -> usize {
     })
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the resident bytes of this process.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
     let kilobytes = status.lines().find_map(|line| {
@@ -462,14 +462,14 @@ fn resident() -> usize {
     1024 * kilobytes.expect("a number of kilobytes")
 }
 
-/// Bytes in use.
+/// Returns the bytes in use.
 fn memory<T: Transport>() -> usize {
     heap() + T::beside_the_heap()
 }
 
-/// Bytes of glibc's heap in use.
+/// Returns the bytes of glibc's heap in use.
 pub(super) fn heap() -> usize {
-    // SAFETY: no conditions; it locks the arenas one after the other.
+    // SAFETY: it has no preconditions; it locks the arenas one after the other.
     let heap = unsafe { libc::mallinfo2() };
     heap.uordblks + heap.hblkhd
 }

@@ -1,8 +1,8 @@
-//! How throughput and CPU time of an operation change with the number of threads, the payload, the
-//! number of classes and the number of sessions: measured here, drawn by [`plots`].
+//! How throughput and CPU time per operation change with the number of threads, the payload, the number of
+//! classes and the number of sessions: measured here, drawn by [`plots`].
 //!
-//! A round goes through all places of a plot and at each through all peers, so that whatever the
-//! machine does at a moment hits all of them.
+//! A round goes through all points of a plot and at each through all peers, so that variations of the
+//! machine affect all of them.
 
 mod plots;
 
@@ -14,17 +14,17 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
 
-/// What one sample read.
+/// The reading of one sample.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Point {
-    /// Of all threads, in the unit of the plot.
+    /// Throughput of all threads, in the unit of the plot.
     throughput: f64,
-    /// CPU time of an operation, of all threads, likewise.
+    /// CPU time per operation, of all threads, likewise.
     cpu: f64,
 }
 
 impl Point {
-    /// Of so many operations: millions a second, and nanoseconds each.
+    /// Converts so many operations to millions per second and nanoseconds each.
     pub(crate) fn new(ops: u64, wall_seconds: f64, cpu_ns: f64) -> Self {
         Self::of(ops as f64 / 1e6 / wall_seconds, cpu_ns / ops as f64)
     }
@@ -34,7 +34,7 @@ impl Point {
     }
 }
 
-/// Against what something is plotted.
+/// What is varied along a plot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Axis {
     Threads,
@@ -66,7 +66,7 @@ impl Axis {
         }
     }
 
-    /// Of throughput and of CPU time.
+    /// Returns the units of throughput and of CPU time.
     fn units(self) -> [&'static str; 2] {
         match self {
             Self::Sessions => ["MB/s", "CPU s/GB"],
@@ -83,7 +83,7 @@ impl Axis {
         }
     }
 
-    /// Ours first.
+    /// Returns the peers, ours first.
     fn sides(self) -> &'static [&'static str] {
         match self {
             Self::Threads => &[
@@ -123,7 +123,7 @@ impl Axis {
 }
 
 const ROUNDS: usize = 7;
-/// Operations of a sample of one thread.
+/// Operations per sample of one thread.
 const OPS: u64 = 100_000;
 
 /// Measures everything and writes the JSON, the plots and the page into the folder.
@@ -150,10 +150,10 @@ pub(crate) fn run(folder: &Path) -> Result<(), String> {
     draw(folder)
 }
 
-/// Writes the plots and the page that belong to the folder's JSON.
+/// Draws the plots and the page from the folder's JSON.
 ///
 /// # Errors
-/// The folder cannot be read or written, or the JSON is not of the form that [`run`] writes.
+/// The folder cannot be read or written, or the JSON does not have the form that [`run`] writes.
 pub(crate) fn draw(folder: &Path) -> Result<(), String> {
     let file = folder.join("scaling.json");
     let in_file = |problem: &dyn std::fmt::Display| format!("{}: {problem}", file.display());
@@ -177,7 +177,7 @@ fn measure(
     let cpus = Cpus::choose();
     for &place in axis.places() {
         eprintln!("{} {place}", axis.name());
-        // Or there would be one CPU to choose from.
+        // Otherwise there would be only one CPU to choose.
         cpus.unpin();
         let mut sides = Vec::new();
         for &side in axis.sides() {

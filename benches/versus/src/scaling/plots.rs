@@ -1,4 +1,4 @@
-//! The plots and the page, made from the JSON and from nothing else.
+//! The plots and the page, made from the JSON and nothing else.
 
 use super::Axis;
 use crate::report::{figure, origin};
@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// A plot's file and its text; the page is the last.
+/// A file's name and its text, for each plot; the page is last.
 pub(super) fn files(json: &Value) -> Result<Vec<(String, String)>, String> {
     let points = points(json).ok_or("it is not of the form that --scaling writes")?;
     let mut files = Vec::new();
@@ -61,7 +61,7 @@ impl Measure {
         }
     }
 
-    /// Does `theirs` beat `ours`?
+    /// Returns whether `theirs` beats `ours`.
     fn beats(self, theirs: f64, ours: f64) -> bool {
         match self {
             Self::Throughput => theirs > ours,
@@ -70,7 +70,7 @@ impl Measure {
     }
 }
 
-/// One point of the JSON: against what, where, whose; throughput and CPU, each median, least, most.
+/// One point of the JSON: its plot, position and peer; throughput and CPU, each as median, least, most.
 struct Plotted {
     against: String,
     at: usize,
@@ -94,7 +94,7 @@ fn points(json: &Value) -> Option<Vec<Plotted>> {
     json["points"].as_array()?.iter().map(point).collect()
 }
 
-/// A side's name, and its places with median, least and most.
+/// A peer's name, and its points with median, least and most.
 type Line = (&'static str, Vec<(f64, [f64; 3])>);
 
 fn lines(axis: Axis, measure: Measure, points: &[Plotted]) -> Vec<Line> {
@@ -108,7 +108,7 @@ fn lines(axis: Axis, measure: Measure, points: &[Plotted]) -> Vec<Line> {
     axis.sides().iter().map(line).collect()
 }
 
-/// Ours is the first.
+/// Ours comes first.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(200, 30, 30),
     RGBColor(70, 70, 70),

@@ -1,5 +1,5 @@
-//! The libraries, each with windows of 1024 segments, an MTU of 1400 and 4 MiB of socket buffers as
-//! far as it has such a thing; those that speak KCP with nodelay 1, interval 10, resend 2, nc 1.
+//! The libraries, each with windows of 1024 segments, an MTU of 1400 and 4 MiB of socket buffers, as far as
+//! it has these settings; those that speak KCP use nodelay 1, interval 10, resend 2, nc 1.
 
 mod ours;
 mod quinn;
@@ -11,7 +11,7 @@ pub(super) use ours::{BARE, CORRECTED, MANY, Ours, SEALED};
 
 use std::net::{SocketAddr, UdpSocket};
 
-/// On loopback, non-blocking, with the same buffers for all.
+/// Opens a socket on loopback, non-blocking, with the same buffers for all.
 pub(super) fn socket() -> UdpSocket {
     let socket =
         socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).expect("a socket");

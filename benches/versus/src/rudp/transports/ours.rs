@@ -8,21 +8,21 @@ use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig, Stream
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
-/// As it is, or with what [`SEALED`] and [`CORRECTED`] say; with GSO and GRO, or without.
+/// slab-net by default, or as [`SEALED`] and [`CORRECTED`] say; with GSO and GRO, or without.
 pub(crate) struct Ours<const KIND: u8 = BARE, const OFFLOAD: bool = true>;
 
 pub(crate) const BARE: u8 = 0;
 /// With AES-GCM.
 pub(crate) const SEALED: u8 = 1;
-/// With two datagrams of parity to two of data.
+/// With two parity shards for two data shards.
 pub(crate) const CORRECTED: u8 = 2;
 
-/// With so many sessions that their windows are more than any memory.
+/// With so many sessions that their windows together exceed any memory.
 pub(crate) const MANY: u8 = 3;
 
 /// As many sessions from one prefix as a scenario opens.
 const SESSIONS: usize = 4096;
-/// Of [`MANY`].
+/// The most sessions of [`MANY`].
 const MOST: usize = 100_000;
 
 fn config(kind: u8, offload: bool) -> EndpointConfig {
@@ -42,8 +42,8 @@ fn config(kind: u8, offload: bool) -> EndpointConfig {
     }
 }
 
-/// One for all ends of all runs: no cap that 256 sessions with full windows would meet, as the peers
-/// have none.
+/// One pool for all ends of all runs, with a cap that 256 sessions with full windows do not reach, as the
+/// peers have no cap.
 fn pool() -> &'static PacketPool {
     static POOL: OnceLock<PacketPool> = OnceLock::new();
     POOL.get_or_init(|| {

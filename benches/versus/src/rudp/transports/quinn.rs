@@ -1,4 +1,4 @@
-//! quinn: QUIC, with TLS, with its own congestion control (CUBIC), one stream a session.
+//! quinn: QUIC with TLS and its own congestion control (CUBIC), one stream per session.
 
 use super::super::streams::Transport;
 use super::socket;
@@ -102,8 +102,8 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Sessions whose handshakes are done. Each has a task for that, or one that loses a datagram would
-/// hold up all behind it.
+/// Sessions whose handshakes are done. Each handshake has its own task; otherwise one that loses a datagram
+/// would hold up all behind it.
 pub(crate) struct Listener {
     ready: mpsc::UnboundedReceiver<Stream>,
 }
