@@ -1,4 +1,4 @@
-//! What the suites share.
+//! What the suites have in common.
 
 use criterion::Criterion;
 use packet_slab::slab_core::{SizeClasses, SlabPool};
@@ -14,7 +14,7 @@ pub(crate) fn criterion() -> Criterion {
         .configure_from_args()
 }
 
-/// A pool of these size classes, with more memory than any suite holds at once.
+/// Makes a pool with these size classes and more memory than any suite holds at once.
 pub(crate) fn pool(classes: &[usize]) -> SlabPool {
     SlabPool::builder()
         .name("bench")
@@ -24,31 +24,31 @@ pub(crate) fn pool(classes: &[usize]) -> SlabPool {
         .expect("the configuration is valid")
 }
 
-/// One chunk taken and given back.
+/// Allocates and frees one chunk.
 #[inline(always)]
 pub(crate) fn pair(pool: &SlabPool, len: usize) {
     drop(black_box(pool.try_alloc(black_box(len))));
 }
 
-/// The same with its bytes set to zero, as Go does.
+/// The same with the bytes zeroed, as Go does.
 #[inline(always)]
 pub(crate) fn pair_zeroed(pool: &SlabPool, len: usize) {
     drop(black_box(pool.try_alloc_zeroed(black_box(len))));
 }
 
-/// What a program does that has no pool.
+/// What a program without a pool does.
 #[inline(always)]
 pub(crate) fn heap_pair(len: usize) {
     drop(black_box(Vec::<u8>::with_capacity(black_box(len))));
 }
 
-/// The same with its bytes set to zero.
+/// The same with the bytes zeroed.
 #[inline(always)]
 pub(crate) fn heap_pair_zeroed(len: usize) {
     drop(black_box(vec![0_u8; black_box(len)]));
 }
 
-/// Each element in turn, for ever.
+/// Returns each element in turn, for ever.
 pub(crate) struct Rotation<'a> {
     of: &'a [usize],
     at: usize,

@@ -1,7 +1,7 @@
 //! The benchmarks of the C++ typed slab allocator: `cargo bench -- cpp_slab/`.
 //!
-//! As it does, for 10 million objects of 64 bytes, in bursts. Its footprint is `versus alloc --only
-//! typed-footprint`, its resident memory under churn `--only churn`: time says nothing about them.
+//! Like the original, with 10 million objects of 64 bytes, in bursts. Footprint is `versus alloc --only
+//! typed-footprint` and resident memory under churn `--only churn`: times say nothing about them.
 
 use criterion::{Criterion, Throughput, criterion_group};
 use packet_slab::slab_core::{Slab, SlabPool};
@@ -10,14 +10,14 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Objects of a burst.
+/// Objects per burst.
 const OBJECTS: usize = 10_000_000;
 /// Packets of a churn.
 const PACKETS: usize = 100_000;
 
 type Object = [u8; 64];
 
-/// Two threads at once; each allocates its objects, then frees them, the last first.
+/// Two threads at once; each allocates its objects, then frees them, last first.
 fn two_threads_local<B: Send>(alloc: impl Fn() -> B + Sync) -> Duration {
     let started = Barrier::new(2);
     let run = || {

@@ -1,7 +1,7 @@
-//! The benchmarks of the crate `fastalloc`, row by row under its names, with the crate itself beside
-//! ours: `cargo bench -- fastalloc/`.
+//! The benchmarks of the crate `fastalloc`, row by row and with its names; the crate itself is measured
+//! beside ours: `cargo bench -- fastalloc/`.
 //!
-//! Its pools are for one thread; ours hands the same values to any thread.
+//! Its pools are for one thread; ours can hand the same values to any thread.
 
 use criterion::{BenchmarkId, Criterion, criterion_group};
 use fastalloc::{FixedPool, GrowingPool, GrowthStrategy, PoolConfig, Poolable};
@@ -30,7 +30,7 @@ fn growing<T: Poolable>(capacity: usize) -> GrowingPool<T> {
 fn pool_sizes(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("fastalloc/i32");
     for size in POOL_SIZES {
-        // Ours is fixed in what it may hold and grows into it, so it stands for both kinds.
+        // Ours has a fixed limit and grows up to it, so it stands for both kinds.
         let ours = slab::<i32>(size);
         group.bench_function(BenchmarkId::new("slab-core", size), |b| {
             b.iter(|| drop(black_box(ours.try_insert(black_box(42)))));

@@ -1,9 +1,9 @@
-//! The benchmarks of funny/slab (Go), row by row under its names: `cargo bench -- funny_slab/`.
+//! The benchmarks of funny/slab (Go), row by row and with its names: `cargo bench -- funny_slab/`.
 //!
-//! It runs each on all CPUs at once and divides the wall time by the number of operations; here it
-//! is one thread's time (`versus alloc --only scaling-2` shows that two do not disturb each other).
-//! Its four kinds of pool differ in what they share: an atomic list, a channel, a lock, `sync.Pool`.
-//! Ours is one type with two settings, and what stands beside it is written here in a few lines.
+//! The original runs each on all CPUs at once and divides the wall time by the number of operations; here
+//! the time is one thread's (`versus alloc --only scaling-2` shows that two do not disturb each other). Its
+//! four kinds of pool differ in what they share: an atomic list, a channel, a lock, `sync.Pool`. Ours is
+//! one type with four modes; the alternatives beside it are written here in a few lines.
 
 use crate::common::{heap_pair, heap_pair_zeroed, pair, pool};
 use criterion::{BenchmarkId, Criterion, criterion_group};
@@ -31,14 +31,14 @@ fn alloc_and_free(criterion: &mut Criterion) {
         shared(Mode::Locked),
     );
     for len in LENS {
-        // The counterpart of SyncPool, which keeps free buffers by processor.
+        // The counterpart of SyncPool, which keeps free buffers per processor.
         group.bench_function(
             BenchmarkId::new("SyncPool_AllocAndFree/slab-core", len),
             |b| {
                 b.iter(|| pair(&cached, len));
             },
         );
-        // Of AtomPool, ChanPool and LockPool: one place that all threads go to.
+        // The counterparts of AtomPool, ChanPool and LockPool: one place that all threads share.
         group.bench_function(
             BenchmarkId::new("AtomPool_AllocAndFree/slab-core-depot-only", len),
             |b| {
@@ -84,8 +84,8 @@ fn alloc_and_free(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Buffers that do not come back: each is memory that no free list had. Ours are given back outside
-/// the measured time, and the pool's memory returned, so that the next ones are as new.
+/// Buffers that do not come back, so that each is new memory. Ours are given back outside the measured
+/// time, and the pool's memory returned, so that the next ones are new as well.
 fn cache_miss(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("funny_slab/SyncPool_CacheMiss");
     for len in LENS {

@@ -1,8 +1,8 @@
-//! The sixteen benchmarks of the Go slab allocator (package `allocator`, a table of `sync.Pool`s),
-//! row by row under its names: `cargo bench -- go_slab/`.
+//! The sixteen benchmarks of the Go slab allocator (package `allocator`, a table of `sync.Pool`s), row by
+//! row and with its names: `cargo bench -- go_slab/`.
 //!
-//! It zeroes each buffer that it hands out; `zeroed` is the row like for like, `slab-core` is what
-//! a program pays that does not ask for zeros. `heap` is Rust's, on the system's allocator.
+//! The original zeroes each buffer that it hands out; `zeroed` is the comparable row, `slab-core` the cost
+//! without zeroing. `heap` is Rust's, on the system's allocator.
 
 use crate::common::{Rotation, heap_pair, heap_pair_zeroed, pair, pair_zeroed, pool};
 use criterion::{Criterion, Throughput, criterion_group};
@@ -15,7 +15,7 @@ const POWERS: &[usize] = &[
     64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536,
 ];
 
-/// One row: the pool asked for each of `lens` in turn, and the heap likewise.
+/// One row: the pool is asked for each of `lens` in turn, and so is the heap.
 fn row(criterion: &mut Criterion, name: &str, classes: &[usize], lens: &[usize]) {
     rows_of(criterion, name, &pool(classes), lens);
 }
@@ -55,7 +55,7 @@ fn sizes(criterion: &mut Criterion) {
     );
 }
 
-/// What a program does that has no pool.
+/// What a program without a pool does.
 fn direct_allocation(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("go_slab/DirectAllocation");
     let mut turn = Rotation::new(BASIC);
@@ -86,7 +86,7 @@ fn oversized(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A hundred buffers, one byte written in each, all given back. One iteration is the hundred.
+/// A hundred buffers, one byte written in each, all given back. One iteration is all hundred.
 fn batch_reuse(criterion: &mut Criterion) {
     let pool = pool(&[1024, 4096]);
     let mut group = criterion.benchmark_group("go_slab/BatchReuse");
@@ -97,7 +97,7 @@ fn batch_reuse(criterion: &mut Criterion) {
         b.iter(|| {
             held.extend((0..100).map(|_| pool.try_alloc(turn.next()).expect("has room")));
             for chunk in &mut held {
-                // SAFETY: the chunk's first byte is ours alone.
+                // SAFETY: we own the chunk, and so its first byte.
                 unsafe { chunk.as_ptr().write(1) };
             }
             held.clear();
@@ -114,7 +114,7 @@ fn batch_reuse(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Lengths in no order, of which a branch could not know the next.
+/// Lengths in random order, which the branch predictor cannot know.
 fn lengths(above: usize, up_to: usize) -> Vec<usize> {
     let mut state = 1_u64;
     let mut next = || {
@@ -128,9 +128,9 @@ fn lengths(above: usize, up_to: usize) -> Vec<usize> {
         .collect()
 }
 
-/// A row of its own in the original for the search and for the map; here there is one look-up, in the
-/// pool's table. `turning` is the loop alone, which each row here has in it; the rows of 1024 look up so
-/// many lengths an iteration and have no such loop: up to 64 KiB in the one table, above in the other.
+/// The original has a row each for its search and its map; here there is one look-up, in the pool's table.
+/// `turning` is the loop alone, which each row here includes. The rows of 1024 look up so many lengths per
+/// iteration and have no such loop: up to 64 KiB in one table, above that in the other.
 fn find_size_class(criterion: &mut Criterion) {
     let pool = pool(POWERS);
     let sizes = pool.size_classes().sizes();
@@ -190,8 +190,8 @@ fn get_stats(criterion: &mut Criterion) {
     drop(held);
 }
 
-/// Fifty buffers, half of them given back, then the rest. What the original's garbage collection
-/// does every hundredth time has no counterpart. One iteration is the fifty.
+/// Fifty buffers, half of them given back, then the rest. The original's garbage collection every hundredth
+/// time has no counterpart. One iteration is all fifty.
 fn memory_pressure(criterion: &mut Criterion) {
     let pool = pool(&[1024, 4096, 16_384]);
     let mut group = criterion.benchmark_group("go_slab/MemoryPressure");
@@ -202,7 +202,7 @@ fn memory_pressure(criterion: &mut Criterion) {
         b.iter(|| {
             held.extend((0..50).map(|_| pool.try_alloc(turn.next()).expect("has room")));
             for chunk in &mut held {
-                // SAFETY: the chunk's first byte is ours alone.
+                // SAFETY: we own the chunk, and so its first byte.
                 unsafe { chunk.as_ptr().write(1) };
             }
             held.drain(..25);
@@ -221,8 +221,8 @@ fn memory_pressure(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Rust's platform has no pool of its own; the one that many programs write themselves is boxes
-/// behind a mutex. Zeroed, as the original is.
+/// Rust's standard library has no pool; many programs write one themselves, of boxes behind a mutex.
+/// Zeroed, like the original.
 fn comparison(criterion: &mut Criterion) {
     use std::sync::Mutex;
     let mut group = criterion.benchmark_group("go_slab/Comparison_SyncPool");

@@ -1,4 +1,4 @@
-//! The benchmark lists of the systems that packet-slab replaces, row by row, on Criterion: see
+//! The benchmarks of the systems that packet-slab replaces, row by row, on Criterion: see
 //! `benches/README.md`.
 #![allow(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Instructions of the fast paths, counted by callgrind, which no other program disturbs: see
+//! Instructions of the fast paths, counted by callgrind, which other programs do not disturb: see
 //! `ci/instructions`.
 #![allow(missing_docs)]
 
@@ -7,8 +7,8 @@ use slab_core::{Chunk, SlabPool};
 use slab_net::{Packet, PacketBuf, PacketPool};
 use std::hint::black_box;
 
-/// Taken and given back beforehand, so that the thread's cache has chunks and everything that is
-/// done once is done.
+/// Chunks allocated and freed beforehand, so that the thread's cache has chunks and everything that happens
+/// only once is done.
 const WARM: usize = 64;
 
 fn pool() -> SlabPool {
@@ -26,7 +26,7 @@ fn chunk() -> (SlabPool, Chunk) {
     (pool, chunk)
 }
 
-// The pool is kept: it is not to go with what is measured.
+// The pool is kept, so that dropping it is not measured.
 #[library_benchmark]
 #[bench::of_64(64, pool())]
 #[bench::of_2048(2048, pool())]
@@ -81,7 +81,7 @@ fn freeze((pool, buffer): (PacketPool, PacketBuf)) -> (PacketPool, Packet) {
     (pool, packet)
 }
 
-// Of a packet that nobody shares yet.
+// A packet that is not shared yet.
 #[library_benchmark]
 #[bench::first(packet())]
 fn clone_first((pool, packet): (PacketPool, Packet)) -> (PacketPool, Packet, Packet) {
@@ -98,7 +98,7 @@ fn clone(
     (pool, packet, other, clone)
 }
 
-// Of a packet that somebody else has too.
+// A packet that is shared.
 #[library_benchmark]
 #[bench::of_two(shared())]
 fn drop_clone((pool, packet, clone): (PacketPool, Packet, Packet)) -> (PacketPool, Packet) {
@@ -106,7 +106,7 @@ fn drop_clone((pool, packet, clone): (PacketPool, Packet, Packet)) -> (PacketPoo
     (pool, packet)
 }
 
-// Of the last one, which gives the chunk back.
+// The last reference, which gives the chunk back.
 #[library_benchmark]
 #[bench::last(packet())]
 fn drop_packet((pool, packet): (PacketPool, Packet)) -> PacketPool {

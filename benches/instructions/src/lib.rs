@@ -1,1 +1,1 @@
-//! Nothing: see `benches/fast_paths.rs`, and `ci/instructions` for how it is run.
+//! Empty: see `benches/fast_paths.rs`, and `ci/instructions` for how it is run.

@@ -1,4 +1,4 @@
-//! What the program writes with `--json` has the form that issue 9 promises; no time is asserted.
+//! The output of `--json` has the form that issue 9 promises; no time is asserted.
 #![allow(missing_docs)]
 
 use serde_json::Value;
@@ -13,7 +13,7 @@ fn versus(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Runs the rows of a group that the pattern matches; what it wrote.
+/// Runs the rows of a group that match the pattern, and returns the JSON.
 fn json_of(group: &str, only: &str) -> Value {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{group}.json"));
     let file = path.to_str().unwrap();
@@ -86,7 +86,7 @@ fn rows_of_packet_come_from_processes_of_their_own() {
     assert!(found.contains(&("alloc-write-freeze-clone-drop", "bytes-glibc")));
 }
 
-/// Ours allocates nothing, so the ratio is to what can be told from nothing.
+/// Ours allocates nothing, so the ratio is to the smallest value that can be told from zero.
 #[test]
 fn a_count_of_none_has_a_ratio_too() {
     let json = json_of("packet", "allocs-alloc-write-freeze-drop");

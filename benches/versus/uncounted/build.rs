@@ -1,4 +1,4 @@
-//! The only difference to slab-core.
+//! The only difference from slab-core.
 
 #![allow(clippy::print_stdout, reason = "it is how Cargo is told")]
 
