@@ -1,5 +1,5 @@
-//! The programs of `tests/programs`, chosen by coverage: the first byte chooses the pool, each
-//! further four are a step.
+//! The programs of `tests/programs`, chosen by coverage: the first byte selects the pool, each further four
+//! bytes are a step.
 #![no_main]
 
 #[path = "../../tests/programs/machine.rs"]

@@ -1,7 +1,6 @@
-//! Decryption that is given anything: what was sealed opens as it was, nothing else opens.
+//! Decryption of arbitrary input: what was sealed opens unchanged, nothing else opens.
 //!
-//! The first byte says how the input is taken: as it comes, or as something to be sealed and then
-//! changed in one bit.
+//! The first byte says how the input is used: as it is, or to be sealed and then changed in one bit.
 
 #![no_main]
 
@@ -16,7 +15,7 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     if how % 2 == 0 {
-        // To forge a tag by chance takes 2^128 tries.
+        // Forging a tag by chance takes 2^128 tries.
         assert_eq!(key.open(&mut input.to_vec()), None);
         return;
     }

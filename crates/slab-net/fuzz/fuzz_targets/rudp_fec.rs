@@ -1,7 +1,7 @@
-//! Error correction that is told anything: the decoder never panics, never passes its budget, gives
-//! all back; and what is recovered of a group that was not tampered with is what was protected.
+//! Error correction with arbitrary input: the decoder never panics, never exceeds its budget and returns
+//! all memory; and what it recovers from a group that was not tampered with equals what was protected.
 //!
-//! The input is a list of commands: a byte that says which, and what it needs.
+//! The input is a list of commands: one byte for the command, followed by its arguments.
 
 #![no_main]
 
@@ -50,18 +50,18 @@ fuzz_target!(|input: &[u8]| {
                 }
             }
             5 => now = now + Duration::from_millis(u64::from(command) * 4),
-            // A shard of somebody else.
+            // A shard from an attacker.
             kind => {
                 let mut shard = take(&mut input, usize::from(command / 8) + FEC_HEADER_BYTES);
                 if kind == 7 && shard.len() >= FEC_HEADER_BYTES {
-                    // Plausible enough to come far.
+                    // Plausible enough to get far.
                     shard[1..4].fill(0);
                     shard[4] = 0xf1 + (shard[4] & 1);
                     shard[5] = 0;
                     let size = (shard.len() - 6) as u16;
                     shard[6..8].copy_from_slice(&size.to_le_bytes());
                 }
-                // Whatever else it is, it may be counted among the others.
+                // Whatever it contains, it may be counted with the others.
                 tampered |= !matches!(Framing::of(&shard), None | Some(Framing::Plain));
                 decoder.handle_shard(&shard, &mut recovered);
             }

@@ -1,6 +1,6 @@
-//! A session that is told anything: it never panics, never passes its budget, gives all back.
+//! A session with arbitrary input: it never panics, never exceeds its budget, and returns all memory.
 //!
-//! The input is a list of commands: a byte that says which, and what it needs.
+//! The input is a list of commands: one byte for the command, followed by its arguments.
 
 #![no_main]
 
@@ -29,7 +29,7 @@ fuzz_target!(|input: &[u8]| {
         .mtu(if kind & 2 == 0 { 200 } else { 1400 })
         .stream(kind & 4 == 0);
     let mut now = Time::ZERO;
-    // Random numbers that the fuzzer can find out: it may then go further than an attacker.
+    // The fuzzer can find out these random numbers, and so get further than an attacker.
     let Some(mut session) = Session::open(CONV, &config, side, pool, &budget, 1 << 32, now) else {
         return;
     };
@@ -43,7 +43,7 @@ fuzz_target!(|input: &[u8]| {
                 input = rest;
                 let mut datagram = datagram.to_vec();
                 if datagram.len() >= HEADER_BYTES && command % 8 > 0 {
-                    // Plausible enough to come far.
+                    // Plausible enough to get far.
                     datagram[..4].copy_from_slice(&CONV.to_le_bytes());
                     datagram[4] = 81 + datagram[4] % 7;
                     let payload = (datagram.len() - HEADER_BYTES) as u32;

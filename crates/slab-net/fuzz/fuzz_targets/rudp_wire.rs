@@ -1,4 +1,4 @@
-//! What is parsed is what is written, and lies in the datagram.
+//! What is parsed equals what is written again, and lies within the datagram.
 
 #![no_main]
 
