@@ -128,7 +128,7 @@ impl Sampler {
         loop {
             let start = Instant::now();
             let timed = (self.run)(ops).value;
-            // What a case does beside the timed part takes time too.
+            // The untimed part of a case takes time too.
             let per_op = timed.max(start.elapsed().as_nanos() as f64 / ops as f64);
             if per_op * ops as f64 > target / 4.0 {
                 self.ops = Some(((target / per_op) as u64).max(MIN_OPS));

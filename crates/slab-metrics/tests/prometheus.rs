@@ -193,7 +193,7 @@ fn readme_queries() -> Vec<&'static str> {
         .collect()
 }
 
-/// What was sent, by whoever sent it.
+/// The totals sent, over all senders.
 #[derive(Default)]
 struct Sent {
     datagrams: AtomicU64,

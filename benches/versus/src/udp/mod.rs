@@ -215,7 +215,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// In a process that counts allocations: those per datagram.
+/// Prints the allocations per datagram, in a process that counts them.
 pub(crate) fn child(arguments: &[String]) -> Option<()> {
     let [peer, suffix] = arguments else {
         return None;
