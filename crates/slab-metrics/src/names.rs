@@ -102,7 +102,7 @@ families! {
     POOL_CHUNKS = Gauge "slab_pool_chunks",
         "Chunks of the committed slabs by where they are; the states add up to all of them.";
     POOL_IN_USE_CHUNKS_PEAK = Gauge "slab_pool_in_use_chunks_peak",
-        "High-water mark of the chunks held by callers, taken at depot exchanges and scrapes.";
+        "High-water mark of the chunks held by callers, taken at scrapes and as chunks come out of slabs.";
     POOL_ALLOCS_TOTAL = Counter "slab_pool_allocs_total",
         "Chunks handed out, by the tier that served them.";
     POOL_FREES_TOTAL = Counter "slab_pool_frees_total",
