@@ -101,6 +101,18 @@ impl HeapChunk {
             home: Arc::clone(home),
         })
     }
+
+    /// Returns the address of the first byte, aligned to [`CHUNK_ALIGN`]; valid as [`Chunk::as_ptr`] says.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.at
+    }
+
+    /// Returns the usable size in bytes: what was asked for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.layout.size()
+    }
 }
 
 impl Drop for HeapChunk {
@@ -141,7 +153,7 @@ impl AnyChunk {
     pub fn as_ptr(&self) -> NonNull<u8> {
         match self {
             Self::Pool(chunk) => chunk.as_ptr(),
-            Self::Heap(chunk) => chunk.at,
+            Self::Heap(chunk) => chunk.as_ptr(),
         }
     }
 
@@ -150,7 +162,7 @@ impl AnyChunk {
     pub fn capacity(&self) -> usize {
         match self {
             Self::Pool(chunk) => chunk.capacity(),
-            Self::Heap(chunk) => chunk.layout.size(),
+            Self::Heap(chunk) => chunk.capacity(),
         }
     }
 
@@ -162,11 +174,30 @@ impl AnyChunk {
         // SAFETY: as above, and just initialised.
         unsafe { core::slice::from_raw_parts_mut(at, capacity) }
     }
+
+    /// Copies `data` to the front and gives access to the copy; returns `None` if it does not fit.
+    pub fn copy_from_slice(&mut self, data: &[u8]) -> Option<&mut [u8]> {
+        if data.len() > self.capacity() {
+            return None;
+        }
+        let at = self.as_ptr().as_ptr();
+        // SAFETY: `data` fits, and cannot overlap: these bytes are ours alone while `self` is
+        // borrowed mutably.
+        unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
+        // SAFETY: as above, and just written.
+        Some(unsafe { core::slice::from_raw_parts_mut(at, data.len()) })
+    }
 }
 
 impl From<Chunk> for AnyChunk {
     fn from(chunk: Chunk) -> Self {
         Self::Pool(chunk)
+    }
+}
+
+impl From<HeapChunk> for AnyChunk {
+    fn from(chunk: HeapChunk) -> Self {
+        Self::Heap(chunk)
     }
 }
 

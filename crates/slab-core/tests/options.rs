@@ -219,6 +219,15 @@ fn what_no_class_holds_comes_from_the_heap_up_to_a_cap_of_its_own() {
     );
     assert!(pool.try_alloc_any(usize::MAX).is_err());
     assert!(matches!(pool.try_alloc_any(16_384), Ok(AnyChunk::Pool(_))));
+    let AnyChunk::Heap(block) = second else {
+        panic!("no class holds it");
+    };
+    let at = block.as_ptr();
+    assert_eq!(block.capacity(), 40_000);
+    let mut second = AnyChunk::from(block);
+    assert_eq!((second.as_ptr(), second.capacity()), (at, 40_000));
+    assert_eq!(second.copy_from_slice(&[7; 40_001]), None);
+    assert_eq!(second.copy_from_slice(b"front").unwrap(), b"front");
     let stats = pool.stats();
     assert_eq!(
         (
