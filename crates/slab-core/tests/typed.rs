@@ -5,8 +5,12 @@ use slab_core::{
     AllocError, ConfigError, GlobalBox, GlobalTag, Growth, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, Slab,
     SlabBox, StaticSlab,
 };
+use std::borrow::BorrowMut;
 use std::cell::Cell;
+use std::collections::HashSet;
+use std::fmt::{Debug, Display};
 use std::future::Future;
+use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,6 +41,38 @@ fn handles_are_small() {
     }
     assert_eq!(size_of::<Option<SlabBox<[u8; 4096]>>>(), 16);
     assert_eq!(size_of::<Option<GlobalBox<u64, Rx>>>(), 8);
+}
+
+#[test]
+fn an_owner_is_compared_hashed_and_shown_by_its_value() {
+    struct Names;
+    impl GlobalTag<String> for Names {
+        fn slab() -> &'static StaticSlab<String, Names> {
+            static SLAB: StaticSlab<String, Names> = StaticSlab::new("names", 10);
+            &SLAB
+        }
+    }
+    fn check<B>(mut one: B, other: B)
+    where
+        B: AsRef<String> + AsMut<String> + BorrowMut<String> + Ord + Hash + Debug + Display,
+    {
+        assert_eq!(one.cmp(&other), one.as_ref().cmp(other.as_ref()));
+        assert_eq!(one.partial_cmp(&other), Some(std::cmp::Ordering::Less));
+        assert!(one != other);
+        assert_eq!(format!("{one} {one:?}"), "ann \"ann\"");
+        one.as_mut().clear();
+        BorrowMut::<String>::borrow_mut(&mut one).push_str("bob");
+        assert!(one == other);
+        // By its value, as `Borrow` promises.
+        let name = other.as_ref();
+        assert!(HashSet::from([one]).contains::<String>(name));
+    }
+    let slab = Slab::<String, Names>::global().unwrap();
+    let insert = |name: &str| slab.try_insert(name.to_owned()).unwrap();
+    check(insert("ann"), insert("bob"));
+    let insert = |name| insert(name).into_global().unwrap();
+    check(insert("ann"), insert("bob"));
+    assert_eq!(slab.stats().in_use(), 0);
 }
 
 #[test]

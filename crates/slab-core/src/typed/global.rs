@@ -1,5 +1,6 @@
 //! Slabs in a `static`, and [`GlobalBox`], whose type identifies its slab.
 
+use super::owner::as_its_value;
 use super::slab_box::lies_in;
 use super::{Slab, SlabBox};
 use crate::error::ConfigError;
@@ -185,8 +186,4 @@ impl<T: 'static, Tag: GlobalTag<T>> Drop for GlobalBox<T, Tag> {
     }
 }
 
-impl<T: fmt::Debug + 'static, Tag: GlobalTag<T>> fmt::Debug for GlobalBox<T, Tag> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
+as_its_value!([T: 'static, Tag: GlobalTag<T>] GlobalBox<T, Tag>);

@@ -10,9 +10,11 @@
 //! | here | [`Slab`] and its builder |
 //! | `slab_box` | [`SlabBox`], which owns a value: 16 bytes |
 //! | `global` | slabs in a `static`, and [`GlobalBox`], which finds its slab by its type: 8 bytes |
+//! | `owner` | the traits that both have by their value |
 
 #[cfg(feature = "std")]
 mod global;
+mod owner;
 mod slab_box;
 
 #[cfg(feature = "std")]

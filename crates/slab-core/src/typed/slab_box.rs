@@ -1,9 +1,9 @@
 //! [`SlabBox`]: owns a value in a typed slab.
 
 use super::chunk_at;
+use super::owner::as_its_value;
 use crate::chunk::Chunk;
 use crate::inner::Inner;
-use core::fmt;
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::{Deref, DerefMut};
@@ -193,29 +193,7 @@ impl<T, Tag> Drop for SlabBox<T, Tag> {
     }
 }
 
-impl<T, Tag> AsRef<T> for SlabBox<T, Tag> {
-    fn as_ref(&self) -> &T {
-        self
-    }
-}
-
-impl<T, Tag> AsMut<T> for SlabBox<T, Tag> {
-    fn as_mut(&mut self) -> &mut T {
-        self
-    }
-}
-
-impl<T: fmt::Debug, Tag> fmt::Debug for SlabBox<T, Tag> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
-
-impl<T: fmt::Display, Tag> fmt::Display for SlabBox<T, Tag> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
+as_its_value!([T, Tag] SlabBox<T, Tag>);
 
 /// Does the value lie in the arena of this pool?
 #[cfg(feature = "std")]
