@@ -40,7 +40,7 @@ impl Growth {
 /// Where a pool keeps free chunks, which decides what an allocation and a free cost.
 ///
 /// Everything else is the same in all modes: the cap, waiting, trim, statistics, handles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
     /// In each thread's magazines, from which whole batches go to the depot and come back. An
@@ -78,7 +78,7 @@ impl Default for Mode {
 }
 
 /// When the pool's memory is backed by the system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Backing {
     /// Page by page, when a chunk is first written.

@@ -157,7 +157,7 @@ impl fmt::Display for ConfigError {
 impl core::error::Error for ConfigError {}
 
 /// Why an allocation was refused. Nothing was taken from the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllocError {
     /// The pool is at its cap and no chunk of the size class is free.

@@ -17,7 +17,7 @@ pub(super) const MAX_WINDOW: u32 = 32768;
 /// How a session sends when the network, rather than the peer's window, is the limit.
 ///
 /// With any variant but [`Off`](Self::Off), sending is paced as well: a window is spread over the round trip.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Congestion {
     /// No congestion control: only the windows limit the session (KCP's `nc` = 1).

@@ -5,7 +5,7 @@ use crate::packet::Packet;
 use core::fmt;
 
 /// Why a session ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CloseReason {
     /// It was closed here, and everything that was sent had been delivered.
@@ -53,7 +53,7 @@ impl fmt::Display for CloseReason {
 impl core::error::Error for CloseReason {}
 
 /// Why something was not accepted for sending.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SendError {
     /// The send queue is full, or as full as it may be before the peer has proved its address. There will be room
@@ -121,7 +121,7 @@ impl fmt::Display for Unsent {
 impl core::error::Error for Unsent {}
 
 /// Why a datagram was refused. It is refused as a whole: none of its segments has an effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
 #[non_exhaustive]
 pub enum Rejection {

@@ -26,7 +26,7 @@ pub(super) const OURS: u8 = 1;
 pub(super) const OURS_UNPROVED: u8 = 2;
 
 /// What a segment is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Command {
     /// Carries payload.
@@ -127,7 +127,7 @@ impl Header {
 }
 
 /// Why a datagram is not valid KCP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Malformed {
     /// It is shorter than a header.

@@ -21,7 +21,7 @@ const MAX_SUPER_SLOTS: usize = 8;
 ///
 /// Either setting also fixes the buffer size, because a mismatch loses data: a kernel that coalesces
 /// into buffers that are too short truncates silently.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Coalescing {
     /// GRO on, with buffers of 64 KiB, the most that the kernel coalesces. A payload that fills at most

@@ -160,7 +160,7 @@ pub struct Session {
 }
 
 /// Which end opened the session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
     /// This end did: whatever arrives comes from an address that it chose.
     Client,

@@ -125,7 +125,7 @@ impl fmt::Display for FecConfigError {
 impl core::error::Error for FecConfigError {}
 
 /// How error correction treats a datagram, by its first bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Framing {
     /// A datagram from a peer without error correction, to be used as it is.
     Plain,
