@@ -105,6 +105,7 @@ impl core::error::Error for SendError {}
 
 /// A message that was not accepted for sending, and why.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Unsent {
     /// The message, unchanged.
     pub packet: Packet,

@@ -28,6 +28,7 @@ pub(super) const OURS_UNPROVED: u8 = 2;
 /// What a segment is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Command {
     /// Carries payload.
     Push = 81,
