@@ -106,7 +106,7 @@ impl PacketPoolBuilder {
     /// [`PacketPoolError::Slab`] if the slab pool cannot be built, [`PacketPoolError::NoRoom`] if
     /// headroom and tailroom leave nothing of the largest chunk.
     pub fn build(self) -> Result<PacketPool, PacketPoolError> {
-        let slab = self.slab.build().map_err(PacketPoolError::Slab)?;
+        let slab = self.slab.build()?;
         let largest = slab.size_classes().largest();
         // No chunk reaches 4 GiB, so both fit `u32` if their sum is below the largest chunk.
         let settings = match (u32::try_from(self.headroom), u32::try_from(self.tailroom)) {
@@ -194,3 +194,9 @@ impl fmt::Display for PacketPoolError {
 }
 
 impl core::error::Error for PacketPoolError {}
+
+impl From<ConfigError> for PacketPoolError {
+    fn from(error: ConfigError) -> Self {
+        Self::Slab(error)
+    }
+}

@@ -121,6 +121,13 @@ impl fmt::Display for Unsent {
 
 impl core::error::Error for Unsent {}
 
+/// Keeps the reason alone; the message is dropped.
+impl From<Unsent> for SendError {
+    fn from(unsent: Unsent) -> Self {
+        unsent.reason
+    }
+}
+
 /// Why a datagram was refused. It is refused as a whole: none of its segments has an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
@@ -227,5 +234,15 @@ mod tests {
             assert_eq!(*rejection as usize, n);
         }
         assert_eq!(Rejection::ForgedEnd as usize + 1, Rejection::ALL.len());
+    }
+
+    #[test]
+    fn who_sends_without_waiting_can_pass_the_reason_on() {
+        fn refused() -> Result<(), SendError> {
+            let packet = Packet::from_static(b"late");
+            let reason = SendError::Closed(CloseReason::Reset);
+            Err(Unsent { packet, reason })?
+        }
+        assert_eq!(refused(), Err(SendError::Closed(CloseReason::Reset)));
     }
 }

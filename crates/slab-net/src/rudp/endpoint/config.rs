@@ -183,3 +183,9 @@ impl From<BindError> for OpenError {
         Self::Bind(error)
     }
 }
+
+impl From<SessionConfigError> for OpenError {
+    fn from(error: SessionConfigError) -> Self {
+        Self::Config(error)
+    }
+}

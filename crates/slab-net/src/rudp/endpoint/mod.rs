@@ -113,7 +113,7 @@ impl Endpoint {
         peer: Option<SocketAddr>,
     ) -> Result<Self, OpenError> {
         config.make_room_for_protection();
-        config.session.validate().map_err(OpenError::Config)?;
+        config.session.validate()?;
         let needed = config.session.max_segment() + pool.headroom() + pool.tailroom();
         let largest = pool.slab().size_classes().largest();
         if needed > largest {
