@@ -171,8 +171,8 @@ impl fmt::Display for OpenError {
 impl std::error::Error for OpenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Bind(error) => Some(error),
-            Self::Config(error) => Some(error),
+            // Displayed as that error is, so that it has the same source.
+            Self::Bind(error) => error.source(),
             _ => None,
         }
     }
