@@ -178,6 +178,18 @@ async fn over_sockets() {
         let got = accepted.recv_datagram().await.unwrap().unwrap();
         assert_eq!(got, number[..]);
     }
+    let max = client.max_datagram();
+    let longer = Packet::from(vec![7; max + 1]);
+    let unsent = client.send_datagram(longer).unwrap_err();
+    assert_eq!(unsent.reason, SendError::DatagramTooLong { max });
+    client.send_datagram(unsent.packet.slice(..max)).unwrap();
+    let got = loop {
+        match accepted.try_recv_datagram() {
+            Some(got) => break got,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    assert_eq!(got, vec![7; max]);
     client.close().await.unwrap();
     assert_eq!(accepted.recv_datagram().await, Ok(None));
 }

@@ -367,6 +367,9 @@ async fn what_sessions_did_is_counted_after_they_are_gone() {
     assert!(total.received_segments >= before.received_segments);
     assert!(total.received_bytes >= before.received_bytes);
     assert!(total.sent_datagrams >= before.sent_datagrams);
+    let monitor = server.monitor();
+    drop(server);
+    assert!(monitor.stats().received_datagrams >= total.received_datagrams);
 }
 
 /// Many tasks on two threads, some of which break off: no lock is left held, and no session or buffer is left.

@@ -305,6 +305,19 @@ impl Connection {
         .await
     }
 
+    /// Returns the next datagram if there is one now.
+    #[must_use]
+    pub fn try_recv_datagram(&self) -> Option<Packet> {
+        self.link().lock().session.recv_datagram()
+    }
+
+    /// Returns the length of the longest [datagram](Self::send_datagram) in bytes: what error correction and
+    /// encryption leave of the MTU, less a segment's header.
+    #[must_use]
+    pub fn max_datagram(&self) -> usize {
+        self.link().lock().session.max_datagram()
+    }
+
     /// Waits until the peer has answered for the first time: opening a session does not wait for that. Cancel-safe.
     ///
     /// # Errors

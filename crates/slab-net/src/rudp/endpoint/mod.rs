@@ -30,6 +30,7 @@ pub use stream::Stream;
 
 use super::core::Side;
 use crate::packet::PacketPool;
+use crate::udp::SocketMonitor;
 use core::fmt;
 use core::future::poll_fn;
 use core::task::{Poll, ready};
@@ -244,6 +245,13 @@ impl Endpoint {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.handle.shared.sender.local_addr()
+    }
+
+    /// Returns a handle to the counters of the endpoint's socket, with what the kernel dropped. It can be
+    /// read while the endpoint runs and after it is gone.
+    #[must_use]
+    pub fn monitor(&self) -> SocketMonitor {
+        self.handle.shared.sender.monitor()
     }
 
     /// Returns the counters of the endpoint and of all its sessions. Locks each session for a moment.
