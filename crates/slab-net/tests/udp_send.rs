@@ -384,6 +384,13 @@ async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
     }
     sink.flush().await.unwrap();
     assert_eq!(sink.queued(), 0);
+    let marked = Outgoing::new(Packet::new(), to)
+        .source_ip(to.ip())
+        .ecn(Ecn::Ect0);
+    assert_eq!(
+        (marked.source_ip, marked.ecn),
+        (Some(to.ip()), Some(Ecn::Ect0))
+    );
     for (n, got) in receive(&mut receiver, 200).await.iter().enumerate() {
         assert_eq!(got[..4], (n as u32).to_be_bytes());
         assert_eq!(got[4..], vec![n as u8; n / 3]);

@@ -54,6 +54,20 @@ impl Outgoing {
         self
     }
 
+    /// As [`Transmit::source_ip`].
+    #[must_use]
+    pub fn source_ip(mut self, ip: IpAddr) -> Self {
+        self.source_ip = Some(ip);
+        self
+    }
+
+    /// As [`Transmit::ecn`].
+    #[must_use]
+    pub fn ecn(mut self, ecn: Ecn) -> Self {
+        self.ecn = Some(ecn);
+        self
+    }
+
     fn transmit<'a>(&self, parts: &'a [IoSlice<'a>; 2]) -> Transmit<'a> {
         let parts = match self.header.is_empty() {
             true => &parts[1..],
