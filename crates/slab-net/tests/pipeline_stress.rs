@@ -472,5 +472,10 @@ fn shards_run_in_runtimes_of_their_own() {
     let no_such_cpu = shards
         .remove(0)
         .spawn_thread(Some(usize::MAX), |_| async {});
-    assert!(no_such_cpu.unwrap().join().unwrap().is_err());
+    let error = no_such_cpu.unwrap().join().unwrap().unwrap_err();
+    let said = error.to_string();
+    assert!(said.starts_with(&format!(
+        "cannot restrict the thread to CPU {}: ",
+        usize::MAX
+    )));
 }

@@ -115,7 +115,10 @@ impl Shard {
     {
         let run = move || {
             if let Some(cpu) = cpu {
-                sys::pin_thread(cpu)?;
+                sys::pin_thread(cpu).map_err(|error| {
+                    let message = format!("cannot restrict the thread to CPU {cpu}: {error}");
+                    io::Error::new(error.kind(), message)
+                })?;
             }
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
