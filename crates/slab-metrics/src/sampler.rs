@@ -96,6 +96,7 @@ enum Handle {
 
 impl<R: Recorder> Sampler<R> {
     /// Creates a sampler; it registers nothing with `recorder` before the first sample.
+    #[must_use]
     pub fn new(collector: Collector, recorder: R) -> Self {
         Self {
             collector,

@@ -46,6 +46,7 @@ use std::sync::Arc;
 /// # Ok(())
 /// # }
 /// ```
+#[must_use]
 pub fn flow_queues(
     consumers: NonZeroUsize,
     capacity: NonZeroUsize,

@@ -46,6 +46,7 @@ pub enum Overflow {
 /// producer's loop has something to read, the consumer that it woke does not run, and a queue that
 /// drops overflows beside idle threads. [`forward`](super::forward) yields when the queue is half
 /// full; a loop of your own should do so too ([`tokio::task::yield_now`]).
+#[must_use]
 pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
     let batches = ArrayQueue::new(capacity.get());
     ends(capacity, Store::Fifo(batches, overflow))
@@ -84,6 +85,7 @@ pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueR
 /// # Ok(())
 /// # }
 /// ```
+#[must_use]
 pub fn priority_queue(
     capacity: NonZeroUsize,
     priority_of: impl Fn(&PacketBatch) -> Priority + Send + Sync + 'static,
