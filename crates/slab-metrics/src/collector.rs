@@ -116,10 +116,10 @@ impl Collector {
     #[cfg(feature = "allocator-api2")]
     pub fn register_allocator(
         &self,
-        name: &str,
+        name: impl Into<String>,
         allocator: &SlabAllocator,
     ) -> Result<(), RegisterError> {
-        self.register_as_pool(name, allocator.clone())
+        self.register_as_pool(&name.into(), allocator.clone())
     }
 
     fn register_as_pool(

@@ -83,7 +83,7 @@ pub(super) struct Limits {
 }
 
 /// The configuration of a [`MetricsServer`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[must_use]
 pub struct MetricsServerBuilder {
     exporter: Exporter,
