@@ -12,6 +12,28 @@ use std::time::Instant;
 ///
 /// Cloning returns another handle to the same exporter. An exporter touches no global state unless
 /// [`install_global_recorder`](Self::install_global_recorder) is called.
+///
+/// A program that already has an HTTP server serves the page on a route of its own, without a
+/// [`MetricsServer`](crate::MetricsServer):
+///
+/// ```
+/// use hyper::{Response, header::CONTENT_TYPE};
+/// use slab_metrics::{Collector, Exporter};
+///
+/// fn metrics(exporter: &Exporter) -> Response<String> {
+///     let mut response = Response::new(exporter.scrape());
+///     let content_type = Exporter::CONTENT_TYPE.parse().expect("a header's value");
+///     response.headers_mut().insert(CONTENT_TYPE, content_type);
+///     response
+/// }
+/// // With axum, where it is the state of the router:
+/// //     async fn metrics(State(exporter): State<Exporter>) -> impl IntoResponse {
+/// //         ([(CONTENT_TYPE, Exporter::CONTENT_TYPE)], exporter.scrape())
+/// //     }
+///
+/// let response = metrics(&Exporter::new(Collector::new()));
+/// assert!(response.body().contains("slab_build_info"));
+/// ```
 #[derive(Clone)]
 pub struct Exporter {
     shared: Arc<Shared>,
@@ -26,6 +48,12 @@ struct Shared {
 }
 
 impl Exporter {
+    /// The media type of [`scrape`](Self::scrape), for the header `Content-Type`.
+    pub const CONTENT_TYPE: &'static str = "text/plain; version=0.0.4; charset=utf-8";
+    /// The media type of [`scrape_openmetrics`](Self::scrape_openmetrics).
+    pub const OPENMETRICS_CONTENT_TYPE: &'static str =
+        "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
     /// Creates an exporter of everything that is, or will be, registered with `collector`.
     #[must_use]
     pub fn new(collector: Collector) -> Self {
@@ -86,7 +114,7 @@ impl Exporter {
     /// Names that begin with `slab_` are reserved for ours. Names of counters should end in `_total`: the
     /// OpenMetrics format, which Prometheus asks for, appends it, so a counter without it has a different
     /// name in each format. [`MetricsServer::serve`](crate::MetricsServer::serve) runs the recorder's
-    /// upkeep.
+    /// [upkeep](Self::upkeep).
     ///
     /// # Errors
     /// A global recorder is already installed.
@@ -100,8 +128,10 @@ impl Exporter {
     }
 
     /// Moves the samples of the program's histograms into their buckets; otherwise they would pile up
-    /// between scrapes.
-    pub(crate) fn upkeep(&self) {
+    /// between scrapes. A program that has [installed](Self::install_global_recorder) the recorder and
+    /// serves the page itself calls this every few seconds. Does nothing if this exporter has installed
+    /// none.
+    pub fn upkeep(&self) {
         if let Some(global) = self.shared.global.get() {
             global.run_upkeep();
         }

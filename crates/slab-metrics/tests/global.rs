@@ -25,6 +25,9 @@ fn a_global_recorder_is_installed_only_on_demand() {
     assert_eq!(page.value("slab_pool_too_large_total", &rx), 0.0);
     metrics::histogram!("app_seconds").record(0.5);
     assert!(exporter.scrape().contains("app_seconds_count 1\n"));
+    metrics::histogram!("app_seconds").record(0.5);
+    exporter.upkeep();
+    assert!(exporter.scrape().contains("app_seconds_count 2\n"));
 
     // What the program counted survives when our own page is laid out anew.
     exporter.collector().unregister(SourceKind::Pool, "rx");
@@ -35,5 +38,6 @@ fn a_global_recorder_is_installed_only_on_demand() {
     assert_eq!(exporter.install_global_recorder(), Err(GlobalRecorderTaken));
     let other = Exporter::new(Collector::new());
     assert_eq!(other.install_global_recorder(), Err(GlobalRecorderTaken));
+    other.upkeep();
     assert!(!other.scrape().contains("app_total"));
 }

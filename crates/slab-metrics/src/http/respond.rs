@@ -14,10 +14,8 @@ use hyper::{HeaderMap, Method, Response, StatusCode};
 use std::io::Write;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-const PROMETHEUS: HeaderValue =
-    HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-const OPENMETRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+const PROMETHEUS: HeaderValue = HeaderValue::from_static(Exporter::CONTENT_TYPE);
+const OPENMETRICS: HeaderValue = HeaderValue::from_static(Exporter::OPENMETRICS_CONTENT_TYPE);
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const NO_SNIFF: HeaderValue = HeaderValue::from_static("nosniff");
