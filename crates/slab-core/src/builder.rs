@@ -298,6 +298,25 @@ impl SlabPoolBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// A fixed pool in a `static`, as a program without an operating system has it (it needs a global
+    /// allocator for the bookkeeping):
+    ///
+    /// ```
+    /// use core::mem::MaybeUninit;
+    /// use slab_core::{SizeClasses, SlabPool};
+    ///
+    /// #[repr(align(4096))]
+    /// struct Region([MaybeUninit<u8>; 256 << 10]);
+    /// static mut REGION: Region = Region([MaybeUninit::uninit(); 256 << 10]);
+    ///
+    /// // SAFETY: this runs once, and nothing else refers to the region.
+    /// let memory = unsafe { &mut (*(&raw mut REGION)).0 };
+    /// let classes = SizeClasses::explicit(&[1536])?;
+    /// let pool = SlabPool::builder().size_classes(classes).build_in(memory)?;
+    /// assert_eq!(pool.max_memory(), 256 << 10);
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
+    ///
     /// # Errors
     /// As `build`.
     pub fn build_in(self, memory: &'static mut [MaybeUninit<u8>]) -> Result<SlabPool, ConfigError> {

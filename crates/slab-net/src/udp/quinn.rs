@@ -41,6 +41,8 @@ const COALESCED: usize = (64_usize << 10).div_ceil(1200);
 ///
 /// [`quinn_proto`]: https://docs.rs/quinn-proto/0.11
 ///
+/// `TokioRuntime` needs quinn's feature `runtime-tokio`, which this crate does not enable.
+///
 /// ```no_run
 /// use quinn::{Endpoint, EndpointConfig, TokioRuntime};
 /// use slab_net::PacketPool;

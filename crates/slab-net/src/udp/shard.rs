@@ -101,6 +101,43 @@ impl Shard {
     /// Starts a thread with a runtime of its own, which runs the future that `task` makes of the
     /// receiver. On Linux the thread can be restricted to one CPU, by its number.
     ///
+    /// Four shards that fill one queue until they are told to stop:
+    ///
+    /// ```
+    /// use slab_net::PacketPool;
+    /// use slab_net::pipeline::{Overflow, forward, queue};
+    /// use slab_net::udp::UdpReceiver;
+    /// use tokio::sync::watch;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let shards = UdpReceiver::builder(&pool).bind_shards("127.0.0.1:0".parse()?, 4.try_into()?)?;
+    /// let (sender, batches) = queue(64.try_into()?, Overflow::DropOldest);
+    /// let (stop, stopped) = watch::channel(false);
+    /// let mut threads = Vec::new();
+    /// for shard in shards {
+    ///     let (sender, mut stopped) = (sender.clone(), stopped.clone());
+    ///     threads.push(shard.spawn_thread(None, |receiver| {
+    ///         forward(receiver, sender, async move { drop(stopped.wait_for(|&stop| stop).await) })
+    ///     })?);
+    /// }
+    /// drop(sender); // the queue ends with the shards
+    /// let consumer = tokio::spawn(async move {
+    ///     while let Some(batch) = batches.recv().await {
+    ///         println!("{} datagrams from {}", batch.datagrams(), batch.source());
+    ///     }
+    /// });
+    ///
+    /// stop.send(true)?;
+    /// consumer.await?;
+    /// for thread in threads {
+    ///     println!("{:?}", thread.join().expect("it did not panic")?);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The system cannot start a thread. Other failures (no such CPU, no runtime) are in the thread's
     /// result.
