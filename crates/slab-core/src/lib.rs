@@ -6,6 +6,35 @@
 //! threads in whole batches through a lock-free depot. A chunk can be freed on any thread at no
 //! extra cost, because it has no owner to go back to.
 //!
+//! ```
+//! use slab_core::SlabPool;
+//!
+//! let pool = SlabPool::builder().name("rx").max_memory(8 << 20).build()?;
+//! let mut chunk = pool.try_alloc(1500)?;
+//! chunk.copy_from_slice(b"datagram").expect("it fits");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | for | see |
+//! |---|---|
+//! | bytes in size classes | [`SlabPool`], [`SlabPoolBuilder`], [`SizeClasses`], [`Chunk`] |
+//! | waiting for memory at the cap | [`SlabPool::alloc`] |
+//! | many chunks in one step; chunks with several owners | [`ChunkBatch`], [`SharedChunk`] |
+//! | values of one type | [`Slab`], [`SlabBox`]; in a `static`, `StaticSlab` |
+//! | `Vec`, `Box` and maps in a pool | `SlabAllocator` |
+//! | a pool in memory of your own | [`SlabPoolBuilder::build_in`] |
+//! | what is where; which classes fit | [`PoolStats`]; [`SizeHistogram`] |
+//!
+//! # Features
+//!
+//! | feature | default | what |
+//! |---|---|---|
+//! | `std` | yes | magazines, `mmap`, `StaticSlab`, waiting times. Without: `no_std` with `alloc`, [`Mode::DepotOnly`] |
+//! | `allocator-api2` | no | `SlabAllocator` |
+//! | `leak-tracking` | no | `SlabPoolBuilder::track_leaks`, `SlabPool::live_chunks` |
+//!
+//! # Inside
+//!
 //! The layers, each of which uses only those below:
 //!
 //! | module | what |
@@ -30,6 +59,7 @@
 //! is locked, so a subscriber must not use the pool that an event comes from: it would deadlock.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 // Why the module that allocates is not called `alloc`.
 extern crate alloc;

@@ -33,6 +33,16 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Features
+//!
+//! | feature | default | what |
+//! |---|---|---|
+//! | `net` | yes | packet pools, sockets, queues and RUDP endpoints as sources |
+//! | `fec` | no | what error correction of RUDP did; with `net` |
+//! | `allocator-api2` | no | `Collector::register_allocator` |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod build;
 mod collector;

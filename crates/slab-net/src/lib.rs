@@ -6,6 +6,51 @@
 //! | [`udp`] | batched receiving and sending between sockets and pool memory |
 //! | [`pipeline`] | bounded queues between tasks |
 //! | [`rudp`] | reliable sessions over datagrams |
+//!
+//! A server that sends every datagram back, a batch at a time:
+//!
+//! ```
+//! use slab_net::PacketPool;
+//! use slab_net::udp::UdpReceiver;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = PacketPool::builder().name("rx").max_memory(32 << 20).build()?;
+//! let mut socket = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+//! let replies = socket.sender();
+//! # let hello = slab_net::udp::Transmit::new(b"hello", socket.local_addr());
+//! # slab_net::udp::UdpSender::bind("127.0.0.1:0".parse()?)?.send(&hello).await?;
+//! loop {
+//!     let batch = socket.recv_batch().await?;
+//!     // What cannot be sent is lost, as UDP loses it, and no reason to end.
+//!     let _ = replies.send(&batch.reply()).await;
+//!     # break;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | for | see |
+//! |---|---|
+//! | several sockets at one address, each with a thread | [`udp::UdpReceiverBuilder::bind_shards`] |
+//! | tasks that consume, and what happens when they are slow | [`pipeline::forward`], [`pipeline::Overflow`] |
+//! | messages that arrive, in order | [`rudp::Endpoint`], [`rudp::Connection`] |
+//! | all of this in statistics | the crate `slab-metrics` |
+//!
+//! # Features
+//!
+//! None is on by default.
+//!
+//! | feature | what |
+//! |---|---|
+//! | `aes-gcm` | encryption of RUDP: `rudp::EndpointConfig::aes_gcm`, `rudp::crypto` |
+//! | `fec` | error correction of RUDP: `rudp::EndpointConfig::fec`, `rudp::fec` |
+//! | `io-uring` | receiving by io_uring: `udp::UdpReceiverBuilder::io_uring` |
+//! | `leak-tracking` | where packets were asked for: `SlabPool::live_chunks` of slab-core |
+//! | `quinn` | a socket for quinn 0.11: `udp::UdpReceiver::into_quinn` |
+//! | `serde` | [`PacketBuf`] and [`Packet`] as bytes |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod packet;
 pub mod pipeline;
