@@ -3,6 +3,7 @@
 use super::wire::Malformed;
 use crate::packet::Packet;
 use core::fmt;
+use std::io;
 
 /// Why a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,6 +52,22 @@ impl fmt::Display for CloseReason {
 }
 
 impl core::error::Error for CloseReason {}
+
+/// An error of the kind that fits, with the reason in it.
+impl From<CloseReason> for io::Error {
+    fn from(reason: CloseReason) -> Self {
+        use CloseReason as R;
+        let kind = match reason {
+            R::TimedOut | R::DeadLink | R::LingerExpired => io::ErrorKind::TimedOut,
+            R::Aborted => io::ErrorKind::ConnectionAborted,
+            R::Reset => io::ErrorKind::ConnectionReset,
+            R::Refused => io::ErrorKind::ConnectionRefused,
+            R::Closed | R::ClosedByPeer => io::ErrorKind::BrokenPipe,
+            R::MessageTooLong => io::ErrorKind::InvalidData,
+        };
+        Self::new(kind, reason)
+    }
+}
 
 /// Why something was not accepted for sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,6 +119,22 @@ impl fmt::Display for SendError {
 }
 
 impl core::error::Error for SendError {}
+
+/// An error of the kind that fits, with the reason in it.
+impl From<SendError> for io::Error {
+    fn from(error: SendError) -> Self {
+        let kind = match error {
+            SendError::Closed(reason) => return reason.into(),
+            SendError::Blocked => io::ErrorKind::WouldBlock,
+            SendError::NoMemory => io::ErrorKind::OutOfMemory,
+            SendError::PeerIsForeign => io::ErrorKind::Unsupported,
+            SendError::TooLong { .. } | SendError::DatagramTooLong { .. } | SendError::Empty => {
+                io::ErrorKind::InvalidInput
+            }
+        };
+        Self::new(kind, error)
+    }
+}
 
 /// A message that was not accepted for sending, and why.
 #[derive(Debug)]
@@ -244,5 +277,19 @@ mod tests {
             Err(Unsent { packet, reason })?
         }
         assert_eq!(refused(), Err(SendError::Closed(CloseReason::Reset)));
+    }
+
+    #[test]
+    fn an_io_error_has_the_reason_in_it() {
+        let kind_of = |error: SendError, inner: &str| {
+            let error = io::Error::from(error);
+            assert_eq!(error.to_string(), inner);
+            error.kind()
+        };
+        let reset = SendError::Closed(CloseReason::Reset);
+        let kind = kind_of(reset, &CloseReason::Reset.to_string());
+        assert_eq!(kind, io::ErrorKind::ConnectionReset);
+        let blocked = kind_of(SendError::Blocked, &SendError::Blocked.to_string());
+        assert_eq!(blocked, io::ErrorKind::WouldBlock);
     }
 }

@@ -57,6 +57,19 @@ impl std::error::Error for BindError {
     }
 }
 
+/// An error of the system's kind, or of [`InvalidInput`](io::ErrorKind::InvalidInput), with this one in it.
+impl From<BindError> for io::Error {
+    fn from(error: BindError) -> Self {
+        let kind = match &error {
+            BindError::Socket { source, .. } => source.kind(),
+            BindError::NoBufferClass { .. } | BindError::MaxDatagram { .. } => {
+                io::ErrorKind::InvalidInput
+            }
+        };
+        Self::new(kind, error)
+    }
+}
+
 /// Why a transmit ended early. The sender remains usable.
 #[derive(Debug)]
 pub struct SendError {
@@ -146,6 +159,21 @@ impl std::error::Error for SendError {
     }
 }
 
+/// An error of the kind that fits, with this one in it.
+impl From<SendError> for io::Error {
+    fn from(error: SendError) -> Self {
+        let kind = match &error.kind {
+            SendErrorKind::TooLarge { .. } | SendErrorKind::TooManyParts { .. } => {
+                io::ErrorKind::InvalidInput
+            }
+            SendErrorKind::NoBuffers => io::ErrorKind::OutOfMemory,
+            SendErrorKind::Refused => io::ErrorKind::ConnectionRefused,
+            SendErrorKind::Io(error) => error.kind(),
+        };
+        Self::new(kind, error)
+    }
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
@@ -160,5 +188,15 @@ mod tests {
         assert!(matches!(of(libc::ENOBUFS), SendErrorKind::NoBuffers));
         assert!(matches!(of(libc::ECONNREFUSED), SendErrorKind::Refused));
         assert!(matches!(of(libc::EPERM), SendErrorKind::Io(_)));
+    }
+
+    #[test]
+    fn an_io_error_has_the_kind_and_says_what_this_one_says() {
+        let kind = SendErrorKind::from_io(io::Error::from_raw_os_error(libc::EPERM), 7);
+        let error = io::Error::from(SendError { sent: 2, kind });
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(error.to_string().ends_with("(2 sent before)"), "{error}");
+        let error = io::Error::from(BindError::MaxDatagram { bytes: 0 });
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -161,7 +161,7 @@ impl Shard {
                 .enable_all()
                 .build()?;
             runtime.block_on(async {
-                let receiver = self.receiver.start().map_err(io::Error::other)?;
+                let receiver = self.receiver.start()?;
                 Ok(task(receiver).await)
             })
         };

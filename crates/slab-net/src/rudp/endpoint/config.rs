@@ -178,6 +178,21 @@ impl std::error::Error for OpenError {
     }
 }
 
+/// An error of the kind that fits, with this one in it.
+impl From<OpenError> for std::io::Error {
+    fn from(error: OpenError) -> Self {
+        use std::io::ErrorKind;
+        let kind = match error {
+            OpenError::Bind(error) => return error.into(),
+            OpenError::Config(_) | OpenError::NoSegmentClass { .. } => ErrorKind::InvalidInput,
+            OpenError::TableFull => ErrorKind::QuotaExceeded,
+            OpenError::NoMemory => ErrorKind::OutOfMemory,
+            OpenError::Closed => ErrorKind::NotConnected,
+        };
+        Self::new(kind, error)
+    }
+}
+
 impl From<BindError> for OpenError {
     fn from(error: BindError) -> Self {
         Self::Bind(error)

@@ -72,7 +72,8 @@ impl Connection {
         self.link().conv
     }
 
-    /// Sends a message, waiting while the send queue is full. Nothing is copied if the message fits in one segment,
+    /// Sends a message, waiting while the send queue is full; borrowed bytes go by
+    /// [`send_slice`](Self::send_slice). Nothing is copied if the message fits in one segment,
     /// is the only handle to a chunk of its size, and has 24 bytes of headroom.
     ///
     /// Returns as soon as the session has accepted the message, which goes out at once if the peer's window allows.

@@ -1,6 +1,5 @@
 //! [`Stream`]: a session as a stream of bytes.
 
-use super::super::error::SendError;
 use super::connection::{Connection, end_of_input, wait_to_send};
 use crate::packet::Packet;
 use bytes::Buf;
@@ -70,7 +69,7 @@ impl Stream {
                 None => match end_of_input(&inner) {
                     Some(end) => {
                         coop.made_progress();
-                        return Poll::Ready(end.map_err(io_error));
+                        return Poll::Ready(end.map_err(Into::into));
                     }
                     None => {
                         inner.readers.add(cx.waker());
@@ -101,7 +100,7 @@ impl Stream {
         });
         let written = match written {
             Ok(written) => Ok(written),
-            Err(reason) => Err(send_error(ready!(wait_to_send(inner, cx, reason)))),
+            Err(reason) => Err(ready!(wait_to_send(inner, cx, reason)).into()),
         };
         coop.made_progress();
         Poll::Ready(written)
@@ -138,7 +137,7 @@ impl AsyncRead for Stream {
         }
         if let Some(end) = end_of_input(&inner) {
             coop.made_progress();
-            return Poll::Ready(end.map_err(io_error));
+            return Poll::Ready(end.map_err(Into::into));
         }
         inner.readers.add(cx.waker());
         Poll::Pending
@@ -197,26 +196,5 @@ impl AsyncWrite for Stream {
         // the peer's answer, which may not fit the window.
         self.connection.start_finish();
         Poll::Ready(Ok(()))
-    }
-}
-
-fn io_error(reason: super::super::error::CloseReason) -> io::Error {
-    use super::super::error::CloseReason as R;
-    let kind = match reason {
-        R::TimedOut | R::DeadLink | R::LingerExpired => io::ErrorKind::TimedOut,
-        R::Aborted => io::ErrorKind::ConnectionAborted,
-        R::Reset => io::ErrorKind::ConnectionReset,
-        R::Refused => io::ErrorKind::ConnectionRefused,
-        R::Closed | R::ClosedByPeer => io::ErrorKind::BrokenPipe,
-        R::MessageTooLong => io::ErrorKind::InvalidData,
-    };
-    io::Error::new(kind, reason)
-}
-
-fn send_error(error: SendError) -> io::Error {
-    match error {
-        SendError::Closed(reason) => io_error(reason),
-        SendError::NoMemory => io::Error::new(io::ErrorKind::OutOfMemory, error),
-        error => io::Error::new(io::ErrorKind::InvalidInput, error),
     }
 }
