@@ -52,6 +52,12 @@ impl SlabAllocator {
         })
     }
 
+    /// Returns the name that was set in the builder.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.pool.name()
+    }
+
     /// Returns a snapshot as [`SlabPool::stats`] does; one chunk a block.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
@@ -63,9 +69,19 @@ impl SlabAllocator {
         self.pool.flush_thread_cache();
     }
 
+    /// Trims the pool as [`SlabPool::trim`] does; returns how many bytes were given back.
+    pub fn trim(&self) -> usize {
+        self.pool.trim()
+    }
+
     /// Trims the pool as [`SlabPool::trim_to`] does; returns how many bytes were given back.
     pub fn trim_to(&self, bytes: usize) -> usize {
         self.pool.trim_to(bytes)
+    }
+
+    /// Trims the pool as [`SlabPool::trim_above`] does; returns how many bytes were given back.
+    pub fn trim_above(&self, high: usize, low: usize) -> usize {
+        self.pool.trim_above(high, low)
     }
 
     /// Returns how many bytes to ask the pool for, so that the chunk fits the layout.

@@ -68,8 +68,11 @@ fn what_the_pool_cannot_give_is_an_error() {
     assert_eq!(alloc.stats().classes()[1].in_magazines, 0);
     // Of one slab.
     assert_eq!(alloc.trim_to(64 << 10), 0);
+    assert_eq!(alloc.trim_above(64 << 10, 0), 0);
     assert_eq!(alloc.trim_to(0), 64 << 10);
+    assert_eq!(alloc.trim(), 0);
     assert!(large.try_reserve(16384).is_ok());
+    assert_eq!(alloc.name(), "default");
 }
 
 #[test]

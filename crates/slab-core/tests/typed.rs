@@ -216,7 +216,9 @@ fn the_builder_hands_options_on() {
     assert_eq!(slab.stats().committed_bytes, 4 * slab_bytes);
     drop(one);
     assert_eq!(slab.trim_to(2 * slab_bytes), 2 * slab_bytes);
-    assert_eq!(slab.trim(), 2 * slab_bytes);
+    assert_eq!(slab.trim_above(2 * slab_bytes, 0), 0);
+    assert_eq!(slab.trim_above(slab_bytes, slab_bytes), slab_bytes);
+    assert_eq!(slab.trim(), slab_bytes);
 }
 
 #[test]

@@ -312,6 +312,11 @@ impl<T, Tag> Slab<T, Tag> {
     pub fn trim_to(&self, bytes: usize) -> usize {
         self.pool.trim_to(bytes)
     }
+
+    /// Trims the slab as [`SlabPool::trim_above`] does; returns how many bytes were given back.
+    pub fn trim_above(&self, high: usize, low: usize) -> usize {
+        self.pool.trim_above(high, low)
+    }
 }
 
 impl<T, Tag> Clone for Slab<T, Tag> {
