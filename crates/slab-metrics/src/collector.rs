@@ -182,7 +182,24 @@ impl Collector {
     /// Registers an RUDP endpoint, with `name` as the label `endpoint`. Like a pool, it stays open until
     /// it is unregistered and the program's own handles are dropped.
     ///
-    /// A scrape locks each session of the endpoint briefly.
+    /// A scrape locks each session of the endpoint briefly. The endpoint's socket, whose series have what
+    /// the kernel dropped, is another source:
+    ///
+    /// ```
+    /// # use slab_metrics::{Collector, Exporter};
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{Endpoint, EndpointConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let collector = Collector::new();
+    /// let endpoint = Endpoint::bind("127.0.0.1:0".parse()?, &pool, EndpointConfig::default())?;
+    /// collector.register_rudp_endpoint("chat", &endpoint)?;
+    /// collector.register_socket("chat", endpoint.monitor())?;
+    /// # assert!(Exporter::new(collector).scrape().contains("socket=\"chat\""));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Another endpoint has this name, or the collector is full.
