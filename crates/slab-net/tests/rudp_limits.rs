@@ -92,6 +92,17 @@ async fn another_conversation_from_the_same_address_leaves_the_session_alone() {
 }
 
 #[tokio::test]
+async fn limits_that_admit_no_session_are_refused_at_once() {
+    let pool = pool();
+    let refused = |config| Endpoint::bind(any(), &pool, config).map(drop).unwrap_err();
+    let none = refused(fast().max_sessions(0));
+    assert!(matches!(none, OpenError::TableFull), "{none}");
+    let short = refused(fast().memory(OPENING_BYTES - 1));
+    assert!(matches!(short, OpenError::NoMemory), "{short}");
+    Endpoint::bind(any(), &pool, fast().memory(OPENING_BYTES).max_sessions(1)).unwrap();
+}
+
+#[tokio::test]
 async fn every_limit_refuses_the_new_and_spares_the_old() {
     let pool = pool();
     let cases = [

@@ -374,16 +374,20 @@ impl Session {
         })
     }
 
-    /// The most that a session reserves while its peer's address is not proved, which is its smallest window and as
-    /// much again for sending; and the slots of `more` segments.
+    /// What a session reserves when it opens: its smallest window.
+    pub(in super::super) fn opening_bytes(config: &SessionConfig, pool: &PacketPool) -> usize {
+        let window = DEFAULT_WINDOW.min(config.recv_window);
+        receive::reservation(window, slot_bytes(config, pool))
+    }
+
+    /// The most that a session reserves while its peer's address is not proved: what it opened with, as much again
+    /// for sending, and the slots of `more` segments.
     pub(in super::super) fn half_open_bytes(
         config: &SessionConfig,
         pool: &PacketPool,
         more: usize,
     ) -> usize {
-        let window = DEFAULT_WINDOW.min(config.recv_window);
-        let slot = slot_bytes(config, pool);
-        2 * receive::reservation(window, slot) + more * slot
+        2 * Self::opening_bytes(config, pool) + more * slot_bytes(config, pool)
     }
 
     /// Returns the conversation number.

@@ -111,6 +111,11 @@ impl EndpointConfig {
         self
     }
 
+    /// Returns the bytes of pool memory that all sessions together may reserve.
+    pub(super) fn budget_bytes(&self, pool: &PacketPool) -> usize {
+        self.memory.unwrap_or(pool.slab().max_memory() / 2)
+    }
+
     /// Returns the receiver for this configuration, not yet bound.
     pub(super) fn receiver(&self, pool: &PacketPool) -> crate::udp::UdpReceiverBuilder {
         let coalescing = match self.offload {
@@ -146,7 +151,7 @@ pub enum OpenError {
     },
     /// There are already as many sessions as are allowed, or one with this conversation number and peer.
     TableFull,
-    /// The memory budget has not enough left for a window.
+    /// The memory budget has not enough left for the first window of a session.
     NoMemory,
     /// The endpoint is closed.
     Closed,

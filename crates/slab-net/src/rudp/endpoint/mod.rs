@@ -28,7 +28,7 @@ pub use connection::Connection;
 pub use stats::EndpointStats;
 pub use stream::Stream;
 
-use super::core::Side;
+use super::core::{Session, Side};
 use crate::packet::PacketPool;
 use crate::udp::SocketMonitor;
 use core::fmt;
@@ -95,7 +95,9 @@ impl Endpoint {
     /// each peer from the address that the peer sent to.
     ///
     /// # Errors
-    /// The address cannot be bound, the configuration is not valid, or the pool has no size class for a segment.
+    /// The address cannot be bound, the configuration is not valid, the pool has no size class for a segment, or the
+    /// configuration leaves no room for even one session ([`TableFull`](OpenError::TableFull),
+    /// [`NoMemory`](OpenError::NoMemory)).
     ///
     /// # Panics
     /// Outside of a tokio runtime with I/O and time enabled.
@@ -119,6 +121,12 @@ impl Endpoint {
         let largest = pool.slab().size_classes().largest();
         if needed > largest {
             return Err(OpenError::NoSegmentClass { needed, largest });
+        }
+        if config.max_sessions == 0 {
+            return Err(OpenError::TableFull);
+        }
+        if config.budget_bytes(pool) < Session::opening_bytes(&config.session, pool) {
+            return Err(OpenError::NoMemory);
         }
         let mut receiver = config.receiver(pool);
         // The BSDs refuse to send on a connected socket if an address is given, even its own. There the table drops

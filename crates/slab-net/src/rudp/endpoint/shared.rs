@@ -54,7 +54,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(super) fn new(sender: UdpSender, pool: PacketPool, mut config: EndpointConfig) -> Self {
-        let memory = config.memory.unwrap_or(pool.slab().stats().max_memory / 2);
+        let memory = config.budget_bytes(&pool);
         let budget = MemoryBudget::new(memory);
         // Forged addresses must not take the memory that other sessions need.
         let kept = config.protection.kept();
