@@ -292,7 +292,7 @@ mod tests {
         })]
 
         #[test]
-        fn no_list_wastes_less(
+        fn advice_wastes_as_little_as_brute_force(
             requests in proptest::collection::vec((0..=11 * CHUNK_ALIGN, 1..1000_u64), 1..30),
             max in 1..6_usize,
         ) {
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_to_count_is_left_out() {
+    fn counts_saturate_and_leave_out_the_excess() {
         let mut seen = SizeHistogram::new();
         seen.record(60, u64::MAX - 1);
         seen.record(50, 3);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_advised_is_an_error() {
+    fn advise_without_requests_or_classes_is_an_error() {
         let mut seen = SizeHistogram::new();
         assert_eq!(seen.advise(3), Err(ConfigError::NoClasses));
         seen.record(1, 0);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_recording_in_one_place() {
+    fn merge_equals_recording_into_one_histogram() {
         let (mut one, mut other, mut both) =
             <(SizeHistogram, SizeHistogram, SizeHistogram)>::default();
         for i in 0..100 {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_above_the_largest_class_are_named() {
+    fn requests_above_the_largest_class_count_as_unserved() {
         let mut seen = SizeHistogram::new();
         seen.record(64, 3);
         seen.record(6390, 2);
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "a million steps")]
-    fn many_sizes_take_a_moment_not_an_hour() {
+    fn advise_is_fast_for_twenty_thousand_sizes() {
         let mut seen = SizeHistogram::new();
         for units in 1..20_000_usize {
             seen.record(units * CHUNK_ALIGN, 1 + units as u64 % 13);

@@ -370,7 +370,7 @@ mod tests {
 
     /// One thread has carved and not delivered yet when another begins to wait.
     #[test]
-    fn a_waker_that_panics_in_an_allocation_costs_no_chunk() {
+    fn panicking_waker_in_an_allocation_leaks_no_chunk() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let inner = pool.inner();
         let mut fresh = [0; 3];
@@ -390,7 +390,7 @@ mod tests {
 
     /// What a fork leaves behind: a magazine that is not empty when fresh chunks come.
     #[test]
-    fn who_wants_a_fresh_chunk_gets_none_of_a_magazine_that_was_shut() {
+    fn fresh_alloc_does_not_return_a_used_chunk_of_the_magazine() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let inner = pool.inner();
         let cache = inner.attach().unwrap();

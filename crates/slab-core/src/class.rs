@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn geometric_ends_at_max_and_refuses_nonsense() {
+    fn geometric_ends_at_max_and_refuses_bad_arguments() {
         let odd = SizeClasses::geometric(100, 1000, 1.5).unwrap();
         assert_eq!(odd.sizes(), &[128, 192, 256, 384, 512, 768, 1024]);
         assert_eq!(
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn geometric_ends_whatever_the_factor() {
+    fn geometric_terminates_for_any_factor() {
         let tiny = SizeClasses::geometric(64, 128, 1.0 + f64::EPSILON).unwrap();
         assert_eq!(tiny.sizes(), &[64usize, 128]);
         assert!(matches!(
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_exact_rounded_and_aligned() {
+    fn exact_round_up_align_and_class_for_aligned() {
         let classes = SizeClasses::explicit(&[192, 1536, 2048, 4096, 12288, 131_072]).unwrap();
         assert_eq!(classes.exact(1536), Some(1));
         assert_eq!(classes.exact(1535), None);

@@ -268,7 +268,7 @@ fn the_system_refuses_memory_at_each_request_in_turn() {
 }
 
 #[test]
-fn the_system_refuses_for_a_while() {
+fn the_system_refuses_three_requests_in_a_row() {
     refuse(3, |case, _, refused| {
         let commits = refused.commits;
         assert!(commits >= 3 * case.commits, "{}: {commits}", case.name);
@@ -278,7 +278,7 @@ fn the_system_refuses_for_a_while() {
 /// Locking the memory is a request too.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux"))]
-fn memory_that_may_not_be_locked_is_an_error_of_the_build() {
+fn locked_backing_makes_one_more_system_request() {
     let with = |backing| move |pool: SlabPoolBuilder| pool.max_memory(256 << 10).backing(backing);
     if may_lock() != Backing::Locked {
         return;
@@ -295,7 +295,7 @@ fn memory_that_may_not_be_locked_is_an_error_of_the_build() {
 /// as what it is: there, and used.
 #[test]
 #[cfg(all(unix, feature = "std"))] // Elsewhere nothing can be refused.
-fn a_refused_trim_gives_nothing_back_and_loses_nothing() {
+fn refused_trim_leaves_memory_committed_and_usable() {
     let pool = Refused::default().build(&cases()[0]).unwrap();
     let mut chunks = Refused::default().fill_pool(&pool, 16384);
     chunks.sort_by_key(Chunk::as_ptr);
@@ -321,7 +321,7 @@ fn a_refused_trim_gives_nothing_back_and_loses_nothing() {
 
 /// A request to the system for each step of growth, and no more.
 #[test]
-fn a_slab_is_asked_for_once() {
+fn each_growth_step_makes_one_system_request() {
     for (growth, requests) in [(Growth::Slab, 8), (Growth::Double, 4)] {
         let pool = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
@@ -344,7 +344,7 @@ fn two_sizes() -> SlabPool {
 /// All chunks of a slab lie in this thread's magazine, and another class is asked for.
 #[test]
 #[cfg(all(unix, feature = "std"))]
-fn what_the_system_refuses_a_slab_of_another_class_serves() {
+fn refused_commit_is_served_by_a_slab_of_another_class() {
     let pool = two_sizes();
     drop(pool.try_alloc(1024).unwrap());
     refusing(0..u32::MAX, || {
@@ -364,7 +364,7 @@ fn what_the_system_refuses_a_slab_of_another_class_serves() {
 
 #[test]
 #[cfg(all(unix, feature = "std"))]
-fn what_the_system_refuses_the_magazine_of_an_idle_thread_serves() {
+fn refused_commit_is_served_by_an_idle_threads_magazine() {
     let pool = two_sizes();
     let mut chunks: Vec<_> = (0..64).map(|_| pool.try_alloc(1024).unwrap()).collect();
     assert_eq!(pool.stats().committed_bytes, pool.stats().slab_bytes);
@@ -413,7 +413,7 @@ impl tracing::Subscriber for Warnings {
 
 #[test]
 #[cfg(all(unix, feature = "std"))]
-fn a_system_that_refuses_again_and_again_is_told_of_once() {
+fn repeated_commit_refusals_log_one_warning() {
     let pool = two_sizes();
     let heard = std::sync::Arc::default();
     let warnings = Warnings(std::sync::Arc::clone(&heard));

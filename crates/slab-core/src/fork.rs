@@ -160,7 +160,7 @@ mod tests {
     use crate::SlabPool;
 
     #[test]
-    fn the_child_leaves_guards_for_owners_that_were_refused_when_it_was_made() {
+    fn fork_child_backs_out_of_guards_of_refused_owners() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         drop(pool.try_alloc(64).unwrap());
         let inner = NonNull::from(pool.inner());
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_at_rest_only_when_its_owners_are_outside() {
+    fn pausing_a_pool_waits_until_owners_are_outside_their_guards() {
         use core::sync::atomic::{AtomicBool, Ordering};
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         drop(pool.try_alloc(64).unwrap());

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_passes_a_holder_that_hands_over() {
+    fn hand_over_lets_waiting_threads_lock_first() {
         let mutex = HandoffMutex::new(0);
         std::thread::scope(|scope| {
             let mut guard = mutex.lock();

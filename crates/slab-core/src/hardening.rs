@@ -97,7 +97,7 @@ mod tests {
     use crate::{SizeClasses, SlabPool};
 
     #[test]
-    fn each_unit_is_poison_or_zero_and_nothing_else() {
+    fn first_overwritten_accepts_only_poison_or_zero_units() {
         let mut chunk = vec![POISON; 3 * CHUNK_ALIGN];
         assert_eq!(first_touched(&chunk), None);
         chunk[CHUNK_ALIGN..2 * CHUNK_ALIGN].fill(0);
@@ -114,7 +114,7 @@ mod tests {
     /// A slab of which one class used a part serves another class, whose chunks lie across the
     /// border of that part.
     #[test]
-    fn a_slab_that_changes_its_class_is_no_alarm() {
+    fn slab_that_changes_its_class_raises_no_false_alarm() {
         let pool = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
             .max_memory(64 << 10)

@@ -173,7 +173,7 @@ mod tests {
 
     /// A cache takes 12 KiB, and a thread may meet any number of pools in its life.
     #[test]
-    fn a_thread_forgets_pools_that_are_gone() {
+    fn threads_drop_caches_of_closed_pools() {
         let open = || {
             let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
             drop(pool.try_alloc(1).unwrap());

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn bottom_leaves_first_and_the_top_stays_warm() {
+    fn take_bottom_takes_the_oldest_chunks_first() {
         let magazine = Magazine::new(SLOTS as u16);
         for unit in 0..magazine.guard.capacity() as u32 {
             assert!(magazine.push(unit));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn refill_takes_what_fits() {
+    fn refill_stops_at_capacity() {
         let magazine = Magazine::new(SLOTS as u16);
         let units: Vec<u32> = (0..200).collect();
         assert_eq!(magazine.refill(&units), SLOTS);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_as_far_as_there_are_and_as_there_is_room() {
+    fn pop_many_and_push_many_respect_len_and_capacity() {
         if !crate::sync::barrier_is_asymmetric() {
             return; // The fast paths are shut for ever.
         }
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_magazine_in_which_nothing_was_found_stays_open() {
+    fn taking_from_an_empty_magazine_leaves_it_open() {
         if !crate::sync::barrier_is_asymmetric() {
             return;
         }
@@ -392,7 +392,7 @@ mod tests {
     /// that only fences. (The models, in which both sides always fence, show that two fences are enough;
     /// here a missing one would hardly ever be noticed.)
     #[test]
-    fn without_membarrier_the_slow_path_does_all() {
+    fn without_membarrier_only_the_slow_path_is_used() {
         const ROUNDS: u32 = if cfg!(miri) { 100 } else { 100_000 };
         let magazine = Magazine::new(SLOTS as u16);
         magazine.guard.raise(FENCED);

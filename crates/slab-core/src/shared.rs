@@ -309,7 +309,7 @@ mod tests {
 
     /// A mark where none belongs would only cost time, which no other test sees.
     #[test]
-    fn what_is_lent_is_marked_and_nothing_else() {
+    fn only_lent_references_carry_the_lent_mark() {
         let pool = SlabPool::builder().build().unwrap();
         let first = pool.try_alloc(100).unwrap().into_shared();
         let lent = first.lend();

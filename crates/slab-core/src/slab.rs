@@ -522,7 +522,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn whole_slabs_leave_their_class_and_others_stay() {
+    fn whole_slabs_become_unused_and_others_keep_their_class() {
         let (arena, classes) = fixture();
         let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         let mut units = carve_all(&mut slabs, &arena, &classes, 0);
@@ -550,7 +550,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_in_use_is_added_up_once_for_as_many_batches_as_there_are_threads() {
+    fn peak_is_due_once_per_as_many_batches_as_threads() {
         let (arena, classes) = fixture();
         let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         slabs.set_threads(3);
@@ -569,7 +569,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn carving_tells_whether_the_system_gave_memory_for_it() {
+    fn carving_reports_whether_the_system_backed_a_slab() {
         let (arena, classes) = fixture();
         let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         let mut out = [0; 1];
@@ -582,7 +582,7 @@ pub(super) mod tests {
 
     /// Chunks stored in several slabs come out at once, and the counts say so.
     #[test]
-    fn stored_chunks_of_several_slabs_are_taken_in_one_go() {
+    fn one_carve_takes_stored_chunks_of_several_slabs() {
         let (arena, classes) = fixture();
         let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 1);

@@ -141,12 +141,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn magazines_come_first() {
+    fn magazines_are_the_first_field() {
         assert_eq!(core::mem::offset_of!(ThreadCache, magazines), 0);
     }
 
     #[test]
-    fn places_are_classes_and_never_zero() {
+    fn place_encodes_its_class_and_is_never_zero() {
         for class in 0..MAX_CLASSES as u8 {
             let place = Place::new(class, 5);
             assert_eq!((place.class(), place.count_shift() % 64), (class, 5));

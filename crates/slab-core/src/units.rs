@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_the_whole_in_order() {
+    fn in_pieces_copies_everything_in_order() {
         // Each length of a piece, and the longest twice.
         let units: Vec<u32> = (0..if cfg!(miri) { 80 } else { 200 }).collect();
         for len in 0..units.len() {

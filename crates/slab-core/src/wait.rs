@@ -391,7 +391,7 @@ mod tests {
 
     /// What is left would count towards [`MAX_WAITERS`] for ever, until everybody is refused.
     #[test]
-    fn nothing_is_left_of_a_wait_that_is_over() {
+    fn ended_waits_leave_no_entries() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let left = || pool.inner().slabs.lock().waiters.len();
         let all: Vec<_> = core::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_wait_lies_in_the_bucket_that_its_bound_says() {
+    fn waits_fall_into_the_bucket_of_their_upper_bound() {
         let mut times = WaitTimes::default();
         let [first, .., last] = WaitTimes::BOUNDS_NANOS;
         for nanos in [0, first, first + 1, last, last + 1, u64::MAX] {

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_bytes_between_any_two_are_zeroed_and_no_others() {
+    fn wipe_zeroes_exactly_the_given_range() {
         for from in 0..10 {
             for to in from..30 {
                 let mut bytes = [MaybeUninit::new(7_u8); 32];

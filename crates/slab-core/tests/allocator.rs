@@ -22,7 +22,7 @@ fn in_use(alloc: &SlabAllocator) -> std::vec::Vec<u64> {
 }
 
 #[test]
-fn a_vec_moves_from_class_to_class_and_not_within_one() {
+fn vec_moves_only_when_its_size_class_changes() {
     let alloc = allocator(&[64, 512, 4096], 1 << 20);
     let mut bytes = Vec::with_capacity_in(10, alloc.clone());
     bytes.extend_from_slice(b"0123456789");
@@ -46,7 +46,7 @@ fn a_vec_moves_from_class_to_class_and_not_within_one() {
 }
 
 #[test]
-fn what_the_pool_cannot_give_is_an_error() {
+fn too_large_or_exhausted_is_an_allocation_error() {
     let alloc = allocator(&[64, 16384], 64 << 10);
     let mut large = Vec::<u8, _>::new_in(alloc.clone());
     assert!(large.try_reserve(16385).is_err());
@@ -118,7 +118,7 @@ fn alignment_is_honoured_or_refused() {
 
 /// As `Allocator` says of an error: the block still belongs to the caller, unchanged.
 #[test]
-fn a_block_for_which_there_is_no_other_place_stays() {
+fn failed_grow_or_shrink_leaves_the_block_unchanged() {
     // The smaller class has the only slab.
     let alloc = allocator(&[192, 8192], 64 << 10);
     let old = Layout::from_size_align(100, 64).unwrap();
@@ -145,7 +145,7 @@ fn a_block_for_which_there_is_no_other_place_stays() {
 }
 
 #[test]
-fn nothing_takes_nothing() {
+fn zero_sized_layouts_take_no_chunk() {
     let alloc = allocator(&[64], 1 << 20);
     let none: Box<(), _> = Box::new_in((), alloc.clone());
     let layout = Layout::from_size_align(0, 1024).unwrap();
@@ -166,7 +166,7 @@ fn nothing_takes_nothing() {
 }
 
 #[test]
-fn zeroed_is_zero_after_others_have_written() {
+fn zeroed_blocks_are_zero_when_memory_is_reused() {
     let alloc = allocator(&[256, 1024], 128 << 10);
     for _ in 0..3 {
         let layout = Layout::new::<[u8; 200]>();
@@ -220,7 +220,7 @@ proptest! {
 
     /// A map in the pool equals the map on the heap, whatever is done to both.
     #[test]
-    fn a_hash_map_lives_in_the_pool(
+    fn hash_map_in_the_pool_equals_one_on_the_heap(
         steps in proptest::collection::vec((any::<u8>(), any::<u16>(), 0..4_u8), 0..400),
     ) {
         let classes = SizeClasses::general();

@@ -1,11 +1,11 @@
 //! What AddressSanitizer must catch inside the arena, which it can because free chunks are poisoned.
-//! Each crime runs in a child process that has to die of it. Run by `ci/asan`.
+//! Each error is made in a child process that has to die of it. Run by `ci/asan`.
 #![cfg(slab_asan)]
 
 use slab_core::{Chunk, SizeClasses, SlabPool};
 use std::process::Command;
 
-const CRIME: &str = "SLAB_ASAN_CRIME";
+const ERROR: &str = "SLAB_ASAN_ERROR";
 
 fn pool() -> SlabPool {
     SlabPool::builder()
@@ -16,7 +16,7 @@ fn pool() -> SlabPool {
 }
 
 fn read(at: *const u8) {
-    // SAFETY: none: this is the crime.
+    // SAFETY: none: this is the error.
     let byte = unsafe { at.read_volatile() };
     std::hint::black_box(byte);
 }
@@ -27,10 +27,10 @@ fn chunk(pool: &SlabPool) -> Chunk {
     chunk
 }
 
-/// Commits the crime that the parent asked for.
-fn commit(crime: &str) {
+/// Makes the error that the parent asked for.
+fn make_error(error: &str) {
     let pool = pool();
-    match crime {
+    match error {
         "none" => read(chunk(&pool).as_ptr().as_ptr()),
         "read after free" => {
             let chunk = chunk(&pool);
@@ -42,7 +42,7 @@ fn commit(crime: &str) {
             let chunk = chunk(&pool);
             let at = chunk.as_ptr().as_ptr().wrapping_add(2047);
             std::thread::spawn(move || drop(chunk)).join().unwrap();
-            // SAFETY: none: this is the crime.
+            // SAFETY: none: this is the error.
             unsafe { at.write_volatile(1) };
         }
         "read after a batch was freed" => {
@@ -61,7 +61,7 @@ fn commit(crime: &str) {
             let at = chunk(&pool).into_raw();
             // SAFETY: the first free is correct.
             unsafe { pool.free_raw(at) }.unwrap();
-            // SAFETY: none: this is the crime.
+            // SAFETY: none: this is the error.
             unsafe { pool.free_raw(at) }.unwrap();
         }
         "read after the pool is gone" => {
@@ -72,16 +72,16 @@ fn commit(crime: &str) {
             drop(chunk);
             read(at);
         }
-        other => panic!("no such crime: {other}"),
+        other => panic!("no such error: {other}"),
     }
 }
 
 #[test]
-fn crimes_inside_the_arena_are_caught() {
-    if let Ok(crime) = std::env::var(CRIME) {
-        return commit(&crime);
+fn asan_catches_errors_inside_the_arena() {
+    if let Ok(error) = std::env::var(ERROR) {
+        return make_error(&error);
     }
-    for (crime, cause) in [
+    for (error, cause) in [
         ("none", None),
         ("read after free", Some("use-after-poison")),
         (
@@ -95,17 +95,17 @@ fn crimes_inside_the_arena_are_caught() {
         ("read after the pool is gone", Some("SEGV")),
     ] {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crimes_inside_the_arena_are_caught"])
+            .args(["--exact", "asan_catches_errors_inside_the_arena"])
             .arg("--nocapture")
-            .env(CRIME, crime)
+            .env(ERROR, error)
             .output()
             .unwrap();
         let stderr = String::from_utf8_lossy(&child.stderr);
         match cause {
-            None => assert!(child.status.success(), "{crime}: {stderr}"),
+            None => assert!(child.status.success(), "{error}: {stderr}"),
             Some(cause) => {
-                assert!(!child.status.success(), "not caught: {crime}");
-                assert!(stderr.contains(cause), "{crime}: {stderr}");
+                assert!(!child.status.success(), "not caught: {error}");
+                assert!(stderr.contains(cause), "{error}: {stderr}");
             }
         }
     }

@@ -41,7 +41,7 @@ fn a_batch_holds_different_chunks_of_the_size_asked() {
 }
 
 #[test]
-fn more_than_fit_is_cut_and_what_is_left_is_given() {
+fn fill_stops_at_max_and_at_what_the_pool_has_left() {
     let pool = pool();
     let mut small = filled(&pool, 1, 1000);
     assert_eq!(small.len(), ChunkBatch::MAX);
@@ -63,7 +63,7 @@ fn more_than_fit_is_cut_and_what_is_left_is_given() {
 }
 
 #[test]
-fn chunks_leave_and_enter_a_batch_one_by_one() {
+fn chunks_are_popped_and_pushed_one_by_one() {
     let (pool, other) = (pool(), self::pool());
     let mut batch = filled(&pool, 1024, 3);
     let mut one = batch.pop().unwrap();
@@ -93,7 +93,7 @@ fn a_batch_outlives_its_pool() {
 }
 
 #[test]
-fn a_pointer_finds_its_chunk_again() {
+fn from_raw_finds_the_chunk_of_a_pointer() {
     let pool = pool();
     let (small, large) = (pool.alloc_raw(1).unwrap(), pool.alloc_raw(1024).unwrap());
     // SAFETY: just allocated from this pool, and taken back once.
@@ -138,7 +138,7 @@ fn pointers_that_are_no_chunks_are_refused() {
 
 /// A free wakes a task that waits for memory, and its waker is foreign code.
 #[test]
-fn a_waker_that_panics_costs_a_batch_no_chunk() {
+fn panicking_waker_leaks_no_chunk_of_a_batch() {
     struct Panics;
 
     impl Wake for Panics {

@@ -15,7 +15,7 @@ fn the_longest_list_and_the_largest_chunk_are_accepted() {
 }
 
 #[test]
-fn one_class_more_is_refused_and_counted() {
+fn one_class_too_many_is_refused() {
     let refused = SizeClasses::geometric(64, 64 * (MAX_CLASSES + 1), 1.0001);
     let count = MAX_CLASSES + 1;
     assert_eq!(refused, Err(ConfigError::TooManyClasses { count }));

@@ -30,7 +30,7 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<usize> {
 }
 
 #[test]
-fn chunks_keep_clear_of_the_last_page_in_every_way_to_get_memory() {
+fn chunks_never_reach_into_the_guard_page() {
     for backing in [Backing::OnDemand, Backing::Prefault, Backing::Locked] {
         for growth in [Growth::Slab, Growth::Double] {
             let pool = match builder().backing(backing).growth(growth).build() {
@@ -56,7 +56,7 @@ fn chunks_keep_clear_of_the_last_page_in_every_way_to_get_memory() {
 }
 
 #[test]
-fn a_typed_slab_still_holds_what_was_asked_for() {
+fn typed_slab_with_guard_pages_holds_max_objects() {
     let slab = Slab::<[u8; 4096]>::builder()
         .max_objects(16)
         .pool(|pool| pool.guard_pages(true))
@@ -66,9 +66,9 @@ fn a_typed_slab_still_holds_what_was_asked_for() {
 }
 
 #[test]
-fn a_run_over_the_end_of_a_slab_ends_the_process() {
+fn overrun_past_the_end_of_a_slab_kills_the_process() {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "runs_over", "--ignored"])
+        .args(["--exact", "overrun_past_the_end_of_a_slab", "--ignored"])
         .status()
         .unwrap();
     assert_eq!(child.signal(), Some(11), "SIGSEGV, but {child}");
@@ -76,7 +76,7 @@ fn a_run_over_the_end_of_a_slab_ends_the_process() {
 
 #[test]
 #[ignore = "ends the process; the test above runs it in one of its own"]
-fn runs_over() {
+fn overrun_past_the_end_of_a_slab() {
     let pool = builder().build().unwrap();
     let held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(4096).ok()).collect();
     let first = held.iter().map(|chunk| chunk.as_ptr()).min().unwrap();

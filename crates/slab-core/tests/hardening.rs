@@ -38,7 +38,7 @@ fn stale(pool: &SlabPool, len: usize) -> NonNull<u8> {
     miri,
     ignore = "a chunk that was tampered with is lost, and its pool stays"
 )]
-fn a_write_after_the_free_is_found_when_the_chunk_is_used_again() {
+fn write_after_free_panics_at_the_next_allocation() {
     for (len, offset, byte) in [
         (192, 0, 1),
         (192, 191, 0),
@@ -60,7 +60,7 @@ fn a_write_after_the_free_is_found_when_the_chunk_is_used_again() {
 }
 
 #[test]
-fn a_pointer_to_no_chunk_in_use_is_refused() {
+fn pointer_to_a_chunk_not_in_use_is_refused() {
     let pool = builder().build().unwrap();
     let at = stale(&pool, 192);
     // SAFETY: not in use, so nothing is promised.
@@ -114,7 +114,7 @@ fn a_typed_slab_can_be_hardened() {
 }
 
 #[test]
-fn lawful_traffic_is_left_alone() {
+fn correct_use_raises_no_alarm() {
     let rounds = if cfg!(miri) { 3 } else { 300 };
     for zero in [false, true] {
         let pool = builder().zero_on_free(zero).build().unwrap();
@@ -154,7 +154,7 @@ fn lawful_traffic_is_left_alone() {
 
 #[test]
 #[cfg(not(miri))]
-fn chunks_that_were_waited_for_are_watched_too() {
+fn chunks_of_waiters_are_checked_too() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();

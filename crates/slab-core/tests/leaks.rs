@@ -26,7 +26,7 @@ fn lines(pool: &SlabPool) -> Vec<u32> {
 }
 
 #[test]
-fn every_way_to_allocate_tells_its_place() {
+fn every_allocating_call_records_its_call_site() {
     let pool = builder().track_leaks(1).build().unwrap();
     let first = line!() + 1;
     let plain = pool.try_alloc(100).unwrap();
@@ -59,7 +59,7 @@ fn every_way_to_allocate_tells_its_place() {
 
 #[test]
 #[cfg(not(miri))]
-fn who_waited_is_who_asked() {
+fn waited_chunk_records_where_alloc_was_called() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
@@ -89,7 +89,7 @@ fn one_in_n_is_recorded_and_untracked_pools_record_nothing() {
 }
 
 #[test]
-fn the_oldest_comes_first_and_grows_older() {
+fn live_chunks_are_listed_oldest_first() {
     let pool = builder().track_leaks(1).build().unwrap();
     let old = pool.try_alloc(1).unwrap();
     std::thread::sleep(Duration::from_millis(2));
@@ -135,7 +135,7 @@ impl Subscriber for Warnings {
 }
 
 #[test]
-fn the_end_of_a_pool_reports_what_is_in_use_one_event_a_place() {
+fn closing_a_pool_reports_live_chunks_once_per_call_site() {
     let warnings = Warnings::default();
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
@@ -181,7 +181,7 @@ fn the_end_of_a_pool_reports_what_is_in_use_one_event_a_place() {
 }
 
 #[test]
-fn of_many_places_those_with_the_most_bytes_are_reported_and_the_rest_counted() {
+fn report_lists_the_sixteen_largest_places_and_counts_the_rest() {
     let warnings = Warnings::default();
     // As above.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());

@@ -15,7 +15,7 @@ fn classes() -> SizeClasses {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
-fn all_chunks_lie_there_aligned_and_zeroed_up_to_the_cap() {
+fn lent_memory_serves_aligned_zeroed_chunks_up_to_the_cap() {
     // Starts at an odd address; the first page is lost.
     let memory = &mut lent(300 << 10)[1..];
     let range = memory.as_ptr_range();
@@ -52,7 +52,7 @@ fn all_chunks_lie_there_aligned_and_zeroed_up_to_the_cap() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
-fn nothing_is_given_back_and_nothing_unmapped() {
+fn lent_memory_is_neither_trimmed_nor_unmapped() {
     let memory = lent(300 << 10);
     let pool = SlabPool::builder()
         .size_classes(classes())
@@ -73,7 +73,7 @@ fn nothing_is_given_back_and_nothing_unmapped() {
 }
 
 #[test]
-fn too_little_is_an_error() {
+fn lent_memory_below_one_slab_is_an_error() {
     for bytes in [0, 1, 4096, 64 << 10] {
         // One byte less than a slab and the way to the next page.
         let memory: &'static mut [MaybeUninit<u8>] = match bytes {

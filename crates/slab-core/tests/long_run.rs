@@ -102,13 +102,13 @@ fn long_run(max_memory: usize, rounds: u64, operations: u64) -> u64 {
 }
 
 #[test]
-fn memory_and_counters_stay_where_they_were() {
+fn memory_does_not_grow_and_counters_stay_exact() {
     long_run(8 << 20, 5, 40_000);
     assert!(long_run(2 << 20, 2, 20_000) > 0, "the cap is met");
 }
 
 #[test]
 #[ignore = "minutes: ci/faults --long"]
-fn memory_and_counters_stay_where_they_were_for_long() {
+fn memory_does_not_grow_and_counters_stay_exact_for_minutes() {
     long_run(8 << 20, 100, 5_000_000);
 }

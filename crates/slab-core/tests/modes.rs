@@ -46,7 +46,7 @@ fn assert_counts(pool: &SlabPool, had: u64, held: u64) {
 }
 
 #[test]
-fn every_chunk_is_handed_out_once_up_to_the_cap_and_again_after_a_full_free() {
+fn whole_cap_is_handed_out_again_after_a_full_free() {
     for mode in MODES {
         let pool = pool(mode);
         for round in 0..3 {
@@ -91,7 +91,7 @@ fn chunks_are_freed_on_other_threads_and_outlive_the_pool() {
 }
 
 #[test]
-fn threads_at_once_never_share_a_chunk() {
+fn concurrent_threads_never_share_a_chunk() {
     const ROUNDS: usize = if cfg!(miri) { 3 } else { 2_000 };
     const HELD: usize = if cfg!(miri) { 3 } else { 9 };
     for mode in MODES {
@@ -139,7 +139,7 @@ fn trim_gives_memory_back_and_it_can_be_used_again() {
 #[test]
 #[cfg(all(feature = "std", target_os = "linux"))]
 #[cfg_attr(miri, ignore = "its memory is the heap's")]
-fn trim_keeps_what_it_is_told_to() {
+fn trim_stops_at_its_target() {
     for mode in MODES {
         let pool = pool(mode);
         for _ in 0..2 {
@@ -165,7 +165,7 @@ fn trim_keeps_what_it_is_told_to() {
 }
 
 #[test]
-fn waiters_are_served_by_whoever_frees() {
+fn frees_on_another_thread_serve_waiters_in_order() {
     for mode in MODES {
         let pool = pool(mode);
         let mut all = fill(&pool, 1024);
@@ -214,7 +214,7 @@ fn typed_slabs_run_in_every_mode() {
 }
 
 #[test]
-fn only_magazines_keep_free_chunks_from_others() {
+fn only_thread_cached_pools_have_magazines() {
     for mode in MODES {
         let pool = pool(mode);
         drop(
@@ -239,7 +239,7 @@ fn only_magazines_keep_free_chunks_from_others() {
 }
 
 #[test]
-fn a_stack_gives_back_the_last_chunk_and_a_ring_the_first() {
+fn depot_only_is_lifo_and_ring_is_fifo() {
     for (mode, expected) in [(Mode::DepotOnly, 2), (Mode::Ring, 0)] {
         let pool = pool(mode);
         let three: Vec<_> = (0..3).map(|_| pool.try_alloc(1024).unwrap()).collect();
@@ -250,7 +250,7 @@ fn a_stack_gives_back_the_last_chunk_and_a_ring_the_first() {
 }
 
 #[test]
-fn a_ring_has_a_fixed_population_of_each_class() {
+fn ring_gives_each_class_a_fixed_share() {
     let pool = pool(Mode::Ring);
     let large = fill(&pool, 16384);
     assert_eq!(large.len(), most(Mode::Ring, 16384));

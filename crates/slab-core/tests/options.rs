@@ -23,7 +23,7 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
 }
 
 #[test]
-fn what_is_not_chosen_is_what_the_documentation_says() {
+fn builder_defaults_are_as_documented() {
     let pool = SlabPool::builder().build().unwrap();
     assert_eq!((pool.name(), pool.max_memory()), ("default", 64 << 20));
     assert_eq!(pool.size_classes(), &SizeClasses::network());
@@ -33,7 +33,7 @@ fn what_is_not_chosen_is_what_the_documentation_says() {
 }
 
 #[test]
-fn what_is_freed_is_zero_before_anyone_else_sees_it() {
+fn zero_on_free_zeroes_chunks_before_reuse() {
     for mode in [
         Mode::ThreadCached,
         Mode::DepotOnly,
@@ -66,7 +66,7 @@ fn what_is_freed_is_zero_before_anyone_else_sees_it() {
 /// A pool that looks after each chunk has magazines all the same.
 #[test]
 #[cfg(feature = "std")]
-fn threads_keep_magazines_of_zeroed_and_hardened_chunks() {
+fn zeroing_and_hardened_pools_use_magazines() {
     for builder in [builder().zero_on_free(true), builder().hardened(true)] {
         let pool = builder.build().unwrap();
         let chunks: Vec<_> = (0..4).map(|_| pool.try_alloc(1024).unwrap()).collect();
@@ -80,7 +80,7 @@ fn threads_keep_magazines_of_zeroed_and_hardened_chunks() {
 }
 
 #[test]
-fn without_it_memory_comes_as_it_was_and_zeroed_on_request() {
+fn without_zero_on_free_memory_is_reused_as_it_was() {
     let pool = builder().build().unwrap();
     let mut chunk = pool.try_alloc(1024).unwrap();
     chunk.copy_from_slice(&[7; 1024]).unwrap();
@@ -132,7 +132,7 @@ fn a_prefaulted_pool_has_all_its_memory_from_the_start() {
 }
 
 #[test]
-fn memory_is_locked_or_the_system_says_why_not() {
+fn locked_backing_locks_memory_or_returns_the_system_error() {
     match builder().backing(Backing::Locked).build() {
         Ok(pool) => {
             assert_eq!(pool.stats().committed_bytes, 512 << 10);
@@ -182,7 +182,7 @@ fn vm_flags(pool: &SlabPool) -> String {
 }
 
 #[test]
-fn huge_pages_are_an_advice() {
+fn huge_pages_are_advised_only_if_asked_for() {
     let pool = builder().huge_pages(true).build().unwrap();
     assert!(pool.try_alloc(1).is_ok());
     #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
@@ -198,7 +198,7 @@ fn huge_pages_are_an_advice() {
 }
 
 #[test]
-fn what_no_class_holds_comes_from_the_heap_up_to_a_cap_of_its_own() {
+fn oversize_requests_use_the_heap_up_to_their_own_cap() {
     let refusing = builder().build().unwrap();
     assert!(matches!(
         refusing.try_alloc_any(20_000),
@@ -246,7 +246,7 @@ fn what_no_class_holds_comes_from_the_heap_up_to_a_cap_of_its_own() {
 /// More than any heap has: the share that was reserved for it is there for the next request.
 #[test]
 #[cfg_attr(any(miri, slab_asan, slab_tsan), ignore = "theirs ends the process")]
-fn what_the_heap_refuses_takes_nothing_of_its_share() {
+fn refused_heap_allocation_returns_its_reservation() {
     let pool = builder().max_oversize_memory(usize::MAX).build().unwrap();
     let refused = pool.try_alloc_any(isize::MAX as usize - 4095).unwrap_err();
     assert!(matches!(refused, AllocError::Commit { .. }), "{refused}");

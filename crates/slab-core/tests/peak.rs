@@ -34,7 +34,7 @@ fn peak(pool: &SlabPool, bytes: usize) -> Vec<Chunk> {
 }
 
 #[test]
-fn after_a_peak_of_400_mb_resident_memory_is_what_was_asked_for() {
+fn trim_to_after_a_peak_of_400_mb_reaches_its_target() {
     const MB: usize = 1_000_000;
     let classes = SizeClasses::explicit(&[2048, 9216, 65536]).unwrap();
     let pool = SlabPool::builder()
@@ -67,7 +67,7 @@ fn after_a_peak_of_400_mb_resident_memory_is_what_was_asked_for() {
 
 /// However small the pool: otherwise no freed chunk would ever stay with a thread.
 #[test]
-fn a_thread_keeps_two_chunks_of_any_size() {
+fn magazine_holds_two_chunks_of_any_size() {
     let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
     let len = 65536;
     let class = pool.class_for(len).unwrap();
@@ -77,7 +77,7 @@ fn a_thread_keeps_two_chunks_of_any_size() {
 }
 
 #[test]
-fn what_a_thread_keeps_is_bounded_in_chunks_and_in_bytes() {
+fn magazines_are_bounded_in_chunks_and_in_bytes() {
     let max_memory = 64 << 20;
     let pool = SlabPool::builder().max_memory(max_memory).build().unwrap();
     for (class, &len) in pool.size_classes().sizes().iter().enumerate() {

@@ -335,7 +335,7 @@ fn chunks_outlive_their_pool() {
 }
 
 #[test]
-fn the_last_handle_and_the_last_chunk_may_go_at_once() {
+fn last_handle_and_last_chunk_may_drop_concurrently() {
     const CAP: usize = if COUNTED { 64 << 20 } else { 64 << 10 };
     let rounds = if cfg!(miri) { 4 } else { 2000 };
     #[cfg(target_os = "linux")]
@@ -370,7 +370,7 @@ fn the_last_handle_and_the_last_chunk_may_go_at_once() {
 }
 
 #[test]
-fn clones_are_paid_for_at_once_and_what_is_not_taken_goes_back() {
+fn clones_take_references_at_once_and_return_unused_ones() {
     let pool = pool(64 << 10, &[1024]);
     let first = pool.try_alloc(1).unwrap().into_shared();
     let mut clones = first.clones(10);
@@ -405,7 +405,7 @@ fn clones_are_paid_for_at_once_and_what_is_not_taken_goes_back() {
 
 /// Exhausted, they hold no reference any more: the chunk is free, and its pool gone.
 #[test]
-fn clones_that_were_all_taken_look_at_no_chunk() {
+fn exhausted_clones_do_not_access_the_freed_chunk() {
     let pool = pool(64 << 10, &[1024]);
     let first = pool.try_alloc(1).unwrap().into_shared();
     let mut clones = first.clones(1);
@@ -414,7 +414,7 @@ fn clones_that_were_all_taken_look_at_no_chunk() {
 }
 
 #[test]
-fn statistics_stay_within_what_can_be_while_threads_run() {
+fn statistics_balance_while_threads_run() {
     let pool = pool(1 << 20, &[64, 2048]);
     let rounds = if cfg!(miri) { 10 } else { 100_000 };
     thread::scope(|scope| {

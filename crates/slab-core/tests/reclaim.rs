@@ -57,7 +57,7 @@ fn assert_whole_cap(pool: &SlabPool, len: usize) -> Vec<Chunk> {
 }
 
 #[test]
-fn what_small_chunks_used_serves_large_ones_and_the_other_way_round() {
+fn freed_slabs_serve_the_other_class() {
     let pool = pool();
     let (small, large) = sizes(&pool);
     for _ in 0..2 {
@@ -190,7 +190,7 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
 
 /// That it does not sweep each time is in `spans.rs`.
 #[test]
-fn a_full_pool_that_refuses_again_and_again_keeps_what_is_free() {
+fn repeated_refusals_leave_free_chunks_to_their_class() {
     let pool = pool();
     let (small, large) = sizes(&pool);
     let mut chunks = fill(&pool, small);
@@ -213,7 +213,7 @@ fn a_full_pool_that_refuses_again_and_again_keeps_what_is_free() {
 /// is free in them is too little for a slab, and find it as soon as it is enough.
 #[test]
 #[cfg(feature = "std")]
-fn refusals_under_churn_do_not_take_the_magazines_away() {
+fn refusals_under_churn_do_not_sweep_the_magazines() {
     let pool = pool();
     let (small, large) = sizes(&pool);
     let in_magazines = || pool.stats().classes()[0].in_magazines;
@@ -246,7 +246,7 @@ fn refusals_under_churn_do_not_take_the_magazines_away() {
 }
 
 #[test]
-fn trim_gives_everything_back_after_afull_free_and_keeps_what_it_is_told_to() {
+fn trim_releases_everything_and_trim_to_keeps_its_target() {
     let pool = pool();
     let (small, large) = sizes(&pool);
     let chunks = fill(&pool, small);
@@ -309,7 +309,7 @@ fn a_magazine_is_used_again_after_a_sweep() {
 
 #[test]
 #[cfg(not(miri))] // Minutes.
-fn slabs_that_come_to_a_class_are_counted() {
+fn slab_commits_and_rebalances_are_counted() {
     let pool = pool();
     let (small, large) = sizes(&pool);
     let slabs = (pool.max_memory() / pool.stats().slab_bytes) as u64;
@@ -331,7 +331,7 @@ fn slabs_that_come_to_a_class_are_counted() {
 /// A peak of large chunks, after which a small one in each slab keeps it; or slabs backed ahead of use.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux", not(miri)))]
-fn what_no_chunk_lies_in_is_no_longer_resident_after_a_trim() {
+fn pages_without_chunks_are_not_resident_after_a_trim() {
     use slab_core::Backing;
 
     const CAP: usize = 32 << 20;
@@ -381,7 +381,7 @@ fn what_no_chunk_lies_in_is_no_longer_resident_after_a_trim() {
 /// before. Where the system gives none, there is nothing to see.
 #[test]
 #[cfg(all(feature = "std", target_os = "linux", not(miri)))]
-fn what_a_huge_page_brought_back_goes_with_what_it_was_for() {
+fn trim_releases_memory_that_a_huge_page_brought_back() {
     use slab_core::Growth;
 
     let pool = SlabPool::builder()

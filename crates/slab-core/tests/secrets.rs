@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Watching {
 static WATCHING: Watching = Watching;
 
 #[test]
-fn a_heap_chunk_of_a_zeroing_pool_takes_no_secret_to_the_heap() {
+fn zero_on_free_wipes_heap_chunks() {
     for (zero, seen) in [(true, 0), (false, LEN)] {
         let pool = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[1024]).unwrap())

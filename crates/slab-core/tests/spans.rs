@@ -46,7 +46,7 @@ impl Subscriber for Spans {
 }
 
 #[test]
-fn reclaim_is_a_span_and_a_packet_is_none() {
+fn reclaim_emits_spans_and_the_fast_path_none() {
     let spans = Spans::default();
     tracing::subscriber::with_default(spans.clone(), || {
         let pool = SlabPool::builder()
@@ -102,7 +102,7 @@ fn count(spans: &Spans, what: &str) -> usize {
 }
 
 #[test]
-fn a_sweep_says_how_many_slabs_it_freed() {
+fn sweep_event_has_the_number_of_freed_slabs() {
     let spans = Spans::default();
     let pool = SlabPool::builder()
         .name("sw")
@@ -126,7 +126,7 @@ fn a_sweep_says_how_many_slabs_it_freed() {
 
 /// One event however often the pool refuses, and one at the first success after a second without refusal.
 #[test]
-fn that_a_class_ran_out_is_told_once_and_its_end_once() {
+fn exhaustion_and_its_end_are_logged_once_each() {
     let spans = Spans::default();
     let told = |what: &str| {
         let events = spans.1.lock().unwrap();
@@ -161,7 +161,7 @@ fn that_a_class_ran_out_is_told_once_and_its_end_once() {
 /// A pool that refuses sweeps once, and again only when as much was freed since as some slab lacks;
 /// while anybody waits, or with fixed shares, never.
 #[test]
-fn only_as_many_free_chunks_as_a_slab_misses_are_worth_a_sweep() {
+fn pool_sweeps_only_if_a_slab_could_become_whole() {
     let builder = |mode| {
         let classes = SizeClasses::explicit(&[1024, 16384]).unwrap();
         let pool = SlabPool::builder().name("full").size_classes(classes);

@@ -98,7 +98,7 @@ fn double_flush_at_thread_exit() {
 /// When a thread has given its cache back and another has it, what the first still frees must not go
 /// there: the magazine would have two owners.
 #[test]
-fn a_cache_that_went_to_another_thread_is_left_alone_by_its_first() {
+fn ended_thread_does_not_touch_its_former_cache() {
     let pool = builder().build().unwrap();
     let steps = Arc::new(Barrier::new(2));
     let first = {
@@ -399,7 +399,7 @@ fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
 /// by the pool's address, and may still have a cache of the pool that was there before, made for other
 /// classes; a pool without magazines never replaces it.
 #[test]
-fn a_pool_in_the_place_of_a_former_one() {
+fn pool_at_the_address_of_a_closed_pool() {
     let mut held = Vec::new();
     // With less memory no ring of four classes fits in.
     let (rounds, memory) = if cfg!(miri) {

@@ -170,7 +170,7 @@ fn a_panic_leaks_no_memory() {
 }
 
 #[test]
-fn a_value_that_is_waited_for_is_made_when_there_is_room() {
+fn insert_with_makes_the_value_only_when_there_is_room() {
     let slab = slab::<[u8; 16384]>(1);
     let mut held: Vec<_> = (0..slab.capacity())
         .map(|_| slab.try_insert([0; 16384]).unwrap())
@@ -205,7 +205,7 @@ fn a_value_that_is_waited_for_is_made_when_there_is_room() {
 }
 
 #[test]
-fn the_builder_hands_options_on() {
+fn builder_passes_options_to_its_pool() {
     let slab = Slab::<[u8; 64]>::builder()
         .max_objects(8 << 10)
         .pool(|pool| pool.growth(Growth::Custom(|_| 4)).max_memory(1))
@@ -247,7 +247,7 @@ fn a_full_slab_gives_the_value_back() {
 }
 
 #[test]
-fn capacity_is_what_was_asked_for_in_whole_slabs() {
+fn capacity_is_max_objects_rounded_up_to_whole_slabs() {
     let some = [1, 1023, 1024, 1025, 100_000];
     for &objects in &some[..if cfg!(miri) { 4 } else { 5 }] {
         let capacity = slab::<[u8; 64]>(objects).capacity();
@@ -347,7 +347,7 @@ fn values_outlive_their_slab_and_cross_threads() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks, as it should")]
-fn what_is_leaked_keeps_its_memory() {
+fn leaked_value_keeps_its_memory() {
     let slab = slab::<Counted>(100);
     let drops = Arc::new(AtomicUsize::new(0));
     let leaked = SlabBox::leak(slab.try_insert(Counted(Arc::clone(&drops))).unwrap());
@@ -402,7 +402,7 @@ fn a_destructor_may_use_the_slab() {
 }
 
 #[test]
-fn a_slab_of_what_is_not_send_is_still_send_but_its_boxes_are_not() {
+fn slab_of_a_type_that_is_not_send_is_send() {
     fn is_send<T: Send + Sync>(_: &T) {}
     let slab = slab::<Rc<u32>>(10);
     is_send(&slab);
@@ -460,7 +460,7 @@ fn a_static_slab_opens_once_and_a_global_handle_finds_it() {
 }
 
 #[test]
-fn a_tag_that_breaks_its_word_is_caught() {
+fn global_tag_that_changes_its_slab_panics() {
     struct Fickle;
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     static SLABS: [StaticSlab<u64, Fickle>; 2] =

@@ -36,7 +36,7 @@ fn touched<T>(len: usize) -> Vec<MaybeUninit<T>> {
 }
 
 #[test]
-fn half_a_million_objects_cost_little_beyond_themselves() {
+fn half_a_million_objects_have_little_overhead() {
     let slab = Slab::<Object, Live>::global().unwrap();
     let mut handles = touched::<GlobalBox<Object, Live>>(OBJECTS);
     let before = resident();

@@ -86,7 +86,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 #[test]
-fn memory_that_is_there_needs_no_wait() {
+fn alloc_does_not_wait_if_memory_is_free() {
     let pool = pool(&[LEN]);
     let chunk = block_on(pool.alloc(LEN - 24)).unwrap();
     assert_eq!(chunk.capacity(), LEN);
@@ -94,7 +94,7 @@ fn memory_that_is_there_needs_no_wait() {
 }
 
 #[test]
-fn what_can_never_be_met_is_an_error_at_once() {
+fn too_large_request_fails_without_waiting() {
     let pool = pool(&[LEN]);
     let all = fill(&pool, LEN);
     let error = block_on(pool.alloc(LEN + 1)).unwrap_err();
@@ -104,7 +104,7 @@ fn what_can_never_be_met_is_an_error_at_once() {
 }
 
 #[test]
-fn waiters_are_served_in_order_and_before_anybody_else() {
+fn waiters_are_served_in_order_and_before_try_alloc() {
     let pool = pool(&[LEN]);
     let mut all = fill(&pool, LEN);
     let mut waiters: Vec<_> = (0..3).map(|_| Waiter::new(&pool, LEN)).collect();
@@ -131,7 +131,7 @@ fn waiters_are_served_in_order_and_before_anybody_else() {
 
 #[test]
 #[cfg(feature = "std")]
-fn the_fast_path_comes_back_when_nobody_waits() {
+fn fast_path_reopens_when_nobody_waits() {
     let pool = pool(&[LEN]);
     let mut all = fill(&pool, LEN);
     let mut waiter = Waiter::new(&pool, LEN);
@@ -143,7 +143,7 @@ fn the_fast_path_comes_back_when_nobody_waits() {
 
 /// The ring is shut while anybody waits; afterwards its order shows that it is in use again.
 #[test]
-fn a_ring_comes_back_when_nobody_waits() {
+fn ring_reopens_when_nobody_waits() {
     let pool = SlabPool::builder()
         .size_classes(SizeClasses::explicit(&[LEN]).unwrap())
         .max_memory(256 << 10)
@@ -164,7 +164,7 @@ fn a_ring_comes_back_when_nobody_waits() {
 /// A wait is not counted as served by a magazine, which to the statistics is what neither the depot nor a
 /// slab served.
 #[test]
-fn who_waited_was_served_by_the_slabs() {
+fn served_waits_count_as_allocations_from_slabs() {
     for mode in [Mode::ThreadCached, Mode::DepotOnly] {
         let pool = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[LEN]).unwrap())
@@ -188,7 +188,7 @@ fn who_waited_was_served_by_the_slabs() {
 }
 
 #[test]
-fn a_waiter_that_gives_up_takes_nothing_with_it() {
+fn dropped_waiter_passes_its_chunk_on() {
     let pool = pool(&[LEN]);
     let mut all = fill(&pool, LEN);
     let early = Waiter::new(&pool, LEN);
@@ -209,7 +209,7 @@ fn a_waiter_that_gives_up_takes_nothing_with_it() {
 }
 
 #[test]
-fn the_last_waker_given_is_the_one_that_is_called() {
+fn only_the_latest_waker_is_called() {
     let pool = pool(&[LEN]);
     let mut all = fill(&pool, LEN);
     let mut waiter = Waiter::new(&pool, LEN);
@@ -220,7 +220,7 @@ fn the_last_waker_given_is_the_one_that_is_called() {
 }
 
 #[test]
-fn a_waker_that_panics_does_not_keep_the_others_asleep() {
+fn panicking_waker_does_not_prevent_other_wakeups() {
     struct Panics;
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
@@ -247,7 +247,7 @@ fn a_waker_that_panics_does_not_keep_the_others_asleep() {
 
 /// A subscriber to the pool's events is foreign code, as a waker is.
 #[test]
-fn a_subscriber_that_panics_leaves_nobody_waiting() {
+fn panicking_subscriber_leaves_no_waiter_behind() {
     struct Panics;
     impl Subscriber for Panics {
         fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -304,7 +304,7 @@ fn small_chunks_freed_in_any_order_serve_a_large_request() {
 
 /// Of two classes, too: the waiter that came first gets the slab, whose other chunks the second may use.
 #[test]
-fn a_slab_that_becomes_whole_serves_whoever_came_first() {
+fn whole_slab_serves_the_longest_waiting_request() {
     const SMALL: usize = LEN / 4;
     for (first, second) in [(SMALL, 16384), (16384, SMALL)] {
         let pool = pool(&[SMALL, LEN, 16384]);
@@ -319,7 +319,7 @@ fn a_slab_that_becomes_whole_serves_whoever_came_first() {
 
 /// Chunks set aside for waiters were in use, whether or not anybody took a snapshot meanwhile.
 #[test]
-fn what_waiters_get_raises_the_high_water_mark() {
+fn chunks_granted_to_waiters_raise_the_high_water_mark() {
     let pool = pool(&[LEN, 16384]);
     let all = fill(&pool, 16384);
     let count = pool.max_memory() / LEN;
@@ -362,7 +362,7 @@ fn wakers_may_use_the_pool() {
 }
 
 #[test]
-fn magazines_of_idle_threads_do_not_keep_anyone_waiting() {
+fn waiters_are_served_from_magazines_of_idle_threads() {
     let pool = pool(&[LEN]);
     let mut all = fill(&pool, LEN);
     let (done, wait) = std::sync::mpsc::channel::<()>();
@@ -381,7 +381,7 @@ fn magazines_of_idle_threads_do_not_keep_anyone_waiting() {
 
 #[test]
 #[cfg_attr(miri, ignore = "65 536 of them")]
-fn there_is_a_limit_to_how_many_wait() {
+fn number_of_waiters_is_limited() {
     let pool = pool(&[LEN]);
     let all = fill(&pool, LEN);
     let limit = 1 << 16;

@@ -218,7 +218,7 @@ mod tests {
     use crate::class::SizeClasses;
 
     #[test]
-    fn no_page_goes_that_holds_anything_else() {
+    fn whole_pages_leaves_out_partly_covered_pages() {
         for page in [4096, 16384, 65536] {
             for (start, end, pages) in [
                 (0, page, 0..1),
@@ -258,7 +258,7 @@ mod tests {
 
     /// Pages that went back stay away until a chunk among them was used.
     #[test]
-    fn stored_pages_go_back_once() {
+    fn stored_pages_are_released_once() {
         let (arena, classes) = fixture();
         let mut slabs = Slabs::new(&arena, Growth::Slab).unwrap();
         let units = carve_all(&mut slabs, &arena, &classes, 1);
@@ -287,7 +287,7 @@ mod tests {
     /// The rest of which no chunk was carved goes back once if it may be in memory, up to the page that
     /// it shares with a chunk in use.
     #[test]
-    fn the_rest_of_a_slab_goes_back_once_if_something_lay_there() {
+    fn uncarved_rest_is_released_once_if_it_may_be_resident() {
         let served = |slabs: &mut Slabs, arena: &Arena, classes: &ClassTable| {
             let units = carve_all(slabs, arena, classes, 0);
             slabs.store(arena, 0, &units);
@@ -324,7 +324,7 @@ mod tests {
     /// A trim releases the mutex every 4 MiB, and ignores what is taken and given back meanwhile.
     #[test]
     #[cfg(not(miri))] // Writes 16 MiB in turn.
-    fn what_is_taken_between_two_pieces_of_a_trim_stays() {
+    fn trim_keeps_chunks_taken_between_two_of_its_pieces() {
         const CAP: usize = 16 << 20;
         let list = SizeClasses::explicit(&[65536]).unwrap();
         let classes = ClassTable::new(list, CAP);

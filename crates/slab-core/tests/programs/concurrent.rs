@@ -110,7 +110,7 @@ proptest! {
     #![proptest_config(crate::config())]
 
     #[test]
-    fn programs_at_once_never_share_a_chunk(choice in 0u8..32, scripts in scripts()) {
+    fn concurrent_programs_never_share_a_chunk(choice in 0u8..32, scripts in scripts()) {
         run(choice, &scripts);
     }
 }

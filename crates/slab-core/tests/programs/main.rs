@@ -49,7 +49,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn a_pool_does_what_its_model_does(choice in 0u8..32, steps in steps()) {
+    fn pool_matches_its_model(choice in 0u8..32, steps in steps()) {
         machine::run(choice, &steps);
     }
 }
