@@ -30,12 +30,12 @@ impl Found {
     }
 }
 
-/// Where the other chunks of a carved batch go.
+/// How many chunks to carve where only slabs have any.
 #[derive(Debug, Clone, Copy)]
-enum Rest {
-    Magazine,
-    /// None are carved.
-    Slab,
+enum CarveSize {
+    /// A batch: the others go into the magazine.
+    Batch,
+    One,
 }
 
 impl Inner {
@@ -49,9 +49,10 @@ impl Inner {
                 self.end_exhaustion(class);
                 Ok(Found::used(unit))
             }
-            None => self.find(self.attach().as_deref(), class, Rest::Magazine),
+            None => self.find_free_chunk(self.attach().as_deref(), class, CarveSize::Batch),
         };
-        self.answer(class, found, call_site).map(|found| found.unit)
+        self.record_outcome(class, found, call_site)
+            .map(|found| found.unit)
     }
 
     /// As [`alloc_slow`](Self::alloc_slow), for a caller that wants zeros and has to zero a used chunk. A
@@ -62,16 +63,16 @@ impl Inner {
         class: u8,
         call_site: CallSite,
     ) -> Result<Found, AllocError> {
-        let rest = if self.classes.geometry(class).bytes < PAGE {
-            Rest::Magazine
+        let carve_size = if self.classes.geometry(class).bytes < PAGE {
+            CarveSize::Batch
         } else {
-            Rest::Slab
+            CarveSize::One
         };
-        let found = self.find(self.attach().as_deref(), class, rest);
-        self.answer(class, found, call_site)
+        let found = self.find_free_chunk(self.attach().as_deref(), class, carve_size);
+        self.record_outcome(class, found, call_site)
     }
 
-    fn answer(
+    fn record_outcome(
         &self,
         class: u8,
         found: Result<Found, AllocError>,
@@ -97,26 +98,26 @@ impl Inner {
         cache: Option<&ThreadCache>,
         class: u8,
     ) -> Result<u32, AllocError> {
-        let found = self.find(cache, class, Rest::Magazine)?;
+        let found = self.find_free_chunk(cache, class, CarveSize::Batch)?;
         Ok(found.unit)
     }
 
-    fn find(
+    fn find_free_chunk(
         &self,
         cache: Option<&ThreadCache>,
         class: u8,
-        rest: Rest,
+        carve_size: CarveSize,
     ) -> Result<Found, AllocError> {
         let used = cache
             .and_then(|cache| self.alloc_from_depot(cache, class))
             .or_else(|| self.alloc_single(class));
-        match (used, rest) {
+        match (used, carve_size) {
             (Some(unit), _) => {
                 self.end_exhaustion(class);
                 Ok(Found::used(unit))
             }
-            (None, Rest::Magazine) => self.alloc_from_slab(cache, class),
-            (None, Rest::Slab) => self.alloc_from_slab(None, class),
+            (None, CarveSize::Batch) => self.alloc_from_slab(cache, class),
+            (None, CarveSize::One) => self.alloc_from_slab(None, class),
         }
     }
 
@@ -187,7 +188,7 @@ impl Inner {
             }
         };
         let fresh = &units[..carved.chunks];
-        let unit = self.deliver(layer, cache, class, fresh);
+        let unit = self.take_one_and_store_rest(layer, cache, class, fresh);
         if carved.new_slab {
             tracing::debug!(
                 pool = %self.name,
@@ -199,8 +200,8 @@ impl Inner {
         if carved.grown {
             self.end_refusal();
         }
-        if carved.note_peak {
-            self.note_peak(class);
+        if carved.peak_due {
+            self.update_in_use_peak(class);
         }
         self.end_exhaustion(class);
         Ok(Found {
@@ -220,7 +221,7 @@ impl Inner {
 
     /// Counts an allocation of one of `fresh` and stores the others, in the magazine before the layer is
     /// unlocked: another thread would otherwise find them neither in the slabs nor there.
-    fn deliver(
+    fn take_one_and_store_rest(
         &self,
         layer: MutexGuard<'_, SlabLayer>,
         cache: Option<&ThreadCache>,
@@ -230,13 +231,13 @@ impl Inner {
         let cached = cache.and_then(|cache| self.refill(cache.magazine(class), fresh));
         drop(layer);
         if let Some((unit, stored)) = cached {
-            return self.keep(class, unit, &fresh[stored..]);
+            return self.store_rest(class, unit, &fresh[stored..]);
         }
         let (&unit, rest) = fresh.split_last().expect("carve gives at least one chunk");
         self.uncached[usize::from(class)]
             .from_slab
             .fetch_add(1, Ordering::Relaxed);
-        self.keep(class, unit, rest)
+        self.store_rest(class, unit, rest)
     }
 
     /// Puts as many fresh chunks into the magazine as fit, and takes one; returns it, and how many fitted.
@@ -259,19 +260,19 @@ impl Inner {
 
     /// Puts away the `rest` of what was carved and returns the wanted `unit`, which is counted as
     /// allocated: it is not lost if the rest wakes a task whose waker panics.
-    fn keep(&self, class: u8, unit: u32, rest: &[u32]) -> u32 {
-        struct Wanted<'a>(&'a Inner, u8, u32);
+    fn store_rest(&self, class: u8, unit: u32, rest: &[u32]) -> u32 {
+        struct FreeOnPanic<'a>(&'a Inner, u8, u32);
 
-        impl Drop for Wanted<'_> {
+        impl Drop for FreeOnPanic<'_> {
             fn drop(&mut self) {
                 // SAFETY: the chunk was given to nobody, and the caller that asked for it has a handle.
                 unsafe { Inner::free_with(NonNull::from(self.0), None, self.1, self.2) };
             }
         }
 
-        let wanted = Wanted(self, class, unit);
+        let free_on_panic = FreeOnPanic(self, class, unit);
         self.put_free(class, rest);
-        core::mem::forget(wanted);
+        core::mem::forget(free_on_panic);
         unit
     }
 
@@ -294,7 +295,10 @@ impl Inner {
     }
 
     fn begin_exhaustion(&self, class: u8) {
-        if self.uncached[usize::from(class)].exhaustion.refused() {
+        if self.uncached[usize::from(class)]
+            .exhaustion
+            .record_refusal()
+        {
             let chunk_bytes = self.classes.geometry(class).bytes;
             tracing::warn!(pool = %self.name, chunk_bytes, max_memory = self.max_memory(), "pool exhausted");
         }
@@ -303,13 +307,13 @@ impl Inner {
     /// Reports that the system would not back a slab, if that is the error: once an episode, as with
     /// exhaustion, because each later allocation asks again.
     fn begin_refusal(&self, error: AllocError) {
-        if matches!(error, AllocError::Commit { .. }) && self.commit_refusals.refused() {
+        if matches!(error, AllocError::Commit { .. }) && self.commit_refusals.record_refusal() {
             tracing::warn!(pool = %self.name, %error, "slab not committed");
         }
     }
 
     fn end_refusal(&self) {
-        if self.commit_refusals.served() {
+        if self.commit_refusals.record_success() {
             tracing::info!(pool = %self.name, "slabs are committed again");
         }
     }
@@ -327,7 +331,7 @@ impl Inner {
         self.begin_exhaustion(class);
     }
 
-    pub(crate) fn too_many_waiters(&self, class: u8, limit: usize) -> AllocError {
+    pub(crate) fn too_many_waiters_error(&self, class: u8, limit: usize) -> AllocError {
         self.uncached[usize::from(class)]
             .waiters_refused
             .fetch_add(1, Ordering::Relaxed);
@@ -335,14 +339,17 @@ impl Inner {
     }
 
     fn end_exhaustion(&self, class: u8) {
-        if self.uncached[usize::from(class)].exhaustion.served() {
+        if self.uncached[usize::from(class)]
+            .exhaustion
+            .record_success()
+        {
             let chunk_bytes = self.classes.geometry(class).bytes;
             tracing::info!(pool = %self.name, chunk_bytes, "pool no longer exhausted");
         }
     }
 
     #[cold]
-    pub(crate) fn too_large(&self, requested: usize) -> AllocError {
+    pub(crate) fn too_large_error(&self, requested: usize) -> AllocError {
         self.too_large.fetch_add(1, Ordering::Relaxed);
         AllocError::TooLarge {
             requested,
@@ -368,7 +375,7 @@ mod tests {
         }
     }
 
-    /// One thread has carved and not delivered yet when another begins to wait.
+    /// One thread has carved and not stored the rest yet when another begins to wait.
     #[test]
     fn panicking_waker_in_an_allocation_leaks_no_chunk() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
@@ -381,8 +388,8 @@ mod tests {
         let mut waits = Box::pin(pool.alloc(1));
         let mut cx = Context::from_waker(&waker);
         assert!(waits.as_mut().poll(&mut cx).is_pending());
-        let deliver = || inner.deliver(inner.slabs.lock(), None, 0, &fresh);
-        catch_unwind(AssertUnwindSafe(deliver)).unwrap_err();
+        let take_one = || inner.take_one_and_store_rest(inner.slabs.lock(), None, 0, &fresh);
+        catch_unwind(AssertUnwindSafe(take_one)).unwrap_err();
         drop((waits, all));
         let stats = pool.stats();
         assert_eq!((stats.in_use(), stats.classes()[0].waiting), (0, 0));
@@ -404,7 +411,7 @@ mod tests {
             let mut layer = inner.slabs.lock();
             let carved = inner.carve(&mut layer, 0, &mut fresh).unwrap();
             assert!(carved.fresh && carved.chunks == 3);
-            let unit = inner.deliver(layer, Some(&cache), 0, &fresh);
+            let unit = inner.take_one_and_store_rest(layer, Some(&cache), 0, &fresh);
             assert!(fresh.contains(&unit));
             let stats = pool.stats();
             assert_eq!(stats.in_use(), 1, "the others can be had");

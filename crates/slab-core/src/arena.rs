@@ -43,7 +43,7 @@ pub(crate) struct Arena {
     slabs: usize,
     /// The class that each slab serves, plus one, for code that has a chunk's address and no lock. Correct
     /// as long as a chunk of the slab is in use.
-    serves: Table<AtomicU32>,
+    slab_classes: Table<AtomicU32>,
 }
 
 impl Arena {
@@ -96,7 +96,8 @@ impl Arena {
             locked: false,
             slab_bytes,
             slabs,
-            serves: Table::new(slabs).map_err(|errno| ConfigError::Reserve { bytes, errno })?,
+            slab_classes: Table::new(slabs)
+                .map_err(|errno| ConfigError::Reserve { bytes, errno })?,
         })
     }
 
@@ -123,7 +124,7 @@ impl Arena {
 
     /// May memory go back to the system? Not if it is the caller's, and not if it is locked: Linux
     /// would refuse, other systems would no longer lock it.
-    pub(crate) fn gives_back(&self) -> bool {
+    pub(crate) fn can_release(&self) -> bool {
         matches!(self.memory, Memory::System(_)) && !self.locked
     }
 
@@ -152,14 +153,14 @@ impl Arena {
     /// From now on the slab serves this class.
     pub(crate) fn set_class(&self, slab: usize, class: u8) {
         // Relaxed: a chunk of the slab reaches others by ways that order this before it.
-        self.serves
+        self.slab_classes
             .at(slab)
             .store(u32::from(class) + 1, Ordering::Relaxed);
     }
 
     /// The class that the slab serves, or served last; `None` if none ever.
     pub(crate) fn class_of(&self, slab: usize) -> Option<u8> {
-        let class = self.serves.at(slab).load(Ordering::Relaxed);
+        let class = self.slab_classes.at(slab).load(Ordering::Relaxed);
         class.checked_sub(1).map(|class| class as u8)
     }
 
@@ -216,7 +217,7 @@ impl Arena {
 
     /// The slabs that huge pages of this one's memory can reach into. Where slabs have guards between
     /// them, none can.
-    pub(crate) fn in_huge_pages_of(&self, slab: usize) -> Range<usize> {
+    pub(crate) fn slabs_sharing_huge_pages(&self, slab: usize) -> Range<usize> {
         if self.guard != 0 {
             return slab..slab + 1;
         }

@@ -1,7 +1,7 @@
 //! [`ChunkBatch`]: many chunks, allocated or freed in one step.
 
 use crate::call_site::CallSite;
-use crate::chunk::{Chunk, Name};
+use crate::chunk::{Chunk, ChunkId};
 use crate::error::AllocError;
 use crate::local;
 use crate::pool::SlabPool;
@@ -133,9 +133,9 @@ impl ChunkBatch {
     #[cold]
     #[inline(never)]
     fn free_one_by_one(&mut self) {
-        struct Rest<'a>(&'a mut ChunkBatch);
+        struct FreeOnDrop<'a>(&'a mut ChunkBatch);
 
-        impl Rest<'_> {
+        impl FreeOnDrop<'_> {
             fn free(&mut self) {
                 while let Some(chunk) = self.0.pop() {
                     drop(chunk);
@@ -144,13 +144,13 @@ impl ChunkBatch {
         }
 
         // A free may wake a task that waits for memory. If the waker panics, the rest is freed here.
-        impl Drop for Rest<'_> {
+        impl Drop for FreeOnDrop<'_> {
             fn drop(&mut self) {
                 self.free();
             }
         }
 
-        Rest(self).free();
+        FreeOnDrop(self).free();
     }
 
     /// Returns how many chunks the batch holds.
@@ -172,7 +172,7 @@ impl ChunkBatch {
     pub fn pop(&mut self) -> Option<Chunk> {
         let unit = self.units.pop()?;
         // SAFETY: the batch owned the unit's chunk, and has just given it up.
-        Some(unsafe { Chunk::at(self.pool.inner_ptr(), Name::new(self.place, unit)) })
+        Some(unsafe { Chunk::from_id(self.pool.inner_ptr(), ChunkId::new(self.place, unit)) })
     }
 
     /// Adds a chunk, to be freed with the others.

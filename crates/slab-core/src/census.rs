@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use core::mem::MaybeUninit;
 
 /// Chunks of a class that are not in its slabs.
-struct Whereabouts {
+struct ChunkCounts {
     in_use: u64,
     in_magazines: u64,
     in_depot: u64,
@@ -40,11 +40,11 @@ impl Inner {
     /// slightly different moments; they are kept within what can be, and always add up. When the
     /// pool is quiet, they are exact.
     #[inline(always)]
-    fn whereabouts(&self, owned: &ClassSlabs, class: u8, tally: &Tally) -> Whereabouts {
+    fn count_chunks(&self, owned: &ClassSlabs, class: u8, tally: &Tally) -> ChunkCounts {
         let out = owned.out();
         let in_depot = (self.depot.chunks(class) + tally.singles).min(out);
         let in_magazines = tally.cached.min(out - in_depot);
-        Whereabouts {
+        ChunkCounts {
             in_use: out - in_depot - in_magazines,
             in_magazines,
             in_depot,
@@ -72,7 +72,12 @@ impl Inner {
     }
 
     /// Raises the class's high-water mark to what is in use now; returns it.
-    pub(crate) fn raise_peak(&self, _one_at_a_time: &SlabLayer, class: u8, in_use: u64) -> u64 {
+    pub(crate) fn raise_in_use_peak(
+        &self,
+        _slabs_locked: &SlabLayer,
+        class: u8,
+        in_use: u64,
+    ) -> u64 {
         let mark = &self.uncached[usize::from(class)].in_use_peak;
         let before = mark.load(Ordering::Relaxed);
         if in_use > before {
@@ -81,27 +86,27 @@ impl Inner {
         in_use.max(before)
     }
 
-    pub(crate) fn note_peak(&self, class: u8) {
+    pub(crate) fn update_in_use_peak(&self, class: u8) {
         let mut layer = self.slabs.lock();
         let registry = self.registry.lock();
         layer.slabs.set_threads(registry.len());
         let tally = self.tally(&registry, class);
         drop(registry);
-        let now = self.whereabouts(layer.slabs.class(class), class, &tally);
-        self.raise_peak(&layer, class, now.in_use);
+        let now = self.count_chunks(layer.slabs.class(class), class, &tally);
+        self.raise_in_use_peak(&layer, class, now.in_use);
     }
 
     pub(crate) fn stats(&self) -> PoolStats {
         let mut stats = MaybeUninit::uninit();
-        self.fill(&mut stats);
-        // SAFETY: `fill` begins with writing all of it.
+        self.fill_stats(&mut stats);
+        // SAFETY: `fill_stats` begins with writing all of it.
         unsafe { stats.assume_init() }
     }
 
     // Writes in place, because the snapshot is 4 KiB long: one that a function builds and then returns is
     // copied on its way.
     #[inline(never)]
-    fn fill(&self, to: &mut MaybeUninit<PoolStats>) {
+    fn fill_stats(&self, to: &mut MaybeUninit<PoolStats>) {
         let stats = to.write(PoolStats {
             max_memory: self.arena.bytes(),
             committed_bytes: 0,
@@ -132,7 +137,7 @@ impl Inner {
         let geometry = self.classes.geometry(class);
         let tally = self.tally(registry, class);
         let owned = layer.slabs.class(class);
-        let now = self.whereabouts(owned, class, &tally);
+        let now = self.count_chunks(owned, class, &tally);
         let uncached = &self.uncached[usize::from(class)];
         let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
         ClassStats {
@@ -143,7 +148,7 @@ impl Inner {
             in_magazines: now.in_magazines,
             in_depot: now.in_depot,
             in_slabs: committed_chunks - owned.out(),
-            in_use_peak: self.raise_peak(layer, class, now.in_use),
+            in_use_peak: self.raise_in_use_peak(layer, class, now.in_use),
             allocs: tally.frees + now.in_use,
             allocs_from_depot: tally.from_depot,
             allocs_from_slab: tally.from_slab,

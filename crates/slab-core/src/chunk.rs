@@ -17,18 +17,18 @@ use core::ptr::NonNull;
 /// (about 15 cycles) whenever a handle is copied soon after it was made.
 ///
 /// Bits 0..32 are the unit, bits 32..64 the class as a [`Place`], whose lower half is zero: one `or` makes
-/// a name of the two. No place is zero, so no name is, and `Option<Chunk>`, or an enum of a chunk and
+/// an id of the two. No place is zero, so no id is, and `Option<Chunk>`, or an enum of a chunk and
 /// something of at most eight bytes, needs no further space to tell its variants apart. Bit 47, which a
 /// place does not use, marks a reference that was [lent](SharedChunk::lend).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-pub(crate) struct Name(NonZeroU64);
+pub(crate) struct ChunkId(NonZeroU64);
 
-impl Name {
+impl ChunkId {
     #[inline(always)]
     pub(crate) fn new(place: Place, unit: u32) -> Self {
         // SAFETY: it was widened just now.
-        unsafe { Self::of_wide(place, unit.into()) }
+        unsafe { Self::from_wide_unit(place, unit.into()) }
     }
 
     /// Tells the compiler that the unit does not change the place's bits. Where a chunk is freed in the
@@ -38,8 +38,8 @@ impl Name {
     /// # Safety
     /// `unit` has 32 bits.
     #[inline(always)]
-    pub(crate) unsafe fn of_wide(place: Place, unit: u64) -> Self {
-        debug_assert_eq!(place.bits().get() as u32, 0, "a place out of a name");
+    pub(crate) unsafe fn from_wide_unit(place: Place, unit: u64) -> Self {
+        debug_assert_eq!(place.bits().get() as u32, 0, "a place out of an id");
         // SAFETY: the caller's promise.
         unsafe { core::hint::assert_unchecked(unit <= u32::MAX.into()) };
         Self(place.bits() | unit)
@@ -50,7 +50,7 @@ impl Name {
         self.0.get() as u32
     }
 
-    /// For reading only, not for making another name: its lower half still is the unit.
+    /// For reading only, not for making another id: its lower half still is the unit.
     #[inline(always)]
     fn place(self) -> Place {
         // SAFETY: `new` put a place's bits there.
@@ -65,7 +65,7 @@ impl Name {
     const LENT: u64 = 1 << 47;
 
     #[inline(always)]
-    fn lent(self) -> Self {
+    fn with_lent(self) -> Self {
         Self(self.0 | Self::LENT)
     }
 
@@ -75,7 +75,7 @@ impl Name {
     }
 
     #[inline(always)]
-    fn not_lent(self) -> Self {
+    fn without_lent(self) -> Self {
         // SAFETY: a place has other bits set than this one.
         Self(unsafe { NonZeroU64::new_unchecked(self.0.get() & !Self::LENT) })
     }
@@ -89,7 +89,7 @@ impl Name {
 /// Forgetting a chunk (`mem::forget`) leaks it, and keeps the pool's arena mapped.
 pub struct Chunk {
     pool: NonNull<Inner>,
-    name: Name,
+    id: ChunkId,
 }
 
 // SAFETY: a chunk is an exclusive piece of memory of a pool that is `Send + Sync`.
@@ -105,14 +105,14 @@ impl Chunk {
         // SAFETY: the pool is alive, as the caller promises.
         let place = unsafe { pool.as_ref() }.classes.place(class);
         // SAFETY: the caller's promise.
-        unsafe { Self::at(pool, Name::new(place, unit)) }
+        unsafe { Self::from_id(pool, ChunkId::new(place, unit)) }
     }
 
     /// # Safety
-    /// As [`new`](Self::new): `name` is that chunk's.
+    /// As [`new`](Self::new): `id` is that chunk's.
     #[inline(always)]
-    pub(crate) unsafe fn at(pool: NonNull<Inner>, name: Name) -> Self {
-        let chunk = Self { pool, name };
+    pub(crate) unsafe fn from_id(pool: NonNull<Inner>, id: ChunkId) -> Self {
+        let chunk = Self { pool, id };
         if cfg!(slab_asan) {
             asan::unpoison(chunk.as_ptr(), chunk.capacity());
         }
@@ -133,18 +133,18 @@ impl Chunk {
 
     #[inline(always)]
     pub(crate) fn unit(&self) -> u32 {
-        self.name.unit()
+        self.id.unit()
     }
 
     /// The word that counts the references to the chunk beyond the first.
     #[inline(always)]
     pub(crate) fn count(&self) -> &AtomicU32 {
-        self.inner().count(self.name.place(), self.name.unit())
+        self.inner().count(self.id.place(), self.id.unit())
     }
 
     #[inline(always)]
     pub(crate) fn class_index(&self) -> u8 {
-        self.name.class()
+        self.id.class()
     }
 
     /// Returns a pointer to the chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
@@ -162,7 +162,7 @@ impl Chunk {
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.inner().classes.geometry_at(self.name.place()).bytes
+        self.inner().classes.geometry_at(self.id.place()).bytes
     }
 
     /// Returns the index of the chunk's class in [`SlabPool::size_classes`].
@@ -217,7 +217,7 @@ impl Chunk {
     /// The free fast path: a push onto this thread's magazine.
     #[inline(always)]
     fn free(&self) {
-        let (place, unit) = (self.name.place(), self.name.unit());
+        let (place, unit) = (self.id.place(), self.id.unit());
         if cfg!(slab_asan) {
             asan::poison_freed(self.as_ptr(), self.capacity());
         }
@@ -238,23 +238,23 @@ impl Chunk {
     pub(crate) unsafe fn duplicate(&self) -> ManuallyDrop<Self> {
         ManuallyDrop::new(Self {
             pool: self.pool,
-            name: self.name,
+            id: self.id,
         })
     }
 
     /// Sets whether this handle is marked as lent: see [`SharedChunk::lend`].
     #[inline(always)]
     pub(crate) fn set_lent(&mut self, lent: bool) {
-        self.name = if lent {
-            self.name.lent()
+        self.id = if lent {
+            self.id.with_lent()
         } else {
-            self.name.not_lent()
+            self.id.without_lent()
         };
     }
 
     #[inline(always)]
     pub(crate) fn is_lent(&self) -> bool {
-        self.name.is_lent()
+        self.id.is_lent()
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {

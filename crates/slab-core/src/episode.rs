@@ -23,18 +23,18 @@ impl Episode {
     }
 
     /// An allocation was refused, or has to wait; `true` if an episode begins.
-    pub(crate) fn refused(&self) -> bool {
+    pub(crate) fn record_refusal(&self) -> bool {
         self.last.swap(now(), Ordering::Relaxed) == 0
     }
 
     /// An allocation was served; `true` if that ends an episode.
-    pub(crate) fn served(&self) -> bool {
+    pub(crate) fn record_success(&self) -> bool {
         let last = self.last.load(Ordering::Relaxed);
-        last != 0 && self.is_over(last)
+        last != 0 && self.try_end(last)
     }
 
     #[cold]
-    fn is_over(&self, last: u64) -> bool {
+    fn try_end(&self, last: u64) -> bool {
         now() >= last + QUIET_MILLIS
             // Of several threads that see the end, one reports it; none if another was just refused.
             && self
@@ -64,11 +64,11 @@ mod tests {
     #[test]
     fn refusals_in_a_row_are_one_episode() {
         let episode = Episode::new();
-        assert!(!episode.served());
-        assert!(episode.refused());
-        assert!(!episode.refused());
+        assert!(!episode.record_success());
+        assert!(episode.record_refusal());
+        assert!(!episode.record_refusal());
         // The clock has hardly moved since.
-        assert!(!episode.served());
-        assert!(!episode.refused(), "still the same");
+        assert!(!episode.record_success());
+        assert!(!episode.record_refusal(), "still the same");
     }
 }

@@ -1,7 +1,7 @@
 //! Tests: the system refuses memory at the n-th request, for each n that a program meets, with each
 //! option that asks the system for memory in a way of its own.
 
-use crate::sys::supply::refusing;
+use crate::sys::fault_injection::refuse_requests;
 use crate::{
     AllocError, Backing, Chunk, ConfigError, Growth, Mode, SizeClasses, Slab, SlabBox, SlabPool,
     SlabPoolBuilder,
@@ -15,75 +15,75 @@ const ENOMEM: i32 = 12;
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
-    set: fn(SlabPoolBuilder) -> SlabPoolBuilder,
+    configure: fn(SlabPoolBuilder) -> SlabPoolBuilder,
     /// Chunks of 1 KiB and of 16 KiB that a slab holds.
-    in_slab: [usize; 2],
+    chunks_per_slab: [usize; 2],
     /// Each class has half of the slabs and keeps them.
-    shares: bool,
+    fixed_shares: bool,
     /// None of its memory goes back.
-    stays: bool,
+    never_released: bool,
     /// The fewest slabs that are not backed if each request is refused once.
-    commits: u64,
+    min_commit_failures: u64,
 }
 
 fn cases() -> Vec<Case> {
     let plain = Case {
         name: "default",
-        set: |pool| pool,
-        in_slab: [64, 4],
-        shares: false,
-        stays: false,
-        commits: 4,
+        configure: |pool| pool,
+        chunks_per_slab: [64, 4],
+        fixed_shares: false,
+        never_released: false,
+        min_commit_failures: 4,
     };
     vec![
         plain,
         Case {
             name: "hardened",
-            set: |pool| pool.hardened(true),
+            configure: |pool| pool.hardened(true),
             ..plain
         },
         Case {
             name: "ring",
-            set: |pool| pool.mode(Mode::Ring),
-            shares: true,
+            configure: |pool| pool.mode(Mode::Ring),
+            fixed_shares: true,
             ..plain
         },
         Case {
             name: "depot only",
-            set: |pool| pool.mode(Mode::DepotOnly),
+            configure: |pool| pool.mode(Mode::DepotOnly),
             ..plain
         },
         Case {
             name: "guard pages",
-            set: |pool| pool.guard_pages(true),
-            in_slab: [60, 3],
+            configure: |pool| pool.guard_pages(true),
+            chunks_per_slab: [60, 3],
             ..plain
         },
         // A refused commit of several slabs is tried again with one.
         Case {
             name: "doubling",
-            set: |pool| pool.growth(Growth::Double),
-            commits: 2,
+            configure: |pool| pool.growth(Growth::Double),
+            min_commit_failures: 2,
             ..plain
         },
         Case {
             name: "prefault",
-            set: |pool| pool.backing(Backing::Prefault),
-            commits: 0,
+            configure: |pool| pool.backing(Backing::Prefault),
+            min_commit_failures: 0,
             ..plain
         },
         #[cfg(all(feature = "std", target_os = "linux"))]
         Case {
             name: "locked",
-            set: |pool| pool.backing(may_lock()),
-            stays: may_lock() == Backing::Locked,
-            commits: 0,
+            configure: |pool| pool.backing(lockable_backing()),
+            never_released: lockable_backing() == Backing::Locked,
+            min_commit_failures: 0,
             ..plain
         },
         #[cfg(feature = "leak-tracking")]
         Case {
             name: "leak tracking",
-            set: |pool| pool.track_leaks(1),
+            configure: |pool| pool.track_leaks(1),
             ..plain
         },
     ]
@@ -91,7 +91,7 @@ fn cases() -> Vec<Case> {
 
 /// The system limits how much memory a process may lock.
 #[cfg(all(feature = "std", target_os = "linux"))]
-fn may_lock() -> Backing {
+fn lockable_backing() -> Backing {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -109,13 +109,13 @@ fn may_lock() -> Backing {
 
 /// Counts what the program was refused, and checks that it was refused properly.
 #[derive(Default)]
-struct Refused {
+struct Refusals {
     builds: u32,
     commits: u64,
     trims: u32,
 }
 
-impl Refused {
+impl Refusals {
     fn built<T>(&mut self, built: Result<T, ConfigError>) -> Option<T> {
         match built {
             Ok(pool) => Some(pool),
@@ -134,7 +134,7 @@ impl Refused {
         let pool = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())
             .max_memory(256 << 10);
-        self.built((case.set)(pool).build())
+        self.built((case.configure)(pool).build())
     }
 
     /// Fills the pool; goes on where the system refused.
@@ -161,22 +161,22 @@ impl Refused {
 }
 
 /// Meets every kind of request: build, commit, lock, give back, come back, wait.
-fn program(case: &Case) -> Refused {
-    let mut refused = Refused::default();
+fn program(case: &Case) -> Refusals {
+    let mut refused = Refusals::default();
     let Some(pool) = refused.build(case) else {
         return refused;
     };
     let slabs = pool.max_memory() / pool.stats().slab_bytes;
-    let slabs = if case.shares { slabs / 2 } else { slabs };
+    let slabs = if case.fixed_shares { slabs / 2 } else { slabs };
     let small = refused.fill_pool(&pool, 1024);
     let all = small.len();
     assert_eq!(
         all,
-        slabs * case.in_slab[0],
+        slabs * case.chunks_per_slab[0],
         "all of the cap in spite of it"
     );
     drop(small);
-    if !case.shares && !case.stays {
+    if !case.fixed_shares && !case.never_released {
         let committed = pool.stats().committed_bytes;
         let mut given = pool.trim();
         while pool.stats().committed_bytes > 0 {
@@ -187,7 +187,7 @@ fn program(case: &Case) -> Refused {
         assert_eq!(given, committed);
     }
     let mut large = refused.fill_pool(&pool, 16384);
-    assert_eq!(large.len(), slabs * case.in_slab[1]);
+    assert_eq!(large.len(), slabs * case.chunks_per_slab[1]);
     let had = [all, large.len() + 1];
     {
         let mut waits = core::pin::pin!(pool.alloc(16384));
@@ -207,10 +207,10 @@ fn program(case: &Case) -> Refused {
 }
 
 /// The same of a typed slab.
-fn typed_program(case: &Case) -> Refused {
-    let mut refused = Refused::default();
-    let slab = Slab::<[u64; 128]>::builder().max_objects(4 * case.in_slab[0]);
-    let Some(slab) = refused.built(slab.pool(case.set).build()) else {
+fn typed_program(case: &Case) -> Refusals {
+    let mut refused = Refusals::default();
+    let slab = Slab::<[u64; 128]>::builder().max_objects(4 * case.chunks_per_slab[0]);
+    let Some(slab) = refused.built(slab.pool(case.configure).build()) else {
         return refused;
     };
     for round in 0..2 {
@@ -230,16 +230,16 @@ fn typed_program(case: &Case) -> Refused {
 
 /// Runs both programs of each case once for each request that they make, and refuses that one and those
 /// after it, `length` in all.
-fn refuse(length: u32, mut check: impl FnMut(&Case, u32, Refused)) {
+fn refuse_each_request(length: u32, mut check: impl FnMut(&Case, u32, Refusals)) {
     for case in &cases() {
         for program in [program, typed_program] {
-            let met = refusing(0..0, || {
+            let met = refuse_requests(0..0, || {
                 let refused = program(case);
                 assert_eq!((refused.builds, refused.commits), (0, 0), "{}", case.name);
             });
-            let mut sum = Refused::default();
+            let mut sum = Refusals::default();
             for number in 0..met {
-                refusing(number..number + length, || {
+                refuse_requests(number..number + length, || {
                     let refused = program(case);
                     sum.builds += refused.builds;
                     sum.commits += refused.commits;
@@ -253,14 +253,18 @@ fn refuse(length: u32, mut check: impl FnMut(&Case, u32, Refused)) {
 
 #[test]
 fn the_system_refuses_memory_at_each_request_in_turn() {
-    refuse(1, |case, met, refused| {
-        let Refused {
+    refuse_each_request(1, |case, met, refused| {
+        let Refusals {
             builds,
             commits,
             trims,
         } = refused;
         assert!(builds >= 2, "{}: {builds}", case.name);
-        assert!(commits >= case.commits, "{}: {commits}", case.name);
+        assert!(
+            commits >= case.min_commit_failures,
+            "{}: {commits}",
+            case.name
+        );
         // A refusal without any effect is one to take memory back.
         let seen = u64::from(builds) + commits + u64::from(trims);
         assert!(seen <= met.into(), "{}", case.name);
@@ -269,9 +273,13 @@ fn the_system_refuses_memory_at_each_request_in_turn() {
 
 #[test]
 fn the_system_refuses_three_requests_in_a_row() {
-    refuse(3, |case, _, refused| {
+    refuse_each_request(3, |case, _, refused| {
         let commits = refused.commits;
-        assert!(commits >= 3 * case.commits, "{}: {commits}", case.name);
+        assert!(
+            commits >= 3 * case.min_commit_failures,
+            "{}: {commits}",
+            case.name
+        );
     });
 }
 
@@ -280,11 +288,11 @@ fn the_system_refuses_three_requests_in_a_row() {
 #[cfg(all(feature = "std", target_os = "linux"))]
 fn locked_backing_makes_one_more_system_request() {
     let with = |backing| move |pool: SlabPoolBuilder| pool.max_memory(256 << 10).backing(backing);
-    if may_lock() != Backing::Locked {
+    if lockable_backing() != Backing::Locked {
         return;
     }
     let requests = |backing| {
-        refusing(0..0, || {
+        refuse_requests(0..0, || {
             drop(with(backing)(SlabPool::builder()).build().unwrap());
         })
     };
@@ -296,14 +304,14 @@ fn locked_backing_makes_one_more_system_request() {
 #[test]
 #[cfg(all(unix, feature = "std"))] // Elsewhere nothing can be refused.
 fn refused_trim_leaves_memory_committed_and_usable() {
-    let pool = Refused::default().build(&cases()[0]).unwrap();
-    let mut chunks = Refused::default().fill_pool(&pool, 16384);
+    let pool = Refusals::default().build(&cases()[0]).unwrap();
+    let mut chunks = Refusals::default().fill_pool(&pool, 16384);
     chunks.sort_by_key(Chunk::as_ptr);
     // A part of the second slab stays in use.
     let held = chunks.swap_remove(4);
     drop(chunks);
     let committed = pool.stats().committed_bytes;
-    refusing(0..u32::MAX, || assert_eq!(pool.trim(), 0));
+    refuse_requests(0..u32::MAX, || assert_eq!(pool.trim(), 0));
     assert_eq!(pool.stats().committed_bytes, committed);
     let zeroed: Vec<Chunk> = (0..)
         .map_while(|_| pool.try_alloc_zeroed(16384).ok())
@@ -329,8 +337,8 @@ fn each_growth_step_makes_one_system_request() {
             .growth(growth)
             .build()
             .unwrap();
-        let met = refusing(0..0, || {
-            assert_eq!(Refused::default().fill_pool(&pool, 16384).len(), 32);
+        let met = refuse_requests(0..0, || {
+            assert_eq!(Refusals::default().fill_pool(&pool, 16384).len(), 32);
         });
         assert_eq!(met, requests, "{growth:?}: 1, 1, 2 and 4 slabs");
     }
@@ -338,7 +346,7 @@ fn each_growth_step_makes_one_system_request() {
 
 #[cfg(all(unix, feature = "std"))]
 fn two_sizes() -> SlabPool {
-    Refused::default().build(&cases()[0]).unwrap()
+    Refusals::default().build(&cases()[0]).unwrap()
 }
 
 /// All chunks of a slab lie in this thread's magazine, and another class is asked for.
@@ -347,7 +355,7 @@ fn two_sizes() -> SlabPool {
 fn refused_commit_is_served_by_a_slab_of_another_class() {
     let pool = two_sizes();
     drop(pool.try_alloc(1024).unwrap());
-    refusing(0..u32::MAX, || {
+    refuse_requests(0..u32::MAX, || {
         let met = pool.try_alloc(16384).unwrap();
         drop(met);
         // A request that would wait is served, too.
@@ -379,7 +387,7 @@ fn refused_commit_is_served_by_an_idle_threads_magazine() {
         freed.wait();
         assert_eq!(pool.stats().classes()[0].in_magazines, 1);
         let mut served = Vec::new();
-        refusing(0..u32::MAX, || {
+        refuse_requests(0..u32::MAX, || {
             served.extend((0..2).map(|_| pool.try_alloc(1024)));
         });
         over.wait();
@@ -420,7 +428,7 @@ fn repeated_commit_refusals_log_one_warning() {
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(warnings, || {
-        refusing(0..u32::MAX, || {
+        refuse_requests(0..u32::MAX, || {
             for _ in 0..1000 {
                 pool.try_alloc(1024).unwrap_err();
             }

@@ -42,7 +42,7 @@ struct Watched(NonNull<Inner>);
 unsafe impl Send for Watched {}
 
 std::thread_local! {
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    static PAUSED: RefCell<Option<PausedPools>> = const { RefCell::new(None) };
 }
 
 /// From here on forks take the pool into account.
@@ -53,7 +53,13 @@ pub(crate) fn watch(pool: NonNull<Inner>) {
         barrier_is_asymmetric();
         // SAFETY: the handlers are functions of this library, which take no arguments and do not
         // unwind. If there is no memory for them, forks are what they are without this module.
-        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        unsafe {
+            libc::pthread_atfork(
+                Some(before_fork),
+                Some(after_fork_in_parent),
+                Some(after_fork_in_child),
+            )
+        };
         pools.has_handlers = true;
     }
     pools.watched.push(Watched(pool));
@@ -68,40 +74,40 @@ pub(crate) fn forget(pool: NonNull<Inner>) {
 }
 
 /// Runs in the thread that forks. If its thread-locals are gone already, nothing is held.
-extern "C" fn before() {
-    let _ = HELD.try_with(|held| held.replace(Some(Held::new())));
+extern "C" fn before_fork() {
+    let _ = PAUSED.try_with(|paused| paused.replace(Some(PausedPools::new())));
 }
 
 /// Runs in the same thread, after the fork.
-extern "C" fn in_parent() {
-    let _ = HELD.try_with(RefCell::take);
+extern "C" fn after_fork_in_parent() {
+    let _ = PAUSED.try_with(RefCell::take);
 }
 
 /// Runs in the copy of that thread, the only thread of the child.
-extern "C" fn in_child() {
-    let _ = HELD.try_with(|held| {
-        if let Some(held) = held.take() {
-            held.at_rest.iter().for_each(AtRest::leave_for_all);
+extern "C" fn after_fork_in_child() {
+    let _ = PAUSED.try_with(|paused| {
+        if let Some(pools) = paused.take() {
+            pools.paused.iter().for_each(PausedPool::back_out_all);
         }
     });
 }
 
-/// All pools at rest. The fields are dropped in this order.
-struct Held {
-    at_rest: Vec<AtRest>,
+/// All pools, paused. The fields are dropped in this order.
+struct PausedPools {
+    paused: Vec<PausedPool>,
     _pools: MutexGuard<'static, Pools>,
 }
 
-impl Held {
+impl PausedPools {
     fn new() -> Self {
         let pools = POOLS.lock();
-        let at_rest = pools.watched.iter().map(|pool| {
+        let paused = pools.watched.iter().map(|pool| {
             // SAFETY: a pool is unmapped only after `forget`, which waits for the lock; that is released
             // after everything made of this reference is dropped.
-            AtRest::new(unsafe { pool.0.as_ref() })
+            PausedPool::new(unsafe { pool.0.as_ref() })
         });
         Self {
-            at_rest: at_rest.collect(),
+            paused: paused.collect(),
             _pools: pools,
         }
     }
@@ -109,7 +115,7 @@ impl Held {
 
 /// One pool, whose locks are all held and whose owners are all outside. The fields are dropped in this
 /// order.
-struct AtRest {
+struct PausedPool {
     #[cfg(feature = "leak-tracking")]
     _tracked: Option<MutexGuard<'static, BTreeMap<u32, Record>>>,
     _open: Vec<MutexGuard<'static, Open>>,
@@ -117,7 +123,7 @@ struct AtRest {
     _slabs: MutexGuard<'static, SlabLayer>,
 }
 
-impl AtRest {
+impl PausedPool {
     fn new(pool: &'static Inner) -> Self {
         let slabs = pool.slabs.lock();
         let registry = pool.registry.lock();
@@ -135,12 +141,12 @@ impl AtRest {
 
     /// For the child, which has no other thread that could be inside: an owner that had announced itself
     /// was refused, and has changed nothing.
-    fn leave_for_all(&self) {
+    fn back_out_all(&self) {
         magazines(&self.registry).for_each(|magazine| magazine.guard.back_out());
     }
 }
 
-impl Drop for AtRest {
+impl Drop for PausedPool {
     fn drop(&mut self) {
         // In the child too, where most owners are gone: a sweep can collect what is in their magazines,
         // as before.
@@ -164,15 +170,15 @@ mod tests {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         drop(pool.try_alloc(64).unwrap());
         let inner = NonNull::from(pool.inner());
-        // SAFETY: the pool outlives `at_rest`.
-        let at_rest = AtRest::new(unsafe { inner.as_ref() });
-        let cache = at_rest.registry[0].cache.clone();
+        // SAFETY: the pool outlives `paused`.
+        let paused = PausedPool::new(unsafe { inner.as_ref() });
+        let cache = paused.registry[0].cache.clone();
         let guard = &cache.magazine(0).guard;
         // As its owner does before it looks at the gate.
         guard.enter_to_put();
         assert!(!guard.is_idle());
-        at_rest.leave_for_all();
-        drop(at_rest);
+        paused.back_out_all();
+        drop(paused);
         let is_idle = guard.is_idle();
         // For the end of this test, whatever comes out.
         guard.back_out();
@@ -186,17 +192,17 @@ mod tests {
         drop(pool.try_alloc(64).unwrap());
         let cache = pool.inner().registry.lock()[0].cache.clone();
         let guard = &cache.magazine(0).guard;
-        let (left, rests) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (left, is_paused) = (AtomicBool::new(false), AtomicBool::new(false));
         assert!(guard.enter_slow());
         std::thread::scope(|scope| {
             let forks = scope.spawn(|| {
                 let inner = NonNull::from(pool.inner());
                 // SAFETY: the pool outlives what is made of this.
-                let _at_rest = AtRest::new(unsafe { inner.as_ref() });
-                rests.store(true, Ordering::SeqCst);
+                let _paused = PausedPool::new(unsafe { inner.as_ref() });
+                is_paused.store(true, Ordering::SeqCst);
                 assert!(left.load(Ordering::SeqCst), "an owner is inside");
             });
-            while !guard.is_raised(SHUT) && !rests.load(Ordering::SeqCst) {
+            while !guard.is_raised(SHUT) && !is_paused.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
             // Gives a fork that does not wait some time to show it.

@@ -9,12 +9,12 @@ use arrayvec::ArrayVec;
 use core::ptr::NonNull;
 
 /// Where a chunk goes that no magazine takes.
-enum Goes {
+enum FreeTarget {
     Depot,
     /// Under pressure.
     Slab,
-    /// The pool is closed.
-    Nowhere,
+    /// The pool is closed; nothing keeps the chunk.
+    Closed,
 }
 
 impl Inner {
@@ -97,16 +97,16 @@ impl Inner {
         // SAFETY: the chunk is still in hand, and the pool lives at least as long.
         let pool = unsafe { this.as_ref() };
         // SAFETY: the caller's promise.
-        match unsafe { Self::put_open(this, class, unit) } {
-            Goes::Depot => return,
-            Goes::Slab => {
+        match unsafe { Self::free_to_open_batch(this, class, unit) } {
+            FreeTarget::Depot => return,
+            FreeTarget::Slab => {
                 // SAFETY: the caller's promise.
                 if let Some(woken) = unsafe { Self::store_and_serve(this, class, &[unit], 1) } {
                     woken.wake();
                     return;
                 }
             }
-            Goes::Nowhere => {}
+            FreeTarget::Closed => {}
         }
         if pool.live.fetch_sub(1, Ordering::AcqRel) == 1 {
             // SAFETY: the last chunk of a closed pool was just given up; `close` has counted.
@@ -118,7 +118,7 @@ impl Inner {
     ///
     /// # Safety
     /// As [`free_slow`](Self::free_slow).
-    unsafe fn put_open(this: NonNull<Self>, class: u8, unit: u32) -> Goes {
+    unsafe fn free_to_open_batch(this: NonNull<Self>, class: u8, unit: u32) -> FreeTarget {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
         let mut open = pool.depot.open[usize::from(class)].lock();
@@ -126,14 +126,14 @@ impl Inner {
         // free is counted here or there, never in both places. The same holds for the sweep
         // with which pressure begins.
         if pool.closed.load(Ordering::Relaxed) {
-            return Goes::Nowhere;
+            return FreeTarget::Closed;
         }
         if pool.under_pressure.load(Ordering::Relaxed) {
-            return Goes::Slab;
+            return FreeTarget::Slab;
         }
         pool.count_frees(class, 1);
         pool.depot.put_in(class, &mut open, unit);
         pool.depot.note_open(class, &open);
-        Goes::Depot
+        FreeTarget::Depot
     }
 }

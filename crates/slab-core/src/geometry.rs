@@ -61,7 +61,7 @@ pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
 
 /// The smallest class of more bytes than the entry's index times [`COARSE_BYTES`].
 #[derive(Debug, Clone, Copy)]
-struct Coarse {
+struct CoarseEntry {
     place: Place,
     /// Its size; 0 if there is no such class.
     bytes: usize,
@@ -72,11 +72,11 @@ struct Coarse {
 #[repr(C)]
 pub(crate) struct ClassTable {
     /// Requests of up to this many bytes are in `lookup`.
-    direct: usize,
+    max_table_len: usize,
     lookup: [Place; TABLE_LEN],
     geometry: [Geometry; MAX_CLASSES],
     /// Indexed by `(len - 1) / COARSE_BYTES`.
-    coarse: [Coarse; COARSE_LEN],
+    coarse: [CoarseEntry; COARSE_LEN],
     classes: SizeClasses,
     slab_bytes: usize,
 }
@@ -119,17 +119,17 @@ impl ClassTable {
             from = to;
         }
         let coarse = core::array::from_fn(|at| match classes.class_for(at * COARSE_BYTES + 1) {
-            Some(class) => Coarse {
+            Some(class) => CoarseEntry {
                 place: Place::new(class as u8, geometry[class].count_shift),
                 bytes: geometry[class].bytes,
             },
-            None => Coarse {
+            None => CoarseEntry {
                 place: Place::new(0, 0),
                 bytes: 0,
             },
         });
         Self {
-            direct: classes.largest().min(TABLE_BYTES),
+            max_table_len: classes.largest().min(TABLE_BYTES),
             lookup,
             geometry,
             coarse,
@@ -152,7 +152,7 @@ impl ClassTable {
     /// requests is inlined in each caller, that of larger ones is out of line.
     #[inline]
     pub(crate) fn place_for(&self, len: usize) -> Option<Place> {
-        if len > self.direct {
+        if len > self.max_table_len {
             return self.large_place_out_of_line(len);
         }
         Some(self.small_place_for(len))
@@ -161,7 +161,7 @@ impl ClassTable {
     /// The same for callers that do not allocate, with both look-ups inlined.
     #[inline]
     pub(crate) fn class_for(&self, len: usize) -> Option<usize> {
-        let place = if len > self.direct {
+        let place = if len > self.max_table_len {
             self.large_place_for(len)?
         } else {
             self.small_place_for(len)
@@ -169,17 +169,17 @@ impl ClassTable {
         Some(place.index())
     }
 
-    /// `len` is at most `direct`.
+    /// `len` is at most `max_table_len`.
     #[inline]
     fn small_place_for(&self, len: usize) -> Place {
-        debug_assert!(len <= self.direct);
+        debug_assert!(len <= self.max_table_len);
         // Rounds up; `div_ceil` would guard against an overflow that cannot happen here.
         let granule = (len + (CHUNK_ALIGN - 1)) >> CHUNK_ALIGN.trailing_zeros();
-        // SAFETY: `direct` is at most `TABLE_BYTES`, whose granule is the table's last.
+        // SAFETY: `max_table_len` is at most `TABLE_BYTES`, whose granule is the table's last.
         unsafe { *self.lookup.get_unchecked(granule) }
     }
 
-    /// `len` is above `direct`, and so not zero.
+    /// `len` is above `max_table_len`, and so not zero.
     #[inline]
     fn large_place_for(&self, len: usize) -> Option<Place> {
         // A request beyond the table wraps around to the entry of a smaller one, whose class is too small.

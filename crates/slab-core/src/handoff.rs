@@ -10,13 +10,13 @@ type Count = core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// How many times a holder checks whether the threads that it woke have come.
-const PATIENCE: u32 = 256;
+const MAX_HANDOVER_CHECKS: u32 = 256;
 
 #[derive(Debug)]
 pub(crate) struct HandoffMutex<T> {
     mutex: Mutex<T>,
     /// Threads that sleep for the mutex, or are about to. In the child of a fork those of the parent
-    /// stay counted: each hand-over then waits out all of its patience, and no longer.
+    /// stay counted: each hand-over then makes all of its checks, and no more.
     waiting: Count,
 }
 
@@ -48,7 +48,7 @@ impl<T> HandoffMutex<T> {
         drop(guard);
         if !MODELLED {
             let mut backoff = Backoff::default();
-            for _ in 0..PATIENCE {
+            for _ in 0..MAX_HANDOVER_CHECKS {
                 if self.waiting.load(Relaxed) == 0 {
                     break;
                 }

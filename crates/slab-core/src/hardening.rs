@@ -48,7 +48,7 @@ impl Hardening {
         // SAFETY: by the caller's promise; the bytes are the system's zeros, or were filled when the
         // chunk was freed.
         let chunk = unsafe { core::slice::from_raw_parts(at.as_ptr(), bytes) };
-        if let Some(offset) = first_touched(chunk) {
+        if let Some(offset) = first_overwritten(chunk) {
             panic!(
                 "chunk {at:?} of {bytes} bytes was written to at byte {offset} after it was freed"
             );
@@ -82,7 +82,7 @@ impl Hardening {
 }
 
 /// The offset of the first byte that is neither as the pool left it nor as the system gave it.
-fn first_touched(chunk: &[u8]) -> Option<usize> {
+fn first_overwritten(chunk: &[u8]) -> Option<usize> {
     let mut units = chunk.chunks(CHUNK_ALIGN).enumerate();
     units.find_map(|(index, unit)| {
         let untouched = if unit[0] == 0 { 0 } else { POISON };
@@ -99,16 +99,16 @@ mod tests {
     #[test]
     fn first_overwritten_accepts_only_poison_or_zero_units() {
         let mut chunk = vec![POISON; 3 * CHUNK_ALIGN];
-        assert_eq!(first_touched(&chunk), None);
+        assert_eq!(first_overwritten(&chunk), None);
         chunk[CHUNK_ALIGN..2 * CHUNK_ALIGN].fill(0);
-        assert_eq!(first_touched(&chunk), None);
+        assert_eq!(first_overwritten(&chunk), None);
         for touched in [0, 1, 63, 64, 127, 128, 191] {
             let before = core::mem::replace(&mut chunk[touched], 7);
-            let found = first_touched(&chunk).unwrap();
+            let found = first_overwritten(&chunk).unwrap();
             assert_eq!(found / CHUNK_ALIGN, touched / CHUNK_ALIGN, "{touched}");
             chunk[touched] = before;
         }
-        assert_eq!(first_touched(&[]), None);
+        assert_eq!(first_overwritten(&[]), None);
     }
 
     /// A slab of which one class used a part serves another class, whose chunks lie across the

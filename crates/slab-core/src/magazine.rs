@@ -95,12 +95,12 @@ impl Magazine {
         if self.guard.is_raised(TAKEN) {
             0
         } else {
-            self.stock()
+            self.raw_len()
         }
     }
 
     /// As [`len`](Self::len), before the owner has acknowledged that all was taken.
-    fn stock(&self) -> usize {
+    fn raw_len(&self) -> usize {
         self.guard.puts_and_len().1
     }
 
@@ -196,7 +196,7 @@ impl Magazine {
 
     /// Takes a chunk. After `enter_slow` only.
     pub(crate) fn pop(&self) -> Option<u32> {
-        let top = self.stock().checked_sub(1)?;
+        let top = self.raw_len().checked_sub(1)?;
         let unit = self.slot(top).load(Ordering::Relaxed);
         self.guard.set_len(top);
         Some(unit)
@@ -204,7 +204,7 @@ impl Magazine {
 
     /// Returns a chunk; `false` if the magazine is full. After `enter_slow` only.
     pub(crate) fn push(&self, unit: u32) -> bool {
-        let len = self.stock();
+        let len = self.raw_len();
         if len >= self.guard.capacity() {
             return false;
         }
@@ -216,7 +216,7 @@ impl Magazine {
     /// Puts as many chunks on top as fit, which were not freed here; returns how many. After `enter_slow`
     /// only.
     pub(crate) fn refill(&self, units: &[u32]) -> usize {
-        let len = self.stock();
+        let len = self.raw_len();
         let fit = units.len().min(self.guard.capacity() - len);
         self.write(len, &units[..fit]);
         self.guard.set_len(len + fit);
@@ -239,7 +239,7 @@ impl Magazine {
         count: usize,
         out: &mut ArrayVec<u32, N>,
     ) -> usize {
-        let len = self.stock();
+        let len = self.raw_len();
         let taken = count.min(len);
         self.read(0, taken, out);
         let mut rest = ArrayVec::<u32, SLOTS>::new();
@@ -283,7 +283,7 @@ impl Magazine {
     /// The owner, with the registry's lock, writes down that the contents are gone.
     pub(crate) fn acknowledge(&self) {
         if self.was_taken() {
-            bump(&self.flushed, self.stock() as u64);
+            bump(&self.flushed, self.raw_len() as u64);
             self.guard.set_len(0);
             self.guard.lower(TAKEN);
         }

@@ -5,12 +5,12 @@
 pub(crate) struct WaitTimes(());
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Began;
+pub(crate) struct WaitStart;
 
-impl Began {
+impl WaitStart {
     pub(crate) fn now() -> Self {
         Self
     }
 
-    pub(crate) fn end(self, _: &mut WaitTimes) {}
+    pub(crate) fn record_in(self, _: &mut WaitTimes) {}
 }

@@ -2,7 +2,7 @@
 
 use crate::builder::SlabPoolBuilder;
 use crate::call_site::CallSite;
-use crate::chunk::{Chunk, Name};
+use crate::chunk::{Chunk, ChunkId};
 use crate::class::SizeClasses;
 use crate::error::AllocError;
 use crate::inner::{Handle, Inner};
@@ -110,9 +110,9 @@ impl SlabPool {
         // and the compiler would know nothing of its parts.
         // Each path widens the unit itself: here it would cost the fast one an instruction.
         // SAFETY: both widen a number of 32 bits.
-        let name = unsafe { Name::of_wide(place, unit) };
+        let id = unsafe { ChunkId::from_wide_unit(place, unit) };
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-        Ok(unsafe { Chunk::at(self.inner, name) })
+        Ok(unsafe { Chunk::from_id(self.inner, id) })
     }
 
     /// Allocates as [`try_alloc`](Self::try_alloc) does, but waits while the pool is at its cap. Works
@@ -178,7 +178,7 @@ impl SlabPool {
         let inner = self.inner();
         let found = inner.alloc_slow_zeroed(place.class(), CallSite::here())?;
         // SAFETY: as in `try_alloc_cached`.
-        let mut chunk = unsafe { Chunk::at(self.inner, Name::new(place, found.unit)) };
+        let mut chunk = unsafe { Chunk::from_id(self.inner, ChunkId::new(place, found.unit)) };
         if !found.zero {
             chunk.zeroed();
         }
@@ -191,7 +191,7 @@ impl SlabPool {
         inner
             .classes
             .place_for(len)
-            .ok_or_else(|| inner.too_large(len))
+            .ok_or_else(|| inner.too_large_error(len))
     }
 
     /// The allocation fast path: a pop from this thread's magazine.
@@ -206,7 +206,7 @@ impl SlabPool {
     pub(crate) fn try_alloc_cached(&self, place: Place) -> Option<Chunk> {
         let unit = self.try_pop(place)?;
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-        Some(unsafe { Chunk::at(self.inner, Name::new(place, unit)) })
+        Some(unsafe { Chunk::from_id(self.inner, ChunkId::new(place, unit)) })
     }
 
     #[cold]

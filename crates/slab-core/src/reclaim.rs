@@ -88,7 +88,7 @@ impl Inner {
     }
 
     /// Moves the class's chunks from all magazines to the depot; `false` if there were none.
-    fn raid(&self, _one_at_a_time: &mut MutexGuard<'_, SlabLayer>, class: u8) -> bool {
+    fn raid(&self, _slabs_locked: &mut MutexGuard<'_, SlabLayer>, class: u8) -> bool {
         let registry = self.registry.lock();
         if registry
             .iter()
@@ -99,7 +99,7 @@ impl Inner {
         let chunk_bytes = self.classes.geometry(class).bytes;
         let _span = tracing::debug_span!("raid", pool = %self.name, chunk_bytes).entered();
         let mut found = false;
-        shut_out(&registry, class..class + 1, |class, units| {
+        drain_magazines(&registry, class..class + 1, |class, units| {
             self.depot.put(class, units);
             found = true;
         });
@@ -112,7 +112,7 @@ impl Inner {
         {
             // All magazines at once, and shut only for as long as it takes to empty them.
             let registry = self.registry.lock();
-            shut_out(&registry, 0..self.classes.count() as u8, |class, units| {
+            drain_magazines(&registry, 0..self.classes.count() as u8, |class, units| {
                 self.depot.put(class, units);
             });
         }
@@ -137,7 +137,7 @@ impl Inner {
         let mut layer = self.slabs.lock();
         self.sweep(&mut layer);
         let mut bytes = 0;
-        if self.arena.gives_back() {
+        if self.arena.can_release() {
             let mut trim = layer.slabs.begin_trim(target);
             while let Some(piece) = layer
                 .slabs
@@ -160,13 +160,13 @@ impl Inner {
     fn is_sweep_worth_while(&self, layer: &mut SlabLayer, class: u8) -> bool {
         let registry = self.registry.lock();
         (0..self.classes.count() as u8).any(|other| {
-            let free = self.free_outside(&registry, other);
+            let free = self.free_outside_slabs(&registry, other);
             free > 0 && (other == class || layer.slabs.could_be_whole(other, free))
         })
     }
 
     /// Free chunks of the class in magazines and in the depot; rather too many than too few.
-    fn free_outside(&self, registry: &[Registered], class: u8) -> u64 {
+    fn free_outside_slabs(&self, registry: &[Registered], class: u8) -> u64 {
         let in_depot = || self.depot.chunks(class) + self.count_singles(class).chunks;
         // Read twice, so that a batch that moves either way meanwhile is seen.
         let before = in_depot();
@@ -186,7 +186,7 @@ pub(crate) enum Reclaimed {
 
 /// Empties the magazines of some classes while their owners cannot use them. The registry's lock
 /// keeps caches from being attached, detached and flushed meanwhile.
-fn shut_out(registry: &[Registered], classes: Range<u8>, mut sink: impl FnMut(u8, &[u32])) {
+fn drain_magazines(registry: &[Registered], classes: Range<u8>, mut sink: impl FnMut(u8, &[u32])) {
     let magazines = || {
         registry.iter().flat_map(|entry| {
             classes

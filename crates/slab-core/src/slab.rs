@@ -41,7 +41,7 @@ struct Slab {
     /// The class it serves, or [`UNUSED`].
     class: u8,
     /// The class it served last; [`UNUSED`] if none, or if its memory went back to the system.
-    before: u8,
+    last_class: u8,
     /// Its memory was zero when it took its class.
     fresh: bool,
     /// Chunks handed out since it took its class.
@@ -52,7 +52,7 @@ struct Slab {
     trimmed: bool,
     /// The rest of the slab, of which no chunk was carved since it took its class, or ever, may be in
     /// memory: the slab served before, or was backed ahead of use.
-    rest_held: bool,
+    uncarved_resident: bool,
 }
 
 /// Per class, in slabs or chunks.
@@ -68,7 +68,7 @@ pub(crate) struct ClassSlabs {
     /// Each slab of the class has at least this many chunks outside.
     least_out: u32,
     /// How often chunks were carved since those in use were last added up.
-    since_peak: u32,
+    carves_since_peak: u32,
     pub(crate) commits: u64,
     /// Slabs that came from another class.
     pub(crate) rebalances: u64,
@@ -85,10 +85,10 @@ pub(crate) struct Slabs {
     /// they are taken first.
     unused: Vec<u32>,
     /// How many of `unused` have given their memory back.
-    empty: usize,
+    unused_released: usize,
     classes: [ClassSlabs; MAX_CLASSES],
     /// A bit per unit of the arena: a stored chunk begins there.
-    bits: Table<u64>,
+    stored_bits: Table<u64>,
     pub(crate) commit_failures: u64,
     growth: Growth,
     /// Threads that have magazines, as last seen.
@@ -129,7 +129,7 @@ pub(crate) struct Carved {
     /// The chunks' memory is as it came from the system: zero.
     pub(crate) fresh: bool,
     /// It is time to add up the chunks in use.
-    pub(crate) note_peak: bool,
+    pub(crate) peak_due: bool,
 }
 
 impl Slabs {
@@ -138,22 +138,22 @@ impl Slabs {
     pub(crate) fn new(arena: &Arena, growth: Growth) -> Result<Self, i32> {
         let units = arena.slabs() * arena.slab_units() as usize;
         Ok(Self {
-            bits: Table::new(units.div_ceil(WORD_BITS as usize))?,
+            stored_bits: Table::new(units.div_ceil(WORD_BITS as usize))?,
             table: vec![
                 Slab {
                     class: UNUSED,
-                    before: UNUSED,
+                    last_class: UNUSED,
                     fresh: false,
                     carved: 0,
                     free: 0,
                     trimmed: false,
-                    rest_held: false,
+                    uncarved_resident: false,
                 };
                 arena.slabs()
             ],
             backed: 0,
             unused: Vec::with_capacity(arena.slabs()),
-            empty: 0,
+            unused_released: 0,
             classes: [ClassSlabs {
                 current: NONE,
                 slabs: 0,
@@ -161,7 +161,7 @@ impl Slabs {
                 stored: 0,
                 first_stored: NONE,
                 least_out: u32::MAX,
-                since_peak: 0,
+                carves_since_peak: 0,
                 commits: 0,
                 rebalances: 0,
                 trims: 0,
@@ -188,7 +188,7 @@ impl Slabs {
         arena.commit(0, self.table.len())?;
         arena.populate()?;
         for slab in &mut self.table {
-            slab.rest_held = true;
+            slab.uncarved_resident = true;
         }
         self.backed = self.table.len();
         self.unused.extend((0..self.table.len() as u32).rev());
@@ -201,7 +201,7 @@ impl Slabs {
 
     /// Slabs that may hold memory, whatever they serve.
     pub(crate) fn committed(&self) -> usize {
-        self.backed - self.empty
+        self.backed - self.unused_released
     }
 
     /// As [`committed`](Self::committed), without slabs that keep their class and gave their memory back.
@@ -233,7 +233,7 @@ impl Slabs {
         out: &mut [u32],
     ) -> Result<Carved, AllocError> {
         match self.carve_backed(arena, classes, class, out) {
-            Err(AllocError::Exhausted { .. }) if !self.has_its_share(class) => {}
+            Err(AllocError::Exhausted { .. }) if !self.has_full_share(class) => {}
             done => return done,
         }
         self.grow(arena, classes.geometry(class).bytes)?;
@@ -262,13 +262,13 @@ impl Slabs {
                 new_slab: false,
                 grown: false,
                 fresh: false,
-                note_peak: self.is_peak_due(class, false),
+                peak_due: self.is_peak_due(class, false),
             });
         }
         let geometry = classes.geometry(class);
         let new_slab = self.classes[usize::from(class)].current == NONE;
         if new_slab {
-            let unused = if self.has_its_share(class) {
+            let unused = if self.has_full_share(class) {
                 None
             } else {
                 self.take_unused()
@@ -279,21 +279,21 @@ impl Slabs {
             let at = unsafe { arena.base().add(slab * arena.slab_bytes()) };
             asan::poison(at, arena.slab_bytes());
             arena.set_class(slab, class);
-            let before = self.table[slab].before;
+            let last_class = self.table[slab].last_class;
             self.table[slab] = Slab {
                 class,
-                before: class,
-                fresh: before == UNUSED,
+                last_class: class,
+                fresh: last_class == UNUSED,
                 carved: 0,
                 free: 0,
                 trimmed: false,
-                rest_held: self.table[slab].rest_held,
+                uncarved_resident: self.table[slab].uncarved_resident,
             };
             let entry = &mut self.classes[usize::from(class)];
             entry.current = slab as u32;
             entry.slabs += 1;
             entry.commits += 1;
-            entry.rebalances += u64::from(before != UNUSED && before != class);
+            entry.rebalances += u64::from(last_class != UNUSED && last_class != class);
         }
         let entry = &mut self.classes[usize::from(class)];
         let slab = &mut self.table[entry.current as usize];
@@ -316,14 +316,14 @@ impl Slabs {
             new_slab,
             grown: false,
             fresh,
-            note_peak: self.is_peak_due(class, new_slab),
+            peak_due: self.is_peak_due(class, new_slab),
         })
     }
 
     /// Is it time to add up the chunks in use? That takes time for each thread, so it is done once for as
     /// many batches as there are threads, and for each new slab.
     fn is_peak_due(&mut self, class: u8, new_slab: bool) -> bool {
-        let since = &mut self.classes[usize::from(class)].since_peak;
+        let since = &mut self.classes[usize::from(class)].carves_since_peak;
         *since += 1;
         let due = new_slab || *since >= self.threads;
         if due {
@@ -338,14 +338,14 @@ impl Slabs {
     }
 
     /// Has the class all the slabs that it may have?
-    fn has_its_share(&self, class: u8) -> bool {
+    fn has_full_share(&self, class: u8) -> bool {
         self.share == Some(self.classes[usize::from(class)].slabs)
     }
 
     fn take_unused(&mut self) -> Option<usize> {
         let slab = self.unused.pop()?;
         // Those without memory come first in the list, so this is one of them only if all are.
-        self.empty = self.empty.min(self.unused.len());
+        self.unused_released = self.unused_released.min(self.unused.len());
         Some(slab as usize)
     }
 
@@ -385,7 +385,7 @@ impl Slabs {
                 let first = span.start as u32 * WORD_BITS;
                 let fresh = taken;
                 self.kept_empty -= usize::from(slab.is_kept_empty());
-                for (word, at) in self.bits[span].iter_mut().zip((first..).step_by(64)) {
+                for (word, at) in self.stored_bits[span].iter_mut().zip((first..).step_by(64)) {
                     while *word != 0 && taken < out.len() {
                         out[taken] = at + word.trailing_zeros();
                         *word &= *word - 1;
@@ -421,7 +421,7 @@ impl Slabs {
     pub(crate) fn store(&mut self, arena: &Arena, class: u8, units: &[u32]) {
         for &unit in units {
             let index = unit / arena.slab_units();
-            let word = &mut self.bits[(unit / WORD_BITS) as usize];
+            let word = &mut self.stored_bits[(unit / WORD_BITS) as usize];
             let bit = 1 << (unit % WORD_BITS);
             debug_assert_eq!(*word & bit, 0, "a chunk was freed twice");
             *word |= bit;
@@ -444,8 +444,8 @@ impl Slabs {
             }
             slab.class = UNUSED;
             slab.free = 0;
-            slab.rest_held = true;
-            self.bits[slab_words(arena, index)].fill(0);
+            slab.uncarved_resident = true;
+            self.stored_bits[slab_words(arena, index)].fill(0);
             self.unused.push(index);
         }
     }
@@ -556,10 +556,7 @@ pub(super) mod tests {
         slabs.set_threads(3);
         let mut due = || {
             let mut out = [0; 10];
-            slabs
-                .carve(&arena, &classes, 1, &mut out)
-                .unwrap()
-                .note_peak
+            slabs.carve(&arena, &classes, 1, &mut out).unwrap().peak_due
         };
         // 42 chunks in a slab.
         let one_slab = [true, false, false, true, false];

@@ -28,7 +28,7 @@ use crate::pool::SlabPool;
 use crate::reclaim::SlabLayer;
 use crate::sync::{MODELLED, MutexGuard, Ordering};
 use crate::thread_cache::ThreadCache;
-use crate::wait_times::{Began, WaitTimes};
+use crate::wait_times::{WaitStart, WaitTimes};
 use alloc::collections::BTreeMap;
 use alloc::vec::{self, Vec};
 use core::fmt;
@@ -67,8 +67,9 @@ impl Waiters {
         self.times[usize::from(class)]
     }
 
-    fn end(&mut self, turn: &Turn) {
-        turn.began.end(&mut self.times[usize::from(turn.class)]);
+    fn record_wait(&mut self, turn: &Turn) {
+        turn.began
+            .record_in(&mut self.times[usize::from(turn.class)]);
     }
 
     /// Waiters of a class that have nothing yet.
@@ -85,7 +86,7 @@ impl Waiters {
     }
 
     /// The class of the waiter that has waited longest, leaving out classes that `failed`.
-    fn longest(&self, failed: &[bool; MAX_CLASSES]) -> Option<u8> {
+    fn longest_waiting_class(&self, failed: &[bool; MAX_CLASSES]) -> Option<u8> {
         (0..)
             .zip(&self.waiting)
             .filter(|&(class, _)| !failed[usize::from(class)])
@@ -100,12 +101,12 @@ impl Waiters {
 pub(crate) struct Turn {
     class: u8,
     ticket: Ticket,
-    began: Began,
+    began: WaitStart,
 }
 
 impl Turn {
     pub(crate) fn new(class: u8, ticket: Ticket) -> Self {
-        let began = Began::now();
+        let began = WaitStart::now();
         Self {
             class,
             ticket,
@@ -158,7 +159,7 @@ impl Inner {
         let mut layer = self.slabs.lock();
         if layer.waiters.len() == MAX_WAITERS {
             drop(layer);
-            return Answer::Now(Err(self.too_many_waiters(class, MAX_WAITERS)));
+            return Answer::Now(Err(self.too_many_waiters_error(class, MAX_WAITERS)));
         }
         if layer.waiters.is_empty() {
             self.begin_pressure(&mut layer);
@@ -181,7 +182,7 @@ impl Inner {
         // While somebody waits, all that is free lies in the slabs.
         let counters = &self.uncached[usize::from(class)];
         counters.from_slab.fetch_add(1, Ordering::Relaxed);
-        self.raise_peak(layer, class, layer.slabs.class(class).out());
+        self.raise_in_use_peak(layer, class, layer.slabs.class(class).out());
         Ok(unit[0])
     }
 
@@ -245,7 +246,7 @@ impl Inner {
     fn serve(&self, layer: &mut SlabLayer) -> Woken {
         let mut woken = Vec::new();
         let mut failed = [false; MAX_CLASSES];
-        while let Some(class) = layer.waiters.longest(&failed) {
+        while let Some(class) = layer.waiters.longest_waiting_class(&failed) {
             let grant = self.carve_one(layer, class);
             if matches!(grant, Err(AllocError::Exhausted { .. })) {
                 failed[usize::from(class)] = true;
@@ -270,7 +271,7 @@ impl Inner {
             core::mem::swap(known, &mut waker);
         }
         if grant.is_some() {
-            layer.waiters.end(turn);
+            layer.waiters.record_wait(turn);
         }
         drop(layer);
         grant
@@ -281,7 +282,7 @@ impl Inner {
         let mut layer = self.slabs.lock();
         let waker = layer.waiters.waiting[usize::from(turn.class)].remove(&turn.ticket);
         let grant = layer.waiters.granted.remove(&turn.ticket);
-        layer.waiters.end(turn);
+        layer.waiters.record_wait(turn);
         self.end_pressure_if_idle(&layer);
         drop(layer);
         drop(waker);
@@ -299,7 +300,7 @@ impl Inner {
 pub struct Alloc<'a> {
     pool: &'a SlabPool,
     len: usize,
-    waits: Option<Turn>,
+    pending: Option<Turn>,
     call_site: CallSite,
 }
 
@@ -310,19 +311,19 @@ impl<'a> Alloc<'a> {
             call_site: CallSite::here(),
             pool,
             len,
-            waits: None,
+            pending: None,
         }
     }
 
     #[cold]
     fn poll_slow(&mut self, class: u8, cx: &Context<'_>) -> Poll<Result<Chunk, AllocError>> {
         let inner = self.pool.inner();
-        let grant = match &self.waits {
+        let grant = match &self.pending {
             Some(turn) => inner.redeem(turn, cx.waker()),
             None => match inner.alloc_or_wait(inner.attach().as_deref(), class, cx.waker()) {
                 Answer::Now(result) => Some(result),
                 Answer::Later(ticket) => {
-                    self.waits = Some(Turn::new(class, ticket));
+                    self.pending = Some(Turn::new(class, ticket));
                     // Logs, which calls foreign code that may panic: from here on the drop gives the
                     // ticket back.
                     inner.count_wait(class);
@@ -333,7 +334,7 @@ impl<'a> Alloc<'a> {
         let Some(unit) = grant else {
             return Poll::Pending;
         };
-        self.waits = None;
+        self.pending = None;
         if let Ok(unit) = unit {
             inner.handed_out(class, unit, self.call_site);
         }
@@ -347,7 +348,7 @@ impl Future for Alloc<'_> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(turn) = &self.waits {
+        if let Some(turn) = &self.pending {
             let class = turn.class;
             return self.poll_slow(class, cx);
         }
@@ -363,7 +364,7 @@ impl Future for Alloc<'_> {
 
 impl Drop for Alloc<'_> {
     fn drop(&mut self) {
-        if let Some(turn) = self.waits.take()
+        if let Some(turn) = self.pending.take()
             && let Some(unit) = self.pool.inner().cancel(&turn)
         {
             let class = turn.class;
@@ -380,7 +381,7 @@ impl fmt::Debug for Alloc<'_> {
         f.debug_struct("Alloc")
             .field("pool", &self.pool.name())
             .field("len", &self.len)
-            .field("waiting", &self.waits.is_some())
+            .field("waiting", &self.pending.is_some())
             .finish()
     }
 }

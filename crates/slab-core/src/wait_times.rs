@@ -77,15 +77,15 @@ impl WaitTimes {
 
 /// When a wait began.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Began(Instant);
+pub(crate) struct WaitStart(Instant);
 
-impl Began {
+impl WaitStart {
     pub(crate) fn now() -> Self {
         Self(Instant::now())
     }
 
     /// Counts the wait, which ends now.
-    pub(crate) fn end(self, times: &mut WaitTimes) {
+    pub(crate) fn record_in(self, times: &mut WaitTimes) {
         times.add(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
 }

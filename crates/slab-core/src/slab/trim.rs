@@ -5,9 +5,9 @@
 //! as long: a tenth of a second a GiB. Between two pieces every invariant of the slab table holds, so
 //! whatever happens there, a trim in pieces is a sequence of short trims.
 //!
-//! Memory is not given back twice: an unused slab without memory is among the `empty` ones, and a slab
-//! whose free pages are gone is marked until a chunk is stored in it. Chunks carved later from the rest are
-//! stored some day, as all chunks are. Memory that the system brings back by itself, in a huge page for a
+//! Memory is not given back twice: an unused slab without memory is among the `unused_released` ones, and a
+//! slab whose free pages are gone is marked until a chunk is stored in it. Chunks carved later from the rest
+//! are stored some day, as all chunks are. Memory that the system brings back by itself, in a huge page for a
 //! slab in use, goes back once more with that slab.
 
 use super::{Slabs, UNUSED, WORD_BITS, slab_words};
@@ -37,13 +37,13 @@ pub(crate) struct Trim {
 
 /// The system does not take memory back.
 #[derive(Debug)]
-struct Kept;
+struct ReleaseRefused;
 
 impl Slabs {
     pub(crate) fn begin_trim(&self, target: usize) -> Trim {
         Trim {
             target,
-            unused: self.unused.len() - self.empty,
+            unused: self.unused.len() - self.unused_released,
             slabs: 0..self.backed,
         }
     }
@@ -60,7 +60,10 @@ impl Slabs {
             return None;
         }
         let mut bytes = 0;
-        if self.trim_some(arena, classes, trim, &mut bytes).is_err() {
+        if self
+            .trim_up_to_piece(arena, classes, trim, &mut bytes)
+            .is_err()
+        {
             // Nor will it take the rest.
             trim.unused = 0;
             trim.slabs = 0..0;
@@ -68,13 +71,13 @@ impl Slabs {
         Some(bytes)
     }
 
-    fn trim_some(
+    fn trim_up_to_piece(
         &mut self,
         arena: &Arena,
         classes: &ClassTable,
         trim: &mut Trim,
         bytes: &mut usize,
-    ) -> Result<(), Kept> {
+    ) -> Result<(), ReleaseRefused> {
         while trim.unused > 0 && *bytes < PIECE_BYTES {
             trim.unused -= 1;
             if !self.trim_unused(arena, trim.target, bytes)? {
@@ -101,40 +104,40 @@ impl Slabs {
         arena: &Arena,
         target: usize,
         bytes: &mut usize,
-    ) -> Result<bool, Kept> {
-        if self.empty == self.unused.len() || self.held() * arena.slab_bytes() <= target {
+    ) -> Result<bool, ReleaseRefused> {
+        if self.unused_released == self.unused.len() || self.held() * arena.slab_bytes() <= target {
             return Ok(false);
         }
-        let index = self.unused[self.empty] as usize;
-        let slabs = self.with_empty_beside(arena, index);
+        let index = self.unused[self.unused_released] as usize;
+        let slabs = self.with_released_neighbours(arena, index);
         let (offset, len) = (
             slabs.start * arena.slab_bytes(),
             slabs.len() * arena.slab_bytes(),
         );
         // SAFETY: the slabs are backed and serve no class, so nobody has any part of them, and nobody
         // can get them while the caller has the mutex that guards `self`.
-        let went = unsafe { arena.release(offset, len) };
-        if !went {
-            return Err(Kept);
+        let released = unsafe { arena.release(offset, len) };
+        if !released {
+            return Err(ReleaseRefused);
         }
         let slab = &mut self.table[index];
-        if slab.before != UNUSED {
-            self.classes[usize::from(slab.before)].trims += 1;
-            slab.before = UNUSED;
+        if slab.last_class != UNUSED {
+            self.classes[usize::from(slab.last_class)].trims += 1;
+            slab.last_class = UNUSED;
         }
-        slab.rest_held = false;
-        self.empty += 1;
+        slab.uncarved_resident = false;
+        self.unused_released += 1;
         *bytes += arena.slab_bytes();
         Ok(true)
     }
 
     /// An unused slab and its neighbours that count as without memory: a huge page that backs the one
     /// backs the others as well, and nobody would look at them again.
-    fn with_empty_beside(&self, arena: &Arena, index: usize) -> Range<usize> {
-        let near = arena.in_huge_pages_of(index);
+    fn with_released_neighbours(&self, arena: &Arena, index: usize) -> Range<usize> {
+        let near = arena.slabs_sharing_huge_pages(index);
         let is_empty = |&slab: &usize| {
             let slab = &self.table[slab];
-            slab.class == UNUSED && slab.before == UNUSED && !slab.rest_held
+            slab.class == UNUSED && slab.last_class == UNUSED && !slab.uncarved_resident
         };
         let before = (near.start..index).rev().take_while(is_empty).count();
         let behind = (index + 1..near.end.min(self.backed)).take_while(is_empty);
@@ -150,18 +153,21 @@ impl Slabs {
         index: usize,
         target: usize,
         bytes: &mut usize,
-    ) -> Result<(), Kept> {
+    ) -> Result<(), ReleaseRefused> {
         let is_enough = self.held() * arena.slab_bytes() <= target;
         let slab = &mut self.table[index];
         let stored = slab.free > 0 && !slab.trimmed;
-        if slab.class == UNUSED || !(stored || slab.rest_held) || (slab.out() == 0 && is_enough) {
+        if slab.class == UNUSED
+            || !(stored || slab.uncarved_resident)
+            || (slab.out() == 0 && is_enough)
+        {
             return Ok(());
         }
         let chunk_bytes = classes.geometry(slab.class).bytes;
         let span = slab_words(arena, index as u32);
         let first = span.start as u32 * WORD_BITS;
         let mut run = 0..0;
-        for (&word, at) in self.bits[span].iter().zip((first..).step_by(64)) {
+        for (&word, at) in self.stored_bits[span].iter().zip((first..).step_by(64)) {
             let mut rest = word;
             while rest != 0 {
                 let start = (at + rest.trailing_zeros()) as usize * CHUNK_ALIGN;
@@ -173,7 +179,7 @@ impl Slabs {
                 run.end = start + chunk_bytes;
             }
         }
-        if slab.rest_held {
+        if slab.uncarved_resident {
             let start = index * arena.slab_bytes();
             let rest = start + slab.carved as usize * chunk_bytes..start + arena.usable_bytes();
             if run.end != rest.start {
@@ -184,7 +190,7 @@ impl Slabs {
         }
         *bytes += release_pages(arena, &run)?;
         slab.trimmed = true;
-        slab.rest_held = false;
+        slab.uncarved_resident = false;
         self.kept_empty += usize::from(slab.is_kept_empty());
         Ok(())
     }
@@ -192,7 +198,7 @@ impl Slabs {
 
 /// Gives back the whole pages in a run of stored chunks or of what is not carved, by their offsets in
 /// the arena; returns how many bytes they are.
-fn release_pages(arena: &Arena, run: &Range<usize>) -> Result<usize, Kept> {
+fn release_pages(arena: &Arena, run: &Range<usize>) -> Result<usize, ReleaseRefused> {
     let pages = whole_pages(run, page_size());
     if pages.is_empty() {
         return Ok(0);
@@ -200,8 +206,12 @@ fn release_pages(arena: &Arena, run: &Range<usize>) -> Result<usize, Kept> {
     // SAFETY: the pages lie in chunks that are stored or not carved, so nobody has them, and nobody can
     // get them while the caller has the mutex that guards the slab table. They are whole pages of the
     // system's size; it would round up a part of one.
-    let went = unsafe { arena.release(pages.start, pages.len()) };
-    if went { Ok(pages.len()) } else { Err(Kept) }
+    let released = unsafe { arena.release(pages.start, pages.len()) };
+    if released {
+        Ok(pages.len())
+    } else {
+        Err(ReleaseRefused)
+    }
 }
 
 /// The pages that lie wholly in `run`.

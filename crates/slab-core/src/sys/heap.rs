@@ -32,7 +32,7 @@ impl Region {
 
     /// Zeroed memory.
     pub(crate) fn committed(bytes: usize) -> Result<Self, i32> {
-        super::supply::ask()?;
+        super::fault_injection::check()?;
         let layout = Layout::from_size_align(bytes, ALIGN).map_err(|_| ENOMEM)?;
         assert_ne!(bytes, 0, "a region is never empty");
         // SAFETY: the layout is not empty, as just asserted.
@@ -50,7 +50,7 @@ impl Region {
 
     /// Nothing to do: the block is committed from the start.
     pub(crate) fn commit(&self, offset: usize, bytes: usize) -> Result<(), i32> {
-        super::supply::ask()?;
+        super::fault_injection::check()?;
         self.part(offset, bytes);
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! zeroed; it serves Miri, models, builds without `std` and systems without `mmap`.
 
 pub(crate) mod asan;
-pub(crate) mod supply;
+pub(crate) mod fault_injection;
 
 #[cfg(all(unix, feature = "std", not(any(miri, loom, shuttle))))]
 mod unix;

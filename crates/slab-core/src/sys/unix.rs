@@ -42,7 +42,7 @@ impl Region {
     }
 
     fn map(bytes: usize, protection: ProtFlags) -> Result<Self, i32> {
-        super::supply::ask()?;
+        super::fault_injection::check()?;
         // SAFETY: a new private mapping at an address of the kernel's choice aliases nothing.
         let base = unsafe {
             mmap_anonymous(
@@ -65,7 +65,7 @@ impl Region {
 
     /// Makes part of a reserved range usable; it reads as zeros.
     pub(crate) fn commit(&self, offset: usize, bytes: usize) -> Result<(), i32> {
-        super::supply::ask()?;
+        super::fault_injection::check()?;
         let at = self.part(offset, bytes);
         // SAFETY: the part lies in this mapping, and read-write takes nothing from anyone.
         unsafe { mprotect(at, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }
@@ -92,14 +92,14 @@ impl Region {
             // SAFETY: the part lies in this mapping, and nobody relies on its contents.
             unsafe { mmap_anonymous(at, bytes, protection, flags) }
         };
-        super::supply::ask().is_ok() && release().is_ok()
+        super::fault_injection::check().is_ok() && release().is_ok()
     }
 
     /// Backs a committed part with memory; locks it there if asked.
     pub(crate) fn populate(&self, offset: usize, bytes: usize, lock: bool) -> Result<(), i32> {
         let at = self.part(offset, bytes);
         if lock {
-            super::supply::ask()?;
+            super::fault_injection::check()?;
             // SAFETY: locking the pages of our own mapping changes nothing about their contents.
             return unsafe { mlock(at, bytes) }.map_err(rustix::io::Errno::raw_os_error);
         }

@@ -148,15 +148,15 @@ impl<T: 'static, Tag: GlobalTag<T>> GlobalBox<T, Tag> {
     #[must_use]
     pub fn into_slab_box(this: Self) -> SlabBox<T, Tag> {
         let this = ManuallyDrop::new(this);
-        let slab = Tag::slab().slab.get().expect(WORD);
+        let slab = Tag::slab().slab.get().expect(SAME_SLAB);
         // The value is alive, so its arena is mapped; it can lie in the arena of its own slab only.
-        assert!(lies_in(this.value, slab.pool.inner()), "{WORD}");
+        assert!(lies_in(this.value, slab.pool.inner()), "{SAME_SLAB}");
         // SAFETY: the value lies in a chunk of this slab and was this handle's.
         unsafe { SlabBox::from_parts(this.value, slab.pool.inner_ptr()) }
     }
 }
 
-const WORD: &str = "a GlobalTag names the same slab always";
+const SAME_SLAB: &str = "GlobalTag::slab must always return the same slab";
 
 impl<T: 'static, Tag: GlobalTag<T>> Deref for GlobalBox<T, Tag> {
     type Target = T;

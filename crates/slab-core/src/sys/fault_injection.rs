@@ -3,7 +3,7 @@
 
 #[cfg(not(test))]
 #[inline(always)]
-pub(crate) fn ask() -> Result<(), i32> {
+pub(crate) fn check() -> Result<(), i32> {
     Ok(())
 }
 
@@ -17,14 +17,14 @@ mod test {
     use core::ops::Range;
 
     std::thread_local! {
-        static ASKED: Cell<u32> = const { Cell::new(0) };
-        static REFUSED: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+        static REQUESTS: Cell<u32> = const { Cell::new(0) };
+        static REFUSED_REQUESTS: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
     }
 
-    pub(crate) fn ask() -> Result<(), i32> {
-        let number = ASKED.get();
-        ASKED.set(number + 1);
-        let (from, to) = REFUSED.get();
+    pub(crate) fn check() -> Result<(), i32> {
+        let number = REQUESTS.get();
+        REQUESTS.set(number + 1);
+        let (from, to) = REFUSED_REQUESTS.get();
         if (from..to).contains(&number) {
             Err(12)
         } else {
@@ -35,11 +35,11 @@ mod test {
     /// Runs `f` while this thread's requests of these numbers are refused; returns how many
     /// requests there were.
     #[cfg(not(any(loom, shuttle, miri)))]
-    pub(crate) fn refusing(numbers: Range<u32>, f: impl FnOnce()) -> u32 {
-        ASKED.set(0);
-        REFUSED.set((numbers.start, numbers.end));
+    pub(crate) fn refuse_requests(numbers: Range<u32>, f: impl FnOnce()) -> u32 {
+        REQUESTS.set(0);
+        REFUSED_REQUESTS.set((numbers.start, numbers.end));
         f();
-        REFUSED.set((0, 0));
-        ASKED.get()
+        REFUSED_REQUESTS.set((0, 0));
+        REQUESTS.get()
     }
 }
