@@ -10,7 +10,7 @@ use crate::reclaim::{Reclaimed, SlabLayer};
 use crate::slab::Carved;
 use crate::sync::{MutexGuard, Ordering};
 use crate::thread_cache::ThreadCache;
-use crate::wait::Woken;
+use crate::wait::DeferredWakers;
 use core::ptr::NonNull;
 
 /// From this size on, zeroing a used chunk costs more than going to the slabs for each.
@@ -290,7 +290,7 @@ impl Inner {
         if !stored {
             // SAFETY: the pool outlives `self`.
             let woken = unsafe { Self::store_and_serve(NonNull::from(self), class, units, 0) };
-            woken.into_iter().for_each(Woken::wake);
+            woken.into_iter().for_each(DeferredWakers::wake);
         }
     }
 
@@ -367,9 +367,9 @@ mod tests {
     use std::sync::Arc;
     use std::task::Wake;
 
-    struct Panics;
+    struct PanickingWaker;
 
-    impl Wake for Panics {
+    impl Wake for PanickingWaker {
         fn wake(self: Arc<Self>) {
             panic!("by a waker");
         }
@@ -384,7 +384,7 @@ mod tests {
         let carved = inner.carve(&mut inner.slabs.lock(), 0, &mut fresh);
         assert_eq!(carved.unwrap().chunks, 3);
         let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1).ok()).collect();
-        let waker = Waker::from(Arc::new(Panics));
+        let waker = Waker::from(Arc::new(PanickingWaker));
         let mut waits = Box::pin(pool.alloc(1));
         let mut cx = Context::from_waker(&waker);
         assert!(waits.as_mut().poll(&mut cx).is_pending());

@@ -86,7 +86,7 @@ impl SlabAllocator {
 
     /// Returns how many bytes to ask the pool for, so that the chunk fits the layout.
     #[inline]
-    fn request(&self, layout: Layout) -> Result<usize, AllocError> {
+    fn request_len(&self, layout: Layout) -> Result<usize, AllocError> {
         if layout.align() <= crate::CHUNK_ALIGN {
             return Ok(layout.size());
         }
@@ -126,7 +126,7 @@ impl SlabAllocator {
     ///
     /// # Safety
     /// As for [`Allocator::grow`].
-    unsafe fn grown(
+    unsafe fn grow_block(
         &self,
         at: NonNull<u8>,
         old: Layout,
@@ -149,7 +149,7 @@ impl SlabAllocator {
 }
 
 /// A block of size zero: no chunk, and an address that is aligned and not null.
-fn nothing(layout: Layout) -> NonNull<[u8]> {
+fn zero_sized_block(layout: Layout) -> NonNull<[u8]> {
     let at = core::ptr::without_provenance_mut(layout.align());
     let at = NonNull::new(at).expect("an alignment is not zero");
     NonNull::slice_from_raw_parts(at, 0)
@@ -166,23 +166,23 @@ fn block(chunk: Chunk) -> NonNull<[u8]> {
 }
 
 // SAFETY: a block is a chunk of the pool, which nobody else has until it is deallocated, and
-// which a chunk in use keeps mapped. Clones are handles to the same pool. `request` honours size
+// which a chunk in use keeps mapped. Clones are handles to the same pool. `request_len` honours size
 // and alignment, and `deallocate` finds the class by the address, so any layout that fits will do.
 unsafe impl Allocator for SlabAllocator {
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if layout.size() == 0 {
-            return Ok(nothing(layout));
+            return Ok(zero_sized_block(layout));
         }
-        let chunk = self.pool.try_alloc(self.request(layout)?);
+        let chunk = self.pool.try_alloc(self.request_len(layout)?);
         chunk.map(block).map_err(|_| AllocError)
     }
 
     fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if layout.size() == 0 {
-            return Ok(nothing(layout));
+            return Ok(zero_sized_block(layout));
         }
-        let chunk = self.pool.try_alloc_zeroed(self.request(layout)?);
+        let chunk = self.pool.try_alloc_zeroed(self.request_len(layout)?);
         chunk.map(block).map_err(|_| AllocError)
     }
 
@@ -202,7 +202,7 @@ unsafe impl Allocator for SlabAllocator {
         new: Layout,
     ) -> Result<NonNull<[u8]>, AllocError> {
         // SAFETY: the caller's promise.
-        unsafe { self.grown(at, old, new) }
+        unsafe { self.grow_block(at, old, new) }
     }
 
     unsafe fn grow_zeroed(
@@ -212,7 +212,7 @@ unsafe impl Allocator for SlabAllocator {
         new: Layout,
     ) -> Result<NonNull<[u8]>, AllocError> {
         // SAFETY: the caller's promise.
-        let grown = unsafe { self.grown(at, old, new) }?;
+        let grown = unsafe { self.grow_block(at, old, new) }?;
         // SAFETY: `old.size()` is within the block, which is at least `new.size()` bytes long.
         let rest = unsafe { grown.cast::<u8>().add(old.size()) };
         // SAFETY: from there to the block's end; the caller owns it.
@@ -229,7 +229,7 @@ unsafe impl Allocator for SlabAllocator {
         if new.size() == 0 {
             // SAFETY: the caller's promise.
             unsafe { self.deallocate(at, old) };
-            return Ok(nothing(new));
+            return Ok(zero_sized_block(new));
         }
         // SAFETY: a block, by the caller's promise; not of size zero, because `new` is smaller.
         let chunk = unsafe { self.chunk(at) };

@@ -181,7 +181,7 @@ impl Chunk {
     /// Returns whether the chunk belongs to this pool.
     #[must_use]
     pub fn belongs_to(&self, pool: &SlabPool) -> bool {
-        pool.is(self.pool)
+        pool.has_inner(self.pool)
     }
 
     /// Fills the chunk with zeros and returns all of it.

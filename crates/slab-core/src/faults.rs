@@ -233,12 +233,12 @@ fn typed_program(case: &Case) -> Refusals {
 fn refuse_each_request(length: u32, mut check: impl FnMut(&Case, u32, Refusals)) {
     for case in &cases() {
         for program in [program, typed_program] {
-            let met = refuse_requests(0..0, || {
+            let requests_made = refuse_requests(0..0, || {
                 let refused = program(case);
                 assert_eq!((refused.builds, refused.commits), (0, 0), "{}", case.name);
             });
             let mut sum = Refusals::default();
-            for number in 0..met {
+            for number in 0..requests_made {
                 refuse_requests(number..number + length, || {
                     let refused = program(case);
                     sum.builds += refused.builds;
@@ -246,14 +246,14 @@ fn refuse_each_request(length: u32, mut check: impl FnMut(&Case, u32, Refusals))
                     sum.trims += refused.trims;
                 });
             }
-            check(case, met, sum);
+            check(case, requests_made, sum);
         }
     }
 }
 
 #[test]
 fn the_system_refuses_memory_at_each_request_in_turn() {
-    refuse_each_request(1, |case, met, refused| {
+    refuse_each_request(1, |case, requests_made, refused| {
         let Refusals {
             builds,
             commits,
@@ -267,7 +267,7 @@ fn the_system_refuses_memory_at_each_request_in_turn() {
         );
         // A refusal without any effect is one to take memory back.
         let seen = u64::from(builds) + commits + u64::from(trims);
-        assert!(seen <= met.into(), "{}", case.name);
+        assert!(seen <= requests_made.into(), "{}", case.name);
     });
 }
 
@@ -337,10 +337,10 @@ fn each_growth_step_makes_one_system_request() {
             .growth(growth)
             .build()
             .unwrap();
-        let met = refuse_requests(0..0, || {
+        let requests_made = refuse_requests(0..0, || {
             assert_eq!(Refusals::default().fill_pool(&pool, 16384).len(), 32);
         });
-        assert_eq!(met, requests, "{growth:?}: 1, 1, 2 and 4 slabs");
+        assert_eq!(requests_made, requests, "{growth:?}: 1, 1, 2 and 4 slabs");
     }
 }
 
@@ -356,8 +356,8 @@ fn refused_commit_is_served_by_a_slab_of_another_class() {
     let pool = two_sizes();
     drop(pool.try_alloc(1024).unwrap());
     refuse_requests(0..u32::MAX, || {
-        let met = pool.try_alloc(16384).unwrap();
-        drop(met);
+        let large = pool.try_alloc(16384).unwrap();
+        drop(large);
         // A request that would wait is served, too.
         drop(pool.try_alloc(1024).unwrap());
         let mut waits = core::pin::pin!(pool.alloc(16384));
@@ -423,8 +423,8 @@ impl tracing::Subscriber for Warnings {
 #[cfg(all(unix, feature = "std"))]
 fn repeated_commit_refusals_log_one_warning() {
     let pool = two_sizes();
-    let heard = std::sync::Arc::default();
-    let warnings = Warnings(std::sync::Arc::clone(&heard));
+    let warning_count = std::sync::Arc::default();
+    let warnings = Warnings(std::sync::Arc::clone(&warning_count));
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(warnings, || {
@@ -434,6 +434,6 @@ fn repeated_commit_refusals_log_one_warning() {
             }
         });
     });
-    assert_eq!(heard.load(core::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(warning_count.load(core::sync::atomic::Ordering::Relaxed), 1);
     assert_eq!(pool.stats().commit_failures, 1000);
 }

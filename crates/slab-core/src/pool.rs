@@ -368,7 +368,7 @@ impl SlabPool {
         self.inner
     }
 
-    pub(crate) fn is(&self, inner: NonNull<Inner>) -> bool {
+    pub(crate) fn has_inner(&self, inner: NonNull<Inner>) -> bool {
         self.inner == inner
     }
 }

@@ -23,14 +23,14 @@ use std::task::{Context, Wake, Waker};
 /// Preemptions that PCT places.
 const DEPTH: usize = 3;
 
-fn number(variable: &str) -> Option<u64> {
+fn env_number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
 fn explore(test: impl Fn() + Send + Sync + Clone + 'static) {
-    let half = number("SLAB_SCHEDULES").unwrap_or(1000).div_ceil(2) as usize;
+    let half = env_number("SLAB_SCHEDULES").unwrap_or(1000).div_ceil(2) as usize;
     let fresh = || std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
-    let seed = number("SLAB_SEED").unwrap_or_else(fresh);
+    let seed = env_number("SLAB_SEED").unwrap_or_else(fresh);
     let mut config = shuttle::Config::new();
     // A pool is built on the stack, which is 32 KiB otherwise.
     config.stack_size = 512 << 10;

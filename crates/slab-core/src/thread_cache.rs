@@ -8,7 +8,7 @@ use core::num::NonZeroU64;
 /// A class, as what the fast paths have to know of it, which saves them some instructions and a load. It
 /// is the upper half of a word whose lower half is left to a chunk's unit: bits 32..48 are the class's
 /// [`count_shift`](crate::geometry::Geometry::count_shift), of which only the lowest six are used, bits
-/// 48..64 the distance of its magazine from the start of a [`ThreadCache`] in bytes, which is never zero.
+/// 48..64 the offset of its magazine from the start of a [`ThreadCache`] in bytes, which is never zero.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Place(NonZeroU64);
@@ -19,9 +19,9 @@ impl Place {
     pub(crate) fn new(class: u8, count_shift: u32) -> Self {
         // The unused bits between are free for others' marks.
         debug_assert!(count_shift < 64);
-        let distance = (u64::from(class) + 1) * Self::STRIDE;
-        let bits = distance << 48 | u64::from(count_shift) << 32;
-        Self(NonZeroU64::new(bits).expect("no distance is zero"))
+        let offset = (u64::from(class) + 1) * Self::STRIDE;
+        let bits = offset << 48 | u64::from(count_shift) << 32;
+        Self(NonZeroU64::new(bits).expect("no offset is zero"))
     }
 
     #[inline(always)]
@@ -32,11 +32,11 @@ impl Place {
     /// The class as an index: without a `u8` in between, subtracting one costs nothing.
     #[inline(always)]
     pub(crate) fn index(self) -> usize {
-        self.distance() / Self::STRIDE as usize - 1
+        self.magazine_offset() / Self::STRIDE as usize - 1
     }
 
     #[inline(always)]
-    pub(crate) fn distance(self) -> usize {
+    pub(crate) fn magazine_offset(self) -> usize {
         (self.0.get() >> 48) as usize
     }
 
@@ -63,7 +63,7 @@ impl Place {
 /// Returns the same address, of which the compiler then knows nothing but that it lies in a register.
 ///
 /// Otherwise the compiler addresses each word of a magazine by two registers, the cache's address and the
-/// distance, and saves an addition. But what is loaded from there was stored a moment before, and Intel's
+/// offset, and saves an addition. But what is loaded from there was stored a moment before, and Intel's
 /// cores since Golden Cove forward a store to the load that follows it at once if both use one register
 /// for the address, and after seven cycles if they use two: 2.8 instead of 3.8 ns for a chunk that is
 /// allocated and freed.
@@ -126,7 +126,7 @@ impl ThreadCache {
         let first: *const Magazine = self.magazines.as_ptr();
         // SAFETY: a place is one more than a class index, which is below `MAX_CLASSES`, times the
         // size of a magazine.
-        let at = unsafe { first.byte_add(place.distance()) };
+        let at = unsafe { first.byte_add(place.magazine_offset()) };
         // SAFETY: a magazine of `self`, which is borrowed as long.
         unsafe { &*in_one_register(at) }
     }
@@ -150,7 +150,7 @@ mod tests {
         for class in 0..MAX_CLASSES as u8 {
             let place = Place::new(class, 5);
             assert_eq!((place.class(), place.count_shift() % 64), (class, 5));
-            assert_ne!(place.distance(), 0);
+            assert_ne!(place.magazine_offset(), 0);
         }
     }
 }

@@ -118,9 +118,9 @@ impl Turn {
 /// Wakers to be woken outside of all locks: they are foreign code. If one panics, the others are woken
 /// all the same.
 #[must_use]
-pub(crate) struct Woken(vec::IntoIter<Waker>);
+pub(crate) struct DeferredWakers(vec::IntoIter<Waker>);
 
-impl Woken {
+impl DeferredWakers {
     pub(crate) fn wake(mut self) {
         self.wake_rest();
     }
@@ -130,7 +130,7 @@ impl Woken {
     }
 }
 
-impl Drop for Woken {
+impl Drop for DeferredWakers {
     fn drop(&mut self) {
         self.wake_rest();
     }
@@ -227,7 +227,7 @@ impl Inner {
         class: u8,
         units: &[u32],
         frees: u64,
-    ) -> Option<Woken> {
+    ) -> Option<DeferredWakers> {
         // SAFETY: the caller's promise.
         let pool = unsafe { this.as_ref() };
         let mut layer = pool.slabs.lock();
@@ -243,7 +243,7 @@ impl Inner {
     }
 
     /// Grants chunks to waiters, the longest waiting first, until nobody can be served.
-    fn serve(&self, layer: &mut SlabLayer) -> Woken {
+    fn serve(&self, layer: &mut SlabLayer) -> DeferredWakers {
         let mut woken = Vec::new();
         let mut failed = [false; MAX_CLASSES];
         while let Some(class) = layer.waiters.longest_waiting_class(&failed) {
@@ -257,7 +257,7 @@ impl Inner {
                 woken.push(waker);
             }
         }
-        Woken(woken.into_iter())
+        DeferredWakers(woken.into_iter())
     }
 
     /// What was granted to a ticket; `None` if it waits on, from now on with this waker.

@@ -139,9 +139,9 @@ fn pointers_that_are_no_chunks_are_refused() {
 /// A free wakes a task that waits for memory, and its waker is foreign code.
 #[test]
 fn panicking_waker_leaks_no_chunk_of_a_batch() {
-    struct Panics;
+    struct PanickingWaker;
 
-    impl Wake for Panics {
+    impl Wake for PanickingWaker {
         fn wake(self: Arc<Self>) {
             panic!("by a waker");
         }
@@ -153,7 +153,7 @@ fn panicking_waker_leaks_no_chunk_of_a_batch() {
         .build()
         .unwrap();
     let batch = filled(&pool, 1024, 64);
-    let waker = Waker::from(Arc::new(Panics));
+    let waker = Waker::from(Arc::new(PanickingWaker));
     let mut waits = Box::pin(pool.alloc(1024));
     let mut cx = Context::from_waker(&waker);
     assert!(waits.as_mut().poll(&mut cx).is_pending());

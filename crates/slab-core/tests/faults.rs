@@ -229,7 +229,7 @@ fn fork_while_another_thread_holds_a_lock() {
                 let (pools, done) = (&pools, &done);
                 scope.spawn(move || {
                     while !done.load(Ordering::Relaxed) {
-                        inside(&pools[number % 2], number);
+                        use_every_lock(&pools[number % 2], number);
                     }
                 });
             }
@@ -267,7 +267,7 @@ fn fork_while_another_thread_holds_a_lock() {
 /// One thread is nearly always inside its magazine; the others go through every lock of a pool, with
 /// threads of their own that come and go.
 #[cfg(not(slab_tsan))]
-fn inside(pool: &SlabPool, number: usize) {
+fn use_every_lock(pool: &SlabPool, number: usize) {
     for _ in 0..1000 {
         drop(pool.try_alloc(1024));
     }

@@ -31,7 +31,7 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
 }
 
 /// How many chunks of a size a pool of one class can hand out.
-fn most(mode: Mode, len: usize) -> usize {
+fn max_chunks(mode: Mode, len: usize) -> usize {
     // Two classes, each with its share.
     CAP / len / if mode == Mode::Ring { 2 } else { 1 }
 }
@@ -51,7 +51,7 @@ fn whole_cap_is_handed_out_again_after_a_full_free() {
         let pool = pool(mode);
         for round in 0..3 {
             let all = fill(&pool, 1024);
-            assert_eq!(all.len(), most(mode, 1024), "{mode:?}, round {round}");
+            assert_eq!(all.len(), max_chunks(mode, 1024), "{mode:?}, round {round}");
             let distinct: HashSet<_> = all.iter().map(Chunk::as_ptr).collect();
             assert_eq!(distinct.len(), all.len());
             assert!(matches!(
@@ -64,7 +64,11 @@ fn whole_cap_is_handed_out_again_after_a_full_free() {
             assert_counts(&pool, (round + 1) * count, 0);
         }
         // Memory that one class had serves the other, unless each has its share.
-        assert_eq!(fill(&pool, 16384).len(), most(mode, 16384), "{mode:?}");
+        assert_eq!(
+            fill(&pool, 16384).len(),
+            max_chunks(mode, 16384),
+            "{mode:?}"
+        );
     }
 }
 
@@ -118,7 +122,7 @@ fn concurrent_threads_never_share_a_chunk() {
             .collect();
         let had = threads.into_iter().map(|one| one.join().unwrap()).sum();
         assert_counts(&pool, had, 0);
-        assert_eq!(fill(&pool, 1024).len(), most(mode, 1024));
+        assert_eq!(fill(&pool, 1024).len(), max_chunks(mode, 1024));
     }
 }
 
@@ -131,7 +135,7 @@ fn trim_gives_memory_back_and_it_can_be_used_again() {
         assert_ne!(pool.trim(), 0, "{mode:?}");
         let class = pool.stats().classes()[1];
         assert_eq!(class.in_magazines + class.in_depot, 0);
-        assert_eq!(fill(&pool, 16384).len(), most(mode, 16384));
+        assert_eq!(fill(&pool, 16384).len(), max_chunks(mode, 16384));
     }
 }
 
@@ -146,7 +150,7 @@ fn trim_stops_at_its_target() {
             let mut all = fill(&pool, 16384);
             all.iter_mut().for_each(|chunk| chunk.zeroed().fill(1));
             drop(all);
-            let mut held = 16384 * most(mode, 16384);
+            let mut held = 16384 * max_chunks(mode, 16384);
             assert_eq!(pool.resident_bytes(), Some(held), "{mode:?}");
             while held > 0 {
                 assert_eq!(pool.trim_above(held, 0), 0, "{mode:?}: no more than {held}");
@@ -185,9 +189,9 @@ fn frees_on_another_thread_serve_waiters_in_order() {
         assert!(second.as_mut().poll(&mut cx).is_ready());
         // Nobody waits any more: frees and allocations go the usual way again.
         drop(all);
-        assert_eq!(fill(&pool, 1024).len(), most(mode, 1024));
+        assert_eq!(fill(&pool, 1024).len(), max_chunks(mode, 1024));
         // All of it twice, and the chunks of the two waiters.
-        assert_counts(&pool, 2 * most(mode, 1024) as u64 + 2, 0);
+        assert_counts(&pool, 2 * max_chunks(mode, 1024) as u64 + 2, 0);
     }
 }
 
@@ -253,12 +257,12 @@ fn depot_only_is_lifo_and_ring_is_fifo() {
 fn ring_gives_each_class_a_fixed_share() {
     let pool = pool(Mode::Ring);
     let large = fill(&pool, 16384);
-    assert_eq!(large.len(), most(Mode::Ring, 16384));
+    assert_eq!(large.len(), max_chunks(Mode::Ring, 16384));
     // The other class has its share all the same, and does not get more when this one's is free.
-    assert_eq!(fill(&pool, 1024).len(), most(Mode::Ring, 1024));
+    assert_eq!(fill(&pool, 1024).len(), max_chunks(Mode::Ring, 1024));
     drop(large);
     pool.trim();
-    assert_eq!(fill(&pool, 1024).len(), most(Mode::Ring, 1024));
+    assert_eq!(fill(&pool, 1024).len(), max_chunks(Mode::Ring, 1024));
     let rebalances: u64 = pool
         .stats()
         .classes()

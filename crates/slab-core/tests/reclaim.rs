@@ -149,7 +149,7 @@ fn a_chunk_in_an_idle_threads_magazine_is_found_at_the_cap() {
 fn reclaim_races_with_threads_that_allocate_and_free() {
     let pool = pool();
     let (small, large) = sizes(&pool);
-    let (rounds, most) = if cfg!(miri) { (4, 12) } else { (300, 64) };
+    let (rounds, max_held) = if cfg!(miri) { (4, 12) } else { (300, 64) };
     thread::scope(|scope| {
         let start = |worker: usize| {
             let pool = &pool;
@@ -160,8 +160,9 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
                     } else {
                         large
                     };
-                    let mut held: Vec<Chunk> =
-                        (0..most).map_while(|_| pool.try_alloc(len).ok()).collect();
+                    let mut held: Vec<Chunk> = (0..max_held)
+                        .map_while(|_| pool.try_alloc(len).ok())
+                        .collect();
                     for (stamp, chunk) in held.iter_mut().enumerate() {
                         chunk.copy_from_slice(&[worker as u8, stamp as u8]).unwrap();
                     }

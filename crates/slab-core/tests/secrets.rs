@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const LEN: usize = 77_777;
 const SECRET: u8 = 0x5E;
 static FREED: AtomicUsize = AtomicUsize::new(0);
-static SEEN: AtomicUsize = AtomicUsize::new(0);
+static SECRET_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// The system's allocator, which checks the blocks that come back to it.
-struct Watching;
+struct CheckingAllocator;
 
 // SAFETY: all is left to `System`.
-unsafe impl GlobalAlloc for Watching {
+unsafe impl GlobalAlloc for CheckingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
@@ -26,7 +26,7 @@ unsafe impl GlobalAlloc for Watching {
             let bytes = unsafe { std::slice::from_raw_parts(at, LEN) };
             let secrets = bytes.iter().filter(|&&byte| byte == SECRET).count();
             FREED.fetch_add(1, Ordering::Relaxed);
-            SEEN.fetch_add(secrets, Ordering::Relaxed);
+            SECRET_BYTES.fetch_add(secrets, Ordering::Relaxed);
         }
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(at, layout) }
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Watching {
 }
 
 #[global_allocator]
-static WATCHING: Watching = Watching;
+static ALLOCATOR: CheckingAllocator = CheckingAllocator;
 
 #[test]
 fn zero_on_free_wipes_heap_chunks() {
@@ -54,6 +54,6 @@ fn zero_on_free_wipes_heap_chunks() {
         drop(pool);
         drop(chunk);
         assert_eq!(FREED.swap(0, Ordering::Relaxed), 1);
-        assert_eq!(SEEN.swap(0, Ordering::Relaxed), seen);
+        assert_eq!(SECRET_BYTES.swap(0, Ordering::Relaxed), seen);
     }
 }

@@ -96,7 +96,7 @@ fn a_raid_names_the_class_that_ran_out() {
 }
 
 /// How many spans begin with this.
-fn count(spans: &Spans, what: &str) -> usize {
+fn count_spans(spans: &Spans, what: &str) -> usize {
     let spans = spans.0.lock().unwrap();
     spans.iter().filter(|heard| heard.starts_with(what)).count()
 }
@@ -128,7 +128,7 @@ fn sweep_event_has_the_number_of_freed_slabs() {
 #[test]
 fn exhaustion_and_its_end_are_logged_once_each() {
     let spans = Spans::default();
-    let told = |what: &str| {
+    let logged = |what: &str| {
         let events = spans.1.lock().unwrap();
         let of = events.iter().filter(|event| event.contains(what));
         of.map(|event| event.contains("pool=out chunk_bytes=1024"))
@@ -147,14 +147,14 @@ fn exhaustion_and_its_end_are_logged_once_each() {
         for _ in 0..10 {
             assert!(pool.try_alloc(1024).is_err());
         }
-        assert_eq!(told("pool exhausted"), [true]);
+        assert_eq!(logged("pool exhausted"), [true]);
         std::thread::sleep(std::time::Duration::from_millis(1100));
-        assert_eq!(told("no longer exhausted"), [false; 0]);
+        assert_eq!(logged("no longer exhausted"), [false; 0]);
         all.clear();
         pool.flush_thread_cache();
         drop([(); 100].map(|()| pool.try_alloc(1024).unwrap()));
-        assert_eq!(told("no longer exhausted"), [true]);
-        assert_eq!(told("pool exhausted"), [true]);
+        assert_eq!(logged("no longer exhausted"), [true]);
+        assert_eq!(logged("pool exhausted"), [true]);
     });
 }
 
@@ -178,36 +178,36 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
             place += 1;
             place % 2 == 0
         });
-        let before = count(&spans, "sweep");
+        let before = count_spans(&spans, "sweep");
         for _ in 0..10 {
             assert!(pool.try_alloc(16384).is_err());
         }
-        assert_eq!(count(&spans, "sweep"), before + 1);
+        assert_eq!(count_spans(&spans, "sweep"), before + 1);
         all.pop();
         assert!(pool.try_alloc(16384).is_err());
-        assert_eq!(count(&spans, "sweep"), before + 1);
+        assert_eq!(count_spans(&spans, "sweep"), before + 1);
         // The other half of the last slab.
         let in_slab = pool.stats().slab_bytes / 1024;
         all.truncate(all.len() + 1 - in_slab / 2);
         let _slab: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
-        assert_eq!(count(&spans, "sweep"), before + 2);
+        assert_eq!(count_spans(&spans, "sweep"), before + 2);
         // There is nothing to raid either: no magazine holds chunks of that size.
-        assert_eq!(count(&spans, "raid pool=full chunk_bytes=16384"), 0);
+        assert_eq!(count_spans(&spans, "raid pool=full chunk_bytes=16384"), 0);
         // The waiter has swept; what is freed from then on goes to its slab at once.
         let mut waits = std::pin::pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(waits.as_mut().poll(&mut cx).is_pending());
-        let before = count(&spans, "sweep");
+        let before = count_spans(&spans, "sweep");
         all.pop();
         assert!(pool.try_alloc(16384).is_err());
-        assert_eq!(count(&spans, "sweep"), before);
+        assert_eq!(count_spans(&spans, "sweep"), before);
 
         let pool = builder(Mode::Ring);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
         all.pop();
-        let before = count(&spans, "sweep");
+        let before = count_spans(&spans, "sweep");
         let small: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
         assert!(!small.is_empty());
-        assert_eq!(count(&spans, "sweep"), before);
+        assert_eq!(count_spans(&spans, "sweep"), before);
     });
 }

@@ -314,9 +314,9 @@ fn assert_shows_nothing(pool: &SlabPool, len: usize) {
 }
 
 #[derive(Default)]
-struct Woken(AtomicUsize);
+struct WakeCount(AtomicUsize);
 
-impl Wake for Woken {
+impl Wake for WakeCount {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -355,7 +355,7 @@ fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
         let third = pool.alloc(16384).await.unwrap();
         (first, second, third)
     });
-    let wakers: [Arc<Woken>; 2] = Default::default();
+    let wakers: [Arc<WakeCount>; 2] = Default::default();
     let mut done = None;
     for poll in 0..cancel_at {
         if frees & 1 << poll != 0 {
@@ -367,7 +367,7 @@ fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
             break;
         }
     }
-    let behind = Arc::new(Woken::default());
+    let behind = Arc::new(WakeCount::default());
     let waker = Waker::from(behind.clone());
     let mut next = Box::pin(pool.alloc(16384));
     let mut looked = next.as_mut().poll(&mut Context::from_waker(&waker));

@@ -27,15 +27,15 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
 }
 
 #[derive(Default)]
-struct Count(AtomicUsize);
+struct WakeCount(AtomicUsize);
 
-impl Count {
+impl WakeCount {
     fn get(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-impl Wake for Count {
+impl Wake for WakeCount {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -44,7 +44,7 @@ impl Wake for Count {
 /// A future and how often it was woken.
 struct Waiter<'a> {
     future: Pin<Box<Alloc<'a>>>,
-    woken: Arc<Count>,
+    woken: Arc<WakeCount>,
 }
 
 impl<'a> Waiter<'a> {
@@ -221,8 +221,8 @@ fn only_the_latest_waker_is_called() {
 
 #[test]
 fn panicking_waker_does_not_prevent_other_wakeups() {
-    struct Panics;
-    impl Wake for Panics {
+    struct PanickingWaker;
+    impl Wake for PanickingWaker {
         fn wake(self: Arc<Self>) {
             panic!("by a waker");
         }
@@ -230,7 +230,7 @@ fn panicking_waker_does_not_prevent_other_wakeups() {
     let pool = pool(&[1024, 16384]);
     let all = fill(&pool, 16384);
     let mut first = pin!(pool.alloc(1024));
-    let waker = Waker::from(Arc::new(Panics));
+    let waker = Waker::from(Arc::new(PanickingWaker));
     assert!(
         first
             .as_mut()
@@ -248,8 +248,8 @@ fn panicking_waker_does_not_prevent_other_wakeups() {
 /// A subscriber to the pool's events is foreign code, as a waker is.
 #[test]
 fn panicking_subscriber_leaves_no_waiter_behind() {
-    struct Panics;
-    impl Subscriber for Panics {
+    struct PanickingSubscriber;
+    impl Subscriber for PanickingSubscriber {
         fn enabled(&self, metadata: &Metadata<'_>) -> bool {
             *metadata.level() == Level::WARN
         }
@@ -271,7 +271,7 @@ fn panicking_subscriber_leaves_no_waiter_behind() {
         .collect();
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
-    tracing::subscriber::with_default(Panics, || {
+    tracing::subscriber::with_default(PanickingSubscriber, || {
         let mut waits = pin!(pool.alloc(1024));
         let mut cx = Context::from_waker(Waker::noop());
         let poll = AssertUnwindSafe(|| waits.as_mut().poll(&mut cx).is_pending());
@@ -334,21 +334,21 @@ fn chunks_granted_to_waiters_raise_the_high_water_mark() {
 /// To clone, to call and to drop a waker is to run foreign code.
 #[test]
 fn wakers_may_use_the_pool() {
-    fn look(pool: *const ()) {
+    fn use_pool(pool: *const ()) {
         // SAFETY: the pool of this test, which outlives its wakers.
         let pool = unsafe { &*pool.cast::<SlabPool>() };
         assert_ne!(pool.stats().in_use(), 0);
     }
     fn clone(pool: *const ()) -> RawWaker {
-        look(pool);
-        RawWaker::new(pool, &LOOKS)
+        use_pool(pool);
+        RawWaker::new(pool, &VTABLE)
     }
-    static LOOKS: RawWakerVTable = RawWakerVTable::new(clone, look, look, look);
+    static VTABLE: RawWakerVTable = RawWakerVTable::new(clone, use_pool, use_pool, use_pool);
 
     let pool = pool(&[LEN]);
     let mut all = fill(&pool, LEN);
     // SAFETY: the functions keep a waker's rules; the pool is there for as long as any of them.
-    let waker = unsafe { Waker::new((&raw const pool).cast(), &LOOKS) };
+    let waker = unsafe { Waker::new((&raw const pool).cast(), &VTABLE) };
     let mut cx = Context::from_waker(&waker);
     let mut served = pin!(pool.alloc(LEN));
     let mut given_up = Box::pin(pool.alloc(LEN));
@@ -407,10 +407,10 @@ fn many_threads_share_few_chunks_by_waiting() {
     const ROUNDS: u64 = if cfg!(miri) { 5 } else { 5_000 };
     let pool = pool(&[16384]);
     let chunks = fill(&pool, 16384).len() as u64;
-    let (held, most) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (held, most_held) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         let start = |number: u64| {
-            let (pool, held, most) = (&pool, &held, &most);
+            let (pool, held, most_held) = (&pool, &held, &most_held);
             scope.spawn(move || {
                 for round in 0..ROUNDS {
                     // Each holds up to three at a time; together they want more than there are.
@@ -421,7 +421,7 @@ fn many_threads_share_few_chunks_by_waiting() {
                         more.extend(pool.try_alloc(16384).ok());
                     }
                     let now = held.fetch_add(1 + more.len() as u64, Ordering::SeqCst);
-                    most.fetch_max(now + 1 + more.len() as u64, Ordering::SeqCst);
+                    most_held.fetch_max(now + 1 + more.len() as u64, Ordering::SeqCst);
                     // Now and then all chunks that are held are counted at once.
                     thread::yield_now();
                     held.fetch_sub(1 + more.len() as u64, Ordering::SeqCst);
@@ -433,7 +433,7 @@ fn many_threads_share_few_chunks_by_waiting() {
         let threads: Vec<_> = (0..8).map(start).collect();
         threads.into_iter().for_each(|one| one.join().unwrap());
     });
-    assert!(most.load(Ordering::SeqCst) <= chunks);
+    assert!(most_held.load(Ordering::SeqCst) <= chunks);
     let stats = pool.stats();
     assert_eq!((stats.in_use(), stats.classes()[0].waiting), (0, 0));
     assert_eq!(fill(&pool, 16384).len() as u64, chunks);

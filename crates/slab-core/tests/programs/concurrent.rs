@@ -13,9 +13,9 @@ use std::thread;
 struct Script(Vec<(u8, u8)>);
 
 /// Chunks change hands through here, so that many are freed far from where they were allocated.
-type Hands = (mpsc::Sender<Chunk>, Mutex<mpsc::Receiver<Chunk>>);
+type Handover = (mpsc::Sender<Chunk>, Mutex<mpsc::Receiver<Chunk>>);
 
-fn act(pool: &SlabPool, model: &Mutex<Model>, hands: &Hands, script: &Script) {
+fn run_script(pool: &SlabPool, model: &Mutex<Model>, handover: &Handover, script: &Script) {
     let sizes = pool.size_classes().sizes();
     let mut held: Vec<Chunk> = Vec::new();
     let free = |chunk: Chunk| {
@@ -43,9 +43,9 @@ fn act(pool: &SlabPool, model: &Mutex<Model>, hands: &Hands, script: &Script) {
             10 => held.drain(..held.len() / 2).for_each(free),
             11 => held
                 .drain(..)
-                .for_each(|chunk| hands.0.send(chunk).unwrap()),
+                .for_each(|chunk| handover.0.send(chunk).unwrap()),
             12 => {
-                let other = hands.1.lock().unwrap().try_recv();
+                let other = handover.1.lock().unwrap().try_recv();
                 other.into_iter().for_each(free);
             }
             13 => pool.flush_thread_cache(),
@@ -68,15 +68,15 @@ fn run(choice: u8, scripts: &[Script]) {
     let pool = pool(choice);
     let base = base_of(&pool);
     let mut model = new_model(choice, &pool, base);
-    model.threads_run_at_once(scripts.len());
+    model.allow_concurrent_threads(scripts.len());
     let model = Mutex::new(model);
     let (send, receive) = mpsc::channel();
-    let hands = (send, Mutex::new(receive));
+    let handover = (send, Mutex::new(receive));
     let start = Barrier::new(scripts.len());
     thread::scope(|scope| {
         let act = |script| {
             start.wait();
-            act(&pool, &model, &hands, script);
+            run_script(&pool, &model, &handover, script);
         };
         let threads: Vec<_> = scripts
             .iter()
@@ -86,7 +86,7 @@ fn run(choice: u8, scripts: &[Script]) {
         threads.into_iter().for_each(|one| one.join().unwrap());
     });
     let mut model = model.into_inner().unwrap();
-    for chunk in hands.1.into_inner().unwrap().try_iter() {
+    for chunk in handover.1.into_inner().unwrap().try_iter() {
         model.leave(chunk.as_ptr());
     }
     let none = vec![Queue::default(); pool.size_classes().sizes().len()];

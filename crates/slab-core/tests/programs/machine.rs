@@ -3,7 +3,7 @@
 //! Steps run on several threads, one at a time: a program is deterministic, and each of its
 //! failures repeats. What happens when they run at once is for `concurrent.rs`.
 
-use crate::model::{Model, Queue, WAITERS};
+use crate::model::{MAX_WAITERS, Model, Queue};
 use crate::op::{Op, Step};
 use slab_core::{
     Alloc, AllocError, Chunk, ChunkBatch, Growth, Mode, SharedChunk, SizeClasses, SlabPool,
@@ -19,8 +19,8 @@ use std::thread;
 
 /// Threads that a program's steps are spread over.
 const THREADS: usize = 3;
-/// The most possessions at a time: enough to fill the pools below.
-const POSSESSIONS: usize = if cfg!(miri) { 60 } else { 4000 };
+/// The most things held at a time: enough to fill the pools below.
+const MAX_HELD: usize = if cfg!(miri) { 60 } else { 4000 };
 
 /// What a program has.
 enum Held {
@@ -36,9 +36,9 @@ unsafe impl Send for Pointer {}
 
 /// Counts how often it was woken.
 #[derive(Default)]
-struct Woken(AtomicU32);
+struct WakeCount(AtomicU32);
 
-impl Wake for Woken {
+impl Wake for WakeCount {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -46,7 +46,7 @@ impl Wake for Woken {
 
 struct Waiter<'p> {
     future: Pin<Box<Alloc<'p>>>,
-    woken: Arc<Woken>,
+    woken: Arc<WakeCount>,
     class: usize,
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn new_model(choice: u8, pool: &SlabPool, base: usize) -> Model {
     let share = stats.max_memory / stats.slab_bytes / stats.classes().len();
     let option = choice / 4 % 8;
     let mut model = Model::new(base, &stats, (option == RING).then_some(share));
-    model.magazines = !matches!(option, 1 | 5 | RING);
+    model.has_magazines = !matches!(option, 1 | 5 | RING);
     model
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn run(choice: u8, steps: &[Step]) {
         let mut machine = Machine {
             pool: &pool,
             model,
-            doubles: choice / 4 % 8 == DOUBLE,
+            grows_ahead: choice / 4 % 8 == DOUBLE,
             held: Vec::new(),
             waiters: Vec::new(),
             workers: (0..THREADS).map(|_| Some(Worker::start(scope))).collect(),
@@ -186,7 +186,7 @@ struct Machine<'s, 'p> {
     pool: &'p SlabPool,
     model: Model,
     /// Is memory committed before it is needed?
-    doubles: bool,
+    grows_ahead: bool,
     held: Vec<Held>,
     /// Waiters, in the order in which they came.
     waiters: Vec<Waiter<'p>>,
@@ -210,7 +210,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
         (len > 0).then(|| usize::from(choice).wrapping_mul(0x9E37) % len)
     }
 
-    /// The first possession from `choice` on for which `f` holds.
+    /// The first held thing from `choice` on for which `f` holds.
     fn pick_where(&self, choice: u8, f: impl Fn(&Held) -> bool) -> Option<usize> {
         let start = self.pick(choice)?;
         let len = self.held.len();
@@ -229,11 +229,11 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
             return;
         }
         let worker = self.workers[number].take().expect("there is a worker");
-        self.act(&worker, step.op);
+        self.run_op(&worker, step.op);
         self.workers[number] = Some(worker);
     }
 
-    fn act(&mut self, worker: &Worker<'s, 'p>, op: Op) {
+    fn run_op(&mut self, worker: &Worker<'s, 'p>, op: Op) {
         let pool = self.pool;
         match op {
             Op::Alloc(size) => {
@@ -335,7 +335,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                 let before = pool.stats();
                 worker.run(move || pool.trim());
                 let stats = pool.stats();
-                self.model.trimmed(&before, &stats, !self.doubles);
+                self.model.check_trim(&before, &stats, !self.grows_ahead);
                 let granted = self.granted().count();
                 if granted == 0 && self.model.share.is_none() {
                     assert_eq!(
@@ -351,7 +351,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                 let target = usize::from(slabs % 8) * slab_bytes;
                 worker.run(move || pool.trim_to(target));
                 let after = pool.stats();
-                self.model.trimmed(&before, &after, !self.doubles);
+                self.model.check_trim(&before, &after, !self.grows_ahead);
                 let in_use = match self.model.share {
                     None => self.model.slabs_in_use() + self.granted().count(),
                     Some(share) => share * pool.size_classes().sizes().len(),
@@ -364,7 +364,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
 
     /// Returns `false` if the pool has no more.
     fn alloc(&mut self, worker: &Worker<'s, 'p>, size: u16) -> bool {
-        if self.held.len() >= POSSESSIONS {
+        if self.held.len() >= MAX_HELD {
             return false;
         }
         let (pool, len) = (self.pool, self.len_for(size));
@@ -396,7 +396,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
     }
 
     fn batch(&mut self, worker: &Worker<'s, 'p>, size: u16, count: u8) {
-        if self.held.len() >= POSSESSIONS {
+        if self.held.len() >= MAX_HELD {
             return;
         }
         let (pool, len) = (self.pool, self.len_for(size));
@@ -466,7 +466,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
     }
 
     fn wait(&mut self, worker: &Worker<'s, 'p>, size: u16) {
-        if self.waiters.len() as u64 >= WAITERS || self.held.len() >= POSSESSIONS {
+        if self.waiters.len() as u64 >= MAX_WAITERS || self.held.len() >= MAX_HELD {
             return;
         }
         let len = self.len_for(size);
@@ -553,7 +553,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
         }
     }
 
-    /// Ends all threads and waiters; possessions stay.
+    /// Ends all threads and waiters; what is held stays.
     fn finish(mut self) -> (Vec<Held>, Model) {
         let worker = self.workers[0].take().expect("there is a worker");
         while !self.waiters.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 
 /// The most waiters at a time: what is set aside for them adds to the true high-water mark.
-pub(crate) const WAITERS: u64 = 20;
+pub(crate) const MAX_WAITERS: u64 = 20;
 
 /// A chunk that somebody has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(crate) struct Model {
     /// The most slabs that a class takes, and keeps, in pools with fixed shares.
     pub(crate) share: Option<usize>,
     /// Do threads keep free chunks? If not, each allocation is the depot's, a slab's or a wait's.
-    pub(crate) magazines: bool,
+    pub(crate) has_magazines: bool,
     /// By how much the pool's high-water mark may exceed the true one.
     peak_slack: u64,
     /// Slabs that went back to the system; unknown where any thread may trim at any moment.
@@ -82,8 +82,8 @@ impl Model {
             slab_bytes: stats.slab_bytes,
             max_memory: stats.max_memory,
             share,
-            magazines: true,
-            peak_slack: WAITERS,
+            has_magazines: true,
+            peak_slack: MAX_WAITERS,
             trims: Some(trims_of(stats)),
         }
     }
@@ -166,7 +166,7 @@ impl Model {
 
     /// Chunks that threads carry between their magazines and the depot look as if they were in use.
     #[allow(dead_code, reason = "fuzz targets run one thread at a time")]
-    pub(crate) fn threads_run_at_once(&mut self, threads: usize) {
+    pub(crate) fn allow_concurrent_threads(&mut self, threads: usize) {
         self.peak_slack += threads as u64 * 2 * slab_core::ChunkBatch::MAX as u64;
         self.trims = None;
     }
@@ -189,7 +189,7 @@ impl Model {
     }
 
     /// Memory went back to the system between two snapshots. `exactly`: all of it had served.
-    pub(crate) fn trimmed(&mut self, before: &PoolStats, after: &PoolStats, exactly: bool) {
+    pub(crate) fn check_trim(&mut self, before: &PoolStats, after: &PoolStats, exactly: bool) {
         let slabs = ((before.committed_bytes - after.committed_bytes) / self.slab_bytes) as u64;
         let counted = trims_of(after) - trims_of(before);
         assert!(counted == slabs || !exactly && counted < slabs, "{after:?}");
@@ -226,12 +226,12 @@ impl Model {
             assert_eq!(class.waiters_refused, 0, "{}", at("waiters refused"));
             let elsewhere = class.allocs_from_depot + class.allocs_from_slab;
             assert!(
-                elsewhere == class.allocs || self.magazines && elsewhere < class.allocs,
+                elsewhere == class.allocs || self.has_magazines && elsewhere < class.allocs,
                 "{}",
                 at("sources")
             );
             let kept = [class.in_magazines, class.chunks_flushed, class.frees_remote];
-            assert!(self.magazines || kept == [0; 3], "{}", at("threads"));
+            assert!(self.has_magazines || kept == [0; 3], "{}", at("threads"));
             // Each slab that serves the class, or did until it was trimmed, was once committed to it.
             let slabs = (class.committed_bytes / self.slab_bytes) as u64;
             assert!(

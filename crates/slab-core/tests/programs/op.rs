@@ -14,9 +14,9 @@ pub(crate) enum Op {
     /// Takes one chunk out of a batch, or puts one in.
     BatchPop(u8),
     BatchPush(u8, u8),
-    /// Gives up one possession, whatever it is.
+    /// Gives up one thing that is held, whatever it is.
     Free(u8),
-    /// Gives up each n-th possession.
+    /// Gives up each n-th thing.
     FreeEach(u8),
     FreeAll,
     /// Turns a chunk into a shared one and clones it.
