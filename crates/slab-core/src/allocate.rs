@@ -21,12 +21,15 @@ const PAGE: usize = 4096;
 pub(crate) struct Found {
     pub(crate) unit: u32,
     /// Its memory is as the system gave it.
-    pub(crate) zero: bool,
+    pub(crate) zeroed: bool,
 }
 
 impl Found {
     fn used(unit: u32) -> Self {
-        Self { unit, zero: false }
+        Self {
+            unit,
+            zeroed: false,
+        }
     }
 }
 
@@ -206,7 +209,7 @@ impl Inner {
         self.end_exhaustion(class);
         Ok(Found {
             unit,
-            zero: carved.fresh,
+            zeroed: carved.fresh,
         })
     }
 

@@ -92,8 +92,8 @@ impl Inner {
         layer.slabs.set_threads(registry.len());
         let tally = self.tally(&registry, class);
         drop(registry);
-        let now = self.count_chunks(layer.slabs.class(class), class, &tally);
-        self.raise_in_use_peak(&layer, class, now.in_use);
+        let counts = self.count_chunks(layer.slabs.class(class), class, &tally);
+        self.raise_in_use_peak(&layer, class, counts.in_use);
     }
 
     pub(crate) fn stats(&self) -> PoolStats {
@@ -137,19 +137,19 @@ impl Inner {
         let geometry = self.classes.geometry(class);
         let tally = self.tally(registry, class);
         let owned = layer.slabs.class(class);
-        let now = self.count_chunks(owned, class, &tally);
+        let counts = self.count_chunks(owned, class, &tally);
         let uncached = &self.uncached[usize::from(class)];
         let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
         ClassStats {
             chunk_bytes: geometry.bytes,
             committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
             committed_chunks,
-            in_use: now.in_use,
-            in_magazines: now.in_magazines,
-            in_depot: now.in_depot,
+            in_use: counts.in_use,
+            in_magazines: counts.in_magazines,
+            in_depot: counts.in_depot,
             in_slabs: committed_chunks - owned.out(),
-            in_use_peak: self.raise_in_use_peak(layer, class, now.in_use),
-            allocs: tally.frees + now.in_use,
+            in_use_peak: self.raise_in_use_peak(layer, class, counts.in_use),
+            allocs: tally.frees + counts.in_use,
             allocs_from_depot: tally.from_depot,
             allocs_from_slab: tally.from_slab,
             frees: tally.frees,

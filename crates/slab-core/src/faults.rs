@@ -188,7 +188,7 @@ fn program(case: &Case) -> Refusals {
     }
     let mut large = refused.fill_pool(&pool, 16384);
     assert_eq!(large.len(), slabs * case.chunks_per_slab[1]);
-    let had = [all, large.len() + 1];
+    let allocated = [all, large.len() + 1];
     {
         let mut waits = core::pin::pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());
@@ -199,8 +199,11 @@ fn program(case: &Case) -> Refusals {
     drop(large);
     let stats = pool.stats();
     assert_eq!(stats.commit_failures, refused.commits);
-    for (class, had) in stats.classes().iter().zip(had) {
-        assert_eq!((class.allocs, class.frees), (had as u64, had as u64));
+    for (class, allocated) in stats.classes().iter().zip(allocated) {
+        assert_eq!(
+            (class.allocs, class.frees),
+            (allocated as u64, allocated as u64)
+        );
     }
     pool.inner().assert_exact(&[0, 0]);
     refused
@@ -222,9 +225,9 @@ fn typed_program(case: &Case) -> Refusals {
     }
     let stats = slab.stats();
     assert_eq!(stats.commit_failures, refused.commits);
-    let had = 2 * slab.capacity() as u64;
+    let allocated = 2 * slab.capacity() as u64;
     let class = &stats.classes()[0];
-    assert_eq!((class.allocs, class.frees), (had, had));
+    assert_eq!((class.allocs, class.frees), (allocated, allocated));
     refused
 }
 

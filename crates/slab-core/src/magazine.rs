@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(magazine.try_pop(), None);
         let registry = std::sync::Mutex::new(());
         let done = std::sync::atomic::AtomicBool::new(false);
-        let (mut had, taken) = std::thread::scope(|scope| {
+        let (mut popped, taken) = std::thread::scope(|scope| {
             let taker = scope.spawn(|| {
                 let mut taken = Vec::new();
                 while !done.load(Ordering::Relaxed) {
@@ -411,7 +411,7 @@ mod tests {
                 }
                 taken
             });
-            let mut had = Vec::new();
+            let mut popped = Vec::new();
             for unit in 0..ROUNDS {
                 assert!(!magazine.try_push(unit), "the fast path is shut");
                 while !magazine.guard.enter_slow() {
@@ -419,23 +419,23 @@ mod tests {
                     magazine.acknowledge();
                 }
                 if unit % 3 == 0 {
-                    had.extend(magazine.pop());
+                    popped.extend(magazine.pop());
                 }
                 if !magazine.push(unit) {
-                    had.push(unit);
+                    popped.push(unit);
                 }
                 magazine.guard.leave_slow();
             }
             done.store(true, Ordering::Relaxed);
-            (had, taker.join().unwrap())
+            (popped, taker.join().unwrap())
         });
         magazine.acknowledge();
         assert!(magazine.guard.is_raised(FENCED));
         assert!(magazine.guard.enter_slow());
-        had.extend(std::iter::from_fn(|| magazine.pop()));
+        popped.extend(std::iter::from_fn(|| magazine.pop()));
         magazine.guard.leave_slow();
-        had.extend(taken);
-        had.sort_unstable();
-        assert!(had.into_iter().eq(0..ROUNDS), "each unit once");
+        popped.extend(taken);
+        popped.sort_unstable();
+        assert!(popped.into_iter().eq(0..ROUNDS), "each unit once");
     }
 }

@@ -179,7 +179,7 @@ impl SlabPool {
         let found = inner.alloc_slow_zeroed(place.class(), CallSite::here())?;
         // SAFETY: as in `try_alloc_cached`.
         let mut chunk = unsafe { Chunk::from_id(self.inner, ChunkId::new(place, found.unit)) };
-        if !found.zero {
+        if !found.zeroed {
             chunk.zeroed();
         }
         Ok(chunk)

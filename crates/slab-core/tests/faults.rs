@@ -133,8 +133,8 @@ fn thousands_of_threads_come_and_go() {
     drop(passed);
     // More threads than there can be caches have ended, and a cache is free. Without `std` there are
     // none.
-    let to_be_had = usize::from(cfg!(feature = "std"));
-    assert_eq!(pool.stats().thread_caches, to_be_had);
+    let expected_caches = usize::from(cfg!(feature = "std"));
+    assert_eq!(pool.stats().thread_caches, expected_caches);
     assert_whole(&pool);
 }
 

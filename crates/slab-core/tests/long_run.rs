@@ -27,7 +27,7 @@ fn run(pool: &SlabPool, seed: u64, operations: u64) -> ([u64; 3], [u64; 3]) {
                 scope.spawn(move || {
                     let mut random = seed * THREADS + thread + 1;
                     let mut held = Vec::with_capacity(300);
-                    let (mut had, mut refused) = ([0; 3], [0; 3]);
+                    let (mut allocated, mut refused) = ([0; 3], [0; 3]);
                     for _ in 0..operations {
                         // xorshift64
                         random ^= random << 13;
@@ -39,7 +39,7 @@ fn run(pool: &SlabPool, seed: u64, operations: u64) -> ([u64; 3], [u64; 3]) {
                                 let class = place % 3;
                                 match pool.try_alloc(SIZES[class]) {
                                     Ok(chunk) => {
-                                        had[class] += 1;
+                                        allocated[class] += 1;
                                         held.push(chunk);
                                     }
                                     Err(_) => refused[class] += 1,
@@ -55,15 +55,15 @@ fn run(pool: &SlabPool, seed: u64, operations: u64) -> ([u64; 3], [u64; 3]) {
                             _ => drop(held.swap_remove(place % held.len())),
                         }
                     }
-                    (had, refused)
+                    (allocated, refused)
                 })
             })
             .collect();
         let mut sums = ([0; 3], [0; 3]);
         for worker in workers {
-            let (had, refused) = worker.join().unwrap();
+            let (allocated, refused) = worker.join().unwrap();
             for class in 0..3 {
-                sums.0[class] += had[class];
+                sums.0[class] += allocated[class];
                 sums.1[class] += refused[class];
             }
         }
@@ -80,7 +80,7 @@ fn long_run(max_memory: usize, rounds: u64, operations: u64) -> u64 {
         .max_memory(max_memory)
         .build()
         .unwrap();
-    let (mut had, mut refused) = run(&pool, 1, operations);
+    let (mut allocated, mut refused) = run(&pool, 1, operations);
     pool.trim();
     let begun = resident();
     for round in 2..=rounds {
@@ -88,9 +88,12 @@ fn long_run(max_memory: usize, rounds: u64, operations: u64) -> u64 {
         let stats = pool.stats();
         assert_eq!(stats.in_use(), 0);
         for (index, class) in stats.classes().iter().enumerate() {
-            had[index] += more[index];
+            allocated[index] += more[index];
             refused[index] += none[index];
-            assert_eq!((class.allocs, class.frees), (had[index], had[index]));
+            assert_eq!(
+                (class.allocs, class.frees),
+                (allocated[index], allocated[index])
+            );
             assert_eq!(class.exhausted, refused[index]);
         }
     }

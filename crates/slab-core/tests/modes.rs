@@ -36,13 +36,13 @@ fn max_chunks(mode: Mode, len: usize) -> usize {
     CAP / len / if mode == Mode::Ring { 2 } else { 1 }
 }
 
-/// Of the smaller class: this many were had, and this many are held.
-fn assert_counts(pool: &SlabPool, had: u64, held: u64) {
+/// Of the smaller class: this many were allocated, and this many are held.
+fn assert_counts(pool: &SlabPool, allocated: u64, held: u64) {
     let stats = pool.stats();
     assert!(stats.committed_bytes <= stats.max_memory);
     let class = &stats.classes()[0];
-    assert_eq!((class.allocs, class.in_use), (had, held), "{class:?}");
-    assert_eq!(class.frees, had - held);
+    assert_eq!((class.allocs, class.in_use), (allocated, held), "{class:?}");
+    assert_eq!(class.frees, allocated - held);
 }
 
 #[test]
@@ -104,11 +104,11 @@ fn concurrent_threads_never_share_a_chunk() {
             .map(|id| {
                 let pool = pool.clone();
                 thread::spawn(move || {
-                    let mut had = 0;
+                    let mut allocated = 0;
                     for _ in 0..ROUNDS {
                         let mut held: Vec<_> =
                             (0..HELD).map_while(|_| pool.try_alloc(1024).ok()).collect();
-                        had += held.len() as u64;
+                        allocated += held.len() as u64;
                         held.iter_mut().for_each(|chunk| chunk.zeroed().fill(id));
                         for chunk in &held {
                             // SAFETY: the bytes are initialised, and ours alone.
@@ -116,12 +116,12 @@ fn concurrent_threads_never_share_a_chunk() {
                             assert_eq!(first, id);
                         }
                     }
-                    had
+                    allocated
                 })
             })
             .collect();
-        let had = threads.into_iter().map(|one| one.join().unwrap()).sum();
-        assert_counts(&pool, had, 0);
+        let allocated = threads.into_iter().map(|one| one.join().unwrap()).sum();
+        assert_counts(&pool, allocated, 0);
         assert_eq!(fill(&pool, 1024).len(), max_chunks(mode, 1024));
     }
 }

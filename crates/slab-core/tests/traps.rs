@@ -420,11 +420,11 @@ fn pool_at_the_address_of_a_closed_pool() {
             .mode(mode)
             .build()
             .unwrap();
-        let mut had = vec![0; sizes.len()];
+        let mut allocated = vec![0; sizes.len()];
         for (class, &len) in sizes.iter().enumerate().rev() {
             for _ in 0..2 {
                 let all = fill(&pool, len);
-                had[class] += all.len() as u64;
+                allocated[class] += all.len() as u64;
                 assert_eq!(pool.stats().in_use(), all.len() as u64);
                 if mode != Mode::Ring {
                     assert_eq!(all.len() * len, pool.max_memory(), "{mode:?} in {round}");
@@ -433,8 +433,12 @@ fn pool_at_the_address_of_a_closed_pool() {
         }
         let stats = pool.stats();
         assert_eq!(stats.in_use(), 0);
-        for (class, had) in stats.classes().iter().zip(had) {
-            assert_eq!((class.allocs, class.frees), (had, had), "{mode:?}, {round}");
+        for (class, allocated) in stats.classes().iter().zip(allocated) {
+            assert_eq!(
+                (class.allocs, class.frees),
+                (allocated, allocated),
+                "{mode:?}, {round}"
+            );
         }
         // Some pools outlive their handle, so that the places change.
         if round % 8 == 0 {
