@@ -399,7 +399,7 @@ fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
 /// by the pool's address, and may still have a cache of the pool that was there before, made for other
 /// classes; a pool without magazines never replaces it.
 #[test]
-fn pool_at_the_address_of_a_closed_pool() {
+fn pool_at_a_closed_pools_address_ignores_stale_caches() {
     let mut held = Vec::new();
     // With less memory no ring of four classes fits in.
     let (rounds, memory) = if cfg!(miri) {
