@@ -8,7 +8,7 @@ use core::cmp::Ordering;
 use core::hash::{Hash, Hasher};
 
 /// Compares `$type` with itself, and with everything that it compares to behind a reference.
-macro_rules! own {
+macro_rules! compare_with_self {
     ($type:ty) => {
         impl PartialEq for $type {
             #[inline]
@@ -58,14 +58,14 @@ macro_rules! own {
 }
 
 /// Compares `$a` with `$b` and `$b` with `$a`, as byte slices.
-macro_rules! both_ways {
+macro_rules! compare_both_ways {
     ($($a:ty, $b:ty);* $(;)?) => {$(
-        one_way!($a, $b);
-        one_way!($b, $a);
+        compare_one_way!($a, $b);
+        compare_one_way!($b, $a);
     )*};
 }
 
-macro_rules! one_way {
+macro_rules! compare_one_way {
     ($a:ty, $b:ty) => {
         impl PartialEq<$b> for $a {
             fn eq(&self, other: &$b) -> bool {
@@ -83,10 +83,10 @@ macro_rules! one_way {
     };
 }
 
-own!(PacketBuf);
-own!(Packet);
+compare_with_self!(PacketBuf);
+compare_with_self!(Packet);
 
-both_ways! {
+compare_both_ways! {
     PacketBuf, [u8];
     PacketBuf, str;
     PacketBuf, Vec<u8>;
@@ -103,7 +103,7 @@ both_ways! {
 }
 
 // `PacketBuf == &[u8]` is covered by the blanket implementation.
-one_way!(&[u8], PacketBuf);
-one_way!(&str, PacketBuf);
-one_way!(&[u8], Packet);
-one_way!(&str, Packet);
+compare_one_way!(&[u8], PacketBuf);
+compare_one_way!(&str, PacketBuf);
+compare_one_way!(&[u8], Packet);
+compare_one_way!(&str, Packet);

@@ -5,7 +5,7 @@ use super::frozen::Packet;
 use core::fmt::{Debug, Formatter, LowerHex, Result, UpperHex, Write};
 
 /// Writes `bytes` as a byte string literal.
-fn literal(bytes: &[u8], f: &mut Formatter<'_>) -> Result {
+fn write_literal(bytes: &[u8], f: &mut Formatter<'_>) -> Result {
     f.write_str("b\"")?;
     for &byte in bytes {
         match byte {
@@ -21,11 +21,11 @@ fn literal(bytes: &[u8], f: &mut Formatter<'_>) -> Result {
     f.write_str("\"")
 }
 
-macro_rules! formats {
+macro_rules! impl_formatting {
     ($type:ty) => {
         impl Debug for $type {
             fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-                literal(self, f)
+                write_literal(self, f)
             }
         }
 
@@ -43,5 +43,5 @@ macro_rules! formats {
     };
 }
 
-formats!(PacketBuf);
-formats!(Packet);
+impl_formatting!(PacketBuf);
+impl_formatting!(Packet);

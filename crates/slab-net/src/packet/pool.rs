@@ -171,7 +171,7 @@ impl PacketPool {
             let at_once = poll_fn(|context| Poll::Ready(pin!(&mut chunk).poll(context)));
             let chunk = match at_once.await {
                 Poll::Ready(chunk) => chunk?,
-                Poll::Pending => chunk.instrument(self.waiting(len + room)).await?,
+                Poll::Pending => chunk.instrument(self.wait_span(len + room)).await?,
             };
             Ok(PacketBuf::from_chunk(chunk, self.headroom))
         }
@@ -179,7 +179,7 @@ impl PacketPool {
 
     /// The `tracing` span of a wait for memory: the pool and the size class.
     #[cold]
-    fn waiting(&self, len: usize) -> Span {
+    fn wait_span(&self, len: usize) -> Span {
         let sizes = self.slab.size_classes().sizes();
         let size_class = sizes.iter().find(|&&size| size >= len);
         tracing::debug_span!("waiting for memory", pool = self.slab.name(), size_class)
@@ -443,7 +443,7 @@ impl PacketPool {
 /// grow by the settings of the oldest of them that still has handles.
 impl From<SlabPool> for PacketPool {
     fn from(slab: SlabPool) -> Self {
-        Self::from_settings(settings::register(Settings::plain(slab)))
+        Self::from_settings(settings::register(Settings::with_defaults(slab)))
     }
 }
 

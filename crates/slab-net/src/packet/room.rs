@@ -63,7 +63,7 @@ impl PacketBuf {
         }
         // Passed and returned by value: taking its address would keep the buffer out of registers even
         // where it never grows.
-        let (grown, result) = mem::take(self).grown(additional);
+        let (grown, result) = mem::take(self).with_room_for(additional);
         mem::forget(mem::replace(self, grown));
         result
     }
@@ -72,7 +72,7 @@ impl PacketBuf {
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
-    fn grown(mut self, additional: usize) -> (Self, Result<(), Refusal>) {
+    fn with_room_for(mut self, additional: usize) -> (Self, Result<(), Refusal>) {
         if self.reclaim(additional, Shift::Cheap) {
             return (self, Ok(()));
         }
@@ -205,7 +205,7 @@ impl PacketBuf {
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn prepend(&mut self, header: &[u8]) {
-        self.open_front(header.len());
+        self.extend_front(header.len());
         // SAFETY: the front was opened by `header.len()` bytes, and the borrowed header cannot overlap
         // bytes that only this handle may write.
         unsafe { self.write_front(header.as_ptr(), header.len()) };
@@ -227,7 +227,7 @@ impl PacketBuf {
     /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_prepend(&mut self, header: &[u8]) -> Result<(), AllocError> {
-        self.try_open_front(header.len())?;
+        self.try_extend_front(header.len())?;
         // SAFETY: as in `prepend`.
         unsafe { self.write_front(header.as_ptr(), header.len()) };
         Ok(())
@@ -248,7 +248,7 @@ impl PacketBuf {
     /// The same as [`reserve`](Self::reserve).
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn prepend_header(&mut self, len: usize) -> &mut [u8] {
-        self.open_front(len);
+        self.extend_front(len);
         let start = self.ptr.as_ptr();
         // SAFETY: the front was opened by `len` bytes, which are ours alone.
         unsafe { ptr::write_bytes(start, 0, len) };
@@ -266,32 +266,32 @@ impl PacketBuf {
     /// Extends the contents by `n` bytes in front, which the caller must write at once.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
-    fn open_front(&mut self, n: usize) {
-        if !self.open_headroom(n) {
+    fn extend_front(&mut self, n: usize) {
+        if !self.extend_into_headroom(n) {
             // By value, as in `reserve`.
-            let (opened, result) = mem::take(self).opened(n);
-            mem::forget(mem::replace(self, opened));
+            let (extended, result) = mem::take(self).with_front_extended(n);
+            mem::forget(mem::replace(self, extended));
             if let Err(refusal) = result {
                 refusal.panic();
             }
         }
     }
 
-    /// Like [`open_front`](Self::open_front), but with memory of the pool only.
+    /// Like [`extend_front`](Self::extend_front), but with memory of the pool only.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
-    fn try_open_front(&mut self, n: usize) -> Result<(), AllocError> {
-        if self.open_headroom(n) {
+    fn try_extend_front(&mut self, n: usize) -> Result<(), AllocError> {
+        if self.extend_into_headroom(n) {
             return Ok(());
         }
-        let (opened, result) = mem::take(self).opened_in_pool(n);
-        mem::forget(mem::replace(self, opened));
+        let (extended, result) = mem::take(self).with_front_extended_in_pool(n);
+        mem::forget(mem::replace(self, extended));
         result
     }
 
     /// Extends the contents by `n` bytes in front, if the headroom has that many.
     #[inline]
-    fn open_headroom(&mut self, n: usize) -> bool {
+    fn extend_into_headroom(&mut self, n: usize) -> bool {
         if n > self.headroom() || self.len() + n > u32::MAX as usize {
             return false;
         }
@@ -310,8 +310,8 @@ impl PacketBuf {
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
-    fn opened(self, n: usize) -> (Self, Result<(), Refusal>) {
-        let (mut this, result) = self.opened_in_pool(n);
+    fn with_front_extended(self, n: usize) -> (Self, Result<(), Refusal>) {
+        let (mut this, result) = self.with_front_extended_in_pool(n);
         if result.is_ok() {
             return (this, Ok(()));
         }
@@ -320,7 +320,7 @@ impl PacketBuf {
         };
         match this.growth_pool().heap_fallback(needed) {
             Ok(target) => {
-                this.move_behind(target, n);
+                this.move_into_leaving_gap(target, n);
                 (this, Ok(()))
             }
             Err(refusal) => (this, Err(refusal)),
@@ -331,7 +331,7 @@ impl PacketBuf {
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
-    fn opened_in_pool(mut self, n: usize) -> (Self, Result<(), AllocError>) {
+    fn with_front_extended_in_pool(mut self, n: usize) -> (Self, Result<(), AllocError>) {
         let needed = self.len().saturating_add(n);
         if let Some((start, capacity)) = self.owner.region()
             && self.owner.is_unique()
@@ -349,7 +349,7 @@ impl PacketBuf {
         }
         match self.growth_pool().try_alloc(needed) {
             Ok(target) => {
-                self.move_behind(target, n);
+                self.move_into_leaving_gap(target, n);
                 (self, Ok(()))
             }
             Err(error) => (self, Err(error)),
@@ -358,7 +358,7 @@ impl PacketBuf {
 
     /// Moves the contents into `target`, which is empty and large enough, leaving `n` bytes in front
     /// for the caller to write.
-    fn move_behind(&mut self, mut target: Self, n: usize) {
+    fn move_into_leaving_gap(&mut self, mut target: Self, n: usize) {
         let (start, cap) = (target.ptr, narrow(target.capacity()));
         assert!(self.len() + n <= target.capacity(), "no room to move to");
         // SAFETY: the target has at least `n` bytes, and the caller writes them before they can be
@@ -405,9 +405,9 @@ impl PacketBuf {
     /// Moves the contents into a chunk with room for `needed` bytes; changes nothing on failure.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn move_to(&mut self, pool: &PacketPool, needed: usize) -> Result<(), AllocError> {
-        let wanted = self.wanted(pool, needed);
-        let moved = match pool.try_alloc(wanted) {
-            Err(_) if wanted > needed => pool.try_alloc(needed),
+        let requested = self.capacity_to_request(pool, needed);
+        let moved = match pool.try_alloc(requested) {
+            Err(_) if requested > needed => pool.try_alloc(needed),
             result => result,
         };
         let mut moved = moved?;
@@ -418,7 +418,7 @@ impl PacketBuf {
 
     /// Returns `needed`, or enough to fill a chunk like the present one if this handle is that one's
     /// end.
-    fn wanted(&self, pool: &PacketPool, needed: usize) -> usize {
+    fn capacity_to_request(&self, pool: &PacketPool, needed: usize) -> usize {
         let Some(chunk) = self.owner.as_chunk() else {
             return needed;
         };

@@ -20,27 +20,27 @@ pub(super) struct Settings {
     heap_fallbacks: AtomicU64,
     heap_refused: AtomicU64,
     heap_bytes: AtomicU64,
-    compacted: Copies,
-    compact_refused: Copies,
-    pub(super) held: Held,
+    compacted: CopyCounters,
+    compact_refused: CopyCounters,
+    pub(super) held: HeldCounters,
 }
 
 /// Copies made or refused, and the bytes that they release or would have released.
 #[derive(Debug, Default)]
-struct Copies {
+struct CopyCounters {
     count: AtomicU64,
     bytes: AtomicU64,
 }
 
 /// The packets that are held now, their bytes, and the bytes that they pin beyond their own.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldCounters {
     packets: AtomicU64,
     bytes: AtomicU64,
     pinned: AtomicU64,
 }
 
-impl Held {
+impl HeldCounters {
     pub(super) fn add(&self, bytes: usize, pinned: usize) {
         self.packets.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -71,14 +71,14 @@ impl Settings {
             heap_fallbacks: AtomicU64::new(0),
             heap_refused: AtomicU64::new(0),
             heap_bytes: AtomicU64::new(0),
-            compacted: Copies::default(),
-            compact_refused: Copies::default(),
-            held: Held::default(),
+            compacted: CopyCounters::default(),
+            compact_refused: CopyCounters::default(),
+            held: HeldCounters::default(),
         }
     }
 
     /// The settings of a slab pool that was not built as a packet pool.
-    pub(super) fn plain(slab: SlabPool) -> Self {
+    pub(super) fn with_defaults(slab: SlabPool) -> Self {
         Self::new(slab, 0, 0, COMPACT_RATIO, usize::MAX)
     }
 
@@ -110,7 +110,7 @@ impl Settings {
                 pool = self.slab.name(),
                 bytes,
                 count,
-                "pool could not serve a packet buffer, the heap did"
+                "pool could not serve a packet buffer, allocated on the heap instead"
             );
         }
         Ok(bytes)
@@ -174,10 +174,10 @@ impl fmt::Display for Refusal {
 /// The settings of every open packet pool; as many as the application has pools. Weak, so that the list
 /// does not keep a pool open; adding a pool removes the entries of closed ones. Read when a buffer has
 /// to move to another chunk, never when one is allocated or freed.
-static OPEN: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
+static REGISTRY: RwLock<Vec<RegistryEntry>> = RwLock::new(Vec::new());
 
 /// A packet pool in the list.
-struct Entry {
+struct RegistryEntry {
     /// Identifies the slab pool without a handle to it, while it is open. A later pool may get the
     /// address of a closed one, whose settings are gone by then.
     slab: usize,
@@ -185,25 +185,25 @@ struct Entry {
 }
 
 /// Returns an address that no other open slab pool has.
-fn address(slab: &SlabPool) -> usize {
+fn slab_identity(slab: &SlabPool) -> usize {
     ptr::from_ref(slab.size_classes()).addr()
 }
 
 /// The pool of the constructors that take none.
 static DEFAULT: OnceLock<PacketPool> = OnceLock::new();
 
-fn open() -> RwLockReadGuard<'static, Vec<Entry>> {
+fn registry() -> RwLockReadGuard<'static, Vec<RegistryEntry>> {
     // A poisoned list is intact: nothing can panic halfway through a change to it.
-    OPEN.read().unwrap_or_else(PoisonError::into_inner)
+    REGISTRY.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Adds a new pool's settings to the list.
 pub(super) fn register(new: Settings) -> Arc<Settings> {
     let settings = Arc::new(new);
-    let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
-    open.retain(|entry| entry.settings.strong_count() > 0);
-    open.push(Entry {
-        slab: address(&settings.slab),
+    let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
+    registry.retain(|entry| entry.settings.strong_count() > 0);
+    registry.push(RegistryEntry {
+        slab: slab_identity(&settings.slab),
         settings: Arc::downgrade(&settings),
     });
     settings
@@ -218,13 +218,13 @@ pub(super) fn pool_of(chunk: &SharedChunk) -> Option<PacketPool> {
         return Some(pool.clone());
     }
     let slab = chunk.pool()?;
-    let at = address(&slab);
-    let settings = open()
+    let at = slab_identity(&slab);
+    let settings = registry()
         .iter()
         .filter(|entry| entry.slab == at)
         .find_map(|entry| entry.settings.upgrade());
     // Not listed: settings that only this buffer knows would be mistaken for the next one's.
-    let settings = settings.unwrap_or_else(|| Arc::new(Settings::plain(slab)));
+    let settings = settings.unwrap_or_else(|| Arc::new(Settings::with_defaults(slab)));
     Some(PacketPool::from_settings(settings))
 }
 
@@ -243,15 +243,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pools_that_are_gone_do_not_stay_on_the_list() {
+    fn closed_pools_are_removed_from_the_registry() {
         let slab = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         for _ in 0..1000 {
             drop(PacketPool::from(slab.clone()));
         }
         // The last one stays until another is registered.
-        let listed = open()
+        let listed = registry()
             .iter()
-            .filter(|entry| entry.slab == address(&slab))
+            .filter(|entry| entry.slab == slab_identity(&slab))
             .count();
         assert!(listed <= 1, "{listed}");
     }
