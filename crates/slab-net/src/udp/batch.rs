@@ -257,16 +257,19 @@ impl PacketBatch {
     pub fn reply(&self) -> Transmit<'_> {
         Transmit::new(self.contents(), self.source())
             .segment_size(self.segment_size())
-            .source(self.answered_from())
+            .source(self.reply_source())
     }
 
     /// Returns the local address to answer from: the one that the batch was sent to, unless that is a
     /// multicast or broadcast address. It has no port, and the interface only if it is link-local: a
     /// peer that uses such an address may have another address itself, which would not tell the
     /// interface.
-    pub(crate) fn answered_from(&self) -> Option<SocketAddr> {
+    pub(crate) fn reply_source(&self) -> Option<SocketAddr> {
         Some(
-            match self.destination().filter(|_| self.meta.is_to_us_alone)? {
+            match self
+                .destination()
+                .filter(|_| self.meta.destination_is_unicast)?
+            {
                 IpAddr::V6(ip) if ip.is_unicast_link_local() => {
                     SocketAddrV6::new(ip, 0, 0, self.interface().unwrap_or(0)).into()
                 }
@@ -466,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_front_of_a_payload_is_never_seen_nor_changed() {
+    fn bytes_in_front_of_the_payload_are_neither_visible_nor_changed() {
         let pool = pool();
         let make = || batch_behind(&pool, &[255; 16], b"onetwosix!", 3);
         let expected = [&b"one"[..], b"two", b"six", b"!"];
@@ -546,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_taken_off_one_by_one_leave_the_rest_as_it_was() {
+    fn split_first_leaves_the_remaining_datagrams_unchanged() {
         let pool = pool();
         for payload in [&b"onetwosix"[..], b"onetwosi", b"one", b"onet"] {
             let mut batch = batch_behind(&pool, &[255; 5], payload, 3);
@@ -568,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_consumed_iterator_gives_everything_back() {
+    fn a_half_consumed_iterator_releases_everything() {
         let pool = pool();
         for taken in 0..=4 {
             let mut packets = batch(&pool, &[7; 100], 25).into_packets();
@@ -582,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_go_to_other_threads_and_come_home() {
+    fn packets_dropped_on_other_threads_free_the_chunk() {
         let pool = pool();
         let packets = batch(&pool, &[9; 64 * 100], 100).into_packets();
         let threads: Vec<_> = packets

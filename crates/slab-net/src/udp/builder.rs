@@ -4,7 +4,7 @@ use super::error::BindError;
 use super::reader::Reader;
 use super::receiver::UdpReceiver;
 use super::slots::MAX_SLOTS;
-use super::socket::{Bound, SocketOptions};
+use super::socket::{BoundSocket, SocketOptions};
 use super::sys;
 use crate::packet::PacketPool;
 use std::net::SocketAddr;
@@ -236,19 +236,19 @@ impl UdpReceiverBuilder {
     /// Outside a tokio runtime with I/O enabled.
     pub fn from_std(mut self, socket: std::net::UdpSocket) -> Result<UdpReceiver, BindError> {
         let reader = self.reader()?;
-        let bound = Bound::adopt(socket, self.options)?;
+        let bound = BoundSocket::adopt(socket, self.options)?;
         self.unstarted(bound, reader).start()
     }
 
     /// Binds the socket, without a runtime.
-    pub(super) fn open(mut self, address: SocketAddr) -> Result<Unstarted, BindError> {
+    pub(super) fn open(mut self, address: SocketAddr) -> Result<UnstartedReceiver, BindError> {
         let reader = self.reader()?;
-        let bound = Bound::open(address, self.options)?;
+        let bound = BoundSocket::open(address, self.options)?;
         Ok(self.unstarted(bound, reader))
     }
 
-    fn unstarted(&self, bound: Bound, reader: Reader) -> Unstarted {
-        Unstarted {
+    fn unstarted(&self, bound: BoundSocket, reader: Reader) -> UnstartedReceiver {
+        UnstartedReceiver {
             bound,
             reader,
             coalescing: self.coalescing,
@@ -285,15 +285,15 @@ impl UdpReceiverBuilder {
 
 /// A receiver whose socket is bound, but not yet driven by a runtime.
 #[derive(Debug)]
-pub(super) struct Unstarted {
-    bound: Bound,
+pub(super) struct UnstartedReceiver {
+    bound: BoundSocket,
     reader: Reader,
     coalescing: Coalescing,
     #[cfg(feature = "io-uring")]
     io_uring: bool,
 }
 
-impl Unstarted {
+impl UnstartedReceiver {
     pub(super) fn address(&self) -> SocketAddr {
         self.bound.address
     }

@@ -28,12 +28,12 @@ use tokio::io::Interest;
 const MAX_SLOTS: usize = 8;
 /// How many buffers are checked for being free before another one is allocated. At the cap, where only
 /// a free buffer helps, all are checked.
-const LOOKS: usize = 16;
+const MAX_REUSE_CHECKS: usize = 16;
 /// The number of successive system calls that only count, while no buffer is free.
 const DRAIN_CALLS: usize = 4;
 
 /// Buffers in the order in which they were handed out.
-struct Ring {
+struct ReuseRing {
     /// Each is the rest of a buffer whose front is, or was, with a consumer.
     used: VecDeque<BytesMut>,
     allocated: usize,
@@ -41,12 +41,16 @@ struct Ring {
     buffer_bytes: usize,
 }
 
-impl Ring {
+impl ReuseRing {
     /// Takes an empty buffer that nobody else refers to, with room for `buffer_bytes`.
     fn take(&mut self) -> Option<BytesMut> {
         let may_grow = self.allocated < self.max;
-        let looks = if may_grow { LOOKS } else { usize::MAX };
-        for _ in 0..self.used.len().min(looks) {
+        let checks = if may_grow {
+            MAX_REUSE_CHECKS
+        } else {
+            usize::MAX
+        };
+        for _ in 0..self.used.len().min(checks) {
             let mut buffer = self.used.pop_front()?;
             buffer.clear();
             if buffer.try_reclaim(self.buffer_bytes) {
@@ -99,12 +103,12 @@ impl Ring {
 /// ```
 pub struct BytesMutReceiver {
     socket: Arc<Socket>,
-    ring: Ring,
+    ring: ReuseRing,
     /// Free buffers for the next system call, empty and [prepared](Buffer::prepare).
     slots: ArrayVec<BytesMut, MAX_SLOTS>,
     /// Where short payloads are copied to, one after the other.
     shared: Option<BytesMut>,
-    want: usize,
+    slots_to_offer: usize,
     received: [Received; MAX_SLOTS],
     ready: VecDeque<Datagram<BytesMut>>,
     no_memory: DropEpisode,
@@ -121,7 +125,7 @@ impl UdpReceiver {
         let buffer_bytes = self.buffer_bytes();
         BytesMutReceiver {
             socket: Arc::clone(self.socket()),
-            ring: Ring {
+            ring: ReuseRing {
                 used: VecDeque::new(),
                 allocated: 0,
                 max: (max_memory / buffer_bytes).max(1),
@@ -129,7 +133,7 @@ impl UdpReceiver {
             },
             slots: ArrayVec::new(),
             shared: None,
-            want: 1,
+            slots_to_offer: 1,
             received: [Received::NOTHING; MAX_SLOTS],
             ready: VecDeque::new(),
             no_memory: DropEpisode::new("no_memory"),
@@ -196,7 +200,7 @@ impl BytesMutReceiver {
     }
 
     fn read(&mut self, socket: &Socket) -> io::Result<()> {
-        while self.slots.len() < self.want {
+        while self.slots.len() < self.slots_to_offer {
             match self.ring.take() {
                 Some(mut buffer) => {
                     Buffer::prepare(buffer.spare_capacity_mut());
@@ -220,7 +224,7 @@ impl BytesMutReceiver {
             let backend = &socket.backend;
             backend.receive(&socket.io, &mut buffers, &mut self.received)?
         };
-        self.want = match read == offered {
+        self.slots_to_offer = match read == offered {
             true => (offered * 2).min(MAX_SLOTS),
             false => (read + 1).min(MAX_SLOTS),
         };
@@ -231,16 +235,16 @@ impl BytesMutReceiver {
         for (index, buffer) in filled.into_iter().enumerate() {
             let received = self.received[index];
             all += received.amount();
-            self.cut(buffer, &received);
+            self.split_into_datagrams(buffer, &received);
         }
         self.count(socket, read, all);
-        self.no_memory.all_well();
-        self.truncated.all_well();
+        self.no_memory.record_success();
+        self.truncated.record_success();
         Ok(())
     }
 
     /// Cuts the contents of a buffer into datagrams.
-    fn cut(&mut self, mut buffer: BytesMut, received: &Received) {
+    fn split_into_datagrams(&mut self, mut buffer: BytesMut, received: &Received) {
         let len = received.len.min(buffer.capacity());
         let counters = &self.socket.counters.receive;
         if received.meta.truncated {
@@ -252,7 +256,7 @@ impl BytesMutReceiver {
         // SAFETY: the kernel reports that it wrote `len` bytes to what was an empty buffer.
         unsafe { buffer.set_len(len) };
         let short = len <= self.ring.buffer_bytes / 2;
-        let copy = short.then(|| self.copy(&buffer)).flatten();
+        let copy = short.then(|| self.copy_to_shared(&buffer)).flatten();
         let mut rest = copy.unwrap_or_else(|| buffer.split());
         self.ring.put(buffer);
         for _ in 1..segments(len, received.stride) {
@@ -263,7 +267,7 @@ impl BytesMutReceiver {
     }
 
     /// Copies a payload behind other short ones; `None` if there is no buffer for it.
-    fn copy(&mut self, payload: &[u8]) -> Option<BytesMut> {
+    fn copy_to_shared(&mut self, payload: &[u8]) -> Option<BytesMut> {
         let has_room = |rest: &&mut BytesMut| rest.capacity() >= payload.len();
         if self.shared.as_mut().filter(has_room).is_none() {
             let fresh = self.ring.take().or_else(|| self.slots.pop())?;

@@ -67,7 +67,7 @@ pub(super) struct Metadata {
     pub(super) destination: Option<IpAddr>,
     /// Whether the destination is an address of this host, not a multicast or broadcast address. An
     /// answer can then come from it.
-    pub(super) is_to_us_alone: bool,
+    pub(super) destination_is_unicast: bool,
     pub(super) ecn: Option<Ecn>,
     pub(super) interface: Option<u32>,
     pub(super) since_epoch: Option<Duration>,
@@ -79,7 +79,7 @@ impl Metadata {
         Self {
             source,
             destination: None,
-            is_to_us_alone: false,
+            destination_is_unicast: false,
             ecn: None,
             interface: None,
             since_epoch: None,

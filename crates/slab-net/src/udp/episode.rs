@@ -9,12 +9,12 @@ const QUIET_MILLIS: u64 = 1000;
 
 /// Turns a series of drops for one reason into an event at its beginning and one at its end.
 ///
-/// While nothing is dropped, [`all_well`](Self::all_well) costs one load.
+/// While nothing is dropped, [`record_success`](Self::record_success) costs one load.
 #[derive(Debug)]
 pub(crate) struct DropEpisode {
     reason: &'static str,
     /// Milliseconds of [`now`] at the last drop; 0 outside of an episode.
-    last: AtomicU64,
+    last_drop: AtomicU64,
     datagrams: AtomicU64,
 }
 
@@ -22,29 +22,29 @@ impl DropEpisode {
     pub(crate) fn new(reason: &'static str) -> Self {
         Self {
             reason,
-            last: AtomicU64::new(0),
+            last_drop: AtomicU64::new(0),
             datagrams: AtomicU64::new(0),
         }
     }
 
     pub(crate) fn dropped(&self, datagrams: u64) {
         self.datagrams.fetch_add(datagrams, Ordering::Relaxed);
-        if self.last.swap(now(), Ordering::Relaxed) == 0 {
+        if self.last_drop.swap(now(), Ordering::Relaxed) == 0 {
             tracing::warn!(reason = self.reason, "dropping datagrams");
         }
     }
 
     /// Reports that something was not dropped.
     #[inline]
-    pub(crate) fn all_well(&self) {
-        let last = self.last.load(Ordering::Relaxed);
+    pub(crate) fn record_success(&self) {
+        let last = self.last_drop.load(Ordering::Relaxed);
         if last != 0 {
-            self.maybe_over(last);
+            self.end_if_quiet(last);
         }
     }
 
     #[cold]
-    fn maybe_over(&self, last: u64) {
+    fn end_if_quiet(&self, last: u64) {
         if now().saturating_sub(last) >= QUIET_MILLIS {
             self.end(last);
         }
@@ -53,7 +53,7 @@ impl DropEpisode {
     fn end(&self, last: u64) {
         // If several threads see the end, one of them logs it.
         let over = self
-            .last
+            .last_drop
             .compare_exchange(last, 0, Ordering::Relaxed, Ordering::Relaxed);
         if over.is_ok() {
             let datagrams = self.datagrams.swap(0, Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl DropEpisode {
 
 impl Drop for DropEpisode {
     fn drop(&mut self) {
-        match *self.last.get_mut() {
+        match *self.last_drop.get_mut() {
             0 => {}
             last => self.end(last),
         }
@@ -86,14 +86,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_episode_ends_only_when_it_has_been_quiet() {
+    fn an_episode_ends_only_after_a_quiet_time() {
         let episode = DropEpisode::new("test");
-        episode.all_well();
-        assert_eq!(episode.last.load(Ordering::Relaxed), 0);
+        episode.record_success();
+        assert_eq!(episode.last_drop.load(Ordering::Relaxed), 0);
         episode.dropped(3);
         episode.dropped(4);
         // The clock has hardly advanced since.
-        let last = episode.last.load(Ordering::Relaxed);
+        let last = episode.last_drop.load(Ordering::Relaxed);
         assert_ne!(last, 0);
         episode.end(last + 1);
         assert_eq!(
@@ -102,7 +102,7 @@ mod tests {
             "another drop came between"
         );
         episode.end(last);
-        assert_eq!(episode.last.load(Ordering::Relaxed), 0);
+        assert_eq!(episode.last_drop.load(Ordering::Relaxed), 0);
         assert_eq!(episode.datagrams.load(Ordering::Relaxed), 0);
     }
 }

@@ -41,7 +41,7 @@ impl fmt::Display for BindError {
             ),
             Self::MaxDatagram { bytes } => write!(
                 f,
-                "no datagram has a maximum length of {bytes} bytes (1 to {})",
+                "the maximum datagram length must be 1 to {} bytes, not {bytes}",
                 super::builder::MAX_DATAGRAM
             ),
         }
@@ -102,7 +102,7 @@ pub enum SendErrorKind {
 
 impl SendError {
     /// An error that no datagram caused.
-    pub(super) fn of_runtime(error: io::Error) -> Self {
+    pub(super) fn from_runtime(error: io::Error) -> Self {
         Self {
             sent: 0,
             kind: SendErrorKind::Io(error),
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_says_has_a_kind() {
+    fn system_errors_map_to_error_kinds() {
         let of = |code| SendErrorKind::from_io(io::Error::from_raw_os_error(code), 7);
         assert!(matches!(
             of(libc::EMSGSIZE),

@@ -22,7 +22,7 @@ use tokio::io::Interest;
 
 /// The most that the kernel coalesces, in datagrams of 1200 bytes. quinn multiplies this by its largest
 /// datagram, which is never smaller, so each of its buffers holds at least 64 KiB.
-const COALESCED: usize = (64_usize << 10).div_ceil(1200);
+const MAX_COALESCED_DATAGRAMS: usize = (64_usize << 10).div_ceil(1200);
 
 /// A socket for [`quinn::Endpoint::new_with_abstract_socket`], made by [`UdpReceiver::into_quinn`].
 ///
@@ -94,13 +94,13 @@ impl QuinnSocket {
     }
 
     /// Reports received datagrams to quinn, and counts them.
-    fn report(&self, received: &[Received], metas: &mut [RecvMeta]) {
+    fn fill_metas(&self, received: &[Received], metas: &mut [RecvMeta]) {
         let counters = &self.socket.counters.receive;
         let mut all = Amount::default();
         for (received, meta) in received.iter().zip(metas) {
             let amount = received.amount();
             all += amount;
-            *meta = describe(received);
+            *meta = recv_meta(received);
             if received.meta.truncated {
                 counters.truncated.add(amount);
                 // quinn does not take an empty buffer for a datagram.
@@ -116,7 +116,7 @@ impl QuinnSocket {
     }
 }
 
-fn describe(received: &Received) -> RecvMeta {
+fn recv_meta(received: &Received) -> RecvMeta {
     RecvMeta {
         addr: received.meta.source,
         len: received.len,
@@ -156,7 +156,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
             // The rest of the transmit is lost, like any datagram.
             Ok(sent) => sent,
             Err(error) => {
-                tracing::debug!(%error, "a datagram of quinn's was not sent");
+                tracing::debug!(%error, "a datagram from quinn was not sent");
                 error.sent()
             }
         };
@@ -187,12 +187,12 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
             });
             match read {
                 Ok(read) => {
-                    self.report(&received[..read], metas);
+                    self.fill_metas(&received[..read], metas);
                     return Poll::Ready(Ok(read));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // No reason to end; and any host on the path can cause it.
-                Err(error) if sys::is_of_earlier_datagram(&error) => {}
+                Err(error) if sys::is_icmp_error(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
@@ -208,7 +208,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
 
     fn max_receive_segments(&self) -> usize {
         match self.coalescing {
-            Coalescing::On => COALESCED,
+            Coalescing::On => MAX_COALESCED_DATAGRAMS,
             Coalescing::Off { .. } => 1,
         }
     }

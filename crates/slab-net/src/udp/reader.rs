@@ -5,7 +5,7 @@ use super::datagram::Datagram;
 use super::episode::DropEpisode;
 use super::slots::Slots;
 use super::socket::Socket;
-use super::spare::Spare;
+use super::spare::SpareBuffers;
 use super::stats::ReceiveCounters;
 use super::sys::Received;
 use super::tally::{Amount, bump};
@@ -25,11 +25,11 @@ const MIN_SLOTS: usize = 2;
 pub(super) struct Reader {
     pool: SlabPool,
     /// Where to read while the pool is exhausted.
-    spare: Spare,
+    spare: SpareBuffers,
     slots: Slots,
     max_slots: usize,
     /// The number of buffers to offer in the next system call.
-    want: usize,
+    slots_to_offer: usize,
     deliver_truncated: bool,
     received: Box<[Received]>,
     /// Batches read but not yet returned; at most the result of one system call.
@@ -48,10 +48,10 @@ impl Reader {
     ) -> Self {
         Self {
             pool,
-            spare: Spare::default(),
+            spare: SpareBuffers::default(),
             slots: Slots::new(buffer_bytes),
             max_slots,
-            want: MIN_SLOTS,
+            slots_to_offer: MIN_SLOTS,
             deliver_truncated,
             received: vec![Received::NOTHING; max_slots].into_boxed_slice(),
             ready: VecDeque::with_capacity(max_slots),
@@ -67,7 +67,7 @@ impl Reader {
     /// Returns `WouldBlock` if and only if the kernel found its queue empty: tokio then clears the
     /// socket's readiness, and no buffer is held while waiting.
     pub(super) fn read(&mut self, socket: &Socket) -> io::Result<()> {
-        let offered = match self.slots.fill(&self.pool, self.want) {
+        let offered = match self.slots.fill(&self.pool, self.slots_to_offer) {
             Ok(offered) => {
                 self.spare.in_use = false;
                 offered
@@ -86,22 +86,22 @@ impl Reader {
             Ok(read) => read,
             Err(error) => {
                 self.slots.clear();
-                self.want = MIN_SLOTS;
+                self.slots_to_offer = MIN_SLOTS;
                 return Err(error);
             }
         };
-        self.take_over(read, socket);
+        self.make_batches(read, socket);
         if self.spare.in_use {
             // The next buffers are the pool's again, if it has any.
             self.slots.clear();
         }
         if read == offered {
-            self.want = (offered * 2).min(self.max_slots);
+            self.slots_to_offer = (offered * 2).min(self.max_slots);
             return Ok(());
         }
         // The next call probably finds not much less.
-        self.want = (read + 1).max(self.want / 2).max(MIN_SLOTS);
-        if cfg!(target_os = "linux") && !socket.backend.has_late_error() {
+        self.slots_to_offer = (read + 1).max(self.slots_to_offer / 2).max(MIN_SLOTS);
+        if cfg!(target_os = "linux") && !socket.backend.has_deferred_error() {
             // A recvmmsg that fills fewer buffers than offered has found the queue empty. So a thousand
             // waiting sockets hold no pool memory.
             self.slots.clear();
@@ -114,7 +114,7 @@ impl Reader {
         self.slots.buffer_bytes()
     }
 
-    pub(super) fn spare(&mut self) -> &mut Spare {
+    pub(super) fn spare(&mut self) -> &mut SpareBuffers {
         &mut self.spare
     }
 
@@ -130,7 +130,7 @@ impl Reader {
 
     /// Keeps no buffers for the next call: io_uring makes it with buffers of its own.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn release_buffers(&mut self) {
         self.slots.clear();
     }
 
@@ -143,10 +143,10 @@ impl Reader {
 
     /// Counts one buffer that was filled without a system call of ours.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    pub(super) fn count_one(&mut self, received: &Received, socket: &Socket) {
+    pub(super) fn count_buffer(&mut self, received: &Received, socket: &Socket) {
         self.received[0] = *received;
         self.count(1, received.amount(), socket);
-        self.no_memory.all_well();
+        self.no_memory.record_success();
     }
 
     /// Takes the next available datagram out of its batch; the rest of the batch stays in `ready`.
@@ -165,19 +165,19 @@ impl Reader {
     }
 
     /// Drops the batches in `ready`, which nobody can ask for any more, and counts them.
-    pub(super) fn abandon(&mut self, counters: &ReceiveCounters) {
+    pub(super) fn drop_ready(&mut self, counters: &ReceiveCounters) {
         let left = self.ready.drain(..).map(|batch| batch.amount());
         counters.closed.bump(left.sum());
     }
 
     /// Makes batches of the first `read` buffers, which the kernel has filled.
-    fn take_over(&mut self, read: usize, socket: &Socket) {
+    fn make_batches(&mut self, read: usize, socket: &Socket) {
         let counters = &socket.counters.receive;
         let (mut all, mut chunk_bytes) = (Amount::default(), 0);
         for (slot, received) in self.received[..read].iter().enumerate() {
             let amount = received.amount();
             all += amount;
-            if received.meta.truncated && !self.keeps_cut(counters, amount) {
+            if received.meta.truncated && !self.admit_truncated(counters, amount) {
                 continue;
             }
             if let Some(batch) = batch(&self.pool, &mut self.slots, slot, received) {
@@ -189,27 +189,27 @@ impl Reader {
         self.count(read, all, socket);
         bump(&counters.calls, 1);
         bump(&counters.chunk_bytes, chunk_bytes);
-        self.no_memory.all_well();
+        self.no_memory.record_success();
     }
 
     /// Counts what was read.
     fn count(&self, read: usize, all: Amount, socket: &Socket) {
         let counters = &socket.counters.receive;
         counters.received.bump(all);
-        self.truncated.all_well();
+        self.truncated.record_success();
         let last = read.checked_sub(1).map(|last| &self.received[last]);
         let Some(counted) = last.and_then(|last| last.kernel_drops) else {
             return;
         };
         match socket.counters.kernel.observe(counted) {
-            0 => self.kernel.all_well(),
-            news => self.kernel.dropped(news),
+            0 => self.kernel.record_success(),
+            new_drops => self.kernel.dropped(new_drops),
         }
     }
 
     /// Counts a truncated datagram, and returns whether to deliver it.
     #[cold]
-    pub(super) fn keeps_cut(&self, counters: &ReceiveCounters, amount: Amount) -> bool {
+    pub(super) fn admit_truncated(&self, counters: &ReceiveCounters, amount: Amount) -> bool {
         counters.truncated.bump(amount);
         if self.deliver_truncated {
             counters.truncated_delivered.bump(amount);
@@ -223,7 +223,7 @@ impl Reader {
     #[cold]
     #[inline(never)]
     fn read_and_drop(&mut self, socket: &Socket, error: AllocError) -> io::Result<()> {
-        tracing::trace!(%error, "no buffer");
+        tracing::trace!(%error, "no receive buffer available");
         let counters = &socket.counters.receive;
         for _ in 0..DRAIN_CALLS {
             let read = socket.backend.discard(&socket.io, &mut self.received)?;

@@ -83,7 +83,7 @@ impl UdpReceiver {
     #[cfg(all(not(target_os = "linux"), feature = "io-uring"))]
     pub(super) fn with_uring(self) -> Self {
         static WARNING: std::sync::Once = std::sync::Once::new();
-        WARNING.call_once(|| tracing::warn!("no io_uring, receiving by readiness"));
+        WARNING.call_once(|| tracing::warn!("io_uring is not available, receiving by readiness"));
         self
     }
 
@@ -218,12 +218,12 @@ impl UdpReceiver {
 
     /// While the pool is exhausted, reads into two buffers of the receiver's own. If the caller does
     /// not drop their contents before the next read there will be more of them, up to 1 MiB in all.
-    pub(crate) fn keep_spare(&mut self) {
-        self.reader.spare().wanted = true;
+    pub(crate) fn enable_spare_buffers(&mut self) {
+        self.reader.spare().enabled = true;
     }
 
     /// Returns `true` if the batches of the last read lie in such buffers.
-    pub(crate) fn used_spare(&mut self) -> bool {
+    pub(crate) fn used_spare_buffers(&mut self) -> bool {
         self.reader.spare().in_use
     }
 
@@ -262,13 +262,13 @@ impl UdpReceiver {
             return uring.try_fill(socket, reader);
         }
         // Tokio may not have noticed yet that the socket is readable, and then would not call `read`.
-        let mut has_asked = false;
+        let mut was_called = false;
         let mut read = || {
-            has_asked = true;
+            was_called = true;
             reader.read(socket)
         };
         let outcome = socket.io.try_io(Interest::READABLE, &mut read);
-        if has_asked {
+        if was_called {
             outcome
         } else {
             reader.read(socket)
@@ -313,7 +313,7 @@ impl UdpReceiver {
     /// # Errors
     /// The system does not support this: only Linux does. Receiving then continues as before.
     pub fn stop(&mut self) -> io::Result<()> {
-        sys::refuse_arrivals(&self.socket.io)?;
+        sys::drop_new_arrivals(&self.socket.io)?;
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         self.stop_uring()?;
         Ok(())
@@ -387,9 +387,9 @@ impl Drop for UdpReceiver {
     fn drop(&mut self) {
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         if let Err(error) = self.stop_uring() {
-            tracing::warn!(%error, "the ring did not end, its buffers are lost");
+            tracing::warn!(%error, "cannot cancel the io_uring request, its buffers are leaked");
         }
-        self.reader.abandon(&self.socket.counters.receive);
+        self.reader.drop_ready(&self.socket.counters.receive);
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::error::{BindError, SendError, SendErrorKind};
 use super::sink::UdpSink;
-use super::socket::{Bound, Socket, SocketOptions};
+use super::socket::{BoundSocket, Socket, SocketOptions};
 use super::stats::SocketMonitor;
 use super::sys;
-use super::transmit::{Call, Plan, Progress, Transmit};
+use super::transmit::{Plan, PlannedMessage, Progress, Transmit};
 use core::future::poll_fn;
 use core::task::{Poll, ready};
 use std::io;
@@ -31,7 +31,7 @@ impl UdpSender {
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
     pub fn bind(address: SocketAddr) -> Result<Self, BindError> {
-        let bound = Bound::open(address, SocketOptions::default())?;
+        let bound = BoundSocket::open(address, SocketOptions::default())?;
         bound.register().map(Self::new)
     }
 
@@ -125,8 +125,8 @@ impl UdpSender {
             if would_block(&step) {
                 step = self.socket.writable().await.map(|()| Step::More);
             }
-            if let Some(end) = Self::ended(step, &progress) {
-                return end;
+            if let Some(outcome) = Self::outcome(step, &progress) {
+                return outcome;
             }
         }
     }
@@ -140,20 +140,20 @@ impl UdpSender {
         let mut progress = Progress::default();
         loop {
             let step = self.try_step(transmits, &mut progress);
-            if let Some(end) = Self::ended(step, &progress) {
-                return end;
+            if let Some(outcome) = Self::outcome(step, &progress) {
+                return outcome;
             }
         }
     }
 
     fn try_step(&self, transmits: &[Transmit<'_>], progress: &mut Progress) -> io::Result<Step> {
-        let mut has_asked = false;
+        let mut was_called = false;
         let step = self.socket.io.try_io(Interest::WRITABLE, || {
-            has_asked = true;
+            was_called = true;
             self.step(transmits, progress)
         });
         // Tokio may not have noticed yet that there is room, and then would not call `step`.
-        if has_asked {
+        if was_called {
             step
         } else {
             self.step(transmits, progress)
@@ -161,8 +161,8 @@ impl UdpSender {
     }
 
     /// Sends each datagram as a message of its own from now on, as if GSO had been refused.
-    pub(crate) fn give_up_gso(&self) {
-        self.socket.backend.give_up_segmentation();
+    pub(crate) fn disable_gso(&self) {
+        self.socket.backend.disable_gso();
     }
 
     /// Completes once the socket's send buffer may have room.
@@ -170,7 +170,7 @@ impl UdpSender {
         self.socket.writable().await
     }
 
-    fn ended(result: io::Result<Step>, progress: &Progress) -> Option<Result<usize, SendError>> {
+    fn outcome(result: io::Result<Step>, progress: &Progress) -> Option<Result<usize, SendError>> {
         let kind = match result {
             Ok(Step::More) => return None,
             Ok(Step::Done) => return Some(Ok(progress.sent)),
@@ -193,30 +193,30 @@ impl UdpSender {
             Ok(plan) => plan,
             Err(kind) => return Ok(Step::Failed(kind)),
         };
-        let Some(first) = plan.calls.first() else {
+        let Some(first) = plan.planned.first() else {
             return Ok(Step::Done);
         };
         match backend.send(&self.socket.io, &plan.messages(transmits)) {
             Ok(taken) => {
-                self.count(&plan.calls[..taken]);
-                for call in &plan.calls[..taken] {
-                    progress.done(call);
+                self.count(&plan.planned[..taken]);
+                for message in &plan.planned[..taken] {
+                    progress.advance_past(message);
                 }
-                if let Some(error) = progress.suspect.take() {
+                if let Some(error) = progress.gso_suspect.take() {
                     // What had failed as segments of one message was sent as a single datagram.
-                    self.give_up_segmentation(&error);
+                    self.disable_refused_gso(&error);
                 }
-                Ok(match progress.is_at_the_end(transmits) {
+                Ok(match progress.is_complete(transmits) {
                     true => Step::Done,
                     false => Step::More,
                 })
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
-            Err(error) if first.datagrams > 1 && sys::may_be_about_segmentation(&error) => {
+            Err(error) if first.datagrams > 1 && sys::may_be_gso_error(&error) => {
                 // Either these datagrams are too long for the path, or a device does not support GSO.
                 // Sending one datagram at a time shows which.
-                progress.one_by_one = true;
-                progress.suspect = Some(error).filter(|error| !sys::is_too_large(error));
+                progress.without_gso = true;
+                progress.gso_suspect = Some(error).filter(|error| !sys::is_too_large(error));
                 Ok(Step::More)
             }
             Err(error) => Ok(Step::Failed(SendErrorKind::from_io(error, first.bytes))),
@@ -224,23 +224,26 @@ impl UdpSender {
     }
 
     #[cold]
-    fn give_up_segmentation(&self, error: &io::Error) {
-        self.socket.backend.give_up_segmentation();
+    fn disable_refused_gso(&self, error: &io::Error) {
+        self.socket.backend.disable_gso();
         if !self.socket.gso_refused.swap(true, Ordering::Relaxed) {
             tracing::info!(%error, "segmentation offload refused, sending without");
         }
     }
 
-    fn count(&self, calls: &[Call]) {
+    fn count(&self, messages: &[PlannedMessage]) {
         let counters = &self.socket.counters.send;
         let add = |counter: &std::sync::atomic::AtomicU64, n: usize| {
             counter.fetch_add(n as u64, Ordering::Relaxed);
         };
         add(
             &counters.datagrams,
-            calls.iter().map(|call| call.datagrams).sum(),
+            messages.iter().map(|message| message.datagrams).sum(),
         );
-        add(&counters.bytes, calls.iter().map(|call| call.bytes).sum());
+        add(
+            &counters.bytes,
+            messages.iter().map(|message| message.bytes).sum(),
+        );
         add(&counters.calls, 1);
     }
 }

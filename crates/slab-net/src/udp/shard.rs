@@ -1,6 +1,6 @@
 //! [`Shard`]: one of several sockets at one address, each with a task of its own.
 
-use super::builder::{UdpReceiverBuilder, Unstarted};
+use super::builder::{UdpReceiverBuilder, UnstartedReceiver};
 use super::error::BindError;
 use super::receiver::UdpReceiver;
 use super::sys;
@@ -71,7 +71,7 @@ impl UdpReceiverBuilder {
 #[derive(Debug)]
 pub struct Shard {
     index: usize,
-    receiver: Unstarted,
+    receiver: UnstartedReceiver,
 }
 
 impl Shard {

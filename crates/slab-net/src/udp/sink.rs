@@ -163,11 +163,11 @@ impl UdpSink {
         drop(transmits);
         drop(parts);
         // Each item is one datagram.
-        let gone = match &result {
+        let consumed = match &result {
             Ok(sent) => *sent,
             Err(error) => error.sent() + 1,
         };
-        self.queued.drain(..gone.min(self.queued.len()));
+        self.queued.drain(..consumed.min(self.queued.len()));
         result.map(drop)
     }
 
@@ -176,7 +176,7 @@ impl UdpSink {
             if let Some(waiting) = &mut self.waiting {
                 let room = ready!(waiting.as_mut().poll(cx));
                 self.waiting = None;
-                room.map_err(SendError::of_runtime)?;
+                room.map_err(SendError::from_runtime)?;
             }
             // A sink that never has to wait must let other tasks run too.
             let coop = ready!(poll_proceed(cx));
@@ -215,7 +215,10 @@ impl Sink<Outgoing> for UdpSink {
     /// # Panics
     /// If the sink is full because [`poll_ready`](Sink::poll_ready) was not awaited.
     fn start_send(mut self: Pin<&mut Self>, item: Outgoing) -> Result<(), SendError> {
-        assert!(self.queued.len() < CAPACITY, "poll_ready comes first");
+        assert!(
+            self.queued.len() < CAPACITY,
+            "start_send called before poll_ready returned Ready"
+        );
         self.queued.push_back(item);
         self.failed.take().map_or(Ok(()), Err)
     }

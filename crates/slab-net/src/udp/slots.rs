@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_kept_until_taken_and_gaps_close() {
+    fn buffers_are_kept_until_taken_and_gaps_are_closed() {
         let pool = SlabPool::builder().max_memory(4 << 20).build().unwrap();
         let mut slots = Slots::new(2000);
         assert_eq!(slots.fill(&pool, 4), Ok(4));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_at_its_cap_gives_fewer_and_then_none() {
+    fn fill_at_the_cap_returns_fewer_buffers_and_then_an_error() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let mut slots = Slots::new(65536);
         let held: Vec<Chunk> = std::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();

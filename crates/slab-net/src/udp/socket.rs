@@ -25,16 +25,17 @@ pub(super) struct SocketOptions {
 
 /// A socket that is not yet registered with a runtime.
 #[derive(Debug)]
-pub(super) struct Bound {
+pub(super) struct BoundSocket {
     socket: socket2::Socket,
     backend: Backend,
     pub(super) address: SocketAddr,
 }
 
-impl Bound {
+impl BoundSocket {
     pub(super) fn open(address: SocketAddr, options: SocketOptions) -> Result<Self, BindError> {
         let socket = Self::new_socket(address, options);
-        let bound = socket.and_then(|socket| Self::set_up(socket, Some(address), options));
+        let bound =
+            socket.and_then(|socket| Self::configure_and_bind(socket, Some(address), options));
         bound.map_err(|source| BindError::Socket { address, source })
     }
 
@@ -46,7 +47,7 @@ impl Bound {
         let address = socket
             .local_addr()
             .unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
-        Self::set_up(socket.into(), None, options)
+        Self::configure_and_bind(socket.into(), None, options)
             .map_err(|source| BindError::Socket { address, source })
     }
 
@@ -64,7 +65,7 @@ impl Bound {
         Ok(socket)
     }
 
-    fn set_up(
+    fn configure_and_bind(
         socket: socket2::Socket,
         bind_to: Option<SocketAddr>,
         options: SocketOptions,
@@ -147,13 +148,13 @@ impl Socket {
         #[cfg(unix)]
         if ready.is_write_closed() {
             use std::os::fd::AsFd;
-            let again = self.io.as_fd().try_clone_to_owned()?;
-            let again = {
+            let duplicate = self.io.as_fd().try_clone_to_owned()?;
+            let duplicate = {
                 // The caller may poll this outside any runtime.
                 let _inside = self.runtime.enter();
-                tokio::net::UdpSocket::from_std(again.into())?
+                tokio::net::UdpSocket::from_std(duplicate.into())?
             };
-            return again.writable().await;
+            return duplicate.writable().await;
         }
         let _ = ready;
         Ok(())

@@ -1,38 +1,38 @@
-//! [`Spare`]: buffers for a receiver whose datagrams free memory when they are processed.
+//! [`SpareBuffers`]: buffers for a receiver whose datagrams free memory when they are processed.
 
 use super::slots::Slots;
 use slab_core::{Mode, SizeClasses, SlabPool};
 
 /// The number of buffers that a system call gets while the pool is exhausted.
-const BUFFERS: usize = 2;
+const BUFFERS_PER_CALL: usize = 2;
 /// The smallest cap that a pool can have. It is address space; only the buffers in use are ever
 /// touched.
-const CAP: usize = 1 << 20;
+const SPARE_POOL_BYTES: usize = 1 << 20;
 
 /// A few buffers beside the pool, made when the pool is first exhausted. For consumers that process
 /// received datagrams at once, which may free memory, and keep none of them.
 #[derive(Debug, Default)]
-pub(super) struct Spare {
+pub(super) struct SpareBuffers {
     /// Whether spare buffers are requested.
-    pub(super) wanted: bool,
+    pub(super) enabled: bool,
     pool: Option<SlabPool>,
     /// Whether the last call read into spare buffers.
     pub(super) in_use: bool,
 }
 
-impl Spare {
+impl SpareBuffers {
     /// Fills the slots, which must be empty, with spare buffers instead of `exhausted`'s; `None` if
     /// there are none.
     #[cold]
     pub(super) fn fill(&mut self, slots: &mut Slots, exhausted: &SlabPool) -> Option<usize> {
-        if !self.wanted {
+        if !self.enabled {
             return None;
         }
         let pool = match &self.pool {
             Some(pool) => pool,
             None => self.pool.insert(pool(slots.buffer_bytes(), exhausted)?),
         };
-        let filled = slots.fill(pool, BUFFERS).ok();
+        let filled = slots.fill(pool, BUFFERS_PER_CALL).ok();
         self.in_use = filled.is_some();
         filled
     }
@@ -43,13 +43,13 @@ fn pool(buffer_bytes: usize, exhausted: &SlabPool) -> Option<SlabPool> {
     let builder = SlabPool::builder()
         .name("spare")
         .size_classes(SizeClasses::explicit(&[class]).ok()?)
-        .max_memory(CAP)
+        .max_memory(SPARE_POOL_BYTES)
         .zero_on_free(exhausted.zeroes_on_free())
         .mode(Mode::DepotOnly);
     match builder.build() {
         Ok(pool) => Some(pool),
         Err(error) => {
-            tracing::debug!(%error, "no spare buffers");
+            tracing::debug!(%error, "cannot create the pool of spare buffers");
             None
         }
     }
@@ -60,25 +60,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_buffers_up_to_a_cap_and_only_where_they_are_wanted() {
+    fn spare_buffers_are_capped_and_only_made_if_enabled() {
         for (bytes, zero) in [(1500, false), (65_536, true)] {
             let exhausted = SlabPool::builder().zero_on_free(zero).build().unwrap();
             let mut slots = Slots::new(bytes);
-            let mut spare = Spare::default();
+            let mut spare = SpareBuffers::default();
             assert_eq!(spare.fill(&mut slots, &exhausted), None);
-            spare.wanted = true;
-            assert_eq!(spare.fill(&mut slots, &exhausted), Some(BUFFERS));
+            spare.enabled = true;
+            assert_eq!(spare.fill(&mut slots, &exhausted), Some(BUFFERS_PER_CALL));
             let held = [slots.take(0), slots.take(1)];
             slots.close_gaps();
             let mut more = Vec::new();
             while spare.fill(&mut slots, &exhausted).is_some() {
                 more.push(slots.take(0));
                 slots.close_gaps();
-                assert!(more.len() <= CAP / bytes, "there is a cap");
+                assert!(
+                    more.len() <= SPARE_POOL_BYTES / bytes,
+                    "more spare buffers than the cap"
+                );
             }
             assert!(!spare.in_use);
             drop((held, more));
-            assert_eq!(spare.fill(&mut slots, &exhausted), Some(BUFFERS));
+            assert_eq!(spare.fill(&mut slots, &exhausted), Some(BUFFERS_PER_CALL));
             assert!(spare.in_use);
             assert!(spare.pool.is_some_and(|pool| pool.zeroes_on_free() == zero));
         }

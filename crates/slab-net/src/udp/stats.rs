@@ -1,6 +1,6 @@
 //! The counters of a socket, which a monitor can read at any time.
 
-use super::sys::Probe;
+use super::sys::DropProbe;
 use super::tally::Tally;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -157,7 +157,7 @@ pub(crate) struct SendCounters {
 #[derive(Debug, Default)]
 pub(crate) struct KernelDrops {
     total: AtomicU64,
-    probe: Probe,
+    probe: DropProbe,
 }
 
 impl KernelDrops {
@@ -179,16 +179,16 @@ impl KernelDrops {
     /// and out of order: one that is behind the total is older. So there must be fewer than 2^31 drops
     /// between two readings.
     pub(crate) fn observe(&self, counted: u32) -> u64 {
-        let news = |total: u64| counted.wrapping_sub(total as u32);
-        let is_newer = |total: u64| news(total) as i32 > 0;
-        let ahead = |total| is_newer(total).then(|| total + u64::from(news(total)));
+        let new_drops = |total: u64| counted.wrapping_sub(total as u32);
+        let is_newer = |total: u64| new_drops(total) as i32 > 0;
+        let ahead = |total| is_newer(total).then(|| total + u64::from(new_drops(total)));
         self.total
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, ahead)
-            .map_or(0, |before| u64::from(news(before)))
+            .map_or(0, |before| u64::from(new_drops(before)))
     }
 
     fn total(&self) -> u64 {
-        if let Some(counted) = self.probe.ask() {
+        if let Some(counted) = self.probe.query() {
             self.observe(counted);
         }
         self.total.load(Ordering::Relaxed)
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_monitor_outlives_the_socket_and_sees_each_counter() {
+    fn a_monitor_outlives_the_socket_and_reads_every_counter() {
         let counters = Arc::new(SocketCounters::default());
         let monitor = SocketMonitor::new(Arc::clone(&counters));
         assert_eq!(monitor.stats(), SocketStats::default());
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_counts_wraps_and_comes_late() {
+    fn kernel_drop_counts_may_wrap_and_arrive_late() {
         let drops = KernelDrops::default();
         assert_eq!(drops.observe(0), 0);
         assert_eq!(drops.observe(5), 5);

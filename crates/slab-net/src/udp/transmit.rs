@@ -38,7 +38,7 @@ impl<'a> Transmit<'a> {
     /// Makes one datagram. Empty contents make an empty datagram.
     #[must_use]
     pub fn new(contents: &'a [u8], destination: SocketAddr) -> Self {
-        Self::of(Contents::Whole(contents), contents.len(), destination)
+        Self::from_contents(Contents::Whole(contents), contents.len(), destination)
     }
 
     /// Makes one datagram whose contents lie in several places, such as a header and a payload. On
@@ -65,10 +65,10 @@ impl<'a> Transmit<'a> {
     #[must_use]
     pub fn gather(parts: &'a [IoSlice<'a>], destination: SocketAddr) -> Self {
         let len = parts.iter().map(|part| part.len()).sum();
-        Self::of(Contents::Parts(parts), len, destination)
+        Self::from_contents(Contents::Parts(parts), len, destination)
     }
 
-    fn of(contents: Contents<'a>, len: usize, destination: SocketAddr) -> Self {
+    fn from_contents(contents: Contents<'a>, len: usize, destination: SocketAddr) -> Self {
         Self {
             contents,
             len,
@@ -152,7 +152,7 @@ impl<'a> Transmit<'a> {
     }
 
     /// Returns `true` if `next` can be another segment of the same message.
-    fn continues_with(&self, next: &Self) -> bool {
+    fn can_coalesce_with(&self, next: &Self) -> bool {
         next.segment_size.is_none()
             && next.len > 0
             && next.len <= self.len
@@ -173,14 +173,14 @@ pub(super) struct Progress {
     /// The number of datagrams sent so far.
     pub(super) sent: usize,
     /// Whether to send the rest without GSO.
-    pub(super) one_by_one: bool,
+    pub(super) without_gso: bool,
     /// The error for a message with GSO, until it is known whether GSO was its cause.
-    pub(super) suspect: Option<io::Error>,
+    pub(super) gso_suspect: Option<io::Error>,
 }
 
 /// A planned message.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct PlannedMessage {
     /// The index of the transmit that determines the destination.
     transmit: usize,
     /// The number of its parts of payload.
@@ -196,7 +196,7 @@ pub(super) struct Call {
 #[derive(Debug, Default)]
 pub(super) struct Plan<'a> {
     parts: ArrayVec<IoSlice<'a>, MAX_PARTS>,
-    pub(super) calls: ArrayVec<Call, MAX_BATCH>,
+    pub(super) planned: ArrayVec<PlannedMessage, MAX_BATCH>,
 }
 
 impl<'a> Plan<'a> {
@@ -207,32 +207,32 @@ impl<'a> Plan<'a> {
         max_segments: usize,
     ) -> Result<Self, SendErrorKind> {
         let mut plan = Self::default();
-        let max_segments = match progress.one_by_one {
+        let max_segments = match progress.without_gso {
             true => 1,
             false => max_segments,
         };
         let (mut index, mut at) = (progress.transmit, progress.at);
-        while index < transmits.len() && !plan.calls.is_full() {
-            let Some(call) = plan.message(transmits, index, at, max_segments) else {
+        while index < transmits.len() && !plan.planned.is_full() {
+            let Some(planned) = plan.push_message(transmits, index, at, max_segments) else {
                 break;
             };
-            (index, at) = call.next;
-            plan.calls.push(call);
+            (index, at) = planned.next;
+            plan.planned.push(planned);
         }
-        match plan.calls.is_empty() && index < transmits.len() {
+        match plan.planned.is_empty() && index < transmits.len() {
             true => Err(SendErrorKind::TooManyParts { most: MAX_PARTS }),
             false => Ok(plan),
         }
     }
 
     /// Plans the message that begins at this byte of this transmit, if its parts fit.
-    fn message(
+    fn push_message(
         &mut self,
         transmits: &[Transmit<'a>],
         index: usize,
         at: usize,
         max_segments: usize,
-    ) -> Option<Call> {
+    ) -> Option<PlannedMessage> {
         let first = &transmits[index];
         let before = self.parts.len();
         let size = first.segment_size.unwrap_or(first.len);
@@ -243,7 +243,7 @@ impl<'a> Plan<'a> {
             end = at.saturating_add(size).min(first.len);
             first.push_parts(at, end, &mut self.parts).ok()?;
         }
-        let mut call = Call {
+        let mut planned = PlannedMessage {
             transmit: index,
             parts: 0,
             segment_size: None,
@@ -253,32 +253,32 @@ impl<'a> Plan<'a> {
             next: (index, end),
         };
         if end == first.len {
-            call.next = (index + 1, 0);
+            planned.next = (index + 1, 0);
             if first.segment_size.is_none() {
-                self.join(transmits, &mut call, most);
+                self.coalesce(transmits, &mut planned, most);
             }
         }
-        if call.datagrams > 1 {
-            call.segment_size = u16::try_from(size).ok();
+        if planned.datagrams > 1 {
+            planned.segment_size = u16::try_from(size).ok();
         }
-        call.parts = self.parts.len() - before;
-        Some(call)
+        planned.parts = self.parts.len() - before;
+        Some(planned)
     }
 
     /// Adds following datagrams with the same destination and length to the message as segments.
-    fn join(&mut self, transmits: &[Transmit<'a>], call: &mut Call, most: usize) {
-        let first = &transmits[call.transmit];
-        while let Some(next) = transmits.get(call.next.0) {
-            let fits = call.datagrams < most && call.bytes + next.len <= MAX_GSO_BYTES;
-            if !fits || !first.continues_with(next) {
+    fn coalesce(&mut self, transmits: &[Transmit<'a>], planned: &mut PlannedMessage, most: usize) {
+        let first = &transmits[planned.transmit];
+        while let Some(next) = transmits.get(planned.next.0) {
+            let fits = planned.datagrams < most && planned.bytes + next.len <= MAX_GSO_BYTES;
+            if !fits || !first.can_coalesce_with(next) {
                 return;
             }
             if next.push_parts(0, next.len, &mut self.parts).is_err() {
                 return;
             }
-            call.next.0 += 1;
-            call.datagrams += 1;
-            call.bytes += next.len;
+            planned.next.0 += 1;
+            planned.datagrams += 1;
+            planned.bytes += next.len;
             if next.len < first.len {
                 // Only the last segment may be shorter.
                 return;
@@ -292,31 +292,31 @@ impl<'a> Plan<'a> {
         transmits: &[Transmit<'a>],
     ) -> ArrayVec<Message<'p>, MAX_BATCH> {
         let mut rest = &self.parts[..];
-        let message = |call: &Call| {
-            let (parts, others) = rest.split_at(call.parts);
+        let message = |planned: &PlannedMessage| {
+            let (parts, others) = rest.split_at(planned.parts);
             rest = others;
-            let transmit = &transmits[call.transmit];
+            let transmit = &transmits[planned.transmit];
             Message {
                 parts,
                 destination: transmit.destination,
                 source_ip: transmit.source_ip,
                 source_interface: transmit.source_interface,
                 ecn: transmit.ecn,
-                segment_size: call.segment_size,
+                segment_size: planned.segment_size,
             }
         };
-        self.calls.iter().map(message).collect()
+        self.planned.iter().map(message).collect()
     }
 }
 
 impl Progress {
-    pub(super) fn is_at_the_end(&self, transmits: &[Transmit<'_>]) -> bool {
+    pub(super) fn is_complete(&self, transmits: &[Transmit<'_>]) -> bool {
         self.transmit == transmits.len()
     }
 
-    pub(super) fn done(&mut self, call: &Call) {
-        (self.transmit, self.at) = call.next;
-        self.sent += call.datagrams;
+    pub(super) fn advance_past(&mut self, planned: &PlannedMessage) {
+        (self.transmit, self.at) = planned.next;
+        self.sent += planned.datagrams;
     }
 }
 
@@ -331,26 +331,26 @@ mod tests {
     fn messages(
         transmits: &[Transmit<'_>],
         max_segments: usize,
-        one_by_one: bool,
+        without_gso: bool,
     ) -> Vec<(usize, usize)> {
         let mut progress = Progress {
-            one_by_one,
+            without_gso,
             ..Progress::default()
         };
         let mut all = Vec::new();
         let mut bytes = Vec::new();
         loop {
             let plan = Plan::new(transmits, &progress, max_segments).unwrap();
-            if plan.calls.is_empty() {
+            if plan.planned.is_empty() {
                 break;
             }
-            for (call, message) in plan.calls.iter().zip(plan.messages(transmits)) {
+            for (planned, message) in plan.planned.iter().zip(plan.messages(transmits)) {
                 let len: usize = message.parts.iter().map(|part| part.len()).sum();
-                assert_eq!(len, call.bytes);
-                assert_eq!(message.segment_size.is_some(), call.datagrams > 1);
+                assert_eq!(len, planned.bytes);
+                assert_eq!(message.segment_size.is_some(), planned.datagrams > 1);
                 bytes.extend(message.parts.iter().flat_map(|part| part.to_vec()));
-                all.push((call.bytes, call.datagrams));
-                progress.done(call);
+                all.push((planned.bytes, planned.datagrams));
+                progress.advance_past(planned);
             }
         }
         let datagrams: usize = transmits.iter().map(Transmit::datagrams).sum();
@@ -364,15 +364,15 @@ mod tests {
         all
     }
 
-    fn lens(len: usize, segment: usize, max_segments: usize, one_by_one: bool) -> Vec<usize> {
+    fn lens(len: usize, segment: usize, max_segments: usize, without_gso: bool) -> Vec<usize> {
         let contents: Vec<u8> = (0..len).map(|n| n as u8).collect();
         let transmit = Transmit::new(&contents, TO).segment_size(segment);
-        let messages = messages(&[transmit], max_segments, one_by_one);
+        let messages = messages(&[transmit], max_segments, without_gso);
         messages.into_iter().map(|(bytes, _)| bytes).collect()
     }
 
     #[test]
-    fn a_transmit_is_cut_at_segments_and_limits() {
+    fn a_transmit_is_split_at_segments_and_limits() {
         assert_eq!(lens(0, 0, 64, false), [0]);
         assert_eq!(lens(0, 10, 64, false), [0]);
         assert_eq!(lens(10, 0, 64, false), [10]);
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_gathered_and_cut_anywhere() {
+    fn parts_are_gathered_and_split_anywhere() {
         let bytes: Vec<u8> = (0..=255).collect();
         let cuts = [0, 3, 3, 4, 50, 51, 200, 256, 256];
         let parts: Vec<IoSlice<'_>> = cuts
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn more_parts_than_the_kernel_takes_are_refused_only_in_one_datagram() {
+    fn too_many_parts_are_refused_only_within_one_datagram() {
         let one = [IoSlice::new(b"x")];
         let many = vec![one[0]; MAX_PARTS + 1];
         let transmit = Transmit::gather(&many, TO);
@@ -468,7 +468,7 @@ mod tests {
             &Progress::default(),
             64,
         );
-        assert_eq!(plan.unwrap().calls.len(), 1);
+        assert_eq!(plan.unwrap().planned.len(), 1);
         let segmented = transmit.segment_size(2);
         let sizes = messages(&[segmented], 64, false);
         assert_eq!(sizes.iter().map(|&(_, n)| n).sum::<usize>(), 65);

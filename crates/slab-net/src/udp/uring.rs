@@ -10,7 +10,7 @@
 use super::batch::PacketBatch;
 use super::reader::Reader;
 use super::socket::Socket;
-use super::sys::uring::{Completion, Filled, PREFIX, Ring, RingFd};
+use super::sys::uring::{Completion, Filled, PREFIX_BYTES, Ring, RingFd};
 use super::tally::bump;
 use core::fmt;
 use core::task::{Context, Poll, ready};
@@ -28,7 +28,7 @@ pub(super) struct Uring {
     pool: SlabPool,
     buffer_bytes: usize,
     /// The number of buffers that the kernel should have.
-    want: usize,
+    target_lent: usize,
 }
 
 impl Uring {
@@ -40,7 +40,7 @@ impl Uring {
             Err(error) => {
                 static WARNING: Once = Once::new();
                 WARNING.call_once(|| {
-                    tracing::warn!(%error, "no io_uring, receiving by readiness");
+                    tracing::warn!(%error, "io_uring is not available, receiving by readiness");
                 });
                 None
             }
@@ -48,12 +48,12 @@ impl Uring {
     }
 
     fn try_start(socket: &Socket, reader: &mut Reader) -> io::Result<Self> {
-        let buffer_bytes = PREFIX + reader.buffer_bytes();
+        let buffer_bytes = PREFIX_BYTES + reader.buffer_bytes();
         let pool = reader.pool().clone();
         let largest = pool.size_classes().largest();
         if largest < buffer_bytes {
             return Err(io::Error::other(format!(
-                "it takes a size class of {buffer_bytes} bytes, the pool's largest has {largest}"
+                "a size class of {buffer_bytes} bytes is needed, the pool's largest has {largest}"
             )));
         }
         let ring = Ring::new(&socket.io, buffer_bytes)?;
@@ -66,7 +66,7 @@ impl Uring {
             ring,
             pool,
             buffer_bytes,
-            want: reader.max_slots(),
+            target_lent: reader.max_slots(),
         };
         uring.top_up()?;
         // If the kernel does not support this, it says so at once. There may also be datagrams already.
@@ -74,10 +74,10 @@ impl Uring {
         Ok(uring)
     }
 
-    /// Lends buffers to the kernel until it has `want` or the pool has no more. Returns whether it has
-    /// any.
+    /// Lends buffers to the kernel until it has `target_lent` or the pool has no more. Returns whether
+    /// it has any.
     fn top_up(&mut self) -> io::Result<bool> {
-        while self.ring.lent() < self.want {
+        while self.ring.lent() < self.target_lent {
             match self.pool.try_alloc(self.buffer_bytes) {
                 Ok(chunk) => self.ring.lend(chunk),
                 Err(_) => break,
@@ -101,7 +101,7 @@ impl Uring {
     ) -> Poll<io::Result<()>> {
         loop {
             if !self.top_up()? {
-                return self.poll_drop(socket, reader, cx);
+                return self.poll_read_and_drop(socket, reader, cx);
             }
             // Uses up tokio's budget at each turn.
             let mut events = ready!(self.events.poll_read_ready(cx))?;
@@ -118,7 +118,7 @@ impl Uring {
     /// Reads by readiness while the pool is exhausted and no request is under way that would wake the
     /// task.
     #[cold]
-    fn poll_drop(
+    fn poll_read_and_drop(
         &mut self,
         socket: &Socket,
         reader: &mut Reader,
@@ -127,7 +127,7 @@ impl Uring {
         loop {
             ready!(socket.io.poll_recv_ready(cx))?;
             let read = socket.io.try_io(Interest::READABLE, || reader.read(socket));
-            reader.let_go();
+            reader.release_buffers();
             match read {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
                     return Poll::Ready(Err(error));
@@ -147,16 +147,16 @@ impl Uring {
     pub(super) fn try_fill(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
         if !self.top_up()? {
             let read = reader.read(socket);
-            reader.let_go();
+            reader.release_buffers();
             return read;
         }
-        self.ring.catch_up();
+        self.ring.run_deferred_work();
         let mut reaped = self.ring.reap(socket, reader)?;
         if reaped == 0 && !self.ring.is_armed() {
             // Only the end of the previous request was there to reap. A new request gets what is
             // queued.
             self.top_up()?;
-            self.ring.catch_up();
+            self.ring.run_deferred_work();
             reaped = self.ring.reap(socket, reader)?;
         }
         match reaped {
@@ -181,7 +181,7 @@ impl Uring {
 impl Ring {
     /// Makes batches of the kernel's completions, and returns their number.
     fn reap(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<usize> {
-        if let Some(late) = self.late_error.take() {
+        if let Some(late) = self.deferred_error.take() {
             return Err(late);
         }
         let (mut reaped, mut filled) = (0, 0);
@@ -195,7 +195,7 @@ impl Ring {
                 }
                 Some(Completion::Failed(error)) if filled == 0 => return Err(error),
                 Some(Completion::Failed(error)) => {
-                    self.late_error = Some(error);
+                    self.deferred_error = Some(error);
                     break;
                 }
             }
@@ -210,8 +210,8 @@ impl Ring {
     fn deliver(&mut self, filled: Filled, socket: &Socket, reader: &mut Reader) {
         let counters = &socket.counters.receive;
         let received = *filled.received();
-        reader.count_one(&received, socket);
-        if received.meta.truncated && !reader.keeps_cut(counters, received.amount()) {
+        reader.count_buffer(&received, socket);
+        if received.meta.truncated && !reader.admit_truncated(counters, received.amount()) {
             return self.lend(filled.into_chunk());
         }
         let copy = reader.smaller_copy(filled.payload(), filled.chunk_bytes());
@@ -220,7 +220,7 @@ impl Ring {
                 self.lend(filled.into_chunk());
                 (copy, 0)
             }
-            None => (filled.into_chunk(), PREFIX),
+            None => (filled.into_chunk(), PREFIX_BYTES),
         };
         let (len, stride) = (received.len, received.stride);
         // SAFETY: the payload was written, by the kernel or by the copy; there is no other reference to

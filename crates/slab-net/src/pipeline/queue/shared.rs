@@ -63,18 +63,18 @@ impl Shared {
         match &self.store {
             Store::Fifo(batches, Overflow::Wait) => batches.push(batch)?,
             Store::Fifo(batches, Overflow::DropNewest) => match batches.push(batch) {
-                Ok(()) => self.overflowing.all_well(),
+                Ok(()) => self.overflowing.record_success(),
                 Err(batch) => {
                     self.full(batch);
                     return Ok(None);
                 }
             },
             Store::Fifo(batches, Overflow::DropOldest) => match batches.force_push(batch) {
-                None => self.overflowing.all_well(),
+                None => self.overflowing.record_success(),
                 Some(oldest) => self.evicted(oldest),
             },
             Store::Lanes(lanes) => match lanes.push(self.priority(lanes, &batch), batch) {
-                Pushed::In => self.overflowing.all_well(),
+                Pushed::In => self.overflowing.record_success(),
                 Pushed::InsteadOf(other) => self.evicted(other),
                 Pushed::Refused(batch) => {
                     self.full(batch);

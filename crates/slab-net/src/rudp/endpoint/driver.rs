@@ -39,7 +39,7 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn new(shared: Arc<Shared>, mut receiver: UdpReceiver) -> Self {
         // Acknowledgements free memory, so they must be received when there is none.
-        receiver.keep_spare();
+        receiver.enable_spare_buffers();
         Self {
             shared,
             receiver,
@@ -131,14 +131,14 @@ impl Driver {
     /// Hands what was received to the sessions, and then lets them send; returns the number of datagrams.
     fn take_in(&mut self, now: Time) -> usize {
         let datagrams = self.batches.iter().map(PacketBatch::datagrams).sum();
-        let transient = self.receiver.used_spare();
+        let transient = self.receiver.used_spare_buffers();
         // A socket bound to one address sends everything from that.
         let is_of_many = self.receiver.local_addr().ip().is_unspecified();
         for batch in self.batches.drain(..) {
             let (shared, touched) = (&self.shared, &mut self.touched);
             let arrival = Arrival {
                 peer: canonical(batch.source()),
-                local: batch.answered_from().filter(|_| is_of_many),
+                local: batch.reply_source().filter(|_| is_of_many),
                 now,
                 transient,
             };

@@ -136,7 +136,7 @@ impl Endpoint {
         }
         let receiver = receiver.bind(address)?;
         if !config.offload {
-            receiver.sender().give_up_gso();
+            receiver.sender().disable_gso();
         }
         let shared = Shared::new(receiver.sender(), pool.clone(), config);
         shared.table().listening = peer.is_none();

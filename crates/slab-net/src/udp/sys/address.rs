@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_as_they_went() {
+    fn addresses_round_trip() {
         let v4: SocketAddr = "127.1.2.3:4567".parse().unwrap();
         let (bytes, len) = Address::encode(v4, false);
         assert_eq!(bytes.decode(len as usize), Some(v4));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_none() {
+    fn invalid_addresses_decode_to_none() {
         let (bytes, len) = Address::encode("1.2.3.4:5".parse().unwrap(), false);
         for short in 0..8 {
             assert_eq!(bytes.decode(short), None);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layout_is_the_systems() {
+    fn the_layout_matches_the_systems() {
         use std::mem::offset_of;
         assert_eq!(size_of::<libc::sockaddr_in>(), V4_LEN);
         assert_eq!(size_of::<libc::sockaddr_in6>(), MAX_LEN);

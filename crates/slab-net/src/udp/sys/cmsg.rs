@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_messages_are_read_back() {
         let mut buffer = [0; 128];
         let mut writer = Writer::new(&mut buffer);
         writer.push(1, 2, &[7]);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layout_is_the_systems() {
+    fn the_layout_matches_the_systems() {
         // SAFETY: `CMSG_SPACE` only computes with its argument.
         let system = |len: usize| unsafe { libc::CMSG_SPACE(len as u32) } as usize;
         for len in 0..40 {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_ends_the_list() {
+    fn malformed_messages_end_the_iteration() {
         let message = |length: usize| {
             let mut bytes = [0; 64];
             bytes[..WORD].copy_from_slice(&length.to_ne_bytes());

@@ -31,12 +31,12 @@ impl Received {
         out.meta.truncated = flags & libc::MSG_TRUNC != 0;
         for (level, kind, data) in Reader::new(control) {
             // A message that is too short for its type is ignored.
-            let _ = out.take_over(level, kind, data);
+            let _ = out.apply_control_message(level, kind, data);
         }
         out
     }
 
-    fn take_over(&mut self, level: c_int, kind: c_int, data: &[u8]) -> Option<()> {
+    fn apply_control_message(&mut self, level: c_int, kind: c_int, data: &[u8]) -> Option<()> {
         let meta = &mut self.meta;
         match (level, kind) {
             // One byte, unlike its IPv6 counterpart.
@@ -51,14 +51,14 @@ impl Received {
                 meta.interface = interface(first(&info)?);
                 // On an IPv6 socket this comes second, and the address keeps its mapped form.
                 meta.destination.get_or_insert(to.into());
-                meta.is_to_us_alone = to == ours;
+                meta.destination_is_unicast = to == ours;
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                 let info: [u8; 20] = first(data)?;
                 let to = Ipv6Addr::from(first::<16>(&info)?);
                 meta.interface = interface(first(&info[16..])?);
                 meta.destination = Some(to.into());
-                meta.is_to_us_alone = !to.to_canonical().is_multicast();
+                meta.destination_is_unicast = !to.to_canonical().is_multicast();
             }
             (libc::SOL_UDP, libc::UDP_GRO) => {
                 self.stride = usize::try_from(c_int::from_ne_bytes(first(data)?)).ok()?;

@@ -18,14 +18,14 @@ pub(in crate::udp) const SPARE_BYTES: usize = 0;
 
 /// Up to this many lone datagrams cost less by one `recvfrom` each than by one `recvmmsg`, whose
 /// headers cost more than a further call (measured: 160 ns of 1225 for one datagram and the end).
-const FEW: usize = 2;
+const MAX_RECVFROM_BATCH: usize = 2;
 
 /// The most segments of one message with GSO (UDP_MAX_SEGMENTS before Linux 6.9).
 const MAX_SEGMENTS: usize = 64;
 
 /// Room for all metadata of a buffer: destination, ECN of either family, segment size, time of arrival,
 /// drops.
-pub(super) const RECEIVE_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
+pub(super) const RECEIVE_CONTROL_BYTES: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
     + cmsg::space(size_of::<libc::in_pktinfo>())
     + 2 * cmsg::space(size_of::<c_int>())
     + cmsg::space(size_of::<c_int>())
@@ -33,7 +33,7 @@ pub(super) const RECEIVE_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinf
     + cmsg::space(size_of::<u32>());
 
 /// Room for the metadata of a message: source, ECN, segment size.
-const SEND_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
+const SEND_CONTROL_BYTES: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
     + cmsg::space(size_of::<c_int>())
     + cmsg::space(size_of::<u16>());
 
@@ -42,9 +42,9 @@ const SEND_CONTROL: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
 pub(in crate::udp) struct Backend {
     is_v6: bool,
     /// Whether the kernel reports nothing but the source of a datagram.
-    is_plain: bool,
+    reports_only_source: bool,
     /// The error of the second of two calls, to be returned by the next; 0 for none.
-    late_error: AtomicI32,
+    deferred_error: AtomicI32,
     /// 1 means without GSO.
     max_segments: AtomicUsize,
 }
@@ -63,31 +63,31 @@ impl Backend {
         let all = c_int::from(!features.source_only);
         // Datagrams are not fragmented, whatever the kernel believes about the path: the sender learns
         // the limit by EMSGSIZE. On an IPv6 socket the IPv4 options apply to mapped addresses.
-        optional(set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, all))?;
+        ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, all))?;
         let probe = libc::IP_PMTUDISC_PROBE;
-        optional(set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe))?;
+        ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe))?;
         if is_v6 {
             let probe = libc::IPV6_PMTUDISC_PROBE;
-            optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe))?;
-            optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
-            optional(set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, all))?;
+            ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe))?;
+            ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
+            ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, all))?;
             set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, all)?;
             // For IPv4, only this tells a broadcast from a datagram sent to our own address.
-            optional(set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, all))?;
+            ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, all))?;
         } else {
             set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, all)?;
         }
-        optional(set(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, on))?;
+        ignore_unsupported(set(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, on))?;
         let coalesce = c_int::from(features.coalesce);
-        optional(set(fd, libc::SOL_UDP, libc::UDP_GRO, coalesce))?;
+        ignore_unsupported(set(fd, libc::SOL_UDP, libc::UDP_GRO, coalesce))?;
         let timestamps = c_int::from(features.timestamps);
         set(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, timestamps)?;
         let mut size: c_int = 0;
         let has_gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT, &mut size).is_ok();
         Ok(Self {
             is_v6,
-            is_plain: features.source_only && !features.coalesce && !features.timestamps,
-            late_error: AtomicI32::new(0),
+            reports_only_source: features.source_only && !features.coalesce && !features.timestamps,
+            deferred_error: AtomicI32::new(0),
             max_segments: AtomicUsize::new(if has_gso { MAX_SEGMENTS } else { 1 }),
         })
     }
@@ -98,7 +98,7 @@ impl Backend {
     }
 
     /// Stops using GSO, which does not work on this socket after all.
-    pub(in crate::udp) fn give_up_segmentation(&self) {
+    pub(in crate::udp) fn disable_gso(&self) {
         self.max_segments.store(1, Ordering::Relaxed);
     }
 
@@ -112,8 +112,8 @@ impl Backend {
         buffers: &mut [Buffer<'_>],
         received: &mut [Received],
     ) -> io::Result<usize> {
-        if self.is_plain && buffers.len() <= FEW {
-            return self.receive_few(socket, buffers, received);
+        if self.reports_only_source && buffers.len() <= MAX_RECVFROM_BATCH {
+            return self.receive_by_recvfrom(socket, buffers, received);
         }
         let vectors = buffers.iter_mut().map(|buffer| iovec {
             iov_base: buffer.as_mut_ptr(),
@@ -125,21 +125,21 @@ impl Backend {
 
     /// Returns `true` if the next receive call will return an error that the system does not report
     /// again.
-    pub(in crate::udp) fn has_late_error(&self) -> bool {
-        self.late_error.load(Ordering::Relaxed) != 0
+    pub(in crate::udp) fn has_deferred_error(&self) -> bool {
+        self.deferred_error.load(Ordering::Relaxed) != 0
     }
 
     /// Like [`receive`](Self::receive), but with one system call per datagram.
-    fn receive_few(
+    fn receive_by_recvfrom(
         &self,
         socket: &impl AsRawFd,
         buffers: &mut [Buffer<'_>],
         received: &mut [Received],
     ) -> io::Result<usize> {
-        match self.late_error.load(Ordering::Relaxed) {
+        match self.deferred_error.load(Ordering::Relaxed) {
             0 => {}
             late => {
-                self.late_error.store(0, Ordering::Relaxed);
+                self.deferred_error.store(0, Ordering::Relaxed);
                 return Err(io::Error::from_raw_os_error(late));
             }
         }
@@ -152,7 +152,7 @@ impl Backend {
                     // It occurred between the two calls, and the kernel reports each error only once.
                     if error.kind() != io::ErrorKind::WouldBlock {
                         let code = error.raw_os_error().unwrap_or_default();
-                        self.late_error.store(code, Ordering::Relaxed);
+                        self.deferred_error.store(code, Ordering::Relaxed);
                     }
                     break;
                 }
@@ -199,12 +199,12 @@ impl Backend {
             header.msg_iov = &raw mut slot.vector;
             header.msg_iovlen = 1;
             header.msg_control = slot.control.0.as_mut_ptr().cast();
-            header.msg_controllen = RECEIVE_CONTROL as _;
+            header.msg_controllen = RECEIVE_CONTROL_BYTES as _;
             count += 1;
         }
         let fd = socket.as_raw_fd();
         let at = headers.as_mut_ptr().cast::<mmsghdr>();
-        let read = retried(|| {
+        let read = retry_if_interrupted(|| {
             // SAFETY: the first `count` headers were written above. They point to names and control
             // messages of ours, and by their vectors to memory that the caller answers for.
             unsafe { libc::recvmmsg(fd, at, count as _, flags as _, ptr::null_mut()) }
@@ -249,7 +249,7 @@ impl Backend {
         }
         let fd = socket.as_raw_fd();
         let at = headers.as_mut_ptr().cast::<mmsghdr>();
-        retried(|| {
+        retry_if_interrupted(|| {
             // SAFETY: the first `count` headers were written above; names, control messages and
             // payloads are borrowed until after the call, which only reads them.
             unsafe { libc::sendmmsg(fd, at, count as _, libc::MSG_DONTWAIT as _) }
@@ -295,7 +295,7 @@ fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>) -> io::Result<Received> {
     let at = name.0.as_mut_ptr().cast();
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     let (to, room) = (buffer.as_mut_ptr(), buffer.len());
-    let len = retried(|| {
+    let len = retry_if_interrupted(|| {
         // SAFETY: the buffer and the name, of that many bytes, are exclusively borrowed until the call
         // returns.
         let len = unsafe { libc::recvfrom(fd, to, room, flags, at, &raw mut name_len) };
@@ -310,7 +310,7 @@ fn receive_one(fd: RawFd, buffer: &mut Buffer<'_>) -> io::Result<Received> {
 
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct ReceiveControl([u8; RECEIVE_CONTROL]);
+struct ReceiveControl([u8; RECEIVE_CONTROL_BYTES]);
 
 /// One buffer, and the memory for its metadata.
 struct ReceiveSlot {
@@ -325,7 +325,7 @@ impl ReceiveSlot {
         Self {
             vector,
             name: Address::EMPTY,
-            control: ReceiveControl([0; RECEIVE_CONTROL]),
+            control: ReceiveControl([0; RECEIVE_CONTROL_BYTES]),
         }
     }
 
@@ -335,7 +335,7 @@ impl ReceiveSlot {
         let header = &header.msg_hdr;
         // A word or a `u32`, depending on the libc.
         #[allow(clippy::unnecessary_cast)]
-        let control = (header.msg_controllen as usize).min(RECEIVE_CONTROL);
+        let control = (header.msg_controllen as usize).min(RECEIVE_CONTROL_BYTES);
         let (name_len, control) = (header.msg_namelen as usize, &self.control.0[..control]);
         *out = Received::decode(len, &self.name, name_len, control, header.msg_flags);
     }
@@ -343,10 +343,10 @@ impl ReceiveSlot {
 
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct SendControl([u8; SEND_CONTROL]);
+struct SendControl([u8; SEND_CONTROL_BYTES]);
 
 impl SendControl {
-    const EMPTY: Self = Self([0; SEND_CONTROL]);
+    const EMPTY: Self = Self([0; SEND_CONTROL_BYTES]);
 }
 
 /// The metadata of one message that the kernel reads.
@@ -361,7 +361,7 @@ fn empty_header() -> mmsghdr {
 }
 
 /// Repeats a call that a signal interrupted.
-fn retried(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
+fn retry_if_interrupted(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
     loop {
         if let Ok(count) = usize::try_from(call()) {
             return Ok(count);
@@ -378,9 +378,9 @@ fn retried(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
 /// It does not keep the socket open. The lock is held only during the call, and makes a socket that is
 /// about to be closed wait for it: otherwise the descriptor might already be another file's.
 #[derive(Debug, Default)]
-pub(in crate::udp) struct Probe(Mutex<Option<RawFd>>);
+pub(in crate::udp) struct DropProbe(Mutex<Option<RawFd>>);
 
-impl Probe {
+impl DropProbe {
     pub(in crate::udp) fn attach(&self, socket: &impl AsRawFd) {
         *self.fd() = Some(socket.as_raw_fd());
     }
@@ -391,7 +391,7 @@ impl Probe {
     }
 
     /// Returns the number of drops modulo 2^32, if the socket is open and the kernel knows it.
-    pub(in crate::udp) fn ask(&self) -> Option<u32> {
+    pub(in crate::udp) fn query(&self) -> Option<u32> {
         const DROPS: usize = libc::SK_MEMINFO_DROPS as usize;
         let fd = self.fd();
         let mut info = [0_u32; DROPS + 1];
@@ -408,9 +408,9 @@ impl Probe {
 const SO_MEMINFO: c_int = 55;
 
 /// Makes the kernel drop and count everything that arrives from now on. Queued datagrams stay.
-pub(in crate::udp) fn refuse_arrivals(socket: &impl AsRawFd) -> io::Result<()> {
+pub(in crate::udp) fn drop_new_arrivals(socket: &impl AsRawFd) -> io::Result<()> {
     // A socket filter of one instruction: keep 0 bytes.
-    let mut keep_nothing = libc::sock_filter {
+    let mut reject_all = libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,
         jt: 0,
         jf: 0,
@@ -418,7 +418,7 @@ pub(in crate::udp) fn refuse_arrivals(socket: &impl AsRawFd) -> io::Result<()> {
     };
     let program = libc::sock_fprog {
         len: 1,
-        filter: &raw mut keep_nothing,
+        filter: &raw mut reject_all,
     };
     set(
         socket.as_raw_fd(),
@@ -444,7 +444,7 @@ pub(in crate::udp) fn pin_thread(cpu: usize) -> io::Result<()> {
 }
 
 /// Ignores that a kernel is too old for an option without which the rest still works.
-fn optional(result: io::Result<()>) -> io::Result<()> {
+fn ignore_unsupported(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error)
             if matches!(
@@ -489,7 +489,7 @@ pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
 /// Returns `true` if a host or router reported this about an earlier datagram (ICMP). A connected
 /// socket reports it once, by whichever call comes next.
 #[cfg(feature = "quinn")]
-pub(in crate::udp) fn is_of_earlier_datagram(error: &io::Error) -> bool {
+pub(in crate::udp) fn is_icmp_error(error: &io::Error) -> bool {
     // All errors that the kernel's tables for ICMP and ICMPv6 derive from permanent conditions.
     matches!(
         error.raw_os_error(),
@@ -513,7 +513,7 @@ pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
 
 /// Returns `true` if the error may be caused by GSO. A device without checksum offloading causes EIO, a
 /// path with a small MTU or a kernel without GSO causes EINVAL.
-pub(in crate::udp) fn may_be_about_segmentation(error: &io::Error) -> bool {
+pub(in crate::udp) fn may_be_gso_error(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::EMSGSIZE | libc::EINVAL | libc::EIO)
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_second_of_two_calls_is_told_is_kept_for_the_next() {
+    fn an_error_of_the_second_recvfrom_is_returned_by_the_next_receive() {
         let features = Features {
             source_only: true,
             ..Features::default()
@@ -556,16 +556,16 @@ mod tests {
         let unwritable = unsafe { std::slice::from_raw_parts_mut(page.cast(), 1) };
         let mut memory = [0; 1];
         let mut buffers = [&mut memory, unwritable].map(Buffer::new);
-        let mut received = [Received::NOTHING; FEW];
+        let mut received = [Received::NOTHING; MAX_RECVFROM_BATCH];
         let mut receive = || backend.receive(&socket, &mut buffers, &mut received);
         assert_eq!(receive().unwrap(), 1);
-        assert!(backend.has_late_error());
+        assert!(backend.has_deferred_error());
         assert_eq!(receive().unwrap_err().raw_os_error(), Some(libc::EFAULT));
         assert_eq!(receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]
-    fn an_error_behind_a_datagram_is_told_by_the_next_call() {
+    fn a_deferred_error_is_returned_before_the_next_datagram() {
         let features = Features {
             source_only: true,
             ..Features::default()
@@ -575,18 +575,18 @@ mod tests {
         let mut receive = || {
             let (a, b) = memory.split_at_mut(4);
             let mut buffers = [a, b].map(Buffer::new);
-            let mut received = [Received::NOTHING; FEW];
+            let mut received = [Received::NOTHING; MAX_RECVFROM_BATCH];
             let read = backend.receive(&socket, &mut buffers, &mut received);
             read.map_err(|error| error.kind())
         };
         assert_eq!(receive(), Err(io::ErrorKind::WouldBlock));
         socket.send_to(b"1", &socket.local_addr().unwrap()).unwrap();
         backend
-            .late_error
+            .deferred_error
             .store(libc::ECONNREFUSED, Ordering::Relaxed);
-        assert!(backend.has_late_error());
+        assert!(backend.has_deferred_error());
         assert_eq!(receive(), Err(io::ErrorKind::ConnectionRefused));
-        assert!(!backend.has_late_error());
+        assert!(!backend.has_deferred_error());
         assert_eq!(receive(), Ok(1));
         assert_eq!(receive(), Err(io::ErrorKind::WouldBlock));
     }

@@ -17,7 +17,7 @@ pub(in crate::udp) const SPARE_BYTES: usize = 1;
 #[derive(Debug)]
 pub(in crate::udp) struct Backend {
     state: UdpSocketState,
-    without_segmentation: AtomicBool,
+    gso_disabled: AtomicBool,
 }
 
 #[cfg_attr(target_os = "linux", expect(dead_code, reason = "tested only"))]
@@ -27,21 +27,21 @@ impl Backend {
     pub(in crate::udp) fn configure(socket: &socket2::Socket, _: Features) -> io::Result<Self> {
         Ok(Self {
             state: UdpSocketState::new(UdpSockRef::from(socket))?,
-            without_segmentation: AtomicBool::new(false),
+            gso_disabled: AtomicBool::new(false),
         })
     }
 
     /// The most datagrams in one message; 1 without GSO.
     pub(in crate::udp) fn max_segments(&self) -> usize {
-        match self.without_segmentation.load(Ordering::Relaxed) {
+        match self.gso_disabled.load(Ordering::Relaxed) {
             true => 1,
             false => self.state.max_gso_segments(),
         }
     }
 
     /// Stops using GSO, which does not work on this socket after all.
-    pub(in crate::udp) fn give_up_segmentation(&self) {
-        self.without_segmentation.store(true, Ordering::Relaxed);
+    pub(in crate::udp) fn disable_gso(&self) {
+        self.gso_disabled.store(true, Ordering::Relaxed);
     }
 
     /// Fills at most [`MAX_BATCH`] buffers, and returns how many.
@@ -68,7 +68,7 @@ impl Backend {
     }
 
     /// Always `false`: no error is kept back here.
-    pub(in crate::udp) fn has_late_error(&self) -> bool {
+    pub(in crate::udp) fn has_deferred_error(&self) -> bool {
         false
     }
 
@@ -120,7 +120,7 @@ fn decode(meta: &RecvMeta, buffer_bytes: usize) -> Received {
         meta: Metadata::new(meta.addr),
     };
     out.meta.destination = meta.dst_ip;
-    out.meta.is_to_us_alone = meta.dst_ip.is_some_and(|ip| !ip.is_multicast());
+    out.meta.destination_is_unicast = meta.dst_ip.is_some_and(|ip| !ip.is_multicast());
     out.meta.ecn = meta.ecn.and_then(|ecn| Ecn::from_bits(ecn as u8));
     out.meta.interface = meta.interface_index;
     out.meta.since_epoch = meta.timestamp;
@@ -154,7 +154,7 @@ pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
 
 /// Returns `true` if a host or router reported this about an earlier datagram.
 #[cfg(all(feature = "quinn", not(target_os = "linux")))]
-pub(in crate::udp) fn is_of_earlier_datagram(error: &io::Error) -> bool {
+pub(in crate::udp) fn is_icmp_error(error: &io::Error) -> bool {
     use io::ErrorKind as E;
     matches!(
         error.kind(),
@@ -172,13 +172,13 @@ pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
 
 /// Returns `true` if the error may be caused by GSO.
 #[cfg(not(target_os = "linux"))]
-pub(in crate::udp) fn may_be_about_segmentation(error: &io::Error) -> bool {
+pub(in crate::udp) fn may_be_gso_error(error: &io::Error) -> bool {
     is_too_large(error) || error.kind() == io::ErrorKind::InvalidInput
 }
 
 /// Only Linux supports this.
 #[cfg(not(target_os = "linux"))]
-pub(in crate::udp) fn refuse_arrivals<S>(_: &S) -> io::Result<()> {
+pub(in crate::udp) fn drop_new_arrivals<S>(_: &S) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -191,13 +191,13 @@ pub(in crate::udp) fn pin_thread(_: usize) -> io::Result<()> {
 /// The kernel does not report its drops.
 #[cfg(not(target_os = "linux"))]
 #[derive(Debug, Default)]
-pub(in crate::udp) struct Probe;
+pub(in crate::udp) struct DropProbe;
 
 #[cfg(not(target_os = "linux"))]
-impl Probe {
+impl DropProbe {
     pub(in crate::udp) fn detach(&self) {}
 
-    pub(in crate::udp) fn ask(&self) -> Option<u32> {
+    pub(in crate::udp) fn query(&self) -> Option<u32> {
         None
     }
 }

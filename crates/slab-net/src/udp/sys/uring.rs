@@ -3,12 +3,12 @@
 //!
 //! The buffers are chunks of the pool. A *lent* chunk belongs to the kernel until a completion names
 //! it, or until the request has ended; only then may it be touched or freed. In each buffer the kernel
-//! writes, from the front: a header, the sender's address, control messages, and at [`PREFIX`] the
-//! payload.
+//! writes, from the front: a header, the sender's address, control messages, and at [`PREFIX_BYTES`]
+//! the payload.
 
 use super::Received;
 use super::address::Address;
-use super::linux::RECEIVE_CONTROL;
+use super::linux::RECEIVE_CONTROL_BYTES;
 use arrayvec::ArrayVec;
 use core::alloc::Layout;
 use core::mem::zeroed;
@@ -23,22 +23,25 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 /// The size of `io_uring_recvmsg_out`: four 32-bit words.
-const HEADER: usize = 16;
+const HEADER_BYTES: usize = 16;
 /// Room for an address, a multiple of the word size.
-const NAME: usize = 32;
+const NAME_BYTES: usize = 32;
 /// Room for control messages, chosen so that the payload begins at a multiple of 64.
-const CONTROL: usize = (HEADER + NAME + RECEIVE_CONTROL).next_multiple_of(64) - HEADER - NAME;
+const CONTROL_BYTES: usize = (HEADER_BYTES + NAME_BYTES + RECEIVE_CONTROL_BYTES)
+    .next_multiple_of(64)
+    - HEADER_BYTES
+    - NAME_BYTES;
 
 /// The offset of the payload in its buffer.
-pub(in crate::udp) const PREFIX: usize = HEADER + NAME + CONTROL;
+pub(in crate::udp) const PREFIX_BYTES: usize = HEADER_BYTES + NAME_BYTES + CONTROL_BYTES;
 
 /// The most buffers that the kernel has at a time; a power of two.
 pub(in crate::udp) const MAX_LENT: usize = 32;
 
 /// The only buffer group of a ring.
-const GROUP: u16 = 0;
-const RECEIVE: u64 = 1;
-const CANCEL: u64 = 2;
+const BUFFER_GROUP: u16 = 0;
+const RECEIVE_TAG: u64 = 1;
+const CANCEL_TAG: u64 = 2;
 
 /// The ring's descriptor, for a runtime to wait for.
 #[derive(Debug)]
@@ -66,10 +69,10 @@ pub(in crate::udp) struct Filled {
 impl Filled {
     /// `len` is the number of bytes that the kernel reports, including those in front of the payload.
     fn new(chunk: Chunk, len: usize) -> Self {
-        let payload = len.min(chunk.capacity()).saturating_sub(PREFIX);
-        // SAFETY: no lent chunk is shorter than `PREFIX`, nobody writes to this one any more, and
+        let payload = len.min(chunk.capacity()).saturating_sub(PREFIX_BYTES);
+        // SAFETY: no lent chunk is shorter than `PREFIX_BYTES`, nobody writes to this one any more, and
         // `lend` has zeroed whatever the kernel did not write.
-        let front = unsafe { chunk.as_ptr().cast::<[u8; PREFIX]>().as_ref() };
+        let front = unsafe { chunk.as_ptr().cast::<[u8; PREFIX_BYTES]>().as_ref() };
         let received = decode(front, payload);
         Self { chunk, received }
     }
@@ -80,7 +83,7 @@ impl Filled {
 
     pub(in crate::udp) fn payload(&self) -> &[u8] {
         // SAFETY: the payload lies within the chunk.
-        let at = unsafe { self.chunk.as_ptr().add(PREFIX) };
+        let at = unsafe { self.chunk.as_ptr().add(PREFIX_BYTES) };
         // SAFETY: the kernel has written that many bytes, and nobody writes to the chunk any more.
         unsafe { core::slice::from_raw_parts(at.as_ptr(), self.received.len) }
     }
@@ -101,7 +104,7 @@ pub(in crate::udp) struct Ring {
     /// The layout of what the kernel writes in front of a payload. It reads this when the request is
     /// made.
     header: Box<msghdr>,
-    entries: Entries,
+    buffer_ring: BufferRing,
     /// The lent chunks, by buffer id.
     lent: [Option<Chunk>; MAX_LENT],
     ids: ArrayVec<u16, MAX_LENT>,
@@ -109,7 +112,7 @@ pub(in crate::udp) struct Ring {
     /// Whether a request is under way.
     is_armed: bool,
     /// An error that followed datagrams, to be returned before the next ones.
-    pub(in crate::udp) late_error: Option<io::Error>,
+    pub(in crate::udp) deferred_error: Option<io::Error>,
 }
 
 // SAFETY: the pointers in `header` are null, and those in `entries` point to memory that this ring
@@ -132,25 +135,25 @@ impl Ring {
             // It came with the same release as multishot recvmsg, which cannot be probed itself.
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let entries = Entries::new()?;
-        let at = entries.at.as_ptr() as u64;
+        let buffer_ring = BufferRing::new()?;
+        let at = buffer_ring.at.as_ptr() as u64;
         let submitter = ring.submitter();
         // SAFETY: there are `MAX_LENT` entries, and they are freed after the ring is closed.
-        unsafe { submitter.register_buf_ring_with_flags(at, MAX_LENT as u16, GROUP, 0) }?;
+        unsafe { submitter.register_buf_ring_with_flags(at, MAX_LENT as u16, BUFFER_GROUP, 0) }?;
         // SAFETY: a `msghdr` consists of integers and pointers, for which zeros are valid.
         let mut header: Box<msghdr> = Box::new(unsafe { zeroed() });
-        header.msg_namelen = NAME as _;
-        header.msg_controllen = CONTROL as _;
+        header.msg_namelen = NAME_BYTES as _;
+        header.msg_controllen = CONTROL_BYTES as _;
         Ok(Self {
             ring,
             socket: socket.as_raw_fd(),
             header,
-            entries,
+            buffer_ring,
             lent: [const { None }; MAX_LENT],
             ids: (0..MAX_LENT as u16).collect(),
             buffer_bytes,
             is_armed: false,
-            late_error: None,
+            deferred_error: None,
         })
     }
 
@@ -171,15 +174,16 @@ impl Ring {
     /// Lends the kernel a buffer to write to. Drops the chunk if the kernel already has the most it can
     /// have.
     pub(in crate::udp) fn lend(&mut self, chunk: Chunk) {
-        debug_assert!(chunk.capacity() >= self.buffer_bytes && self.buffer_bytes > PREFIX);
+        debug_assert!(chunk.capacity() >= self.buffer_bytes && self.buffer_bytes > PREFIX_BYTES);
         let Some(id) = self.ids.pop() else {
             return;
         };
         let at = chunk.as_ptr().as_ptr();
         // The kernel writes its metadata there, perhaps less than the whole prefix.
-        // SAFETY: the chunk is ours alone and longer than `PREFIX`.
-        unsafe { at.write_bytes(0, PREFIX) };
-        self.entries.push(at as u64, self.buffer_bytes as u32, id);
+        // SAFETY: the chunk is ours alone and longer than `PREFIX_BYTES`.
+        unsafe { at.write_bytes(0, PREFIX_BYTES) };
+        self.buffer_ring
+            .push(at as u64, self.buffer_bytes as u32, id);
         self.lent[usize::from(id)] = Some(chunk);
     }
 
@@ -190,9 +194,9 @@ impl Ring {
     pub(in crate::udp) fn arm(&mut self) -> io::Result<()> {
         if !self.is_armed && self.lent() > 0 {
             let header: *const msghdr = &raw const *self.header;
-            let request = opcode::RecvMsgMulti::new(Fd(self.socket), header, GROUP)
+            let request = opcode::RecvMsgMulti::new(Fd(self.socket), header, BUFFER_GROUP)
                 .build()
-                .user_data(RECEIVE);
+                .user_data(RECEIVE_TAG);
             self.push(&request)?;
             self.is_armed = true;
         }
@@ -208,7 +212,7 @@ impl Ring {
     }
 
     /// Lets the kernel run deferred work, such as completions for this thread.
-    pub(in crate::udp) fn catch_up(&self) {
+    pub(in crate::udp) fn run_deferred_work(&self) {
         let submitter = self.ring.submitter();
         // SAFETY: nothing is submitted or waited for, and there is no argument. An error is of no
         // consequence: the call had nothing to do.
@@ -219,14 +223,14 @@ impl Ring {
     pub(in crate::udp) fn next(&mut self) -> Option<Completion> {
         loop {
             let entry = self.ring.completion().next()?;
-            if entry.user_data() != RECEIVE {
+            if entry.user_data() != RECEIVE_TAG {
                 continue;
             }
             if !cqueue::more(entry.flags()) {
                 self.is_armed = false;
             }
             let id = cqueue::buffer_select(entry.flags()).map(usize::from);
-            let chunk = id.and_then(|id| self.take(id));
+            let chunk = id.and_then(|id| self.take_lent(id));
             match (usize::try_from(entry.result()), chunk) {
                 (Ok(len), Some(chunk)) => {
                     return Some(Completion::Filled(Filled::new(chunk, len)));
@@ -244,7 +248,9 @@ impl Ring {
     /// Ends the request, and waits until the kernel has returned all buffers. Appends everything that
     /// it completed to `out`.
     pub(in crate::udp) fn stop(&mut self, out: &mut Vec<Completion>) -> io::Result<()> {
-        let cancel = opcode::AsyncCancel::new(RECEIVE).build().user_data(CANCEL);
+        let cancel = opcode::AsyncCancel::new(RECEIVE_TAG)
+            .build()
+            .user_data(CANCEL_TAG);
         if self.is_armed {
             self.push(&cancel)?;
         }
@@ -258,7 +264,7 @@ impl Ring {
         Ok(())
     }
 
-    fn take(&mut self, id: usize) -> Option<Chunk> {
+    fn take_lent(&mut self, id: usize) -> Option<Chunk> {
         let chunk = self.lent.get_mut(id)?.take()?;
         self.ids.push(id as u16);
         Some(chunk)
@@ -280,7 +286,7 @@ impl Drop for Ring {
             for chunk in self.lent.iter_mut().filter_map(Option::take) {
                 core::mem::forget(chunk);
             }
-            self.entries.is_lost = true;
+            self.buffer_ring.is_leaked = true;
         }
     }
 }
@@ -289,16 +295,16 @@ impl Drop for Ring {
 const GET_EVENTS: u32 = 1;
 
 /// Decodes the metadata in front of a payload of this many bytes.
-fn decode(front: &[u8; PREFIX], payload: usize) -> Received {
+fn decode(front: &[u8; PREFIX_BYTES], payload: usize) -> Received {
     let word = |at: usize| {
         let bytes = front.get(at..).and_then(|rest| rest.first_chunk());
         bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
     };
     let (name_len, control_len, flags) = (word(0) as usize, word(4) as usize, word(12));
     let mut name = Address::EMPTY;
-    let bytes = &front[HEADER..HEADER + name.0.len()];
+    let bytes = &front[HEADER_BYTES..HEADER_BYTES + name.0.len()];
     name.0.copy_from_slice(bytes);
-    let control = &front[HEADER + NAME..];
+    let control = &front[HEADER_BYTES + NAME_BYTES..];
     let control = &control[..control_len.min(control.len())];
     Received::decode(payload, &name, name_len, control, flags as c_int)
 }
@@ -306,14 +312,14 @@ fn decode(front: &[u8; PREFIX], payload: usize) -> Received {
 /// The buffer ring as the kernel sees it: an array of entries, the first of which also holds the index
 /// of the next entry to be written.
 #[derive(Debug)]
-struct Entries {
+struct BufferRing {
     at: NonNull<BufRingEntry>,
     tail: u16,
     /// Whether it is leaked, since the kernel may still use it.
-    is_lost: bool,
+    is_leaked: bool,
 }
 
-impl Entries {
+impl BufferRing {
     const LAYOUT: Layout = match Layout::from_size_align(MAX_LENT * 16, 4096) {
         Ok(layout) => layout,
         Err(_) => unreachable!(),
@@ -327,7 +333,7 @@ impl Entries {
         Ok(Self {
             at: at.cast(),
             tail: 0,
-            is_lost: false,
+            is_leaked: false,
         })
     }
 
@@ -352,9 +358,9 @@ impl Entries {
     }
 }
 
-impl Drop for Entries {
+impl Drop for BufferRing {
     fn drop(&mut self) {
-        if self.is_lost {
+        if self.is_leaked {
             return;
         }
         // SAFETY: allocated with this layout. The ring, a field before this one, is already closed.
