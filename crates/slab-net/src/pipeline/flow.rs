@@ -1,8 +1,8 @@
 //! [`flow_queues`]: one queue per consumer; each source is always assigned to the same queue.
 
 use super::queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, queue};
-use super::rest::Rest;
 use super::stats::QueueMonitor;
+use super::unsent::UnsentBatches;
 use crate::udp::PacketBatch;
 use core::future::Future;
 use core::num::NonZeroUsize;
@@ -95,10 +95,11 @@ impl FlowSender {
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
     ) -> impl Future<Output = Result<(), QueueClosed>> {
-        let mut rest = Rest::new(batches, |batch| self.queue_of(&batch).give_up(batch));
+        let mut unsent =
+            UnsentBatches::new(batches, |batch| self.queue_of(&batch).drop_unsent(batch));
         async move {
             let mut result = Ok(());
-            while let Some(batch) = rest.next() {
+            while let Some(batch) = unsent.next() {
                 result = self.queue_of(&batch).send(batch).await.and(result);
             }
             result

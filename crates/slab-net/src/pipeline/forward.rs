@@ -9,10 +9,10 @@ use core::task::Poll;
 use std::io;
 
 /// The most batches taken when draining a socket that cannot refuse new datagrams (not Linux).
-const MOST_DRAINED: usize = 4096;
+const MAX_DRAINED_BATCHES: usize = 4096;
 
 /// The number of errors, with no datagram and no pause between them, after which receiving has failed.
-const MOST_ERRORS_IN_A_ROW: u32 = 64;
+const MAX_CONSECUTIVE_ERRORS: u32 = 64;
 
 mod sealed {
     pub trait Sealed {}
@@ -176,7 +176,7 @@ pub async fn forward<Q: Deliver>(
 ) -> Forwarded {
     let mut stop = pin!(stop);
     let mut closed = pin!(queue.closed());
-    let mut errors = Errors::default();
+    let mut errors = ErrorCounts::default();
     let ended = loop {
         // Polled before receiving, so that a flood cannot hide it.
         let next = poll_fn(|cx| {
@@ -188,21 +188,21 @@ pub async fn forward<Q: Deliver>(
             }
             // Only here: while there is something to receive, delivering it shows that the queue is
             // closed.
-            errors.in_a_row = 0;
+            errors.consecutive = 0;
             closed.as_mut().poll(cx).map(|()| Err(Ended::QueueClosed))
         });
         match next.await {
             Err(ended) => break ended,
             Ok(Ok(())) => {
-                errors.in_a_row = 0;
+                errors.consecutive = 0;
                 let batches = receiver.drain_ready();
                 if queue.deliver_many(batches).await.is_err() && queue.is_closed() {
                     break Ended::QueueClosed;
                 }
-                let_consumers_run(&queue).await;
+                yield_if_half_full(&queue).await;
             }
             Ok(Err(error)) => {
-                if let Some(end) = errors.count_in_a_row(&error) {
+                if let Some(end) = errors.count_consecutive(&error) {
                     break end;
                 }
                 tokio::task::yield_now().await;
@@ -221,13 +221,13 @@ pub async fn forward<Q: Deliver>(
 
 /// Delivers what is queued in the socket, and lets nothing new in. If no consumer is left, the queue
 /// counts the batches.
-async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut Errors) {
-    let most = match receiver.stop() {
+async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut ErrorCounts) {
+    let max_batches = match receiver.stop() {
         Ok(()) => usize::MAX,
-        Err(_) => MOST_DRAINED,
+        Err(_) => MAX_DRAINED_BATCHES,
     };
     let mut failed = 0;
-    for _ in 0..most {
+    for _ in 0..max_batches {
         tokio::task::consume_budget().await;
         match receiver.try_recv_batch() {
             Ok(None) => return,
@@ -235,12 +235,12 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
                 failed = 0;
                 // The queue counts what it refuses.
                 let _ = queue.deliver(batch).await;
-                let_consumers_run(queue).await;
+                yield_if_half_full(queue).await;
             }
             Err(error) => {
                 errors.count(&error);
                 failed += 1;
-                if failed == MOST_ERRORS_IN_A_ROW {
+                if failed == MAX_CONSECUTIVE_ERRORS {
                     return;
                 }
             }
@@ -250,7 +250,7 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
 
 /// Yields if a queue is half full. A consumer woken by this task runs next on this thread, and no other
 /// thread can steal it: so it runs before the queue overflows.
-async fn let_consumers_run<Q: Deliver>(queue: &Q) {
+async fn yield_if_half_full<Q: Deliver>(queue: &Q) {
     if queue.is_half_full() {
         tokio::task::yield_now().await;
     }
@@ -258,30 +258,30 @@ async fn let_consumers_run<Q: Deliver>(queue: &Q) {
 
 /// System errors while receiving.
 #[derive(Debug, Default)]
-struct Errors {
+struct ErrorCounts {
     total: u64,
-    in_a_row: u32,
+    consecutive: u32,
 }
 
-impl Errors {
+impl ErrorCounts {
     fn count(&mut self, error: &io::Error) {
         if self.total == 0 {
-            tracing::warn!(%error, "receiving failed, going on");
+            tracing::warn!(%error, "receiving failed, continuing");
         }
         self.total += 1;
     }
 
     /// Counts an error; returns the reason to end if there were too many in a row.
-    fn count_in_a_row(&mut self, error: &io::Error) -> Option<Ended> {
+    fn count_consecutive(&mut self, error: &io::Error) -> Option<Ended> {
         self.count(error);
         // As many of these arrive as datagrams were sent to closed ports: no fault of this socket.
         if error.kind() != io::ErrorKind::ConnectionRefused {
-            self.in_a_row += 1;
+            self.consecutive += 1;
         }
-        if self.in_a_row < MOST_ERRORS_IN_A_ROW {
+        if self.consecutive < MAX_CONSECUTIVE_ERRORS {
             return None;
         }
-        tracing::error!(%error, "receiving fails for good");
+        tracing::error!(%error, "too many consecutive receive errors, stopping");
         Some(Ended::Failed(error.kind()))
     }
 }
@@ -291,18 +291,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_comes_in_a_row_and_is_our_own_is_too_much() {
-        let mut errors = Errors::default();
+    fn only_consecutive_errors_other_than_refusals_end_receiving() {
+        let mut errors = ErrorCounts::default();
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let other = io::Error::from(io::ErrorKind::NetworkDown);
-        for n in 1..MOST_ERRORS_IN_A_ROW {
-            assert_eq!(errors.count_in_a_row(&other), None);
+        for n in 1..MAX_CONSECUTIVE_ERRORS {
+            assert_eq!(errors.count_consecutive(&other), None);
             for _ in 0..3 {
-                assert_eq!(errors.count_in_a_row(&refused), None);
+                assert_eq!(errors.count_consecutive(&refused), None);
             }
             assert_eq!(errors.total, 4 * u64::from(n));
         }
-        let end = errors.count_in_a_row(&other);
+        let end = errors.count_consecutive(&other);
         assert_eq!(end, Some(Ended::Failed(io::ErrorKind::NetworkDown)));
     }
 }

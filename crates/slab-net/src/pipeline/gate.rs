@@ -31,7 +31,7 @@ pub(super) struct Gate {
 impl Gate {
     /// Notifies one waiter for each of `changes`. Call it after making the changes.
     #[inline]
-    pub(super) fn open(&self, changes: usize) {
+    pub(super) fn notify(&self, changes: usize) {
         fence(Ordering::SeqCst);
         let waiting = self.waiting.load(Ordering::Relaxed);
         if waiting > 0 {
@@ -47,14 +47,14 @@ impl Gate {
     }
 
     /// Wakes all registered waiters: the other side has ended.
-    pub(super) fn open_for_all(&self) {
+    pub(super) fn notify_all(&self) {
         self.notify.notify_waiters();
     }
 
     /// Waits until `look` finds something. Call it after a first look in vain.
-    pub(super) async fn pass<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+    pub(super) async fn wait_for<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
-            let counted = Counted::new(&self.waiting);
+            let counted = WaiterCount::new(&self.waiting);
             // Declared after `counted`, so dropped before it: whoever can be notified is counted.
             let mut notified = core::pin::pin!(self.notify.notified());
             notified.as_mut().enable();
@@ -70,9 +70,9 @@ impl Gate {
     }
 }
 
-struct Counted<'a>(&'a AtomicUsize);
+struct WaiterCount<'a>(&'a AtomicUsize);
 
-impl<'a> Counted<'a> {
+impl<'a> WaiterCount<'a> {
     fn new(waiting: &'a AtomicUsize) -> Self {
         waiting.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -80,7 +80,7 @@ impl<'a> Counted<'a> {
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for WaiterCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

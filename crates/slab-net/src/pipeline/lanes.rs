@@ -47,9 +47,9 @@ pub(super) struct Lanes {
 /// The result of a push.
 pub(super) enum Pushed {
     /// The batch is queued.
-    In,
+    Queued,
     /// The batch is queued, in the place of this one.
-    InsteadOf(PacketBatch),
+    Replaced(PacketBatch),
     /// The batch is returned: there is no place, and nothing of a lower priority is queued.
     Refused(PacketBatch),
 }
@@ -73,12 +73,12 @@ impl Lanes {
         let lane = priority as usize;
         if self.reserve() {
             self.push_to(lane, batch);
-            return Pushed::In;
+            return Pushed::Queued;
         }
         match self.lanes[..lane].iter().find_map(ArrayQueue::pop) {
             Some(other) => {
                 self.push_to(lane, batch);
-                Pushed::InsteadOf(other)
+                Pushed::Replaced(other)
             }
             None => Pushed::Refused(batch),
         }

@@ -37,8 +37,8 @@ mod forward;
 mod gate;
 mod lanes;
 mod queue;
-mod rest;
 mod stats;
+mod unsent;
 
 pub use flow::{FlowSender, flow_queues};
 pub use forward::{Deliver, Ended, Forwarded, forward};

@@ -49,7 +49,7 @@ pub enum Overflow {
 #[must_use]
 pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
     let batches = ArrayQueue::new(capacity.get());
-    ends(capacity, Store::Fifo(batches, overflow))
+    new_pair(capacity, Store::Fifo(batches, overflow))
 }
 
 /// Makes a queue that holds at most `capacity` batches, delivers the highest [`Priority`] first, and
@@ -91,10 +91,10 @@ pub fn priority_queue(
     priority_of: impl Fn(&PacketBatch) -> Priority + Send + Sync + 'static,
 ) -> (QueueSender, QueueReceiver) {
     let lanes = Lanes::new(capacity.get(), Box::new(priority_of));
-    ends(capacity, Store::Lanes(Box::new(lanes)))
+    new_pair(capacity, Store::Lanes(Box::new(lanes)))
 }
 
-fn ends(capacity: NonZeroUsize, store: Store) -> (QueueSender, QueueReceiver) {
+fn new_pair(capacity: NonZeroUsize, store: Store) -> (QueueSender, QueueReceiver) {
     let shared = Arc::new(Shared::new(capacity, store));
     let sender = QueueSender::new(Arc::clone(&shared));
     (sender, QueueReceiver::new(shared))

@@ -25,7 +25,7 @@ impl QueueReceiver {
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     pub async fn recv(&self) -> Option<PacketBatch> {
-        self.look(Shared::pop).await
+        self.recv_with(Shared::pop).await
     }
 
     /// Waits for a batch, appends up to `limit` batches to `out`, and returns their number; 0 when all
@@ -37,11 +37,11 @@ impl QueueReceiver {
             return 0;
         }
         let look = |shared: &Shared| shared.pop_many(out, limit);
-        self.look(look).await.unwrap_or(0)
+        self.recv_with(look).await.unwrap_or(0)
     }
 
     /// Waits until `look` finds something, or until all senders are gone and it finds nothing.
-    async fn look<T>(&self, mut look: impl FnMut(&Shared) -> Option<T>) -> Option<T> {
+    async fn recv_with<T>(&self, mut look: impl FnMut(&Shared) -> Option<T>) -> Option<T> {
         // A consumer that never has to wait must let other tasks run too.
         tokio::task::consume_budget().await;
         let shared = &*self.shared;
@@ -55,7 +55,7 @@ impl QueueReceiver {
             let found = look(shared);
             (ended || found.is_some()).then_some(found)
         };
-        shared.items.pass(find_or_end).await
+        shared.items.wait_for(find_or_end).await
     }
 
     /// Returns the next batch, if there is one now.
@@ -82,20 +82,20 @@ impl Clone for QueueReceiver {
 
 impl Drop for QueueReceiver {
     fn drop(&mut self) {
-        struct Ended<'a>(&'a Shared);
+        struct NotifyWaiters<'a>(&'a Shared);
 
-        // Runs after `abandon`, even if a drop panics: those who wait for the end find everything
-        // counted, and do not wait for ever.
-        impl Drop for Ended<'_> {
+        // Runs after `drop_all_queued`, even if a drop panics: those who wait for the end find
+        // everything counted, and do not wait for ever.
+        impl Drop for NotifyWaiters<'_> {
             fn drop(&mut self) {
-                self.0.room.open_for_all();
-                self.0.closed.open_for_all();
+                self.0.room.notify_all();
+                self.0.closed.notify_all();
             }
         }
 
         if self.shared.receivers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            let _ended = Ended(&self.shared);
-            self.shared.abandon();
+            let _notify = NotifyWaiters(&self.shared);
+            self.shared.drop_all_queued();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! [`QueueSender`]: the producers' end of a queue.
 
-use super::super::rest::Rest;
 use super::super::stats::QueueMonitor;
+use super::super::unsent::UnsentBatches;
 use super::QueueClosed;
 use super::shared::Shared;
 use crate::udp::{Amount, PacketBatch};
@@ -36,7 +36,7 @@ impl QueueSender {
                 return done;
             }
             let room = &sending.shared.room;
-            room.pass(|| sending.attempt()).await
+            room.wait_for(|| sending.attempt()).await
         }
     }
 
@@ -72,31 +72,31 @@ impl QueueSender {
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
     ) -> impl Future<Output = Result<(), QueueClosed>> {
-        let rest = Rest::new(batches, |batch| self.give_up(batch));
-        self.send_rest(rest)
+        let unsent = UnsentBatches::new(batches, |batch| self.drop_unsent(batch));
+        self.send_unsent(unsent)
     }
 
-    async fn send_rest<I: Iterator<Item = PacketBatch>>(
+    async fn send_unsent<I: Iterator<Item = PacketBatch>>(
         &self,
-        mut rest: Rest<I, impl FnMut(PacketBatch)>,
+        mut unsent: UnsentBatches<I, impl FnMut(PacketBatch)>,
     ) -> Result<(), QueueClosed> {
         let shared = &*self.shared;
         if shared.receivers.load(Ordering::Relaxed) == 0 {
             return Err(QueueClosed);
         }
         loop {
-            let mut entered = Entered {
+            let mut enqueued = EnqueuedBatches {
                 shared,
                 batches: 0,
                 amount: Amount::default(),
             };
             let mut no_room = None;
-            while let Some(batch) = rest.next() {
+            while let Some(batch) = unsent.next() {
                 match shared.offer(batch) {
                     Ok(None) => {}
                     Ok(Some(amount)) => {
-                        entered.batches += 1;
-                        entered.amount += amount;
+                        enqueued.batches += 1;
+                        enqueued.amount += amount;
                     }
                     Err(batch) => {
                         no_room = Some(batch);
@@ -104,20 +104,20 @@ impl QueueSender {
                     }
                 }
             }
-            drop(entered);
+            drop(enqueued);
             match no_room {
                 None => return Ok(()),
                 Some(batch) => {
                     let mut sending = Sending::new(shared, batch);
-                    shared.room.pass(|| sending.attempt()).await?;
+                    shared.room.wait_for(|| sending.attempt()).await?;
                 }
             }
         }
     }
 
     /// Counts a batch that will not be sent after all.
-    pub(in super::super) fn give_up(&self, batch: PacketBatch) {
-        self.shared.refuse(batch);
+    pub(in super::super) fn drop_unsent(&self, batch: PacketBatch) {
+        self.shared.drop_unsent(batch);
     }
 
     pub(in super::super) fn is_half_full(&self) -> bool {
@@ -149,7 +149,7 @@ impl QueueSender {
     pub async fn closed(&self) {
         let look = || self.is_closed().then_some(());
         if look().is_none() {
-            self.shared.closed.pass(look).await;
+            self.shared.closed.wait_for(look).await;
         }
     }
 
@@ -162,15 +162,15 @@ impl QueueSender {
 
 /// Batches that have entered the queue. Its drop counts them and wakes consumers, even if the caller's
 /// code, which yields batches and decides on priorities, panics.
-struct Entered<'a> {
+struct EnqueuedBatches<'a> {
     shared: &'a Shared,
     batches: usize,
     amount: Amount,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for EnqueuedBatches<'_> {
     fn drop(&mut self) {
-        self.shared.entered(self.batches, self.amount);
+        self.shared.on_enqueued(self.batches, self.amount);
     }
 }
 
@@ -195,9 +195,9 @@ impl<'a> Sending<'a> {
             return Some(Err(QueueClosed));
         }
         match self.shared.offer(self.batch.take()?) {
-            Ok(entered) => {
-                if let Some(amount) = entered {
-                    self.shared.entered(1, amount);
+            Ok(enqueued) => {
+                if let Some(amount) = enqueued {
+                    self.shared.on_enqueued(1, amount);
                 }
                 Some(Ok(()))
             }
@@ -212,7 +212,7 @@ impl<'a> Sending<'a> {
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
-            self.shared.refuse(batch);
+            self.shared.drop_unsent(batch);
         }
     }
 }
@@ -230,7 +230,7 @@ impl Drop for QueueSender {
     fn drop(&mut self) {
         // Release: whoever sees the zero also sees everything pushed before.
         if self.shared.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.items.open_for_all();
+            self.shared.items.notify_all();
         }
     }
 }

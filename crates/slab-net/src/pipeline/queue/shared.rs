@@ -56,7 +56,8 @@ impl Shared {
     }
 
     /// Applies the policy to a batch, and returns how much entered the queue, if it did; returns the
-    /// batch if the sender has to wait for room. Pass what entered to [`entered`](Self::entered).
+    /// batch if the sender has to wait for room. Pass what entered to
+    /// [`on_enqueued`](Self::on_enqueued).
     #[inline]
     pub(super) fn offer(&self, batch: PacketBatch) -> Result<Option<Amount>, PacketBatch> {
         let amount = batch.amount();
@@ -65,19 +66,19 @@ impl Shared {
             Store::Fifo(batches, Overflow::DropNewest) => match batches.push(batch) {
                 Ok(()) => self.overflowing.record_success(),
                 Err(batch) => {
-                    self.full(batch);
+                    self.drop_arriving(batch);
                     return Ok(None);
                 }
             },
             Store::Fifo(batches, Overflow::DropOldest) => match batches.force_push(batch) {
                 None => self.overflowing.record_success(),
-                Some(oldest) => self.evicted(oldest),
+                Some(oldest) => self.drop_evicted(oldest),
             },
             Store::Lanes(lanes) => match lanes.push(self.priority(lanes, &batch), batch) {
-                Pushed::In => self.overflowing.record_success(),
-                Pushed::InsteadOf(other) => self.evicted(other),
+                Pushed::Queued => self.overflowing.record_success(),
+                Pushed::Replaced(other) => self.drop_evicted(other),
                 Pushed::Refused(batch) => {
-                    self.full(batch);
+                    self.drop_arriving(batch);
                     return Ok(None);
                 }
             },
@@ -112,7 +113,7 @@ impl Shared {
     }
 
     /// Counts and drops an arriving batch for which there was no room.
-    fn full(&self, batch: PacketBatch) {
+    fn drop_arriving(&self, batch: PacketBatch) {
         let amount = batch.amount();
         self.counters.producers.full.add(amount);
         self.overflowing.dropped(amount.datagrams);
@@ -121,7 +122,7 @@ impl Shared {
     }
 
     /// Counts and drops a queued batch that made room for another.
-    fn evicted(&self, batch: PacketBatch) {
+    fn drop_evicted(&self, batch: PacketBatch) {
         let amount = batch.amount();
         self.counters.producers.evicted.add(amount);
         self.overflowing.dropped(amount.datagrams);
@@ -129,7 +130,7 @@ impl Shared {
     }
 
     /// Counts batches that entered the queue, and wakes consumers.
-    pub(super) fn entered(&self, batches: usize, amount: Amount) {
+    pub(super) fn on_enqueued(&self, batches: usize, amount: Amount) {
         if batches == 0 {
             return;
         }
@@ -138,13 +139,13 @@ impl Shared {
             // The last receiver empties the queue after it has set the counter to zero. Either its
             // emptying came after our push, and it has dropped our batch; or our push came later, and
             // we see the zero here and drop the batch.
-            self.abandon();
+            self.drop_all_queued();
         }
-        self.items.open(batches);
+        self.items.notify(batches);
     }
 
     /// Drops and counts everything queued, since no receiver is left.
-    pub(super) fn abandon(&self) {
+    pub(super) fn drop_all_queued(&self) {
         struct Queued<'a>(&'a Shared);
 
         impl Queued<'_> {
@@ -174,7 +175,7 @@ impl Shared {
 
     pub(super) fn pop(&self) -> Option<PacketBatch> {
         let batch = self.take()?;
-        self.left(1, batch.amount());
+        self.on_delivered(1, batch.amount());
         Some(batch)
     }
 
@@ -191,22 +192,22 @@ impl Shared {
             out.push(batch);
             count += 1;
         }
-        self.left(count, amount);
+        self.on_delivered(count, amount);
         (count > 0).then_some(count)
     }
 
     /// Counts batches that a consumer has taken, and wakes producers that wait for room.
-    fn left(&self, batches: usize, amount: Amount) {
+    fn on_delivered(&self, batches: usize, amount: Amount) {
         if batches == 0 {
             return;
         }
         self.counters.consumers.delivered.add(amount);
         if matches!(self.store, Store::Fifo(_, Overflow::Wait)) {
-            self.room.open(batches);
+            self.room.notify(batches);
         }
     }
 
-    pub(super) fn refuse(&self, batch: PacketBatch) -> QueueClosed {
+    pub(super) fn drop_unsent(&self, batch: PacketBatch) -> QueueClosed {
         self.counters.producers.refused.add(batch.amount());
         QueueClosed
     }
