@@ -24,7 +24,7 @@ macro_rules! surface {
             type BytesMut = $mutable;
             type Bytes = $frozen;
 
-            fn methods_of_the_mutable_one() {
+            fn mutable_buffer_methods() {
                 let _: fn() -> BytesMut = BytesMut::new;
                 let _: fn(usize) -> BytesMut = BytesMut::with_capacity;
                 let _: fn(usize) -> BytesMut = BytesMut::zeroed;
@@ -49,7 +49,7 @@ macro_rules! surface {
                     BytesMut::spare_capacity_mut;
             }
 
-            fn methods_of_the_frozen_one() {
+            fn frozen_buffer_methods() {
                 const EMPTY: Bytes = Bytes::new();
                 const STATIC: Bytes = Bytes::from_static(b"static");
                 const fn const_len(bytes: &Bytes) -> (usize, bool) {
@@ -208,7 +208,7 @@ surface!(theirs, bytes::BytesMut, bytes::Bytes);
 surface!(ours, slab_net::PacketBuf, slab_net::Packet);
 
 /// The release of `bytes` whose public methods and traits `surface!` lists.
-const LISTED: &str = "1.12.";
+const LISTED_RELEASE: &str = "1.12.";
 
 /// The version of `bytes` that this build uses.
 fn locked() -> String {
@@ -227,12 +227,12 @@ fn locked() -> String {
 
 /// Fails when the lock file is updated to a release that may have new traits.
 #[test]
-fn the_list_is_of_the_release_that_is_locked() {
+fn method_list_matches_the_locked_bytes_release() {
     let version = locked();
     assert!(
-        version.starts_with(LISTED),
-        "bytes {version} is locked, but `surface!` lists {LISTED}x: \
-         add what its changelog calls new to `surface!` and to the packets, then raise LISTED"
+        version.starts_with(LISTED_RELEASE),
+        "bytes {version} is locked, but `surface!` lists {LISTED_RELEASE}x: \
+         add what its changelog calls new to `surface!` and to the packets, then raise LISTED_RELEASE"
     );
 }
 
@@ -275,10 +275,10 @@ fn listed(of: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_method_of_bytes_is_listed() {
+fn every_public_method_of_bytes_is_listed() {
     let Some(source) = source_of_bytes() else {
         // Vendored, or not built by cargo: only the release can be compared.
-        return the_list_is_of_the_release_that_is_locked();
+        return method_list_matches_the_locked_bytes_release();
     };
     for (file, of) in [("bytes_mut.rs", "BytesMut"), ("bytes.rs", "Bytes")] {
         let theirs = public_functions(&source.join(file));
@@ -298,7 +298,7 @@ fn every_method_of_bytes_is_listed() {
 }
 
 #[test]
-fn idioms_mean_the_same() {
+fn common_idioms_give_the_same_results() {
     assert_eq!(ours::idioms(), theirs::idioms());
 }
 

@@ -55,7 +55,7 @@ fn handles_are_four_words() {
 }
 
 #[test]
-fn handles_cross_threads() {
+fn handles_are_send_and_sync() {
     fn check<T: Send + Sync + Unpin + std::panic::UnwindSafe + std::panic::RefUnwindSafe>() {}
     check::<PacketBuf>();
     check::<Packet>();
@@ -63,7 +63,7 @@ fn handles_cross_threads() {
 }
 
 #[test]
-fn room_is_as_the_pool_says() {
+fn new_buffers_have_the_configured_headroom_and_tailroom() {
     let pool = PacketPool::builder()
         .max_memory(1 << 20)
         .headroom(64)
@@ -100,7 +100,7 @@ fn growth_keeps_the_headroom() {
 }
 
 #[test]
-fn headroom_is_nobodys_while_another_handle_lives() {
+fn headroom_is_zero_while_another_handle_exists() {
     let mut buf = pool().try_alloc(100).unwrap();
     buf.extend_from_slice(b"front back");
     let front = buf.split_to(6);
@@ -121,7 +121,7 @@ fn headroom_is_nobodys_while_another_handle_lives() {
 }
 
 #[test]
-fn prepend_shifts_within_the_chunk_before_it_moves_to_another() {
+fn prepend_shifts_within_the_chunk_before_reallocating() {
     let pool = pool();
     let mut buf = pool.try_alloc(128).unwrap();
     buf.extend_from_slice(b"body");
@@ -136,7 +136,7 @@ fn prepend_shifts_within_the_chunk_before_it_moves_to_another() {
 }
 
 #[test]
-fn halves_join_in_place_and_strangers_do_not() {
+fn unsplit_joins_adjacent_halves_and_copies_other_buffers() {
     let pool = one_slab(&[1024]);
     let mut buf = pool.try_alloc(1024).unwrap();
     buf.put_bytes(1, 1024);
@@ -156,7 +156,7 @@ fn halves_join_in_place_and_strangers_do_not() {
 }
 
 #[test]
-fn halves_do_not_join_over_a_gap() {
+fn halves_with_a_gap_between_are_not_joined() {
     let mut buf = text("aaabbbccc");
     let tail = buf.split_off(6);
     buf.truncate(5);
@@ -166,7 +166,7 @@ fn halves_do_not_join_over_a_gap() {
 }
 
 #[test]
-fn the_reading_end_of_a_receive_buffer_keeps_its_size() {
+fn reserve_after_split_allocates_a_chunk_of_the_same_size() {
     let pool = pool();
     let mut buf = pool.try_alloc(65_536).unwrap();
     buf.put_bytes(1, 65_000);
@@ -188,7 +188,7 @@ fn the_reading_end_of_a_receive_buffer_keeps_its_size() {
 }
 
 #[test]
-fn at_the_cap_fallible_methods_refuse_and_change_nothing() {
+fn fallible_methods_fail_at_the_cap_and_change_nothing() {
     let pool = one_slab(&[64, 1024]);
     let mut buf = pool.try_alloc(10).unwrap();
     buf.extend_from_slice(b"unchanged");
@@ -212,7 +212,7 @@ fn at_the_cap_fallible_methods_refuse_and_change_nothing() {
 
 /// The same as `BytesMut`, to the byte.
 #[test]
-fn no_more_is_moved_in_place_than_was_consumed() {
+fn try_reclaim_moves_no_more_bytes_than_were_consumed() {
     let pool = one_slab(&[1024]);
     for (filled, consumed, moves) in [(1024, 511, false), (1023, 511, false), (1024, 512, true)] {
         let mut buf = pool.try_alloc(1024).unwrap();
@@ -227,7 +227,7 @@ fn no_more_is_moved_in_place_than_was_consumed() {
 }
 
 #[test]
-fn at_the_cap_the_room_in_the_own_chunk_is_used_however_long_the_contents_are() {
+fn at_the_cap_growth_reuses_consumed_space_in_the_own_chunk() {
     let pool = PacketPool::builder()
         .size_classes(SizeClasses::explicit(&[1024]).unwrap())
         .max_memory(65_536)
@@ -262,7 +262,7 @@ fn at_the_cap_the_room_in_the_own_chunk_is_used_however_long_the_contents_are() 
 }
 
 #[test]
-fn at_the_cap_infallible_methods_use_the_heap_and_count_it() {
+fn infallible_methods_fall_back_to_the_heap_at_the_cap() {
     let pool = one_slab(&[64, 1024]);
     let mut buf = pool.try_alloc(10).unwrap();
     buf.extend_from_slice(b"contents");
@@ -287,7 +287,7 @@ fn at_the_cap_infallible_methods_use_the_heap_and_count_it() {
 }
 
 #[test]
-fn the_heap_stands_in_up_to_its_limit() {
+fn heap_fallback_stops_at_the_heap_limit() {
     setup();
     let pool = PacketPool::builder()
         .size_classes(SizeClasses::explicit(&[64]).unwrap())
@@ -319,7 +319,7 @@ fn the_heap_stands_in_up_to_its_limit() {
 }
 
 #[test]
-fn without_a_heap_limit_of_more_than_zero_all_stays_in_the_pool() {
+fn heap_limit_zero_disables_the_heap_fallback() {
     setup();
     let pool = PacketPool::builder().max_memory(1 << 20).heap_limit(0);
     let pool = pool.build().unwrap();
@@ -331,7 +331,7 @@ fn without_a_heap_limit_of_more_than_zero_all_stays_in_the_pool() {
 }
 
 #[test]
-fn a_buffer_on_the_heap_returns_to_its_pool_when_that_has_memory() {
+fn a_heap_buffer_grows_into_its_pool_once_that_has_memory() {
     let pool = one_slab(&[1024, 4096]);
     let held = drain(&pool, 1024);
     let mut buf = pool.with_capacity(1024);
@@ -346,7 +346,7 @@ fn a_buffer_on_the_heap_returns_to_its_pool_when_that_has_memory() {
 }
 
 #[test]
-fn above_the_largest_class_the_heap_grows_by_doubling() {
+fn heap_buffers_above_the_largest_class_double() {
     let pool = one_slab(&[64]);
     let mut buf = pool.with_capacity(0);
     for _ in 0..20_000 {
@@ -387,7 +387,7 @@ fn documented_panics() {
 /// Trap: RUSTSEC-2026-0007. In `bytes` before 1.11.1, `reserve` on a split buffer could overflow the new
 /// capacity, and later writes went out of bounds.
 #[test]
-fn reserving_next_to_everything_panics_and_leaves_the_buffer_whole() {
+fn reserve_of_nearly_usize_max_panics_and_keeps_the_buffer_intact() {
     // Each panic takes Miri half a second.
     let (offsets, shorts): (&[_], &[_]) = if cfg!(miri) {
         (&[6], &[0, 6, 64])
@@ -419,7 +419,7 @@ fn reserving_next_to_everything_panics_and_leaves_the_buffer_whole() {
 /// written.
 #[test]
 #[cfg(all(target_pointer_width = "64", not(miri)))]
-fn lengths_are_refused_before_they_are_cut_to_32_bits() {
+fn lengths_above_u32_max_are_refused_not_truncated() {
     use std::fmt::Write as _;
     use std::io::Write as _;
     const LONGEST: usize = u32::MAX as usize;
@@ -453,7 +453,7 @@ fn lengths_are_refused_before_they_are_cut_to_32_bits() {
 }
 
 #[test]
-fn what_was_not_written_is_not_read() {
+fn unwritten_bytes_are_never_readable() {
     let pool = one_slab(&[1024]);
     let mut held = drain(&pool, 1024);
     for buf in &mut held {
@@ -479,7 +479,7 @@ fn what_was_not_written_is_not_read() {
 }
 
 #[test]
-fn buffers_alive_never_overlap() {
+fn live_buffers_never_overlap() {
     let pool = one_slab(&[1024, 4096]);
     let bufs = drain(&pool, 1024);
     assert_eq!(bufs.len(), 64);
@@ -490,7 +490,7 @@ fn buffers_alive_never_overlap() {
 
 /// Every operation on empty buffers, and with empty arguments.
 #[test]
-fn nothing_is_a_length_too() {
+fn operations_accept_empty_buffers_and_arguments() {
     setup();
     let pool = pool();
     let with_memory = || pool.try_alloc(0).unwrap();
@@ -539,7 +539,7 @@ fn nothing_is_a_length_too() {
 /// Two buffers grow at once; doubling one leaves just enough for the other.
 #[test]
 #[cfg(not(miri))] // Needs many rounds.
-fn who_fits_below_the_heap_limit_is_never_refused() {
+fn concurrent_growth_within_the_heap_limit_is_never_refused() {
     use std::sync::atomic::{AtomicU32, Ordering};
     const ROUNDS: u32 = 20_000;
     setup();

@@ -24,7 +24,7 @@ fn panics<R>(f: impl FnOnce() -> R) -> bool {
 }
 
 #[test]
-fn a_full_chain_gives_the_packet_back_and_stays_as_it_is() {
+fn push_to_a_full_chain_returns_the_packet_unchanged() {
     let mut chain = PacketChain::with_limit(3);
     for _ in 0..3 {
         chain.push_back(Packet::from_static(b"abc")).unwrap();
@@ -34,7 +34,7 @@ fn a_full_chain_gives_the_packet_back_and_stays_as_it_is() {
     assert_eq!(chain.push_front(more.clone()), Err(more.clone()));
     assert_eq!((chain.packets(), chain.len(), chain.limit()), (3, 9, 3));
     chain.push_back(Packet::new()).unwrap();
-    assert_eq!(chain.packets(), 3, "nothing takes no place");
+    assert_eq!(chain.packets(), 3, "an empty packet takes no place");
     // Reading makes room again.
     chain.advance(4);
     chain.push_front(more).unwrap();
@@ -72,7 +72,7 @@ fn chunks_go_back_to_the_pool_as_they_are_read() {
 }
 
 #[test]
-fn slices_are_those_of_the_packets_and_no_more_than_asked_for() {
+fn chunks_vectored_returns_at_most_the_requested_packet_slices() {
     let pool = pool();
     let chain = chain(&pool, &[b"one", b"two", b"three"]);
     let mut slices = [IoSlice::new(&[]); 2];
@@ -91,7 +91,7 @@ fn slices_are_those_of_the_packets_and_no_more_than_asked_for() {
 }
 
 #[test]
-fn copy_to_bytes_shares_what_lies_in_one_packet() {
+fn copy_to_bytes_within_one_packet_shares_memory() {
     let pool = pool();
     let mut chain = chain(&pool, &[b"whole", b"header", b"body"]);
     let at = chain.chunk().as_ptr();
@@ -109,7 +109,7 @@ fn copy_to_bytes_shares_what_lies_in_one_packet() {
 }
 
 #[test]
-fn joining_copies_only_where_there_are_several() {
+fn try_to_packet_copies_only_when_joining_several() {
     let pool = pool();
     let several = chain(&pool, &[b"header", b"body"]);
     let joined = several.try_to_packet(&pool).unwrap();
@@ -143,7 +143,7 @@ fn reading_past_the_end_panics() {
 
 #[test]
 #[cfg_attr(miri, ignore = "Miri calls a full pipe a deadlock")]
-fn a_chain_goes_out_by_vectored_writes() {
+fn a_chain_is_written_by_vectored_writes() {
     let pool = pool();
     let parts: Vec<Vec<u8>> = (0..200u8)
         .map(|n| vec![n; 1 + usize::from(n) * 13])
@@ -186,7 +186,7 @@ proptest! {
 
     /// However it is read, in whatever steps, the result equals the joined bytes.
     #[test]
-    fn a_chain_reads_as_its_bytes_joined(
+    fn a_chain_reads_like_its_concatenated_bytes(
         parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..12),
         steps in prop::collection::vec((0..5u8, 0..30usize), 0..20),
     ) {

@@ -123,7 +123,7 @@ impl Encoder<Packet> for PacketCodec {
 }
 
 #[tokio::test]
-async fn a_codec_of_tokio_util_can_have_packets_as_frames() {
+async fn a_tokio_util_codec_can_use_packets_as_frames() {
     let pool = pool();
     let codec = || PacketCodec {
         inner: LengthDelimitedCodec::new(),

@@ -4,7 +4,7 @@ use bytes::BufMut;
 use slab_net::{Packet, PacketBuf, PacketPool, PacketPoolError};
 
 #[test]
-fn the_default_pool_is_chosen_once_before_it_is_used() {
+fn the_default_pool_can_be_installed_only_once_and_before_use() {
     let small = || PacketPool::builder().name("mine").max_memory(2 << 20);
     let refused = small().max_memory(1).install_default();
     assert!(matches!(refused, Err(PacketPoolError::Slab(_))));
@@ -52,7 +52,7 @@ fn the_default_pool_is_chosen_once_before_it_is_used() {
 }
 
 #[test]
-fn a_pool_without_room_is_refused() {
+fn headroom_and_tailroom_that_fill_the_chunk_are_refused() {
     let pool = PacketPool::builder().max_memory(2 << 20);
     for (headroom, tailroom) in [(65_536, 0), (0, 65_536), (32_768, 32_768), (usize::MAX, 1)] {
         let refused = pool.clone().headroom(headroom).tailroom(tailroom).build();

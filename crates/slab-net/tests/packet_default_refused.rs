@@ -24,7 +24,7 @@ fn set_limit(limit: libc::rlimit) {
 }
 
 /// The address space that the process uses, in bytes.
-fn taken() -> u64 {
+fn used_address_space() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmSize:"));
     let kib = line.unwrap().split_whitespace().nth(1).unwrap();
@@ -32,10 +32,10 @@ fn taken() -> u64 {
 }
 
 #[test]
-fn without_address_space_what_uses_the_default_pool_panics_until_there_is_some() {
+fn default_pool_users_panic_until_address_space_is_available() {
     let before = limit();
     // Enough for everything else in the test, and half of what the pool needs.
-    let tight = (taken() + (32 << 20)).min(before.rlim_max);
+    let tight = (used_address_space() + (32 << 20)).min(before.rlim_max);
     set_limit(libc::rlimit {
         rlim_cur: tight,
         ..before

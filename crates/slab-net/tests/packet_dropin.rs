@@ -185,7 +185,7 @@ const ANSWER: &[u8] = b"\x12\x34\x81\x80\0\x01\0\x03\0\0\0\x01\
     \0\0\x29\x04\xd0\0\0\0\0\0\0";
 
 #[test]
-fn a_dns_answer_is_understood() {
+fn dns_answers_parse_the_same() {
     setup();
     let parsed = on_packets::dns_parse(ANSWER);
     assert_eq!(parsed, on_bytes::dns_parse(ANSWER));
@@ -206,7 +206,7 @@ fn a_dns_answer_is_understood() {
 }
 
 #[test]
-fn frames_come_out_as_they_went_in() {
+fn frames_round_trip() {
     setup();
     let count = if cfg!(miri) { 13 } else { 50 };
     let frames: Vec<Vec<u8>> = (0..count).map(|n| vec![n as u8; n * n]).collect();
@@ -227,7 +227,7 @@ fn frames_come_out_as_they_went_in() {
 }
 
 #[test]
-fn video_comes_out_in_order() {
+fn reordered_rtp_video_is_delivered_in_order() {
     setup();
     let units: Vec<Vec<u8>> = (1..10).map(|n| vec![n * 2; usize::from(n) * 40]).collect();
     let log = on_packets::rtp(&units, &[0, 3, 2, 1], &[]);

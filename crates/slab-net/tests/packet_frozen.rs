@@ -25,7 +25,7 @@ fn panics<R>(f: impl FnOnce() -> R) -> bool {
 }
 
 #[test]
-fn the_chunk_goes_back_with_the_last_of_its_packets() {
+fn a_chunk_is_freed_with_its_last_packet() {
     let pool = pool();
     let mut whole = packet(&pool, b"hello world");
     let clone = whole.clone();
@@ -58,7 +58,7 @@ fn an_empty_slice_keeps_nothing_alive() {
 
 /// The same as `Bytes` since 1.12.2.
 #[test]
-fn of_no_bytes_no_memory_is_kept() {
+fn clear_and_truncate_to_zero_release_the_memory() {
     let pool = pool();
     for cut in [Packet::clear, |packet: &mut Packet| packet.truncate(0)] {
         let whole = packet(&pool, b"hello");
@@ -74,7 +74,7 @@ fn of_no_bytes_no_memory_is_kept() {
 }
 
 #[test]
-fn splitting_all_off_moves_the_reference_instead_of_counting_one() {
+fn splitting_off_everything_moves_the_reference() {
     let pool = pool();
     let mut packet = packet(&pool, b"hello");
     let all = packet.split_off(0);
@@ -85,7 +85,7 @@ fn splitting_all_off_moves_the_reference_instead_of_counting_one() {
 }
 
 #[test]
-fn uniqueness_is_of_the_whole_chunk() {
+fn is_unique_counts_handles_to_the_whole_chunk() {
     let pool = pool();
     let mut buf = pool.try_alloc(100).unwrap();
     buf.extend_from_slice(b"hello world");
@@ -159,7 +159,7 @@ fn an_owner_is_dropped_once_with_its_last_packet() {
 }
 
 #[test]
-fn bytes_and_packets_become_each_other_without_a_copy() {
+fn bytes_and_packets_convert_without_copying() {
     let pool = pool();
     let packet = packet(&pool, b"hello world");
     let at = packet.as_ptr();
@@ -184,7 +184,7 @@ fn bytes_and_packets_become_each_other_without_a_copy() {
 }
 
 #[test]
-fn by_the_trait_copy_to_bytes_shares_memory_too() {
+fn buf_trait_copy_to_bytes_shares_memory() {
     fn generic(mut buf: impl Buf) -> Bytes {
         buf.copy_to_bytes(5)
     }
@@ -199,7 +199,7 @@ fn by_the_trait_copy_to_bytes_shares_memory_too() {
 }
 
 #[test]
-fn compact_copies_what_pins_too_much_and_only_that() {
+fn compact_copies_only_packets_that_pin_too_much() {
     let pool = pool();
     let big = packet(&pool, &[7; 60_000]);
     let small = big.slice(100..1300);
@@ -238,7 +238,7 @@ fn compact_copies_what_pins_too_much_and_only_that() {
 }
 
 #[test]
-fn compact_by_another_ratio() {
+fn compact_uses_the_configured_ratio() {
     // The copy has no headroom, and so needs no room for it.
     let pool = PacketPool::builder().max_memory(1 << 20).compact_ratio(50);
     let pool = pool.headroom(300).build().unwrap();
@@ -249,7 +249,7 @@ fn compact_by_another_ratio() {
 }
 
 #[test]
-fn compact_keeps_the_packet_where_the_pool_has_nothing_to_give() {
+fn compact_keeps_the_packet_if_the_pool_is_exhausted() {
     let pool = PacketPool::builder()
         .size_classes(SizeClasses::explicit(&[64, 4096]).unwrap())
         .max_memory(65_536)
@@ -314,7 +314,7 @@ fn documented_panics() {
     clippy::mutable_key_type,
     reason = "a packet's count and its pool's counters change, its bytes do not"
 )]
-fn a_map_finds_packets_by_slice() {
+fn hash_maps_find_packets_by_slice() {
     let pool = pool();
     let map: HashMap<Packet, u32> = [(packet(&pool, b"one"), 1), (packet(&pool, b"two"), 2)].into();
     assert_eq!(
@@ -349,7 +349,7 @@ fn packets_print_as_bytes_do() {
 /// Many threads clone, slice, check and drop packets and turn them back into buffers, while chunks are
 /// reused at once. Any mix-up of references shows as wrong contents or a chunk in use.
 #[test]
-fn packets_shared_by_threads_stay_what_they_are() {
+fn packets_shared_by_threads_keep_their_contents() {
     let rounds: u32 = if cfg!(miri) { 20 } else { 20_000 };
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
     let written = Arc::new(AtomicUsize::new(0));

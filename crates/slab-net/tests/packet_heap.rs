@@ -56,7 +56,7 @@ fn pool() -> PacketPool {
 }
 
 #[test]
-fn the_count_counts() {
+fn the_allocation_counter_works() {
     assert_eq!(allocations(|| Box::new(1)).0, 1);
     assert_eq!(allocations(|| BytesMut::with_capacity(64)).0, 1);
     // The allocations of `bytes` for a packet that does not fill its buffer.
@@ -105,7 +105,7 @@ fn round(pool: &PacketPool, chain: &mut PacketChain, n: usize) {
 }
 
 #[test]
-fn the_steady_state_takes_nothing_from_the_heap() {
+fn the_steady_state_makes_no_heap_allocation() {
     let pool = pool();
     let mut chain = PacketChain::new();
     round(&pool, &mut chain, 0);
@@ -120,7 +120,7 @@ fn the_steady_state_takes_nothing_from_the_heap() {
 }
 
 #[test]
-fn without_a_pool_argument_the_same() {
+fn the_default_pool_makes_no_heap_allocation_either() {
     let rounds = || {
         for n in 0..ROUNDS / 4 {
             let mut buf = PacketBuf::with_capacity(100 + n);
@@ -136,7 +136,7 @@ fn without_a_pool_argument_the_same() {
 
 /// The documented costs.
 #[test]
-fn conversions_cost_what_they_say() {
+fn conversions_allocate_as_documented() {
     let pool = pool();
     let packet = || pool.try_copy_from_slice(b"some bytes").unwrap();
     drop(packet());
@@ -147,7 +147,11 @@ fn conversions_cost_what_they_say() {
     assert_eq!(shared.0, 0, "paid once for all that is cut from it");
     let (count, back) = allocations(|| Packet::from(bytes));
     assert_eq!(count, 1);
-    assert_eq!(allocations(|| Bytes::from(back)).0, 0, "it was one before");
+    assert_eq!(
+        allocations(|| Bytes::from(back)).0,
+        0,
+        "the original `Bytes` is unwrapped"
+    );
 
     let vec = vec![1; 100];
     assert_eq!(allocations(|| Packet::from(vec)).0, 1);
@@ -158,7 +162,7 @@ fn conversions_cost_what_they_say() {
 
 /// The packet's buffer when it is freed, and a buffer that it outgrows.
 #[test]
-fn where_the_heap_stands_in_for_a_zeroing_pool_it_gets_no_secret() {
+fn heap_fallback_buffers_of_a_zeroing_pool_are_wiped() {
     for (zero, seen) in [(true, 0), (false, SECRETS)] {
         let slab = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[1024]).unwrap())

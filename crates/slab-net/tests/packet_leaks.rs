@@ -24,7 +24,7 @@ fn check<T>(pool: &PacketPool, (line, packet): (u32, T)) {
 }
 
 #[test]
-fn a_pools_packets() {
+fn packets_of_a_pool_record_the_call_site() {
     let pool = &builder().headroom(16).build().unwrap();
     check(pool, (line!(), pool.try_alloc(9).unwrap()));
     check(pool, (line!(), pool.with_capacity(9)));
@@ -35,7 +35,7 @@ fn a_pools_packets() {
 }
 
 #[tokio::test]
-async fn packets_that_are_waited_for() {
+async fn awaited_packets_record_the_call_site() {
     let pool = &builder().build().unwrap();
     let soon = Duration::from_secs(9);
     check(pool, (line!(), pool.alloc(9).await.unwrap()));
@@ -43,7 +43,7 @@ async fn packets_that_are_waited_for() {
 }
 
 #[test]
-fn packets_that_grow() {
+fn growth_records_the_call_site() {
     let pool = &builder().build().unwrap();
     type Grow = fn(&mut PacketBuf);
     let grow: [(u32, Grow); 10] = [
@@ -67,7 +67,7 @@ fn packets_that_grow() {
 }
 
 #[test]
-fn packets_of_the_process_wide_pool_and_their_copies() {
+fn default_pool_packets_and_copies_record_the_call_site() {
     let pool = &builder().install_default().unwrap();
     check(pool, (line!(), PacketBuf::with_capacity(9)));
     check(pool, (line!(), PacketBuf::zeroed(9)));

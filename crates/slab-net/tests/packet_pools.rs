@@ -15,7 +15,7 @@ fn setup() {
 }
 
 /// A pool whose buffers never leave it: it has headroom, and permits no heap.
-fn strict(name: &str) -> PacketPool {
+fn pool_without_heap(name: &str) -> PacketPool {
     setup();
     PacketPool::builder()
         .name(name)
@@ -34,7 +34,7 @@ fn name(buf: &PacketBuf) -> Option<String> {
 
 #[test]
 fn a_clone_is_a_copy_of_the_contents() {
-    let pool = strict("mine");
+    let pool = pool_without_heap("mine");
     let mut buf = pool.try_alloc(40).unwrap();
     buf.extend_from_slice(b"one");
     let copy = buf.clone();
@@ -45,8 +45,8 @@ fn a_clone_is_a_copy_of_the_contents() {
 }
 
 #[test]
-fn a_copy_of_nothing_stays_in_its_pool() {
-    let pool = strict("mine");
+fn a_copy_of_an_empty_buffer_stays_in_its_pool() {
+    let pool = pool_without_heap("mine");
     let empty = pool.try_alloc(0).unwrap();
     let copy = empty.clone();
     assert_eq!(name(&copy).as_deref(), Some("mine"));
@@ -67,8 +67,8 @@ fn a_copy_of_nothing_stays_in_its_pool() {
 }
 
 #[test]
-fn an_empty_buffer_that_is_joined_with_nothing_stays_in_its_pool() {
-    let pool = strict("mine");
+fn unsplit_with_an_empty_buffer_keeps_the_pool() {
+    let pool = pool_without_heap("mine");
     let mut buf = pool.try_alloc(40).unwrap();
     buf.unsplit(PacketBuf::new());
     assert_eq!(name(&buf).as_deref(), Some("mine"));
@@ -78,13 +78,13 @@ fn an_empty_buffer_that_is_joined_with_nothing_stays_in_its_pool() {
 
 /// Each of several pools is found, whether made before or after others that are gone.
 #[test]
-fn among_many_pools_each_buffer_finds_its_own() {
-    let mut pools: Vec<_> = (0..6).map(|n| strict(&format!("{n}"))).collect();
+fn each_buffer_finds_its_own_pool_among_many() {
+    let mut pools: Vec<_> = (0..6).map(|n| pool_without_heap(&format!("{n}"))).collect();
     let fill = |pool: &PacketPool| pool.copy_from_slice(b"contents");
     let packets: Vec<_> = pools.iter().map(fill).collect();
     drop(pools.remove(4));
     drop(pools.remove(1));
-    let later = strict("later");
+    let later = pool_without_heap("later");
     for (n, packet) in packets.into_iter().enumerate() {
         let mut buf = PacketBuf::from(packet);
         let own = (n != 1 && n != 4).then(|| n.to_string());
@@ -97,8 +97,8 @@ fn among_many_pools_each_buffer_finds_its_own() {
 }
 
 #[test]
-fn a_pool_that_is_gone_is_replaced_by_the_default_one() {
-    let mut buf = strict("gone").try_alloc(48).unwrap();
+fn buffers_of_a_closed_pool_grow_into_the_default_pool() {
+    let mut buf = pool_without_heap("gone").try_alloc(48).unwrap();
     buf.extend_from_slice(b"orphan");
     assert!(buf.pool().is_none());
     buf.reserve(1000);
@@ -111,8 +111,8 @@ fn a_pool_that_is_gone_is_replaced_by_the_default_one() {
 
 /// A handle to the slab pool alone preserves the memory, not the settings.
 #[test]
-fn a_slab_pool_without_packet_pool_serves_its_buffers_without_settings() {
-    let pool = strict("mine");
+fn a_slab_pool_without_its_packet_pool_uses_default_settings() {
+    let pool = pool_without_heap("mine");
     let mut buf = pool.try_alloc(48).unwrap();
     buf.extend_from_slice(b"contents");
     let slab = pool.slab().clone();
@@ -133,8 +133,8 @@ fn a_slab_pool_without_packet_pool_serves_its_buffers_without_settings() {
 }
 
 #[test]
-fn of_several_packet_pools_over_one_slab_pool_the_first_that_is_left_counts() {
-    let first = strict("mine");
+fn the_first_open_packet_pool_over_a_slab_pool_sets_the_settings() {
+    let first = pool_without_heap("mine");
     let second = PacketPool::from(first.slab().clone());
     let mut buf = second.try_alloc(48).unwrap();
     assert_eq!(buf.headroom(), 0);

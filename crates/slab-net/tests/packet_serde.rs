@@ -43,7 +43,7 @@ fn packets_go_through_serde_as_byte_arrays() {
 }
 
 #[test]
-fn what_the_pool_cannot_take_is_an_error() {
+fn deserializing_beyond_the_pool_limits_is_an_error() {
     let (_turn, pool) = pool();
     let read = |text: &str| {
         let packet = serde_json::from_str::<Packet>(text);

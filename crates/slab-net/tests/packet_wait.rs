@@ -18,7 +18,7 @@ fn full() -> (PacketPool, Vec<PacketBuf>) {
 }
 
 #[tokio::test]
-async fn who_waits_gets_what_another_task_frees() {
+async fn alloc_gets_memory_that_another_task_frees() {
     let (pool, all) = full();
     let packets: Vec<Packet> = all.into_iter().map(PacketBuf::freeze).collect();
     let waiter = {
@@ -35,7 +35,7 @@ async fn who_waits_gets_what_another_task_frees() {
 }
 
 #[tokio::test]
-async fn the_first_to_come_is_the_first_served() {
+async fn waiters_are_served_in_order_of_arrival() {
     let (pool, mut all) = full();
     let (done, mut order) = tokio::sync::mpsc::unbounded_channel();
     for n in 0..4 {
@@ -62,7 +62,7 @@ async fn the_first_to_come_is_the_first_served() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_given_up_loses_nothing() {
+async fn a_cancelled_wait_loses_no_memory() {
     let (pool, mut all) = full();
     for _ in 0..50 {
         tokio::select! {
@@ -90,10 +90,10 @@ fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
 }
 
 #[tokio::test]
-async fn what_can_never_be_had_is_refused_at_once() {
+async fn impossible_sizes_are_refused_without_waiting() {
     let (pool, _all) = full();
     // With headroom and tailroom this is one byte too many.
-    let refused = poll_once(Box::pin(pool.alloc(16_385 - 150)).as_mut()).expect("no wait");
+    let refused = poll_once(Box::pin(pool.alloc(16_385 - 150)).as_mut()).expect("it waits");
     assert!(matches!(refused, Err(AllocError::TooLarge { .. })));
     let refused = pool.alloc(usize::MAX).await.unwrap_err();
     assert!(matches!(refused, AllocError::TooLarge { .. }));
@@ -105,7 +105,7 @@ async fn what_can_never_be_had_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn patience_ends() {
+async fn alloc_timeout_fails_after_its_time_limit() {
     let (pool, mut all) = full();
     let soon = Duration::from_millis(5);
     let refused = pool.alloc_timeout(1000, soon).await.unwrap_err();
@@ -133,7 +133,7 @@ fn documented_panics() {
 }
 
 #[test]
-fn waiting_futures_can_be_spawned() {
+fn alloc_futures_are_send() {
     fn check<T: Send>(_: T) {}
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
     check(pool.alloc(1));
