@@ -43,7 +43,7 @@ fn drain(receiver: &QueueReceiver) -> Vec<[u8; 2]> {
 }
 
 #[tokio::test]
-async fn what_matters_least_goes_first_and_arrives_last() {
+async fn the_lowest_priority_is_dropped_first_and_delivered_last() {
     let (pool, mut socket) = socket();
     let (sender, receiver) = priority_queue(4.try_into().unwrap(), priority_of);
     let mut offered = 0;
@@ -86,7 +86,7 @@ async fn what_matters_least_goes_first_and_arrives_last() {
 /// Producers and consumers run at once. A place that one releases must belong to exactly one other, or else a
 /// lane would be full for a producer that has a place (a debug assertion), or a count would be off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_priority_queue_keeps_its_bound_and_adds_up_under_contention() {
+async fn a_contended_priority_queue_keeps_its_bound_and_its_counts() {
     const PRODUCERS: u64 = 3;
     const CONSUMERS: u64 = 2;
     const EACH: u64 = 3000;
@@ -151,7 +151,7 @@ async fn a_priority_queue_keeps_its_bound_and_adds_up_under_contention() {
 }
 
 #[tokio::test]
-async fn each_peer_has_one_consumer_and_stays_in_order() {
+async fn each_peer_is_served_in_order_by_one_consumer() {
     const PEERS: usize = 40;
     let (pool, mut socket) = socket();
     let (sender, receivers) = flow_queues(
@@ -198,7 +198,7 @@ async fn each_peer_has_one_consumer_and_stays_in_order() {
 
 /// Otherwise a peer could choose its sources so that they all share one queue.
 #[tokio::test]
-async fn which_sources_share_a_queue_is_chosen_anew_each_time() {
+async fn flow_hashing_uses_a_random_key() {
     let (_pool, mut socket) = socket();
     let peers: Vec<_> = (0..40).map(|_| UdpSender::bind(ANY).unwrap()).collect();
     let mut shared = Vec::new();
@@ -222,7 +222,7 @@ async fn which_sources_share_a_queue_is_chosen_anew_each_time() {
 }
 
 #[tokio::test]
-async fn one_flow_without_a_consumer_does_not_stop_the_others() {
+async fn a_flow_without_a_consumer_does_not_block_the_others() {
     let (_pool, mut socket) = socket();
     let (sender, mut receivers) = flow_queues(
         2.try_into().unwrap(),
@@ -249,7 +249,7 @@ async fn one_flow_without_a_consumer_does_not_stop_the_others() {
 }
 
 #[tokio::test]
-async fn a_batch_whose_priority_panics_is_counted_and_takes_no_place() {
+async fn a_batch_whose_priority_panics_is_counted_and_not_queued() {
     let (pool, mut socket) = socket();
     let (sender, receiver) = priority_queue(1.try_into().unwrap(), |batch| {
         if batch.contents()[0] == 9 {
@@ -275,7 +275,7 @@ async fn a_batch_whose_priority_panics_is_counted_and_takes_no_place() {
 
 /// Whatever the caller's code does, everything in the queue is counted and a consumer is woken for it.
 #[tokio::test]
-async fn many_of_which_one_panics_lose_neither_counts_nor_wake_ups() {
+async fn a_panic_during_send_many_loses_no_count_and_no_wake_up() {
     let (pool, mut socket) = socket();
     let panics_at_nine = |batch: &PacketBatch| {
         if batch.contents()[0] == 9 {
@@ -304,7 +304,7 @@ async fn many_of_which_one_panics_lose_neither_counts_nor_wake_ups() {
         });
         assert!(panicked.await.unwrap_err().is_panic());
         let woken = tokio::time::timeout(Duration::from_secs(20), consumer);
-        let got = woken.await.expect("it is woken").unwrap();
+        let got = woken.await.expect("the consumer was not woken").unwrap();
         assert_eq!(got.contents(), [1, 0]);
         let stats = monitor.stats();
         assert_eq!((stats.enqueued, stats.datagrams), (1, 0));
@@ -318,18 +318,18 @@ async fn many_of_which_one_panics_lose_neither_counts_nor_wake_ups() {
 
 #[tokio::test]
 async fn a_send_to_a_flow_that_is_never_polled_is_counted() {
-    fn can_move<T: Send>(future: T) -> T {
+    fn require_send<T: Send>(future: T) -> T {
         future
     }
     let (pool, mut socket) = socket();
     let (queues, capacity) = (2.try_into().unwrap(), 4.try_into().unwrap());
     let (sender, receivers) = flow_queues(queues, capacity, Overflow::DropNewest);
-    drop(can_move(sender.send(batch(&mut socket, [0, 0]).await)));
+    drop(require_send(sender.send(batch(&mut socket, [0, 0]).await)));
     let many = [
         batch(&mut socket, [0, 1]).await,
         batch(&mut socket, [0, 2]).await,
     ];
-    drop(can_move(sender.send_many(many)));
+    drop(require_send(sender.send_many(many)));
     let stats = receivers.iter().map(|receiver| receiver.monitor().stats());
     let dropped: Vec<_> = stats
         .map(|stats| (stats.dropped_closed, stats.dropped()))

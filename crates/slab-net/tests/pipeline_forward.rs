@@ -48,7 +48,7 @@ fn assert_all_accounted_for(sent: u64, socket: &SocketStats, queues: &[QueueMoni
 }
 
 #[tokio::test]
-async fn told_to_stop_it_delivers_what_was_queued_in_the_kernel() {
+async fn forward_delivers_the_sockets_queue_when_stopped() {
     for overflow in [Overflow::DropNewest, Overflow::Wait] {
         let pool = pool();
         let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
@@ -69,7 +69,7 @@ async fn told_to_stop_it_delivers_what_was_queued_in_the_kernel() {
 }
 
 #[tokio::test]
-async fn without_consumers_it_ends_and_counts_also_what_it_had_not_read() {
+async fn forward_without_consumers_ends_and_counts_unread_datagrams() {
     let pool = pool();
     let receiver = bind(&pool);
     let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
@@ -87,7 +87,7 @@ async fn without_consumers_it_ends_and_counts_also_what_it_had_not_read() {
 
 /// A flood that fits into the socket's buffer, but not into the queue, causes no drops in the queue.
 #[tokio::test]
-async fn consumers_on_the_same_thread_get_their_turn_before_the_queue_overflows() {
+async fn forward_yields_to_consumers_before_the_queue_overflows() {
     for (flows, at_once) in [(false, false), (false, true), (true, false), (true, true)] {
         let pool = pool();
         let receiver = bind(&pool);
@@ -129,7 +129,7 @@ async fn consumers_on_the_same_thread_get_their_turn_before_the_queue_overflows(
 }
 
 #[tokio::test]
-async fn without_traffic_it_still_sees_that_consumers_are_gone() {
+async fn an_idle_forward_notices_that_consumers_are_gone() {
     let pool = pool();
     let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
     let one = tokio::spawn(forward(bind(&pool), sender, pending()));
@@ -146,7 +146,10 @@ async fn without_traffic_it_still_sees_that_consumers_are_gone() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
-    assert!(!one.is_finished() && !several.is_finished(), "one is left");
+    assert!(
+        !one.is_finished() && !several.is_finished(),
+        "a consumer is left"
+    );
     drop((other, last));
     for task in [one, several] {
         let report = tokio::time::timeout(HANG, task).await.expect("hangs");
@@ -156,7 +159,7 @@ async fn without_traffic_it_still_sees_that_consumers_are_gone() {
 
 /// A wake-up for a producer that waits for room must not go to one that waits for the end.
 #[tokio::test]
-async fn who_waits_for_the_end_takes_no_room_from_who_waits_for_that() {
+async fn closed_takes_no_wake_up_from_waiting_producers() {
     let pool = pool();
     let mut source = bind(&pool);
     let (sender, batches) = queue(1.try_into().unwrap(), Overflow::Wait);
@@ -184,7 +187,7 @@ async fn who_waits_for_the_end_takes_no_room_from_who_waits_for_that() {
 }
 
 #[test]
-fn an_error_that_lasts_is_its_end_and_not_a_busy_loop() {
+fn a_lasting_receive_error_ends_forward() {
     let pool = pool();
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()

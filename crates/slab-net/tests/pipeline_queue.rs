@@ -102,7 +102,7 @@ async fn drop_oldest_keeps_what_is_recent() {
 }
 
 #[tokio::test]
-async fn wait_waits_for_room_and_drops_nothing() {
+async fn the_wait_policy_waits_for_room_and_drops_nothing() {
     let mut source = Source::new();
     let (sender, receiver) = make(2, Overflow::Wait);
     sender.send(source.batch(0).await).await.unwrap();
@@ -135,15 +135,15 @@ async fn wait_waits_for_room_and_drops_nothing() {
 /// Like the loser of a `select!`.
 #[tokio::test]
 async fn a_send_that_is_never_polled_is_counted() {
-    fn can_move<T: Send>(future: T) -> T {
+    fn require_send<T: Send>(future: T) -> T {
         future
     }
     let mut source = Source::new();
     let (sender, receiver) = make(4, Overflow::DropNewest);
     let one = source.batch(0).await;
-    drop(can_move(sender.send(one)));
+    drop(require_send(sender.send(one)));
     let many = [source.batch(1).await, source.batch(2).await];
-    drop(can_move(sender.send_many(many)));
+    drop(require_send(sender.send_many(many)));
     let stats = receiver.monitor().stats();
     assert_eq!((stats.dropped_closed, stats.dropped()), (3, 3));
     assert_eq!((stats.datagrams, source.in_use()), (0, 0));
@@ -151,7 +151,7 @@ async fn a_send_that_is_never_polled_is_counted() {
 
 /// Dropping a batch frees memory for a waiter, and the waiter's waker is foreign code.
 #[tokio::test]
-async fn a_waker_that_panics_leaves_nothing_in_a_queue_without_consumers() {
+async fn a_panicking_waker_leaves_nothing_in_a_closed_queue() {
     struct Panics;
     impl std::task::Wake for Panics {
         fn wake(self: std::sync::Arc<Self>) {
@@ -206,7 +206,7 @@ async fn consumers_drain_the_queue_after_the_last_sender() {
 }
 
 #[tokio::test]
-async fn the_last_consumer_takes_the_memory_with_it() {
+async fn dropping_the_last_consumer_frees_the_queued_batches() {
     for overflow in [Overflow::Wait, Overflow::DropNewest, Overflow::DropOldest] {
         let mut source = Source::new();
         let (sender, receiver) = make(2, overflow);
@@ -214,11 +214,7 @@ async fn the_last_consumer_takes_the_memory_with_it() {
         sender.send(source.batch(0).await).await.unwrap();
         sender.send(source.batch(1).await).await.unwrap();
         drop(receiver);
-        assert_eq!(
-            sender.monitor().stats().datagrams,
-            2,
-            "one is left to deliver to"
-        );
+        assert_eq!(sender.monitor().stats().datagrams, 2, "a consumer is left");
         let mut sent = 2;
         if overflow == Overflow::Wait {
             let batch = source.batch(2).await;
@@ -241,7 +237,7 @@ async fn the_last_consumer_takes_the_memory_with_it() {
 
 /// A lost wake-up would leave a consumer or a producer waiting for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_producers_and_consumers_lose_no_batch_and_no_wake_up() {
+async fn concurrent_producers_and_consumers_lose_no_batch_and_no_wake_up() {
     const PRODUCERS: u64 = 3;
     const EACH: u64 = 2000;
     for (capacity, overflow) in [
@@ -332,7 +328,7 @@ async fn many_producers_and_consumers_lose_no_batch_and_no_wake_up() {
 
 /// Nothing follows that would wake the others.
 #[tokio::test]
-async fn what_comes_or_goes_in_one_step_wakes_as_many_as_it_is() {
+async fn send_many_and_recv_many_wake_one_waiter_per_batch() {
     let mut source = Source::new();
     let (sender, receiver) = make(3, Overflow::Wait);
     let consumers = [(); 3].map(|()| {
@@ -371,7 +367,7 @@ async fn what_comes_or_goes_in_one_step_wakes_as_many_as_it_is() {
 
 /// The queue is never empty, so only receiving itself can yield the thread.
 #[tokio::test]
-async fn a_busy_consumer_shares_its_thread() {
+async fn a_busy_consumer_yields_its_thread() {
     let mut source = Source::new();
     let (sender, receiver) = make(500, Overflow::DropNewest);
     for n in 0..500 {
@@ -381,11 +377,11 @@ async fn a_busy_consumer_shares_its_thread() {
     for _ in 0..500 {
         receiver.recv().await.unwrap();
     }
-    assert!(other.is_finished(), "nobody else had a turn");
+    assert!(other.is_finished(), "no other task got to run");
 }
 
 #[tokio::test]
-async fn a_consumer_that_goes_while_many_are_sent_leaves_nothing_in_the_queue() {
+async fn dropping_the_consumer_during_send_many_empties_the_queue() {
     for overflow in [Overflow::Wait, Overflow::DropNewest, Overflow::DropOldest] {
         let mut source = Source::new();
         let (sender, receiver) = make(8, overflow);
