@@ -92,7 +92,7 @@ async fn allocations(coalescing: Coalescing, out: Out, datagrams: usize) -> u64 
 }
 
 #[test]
-fn packets_cost_no_heap_allocation_and_bytes_one_a_batch() {
+fn packets_take_no_heap_allocation_and_bytes_one_per_batch() {
     // A million in the long form.
     let datagrams = match std::env::var_os("SLAB_NET_STRESS_SECONDS") {
         Some(_) => 1_000_000,

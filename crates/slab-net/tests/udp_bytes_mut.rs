@@ -26,7 +26,7 @@ async fn receive(receiver: &mut BytesMutReceiver, count: usize) -> Vec<BytesMut>
 }
 
 #[tokio::test]
-async fn every_length_arrives_whole_and_held_ones_stay_as_they_are() {
+async fn every_length_arrives_intact_and_held_buffers_are_not_overwritten() {
     let mut receiver = bind(16 * BUFFER);
     let sender = receiver.sender();
     let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n / 3) as u8).collect();
@@ -71,7 +71,7 @@ async fn every_length_arrives_whole_and_held_ones_stay_as_they_are() {
 }
 
 #[tokio::test]
-async fn at_the_cap_datagrams_are_dropped_and_counted_until_a_buffer_is_free() {
+async fn at_the_cap_datagrams_are_dropped_until_a_buffer_is_free() {
     let mut receiver = bind(3 * BUFFER);
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let full = vec![7; 54 * 1200];
@@ -107,7 +107,7 @@ async fn at_the_cap_datagrams_are_dropped_and_counted_until_a_buffer_is_free() {
 
 /// More is queued than one read drops, and nothing follows that would wake the receiver.
 #[tokio::test]
-async fn with_no_buffer_free_it_goes_on_by_itself() {
+async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {
     let mut receiver = bind(BUFFER);
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let to = receiver.local_addr();
@@ -125,7 +125,7 @@ async fn with_no_buffer_free_it_goes_on_by_itself() {
         }
     };
     let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
-    all_dropped.expect("it waits for what has come");
+    all_dropped.expect("the receiver stalled");
     drop(held);
     sender.send(&Transmit::new(b"after", to)).await.unwrap();
     assert_eq!(receiving.await.unwrap().unwrap().packet, "after");
@@ -152,7 +152,7 @@ async fn receive_up_to(
 /// One datagram each of many buffers is held, and these buffers are adjacent in the ring: the few free ones
 /// behind them have to be found.
 #[tokio::test]
-async fn nothing_is_dropped_while_a_buffer_is_free_however_many_are_held() {
+async fn no_datagram_is_dropped_while_any_buffer_is_free() {
     let mut receiver = bind(100 * BUFFER);
     let sender = receiver.sender();
     let full = vec![7; 40 * 1200];
@@ -173,7 +173,7 @@ async fn nothing_is_dropped_while_a_buffer_is_free_however_many_are_held() {
 
 /// Even if all other buffers wait for the next call.
 #[tokio::test]
-async fn short_datagrams_share_a_buffer_at_the_cap_too() {
+async fn short_datagrams_share_a_buffer_even_at_the_cap() {
     let mut receiver = bind(8 * BUFFER);
     let sender = receiver.sender();
     let full = vec![7; 40 * 1200];
@@ -194,7 +194,7 @@ async fn short_datagrams_share_a_buffer_at_the_cap_too() {
 }
 
 #[tokio::test]
-async fn in_the_steady_state_the_same_buffers_come_again() {
+async fn buffers_are_reused_in_the_steady_state() {
     let mut receiver = bind(64 * BUFFER);
     let sender = receiver.sender();
     let full = vec![7; 40 * 1200];
@@ -208,7 +208,7 @@ async fn in_the_steady_state_the_same_buffers_come_again() {
 }
 
 #[tokio::test]
-async fn a_cut_datagram_is_counted_and_what_nobody_took_is_too() {
+async fn truncated_and_undelivered_datagrams_are_counted() {
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
     let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
     let mut receiver = builder.bind(ANY).unwrap().into_bytes_mut(1 << 20);

@@ -25,7 +25,7 @@ fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
 }
 
 #[tokio::test]
-async fn what_finds_no_memory_is_counted_and_then_it_goes_on() {
+async fn datagrams_without_memory_are_counted_and_receiving_recovers() {
     for coalescing in [Coalescing::On, Coalescing::Off { max_datagram: 1500 }] {
         let pool = small_pool();
         let mut receiver = UdpReceiver::builder(&pool)
@@ -74,7 +74,7 @@ async fn what_finds_no_memory_is_counted_and_then_it_goes_on() {
 }
 
 #[tokio::test]
-async fn a_flood_into_a_full_pool_stays_at_the_cap_and_adds_up() {
+async fn a_flood_into_a_full_pool_stays_at_the_cap_and_is_accounted_for() {
     let pool = small_pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
@@ -135,7 +135,7 @@ impl std::task::Wake for Wakes {
 /// with nothing queued the task is not woken.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
+async fn an_exhausted_pool_bounds_reads_per_poll_and_wakes_nobody_in_vain() {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
     use std::task::Context;
@@ -157,17 +157,17 @@ async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
     let mut cx = Context::from_waker(&waker);
     // The runtime has to learn of the readiness first.
     tokio::task::yield_now().await;
-    let mut looks = 0;
+    let mut polls = 0;
     while monitor.stats().dropped_no_memory < 300 {
         let before = monitor.stats();
         assert!(receiver.poll_recv_batch(&mut cx).is_pending());
         let after = monitor.stats();
         assert!(after.receive_calls - before.receive_calls <= 4);
         assert!(after.dropped_no_memory - before.dropped_no_memory <= 4 * 32);
-        looks += 1;
+        polls += 1;
         tokio::task::yield_now().await;
     }
-    assert!(looks >= 3, "{looks}");
+    assert!(polls >= 3, "{polls}");
     // Nothing is left: the receiver finds that out once, and is not woken from then on.
     while receiver.poll_recv_batch(&mut cx).is_pending() {
         let before = wakes.0.load(Ordering::SeqCst);
@@ -187,7 +187,7 @@ async fn with_the_pool_exhausted_it_neither_spins_nor_drains_without_end() {
 
 /// More is queued than one read drops, and nothing follows that would wake the receiver.
 #[tokio::test]
-async fn with_the_pool_exhausted_it_goes_on_by_itself() {
+async fn a_waiting_receiver_drains_the_socket_without_memory() {
     let pool = small_pool();
     let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 20);
     let mut receiver = builder
@@ -207,7 +207,7 @@ async fn with_the_pool_exhausted_it_goes_on_by_itself() {
         }
     };
     let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
-    all_dropped.expect("it waits for what has come");
+    all_dropped.expect("the receiver stalled");
     drop(held);
     sender.send(&Transmit::new(b"after", to)).await.unwrap();
     assert_eq!(receiving.await.unwrap().unwrap().contents(), b"after");

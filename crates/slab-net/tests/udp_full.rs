@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Wake};
 use std::thread;
 use std::time::Duration;
-use udp_common::network::{apart, network_of_its_own, set_up};
+use udp_common::network::{run_on_own_thread, set_link_up, unshare_network};
 use udp_common::skipped;
 use udp_common::tap::Tap;
 #[cfg(feature = "quinn")]
@@ -32,16 +32,16 @@ fn pool() -> PacketPool {
 }
 
 /// Polls a future once or a few times, and asserts that it waits.
-async fn does_wait<T: std::fmt::Debug>(future: &mut (impl Future<Output = T> + Unpin)) {
+async fn assert_pending<T: std::fmt::Debug>(future: &mut (impl Future<Output = T> + Unpin)) {
     tokio::select! {
         biased;
-        done = future => panic!("it does not wait: {done:?}"),
+        done = future => panic!("completed instead of waiting: {done:?}"),
         () = tokio::task::yield_now() => {}
     }
 }
 
 #[test]
-fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
+fn sends_wait_for_a_full_send_buffer_and_send_each_datagram_once() {
     async fn test() {
         let mut tap = match Tap::open() {
             Ok(tap) => tap,
@@ -71,15 +71,15 @@ fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
 
         // One waits in a task's future, and beside it one in a sink.
         let mut rest = Box::pin(sender.send_all(&transmits[sent..50]));
-        does_wait(&mut rest).await;
+        assert_pending(&mut rest).await;
         let mut sink = sender.sink();
         for one in &payloads[50..] {
             let payload = pool.try_copy_from_slice(one).unwrap();
             sink.feed(Outgoing::new(payload, to)).await.unwrap();
         }
         let mut flush = Box::pin(sink.flush());
-        does_wait(&mut flush).await;
-        tap.answer_arp();
+        assert_pending(&mut flush).await;
+        tap.add_arp_entry();
         let (all, flushed) = tokio::join!(rest, flush);
         assert_eq!(all.unwrap(), 50 - sent);
         flushed.unwrap();
@@ -88,18 +88,18 @@ fn a_full_send_buffer_is_waited_for_and_each_datagram_leaves_once() {
         assert_eq!(arrived, (0..60).collect::<Vec<u8>>());
         assert_eq!(sender.monitor().stats().sent_datagrams, 60);
     }
-    apart(network_of_its_own, test);
+    run_on_own_thread(unshare_network, test);
 }
 
 /// An ICMP error reported once must not end a connected socket: other tasks run while it waits for room.
 #[test]
-fn who_was_refused_once_waits_for_room_as_everybody_does() {
+fn a_socket_with_an_icmp_error_still_waits_for_room() {
     async fn test() {
         let tap = match Tap::open() {
             Ok(tap) => tap,
             Err(why) => return skipped("there is no tap device", &why),
         };
-        set_up(b"lo", true);
+        set_link_up(b"lo", true);
         let pool = pool();
         let nobody = UdpSocket::bind((Tap::OURS, 0)).unwrap();
         let refusing = nobody.local_addr().unwrap();
@@ -127,7 +127,7 @@ fn who_was_refused_once_waits_for_room_as_everybody_does() {
         let mut sink = sender.sink();
         let answer = thread::spawn(move || {
             thread::sleep(Duration::from_millis(300));
-            tap.answer_arp();
+            tap.add_arp_entry();
             tap
         });
         let mut ticks = 0;
@@ -152,12 +152,12 @@ fn who_was_refused_once_waits_for_room_as_everybody_does() {
         assert!(ticks > 10, "{ticks}");
         drop(answer.join().unwrap());
     }
-    apart(network_of_its_own, test);
+    run_on_own_thread(unshare_network, test);
 }
 
 /// The same test, polled outside tokio: only the socket belongs to it.
 #[test]
-fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
+fn a_socket_with_an_icmp_error_waits_for_room_outside_a_runtime() {
     struct Unpark(thread::Thread);
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
@@ -169,7 +169,7 @@ fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
             Ok(tap) => tap,
             Err(why) => return skipped("there is no tap device", &why),
         };
-        set_up(b"lo", true);
+        set_link_up(b"lo", true);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_io()
@@ -199,13 +199,13 @@ fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
         let waker = Arc::new(Unpark(thread::current())).into();
         let mut cx = Context::from_waker(&waker);
         assert!(waiting.as_mut().poll(&mut cx).is_pending());
-        tap.answer_arp();
+        tap.add_arp_entry();
         while waiting.as_mut().poll(&mut cx).is_pending() {
             thread::park();
         }
         drop(tap);
     }
-    let run = || match network_of_its_own() {
+    let run = || match unshare_network() {
         Ok(()) => test(),
         Err(why) => skipped("this thread's system cannot be changed", &why),
     };
@@ -214,7 +214,7 @@ fn who_was_refused_once_waits_for_room_outside_of_a_runtime_too() {
 
 #[cfg(feature = "quinn")]
 #[test]
-fn quinn_waits_for_room_and_may_ask_again() {
+fn quinns_poller_waits_for_room_and_can_be_polled_again() {
     async fn test() {
         use quinn::AsyncUdpSocket;
 
@@ -239,8 +239,8 @@ fn quinn_waits_for_room_and_may_ask_again() {
         assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
         let mut poller = Arc::clone(&socket).create_io_poller();
         let mut room = std::future::poll_fn(|cx| poller.as_mut().poll_writable(cx));
-        does_wait(&mut room).await;
-        tap.answer_arp();
+        assert_pending(&mut room).await;
+        tap.add_arp_entry();
         for _ in 0..2 {
             let room = tokio::time::timeout(HANG, &mut room).await;
             room.expect("hangs").unwrap();
@@ -248,14 +248,14 @@ fn quinn_waits_for_room_and_may_ask_again() {
         socket.try_send(&transmit).unwrap();
         assert_eq!(socket.monitor().stats().send_lost_datagrams, 0);
     }
-    apart(network_of_its_own, test);
+    run_on_own_thread(unshare_network, test);
 }
 
 /// A firewall's "administratively prohibited", which any host on the path may send, is about an earlier
 /// datagram. quinn takes any error for the end of the socket.
 #[cfg(feature = "quinn")]
 #[test]
-fn what_icmp_says_of_an_earlier_datagram_is_no_end_of_quinns_socket() {
+fn icmp_errors_do_not_end_a_quinn_socket() {
     async fn test() {
         use quinn::AsyncUdpSocket;
 
@@ -263,7 +263,7 @@ fn what_icmp_says_of_an_earlier_datagram_is_no_end_of_quinns_socket() {
             Ok(tap) => tap,
             Err(why) => return skipped("there is no tap device", &why),
         };
-        tap.answer_arp();
+        tap.add_arp_entry();
         let peer = SocketAddr::from((Tap::THEIRS, 7777));
         // One of each kind of ICMP error that interrupts a connected socket.
         for (kind, code) in [
@@ -304,18 +304,18 @@ fn what_icmp_says_of_an_earlier_datagram_is_no_end_of_quinns_socket() {
             assert_eq!((meta[0].addr, &buffer[..meta[0].len]), (peer, &b"hi"[..]));
         }
     }
-    apart(network_of_its_own, test);
+    run_on_own_thread(unshare_network, test);
 }
 
 /// The device's MTU is less than the segments: EMSGSIZE is reported as such, and smaller ones are sent.
 #[test]
-fn a_datagram_above_the_mtu_is_too_large_and_those_before_it_are_sent() {
+fn a_datagram_above_the_mtu_fails_after_the_ones_before_it_are_sent() {
     async fn test() {
         let mut tap = match Tap::open() {
             Ok(tap) => tap,
             Err(why) => return skipped("there is no tap device", &why),
         };
-        tap.answer_arp();
+        tap.add_arp_entry();
         let sender = UdpSender::bind((Tap::OURS, 0).into()).unwrap();
         let to = SocketAddr::from((Tap::THEIRS, 7777));
         let bytes = [7; 4000];
@@ -340,5 +340,5 @@ fn a_datagram_above_the_mtu_is_too_large_and_those_before_it_are_sent() {
         let lens: Vec<usize> = tap.datagrams(7777).iter().map(Vec::len).collect();
         assert_eq!(lens, [1000; 4]);
     }
-    apart(network_of_its_own, test);
+    run_on_own_thread(unshare_network, test);
 }

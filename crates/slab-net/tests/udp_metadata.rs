@@ -28,7 +28,7 @@ fn off(max_datagram: usize) -> Coalescing {
 /// All metadata at once: none may be lost for lack of room, as it is in quinn-udp.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn each_datagram_carries_all_that_the_kernel_knows() {
+async fn each_datagram_carries_all_kernel_metadata() {
     for (local, coalescing) in [
         ("127.0.0.1:0", Coalescing::On),
         ("127.0.0.1:0", off(1500)),
@@ -76,7 +76,7 @@ async fn each_datagram_carries_all_that_the_kernel_knows() {
 /// Even on a socket whose creator had requested more.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn what_is_not_asked_for_does_not_come() {
+async fn source_only_receivers_get_no_other_metadata() {
     for (local, coalescing) in [
         ("127.0.0.1:0", Coalescing::On),
         ("127.0.0.1:0", off(1500)),
@@ -110,7 +110,7 @@ async fn what_is_not_asked_for_does_not_come() {
         let mut left = 2;
         while left > 0 {
             let batch = tokio::time::timeout(HANG, receiver.recv_batch()).await;
-            let batch = batch.expect("what was coalesced is cut").unwrap();
+            let batch = batch.expect("timed out").unwrap();
             for datagram in &batch {
                 assert_eq!(datagram.packet, [7; 1000]);
                 assert_eq!(datagram.source, peer.local_addr());
@@ -128,7 +128,7 @@ async fn what_is_not_asked_for_does_not_come() {
 }
 
 #[tokio::test]
-async fn a_cut_datagram_is_delivered_if_that_is_wanted() {
+async fn truncated_datagrams_are_delivered_on_request() {
     for source_only in [false, true] {
         let pool = pool();
         let mut receiver = UdpReceiver::builder(&pool)
@@ -175,7 +175,7 @@ fn drain(receiver: &mut UdpReceiver) -> u64 {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn what_the_kernel_drops_is_counted_to_the_last_datagram() {
+async fn every_kernel_drop_is_counted() {
     for coalescing in [Coalescing::On, off(1500)] {
         let pool = pool();
         let mut receiver = UdpReceiver::builder(&pool)
@@ -208,7 +208,7 @@ async fn what_the_kernel_drops_is_counted_to_the_last_datagram() {
 /// The count also comes with the datagrams, without being asked for.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn drops_of_the_kernel_are_logged() {
+async fn kernel_drops_are_logged() {
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
@@ -264,7 +264,7 @@ async fn drops_of_the_kernel_are_logged() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn stopping_keeps_what_is_queued_and_counts_what_comes_later() {
+async fn stop_keeps_queued_datagrams_and_counts_later_ones() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = UdpSender::bind(ANY).unwrap();
@@ -290,7 +290,7 @@ async fn stopping_keeps_what_is_queued_and_counts_what_comes_later() {
 }
 
 #[tokio::test]
-async fn a_socket_from_outside_is_served_as_one_of_our_own() {
+async fn from_std_receives_and_replies_on_a_multicast_socket() {
     let pool = pool();
     // Joined to a multicast group, which the builder has no option for.
     let group = Ipv4Addr::new(239, 7, 7, 7);
@@ -325,7 +325,7 @@ async fn a_socket_from_outside_is_served_as_one_of_our_own() {
 /// Options set with socket2 stay set, and appear on the wire.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn options_of_a_socket_from_outside_are_left_as_they_are() {
+async fn from_std_keeps_the_options_of_the_socket() {
     let pool = pool();
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
     socket.bind(&ANY.into()).unwrap();
@@ -358,7 +358,7 @@ async fn options_of_a_socket_from_outside_are_left_as_they_are() {
 /// On the first interface with a route to multicast groups. Nothing leaves the host: the hop limit is 0.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_group_of_ipv6_is_joined_through_socket2() {
+async fn an_ipv6_group_can_be_joined_through_socket2() {
     let pool = pool();
     let group: std::net::Ipv6Addr = "ff12::7:7:7".parse().unwrap();
     let any = SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0));
@@ -440,7 +440,7 @@ async fn one_socket_serves_both_address_families() {
 /// The reply to a broadcast cannot come from the address that it was sent to.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_broadcast_is_answered_by_sockets_of_either_family() {
+async fn sockets_of_either_family_reply_to_broadcasts() {
     let pool = pool();
     for any in ["0.0.0.0:0", "[::]:0"] {
         let Ok(mut server) = UdpReceiver::bind(any.parse().unwrap(), &pool) else {
@@ -468,7 +468,7 @@ async fn a_broadcast_is_answered_by_sockets_of_either_family() {
 async fn a_thousand_idle_receivers_hold_no_pool_memory() {
     const COUNT: usize = 1000;
     #[cfg(target_os = "linux")]
-    udp_common::allow_files(COUNT as u64 + 200).unwrap();
+    udp_common::raise_open_files_limit(COUNT as u64 + 200).unwrap();
     let pool = pool();
     let bind = |_| UdpReceiver::bind(ANY, &pool).unwrap();
     let mut receivers: Vec<UdpReceiver> = (0..COUNT).map(bind).collect();

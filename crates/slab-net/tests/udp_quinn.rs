@@ -105,7 +105,7 @@ async fn a_connection_carries_streams_both_ways() {
 
 /// One receive call of quinn's, with a buffer of this many bytes.
 #[cfg(target_os = "linux")]
-async fn look(socket: &QuinnSocket, bytes: usize) -> (quinn::udp::RecvMeta, Vec<u8>) {
+async fn recv_once(socket: &QuinnSocket, bytes: usize) -> (quinn::udp::RecvMeta, Vec<u8>) {
     let (mut buffer, mut meta) = (vec![0; bytes], [quinn::udp::RecvMeta::default()]);
     let read = std::future::poll_fn(|cx| {
         let mut buffers = [std::io::IoSliceMut::new(&mut buffer)];
@@ -118,7 +118,7 @@ async fn look(socket: &QuinnSocket, bytes: usize) -> (quinn::udp::RecvMeta, Vec<
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn what_quinn_says_and_is_told_beside_a_payload_is_the_kernels() {
+async fn quinn_metadata_matches_the_kernel_in_both_directions() {
     use quinn::udp::EcnCodepoint::{Ce, Ect0, Ect1};
 
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
@@ -136,7 +136,7 @@ async fn what_quinn_says_and_is_told_beside_a_payload_is_the_kernels() {
             src_ip: Some(from.into()),
         };
         peer.try_send(&transmit).unwrap();
-        let (meta, contents) = look(&socket, 64 << 10).await;
+        let (meta, contents) = recv_once(&socket, 64 << 10).await;
         assert_eq!((&contents[..], meta.stride), (&b"onetwosi"[..], 3));
         let port = peer.local_addr().unwrap().port();
         assert_eq!(meta.addr, (from, port).into());
@@ -154,8 +154,8 @@ async fn what_quinn_says_and_is_told_beside_a_payload_is_the_kernels() {
         };
         peer.try_send(&transmit).unwrap();
     }
-    assert_eq!(look(&socket, 7).await.1, b"");
-    assert_eq!(look(&socket, 7).await.1, b"short");
+    assert_eq!(recv_once(&socket, 7).await.1, b"");
+    assert_eq!(recv_once(&socket, 7).await.1, b"short");
     let stats = socket.monitor().stats();
     assert_eq!(stats.received_datagrams, 4 * 3 + 2);
     assert_eq!((stats.dropped_truncated, stats.dropped()), (1, 1));
@@ -165,7 +165,7 @@ async fn what_quinn_says_and_is_told_beside_a_payload_is_the_kernels() {
 /// quinn is not told, so the socket counts the loss.
 #[cfg(target_os = "linux")]
 #[test]
-fn what_the_system_does_not_take_is_counted_as_lost() {
+fn quinn_datagrams_that_fail_to_send_are_counted_as_lost() {
     async fn test() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
         let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
@@ -187,7 +187,7 @@ fn what_the_system_does_not_take_is_counted_as_lost() {
         socket.try_send(&transmit(Some(3))).unwrap();
         let before = socket.monitor().stats();
         assert_eq!((before.sent_datagrams, before.send_lost_datagrams), (4, 0));
-        if let Err(why) = udp_common::refuse(libc::SYS_sendmmsg, libc::ENOBUFS) {
+        if let Err(why) = udp_common::fail_syscall(libc::SYS_sendmmsg, libc::ENOBUFS) {
             return udp_common::skipped("this thread's system cannot be changed", &why);
         }
         socket.try_send(&transmit(Some(3))).unwrap();

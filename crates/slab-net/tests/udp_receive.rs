@@ -37,7 +37,7 @@ async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn every_length_arrives_whole_in_both_modes() {
+async fn every_length_arrives_intact_in_both_modes() {
     for (coalescing, timestamps) in both_modes().into_iter().zip([false, true]) {
         let pool = pool(16);
         let mut receiver = UdpReceiver::builder(&pool)
@@ -78,7 +78,7 @@ async fn every_length_arrives_whole_in_both_modes() {
 
 /// The GRO trap: what a kernel coalesces must either fit, or not be coalesced.
 #[tokio::test]
-async fn segments_are_sliced_right_whether_or_not_the_kernel_coalesces() {
+async fn datagrams_are_separated_correctly_with_and_without_gro() {
     for (coalescing, max_per_batch) in [
         (Coalescing::On, 64),
         (Coalescing::Off { max_datagram: 2047 }, 1),
@@ -120,7 +120,7 @@ async fn segments_are_sliced_right_whether_or_not_the_kernel_coalesces() {
 }
 
 #[tokio::test]
-async fn a_cut_datagram_is_counted_and_never_delivered() {
+async fn truncated_datagrams_are_counted_and_not_delivered() {
     // With or without metadata, which uses different system calls.
     for source_only in [false, true] {
         let pool = pool(16);
@@ -208,7 +208,7 @@ async fn cancelled_receives_lose_nothing() {
 
 /// A stream that is alternately polled and dropped yields the same as `recv_batch`.
 #[tokio::test]
-async fn as_a_stream_it_yields_every_batch_and_survives_being_cancelled() {
+async fn the_stream_yields_every_batch_despite_cancellation() {
     use futures_util::StreamExt;
 
     let pool = pool(16);
@@ -229,7 +229,7 @@ async fn as_a_stream_it_yields_every_batch_and_survives_being_cancelled() {
             tokio::select! {
                 () = tokio::task::yield_now() => {}
                 batch = receiver.next() => {
-                    let batch = batch.expect("never ends").unwrap();
+                    let batch = batch.expect("the stream ended").unwrap();
                     assert_eq!(batch.contents(), got.to_le_bytes());
                     got += 1;
                 }
@@ -240,7 +240,7 @@ async fn as_a_stream_it_yields_every_batch_and_survives_being_cancelled() {
 
 /// A socket that always has something to read lets other tasks run.
 #[tokio::test]
-async fn a_busy_receiver_shares_its_thread() {
+async fn a_busy_receiver_yields_its_thread() {
     use std::cell::Cell;
     use std::rc::Rc;
 
@@ -411,7 +411,7 @@ async fn random_datagrams_are_neither_corrupted_nor_aliased() {
 }
 
 #[tokio::test]
-async fn what_comes_alone_pins_at_most_twice_its_size() {
+async fn a_lone_datagram_pins_at_most_twice_its_size() {
     for coalescing in both_modes() {
         let pool = pool(16);
         let mut receiver = UdpReceiver::builder(&pool)

@@ -31,7 +31,7 @@ fn check(batch: &PacketBatch, next: &mut u64) {
 }
 
 #[tokio::test]
-async fn one_by_one_and_by_batches_in_turns_with_cancels_nothing_is_lost() {
+async fn mixing_receive_methods_and_cancellation_loses_nothing() {
     const COUNT: u64 = 3000;
     for coalescing in [Coalescing::On, Coalescing::Off { max_datagram: 100 }] {
         let pool = pool();
@@ -91,7 +91,7 @@ async fn one_by_one_and_by_batches_in_turns_with_cancels_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_batch_is_counted_when_the_receiver_goes() {
+async fn dropping_the_receiver_counts_the_rest_of_a_batch() {
     let pool = pool();
     let mut receiver = bind(&pool, Coalescing::On);
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
@@ -124,7 +124,7 @@ fn allocs(pool: &PacketPool) -> u64 {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_call_offers_more_buffers_while_they_fill_and_few_when_little_comes() {
+async fn the_number_of_buffers_per_call_adapts_to_the_load() {
     let pool = pool();
     let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
     let (sender, to) = (receiver.sender(), receiver.local_addr());
@@ -156,7 +156,7 @@ async fn a_call_offers_more_buffers_while_they_fill_and_few_when_little_comes() 
 }
 
 #[tokio::test]
-async fn what_it_holds_is_bounded_and_told_while_it_is_busy() {
+async fn held_bytes_is_exact_and_bounded_under_load() {
     let off = Coalescing::Off { max_datagram: 1500 };
     for (coalescing, most) in [(Coalescing::On, 8 * (64 << 10)), (off, 32 * 2048)] {
         let pool = pool();
@@ -193,7 +193,7 @@ async fn what_it_holds_is_bounded_and_told_while_it_is_busy() {
 /// The length is at most half of a buffer, and needs a class larger than that half.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn copies_are_as_many_as_buffers_and_each_is_smaller() {
+async fn held_copies_are_bounded_in_number_and_size() {
     let pool = pool();
     let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
     let (sender, to) = (receiver.sender(), receiver.local_addr());

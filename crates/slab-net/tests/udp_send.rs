@@ -16,7 +16,7 @@ fn pool() -> PacketPool {
 }
 
 #[tokio::test]
-async fn a_reply_goes_back_whole_and_from_where_it_was_sent_to() {
+async fn a_reply_is_complete_and_comes_from_the_address_it_was_sent_to() {
     let pool = pool();
     let mut server = UdpReceiver::bind((Ipv4Addr::UNSPECIFIED, 0).into(), &pool).unwrap();
     let mut client = UdpReceiver::bind(ANY, &pool).unwrap();
@@ -56,7 +56,7 @@ async fn a_reply_goes_back_whole_and_from_where_it_was_sent_to() {
 /// A header and a payload in chunks of their own, and slices of one more chunk, in one datagram; and in
 /// segments that begin anywhere in them.
 #[tokio::test]
-async fn a_chain_of_packets_is_gathered_and_none_is_copied() {
+async fn a_packet_chain_is_sent_without_copying() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = receiver.sender();
@@ -87,7 +87,7 @@ async fn a_chain_of_packets_is_gathered_and_none_is_copied() {
 }
 
 #[tokio::test]
-async fn more_than_a_kernel_call_takes_is_cut_and_all_arrives() {
+async fn a_transmit_above_the_kernels_limits_is_split_and_arrives() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = UdpSender::bind(ANY).unwrap();
@@ -129,7 +129,7 @@ async fn try_send_stops_at_a_full_send_buffer_or_sends_all() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_said_and_nothing_else_breaks() {
+async fn a_datagram_too_large_is_an_error_and_the_socket_still_works() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = UdpSender::bind(ANY).unwrap();
@@ -162,7 +162,7 @@ async fn what_is_too_large_is_said_and_nothing_else_breaks() {
 }
 
 #[tokio::test]
-async fn an_address_that_cannot_be_reached_or_bound_is_an_error() {
+async fn invalid_destinations_and_local_addresses_are_errors() {
     let sender = UdpSender::bind(ANY).unwrap();
     // Port 0 is invalid.
     let nowhere = Transmit::new(b"x", (Ipv4Addr::LOCALHOST, 0).into());
@@ -183,7 +183,7 @@ async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn many_destinations_and_lengths_leave_in_few_calls_and_in_order() {
+async fn mixed_destinations_and_lengths_take_few_calls_and_stay_in_order() {
     let pool = pool();
     let mut receivers = [(); 3].map(|()| UdpReceiver::bind(ANY, &pool).unwrap());
     let sender = UdpSender::bind(ANY).unwrap();
@@ -217,7 +217,7 @@ async fn many_destinations_and_lengths_leave_in_few_calls_and_in_order() {
 }
 
 #[tokio::test]
-async fn header_and_payload_meet_in_the_kernel() {
+async fn header_and_payload_are_gathered_by_the_kernel() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = UdpSender::bind(ANY).unwrap();
@@ -253,7 +253,7 @@ async fn header_and_payload_meet_in_the_kernel() {
 }
 
 #[tokio::test]
-async fn what_came_before_a_failure_is_sent_and_counted() {
+async fn datagrams_before_a_failed_one_are_sent_and_counted() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = UdpSender::bind(ANY).unwrap();
@@ -290,7 +290,7 @@ async fn what_came_before_a_failure_is_sent_and_counted() {
 /// The kernel refuses segmentation on a socket without checksums.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn where_gso_is_refused_datagrams_leave_one_by_one() {
+async fn without_gso_datagrams_are_sent_one_by_one() {
     use std::os::fd::AsRawFd;
 
     let pool = pool();
@@ -328,7 +328,7 @@ async fn where_gso_is_refused_datagrams_leave_one_by_one() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_refusal_by_the_peers_host_is_told_once_to_each_side() {
+async fn connection_refused_is_reported_once_to_sender_and_receiver() {
     let pool = pool();
     for source_only in [false, true] {
         let gone = UdpReceiver::bind(ANY, &pool).unwrap().local_addr();
@@ -367,7 +367,7 @@ async fn a_refusal_by_the_peers_host_is_told_once_to_each_side() {
 }
 
 #[tokio::test]
-async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
+async fn a_sink_sends_everything_and_continues_after_a_failure() {
     let pool = pool();
     let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
     let sender = UdpSender::bind(ANY).unwrap();
@@ -426,7 +426,7 @@ async fn a_sink_sends_all_it_is_fed_and_goes_on_after_a_failure() {
 
 /// The send buffer is never full, so only the sender or the sink itself can yield the thread.
 #[tokio::test]
-async fn a_busy_sender_or_sink_shares_its_thread() {
+async fn a_busy_sender_or_sink_yields_its_thread() {
     let receiver = UdpReceiver::bind(ANY, &pool()).unwrap();
     let to = receiver.local_addr();
     let sender = UdpSender::bind(ANY).unwrap();
@@ -435,11 +435,11 @@ async fn a_busy_sender_or_sink_shares_its_thread() {
     for _ in 0..10_000 {
         sender.send(&Transmit::new(b"hello", to)).await.unwrap();
     }
-    assert!(other.is_finished(), "nobody else had a turn");
+    assert!(other.is_finished(), "no other task got to run");
     let other = tokio::spawn(async {});
     for _ in 0..10_000 {
         let hello = Packet::from_static(b"hello");
         sink.send(Outgoing::new(hello, to)).await.unwrap();
     }
-    assert!(other.is_finished(), "nobody else had a turn");
+    assert!(other.is_finished(), "no other task got to run");
 }

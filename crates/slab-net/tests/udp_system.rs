@@ -15,8 +15,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
-use udp_common::network::{apart, ioctl, network_of_its_own, request, set_up};
-use udp_common::{checked, refuse, refuse_if, skipped};
+use udp_common::network::{ioctl, request, run_on_own_thread, set_link_up, unshare_network};
+use udp_common::{checked, fail_syscall, fail_syscall_if, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -24,12 +24,12 @@ fn pool() -> PacketPool {
     PacketPool::builder().max_memory(8 << 20).build().unwrap()
 }
 
-fn refuse_to_send(code: i32) -> io::Result<()> {
-    refuse(libc::SYS_sendmmsg, code)
+fn fail_sendmmsg(code: i32) -> io::Result<()> {
+    fail_syscall(libc::SYS_sendmmsg, code)
 }
 
 #[test]
-fn what_the_system_refuses_has_a_kind_and_the_sink_goes_on_behind_it() {
+fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
     async fn no_buffers() {
         let (sender, transmits) = (UdpSender::bind(ANY).unwrap(), [Transmit::new(b"x", ANY)]);
         let error = sender.send_all(&transmits).await.unwrap_err();
@@ -69,14 +69,14 @@ fn what_the_system_refuses_has_a_kind_and_the_sink_goes_on_behind_it() {
             other => panic!("{other:?}"),
         }
     }
-    apart(|| refuse_to_send(libc::ENOBUFS), no_buffers);
-    apart(|| refuse_to_send(libc::EMSGSIZE), too_large);
-    apart(|| refuse_to_send(libc::EPERM), forbidden);
+    run_on_own_thread(|| fail_sendmmsg(libc::ENOBUFS), no_buffers);
+    run_on_own_thread(|| fail_sendmmsg(libc::EMSGSIZE), too_large);
+    run_on_own_thread(|| fail_sendmmsg(libc::EPERM), forbidden);
 }
 
 /// Older kernels refuse it on devices without checksum offloading.
 #[test]
-fn a_device_that_refuses_gso_gets_each_datagram_as_a_message_of_its_own() {
+fn a_device_without_gso_gets_one_message_per_datagram() {
     async fn test() {
         let pool = pool();
         let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
@@ -91,11 +91,14 @@ fn a_device_that_refuses_gso_gets_each_datagram_as_a_message_of_its_own() {
         }
     }
     // With GSO it is one message, without it three.
-    apart(|| refuse_if(libc::SYS_sendmmsg, Some(1), libc::EIO), test);
+    run_on_own_thread(
+        || fail_syscall_if(libc::SYS_sendmmsg, Some(1), libc::EIO),
+        test,
+    );
 }
 
 #[test]
-fn an_interface_that_goes_down_is_an_error_and_no_end() {
+fn sending_recovers_when_the_interface_comes_up_again() {
     async fn test() {
         let pool = pool();
         let mut receiver = UdpReceiver::bind((Ipv4Addr::UNSPECIFIED, 0).into(), &pool).unwrap();
@@ -108,7 +111,7 @@ fn an_interface_that_goes_down_is_an_error_and_no_end() {
             // When it goes down again, some kernels report it and others drop what is sent.
             let _ = sender.send(&three).await;
             assert!(receiver.try_recv_batch().unwrap().is_none());
-            set_up(b"lo", true);
+            set_link_up(b"lo", true);
             assert_eq!(sender.send(&three).await.unwrap(), 3);
             let batch = receiver.recv_batch().await.unwrap();
             // GSO was not given up because of an unrelated error.
@@ -118,20 +121,20 @@ fn an_interface_that_goes_down_is_an_error_and_no_end() {
             );
             // Queued datagrams stay when the interface goes down.
             sender.send(&three).await.unwrap();
-            set_up(b"lo", false);
+            set_link_up(b"lo", false);
             assert_eq!(receiver.recv_batch().await.unwrap().datagrams(), 3);
         }
         assert_eq!(receiver.monitor().stats().received_datagrams, 18);
     }
-    apart(network_of_its_own, test);
+    run_on_own_thread(unshare_network, test);
 }
 
 /// A port that the system chooses for several sockets must belong to nobody else: otherwise two servers of
 /// the same user, each of which shares its port among its own sockets, would get each other's datagrams.
 #[test]
-fn a_port_to_be_shared_is_not_one_that_others_share() {
+fn shards_get_a_port_that_no_other_socket_shares() {
     async fn test() {
-        set_up(b"lo", true);
+        set_link_up(b"lo", true);
         // One port for the system to choose from.
         if let Err(why) = std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40000") {
             return skipped("the range of ports cannot be changed", &why);
@@ -164,13 +167,13 @@ fn a_port_to_be_shared_is_not_one_that_others_share() {
         assert_eq!(got.iter().sum::<i32>(), 64);
         assert!(got.iter().all(|&got| got > 0), "{got:?}");
     }
-    apart(network_of_its_own, test);
+    run_on_own_thread(unshare_network, test);
 }
 
 /// Drops that nobody has asked about are read when the socket is closed; afterwards the descriptor's number
 /// belongs to another file.
 #[tokio::test]
-async fn a_monitor_knows_its_own_sockets_drops_and_no_others() {
+async fn a_monitor_counts_only_its_own_sockets_drops() {
     // Higher than any descriptor of the other tests.
     let high = |socket: &UdpSocket| {
         // SAFETY: takes only numbers.
@@ -235,15 +238,15 @@ fn network_with_two_addresses() -> io::Result<()> {
             }
         }
     };
-    network_of_its_own()?;
-    set_up(b"lo", true);
+    unshare_network()?;
+    set_link_up(b"lo", true);
     add(LINK_LOCAL)?;
     add(OTHER)
 }
 
 /// A peer that sends to a link-local address, but not from one, gets its answer from that address.
 #[test]
-fn a_reply_from_a_link_local_address_goes_to_any_other() {
+fn a_reply_from_a_link_local_address_reaches_other_addresses() {
     async fn test() {
         let pool = pool();
         let mut server = UdpReceiver::bind((Ipv6Addr::UNSPECIFIED, 0).into(), &pool).unwrap();
@@ -256,7 +259,7 @@ fn a_reply_from_a_link_local_address_goes_to_any_other() {
         assert_eq!(server.sender().send(&batch.reply()).await.unwrap(), 2);
         assert_eq!(client.recv_batch().await.unwrap().source(), to);
     }
-    apart(network_with_two_addresses, test);
+    run_on_own_thread(network_with_two_addresses, test);
 }
 
 /// The same for a session, whichever of the two addresses its ends have.
@@ -278,20 +281,20 @@ fn a_session_with_a_link_local_address_is_answered_from_it() {
             let client = client.connect(to.into()).unwrap();
             client.send_slice(b"hello").await.unwrap();
             let answered = tokio::time::timeout(Duration::from_secs(20), client.ready());
-            assert_eq!(answered.await.expect("in time"), Ok(()), "{here} {there}");
+            assert_eq!(answered.await.expect("timed out"), Ok(()), "{here} {there}");
             let accepted = server.accept().await.unwrap();
             assert_eq!(accepted.peer_addr().ip(), here);
             assert_eq!(server.stats().send_errors, 0);
         }
     }
-    apart(network_with_two_addresses, test);
+    run_on_own_thread(network_with_two_addresses, test);
 }
 
 /// Whatever the address families of the socket and the datagram.
 #[test]
-fn no_datagram_is_fragmented_by_either_family() {
+fn datagrams_are_never_fragmented_in_either_family() {
     async fn test() {
-        set_up(b"lo", true);
+        set_link_up(b"lo", true);
         let mut mtu = request(b"lo");
         mtu.ifr_ifru.ifru_mtu = 1500;
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
@@ -322,5 +325,5 @@ fn no_datagram_is_fragmented_by_either_family() {
             );
         }
     }
-    apart(network_of_its_own, test);
+    run_on_own_thread(unshare_network, test);
 }

@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use udp_common::{refuse, skipped};
+use udp_common::{fail_syscall, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
@@ -65,7 +65,7 @@ async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn every_length_arrives_whole_with_all_that_the_kernel_knows() {
+async fn every_length_arrives_intact_with_all_kernel_metadata() {
     let pool = pool(16);
     for coalescing in [Coalescing::On, OFF] {
         let Some(mut receiver) = bind(&pool, coalescing) else {
@@ -87,7 +87,7 @@ async fn every_length_arrives_whole_with_all_that_the_kernel_knows() {
             assert!(!batch.is_truncated());
             assert!(
                 len > 600 || batch.pinned_bytes() <= 2048,
-                "a lone short one"
+                "a short lone datagram is copied"
             );
         }
         let run = Transmit::new(&bytes[..64_999], receiver.local_addr()).segment_size(1200);
@@ -101,7 +101,7 @@ async fn every_length_arrives_whole_with_all_that_the_kernel_knows() {
 }
 
 #[tokio::test]
-async fn what_is_held_is_not_written_again_and_cancelled_receives_lose_nothing() {
+async fn held_batches_are_not_overwritten_and_cancellation_loses_nothing() {
     let pool = pool(16);
     let Some(mut receiver) = bind(&pool, Coalescing::On) else {
         return;
@@ -143,7 +143,7 @@ async fn what_is_held_is_not_written_again_and_cancelled_receives_lose_nothing()
 }
 
 #[tokio::test]
-async fn cut_datagrams_are_counted_and_delivered_only_where_that_is_asked_for() {
+async fn truncated_datagrams_are_counted_and_delivered_only_on_request() {
     let pool = pool(16);
     for deliver in [false, true] {
         let builder = builder(&pool, Coalescing::Off { max_datagram: 1000 });
@@ -184,7 +184,7 @@ async fn cut_datagrams_are_counted_and_delivered_only_where_that_is_asked_for() 
 }
 
 #[tokio::test]
-async fn what_it_holds_is_bounded_and_told() {
+async fn held_bytes_is_exact_and_bounded() {
     let pool = pool(16);
     for (coalescing, most) in [(Coalescing::On, 8 * (66 << 10)), (OFF, 32 * 2048)] {
         let Some(mut receiver) = bind(&pool, coalescing) else {
@@ -211,12 +211,12 @@ async fn what_it_holds_is_bounded_and_told() {
 }
 
 /// Sends datagrams when a receiver logs drops, which is while it reaps the ring.
-struct SendsMore {
+struct SendOnLogEvent {
     from: std::net::UdpSocket,
     to: SocketAddr,
 }
 
-impl tracing::Subscriber for SendsMore {
+impl tracing::Subscriber for SendOnLogEvent {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
         *metadata.level() == tracing::Level::WARN
     }
@@ -236,7 +236,7 @@ impl tracing::Subscriber for SendsMore {
 
 /// A buffer whose payload was copied is lent again at once, and may be filled again during the same reaping.
 #[tokio::test]
-async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
+async fn one_reaping_takes_no_more_batches_than_there_are_buffers() {
     let pool = pool(16);
     let builder = builder(&pool, Coalescing::On).receive_buffer_bytes(1 << 16);
     let Some(mut receiver) = bound(builder) else {
@@ -255,7 +255,7 @@ async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
     let from = std::net::UdpSocket::bind(ANY).unwrap();
     // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-    let _guard = tracing::subscriber::set_default(SendsMore { from, to });
+    let _guard = tracing::subscriber::set_default(SendOnLogEvent { from, to });
     let buffers = receiver.held_bytes();
     assert_eq!(buffers, 8 * (66 << 10));
     let mut held = Vec::new();
@@ -270,7 +270,7 @@ async fn a_look_takes_no_more_than_there_are_buffers_while_more_arrives() {
 
 /// Makes a receiver whose request has ended, because the returned batches hold all of its buffers; another
 /// datagram is queued.
-async fn ended(pool: &PacketPool) -> Option<(UdpReceiver, Vec<PacketBatch>)> {
+async fn receiver_without_request(pool: &PacketPool) -> Option<(UdpReceiver, Vec<PacketBatch>)> {
     let mut receiver = bind(pool, OFF)?;
     let sender = receiver.sender();
     let full = [1; 1500];
@@ -289,12 +289,15 @@ async fn ended(pool: &PacketPool) -> Option<(UdpReceiver, Vec<PacketBatch>)> {
 }
 
 #[tokio::test]
-async fn a_look_without_waiting_finds_what_came_after_the_request_had_ended() {
+async fn try_recv_batch_makes_a_new_request_after_the_last_one_ended() {
     let pool = pool(16);
-    let Some((mut receiver, held)) = ended(&pool).await else {
+    let Some((mut receiver, held)) = receiver_without_request(&pool).await else {
         return;
     };
-    let late = receiver.try_recv_batch().unwrap().expect("it is queued");
+    let late = receiver
+        .try_recv_batch()
+        .unwrap()
+        .expect("a datagram is queued");
     assert_eq!(late.contents(), b"late");
     drop((held, late, receiver));
     assert_eq!(pool.slab().stats().in_use(), 0);
@@ -302,13 +305,13 @@ async fn a_look_without_waiting_finds_what_came_after_the_request_had_ended() {
 
 /// A request that the kernel refused once is submitted again.
 #[tokio::test]
-async fn a_request_that_was_refused_is_made_again() {
+async fn a_refused_request_is_submitted_again() {
     let pool = pool(16);
-    let Some((mut receiver, held)) = ended(&pool).await else {
+    let Some((mut receiver, held)) = receiver_without_request(&pool).await else {
         return;
     };
     let refused = std::thread::spawn(move || {
-        if let Err(why) = refuse(libc::SYS_io_uring_enter, libc::EBUSY) {
+        if let Err(why) = fail_syscall(libc::SYS_io_uring_enter, libc::EBUSY) {
             skipped("this thread's system cannot be changed", &why);
             return (receiver, false);
         }
@@ -329,7 +332,7 @@ async fn a_request_that_was_refused_is_made_again() {
 
 /// The kernel has completed datagrams, followed by an error, before anything is reaped.
 #[tokio::test]
-async fn an_error_behind_datagrams_is_told_after_them_and_once() {
+async fn an_error_after_datagrams_is_reported_after_them_and_once() {
     let pool = pool(16);
     let peer = std::net::UdpSocket::bind(ANY).unwrap();
     let gone = peer.local_addr().unwrap();
@@ -375,7 +378,7 @@ fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
 }
 
 #[tokio::test]
-async fn with_the_pool_exhausted_it_drops_and_counts_and_then_goes_on() {
+async fn an_exhausted_pool_drops_and_counts_and_receiving_recovers() {
     let pool = pool(4);
     let Some(mut receiver) = bind(&pool, Coalescing::On) else {
         return;
@@ -421,7 +424,7 @@ async fn with_the_pool_exhausted_it_drops_and_counts_and_then_goes_on() {
 
 /// More is queued than one read drops, and nothing follows that would wake the receiver.
 #[tokio::test]
-async fn with_the_pool_exhausted_it_goes_on_by_itself() {
+async fn a_waiting_receiver_drains_the_socket_without_memory() {
     let pool = pool(4);
     let Some(mut receiver) = bind(&pool, OFF) else {
         return;
@@ -444,7 +447,7 @@ async fn with_the_pool_exhausted_it_goes_on_by_itself() {
         }
     };
     let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
-    all_dropped.expect("it waits for what has come");
+    all_dropped.expect("the receiver stalled");
     drop((chunks, held));
     sender.send(&Transmit::new(b"after", to)).await.unwrap();
     assert_eq!(receiving.await.unwrap().unwrap().contents(), b"after");
@@ -452,7 +455,7 @@ async fn with_the_pool_exhausted_it_goes_on_by_itself() {
 
 /// The class of the ring's buffers is exhausted, but not the classes that single system calls read into.
 #[tokio::test]
-async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
+async fn reads_without_the_ring_keep_no_buffers() {
     const RING: usize = 2048;
     let pool = pool(4);
     let slab = pool.slab();
@@ -486,7 +489,7 @@ async fn what_it_reads_without_the_ring_leaves_it_no_buffers_to_keep() {
 
 /// More than the ring has buffers for, and none is delivered.
 #[tokio::test]
-async fn a_look_without_waiting_goes_on_behind_what_is_dropped() {
+async fn try_recv_batch_reads_past_dropped_datagrams() {
     let pool = pool(4);
     let builder = builder(&pool, Coalescing::Off { max_datagram: 1000 });
     let Some(mut receiver) = bound(builder) else {
@@ -497,7 +500,10 @@ async fn a_look_without_waiting_goes_on_behind_what_is_dropped() {
         sender.send(&Transmit::new(&[1; 1001], to)).await.unwrap();
     }
     sender.send(&Transmit::new(&[1; 1000], to)).await.unwrap();
-    let batch = receiver.try_recv_batch().unwrap().expect("it is queued");
+    let batch = receiver
+        .try_recv_batch()
+        .unwrap()
+        .expect("a datagram is queued");
     assert_eq!(batch.contents(), [1; 1000]);
 
     // With the pool exhausted, and all lent chunks retained.
@@ -521,7 +527,7 @@ async fn a_look_without_waiting_goes_on_behind_what_is_dropped() {
 }
 
 #[tokio::test]
-async fn what_nobody_took_is_counted_and_all_memory_comes_back() {
+async fn dropping_the_receiver_counts_unread_batches_and_frees_all_memory() {
     let pool = pool(16);
     for coalescing in [Coalescing::On, OFF] {
         let Some(mut receiver) = bind(&pool, coalescing) else {
@@ -545,7 +551,7 @@ async fn what_nobody_took_is_counted_and_all_memory_comes_back() {
 }
 
 #[tokio::test]
-async fn stopping_delivers_what_was_read_and_what_is_queued() {
+async fn stop_delivers_datagrams_in_the_ring_and_in_the_socket() {
     let pool = pool(16);
     let Some(receiver) = bind(&pool, OFF) else {
         return;
@@ -570,7 +576,7 @@ async fn stopping_delivers_what_was_read_and_what_is_queued() {
 
 /// The kernel ends a request when the thread that made it ends.
 #[test]
-fn it_moves_to_another_thread_when_the_first_one_ends() {
+fn receiving_survives_the_end_of_the_thread_that_made_the_ring() {
     let pool = pool(16);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -648,7 +654,7 @@ impl tracing::Subscriber for Warnings {
 
 /// The only test that causes the warning, which is logged once per process.
 #[tokio::test]
-async fn without_a_class_for_its_buffers_it_falls_back_with_one_warning() {
+async fn without_a_large_enough_class_it_falls_back_with_one_warning() {
     let warnings = Warnings::default();
     // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());

@@ -34,13 +34,13 @@ pub(crate) fn payload(seed: u64, len: usize) -> Vec<u8> {
 
 /// Makes a system call fail with this error, for this thread and for good.
 #[cfg(target_os = "linux")]
-pub(crate) fn refuse(call: libc::c_long, code: i32) -> io::Result<()> {
-    refuse_if(call, None, code)
+pub(crate) fn fail_syscall(call: libc::c_long, code: i32) -> io::Result<()> {
+    fail_syscall_if(call, None, code)
 }
 
-/// Like [`refuse`], but only if the call's third argument is this number.
+/// Like [`fail_syscall`], but only if the call's third argument is this number.
 #[cfg(target_os = "linux")]
-pub(crate) fn refuse_if(call: libc::c_long, third: Option<u32>, code: i32) -> io::Result<()> {
+pub(crate) fn fail_syscall_if(call: libc::c_long, third: Option<u32>, code: i32) -> io::Result<()> {
     let step = |code: u32, jt, jf, k| libc::sock_filter {
         code: code as u16,
         jt,
@@ -93,7 +93,7 @@ pub(crate) fn checked(result: i32) -> io::Result<()> {
 
 /// Lets the process open this many files, if the system permits it.
 #[cfg(target_os = "linux")]
-pub(crate) fn allow_files(count: u64) -> io::Result<()> {
+pub(crate) fn raise_open_files_limit(count: u64) -> io::Result<()> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,

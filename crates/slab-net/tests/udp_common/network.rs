@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 
 /// Runs on a thread of its own, whose end undoes what it changed about itself.
-pub(crate) fn apart<F: Future<Output = ()> + 'static>(
+pub(crate) fn run_on_own_thread<F: Future<Output = ()> + 'static>(
     prepare: fn() -> io::Result<()>,
     test: fn() -> F,
 ) {
@@ -25,7 +25,7 @@ pub(crate) fn apart<F: Future<Output = ()> + 'static>(
 }
 
 /// Switches to a network with only a loopback interface, which is down.
-pub(crate) fn network_of_its_own() -> io::Result<()> {
+pub(crate) fn unshare_network() -> io::Result<()> {
     // SAFETY: changes this thread's view of the system, and no memory.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })
 }
@@ -46,7 +46,7 @@ pub(crate) fn ioctl<T>(file: &impl AsRawFd, code: libc::c_ulong, argument: &mut 
     checked(unsafe { libc::ioctl(file.as_raw_fd(), code as _, argument) }).unwrap();
 }
 
-pub(crate) fn set_up(name: &[u8], up: bool) {
+pub(crate) fn set_link_up(name: &[u8], up: bool) {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     let mut request = request(name);
     let flags = if up { libc::IFF_UP } else { 0 };

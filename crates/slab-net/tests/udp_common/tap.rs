@@ -1,6 +1,6 @@
 //! A device whose other end is the test.
 
-use super::network::{ioctl, request, set_up};
+use super::network::{ioctl, request, set_link_up};
 use std::fs::{File, OpenOptions};
 #[cfg(feature = "quinn")]
 use std::io::Write;
@@ -34,12 +34,12 @@ impl Tap {
         let mut address = request(&name);
         address.ifr_ifru.ifru_addr = sockaddr(Self::OURS);
         ioctl(&socket, libc::SIOCSIFADDR, &mut address);
-        set_up(&name, true);
+        set_link_up(&name, true);
         Ok(Self { file, name })
     }
 
     /// Tells the kernel the other end's hardware address. Until then it holds back what is sent there.
-    pub(crate) fn answer_arp(&self) {
+    pub(crate) fn add_arp_entry(&self) {
         // SAFETY: only integers.
         let mut entry: libc::arpreq = unsafe { zeroed() };
         entry.arp_pa = sockaddr(Self::THEIRS);
