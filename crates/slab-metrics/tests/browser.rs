@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 /// How long any step may take before the test gives up; no time is asserted.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A pipeline with everything that a page can show, under load and with two problems: nobody returns
 /// memory to the pool `full`, for which a task waits, and hardly anything is taken out of the queue `slow`.
@@ -156,16 +156,16 @@ const READ: &str = r#"(() => {
   };
 })()"#;
 
-fn until(browser: &mut Chromium, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+fn wait_until(browser: &mut Chromium, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
     let start = Instant::now();
     loop {
         let page = browser.evaluate(READ);
-        if is_so(&page) {
+        if condition(&page) {
             return page;
         }
         assert!(
-            start.elapsed() < PATIENCE,
-            "not within {PATIENCE:?}: {what}\n{page:#}"
+            start.elapsed() < TIMEOUT,
+            "not within {TIMEOUT:?}: {what}\n{page:#}"
         );
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -209,7 +209,7 @@ fn assert_bytes_are_the_cap(stats: &Value) {
     }
 }
 
-fn shots() -> PathBuf {
+fn screenshot_directory() -> PathBuf {
     let directory = match std::env::var_os("PAGE_SCREENSHOTS") {
         Some(directory) => directory.into(),
         None => Path::new(env!("CARGO_TARGET_TMPDIR")).join("page"),
@@ -220,7 +220,7 @@ fn shots() -> PathBuf {
 
 #[test]
 #[ignore = "needs chromium: ci/page"]
-fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
+fn the_page_shows_a_running_pipeline_and_its_problems() {
     let runtime = Runtime::new().unwrap();
     let pipeline = Pipeline::start(&runtime);
     let origin = format!("http://{}/", pipeline.page);
@@ -229,7 +229,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
     browser.open(&origin);
 
     // Everything is shown, with rates.
-    let first = until(&mut browser, "rates of all sources", |page| {
+    let first = wait_until(&mut browser, "rates of all sources", |page| {
         let cell = |table: &str, column: usize| page["tables"][table][0][column].as_str();
         let is_rate = |cell: Option<&str>| cell.is_some_and(|c| c.ends_with("/s") && c != "0/s");
         is_rate(cell("socket", 1)) && is_rate(cell("queue", 3)) && is_rate(cell("endpoint", 2))
@@ -241,10 +241,10 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
     assert!(facts.contains("resident"), "{facts}");
 
     // Problems are described in words: who, what, since when, how much.
-    let page = until(&mut browser, "words for what is wrong", |page| {
+    let page = wait_until(&mut browser, "descriptions of the problems", |page| {
         let health = page["health"].as_str().unwrap();
-        health.contains("pool full: class 2 KiB at the cap for ")
-            && health.contains("queue slow: consumers are too slow or gone for ")
+        health.contains("pool full: class 2 KiB at the cap (for ")
+            && health.contains("queue slow: consumers are too slow or gone (for ")
             && page["facts"][0].as_str().unwrap().contains("packets held")
     });
     assert_eq!(page["bad"], "bad");
@@ -252,7 +252,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
     assert!(!page["health"].as_str().unwrap().contains("pool rx"));
 
     // Numbers and curves move.
-    let later = until(&mut browser, "numbers that move", |later| {
+    let later = wait_until(&mut browser, "numbers that move", |later| {
         let queue = |page: &Value| page["tables"]["queue"][1][5].clone();
         later["when"] != page["when"]
             && queue(later) != queue(&page)
@@ -275,23 +275,23 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
     assert_eq!(browser.evaluate(pressed), "false");
 
     // Nothing lies beyond the edge at any width. The screenshots are to be looked at.
-    let shots = shots();
+    let screenshot_directory = screenshot_directory();
     for (width, height, name) in [(1280, 900, "wide"), (390, 844, "narrow")] {
         for colours in ["light", "dark"] {
             browser.view(width, height, colours);
-            let page = until(&mut browser, "no overflow", |page| {
+            let page = wait_until(&mut browser, "no overflow", |page| {
                 page["overflow"].as_i64() == Some(0)
             });
             assert_bars_are_full(&page);
-            let path = shots.join(format!("{name}-{colours}.png"));
+            let path = screenshot_directory.join(format!("{name}-{colours}.png"));
             std::fs::write(&path, browser.screenshot()).unwrap();
             println!("screenshot: {}", path.display());
         }
     }
 
     // No other host was contacted, and the browser reported no errors.
-    let complaints = browser.complaints();
-    assert!(complaints.is_empty(), "{complaints:#?}");
+    let console_errors = browser.console_errors();
+    assert!(console_errors.is_empty(), "{console_errors:#?}");
     let requests = browser.requests();
     assert!(
         requests
@@ -308,7 +308,7 @@ fn the_page_shows_a_running_pipeline_and_says_what_is_wrong() {
     // The page says that the program has ended.
     assert_eq!(pipeline.full.stats().in_use_bytes(), 1 << 20);
     pipeline.server.abort();
-    until(&mut browser, "that there is no answer", |page| {
+    wait_until(&mut browser, "that there is no answer", |page| {
         let health = page["health"].as_str().unwrap();
         health.contains("No answer from the program") && health.contains("s old")
     });

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// How long the browser may take for an answer before the test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Chromium {
     process: Child,
@@ -93,7 +93,7 @@ impl Chromium {
     }
 
     fn next(&mut self) -> Value {
-        self.output.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        self.output.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
             let log = std::fs::read_to_string(self.directory.join("log")).unwrap_or_default();
             panic!("no answer from chromium (Debian's package; see ci/page):\n{log}");
         })
@@ -154,27 +154,27 @@ impl Chromium {
         from_base64(answer["data"].as_str().unwrap())
     }
 
-    fn happened(&self, method: &str) -> impl Iterator<Item = &Value> {
+    fn events_of(&self, method: &str) -> impl Iterator<Item = &Value> {
         let of_method = self.events.iter().filter(move |e| e["method"] == method);
         of_method.map(|event| &event["params"])
     }
 
     /// Returns the exceptions, warnings and errors so far, from the page and about it.
-    pub(crate) fn complaints(&self) -> Vec<&Value> {
+    pub(crate) fn console_errors(&self) -> Vec<&Value> {
         let is_bad = |level: &Value| level == "error" || level == "warning";
-        let exceptions = self.happened("Runtime.exceptionThrown");
-        let console = self.happened("Runtime.consoleAPICalled");
-        let log = self.happened("Log.entryAdded");
+        let exceptions = self.events_of("Runtime.exceptionThrown");
+        let console = self.events_of("Runtime.consoleAPICalled");
+        let log = self.events_of("Log.entryAdded");
         exceptions
             .chain(console.filter(move |c| is_bad(&c["type"])))
             .chain(log.filter(move |entry| is_bad(&entry["entry"]["level"])))
-            .chain(self.happened("Network.loadingFailed"))
+            .chain(self.events_of("Network.loadingFailed"))
             .collect()
     }
 
     /// Returns the addresses requested so far.
     pub(crate) fn requests(&self) -> Vec<String> {
-        let sent = self.happened("Network.requestWillBeSent");
+        let sent = self.events_of("Network.requestWillBeSent");
         sent.map(|r| r["request"]["url"].as_str().unwrap().to_owned())
             .collect()
     }
