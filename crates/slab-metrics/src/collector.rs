@@ -3,7 +3,7 @@
 use crate::build::BuildSource;
 use crate::error::{RegisterError, SourceKind};
 use crate::pool::{PoolSource, ReadPool};
-use crate::series::{NeverFalling, Source};
+use crate::series::{MonotonicCounters, Source};
 #[cfg(feature = "allocator-api2")]
 use slab_core::SlabAllocator;
 use slab_core::{Slab, SlabPool};
@@ -223,7 +223,7 @@ impl Collector {
         name: &str,
         source: impl Source + 'static,
     ) -> Result<(), RegisterError> {
-        let source = Arc::new(NeverFalling::new(source));
+        let source = Arc::new(MonotonicCounters::new(source));
         let mut sources = self.lock();
         if sources.position(kind, name).is_some() {
             return Err(RegisterError::DuplicateName {
@@ -262,10 +262,10 @@ impl Collector {
     }
 
     /// Returns the sources of one kind with their names, to be read without holding the lock.
-    pub(crate) fn of_kind(&self, kind: SourceKind) -> Vec<(String, Arc<dyn Source>)> {
+    pub(crate) fn sources_of_kind(&self, kind: SourceKind) -> Vec<(String, Arc<dyn Source>)> {
         let sources = self.lock();
-        let of_kind = sources.entries.iter().filter(|entry| entry.kind == kind);
-        of_kind
+        let sources_of_kind = sources.entries.iter().filter(|entry| entry.kind == kind);
+        sources_of_kind
             .map(|entry| (entry.name.clone(), Arc::clone(&entry.source)))
             .collect()
     }

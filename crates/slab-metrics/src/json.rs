@@ -24,7 +24,7 @@ pub(crate) fn stats(collector: &Collector, uptime_ms: u64) -> String {
         ] {
             json.key(key);
             json.array(|json| {
-                for (name, source) in collector.of_kind(kind) {
+                for (name, source) in collector.sources_of_kind(kind) {
                     json.object(|json| {
                         json.text("name", &name);
                         source.write_json(json);
@@ -103,7 +103,7 @@ mod tests {
     use slab_core::{SizeClasses, SlabPool};
 
     #[test]
-    fn a_pool_is_there_whatever_its_name() {
+    fn a_pool_with_any_name_is_valid_json() {
         let name = "a\"b\\c\nd\u{1}é{[:,";
         let pool = SlabPool::builder()
             .name(name)

@@ -220,11 +220,11 @@ impl Source for QueueSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::series::assert_each_at_its_name;
+    use crate::series::assert_each_field_has_its_series;
 
     #[test]
-    fn each_number_is_at_its_name() {
-        assert_each_at_its_name! {
+    fn each_field_is_exported_under_its_own_name() {
+        assert_each_field_has_its_series! {
             PACKETS, PacketPoolStats::default();
             heap_fallbacks = 1 => "slab_net_heap_fallbacks_total";
             heap_bytes = 1 => "slab_net_heap_bytes";
@@ -237,7 +237,7 @@ mod tests {
             held_bytes = 1 => "slab_net_held_bytes";
             pinned_bytes = 1 => "slab_pool_pinned_bytes";
         }
-        assert_each_at_its_name! {
+        assert_each_field_has_its_series! {
             SOCKET, SocketStats::default();
             received_datagrams = 1 => "slab_net_received_datagrams_total";
             received_bytes = 1 => "slab_net_received_bytes_total";
@@ -256,7 +256,7 @@ mod tests {
             truncated_datagrams = 1 => "slab_net_truncated_datagrams_total";
             kernel_dropped_datagrams = 1 => "slab_net_kernel_dropped_datagrams_total";
         }
-        assert_each_at_its_name! {
+        assert_each_field_has_its_series! {
             QUEUE, QueueStats::default();
             datagrams = 1 => "slab_net_queue_datagrams";
             bytes = 1 => "slab_net_queue_bytes";

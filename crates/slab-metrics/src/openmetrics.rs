@@ -51,7 +51,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn each_kind_is_written_as_openmetrics_wants_it() {
+    fn each_metric_type_is_converted_to_openmetrics() {
         let text = concat!(
             "# HELP a_total How \"many\" \\\\ a.\n",
             "# TYPE a_total counter\n",
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_the_same_samples_in_families_that_do_not_clash() {
+    fn openmetrics_has_the_same_samples_and_distinct_families() {
         let pool = SlabPool::builder().name("a\"b\\c\nd").build().unwrap();
         let collector = Collector::new();
         collector.register_pool(&pool).unwrap();

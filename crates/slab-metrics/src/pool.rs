@@ -139,7 +139,7 @@ pub(crate) struct PoolSource {
     name: String,
     pool: Box<dyn ReadPool>,
     class_bytes: Box<[usize]>,
-    says_resident: bool,
+    has_resident_bytes: bool,
     /// One entry per size class. Kept by the source rather than by a page or recorder, so that all of
     /// these, also those made later, see the same totals.
     totals: Mutex<Box<[Totals]>>,
@@ -151,7 +151,7 @@ impl PoolSource {
         let class_bytes: Box<[usize]> = stats.classes().iter().map(|c| c.chunk_bytes).collect();
         Self {
             name: name.to_owned(),
-            says_resident: pool.resident_bytes().is_some(),
+            has_resident_bytes: pool.resident_bytes().is_some(),
             totals: Mutex::new(vec![Totals::default(); class_bytes.len()].into()),
             class_bytes,
             pool: Box::new(pool),
@@ -216,7 +216,7 @@ impl Source for PoolSource {
         }
         describe_rows(ROWS, std::slice::from_ref(&pool), to);
         to(&POOL_WAIT_SECONDS, std::slice::from_ref(&pool));
-        if self.says_resident {
+        if self.has_resident_bytes {
             to(&POOL_RESIDENT_BYTES, &[pool]);
         }
     }
@@ -233,7 +233,7 @@ impl Source for PoolSource {
                 *sum += number;
             }
         }
-        if self.says_resident {
+        if self.has_resident_bytes {
             values.push(self.pool.resident_bytes().unwrap_or(0) as u64);
         }
     }
@@ -285,17 +285,17 @@ impl Source for PoolSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::series::assert_each_at_its_name;
+    use crate::series::assert_each_field_has_its_series;
 
     #[test]
-    fn each_number_is_at_its_name() {
+    fn each_field_is_exported_under_its_own_name() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let nothing = || {
             let mut stats = pool.stats();
             stats.max_memory = 0;
             stats
         };
-        assert_each_at_its_name! {
+        assert_each_field_has_its_series! {
             ROWS, nothing();
             max_memory = 1 => "slab_pool_capacity_bytes";
             committed_bytes = 1 => "slab_pool_unassigned_bytes";
@@ -311,7 +311,7 @@ mod tests {
             stats.chunk_bytes = 64;
             Class { stats, totals }
         };
-        assert_each_at_its_name! {
+        assert_each_field_has_its_series! {
             CLASS_ROWS, nothing();
             stats.committed_bytes = 1 => "slab_pool_committed_bytes";
             stats.in_use = 1 => "slab_pool_in_use_bytes", "slab_pool_chunks state=in_use";

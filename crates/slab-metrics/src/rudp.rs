@@ -224,12 +224,12 @@ impl Source for EndpointSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::series::assert_each_at_its_name;
+    use crate::series::assert_each_field_has_its_series;
 
     #[test]
-    fn each_number_is_at_its_name() {
+    fn each_field_is_exported_under_its_own_name() {
         const NANO: Duration = Duration::from_nanos(1);
-        assert_each_at_its_name! {
+        assert_each_field_has_its_series! {
             ROWS, EndpointStats::default();
             sessions = 1 => "slab_rudp_sessions";
             half_open = 1 => "slab_rudp_half_open_sessions";
@@ -273,7 +273,7 @@ mod tests {
             total.probes = 1 => "slab_rudp_window_probes_total";
         }
         #[cfg(feature = "fec")]
-        assert_each_at_its_name! {
+        assert_each_field_has_its_series! {
             FEC_ROWS, EndpointStats::default();
             fec.sent_parity = 1 => "slab_rudp_fec_shards_total direction=sent";
             fec.received_parity = 1 => "slab_rudp_fec_shards_total direction=received";

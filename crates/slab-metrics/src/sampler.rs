@@ -79,7 +79,7 @@ enum Handle {
         /// How many of what was read count as one: nanoseconds are counted as whole seconds.
         divisor: u64,
         /// The total of all ended sources of this name.
-        before: u64,
+        ended_total: u64,
         /// The latest total of this source.
         last: u64,
     },
@@ -89,8 +89,8 @@ enum Handle {
     Histogram {
         key: Key,
         bounds_nanos: &'static [u64],
-        /// What the histogram was fed so far, by bucket.
-        fed: Box<[u64]>,
+        /// What was recorded into the histogram so far, by bucket.
+        recorded: Box<[u64]>,
     },
 }
 
@@ -201,7 +201,7 @@ impl Handle {
                         Kind::SecondsCounter => 1_000_000_000,
                         _ => 1,
                     },
-                    before: ended.as_ref().map_or(0, |ended| ended[0]),
+                    ended_total: ended.as_ref().map_or(0, |ended| ended[0]),
                     last: ended.as_ref().map_or(0, |ended| ended[1]),
                 }
             }
@@ -212,11 +212,11 @@ impl Handle {
             Kind::Histogram(bounds_nanos) => {
                 recorder.describe_histogram(name, None, help);
                 let _at_0 = recorder.register_histogram(&key, &METADATA);
-                let fed = ended.remove(&key);
+                let recorded = ended.remove(&key);
                 Self::Histogram {
                     key,
                     bounds_nanos,
-                    fed: fed.unwrap_or_else(|| vec![0; bounds_nanos.len() + 1].into()),
+                    recorded: recorded.unwrap_or_else(|| vec![0; bounds_nanos.len() + 1].into()),
                 }
             }
         }
@@ -228,16 +228,16 @@ impl Handle {
             Self::Counter {
                 counter,
                 divisor,
-                before,
+                ended_total,
                 last,
                 ..
             } => {
                 // Totals of one source do not fall: this is a new source with the name of an ended one.
                 if values[0] < *last {
-                    *before += *last;
+                    *ended_total += *last;
                 }
                 *last = values[0];
-                counter.absolute((*before + *last) / *divisor);
+                counter.absolute((*ended_total + *last) / *divisor);
                 &values[1..]
             }
             Self::Gauge(gauge) => {
@@ -248,25 +248,29 @@ impl Handle {
             Self::Histogram {
                 key,
                 bounds_nanos,
-                fed,
+                recorded,
             } => {
-                let (counts, rest) = values.split_at(fed.len());
+                let (counts, rest) = values.split_at(recorded.len());
                 // Counts of one source do not fall: this is a new source with the name of an ended one.
-                if counts.iter().zip(&*fed).any(|(count, fed)| count < fed) {
-                    fed.fill(0);
+                if counts
+                    .iter()
+                    .zip(&*recorded)
+                    .any(|(count, recorded)| count < recorded)
+                {
+                    recorded.fill(0);
                 }
                 // The last bucket has no bound: feed some value above the one before.
                 let beyond = bounds_nanos.last().map_or(0, |last| 2 * last);
                 let at = bounds_nanos.iter().copied().chain([beyond]);
-                if *counts == **fed {
+                if *counts == **recorded {
                     return &rest[1..];
                 }
                 let histogram = recorder.register_histogram(key, &METADATA);
-                for ((count, fed), nanos) in counts.iter().zip(fed).zip(at) {
-                    let new = count - *fed;
+                for ((count, recorded), nanos) in counts.iter().zip(recorded).zip(at) {
+                    let new = count - *recorded;
                     if new > 0 {
                         histogram.record_many(nanos as f64 / 1e9, new as usize);
-                        *fed = *count;
+                        *recorded = *count;
                     }
                 }
                 // The facade computes the sum itself.
@@ -278,10 +282,13 @@ impl Handle {
     fn end(self, ended: &mut HashMap<Key, Box<[u64]>>) {
         match self {
             Self::Gauge(gauge) => gauge.set(0.0),
-            Self::Histogram { key, fed, .. } => _ = ended.insert(key, fed),
+            Self::Histogram { key, recorded, .. } => _ = ended.insert(key, recorded),
             Self::Counter {
-                key, before, last, ..
-            } => _ = ended.insert(key, [before, last].into()),
+                key,
+                ended_total,
+                last,
+                ..
+            } => _ = ended.insert(key, [ended_total, last].into()),
         }
     }
 }

@@ -69,30 +69,30 @@ pub(crate) fn read_rows<S>(rows: &[Row<S>], stats: &S, values: &mut Vec<u64>) {
 /// The parts of a snapshot are of slightly different moments: a session or thread that ends can be in
 /// neither of two sums. A counter on a page must not fall: Prometheus would take that for a restart and
 /// count everything before it a second time.
-pub(crate) struct NeverFalling<S> {
+pub(crate) struct MonotonicCounters<S> {
     source: S,
     /// For each value, whether it can only rise.
-    rises: Box<[bool]>,
+    is_counter: Box<[bool]>,
     /// The latest values.
     last: Mutex<Box<[u64]>>,
 }
 
-impl<S: Source> NeverFalling<S> {
+impl<S: Source> MonotonicCounters<S> {
     pub(crate) fn new(source: S) -> Self {
-        let mut rises = Vec::new();
+        let mut is_counter = Vec::new();
         source.describe(&mut |family, _| {
-            let is_counter = !matches!(family.kind, Kind::Gauge);
-            rises.resize(rises.len() + family.width(), is_counter);
+            let counter = !matches!(family.kind, Kind::Gauge);
+            is_counter.resize(is_counter.len() + family.width(), counter);
         });
         Self {
             source,
-            last: Mutex::new(vec![0; rises.len()].into()),
-            rises: rises.into(),
+            last: Mutex::new(vec![0; is_counter.len()].into()),
+            is_counter: is_counter.into(),
         }
     }
 }
 
-impl<S: Source> Source for NeverFalling<S> {
+impl<S: Source> Source for MonotonicCounters<S> {
     fn describe(&self, to: &mut Describe<'_>) {
         self.source.describe(to);
     }
@@ -103,10 +103,10 @@ impl<S: Source> Source for NeverFalling<S> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let first = values.len();
         self.source.read(values);
-        debug_assert_eq!(values.len() - first, self.rises.len());
+        debug_assert_eq!(values.len() - first, self.is_counter.len());
         let values = values[first..].iter_mut();
-        for ((value, last), &rises) in values.zip(&mut *last).zip(&self.rises) {
-            if rises {
+        for ((value, last), &is_counter) in values.zip(&mut *last).zip(&self.is_counter) {
+            if is_counter {
                 *value = (*value).max(*last);
                 *last = *value;
             }
@@ -120,7 +120,7 @@ impl<S: Source> Source for NeverFalling<S> {
 
 /// Returns the series of a table that are not zero for these statistics.
 #[cfg(test)]
-pub(crate) fn shown<S>(rows: &[Row<S>], stats: &S) -> Vec<String> {
+pub(crate) fn nonzero_series<S>(rows: &[Row<S>], stats: &S) -> Vec<String> {
     let shows = rows.iter().filter(|Row(_, _, read)| read(stats) > 0);
     shows
         .map(|Row(family, label, _)| match label {
@@ -132,14 +132,14 @@ pub(crate) fn shown<S>(rows: &[Row<S>], stats: &S) -> Vec<String> {
 
 /// Asserts that each field, set alone, shows in the named series alone, and that every series is named.
 #[cfg(test)]
-macro_rules! assert_each_at_its_name {
+macro_rules! assert_each_field_has_its_series {
     ($rows:expr, $nothing:expr; $($($field:ident).+ = $value:expr => $($series:literal),+;)*) => {
         let mut all = 0;
         $(
             let mut stats = $nothing;
             stats.$($field).+ = $value;
             let series = [$($series),+];
-            assert_eq!(crate::series::shown($rows, &stats), series);
+            assert_eq!(crate::series::nonzero_series($rows, &stats), series);
             all += series.len();
         )*
         assert_eq!(all, $rows.len());
@@ -147,7 +147,7 @@ macro_rules! assert_each_at_its_name {
 }
 
 #[cfg(test)]
-pub(crate) use assert_each_at_its_name;
+pub(crate) use assert_each_field_has_its_series;
 
 #[cfg(test)]
 mod tests {
@@ -156,9 +156,9 @@ mod tests {
     use crate::{Collector, Exporter, SourceKind};
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-    struct Falling(AtomicU64);
+    struct FallingSource(AtomicU64);
 
-    impl Source for Falling {
+    impl Source for FallingSource {
         fn describe(&self, to: &mut Describe<'_>) {
             to(&POOL_THREAD_CACHES, &[]);
             to(&POOL_TOO_LARGE_TOTAL, &[]);
@@ -173,8 +173,8 @@ mod tests {
     }
 
     #[test]
-    fn gauges_fall_and_counters_do_not() {
-        let source = NeverFalling::new(Falling(AtomicU64::new(9)));
+    fn gauges_may_fall_and_counters_may_not() {
+        let source = MonotonicCounters::new(FallingSource(AtomicU64::new(9)));
         let mut values = vec![77];
         source.read(&mut values);
         source.read(&mut values);
@@ -182,7 +182,7 @@ mod tests {
 
         // The same holds for every registered source.
         let collector = Collector::new();
-        let falling = Falling(AtomicU64::new(9));
+        let falling = FallingSource(AtomicU64::new(9));
         collector.register(SourceKind::Pool, "", falling).unwrap();
         let exporter = Exporter::new(collector);
         for gauge in [9, 8, 7] {

@@ -44,7 +44,7 @@ struct Block {
 
 struct Line {
     /// Name and labels, and a space.
-    start: Box<str>,
+    prefix: Box<str>,
     number: Number,
 }
 
@@ -87,8 +87,8 @@ impl TextPage {
             };
             page.extend(["# HELP ", name, " ", family.help, "\n"]);
             page.extend(["# TYPE ", name, " ", family.kind.name(), "\n"]);
-            for Line { start, number } in lines {
-                page.push_str(start);
+            for Line { prefix, number } in lines {
+                page.push_str(prefix);
                 let values = &self.values;
                 // Writing to a string does not fail.
                 let _ = match number {
@@ -130,7 +130,7 @@ fn lay_out(sources: &[(u64, Arc<dyn Source>)]) -> Vec<Block> {
 fn lines(family: &Family, labels: &[Label], at: usize, to: &mut Vec<Line>) {
     let mut line = |suffix: &str, labels: &[Label], number| {
         to.push(Line {
-            start: start(family.name, suffix, labels),
+            prefix: line_prefix(family.name, suffix, labels),
             number,
         });
     };
@@ -150,7 +150,7 @@ fn lines(family: &Family, labels: &[Label], at: usize, to: &mut Vec<Line>) {
 }
 
 /// `name_suffix{label="value",..} `
-fn start(name: &str, suffix: &str, labels: &[Label]) -> Box<str> {
+fn line_prefix(name: &str, suffix: &str, labels: &[Label]) -> Box<str> {
     let mut text = format!("{name}{suffix}");
     for (index, (label, value)) in labels.iter().enumerate() {
         text.push(if index == 0 { '{' } else { ',' });

@@ -51,7 +51,7 @@ fn pools(count: usize) -> Vec<SlabPool> {
 }
 
 #[test]
-fn a_sample_allocates_nothing_after_the_first() {
+fn samples_after_the_first_allocate_nothing() {
     let pools = pools(8);
     let recorder = PrometheusBuilder::new().build_recorder();
     let mut sampler = Sampler::new(collector_of(&pools), &recorder);
@@ -70,7 +70,7 @@ fn a_sample_allocates_nothing_after_the_first() {
 }
 
 #[test]
-fn a_page_allocates_itself_and_nothing_else_after_the_first() {
+fn pages_after_the_first_allocate_only_their_own_text() {
     let pools = pools(8);
     let exporter = Exporter::new(collector_of(&pools));
     let (first, page) = allocations(|| exporter.scrape());

@@ -43,7 +43,7 @@ fn strings<'a>(value: &'a serde_json::Value, key: &str, found: &mut Vec<&'a str>
 }
 
 #[test]
-fn the_dashboard_asks_for_what_is_exported_and_shows_it_all() {
+fn the_dashboard_queries_all_exported_metrics_and_no_others() {
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
     let mut queries = Vec::new();
     strings(&dashboard, "expr", &mut queries);
@@ -70,7 +70,7 @@ fn the_dashboard_asks_for_what_is_exported_and_shows_it_all() {
 }
 
 #[test]
-fn the_rules_ask_for_what_is_exported() {
+fn the_rules_query_only_exported_metrics() {
     // Annotations name metrics as well, so search the whole file.
     let mut known = exported();
     known.extend(RULES.lines().filter_map(|line| {
@@ -84,7 +84,7 @@ fn the_rules_ask_for_what_is_exported() {
 }
 
 #[test]
-fn every_alert_says_what_to_do_and_is_seen_firing_and_clearing() {
+fn every_alert_has_advice_and_is_tested_firing_and_clearing() {
     // Alert -> has it been seen firing, and quiet after that?
     let mut seen: BTreeMap<&str, (bool, bool)> = BTreeMap::new();
     for alert in RULES.split("- alert: ").skip(1) {

@@ -10,7 +10,7 @@ use slab_net::PacketPool;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
 
 #[tokio::test]
-async fn an_rudp_endpoint_is_on_the_page_with_what_its_sessions_did() {
+async fn an_rudp_endpoint_is_exported_with_the_counts_of_its_sessions() {
     let pool = PacketPool::builder()
         .max_memory(32 << 20)
         .headroom(24)
@@ -60,7 +60,7 @@ async fn an_rudp_endpoint_is_on_the_page_with_what_its_sessions_did() {
 
 /// The server has memory for one session's window and little more to send from.
 #[tokio::test]
-async fn round_trips_and_want_of_memory_of_an_rudp_endpoint_are_on_the_page() {
+async fn an_rudp_endpoints_round_trips_and_memory_stalls_are_exported() {
     let pool = PacketPool::builder()
         .max_memory(32 << 20)
         .headroom(24)
@@ -116,7 +116,7 @@ async fn round_trips_and_want_of_memory_of_an_rudp_endpoint_are_on_the_page() {
 }
 
 #[test]
-fn held_packets_are_on_the_page_with_what_they_pin() {
+fn held_packets_are_exported_with_the_memory_that_they_pin() {
     let pool = PacketPool::builder().name("rx").build().unwrap();
     let collector = Collector::new();
     collector.register_packet_pool(&pool).unwrap();

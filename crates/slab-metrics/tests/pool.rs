@@ -68,7 +68,7 @@ fn assert_adds_up(page: &Page, pool: &SlabPool) {
 }
 
 #[test]
-fn every_series_is_there_at_0_before_anything_happened() {
+fn every_series_is_exported_as_0_before_the_first_event() {
     let rx = pool("rx");
     let page = page(&exporter(&[&rx]));
     for (name, family) in &page.families {
@@ -89,7 +89,7 @@ fn every_series_is_there_at_0_before_anything_happened() {
 }
 
 #[test]
-fn the_page_says_what_the_callers_did() {
+fn the_page_counts_what_the_callers_did() {
     let rx = pool("rx");
     let exporter = exporter(&[&rx]);
     let class = [("pool", "rx"), ("size_class", "1536")];
@@ -194,7 +194,7 @@ fn states_add_up_and_counters_never_fall_while_threads_run() {
 }
 
 #[test]
-fn who_waits_is_on_the_page_and_is_not_counted_as_rejected() {
+fn waiters_are_exported_and_not_counted_as_rejected() {
     use std::task::{Context, Poll, Waker};
     let rx = pool("rx");
     let exporter = exporter(&[&rx]);
@@ -240,7 +240,7 @@ fn who_waits_is_on_the_page_and_is_not_counted_as_rejected() {
 }
 
 #[test]
-fn what_lies_with_idle_threads_is_counted_chunk_by_chunk() {
+fn chunks_in_magazines_of_idle_threads_are_counted_exactly() {
     const THREADS: usize = 6;
     let rx = pool("rx");
     let exporter = exporter(&[&rx]);
@@ -291,7 +291,7 @@ fn what_lies_with_idle_threads_is_counted_chunk_by_chunk() {
 }
 
 #[test]
-fn remote_frees_stay_counted_when_that_thread_allocates_and_recorders_change() {
+fn remote_frees_never_fall_when_the_freeing_thread_allocates() {
     let rx = pool("rx");
     let exporter = exporter(&[&rx, &pool("gone")]);
     let held: Vec<_> = (0..50).map(|_| rx.try_alloc(1500).unwrap()).collect();
@@ -334,7 +334,7 @@ fn remote_frees_stay_counted_when_that_thread_allocates_and_recorders_change() {
 }
 
 #[test]
-fn pools_come_and_go_while_pages_are_read_side_by_side() {
+fn pools_can_be_registered_and_removed_during_scrapes() {
     let rx = pool("rx");
     let exporter = exporter(&[&rx]);
     let done = AtomicBool::new(false);
@@ -382,7 +382,7 @@ fn pools_come_and_go_while_pages_are_read_side_by_side() {
 }
 
 #[test]
-fn an_unregistered_pool_is_given_back_and_its_series_end() {
+fn unregistering_a_pool_drops_its_handle_and_ends_its_series() {
     let (rx, tx) = (pool("rx"), pool("tx"));
     let exporter = exporter(&[&rx, &tx]);
     drop(rx.try_alloc(100).unwrap());
@@ -412,7 +412,7 @@ fn an_unregistered_pool_is_given_back_and_its_series_end() {
 }
 
 #[test]
-fn names_tell_series_apart_and_sources_are_limited() {
+fn duplicate_names_and_too_many_sources_are_refused() {
     let collector = Collector::new();
     collector.register_pool(&pool("rx")).unwrap();
     let twice = collector.register_pool(&pool("rx"));
@@ -441,7 +441,7 @@ fn names_tell_series_apart_and_sources_are_limited() {
 }
 
 #[test]
-fn a_name_with_quotes_and_newlines_stays_one_label() {
+fn a_pool_name_with_quotes_and_newlines_is_escaped() {
     let name = "a\"b\\c\nd{e=\"f\"} 1";
     let odd = pool(name);
     let page = page(&exporter(&[&odd]));
@@ -449,7 +449,7 @@ fn a_name_with_quotes_and_newlines_stays_one_label() {
 }
 
 #[test]
-fn a_sampler_feeds_any_recorder_and_zeroes_what_is_gone() {
+fn a_sampler_feeds_any_recorder_and_zeroes_gauges_of_removed_pools() {
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
     let given: &dyn metrics::Recorder = &recorder;

@@ -28,7 +28,7 @@ const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/dashboards/rules.yml")
 const HOSTILE: &str = "a\"b\\c\nd{e=\"f\"} 1 # é $x";
 
 /// How long anything may take to arrive before the test gives up; no time is asserted.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A Prometheus with a directory of its own; dropping this ends the process and removes the directory.
 struct Prometheus {
@@ -72,7 +72,7 @@ impl Prometheus {
         let start = Instant::now();
         while TcpStream::connect(address).is_err() || !this.get("/-/ready").contains("Ready") {
             let ended = this.process.try_wait().unwrap().is_some();
-            if ended || start.elapsed() > PATIENCE {
+            if ended || start.elapsed() > TIMEOUT {
                 panic!("Prometheus did not start:\n{}", this.log());
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -132,9 +132,9 @@ impl Prometheus {
             if let Some(answer) = ask() {
                 return answer;
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 panic!(
-                    "not within {PATIENCE:?}: {what}\n{}\n{}",
+                    "not within {TIMEOUT:?}: {what}\n{}\n{}",
                     self.api("targets"),
                     self.log()
                 );
@@ -202,7 +202,7 @@ struct Sent {
 
 #[test]
 #[ignore = "needs a Prometheus: ci/prometheus"]
-fn a_real_prometheus_gets_what_was_promised() {
+fn a_real_prometheus_answers_every_documented_query() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _entered = runtime.enter();
     let rx = PacketPool::builder().name("rx").build().unwrap();
@@ -423,7 +423,7 @@ fn a_real_prometheus_gets_what_was_promised() {
 /// The text format, which Prometheus does not request where OpenMetrics is offered.
 #[test]
 #[ignore = "needs promtool: ci/prometheus"]
-fn promtool_has_nothing_to_complain_about() {
+fn promtool_accepts_the_page() {
     let pool = SlabPool::builder().name(HOSTILE).build().unwrap();
     let rx = PacketPool::builder().name("rx").build().unwrap();
     let collector = Collector::new();

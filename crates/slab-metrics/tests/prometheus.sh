@@ -34,7 +34,7 @@ trap 'exit 1' INT TERM
 
 curl -sS --fail --max-time 5 "http://$address/metrics" >"$work/page" || exit 1
 promtool check metrics <"$work/page" || exit 1
-echo "promtool: $(grep -c '^# TYPE' "$work/page") metrics, $(grep -c '^[a-z]' "$work/page") series, nothing to complain about"
+echo "promtool: $(grep -c '^# TYPE' "$work/page") metrics, $(grep -c '^[a-z]' "$work/page") series, no problems"
 
 cat >"$work/prometheus.yml" <<EOF
 scrape_configs:

@@ -16,7 +16,7 @@ fn page(of: &PrometheusHandle) -> Page {
 
 /// The one test with the global recorder: a process sets it once.
 #[tokio::test(start_paused = true)]
-async fn a_sampler_that_runs_feeds_the_programs_recorder_once_a_period() {
+async fn a_running_sampler_feeds_the_global_recorder_once_a_period() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
     metrics::set_global_recorder(recorder).unwrap();
@@ -43,7 +43,7 @@ async fn a_sampler_that_runs_feeds_the_programs_recorder_once_a_period() {
 }
 
 #[tokio::test]
-async fn waits_reach_a_recorder_in_their_buckets() {
+async fn a_recorder_gets_waits_in_their_buckets() {
     let waits = Matcher::Full("slab_pool_wait_seconds".into());
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(waits, &WAIT_SECONDS_BOUNDS)
@@ -86,7 +86,7 @@ async fn waits_reach_a_recorder_in_their_buckets() {
 }
 
 #[tokio::test]
-async fn a_pool_that_is_registered_again_is_not_counted_twice_and_a_new_one_is_counted() {
+async fn registering_a_pool_again_counts_nothing_twice() {
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(
             Matcher::Full("slab_pool_wait_seconds".into()),
@@ -137,7 +137,7 @@ async fn a_pool_that_is_registered_again_is_not_counted_twice_and_a_new_one_is_c
 }
 
 #[test]
-fn counters_of_a_new_pool_go_on_from_those_of_the_one_that_had_its_name() {
+fn counters_continue_when_a_new_pool_takes_an_old_name() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let collector = Collector::new();
     let mut sampler = Sampler::new(collector.clone(), &recorder);
@@ -168,7 +168,7 @@ fn counters_of_a_new_pool_go_on_from_those_of_the_one_that_had_its_name() {
 
 /// As with `MetricKindMask::ALL`: series that were idle for long are forgotten.
 #[tokio::test]
-async fn a_histogram_that_the_recorder_forgot_is_there_again_with_the_next_wait() {
+async fn a_histogram_dropped_by_the_recorder_returns_with_the_next_wait() {
     let recorder = PrometheusBuilder::new()
         .idle_timeout(MetricKindMask::ALL, Some(Duration::from_nanos(1)))
         .build_recorder();
@@ -196,7 +196,7 @@ async fn a_histogram_that_the_recorder_forgot_is_there_again_with_the_next_wait(
 }
 
 #[test]
-fn typed_slabs_are_pools_too() {
+fn typed_slabs_are_exported_as_pools() {
     struct Sessions;
     let slab = Slab::<[u8; 100], Sessions>::builder()
         .name("sessions")
@@ -224,7 +224,7 @@ fn typed_slabs_are_pools_too() {
 
 #[cfg(feature = "allocator-api2")]
 #[test]
-fn the_pool_of_a_collection_is_a_pool_too() {
+fn the_pool_of_an_allocator_is_exported_as_a_pool() {
     let allocator = slab_core::SlabAllocator::open(SlabPool::builder()).unwrap();
     let collector = Collector::new();
     collector.register_allocator("lines", &allocator).unwrap();

@@ -58,7 +58,7 @@ impl Subscriber for Spans {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn who_waits_for_memory_is_in_a_span_and_nobody_else() {
+async fn only_allocations_that_wait_open_a_span() {
     let spans = Spans::default();
     let _default = tracing::subscriber::set_default(spans.clone());
     let pool = PacketPool::builder()
@@ -83,7 +83,7 @@ async fn who_waits_for_memory_is_in_a_span_and_nobody_else() {
 }
 
 #[test]
-fn each_doubling_of_what_the_heap_served_is_in_the_log() {
+fn heap_fallbacks_are_logged_each_time_their_number_doubles() {
     let log = Spans::default();
     let _default = tracing::subscriber::set_default(log.clone());
     let pool = PacketPool::builder().name("rx").build().unwrap();

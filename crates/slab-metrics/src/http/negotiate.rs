@@ -25,12 +25,12 @@ pub(super) fn accepts_gzip(headers: &HeaderMap) -> bool {
     gzip > 0
 }
 
-/// Returns the highest quality, in thousandths, of the entries whose name and version `is_it` accepts; 0
+/// Returns the highest quality, in thousandths, of the entries whose name and version `is_match` accepts; 0
 /// if there is no such entry or its quality cannot be parsed.
 fn quality(
     headers: &HeaderMap,
     header: impl AsHeaderName,
-    is_it: impl Fn(&str, Option<&str>) -> bool,
+    is_match: impl Fn(&str, Option<&str>) -> bool,
 ) -> u32 {
     let lists = headers.get_all(header).into_iter();
     lists
@@ -40,7 +40,7 @@ fn quality(
             let mut parts = entry.split(';').map(str::trim);
             let name = parts.next()?;
             let version = parts.clone().find_map(|p| p.strip_prefix("version="));
-            if !is_it(name, version) {
+            if !is_match(name, version) {
                 return None;
             }
             match parts.find_map(|p| p.strip_prefix("q=").or(p.strip_prefix("Q="))) {
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn openmetrics_goes_to_those_who_ask_for_it() {
+    fn openmetrics_is_sent_only_to_clients_that_prefer_it() {
         let asks = |accept| wants_openmetrics(&headers(ACCEPT, accept));
         // Prometheus 2.42 and 3.0.
         assert!(asks(
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_goes_to_those_who_take_it() {
+    fn gzip_is_sent_only_to_clients_that_accept_it() {
         let takes = |accept| accepts_gzip(&headers(ACCEPT_ENCODING, accept));
         assert!(takes("gzip") && takes("deflate, GZIP;q=0.5, br"));
         for other in [

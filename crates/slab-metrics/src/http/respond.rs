@@ -53,13 +53,13 @@ pub(super) fn respond(
     let gzip = accepts_gzip(headers);
     match path {
         "/metrics" if wants_openmetrics(headers) => {
-            packed(OPENMETRICS, exporter.scrape_openmetrics().into(), gzip)
+            page_response(OPENMETRICS, exporter.scrape_openmetrics().into(), gzip)
         }
-        "/metrics" => packed(PROMETHEUS, exporter.scrape().into(), gzip),
-        "/stats.json" => packed(JSON, exporter.stats_json().into(), gzip),
+        "/metrics" => page_response(PROMETHEUS, exporter.scrape().into(), gzip),
+        "/stats.json" => page_response(JSON, exporter.stats_json().into(), gzip),
         "/healthz" => text(StatusCode::OK, "ok\n"),
         _ => {
-            let mut page = packed(HTML, Bytes::from_static(PAGE.as_bytes()), gzip);
+            let mut page = page_response(HTML, Bytes::from_static(PAGE.as_bytes()), gzip);
             page.headers_mut().insert(CONTENT_SECURITY_POLICY, POLICY);
             page
         }
@@ -67,7 +67,7 @@ pub(super) fn respond(
 }
 
 /// Makes an answer, compressed if `gzip`.
-fn packed(kind: HeaderValue, body: Bytes, gzip: bool) -> Response<Full<Bytes>> {
+fn page_response(kind: HeaderValue, body: Bytes, gzip: bool) -> Response<Full<Bytes>> {
     let body = if gzip { compress(&body) } else { body };
     let mut response = answer(StatusCode::OK, kind, body);
     let headers = response.headers_mut();

@@ -25,9 +25,9 @@ pub const DEFAULT_ADDRESS: SocketAddr =
 /// The most bytes of a request's header: the smallest limit that hyper accepts.
 const HEADER_BYTES: usize = 8 << 10;
 /// How long the answer under way may take once a connection's lifetime is over.
-const LAST_ANSWER: Duration = Duration::from_secs(5);
+const FINAL_RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long open connections may take to finish when the server shuts down.
-const DRAIN: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const UPKEEP_PERIOD: Duration = Duration::from_secs(5);
 /// The pause after a failed accept: such failures (no file descriptor left) last a while.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -79,7 +79,7 @@ pub(super) struct Limits {
     pub(super) connections: usize,
     pub(super) header_read_timeout: Duration,
     pub(super) connection_lifetime: Duration,
-    pub(super) last_answer: Duration,
+    pub(super) final_response_timeout: Duration,
 }
 
 /// The configuration of a [`MetricsServer`].
@@ -160,7 +160,7 @@ impl MetricsServer {
                 connections: 16,
                 header_read_timeout: Duration::from_secs(10),
                 connection_lifetime: Duration::from_secs(60),
-                last_answer: LAST_ANSWER,
+                final_response_timeout: FINAL_RESPONSE_TIMEOUT,
             },
         }
     }
@@ -187,7 +187,7 @@ impl MetricsServer {
                 _ = upkeep.tick() => self.exporter.upkeep(),
                 accepted = self.listener.accept() => match accepted {
                     // Connections that have ended but are not joined yet do not count.
-                    Ok((stream, _)) if self.reap(&mut connections) < self.limits.connections => {
+                    Ok((stream, _)) if self.join_ended(&mut connections) < self.limits.connections => {
                         connections.spawn(self.connection(stream, stopped.clone()));
                     }
                     Ok((stream, _)) => {
@@ -204,13 +204,13 @@ impl MetricsServer {
         }
         drop(stop);
         let drained = async { while connections.join_next().await.is_some() {} };
-        if timeout(DRAIN, drained).await.is_err() {
-            tracing::debug!("metrics server: connections cut at shutdown");
+        if timeout(DRAIN_TIMEOUT, drained).await.is_err() {
+            tracing::debug!("metrics server: open connections closed at shutdown");
         }
     }
 
     /// Joins ended connections; returns how many are open.
-    fn reap(&self, connections: &mut JoinSet<()>) -> usize {
+    fn join_ended(&self, connections: &mut JoinSet<()>) -> usize {
         while connections.try_join_next().is_some() {}
         connections.len()
     }
@@ -220,11 +220,11 @@ impl MetricsServer {
         stream: TcpStream,
         stop: watch::Receiver<()>,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let open = Open::new(Arc::clone(&self.stats));
+        let open = OpenConnection::new(Arc::clone(&self.stats));
         let exporter = self.exporter.clone();
         let limits = self.limits;
         async move {
-            let end = converse(stream, stop, &exporter, &open.stats, limits).await;
+            let end = serve_requests(stream, stop, &exporter, &open.stats, limits).await;
             tracing::debug!(?end, "metrics server: connection ended");
             open.end(end);
         }
@@ -232,12 +232,12 @@ impl MetricsServer {
 }
 
 /// Counts a connection as open until it ends, even if its task is dropped.
-struct Open {
+struct OpenConnection {
     stats: Arc<ServerStats>,
     end: End,
 }
 
-impl Open {
+impl OpenConnection {
     fn new(stats: Arc<ServerStats>) -> Self {
         stats.opened();
         Self {
@@ -251,14 +251,14 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.stats.ended(self.end);
     }
 }
 
 /// One connection from its first byte to its end.
-async fn converse(
+async fn serve_requests(
     stream: TcpStream,
     mut stop: watch::Receiver<()>,
     exporter: &Exporter,
@@ -295,7 +295,7 @@ async fn converse(
         Some(result) => result,
         None => {
             connection.as_mut().graceful_shutdown();
-            match timeout(limits.last_answer, connection).await {
+            match timeout(limits.final_response_timeout, connection).await {
                 Ok(result) => result,
                 Err(_) => return End::Lifetime,
             }

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_stand_at_their_index() {
+    fn end_reasons_are_in_the_order_of_their_index() {
         for (index, (end, _)) in End::ALL.into_iter().enumerate() {
             assert_eq!(end as usize, index);
         }

@@ -118,7 +118,7 @@ async fn read_answer(client: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn a_scrape_carries_the_pool_and_its_format() {
+async fn a_scrape_is_current_and_in_prometheus_text_format() {
     let pool = SlabPool::builder().name("rx").build().unwrap();
     let collector = Collector::new();
     collector.register_pool(&pool).unwrap();
@@ -229,7 +229,7 @@ async fn other_paths_and_methods_are_refused() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_gets_400_and_is_counted() {
+async fn a_request_that_is_not_http_gets_400_and_is_counted() {
     let server = Running::start(|_| ()).await;
     let garbage: [&[u8]; 4] = [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
@@ -303,7 +303,7 @@ async fn one_connection_too_many_is_refused_and_counted() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_finish_its_header_is_cut() {
+async fn a_client_that_does_not_finish_its_header_is_disconnected() {
     let server =
         Running::start(|builder| builder.limits.header_read_timeout = Duration::from_millis(50))
             .await;
@@ -326,7 +326,7 @@ async fn a_client_that_does_not_finish_its_header_is_cut() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_its_answers_is_cut() {
+async fn a_client_that_does_not_read_is_disconnected() {
     // Answers of about 300 KB, so that a few fill the kernel's buffers.
     let collector = Collector::new();
     let sizes: Vec<usize> = (1..=slab_core::MAX_CLASSES).map(|n| n * 64).collect();
@@ -340,7 +340,7 @@ async fn a_client_that_does_not_read_its_answers_is_cut() {
     }
     let server = Running::start_with(Exporter::new(collector), |builder| {
         builder.limits.connection_lifetime = Duration::from_secs(2);
-        builder.limits.last_answer = Duration::from_millis(100);
+        builder.limits.final_response_timeout = Duration::from_millis(100);
         // Too long to matter here.
         builder.limits.header_read_timeout = Duration::from_secs(3600);
     })
@@ -404,7 +404,7 @@ async fn a_client_that_closes_its_sending_side_gets_the_whole_answer() {
 }
 
 #[tokio::test]
-async fn the_longest_header_timeout_is_the_life_of_a_connection() {
+async fn the_header_timeout_is_at_most_the_connection_lifetime() {
     let server = Running::start(|builder| {
         builder.limits.header_read_timeout = Duration::MAX;
         builder.limits.connection_lifetime = Duration::from_secs(1);
@@ -447,7 +447,7 @@ async fn shutdown_closes_idle_connections_and_the_port() {
 }
 
 #[tokio::test]
-async fn dropping_the_future_leaves_nothing_behind() {
+async fn dropping_the_serve_future_ends_all_connections() {
     let server = Running::start(|_| ()).await;
     let mut client = server.connect().await;
     server.until_open(1).await;
@@ -460,7 +460,7 @@ async fn dropping_the_future_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_an_error_that_leaves_nothing_half_started() {
+async fn a_failed_bind_registers_nothing() {
     let first = Running::start(|_| ()).await;
     let exporter = Exporter::new(Collector::new());
     let bind = |address| {
@@ -482,7 +482,7 @@ async fn a_port_in_use_is_an_error_that_leaves_nothing_half_started() {
 }
 
 #[tokio::test]
-async fn a_full_collector_is_not_taken_for_one_that_has_a_server() {
+async fn binding_with_a_full_collector_fails_with_quota_exceeded() {
     let collector = Collector::new();
     for number in 0..crate::MAX_SOURCES {
         let slab = slab_core::Slab::<u64>::builder()
@@ -500,7 +500,7 @@ async fn a_full_collector_is_not_taken_for_one_that_has_a_server() {
 }
 
 #[test]
-fn the_page_asks_for_nothing_from_elsewhere() {
+fn the_page_requests_nothing_from_other_hosts() {
     let page = include_str!("../../page/index.html");
     for outside in ["http:", "https:", "src=", "@import", "url("] {
         // The only link keeps browsers from requesting an icon.
