@@ -25,17 +25,17 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 
-/// A chat over RUDP, line by line, with a peer of any implementation of KCP
+/// Line-by-line chat over RUDP with a peer that uses any implementation of KCP
 #[derive(Debug, Parser)]
 #[command(arg_required_else_help = true)]
 struct Options {
-    /// Chats with a kcp-go client that it starts, and ends
+    /// Start a kcp-go client, exchange a line with it in each direction, and exit (needs Go)
     #[arg(long)]
     with_kcp_go: bool,
-    /// Encrypts with this key of 16 or 32 bytes, in hexadecimal; the peer needs the same
+    /// Encrypt with AES-GCM and this key of 16 or 32 bytes in hexadecimal; the peer needs the same key
     #[arg(long, global = true, value_name = "HEX", value_parser = key)]
     key: Option<Key>,
-    /// Error correction, 10,3 for example; the peer needs the same
+    /// Forward error correction, such as 10,3; the peer needs the same numbers
     #[arg(long, global = true, value_name = "DATA,PARITY", value_parser = shards)]
     fec: Option<FecShards>,
     #[command(subcommand)]
@@ -44,14 +44,14 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Mode {
-    /// Waits for a peer
+    /// Wait for a peer
     Listen {
-        /// Where to listen
+        /// Address to listen on
         address: SocketAddr,
     },
-    /// Goes to a peer that listens
+    /// Connect to a peer that listens
     Connect {
-        /// Where the peer listens
+        /// Address that the peer listens on
         address: SocketAddr,
     },
 }
@@ -70,7 +70,7 @@ fn key(hex: &str) -> Result<Key, String> {
         .collect();
     let digits = digits
         .filter(|digits| digits.len() % 2 == 0)
-        .ok_or("pairs of hexadecimal digits are expected")?;
+        .ok_or("expected pairs of hexadecimal digits")?;
     let bytes: Vec<u8> = digits
         .chunks(2)
         .map(|two| two.iter().fold(0, |a, b| a << 4 | b))
@@ -85,7 +85,7 @@ fn shards(text: &str) -> Result<FecShards, String> {
     let numbers = text
         .split_once(',')
         .and_then(|(data, parity)| Some((data.trim().parse().ok()?, parity.trim().parse().ok()?)));
-    let (data, parity) = numbers.ok_or("two numbers such as 10,3 are expected")?;
+    let (data, parity) = numbers.ok_or("expected two numbers such as 10,3")?;
     FecShards::new(data, parity).map_err(|error| error.to_string())
 }
 
@@ -105,7 +105,7 @@ impl Options {
 fn main() -> ExitCode {
     let options = Options::parse();
     if options.with_kcp_go == options.mode.is_some() {
-        let which = "one of listen, connect and --with-kcp-go is expected";
+        let which = "expected one of listen, connect and --with-kcp-go";
         Options::command()
             .error(ErrorKind::MissingSubcommand, which)
             .exit()

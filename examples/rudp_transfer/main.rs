@@ -42,15 +42,15 @@ async fn main() -> ExitCode {
     let options = Options::parse();
     let interrupted = match interruption() {
         Ok(interrupted) => interrupted,
-        Err(error) => return complain(&error, 2),
+        Err(error) => return print_error(&error, 2),
     };
     let source = match source::Source::of(&options) {
         Ok(source) => source,
-        Err(error) => return complain(&error, 2),
+        Err(error) => return print_error(&error, 2),
     };
     let endpoints = match start(&options).await {
         Ok(endpoints) => endpoints,
-        Err(error) => return complain(&error, 2),
+        Err(error) => return print_error(&error, 2),
     };
     let result = tokio::select! {
         result = run(endpoints, &source) => result,
@@ -59,7 +59,7 @@ async fn main() -> ExitCode {
     // Dropping `source` removes the files.
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(&error, 1),
+        Err(error) => print_error(&error, 1),
     }
 }
 
@@ -86,7 +86,7 @@ fn interruption() -> std::io::Result<impl Future<Output = ()>> {
 }
 
 #[expect(clippy::print_stderr, reason = "a program's last words")]
-fn complain(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
+fn print_error(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
     eprintln!("rudp_transfer: {error}");
     ExitCode::from(status)
 }
@@ -114,8 +114,8 @@ async fn start(options: &Options) -> Result<Endpoints> {
         config = config.fec(shards);
     }
     if options.encrypt {
-        let made_up = RandomState::new();
-        let key = [1, 2].map(|half| made_up.hash_one(half).to_le_bytes());
+        let random = RandomState::new();
+        let key = [1, 2].map(|half| random.hash_one(half).to_le_bytes());
         config = config.aes_gcm(AesGcm::new(key.as_flattened())?);
     }
     let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
@@ -136,12 +136,12 @@ async fn run(endpoints: Endpoints, source: &source::Source) -> Result<()> {
         client,
         counts,
     } = endpoints;
-    let stored = source.beside("stored");
-    let returned = source.beside("returned");
+    let stored = source.sibling("stored");
+    let returned = source.sibling("returned");
     let serving = tokio::spawn(serve(server, stored.clone()));
 
     let mut stream = client.into_stream();
-    let bar = Progress::new("there", source.len());
+    let bar = Progress::new("send", source.len());
     let begin = Instant::now();
     let sent = transfer::send(&mut stream, source.path(), &bar).await?;
     // The server sends the file back once it has all of it; its first bytes end the first half.
@@ -149,7 +149,7 @@ async fn run(endpoints: Endpoints, source: &source::Source) -> Result<()> {
     let there = begin.elapsed();
     bar.finish(there);
 
-    let bar = Progress::new("back", source.len());
+    let bar = Progress::new("receive", source.len());
     let begin = Instant::now();
     let received = incoming.receive(&mut stream, &returned, &bar).await?;
     let back = begin.elapsed();
@@ -172,7 +172,7 @@ async fn run(endpoints: Endpoints, source: &source::Source) -> Result<()> {
         times: [there, back],
         retransmits: [stats, served].map(|s| s.retransmits_fast + s.retransmits_timeout),
         lost: counts.lost(),
-        in_use: settled(&pool).await,
+        in_use: chunks_left_in_use(&pool).await,
     });
     Ok(())
 }
@@ -191,7 +191,7 @@ async fn serve(server: Endpoint, to: impl AsRef<Path>) -> Result<slab_net::rudp:
 }
 
 /// Returns the chunks in use once all sessions have ended.
-async fn settled(pool: &PacketPool) -> u64 {
+async fn chunks_left_in_use(pool: &PacketPool) -> u64 {
     for _ in 0..300 {
         if pool.slab().stats().in_use() == 0 {
             break;

@@ -5,34 +5,34 @@ use slab_net::rudp::fec::FecShards;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Moves a file to a server and back over RUDP, through a path that loses and reorders
+/// Sends a file to a server and back over RUDP, through a simulated path that loses and reorders datagrams
 #[derive(Debug, Parser)]
 pub(crate) struct Options {
-    /// The file to move; random bytes if none is given
+    /// File to send; random bytes if omitted
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// How much to move if no file is given, in MiB
+    /// Size of the random file in MiB, if no file is given
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub(crate) size: u64,
-    /// Datagrams lost, each way, in percent
+    /// Percentage of datagrams lost in each direction
     #[arg(long, default_value = "1", value_parser = percent)]
     pub(crate) loss: f64,
-    /// Datagrams overtaken by later ones, each way, in percent
+    /// Percentage of datagrams overtaken by later ones in each direction
     #[arg(long, default_value = "2", value_parser = percent)]
     pub(crate) reorder: f64,
-    /// How long a datagram takes, each way
+    /// One-way delay of the path
     #[arg(long, default_value = "10ms", value_parser = duration)]
     pub(crate) delay: Duration,
-    /// The windows, in segments
+    /// Send and receive windows, in segments
     #[arg(long, default_value_t = 1024)]
     pub(crate) window: u32,
-    /// The longest datagram, in bytes
+    /// Maximum length of a datagram, in bytes
     #[arg(long, default_value_t = 1400)]
     pub(crate) mtu: usize,
-    /// Sends so many datagrams of parity to so many of data, and recovers what is lost: 10,3 for example
+    /// Forward error correction: for every DATA datagrams send PARITY more, such as 10,3, to recover lost ones
     #[arg(long, value_name = "DATA,PARITY", value_parser = shards)]
     pub(crate) fec: Option<FecShards>,
-    /// Encrypts, with a key made up for this run
+    /// Encrypt with AES-GCM and a random key
     #[arg(long)]
     pub(crate) encrypt: bool,
 }
@@ -41,14 +41,14 @@ fn shards(text: &str) -> Result<FecShards, String> {
     let numbers = text
         .split_once(',')
         .and_then(|(data, parity)| Some((data.trim().parse().ok()?, parity.trim().parse().ok()?)));
-    let (data, parity) = numbers.ok_or("two numbers such as 10,3 are expected")?;
+    let (data, parity) = numbers.ok_or("expected two numbers such as 10,3")?;
     FecShards::new(data, parity).map_err(|error| error.to_string())
 }
 
 fn percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse() {
         Ok(value) if (0.0..=50.0).contains(&value) => Ok(value),
-        _ => Err("a number from 0 to 50 is expected".into()),
+        _ => Err("expected a number from 0 to 50".into()),
     }
 }
 
@@ -61,6 +61,6 @@ fn duration(text: &str) -> Result<Duration, String> {
         Ok(value) if (0.0..=10.0).contains(&(value * unit)) => {
             Ok(Duration::from_secs_f64(value * unit))
         }
-        _ => Err("a time such as 10ms or 0.5s is expected, up to 10 s".into()),
+        _ => Err("expected a time such as 10ms or 0.5s, up to 10 s".into()),
     }
 }

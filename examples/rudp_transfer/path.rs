@@ -25,7 +25,7 @@ impl Counts {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Conduct {
+struct PathConditions {
     loss: f64,
     reorder: f64,
     delay: Duration,
@@ -36,25 +36,31 @@ pub(crate) async fn open(
     server: SocketAddr,
     options: &Options,
 ) -> io::Result<(SocketAddr, Counts)> {
-    let front = Arc::new(socket()?);
-    let back = Arc::new(socket()?);
-    back.connect(server).await?;
-    let address = front.local_addr()?;
-    let conduct = Conduct {
+    let client_socket = Arc::new(socket()?);
+    let server_socket = Arc::new(socket()?);
+    server_socket.connect(server).await?;
+    let address = client_socket.local_addr()?;
+    let conditions = PathConditions {
         loss: options.loss / 100.0,
         reorder: options.reorder / 100.0,
         delay: options.delay,
     };
     let counts = Counts::default();
     let (client, known) = watch::channel(None);
-    tokio::spawn(there(
-        Arc::clone(&front),
-        Arc::clone(&back),
-        conduct,
+    tokio::spawn(client_to_server(
+        Arc::clone(&client_socket),
+        Arc::clone(&server_socket),
+        conditions,
         counts.clone(),
         client,
     ));
-    tokio::spawn(home(front, back, conduct, counts.clone(), known));
+    tokio::spawn(server_to_client(
+        client_socket,
+        server_socket,
+        conditions,
+        counts.clone(),
+        known,
+    ));
     Ok((address, counts))
 }
 
@@ -69,55 +75,55 @@ fn socket() -> io::Result<UdpSocket> {
 }
 
 /// Forwards from the client to the server.
-async fn there(
-    front: Arc<UdpSocket>,
-    back: Arc<UdpSocket>,
-    conduct: Conduct,
+async fn client_to_server(
+    client_socket: Arc<UdpSocket>,
+    server_socket: Arc<UdpSocket>,
+    conditions: PathConditions,
     counts: Counts,
     client: watch::Sender<Option<SocketAddr>>,
 ) {
-    let mut line = Line::new(conduct, counts, 1);
+    let mut line = DelayLine::new(conditions, counts, 1);
     let mut buf = vec![0; 65536];
     loop {
         tokio::select! {
-            received = front.recv_from(&mut buf) => {
+            received = client_socket.recv_from(&mut buf) => {
                 let Ok((len, from)) = received else { continue };
                 client.send_if_modified(|known| {
-                    let news = *known != Some(from);
+                    let changed = *known != Some(from);
                     *known = Some(from);
-                    news
+                    changed
                 });
-                line.take(&buf[..len]);
-                while let Ok((len, _)) = front.try_recv_from(&mut buf) {
-                    line.take(&buf[..len]);
+                line.delay_or_lose(&buf[..len]);
+                while let Ok((len, _)) = client_socket.try_recv_from(&mut buf) {
+                    line.delay_or_lose(&buf[..len]);
                 }
             }
             () = line.due() => {}
         }
         while let Some(datagram) = line.next() {
             // A server that is gone is treated as one that loses everything.
-            let _ = back.send(&datagram).await;
+            let _ = server_socket.send(&datagram).await;
         }
     }
 }
 
 /// Forwards from the server to the client.
-async fn home(
-    front: Arc<UdpSocket>,
-    back: Arc<UdpSocket>,
-    conduct: Conduct,
+async fn server_to_client(
+    client_socket: Arc<UdpSocket>,
+    server_socket: Arc<UdpSocket>,
+    conditions: PathConditions,
     counts: Counts,
     client: watch::Receiver<Option<SocketAddr>>,
 ) {
-    let mut line = Line::new(conduct, counts, 2);
+    let mut line = DelayLine::new(conditions, counts, 2);
     let mut buf = vec![0; 65536];
     loop {
         tokio::select! {
-            received = back.recv(&mut buf) => {
+            received = server_socket.recv(&mut buf) => {
                 let Ok(len) = received else { continue };
-                line.take(&buf[..len]);
-                while let Ok(len) = back.try_recv(&mut buf) {
-                    line.take(&buf[..len]);
+                line.delay_or_lose(&buf[..len]);
+                while let Ok(len) = server_socket.try_recv(&mut buf) {
+                    line.delay_or_lose(&buf[..len]);
                 }
             }
             () = line.due() => {}
@@ -125,57 +131,57 @@ async fn home(
         let to = *client.borrow();
         while let Some(datagram) = line.next() {
             if let Some(to) = to {
-                let _ = front.send_to(&datagram, to).await;
+                let _ = client_socket.send_to(&datagram, to).await;
             }
         }
     }
 }
 
 /// Datagrams on their way in one direction.
-struct Line {
-    conduct: Conduct,
+struct DelayLine {
+    conditions: PathConditions,
     counts: Counts,
-    waiting: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
-    order: u64,
+    delayed: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
+    sequence: u64,
     random: u64,
 }
 
-impl Line {
-    fn new(conduct: Conduct, counts: Counts, seed: u64) -> Self {
+impl DelayLine {
+    fn new(conditions: PathConditions, counts: Counts, seed: u64) -> Self {
         Self {
-            conduct,
+            conditions,
             counts,
-            waiting: BinaryHeap::new(),
-            order: 0,
+            delayed: BinaryHeap::new(),
+            sequence: 0,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
         }
     }
 
-    fn chance(&mut self, of: f64) -> bool {
+    fn chance(&mut self, probability: f64) -> bool {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        ((self.random >> 11) as f64) < of * (1_u64 << 53) as f64
+        ((self.random >> 11) as f64) < probability * (1_u64 << 53) as f64
     }
 
-    fn take(&mut self, datagram: &[u8]) {
-        if self.chance(self.conduct.loss) {
+    fn delay_or_lose(&mut self, datagram: &[u8]) {
+        if self.chance(self.conditions.loss) {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let mut delay = self.conduct.delay;
-        if self.chance(self.conduct.reorder) {
+        let mut delay = self.conditions.delay;
+        if self.chance(self.conditions.reorder) {
             delay += delay / 4 + Duration::from_millis(1);
         }
-        self.order += 1;
+        self.sequence += 1;
         let due = Instant::now() + delay;
-        self.waiting
-            .push(Reverse((due, self.order, datagram.to_vec())));
+        self.delayed
+            .push(Reverse((due, self.sequence, datagram.to_vec())));
     }
 
     /// Waits until a datagram has arrived.
     async fn due(&self) {
-        match self.waiting.peek() {
+        match self.delayed.peek() {
             Some(Reverse((at, _, _))) => sleep_until(*at).await,
             None => std::future::pending().await,
         }
@@ -183,10 +189,10 @@ impl Line {
 
     /// Returns the next datagram that has arrived.
     fn next(&mut self) -> Option<Vec<u8>> {
-        let Reverse((at, _, _)) = self.waiting.peek()?;
+        let Reverse((at, _, _)) = self.delayed.peek()?;
         if *at > Instant::now() {
             return None;
         }
-        self.waiting.pop().map(|Reverse((_, _, datagram))| datagram)
+        self.delayed.pop().map(|Reverse((_, _, datagram))| datagram)
     }
 }

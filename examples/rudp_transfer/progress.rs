@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const WIDTH: usize = 40;
-const EVERY: Duration = Duration::from_millis(100);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Shows the progress of a transfer on stderr: on a terminal ten times a second in one line, elsewhere only
 /// at the end.
@@ -44,7 +44,7 @@ impl Progress {
         let done = self.done.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         let now = self.begin.elapsed();
         let drawn = Duration::from_millis(self.drawn.load(Ordering::Relaxed));
-        if self.shown && now >= drawn + EVERY && std::io::stderr().is_terminal() {
+        if self.shown && now >= drawn + REDRAW_INTERVAL && std::io::stderr().is_terminal() {
             self.drawn.store(now.as_millis() as u64, Ordering::Relaxed);
             self.draw(done, now, '\r');
         }
@@ -64,7 +64,7 @@ impl Progress {
         // If the terminal is gone, go on without it.
         let _ = write!(
             out,
-            "\r{:>5} [{}{}] {:>3} % {:>7.1} MB {rate:>6.1} MB/s{end}",
+            "\r{:>7} [{}{}] {:>3} % {:>7.1} MB {rate:>6.1} MB/s{end}",
             self.name,
             "#".repeat(filled.min(WIDTH)),
             " ".repeat(WIDTH - filled.min(WIDTH)),

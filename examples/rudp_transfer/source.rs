@@ -63,7 +63,7 @@ impl Source {
     }
 
     /// Returns a path for a copy.
-    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+    pub(crate) fn sibling(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 }

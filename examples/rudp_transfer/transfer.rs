@@ -10,14 +10,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 pub(crate) type Hash = [u8; 32];
 
-const PIECE: usize = 256 << 10;
+const BUFFER_BYTES: usize = 256 << 10;
 
 /// Sends a file, and returns its hash.
 pub(crate) async fn send(stream: &mut Stream, from: &Path, progress: &Progress) -> Result<Hash> {
     let mut file = File::open(from).await?;
     let len = file.metadata().await?.len();
     stream.write_all(&len.to_be_bytes()).await?;
-    let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE]);
+    let (mut hash, mut piece) = (Sha256::new(), vec![0; BUFFER_BYTES]);
     let mut left = len;
     while left > 0 {
         let read = file.read(&mut piece).await?;
@@ -56,9 +56,9 @@ impl Incoming {
         progress: &Progress,
     ) -> Result<Hash> {
         let mut file = File::create(to).await?;
-        let (mut hash, mut piece) = (Sha256::new(), vec![0; PIECE]);
+        let (mut hash, mut piece) = (Sha256::new(), vec![0; BUFFER_BYTES]);
         while self.left > 0 {
-            let most = PIECE.min(usize::try_from(self.left).unwrap_or(PIECE));
+            let most = BUFFER_BYTES.min(usize::try_from(self.left).unwrap_or(BUFFER_BYTES));
             let read = stream.read(&mut piece[..most]).await?;
             if read == 0 {
                 return Err("the stream ended early".into());
@@ -81,7 +81,7 @@ impl Incoming {
 
 /// Returns the hash of a stored file.
 pub(crate) async fn hash_file(path: &Path) -> Result<Hash> {
-    let (mut file, mut piece) = (File::open(path).await?, vec![0; PIECE]);
+    let (mut file, mut piece) = (File::open(path).await?, vec![0; BUFFER_BYTES]);
     let mut hash = Sha256::new();
     loop {
         let read = file.read(&mut piece).await?;

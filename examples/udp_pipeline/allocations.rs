@@ -21,11 +21,11 @@ pub(crate) fn count_this_thread() {
 }
 
 /// Heap allocations, reallocations included, of all counted threads so far.
-pub(crate) fn so_far() -> u64 {
+pub(crate) fn allocation_count() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
-fn note() {
+fn count_allocation() {
     if COUNTED.get() {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     }
@@ -37,19 +37,19 @@ struct Counting;
 // allocates nor panics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
+        count_allocation();
         // SAFETY: the caller keeps `System`'s contract, which is ours.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        note();
+        count_allocation();
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        note();
+        count_allocation();
         // SAFETY: as above.
         unsafe { System.realloc(at, layout, new_size) }
     }

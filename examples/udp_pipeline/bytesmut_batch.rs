@@ -4,7 +4,9 @@
 //! memory: keeping one of them keeps all of it.
 
 use crate::options::Options;
-use crate::server::{ECHO_EVERY, Kept, LAST_READS, Retainer, Server, Threads, pause, told_to};
+use crate::server::{
+    ECHO_EVERY, Kept, MAX_READS_AFTER_STOP, Retainer, Server, Threads, pause, stop_requested,
+};
 use crate::sockets;
 use crate::totals::{self, Consumed, Received, Totals, add};
 use bytes::{Bytes, BytesMut};
@@ -151,7 +153,7 @@ impl Shard {
     async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut memory = vec![0; SLOTS * SUPER_BUFFER];
         let mut metas = [RecvMeta::default(); SLOTS];
-        let mut last_reads = LAST_READS;
+        let mut last_reads = MAX_READS_AFTER_STOP;
         let mut stopping = false;
         while !stopping || last_reads > 0 {
             let mut slots = memory.chunks_exact_mut(SUPER_BUFFER);
@@ -167,7 +169,7 @@ impl Shard {
             } else {
                 tokio::select! {
                     biased;
-                    () = told_to(&mut stop) => {
+                    () = stop_requested(&mut stop) => {
                         stopping = true;
                         continue;
                     }

@@ -2,7 +2,9 @@
 //! frozen and sent through a channel.
 
 use crate::options::Options;
-use crate::server::{ECHO_EVERY, Kept, LAST_READS, Retainer, Server, Threads, pause, told_to};
+use crate::server::{
+    ECHO_EVERY, Kept, MAX_READS_AFTER_STOP, Retainer, Server, Threads, pause, stop_requested,
+};
 use crate::sockets;
 use crate::totals::{self, Consumed, Received, Totals, add};
 use bytes::{Bytes, BytesMut};
@@ -113,7 +115,7 @@ impl Shard {
             let mut buffer = BytesMut::with_capacity(self.buffer_bytes);
             let read = tokio::select! {
                 biased;
-                () = told_to(&mut stop) => break,
+                () = stop_requested(&mut stop) => break,
                 read = self.socket.recv_buf_from(&mut buffer) => read,
             };
             match read {
@@ -121,7 +123,7 @@ impl Shard {
                 Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
             }
         }
-        for _ in 0..LAST_READS * PACKETS_PER_BATCH {
+        for _ in 0..MAX_READS_AFTER_STOP * PACKETS_PER_BATCH {
             let mut buffer = BytesMut::with_capacity(self.buffer_bytes);
             match self.socket.try_recv_buf_from(&mut buffer) {
                 Ok((_, source)) => self.hand_over(buffer, source),

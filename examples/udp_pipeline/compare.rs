@@ -67,11 +67,11 @@ async fn run_child(
         .kill_on_drop(true)
         .spawn()?;
     let stdout = child.stdout.take().ok_or("no output")?;
-    let mut shown = BufReader::new(stdout).lines();
+    let mut child_lines = BufReader::new(stdout).lines();
     let mut lines = Vec::new();
     loop {
         tokio::select! {
-            line = shown.next_line() => match line? {
+            line = child_lines.next_line() => match line? {
                 Some(line) => {
                     say(&line);
                     lines.push(line);
@@ -80,7 +80,7 @@ async fn run_child(
             },
             () = interrupted.as_mut(), if !*is_interrupted => {
                 *is_interrupted = true;
-                end(&child);
+                terminate(&child);
             }
         }
     }
@@ -89,7 +89,7 @@ async fn run_child(
 
 /// Lets the child drain and print its summary. The terminal's Ctrl-C reaches the child as well, and a second
 /// signal does no harm; a signal from a service manager, or by `kill`, does not reach it.
-fn end(child: &Child) {
+fn terminate(child: &Child) {
     #[cfg(unix)]
     {
         use rustix::process::{Pid, Signal, kill_process};
@@ -124,7 +124,7 @@ fn table(rows: &[Figures]) {
             report::mib(row.payload_held),
             ratio(row.resident_growth),
             ratio(less_caches),
-            report::thousandth(row.heap_allocs_per_packet),
+            report::three_decimals(row.heap_allocs_per_packet),
             row.cpu_nanos_per_packet
                 .map_or("n/a".into(), report::thousands),
         ));

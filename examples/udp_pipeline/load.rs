@@ -22,7 +22,7 @@ const MAX_SEGMENTS: usize = 64;
 /// How often a paced source sends.
 const TICK: Duration = Duration::from_millis(2);
 /// A source that was delayed makes up for at most this.
-const MOST_BEHIND: Duration = Duration::from_millis(20);
+const MAX_CATCH_UP: Duration = Duration::from_millis(20);
 
 /// Open sockets that have sent nothing so far.
 pub(crate) struct Load {
@@ -154,10 +154,10 @@ impl Source {
                 Some(rate) => {
                     ticks.tick().await;
                     let now = Instant::now();
-                    let passed = now.saturating_duration_since(since).min(MOST_BEHIND);
+                    let passed = now.saturating_duration_since(since).min(MAX_CATCH_UP);
                     since = now;
                     due += rate * passed.as_secs_f64();
-                    while due >= 1.0 && self.worth_a_call(due, rate) {
+                    while due >= 1.0 && self.is_call_due(due, rate) {
                         due -= self.send(server, due as usize).await as f64;
                     }
                 }
@@ -172,9 +172,9 @@ impl Source {
     }
 
     /// Returns whether enough is due for a call: a full one, unless that takes more than a few ticks to fill.
-    fn worth_a_call(&self, due: f64, rate: f64) -> bool {
+    fn is_call_due(&self, due: f64, rate: f64) -> bool {
         let full = (self.contents.len() / self.payload) as f64;
-        due >= full.min(rate * MOST_BEHIND.as_secs_f64() / 2.0)
+        due >= full.min(rate * MAX_CATCH_UP.as_secs_f64() / 2.0)
     }
 
     /// Sends at most so many datagrams in one call; returns how many it tried to send.

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     match start() {
         Ok(status) => status,
         Err(error) => {
-            report::complain(error);
+            report::print_error(error);
             ExitCode::from(2)
         }
     }
@@ -68,7 +68,7 @@ fn start() -> Result<ExitCode, Box<dyn Error>> {
     Ok(match outcome.check() {
         Ok(()) => ExitCode::SUCCESS,
         Err(broken) => {
-            report::complain(broken);
+            report::print_error(broken);
             ExitCode::FAILURE
         }
     })

@@ -5,79 +5,79 @@ use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Receives UDP into pooled memory, hands owned packets to consumers on other threads, echoes a
-/// part of them and serves its statistics. By default it brings its own load.
+/// Receives UDP datagrams into pooled memory, hands owned packets to consumers on other threads, echoes
+/// some of them and serves its metrics. By default it also generates the load.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "udp_pipeline", version, args_override_self = true)]
 pub(crate) struct Options {
-    /// How packets are kept; `all` runs the three in turn, each in a process of its own, compares
-    /// them, and ends with the pool's summary
+    /// How packets are stored; `all` runs the three modes in turn, each in its own process, prints a
+    /// comparison, and ends with the summary of mode `pool`
     #[arg(long, value_enum, default_value_t = Mode::Pool)]
     pub(crate) mode: Mode,
 
-    /// Where to receive; port 0 takes any free port
+    /// Address to receive on; port 0 picks any free port
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
 
-    /// Wait for real traffic instead of making some
+    /// Generate no load; wait for real traffic
     #[arg(long)]
     pub(crate) no_load: bool,
 
-    /// How long to run, such as 8s, 500ms or 2m; Ctrl-C ends it sooner [default: 10s, with
-    /// --no-load until Ctrl-C]
+    /// How long to run, such as 8s, 500ms or 2m; Ctrl-C stops earlier [default: 10s; with --no-load
+    /// until Ctrl-C]
     #[arg(long, value_parser = duration)]
     pub(crate) duration: Option<Duration>,
 
-    /// Bytes in each datagram of the load
+    /// Payload bytes of each generated datagram
     #[arg(long, value_name = "BYTES", default_value_t = 1200,
           value_parser = clap::value_parser!(u16).range(1..=65507))]
     pub(crate) payload: u16,
 
-    /// Datagrams per second of the load, or `max` for as many as it can
+    /// Generated datagrams per second, or `max` for as many as possible
     #[arg(long, value_name = "N|max", default_value = "400000", value_parser = rate)]
     pub(crate) rate: Rate,
 
-    /// Receiving sockets and threads, which share the address by SO_REUSEPORT
+    /// Receiving sockets, each with its own thread, which share the address by SO_REUSEPORT
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) shards: u16,
 
-    /// Consumer tasks, each on a thread of its own
+    /// Consumer tasks, each on its own thread
     #[arg(long, value_name = "N", default_value_t = 2,
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) consumers: u16,
 
-    /// The pool's cap, such as 64MiB; the queue holds as many batches as this has 64 KiB buffers
+    /// The pool's memory cap, such as 64MiB; the queue holds one batch for each 64 KiB of it
     #[arg(long, value_name = "BYTES", default_value = "64MiB", value_parser = bytes)]
     pub(crate) max_memory: usize,
 
-    /// Switch GRO off and take datagrams of up to this length; longer ones are counted as
-    /// truncated (mode pool)
+    /// Switch GRO off and receive datagrams of at most this length; longer ones are counted as
+    /// truncated (mode `pool` only)
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_datagram: Option<usize>,
 
-    /// Keep every Nth packet, the newest 10000 of them
+    /// Keep every Nth packet, at most the newest 10000
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) retain: Option<u32>,
 
-    /// Let each consumer pause this long after each batch, such as 5ms
+    /// Make each consumer pause this long after every batch, such as 5ms
     #[arg(long, value_name = "PAUSE", value_parser = duration)]
     pub(crate) slow_consumer: Option<Duration>,
 
-    /// Where to serve /metrics and the live page, or `off`
+    /// Address to serve /metrics and the live page on, or `off`
     #[arg(long, value_name = "ADDR|off", default_value_t = Metrics::default(), value_parser = metrics)]
     pub(crate) metrics: Metrics,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
-    /// Packets of one bounded pool
+    /// Packets in the memory of one bounded pool
     Pool,
-    /// 64 KiB GRO buffers copied to a `BytesMut` each, which packets are split from
+    /// Each 64 KiB GRO buffer copied to a `BytesMut`, from which packets are split
     BytesmutBatch,
-    /// A `BytesMut` of 2 KiB for each packet
+    /// A `BytesMut` of 2 KiB per packet
     BytesmutPacket,
-    /// The three above, compared
+    /// All three, one after the other, and a comparison
     All,
 }
 
@@ -167,15 +167,15 @@ fn duration(text: &str) -> Result<Duration, String> {
         "s" => 1_000_000,
         "m" => 60_000_000,
         "h" => 3_600_000_000,
-        _ => return Err("a whole number and us, ms, s, m or h, such as 8s".into()),
+        _ => return Err("expected a whole number and us, ms, s, m or h, such as 8s".into()),
     };
     let number: u64 = number
         .parse()
-        .map_err(|_| "a whole number comes first, such as 8s")?;
+        .map_err(|_| "expected a whole number before the unit, such as 8s")?;
     // A thousand years and more overflow the clock.
     let micros = number.checked_mul(micros_per_unit);
     match micros.filter(|&micros| micros < u64::MAX / 1_000) {
-        Some(0) => Err("more than nothing, please".into()),
+        Some(0) => Err("must be longer than 0".into()),
         Some(micros) => Ok(Duration::from_micros(micros)),
         None => Err("too long".into()),
     }
@@ -188,21 +188,21 @@ fn bytes(text: &str) -> Result<usize, String> {
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
-        _ => return Err("a whole number and B, KiB, MiB or GiB, such as 64MiB".into()),
+        _ => return Err("expected a whole number and B, KiB, MiB or GiB, such as 64MiB".into()),
     };
     let number: usize = number
         .parse()
-        .map_err(|_| "a whole number comes first, such as 64MiB")?;
+        .map_err(|_| "expected a whole number before the unit, such as 64MiB")?;
     number
         .checked_mul(per_unit)
-        .ok_or_else(|| "more than can be addressed".into())
+        .ok_or_else(|| "more bytes than can be addressed".into())
 }
 
 fn rate(text: &str) -> Result<Rate, String> {
     match text {
         "max" => Ok(Rate::Max),
         _ => match text.parse() {
-            Ok(0) | Err(_) => Err("a whole number above 0, or max".into()),
+            Ok(0) | Err(_) => Err("expected a whole number above 0, or max".into()),
             Ok(rate) => Ok(Rate::PerSecond(rate)),
         },
     }
@@ -214,6 +214,6 @@ fn metrics(text: &str) -> Result<Metrics, String> {
         _ => text
             .parse()
             .map(Metrics::At)
-            .map_err(|_| "an address such as 127.0.0.1:9465, or off".into()),
+            .map_err(|_| "expected an address such as 127.0.0.1:9465, or off".into()),
     }
 }

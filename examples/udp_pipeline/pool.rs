@@ -5,7 +5,7 @@
 
 use crate::options::Options;
 use crate::server::{
-    ECHO_EVERY, Kept, RECEIVE_BUFFER_BYTES, Retainer, Server, Threads, pause, told_to,
+    ECHO_EVERY, Kept, RECEIVE_BUFFER_BYTES, Retainer, Server, Threads, pause, stop_requested,
 };
 use crate::totals::{self, Consumed, Drops, Totals, add};
 use packet_slab::slab_metrics::{Collector, RegisterError};
@@ -78,7 +78,7 @@ impl PoolServer {
         let mut receivers = JoinSet::new();
         for shard in shards {
             let mut stop = threads.stop.subscribe();
-            let stopped = async move { told_to(&mut stop).await };
+            let stopped = async move { stop_requested(&mut stop).await };
             // From the socket into the queue; at the end also what the kernel has queued.
             let task = forward(shard, to_consumers.clone(), stopped);
             receivers.spawn_on(task, threads.receive.handle());

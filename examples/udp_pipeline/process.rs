@@ -48,7 +48,7 @@ pub(crate) fn kernel_drops(address: SocketAddr) -> Option<u64> {
         SocketAddr::V6(_) => "/proc/net/udp6",
     })?;
     // "  sl  local_address rem_address ... drops"
-    let address = as_in_proc(address);
+    let address = proc_net_format(address);
     let ours = table.lines().skip(1).filter_map(|line| {
         if line.split_whitespace().nth(1)? != address {
             return None;
@@ -59,7 +59,7 @@ pub(crate) fn kernel_drops(address: SocketAddr) -> Option<u64> {
 }
 
 /// Formats IP:PORT in hexadecimal, the IP as 32-bit words in the machine's byte order.
-fn as_in_proc(address: SocketAddr) -> String {
+fn proc_net_format(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),

@@ -16,7 +16,7 @@ pub(crate) fn say(line: impl fmt::Display) {
 }
 
 /// Prints a line to stderr.
-pub(crate) fn complain(line: impl fmt::Display) {
+pub(crate) fn print_error(line: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "udp_pipeline: {line}");
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
     ));
     // The kernel counts what one call sent as one, however many datagrams it was.
     say(format_args!(
-        "not received, because the kernel's queue was full: {} buffers of one datagram or, with GSO, many",
+        "dropped by the kernel, because the socket's buffer was full: {} buffers (one datagram each; with GSO, many)",
         outcome.kernel_drops.map_or(NONE.into(), thousands)
     ));
     if totals.receive_errors > 0 {
@@ -142,7 +142,7 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
     }
     if totals.echo_failed > 0 {
         say(format_args!(
-            "not echoed, because the system would not send: {}",
+            "echoes that the system refused to send: {}",
             thousands(totals.echo_failed)
         ));
     }
@@ -168,7 +168,7 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
     say(format_args!(
         "resident: {} before the first packet, {} at most, {} with {} packets kept ({} of payload)",
         mib_or_unknown(resident.before),
-        mib_or_unknown(resident.most),
+        mib_or_unknown(resident.peak),
         mib_or_unknown(resident.with_kept),
         thousands(kept.packets as u64),
         mib(kept.payload_bytes),
@@ -178,7 +178,7 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
             "pool: cap {}, committed {}, in use {} at most, {} by the packets kept, {} free in its caches then",
             mib(pool.cap),
             mib(pool.committed),
-            mib(pool.most_in_use),
+            mib(pool.peak_in_use),
             mib(pool.in_use_with_kept),
             mib(pool.caches),
         ));
@@ -245,14 +245,14 @@ impl fmt::Display for Figures {
             or_none(self.resident_growth),
             self.payload_held,
             or_none(self.caches),
-            thousandth(self.heap_allocs_per_packet),
+            three_decimals(self.heap_allocs_per_packet),
             or_none(self.cpu_nanos_per_packet),
         )
     }
 }
 
 /// Formats with three decimals, or `n/a` if nothing was measured.
-pub(crate) fn thousandth(value: Option<f64>) -> String {
+pub(crate) fn three_decimals(value: Option<f64>) -> String {
     value.map_or(NONE.into(), |value| format!("{value:.3}"))
 }
 

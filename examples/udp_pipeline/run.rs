@@ -19,7 +19,7 @@ use tokio::time::{interval_at, sleep};
 
 /// The time at the beginning that does not belong to the steady state.
 const WARM_UP: Duration = Duration::from_secs(1);
-const LINE_EVERY: Duration = Duration::from_secs(1);
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Everything that the summary reports.
 pub(crate) struct Outcome {
@@ -58,7 +58,7 @@ impl Steady {
 /// Resident memory of the process in bytes, if the system reports it.
 pub(crate) struct Resident {
     pub(crate) before: Option<u64>,
-    pub(crate) most: Option<u64>,
+    pub(crate) peak: Option<u64>,
     /// After everything has stopped, with only the packets that consumers keep.
     pub(crate) with_kept: Option<u64>,
 }
@@ -72,7 +72,7 @@ pub(crate) struct KeptPackets {
 pub(crate) struct PoolFigures {
     pub(crate) cap: u64,
     pub(crate) committed: u64,
-    pub(crate) most_in_use: u64,
+    pub(crate) peak_in_use: u64,
     pub(crate) in_use_with_kept: u64,
     /// Committed but free, with only the packets that consumers keep in use.
     pub(crate) caches: u64,
@@ -89,7 +89,7 @@ impl Outcome {
             totals.delivered,
             totals.drops.sum(),
             totals.echoed,
-            report::thousandth(self.steady.allocations_per_packet()),
+            report::three_decimals(self.steady.allocations_per_packet()),
             self.pool.as_ref().map_or(0, |pool| pool.chunks_left),
         )
     }
@@ -101,13 +101,15 @@ impl Outcome {
     pub(crate) fn check(&self) -> Result<(), String> {
         let totals = &self.totals;
         if totals.received != totals.delivered + totals.drops.sum() {
-            return Err("received is not delivered + dropped".into());
+            return Err(
+                "the packets received are not the sum of those delivered and dropped".into(),
+            );
         }
         let Some(pool) = &self.pool else {
             return Ok(());
         };
         if pool.committed > pool.cap {
-            return Err("the pool passed its cap".into());
+            return Err("the pool exceeded its cap".into());
         }
         match pool.chunks_left {
             0 => Ok(()),
@@ -148,7 +150,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
     // Stop the load first, so that everything it sent can be accounted for.
     let load = load.map(|load| load.stop());
     let kept = server.stop();
-    Ok(settle(&*server, kept, load, steady, before, peaks))
+    Ok(measure_outcome(&*server, kept, load, steady, before, peaks))
 }
 
 fn start(options: &Options) -> Result<Box<dyn Server>, Box<dyn Error>> {
@@ -170,7 +172,7 @@ fn bind_page(
     };
     let page = MetricsServer::builder(Exporter::new(collector.clone())).address(address);
     let page = runtime.block_on(page.bind()).map_err(|error| {
-        format!("cannot serve metrics at {address}: {error}; choose another by --metrics ADDR, or --metrics off")
+        format!("cannot serve metrics at {address}: {error}; choose another address with --metrics ADDR, or use --metrics off")
     })?;
     Ok(Some(page))
 }
@@ -185,13 +187,10 @@ fn announce(options: &Options, server: &dyn Server, page: Option<&MetricsServer>
     ));
     if !options.no_load {
         let rate = match options.rate {
-            Rate::PerSecond(rate) => report::thousands(rate.into()),
-            Rate::Max => "as many as it can".into(),
+            Rate::PerSecond(rate) => format!("{} datagrams/s", report::thousands(rate.into())),
+            Rate::Max => "as many datagrams as possible,".into(),
         };
-        say(format_args!(
-            "load: {rate} datagrams/s of {} bytes",
-            options.payload
-        ));
+        say(format_args!("load: {rate} of {} bytes", options.payload));
     }
     if let Some(page) = page {
         let address = page.local_addr();
@@ -201,10 +200,10 @@ fn announce(options: &Options, server: &dyn Server, page: Option<&MetricsServer>
     }
     match options.run_time() {
         Some(time) => say(format_args!(
-            "ends after {}, or by Ctrl-C",
+            "runs for {}, or until Ctrl-C",
             report::seconds(time)
         )),
-        None => say("ends by Ctrl-C"),
+        None => say("runs until Ctrl-C"),
     }
 }
 
@@ -243,7 +242,7 @@ impl Mark {
         Self {
             at: Instant::now(),
             packets: server.totals().received,
-            allocations: allocations::so_far(),
+            allocations: allocations::allocation_count(),
             cpu: process::cpu_time(&THREAD_NAMES),
         }
     }
@@ -277,7 +276,7 @@ async fn watch(
     tokio::pin!(warm);
     let mut from = None;
     let mut ticker = Ticker::start();
-    let mut lines = interval_at(tokio::time::Instant::now() + LINE_EVERY, LINE_EVERY);
+    let mut lines = interval_at(tokio::time::Instant::now() + LINE_INTERVAL, LINE_INTERVAL);
     loop {
         tokio::select! {
             () = &mut warm, if from.is_none() => {
@@ -295,7 +294,7 @@ async fn watch(
 }
 
 /// Measures what remains once everything has stopped.
-fn settle(
+fn measure_outcome(
     server: &dyn Server,
     kept: Kept,
     load: Option<Sent>,
@@ -315,7 +314,7 @@ fn settle(
         PoolFigures {
             cap: held.max_memory as u64,
             committed: committed.max(peaks.pool_committed),
-            most_in_use: peaks.pool_in_use.max(in_use),
+            peak_in_use: peaks.pool_in_use.max(in_use),
             in_use_with_kept: in_use,
             caches: committed.saturating_sub(in_use),
             chunks_left: pool.slab().stats().in_use(),
@@ -328,7 +327,7 @@ fn settle(
         steady,
         resident: Resident {
             before,
-            most: peaks.resident.max(with_kept),
+            peak: peaks.resident.max(with_kept),
             with_kept,
         },
         kept: packets,

@@ -18,9 +18,9 @@ pub(crate) const ECHO_EVERY: u64 = 16;
 /// The socket buffer requested per shard; the kernel may grant less.
 pub(crate) const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 /// How often a shard still reads after it was told to stop, for what the kernel has queued by then.
-pub(crate) const LAST_READS: usize = 64;
+pub(crate) const MAX_READS_AFTER_STOP: usize = 64;
 /// The most packets that all consumers together keep.
-const MOST_RETAINED: usize = 10_000;
+const MAX_RETAINED: usize = 10_000;
 
 /// A server that receives packets, in whatever memory.
 pub(crate) trait Server {
@@ -79,7 +79,7 @@ fn workers(name: &str, count: u16) -> std::io::Result<Runtime> {
 }
 
 /// Completes once the server is told to stop.
-pub(crate) async fn told_to(stop: &mut watch::Receiver<bool>) {
+pub(crate) async fn stop_requested(stop: &mut watch::Receiver<bool>) {
     // An error means that the server is gone, which also ends its tasks.
     let _ = stop.wait_for(|&stop| stop).await;
 }
@@ -91,7 +91,7 @@ pub(crate) async fn pause(pause: Option<Duration>, stop: &mut watch::Receiver<bo
         return;
     }
     tokio::select! {
-        () = told_to(stop) => {}
+        () = stop_requested(stop) => {}
         () = tokio::time::sleep(pause) => {}
     }
 }
@@ -100,19 +100,23 @@ pub(crate) async fn pause(pause: Option<Duration>, stop: &mut watch::Receiver<bo
 pub(crate) struct Retainer<P> {
     every: Option<u32>,
     seen: u32,
-    most: usize,
+    capacity: usize,
     packets: VecDeque<P>,
 }
 
 impl<P> Retainer<P> {
     /// Creates one consumer's share.
     pub(crate) fn new(options: &Options) -> Self {
-        let most = (MOST_RETAINED / usize::from(options.consumers)).max(1);
-        let room = if options.retain.is_some() { most } else { 0 };
+        let capacity = (MAX_RETAINED / usize::from(options.consumers)).max(1);
+        let room = if options.retain.is_some() {
+            capacity
+        } else {
+            0
+        };
         Self {
             every: options.retain,
             seen: 0,
-            most,
+            capacity,
             packets: VecDeque::with_capacity(room),
         }
     }
@@ -127,7 +131,7 @@ impl<P> Retainer<P> {
         }
         self.seen = 0;
         // Remove before adding: the oldest packet's memory is free for the newest.
-        if self.packets.len() == self.most {
+        if self.packets.len() == self.capacity {
             self.packets.pop_front();
         }
         self.packets.push_back(keep(packet));

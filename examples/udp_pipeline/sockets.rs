@@ -13,14 +13,14 @@ use std::net::{SocketAddr, UdpSocket};
 pub(crate) fn bind_shards(options: &Options) -> Result<Vec<UdpSocket>, String> {
     let several = options.shards > 1;
     let mut address = options.listen;
-    let said = |error| format!("cannot bind UDP {}: {error}", options.listen);
+    let bind_error = |error| format!("cannot bind UDP {}: {error}", options.listen);
     if several {
         // SO_REUSEPORT would share the address with other programs, so try without it first.
         address = UdpSocket::bind(address)
             .and_then(|socket| socket.local_addr())
-            .map_err(said)?;
+            .map_err(bind_error)?;
     }
-    let bind = |_| bind(address, several).map_err(said);
+    let bind = |_| bind(address, several).map_err(bind_error);
     (0..options.shards).map(bind).collect()
 }
 

@@ -34,7 +34,7 @@ const CLIENT_PAYLOADS: usize = 1024;
 /// The example's own counter, on the page after the series of the pool and the sockets.
 const REFUSED: &str = "gateway_refused_datagrams_total";
 /// How long the server may take at the end to read what is left.
-const DRAIN: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running gateway.
 pub(crate) struct Gateway {
@@ -170,7 +170,7 @@ impl Gateway {
     }
 }
 
-/// Publishes until the queue has ended or, once the gateway stops, for at most [`DRAIN`].
+/// Publishes until the queue has ended or, once the gateway stops, for at most [`DRAIN_TIMEOUT`].
 async fn publish(
     batches: QueueReceiver,
     client: Client,
@@ -205,14 +205,14 @@ async fn publish(
     };
     let too_long = async {
         let _ = stop.wait_for(|&stop| stop).await;
-        tokio::time::sleep(DRAIN).await;
+        tokio::time::sleep(DRAIN_TIMEOUT).await;
     };
     let complete = tokio::select! {
         complete = all => complete,
         () = too_long => false,
     };
     // A flush shows that everything was written; only an answer shows that the server read it.
-    let confirmed = complete && matches!(timeout(DRAIN, ping(&client)).await, Ok(true));
+    let confirmed = complete && matches!(timeout(DRAIN_TIMEOUT, ping(&client)).await, Ok(true));
     let sent = taken - refused;
     Published {
         confirmed: if confirmed { sent } else { 0 },

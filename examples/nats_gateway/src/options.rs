@@ -6,36 +6,36 @@ use packet_slab::slab_metrics::DEFAULT_ADDRESS;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 
-/// Receives UDP and publishes each datagram to a NATS server, until Ctrl-C or SIGTERM.
+/// Receives UDP datagrams and publishes each of them to a NATS server, until Ctrl-C or SIGTERM.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
 pub(crate) struct Options {
-    /// Where to receive; port 0 takes any free port
+    /// Address to receive on; port 0 picks any free port
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4433")]
     pub(crate) listen: SocketAddr,
 
-    /// Receiving sockets and, for each, a publishing connection
+    /// Receiving sockets; each has its own connection to the NATS server
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) shards: NonZeroUsize,
 
-    /// Share the address with other gateways on this machine, by SO_REUSEPORT
+    /// Share the UDP address with other gateways on this machine, by SO_REUSEPORT
     #[arg(long)]
     pub(crate) reuse_port: bool,
 
-    /// The NATS server
+    /// URL of the NATS server
     #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222")]
     pub(crate) nats: String,
 
-    /// The subject that datagrams are published to
+    /// Subject to publish the datagrams to
     #[arg(long, default_value = "udp.in", value_parser = subject)]
     pub(crate) subject: Subject,
 
-    /// The pool's cap in MiB: what may wait for the server, at most
+    /// The pool's memory cap in MiB: at most this much data waits for the NATS server
     #[arg(long, value_name = "MIB", default_value_t = 64,
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) max_memory: u16,
 
-    /// Where to serve /metrics and the live page; port 0 takes any free port
+    /// Address to serve /metrics and the live page on; port 0 picks any free port
     #[arg(long, value_name = "ADDR", default_value_t = DEFAULT_ADDRESS)]
     pub(crate) metrics: SocketAddr,
 }
@@ -43,10 +43,12 @@ pub(crate) struct Options {
 /// Parses a subject that can be published to.
 fn subject(text: &str) -> Result<Subject, String> {
     let subject = Subject::validated(text).map_err(|_| {
-        "words with dots between them, none of them empty, without blanks: udp.in".to_owned()
+        "expected non-empty words without spaces, separated by dots, such as udp.in".to_owned()
     })?;
     if text.split('.').any(|word| matches!(word, "*" | ">")) {
-        return Err("* and > are for subscribers; a publisher names one subject".into());
+        return Err(
+            "the wildcards * and > are for subscribers; a publisher needs one subject".into(),
+        );
     }
     Ok(subject)
 }

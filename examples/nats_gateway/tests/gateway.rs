@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// How long any step may take before the test gives up; no time is asserted.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const CAP_MIB: u64 = 4;
 const PAYLOAD: usize = 1200;
 
@@ -138,10 +138,7 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(
-            start.elapsed() < PATIENCE,
-            "not within {PATIENCE:?}: {what}"
-        );
+        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -195,7 +192,7 @@ impl Load {
 }
 
 #[test]
-fn what_is_too_large_for_the_server_is_dropped_and_counted_and_the_rest_goes_on() {
+fn oversized_payloads_are_dropped_and_counted_and_the_others_published() {
     let (mut gateway, mut says, udp, metrics) = gateway(small_server(1000));
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     for bytes in [10, 5000, 1000, 1001, 10] {
@@ -217,13 +214,13 @@ fn what_is_too_large_for_the_server_is_dropped_and_counted_and_the_rest_goes_on(
 
 /// With batches of many datagrams, one of which is half published when the gateway gives up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_is_accounted_for_when_the_server_never_reads_again() {
+async fn every_datagram_is_accounted_for_if_the_server_never_reads_again() {
     let (mut gateway, mut says, udp, metrics) = gateway(stalled_server());
     let socket = UdpSender::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let fifty = [7; 50 * PAYLOAD];
     let start = Instant::now();
     while stats(metrics)["sockets"][0]["dropped_no_memory"] == 0 {
-        assert!(start.elapsed() < PATIENCE, "never full");
+        assert!(start.elapsed() < TIMEOUT, "never full");
         let fifty = Transmit::new(&fifty, udp).segment_size(PAYLOAD);
         socket.send(&fifty).await.unwrap();
     }
@@ -235,7 +232,7 @@ async fn all_is_accounted_for_when_the_server_never_reads_again() {
 }
 
 #[test]
-fn a_subject_that_nobody_can_publish_to_is_refused_before_anything_is_started() {
+fn an_invalid_subject_is_refused_on_the_command_line() {
     for subject in ["", "a b", ".a", "a.", "udp.>", "*.in"] {
         let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
             .args(["--subject", subject])
@@ -249,7 +246,7 @@ fn a_subject_that_nobody_can_publish_to_is_refused_before_anything_is_started() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs nats-server: ci/nats"]
-async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
+async fn datagrams_reach_nats_and_a_stalled_server_costs_no_memory() {
     let (nats, at) = nats_server();
     let client = async_nats::connect(format!("nats://{at}")).await.unwrap();
     let mut arriving = client.subscribe("udp.in").await.unwrap();
@@ -270,7 +267,7 @@ async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
         });
     }
     for number in 0..load.sent {
-        let message = tokio::time::timeout(PATIENCE, arriving.next()).await;
+        let message = tokio::time::timeout(TIMEOUT, arriving.next()).await;
         let payload = message.expect("lost").unwrap().payload;
         assert_eq!(payload.len(), PAYLOAD);
         assert_eq!(payload[..8], number.to_be_bytes());
@@ -293,7 +290,7 @@ async fn what_udp_brings_nats_has_and_a_stalled_server_costs_no_memory() {
             assert!(used > cap / 2, "{used} of {cap}");
             break dropped + queue;
         }
-        assert!(start.elapsed() < PATIENCE, "never full: {stats}");
+        assert!(start.elapsed() < TIMEOUT, "never full: {stats}");
         std::thread::sleep(Duration::from_millis(1));
     };
     assert!(dropped > 0);
