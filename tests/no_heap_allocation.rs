@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 /// Makes a runtime whose threads' allocations are counted.
-fn counted(threads: usize) -> Runtime {
+fn counted_runtime(threads: usize) -> Runtime {
     Builder::new_multi_thread()
         .worker_threads(threads)
         .enable_all()
@@ -121,7 +121,7 @@ fn send(from: &std::net::UdpSocket, to: SocketAddr, datagrams: u64, consumed: &A
 #[test]
 fn a_packet_costs_no_heap_allocation_from_socket_to_pool() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
-    let (receiving, consuming) = (counted(1), counted(2));
+    let (receiving, consuming) = (counted_runtime(1), counted_runtime(2));
     let socket = {
         let _runtime = receiving.enter();
         UdpReceiver::bind("127.0.0.1:0".parse().unwrap(), &pool).unwrap()

@@ -337,7 +337,7 @@ fn page(file: &str) -> PathBuf {
 }
 
 #[test]
-fn the_figures_are_those_of_the_json() {
+fn the_readmes_figures_match_the_json() {
     for &file in &[README, SLAB_NET] {
         let committed = fs::read_to_string(page(file)).unwrap();
         let sections = SECTIONS.iter().filter(|(of, ..)| *of == file);
@@ -386,7 +386,7 @@ fn is_a_figure(line: &str) -> bool {
 }
 
 #[test]
-fn there_are_no_other_figures() {
+fn the_readmes_have_no_figures_outside_the_marks() {
     let text = fs::read_to_string(page(README)).unwrap();
     let sections = SECTIONS.iter().filter(|(of, ..)| *of == README);
     let rest = sections.fold(text, |text, (_, name, _)| replaced(&text, name, ""));
@@ -396,7 +396,7 @@ fn there_are_no_other_figures() {
 }
 
 #[test]
-fn what_is_a_figure() {
+fn figures_are_recognised() {
     for figure in [
         "takes 3 ns.",
         "gives 5 to 20 %.",

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{Running, get, metric, run, summary_of, text, until};
+use common::{Running, get, metric, run, summary_of, text, wait_until};
 use std::net::{TcpListener, UdpSocket};
 use std::time::Duration;
 
 const RECEIVED: &str = "slab_net_received_datagrams_total{socket=\"0\"}";
 
 #[test]
-fn the_pool_accounts_for_every_packet_and_allocates_for_none() {
+fn mode_pool_accounts_for_every_packet_and_allocates_for_none() {
     let summary = summary_of(&["--duration", "1s", "--rate", "20000", "--metrics", "off"]);
     assert!(summary.count("received") > 0);
     assert!(summary.count("echoed") > 0);
@@ -30,7 +30,7 @@ fn shards_share_the_address() {
 }
 
 #[test]
-fn the_modes_without_a_pool_account_for_every_packet_and_allocate() {
+fn modes_without_a_pool_account_for_every_packet_and_allocate() {
     for (mode, at_least) in [("bytesmut-batch", 0.01), ("bytesmut-packet", 1.0)] {
         let summary = summary_of(&[
             "--mode",
@@ -49,7 +49,7 @@ fn the_modes_without_a_pool_account_for_every_packet_and_allocate() {
 }
 
 #[test]
-fn a_slow_consumer_costs_packets_but_no_more_than_the_cap() {
+fn a_slow_consumer_causes_drops_but_memory_stays_below_the_cap() {
     // The program itself checks that the cap was not exceeded (otherwise its status is 1).
     let summary = summary_of(&[
         "--duration=1s",
@@ -64,7 +64,7 @@ fn a_slow_consumer_costs_packets_but_no_more_than_the_cap() {
 }
 
 #[test]
-fn all_modes_are_compared_and_the_last_line_is_the_pools() {
+fn mode_all_prints_a_table_and_last_the_pools_summary() {
     let output = run(&[
         "--mode=all",
         "--duration=400ms",
@@ -175,7 +175,7 @@ fn bad_input_is_one_line_and_status_2() {
 }
 
 #[test]
-fn help_is_no_error() {
+fn help_exits_with_status_0() {
     let output = run(&["--help"]);
     assert!(output.status.success());
     assert!(text(&output.stdout).contains("--max-memory"));
@@ -190,9 +190,9 @@ fn the_metrics_page_shows_the_pool_while_it_runs() {
         metric(page, "slab_pool_capacity_bytes{pool=\"rx\"}"),
         f64::from(64 << 20)
     );
-    until("a datagram received", || metric(page, RECEIVED) > 0.0);
+    wait_until("a datagram received", || metric(page, RECEIVED) > 0.0);
     let served = "slab_net_queue_delivered_datagrams_total{queue=\"handoff\"}";
-    until("a datagram delivered", || metric(page, served) > 0.0);
+    wait_until("a datagram delivered", || metric(page, served) > 0.0);
     // The live page.
     assert!(get(page, "/").contains("text/html"));
     let summary = running.interrupt();
@@ -210,7 +210,7 @@ fn datagrams_of_any_length_are_delivered() {
     for (sent, len) in (1..).zip(lengths) {
         socket.send_to(&vec![7; len], server).unwrap();
         // One at a time: the largest would displace others in a small kernel queue.
-        until("received", || metric(page, RECEIVED) == f64::from(sent));
+        wait_until("received", || metric(page, RECEIVED) == f64::from(sent));
     }
     let bytes = metric(page, "slab_net_received_bytes_total{socket=\"0\"}");
     assert_eq!(bytes, lengths.iter().sum::<usize>() as f64);
@@ -229,7 +229,7 @@ fn a_datagram_longer_than_its_buffer_is_counted_as_truncated() {
     for len in [100, 101, 60_000] {
         socket.send_to(&vec![7; len], server).unwrap();
     }
-    until("received", || metric(page, RECEIVED) == 3.0);
+    wait_until("received", || metric(page, RECEIVED) == 3.0);
     let truncated = "slab_net_dropped_datagrams_total{socket=\"0\",reason=\"truncated\"}";
     assert_eq!(metric(page, truncated), 2.0);
     let summary = running.interrupt();
@@ -239,7 +239,7 @@ fn a_datagram_longer_than_its_buffer_is_counted_as_truncated() {
 
 #[cfg(unix)]
 #[test]
-fn some_of_what_a_client_sends_comes_back_unchanged() {
+fn some_datagrams_are_echoed_unchanged() {
     let mut running = Running::start(&["--no-load", "--metrics=off", "--listen=127.0.0.1:0"]);
     let server = running.address("receiving at ", " ");
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -248,7 +248,7 @@ fn some_of_what_a_client_sends_comes_back_unchanged() {
         .unwrap();
     let mut buffer = [0; 2048];
     let mut sent: u32 = 0;
-    until("an echo", || {
+    wait_until("an echo", || {
         socket
             .send_to(&sent.to_le_bytes().repeat(100), server)
             .unwrap();

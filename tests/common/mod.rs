@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long to wait for what must happen; no time is asserted.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The path of the example. Cargo builds a package's examples before it runs its tests, into a folder beside
 /// theirs, but not if it is told which tests to run. Failing is better than testing an old build.
@@ -163,7 +163,7 @@ impl Drop for Running {
 /// Makes one HTTP request, as a scraper does.
 pub(crate) fn get(server: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(server).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nhost: {server}\r\nconnection: close\r\n\r\n"
@@ -184,10 +184,10 @@ pub(crate) fn metric(server: SocketAddr, series: &str) -> f64 {
 }
 
 /// Repeats a check until it holds.
-pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !so() {
-        assert!(start.elapsed() < PATIENCE, "still not: {what}");
+    while !condition() {
+        assert!(start.elapsed() < TIMEOUT, "still not: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
