@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_used_is_said_and_what_we_used_is_not() {
+    fn cpu_time_of_other_processes_is_reported() {
         let begin = ticks([500, 0, 100, 1000, 0, 0, 0, 0], [10, 10, 0, 0]);
         // Ten seconds of two CPUs, one of them ours.
         let quiet = ticks([1300, 0, 300, 1900, 0, 0, 100, 0], [610, 210, 150, 50]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_are_read() {
+    fn proc_stat_files_can_be_parsed() {
         let begin = Ticks::now().unwrap();
         assert!(begin.passed > 0 && begin.all >= begin.ours);
     }

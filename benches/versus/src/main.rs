@@ -24,32 +24,32 @@ use std::process::ExitCode;
 #[global_allocator]
 static HEAP: heap::ChosenHeap = heap::ChosenHeap;
 
-/// Runs ours and each peer in turn and compares them.
+/// Compares this project with each peer: measures both sides in turn and prints the ratios.
 #[derive(Parser)]
 #[command(version)]
 struct Options {
-    /// The group of cases to run; all of them if left out.
+    /// Group of cases to run; all groups if omitted.
     #[arg(value_enum)]
     group: Option<Group>,
-    /// Short samples: a group ends within 45 s.
+    /// Take short samples: each group finishes within 45 s.
     #[arg(long)]
     quick: bool,
-    /// Only rows whose `case/peer` contains this.
+    /// Run only rows whose `case/peer` contains PATTERN.
     #[arg(long, value_name = "PATTERN")]
     only: Option<String>,
-    /// Write the rows to this file as JSON.
+    /// Also write the rows to FILE as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Put this peer in our place: a peer against itself shows what the harness adds.
+    /// Run PEER in place of our side; a peer compared with itself shows the error of the harness.
     #[arg(long, value_name = "PEER")]
     ours: Option<String>,
-    /// Measure nothing: print the results page of these files that `--json` wrote.
+    /// Measure nothing; print the results page of FILE.., written earlier by `--json`.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     page: Option<Vec<PathBuf>>,
-    /// Measure how things scale instead: writes `scaling.json`, plots and a page into this folder.
+    /// Measure scaling instead: write `scaling.json`, plots and a page to FOLDER.
     #[arg(long, value_name = "FOLDER")]
     scaling: Option<PathBuf>,
-    /// Measure nothing: draw the plots and the page of the `scaling.json` in this folder again.
+    /// Measure nothing; draw the plots and the page of FOLDER/scaling.json again.
     #[arg(long, value_name = "FOLDER")]
     draw: Option<PathBuf>,
     /// Measure one resident-memory scenario in this process and print it: how a run starts its
@@ -60,8 +60,8 @@ struct Options {
     /// its child processes.
     #[arg(long, hide = true, num_args = 2..)]
     count: Option<Vec<String>>,
-    /// Measure nothing: copy what comes in to what goes out, and write it to this file as JSON, beside
-    /// the machine.
+    /// Measure nothing; copy stdin to stdout, and write it to FILE as JSON, with a description of the
+    /// machine.
     #[arg(long, value_name = "FILE")]
     keep_output: Option<PathBuf>,
     /// Measure the group `packet` on the allocator that this process has and print it as JSON: how a
@@ -72,15 +72,15 @@ struct Options {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Group {
-    /// Allocating and freeing.
+    /// Memory: allocating and freeing.
     Alloc,
-    /// Packets that are filled, frozen, cloned, split.
+    /// Packets: filling, freezing, cloning, splitting.
     Packet,
-    /// Receiving, handing over, sending.
+    /// UDP: receiving, handing over to a consumer, sending.
     Udp,
-    /// Reliable sessions.
+    /// RUDP: reliable sessions.
     Rudp,
-    /// Being watched.
+    /// Metrics: the cost of exporting them.
     Metrics,
 }
 
@@ -96,19 +96,19 @@ fn main() -> ExitCode {
             "sessions" => rudp::sessions(&arguments[1..]),
             _ => rudp::child(&arguments[1..]),
         };
-        return ended(counted.ok_or_else(|| "it cannot be counted".into()));
+        return exit_code(counted.ok_or_else(|| "--count does not know these arguments".into()));
     }
     if let Some(file) = &options.keep_output {
-        return ended(results::keep_output(file));
+        return exit_code(results::keep_output(file));
     }
     if let Some(files) = &options.page {
-        return ended(results::page(files).map(|page| print!("{page}")));
+        return exit_code(results::page(files).map(|page| print!("{page}")));
     }
     if let Some(folder) = &options.scaling {
-        return ended(scaling::run(folder));
+        return exit_code(scaling::run(folder));
     }
     if let Some(folder) = &options.draw {
-        return ended(scaling::draw(folder));
+        return exit_code(scaling::draw(folder));
     }
     let plan = if options.quick {
         Plan::quick()
@@ -145,7 +145,7 @@ fn main() -> ExitCode {
         Group::Metrics => metrics::run(ours(group), options.quick, &filter, &mut report),
     });
     if outcome.is_err() {
-        return ended(outcome);
+        return exit_code(outcome);
     }
     // Only once, since both report the same.
     report.warn(watch.warning());
@@ -160,7 +160,7 @@ fn main() -> ExitCode {
 }
 
 /// Exits with one line on stderr and status 2 if something failed.
-fn ended(outcome: Result<(), String>) -> ExitCode {
+fn exit_code(outcome: Result<(), String>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {

@@ -58,7 +58,7 @@ impl Plan {
     }
 
     /// Returns the effort for samples that are a process each.
-    pub(crate) fn of_processes(self) -> Self {
+    pub(crate) fn for_child_processes(self) -> Self {
         Self {
             rounds: self.process_rounds,
             ..self
@@ -111,7 +111,7 @@ impl Sampler {
     }
 
     /// Makes a sampler of which each call of `run` is a whole sample.
-    pub(crate) fn whole(mut run: impl FnMut() -> f64 + 'static) -> Self {
+    pub(crate) fn single_run(mut run: impl FnMut() -> f64 + 'static) -> Self {
         Self {
             run: Box::new(move |_| run().into()),
             ops: Some(1),
@@ -212,13 +212,13 @@ pub(crate) fn interleave(plan: &Plan, ours: &mut Sampler, theirs: &mut Sampler) 
     ours.calibrate(plan);
     theirs.calibrate(plan);
     let mut rounds = Vec::new();
-    while rounds.len() < 3 * plan.rounds && largest_kind(&rounds).1.len() < plan.rounds {
+    while rounds.len() < 3 * plan.rounds && most_frequent_distance(&rounds).1.len() < plan.rounds {
         rounds.push(Round {
             ours: ours.sample(),
             theirs: theirs.sample(),
         });
     }
-    let (distance, counted) = largest_kind(&rounds);
+    let (distance, counted) = most_frequent_distance(&rounds);
     if counted.len() >= plan.rounds {
         summary(plan, &counted, distance)
     } else {
@@ -228,7 +228,7 @@ pub(crate) fn interleave(plan: &Plan, ours: &mut Sampler, theirs: &mut Sampler) 
 
 /// Returns the rounds of the most frequent distance. "Moved" is no distance: two rounds in which the CPUs
 /// moved have nothing in common.
-fn largest_kind(rounds: &[Round]) -> (Option<Distance>, Vec<Round>) {
+fn most_frequent_distance(rounds: &[Round]) -> (Option<Distance>, Vec<Round>) {
     [None, Some(Distance::Near), Some(Distance::Far)]
         .into_iter()
         .map(|kind| {
@@ -277,7 +277,7 @@ pub(crate) fn compare(rounds: &[(f64, f64)], better: Better, resolution: f64) ->
 }
 
 /// If a peer, or ours, panics, only its own row is lost.
-pub(crate) fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -351,14 +351,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_never_settles_is_called_so() {
+    fn too_few_rounds_of_one_distance_are_marked_moved() {
         let script = || scripted(vec![at(1.0, Distance::Moved); 9]);
         let found = interleave(&plan(), &mut script(), &mut script());
         assert_eq!(found.distance, Some(Distance::Moved));
     }
 
     #[test]
-    fn a_ratio_says_how_many_times_better_whichever_way_is_better() {
+    fn the_ratio_is_times_better_for_costs_and_for_rates() {
         let rounds = [(10.0, 5.0)];
         assert_eq!(compare(&rounds, Better::More, 0.0).ratio, Spread::of([2.0]));
         assert_eq!(compare(&rounds, Better::Less, 0.0).ratio, Spread::of([0.5]));
@@ -370,8 +370,8 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_costs_one_row() {
-        let reason = guarded(|| -> () { panic!("out of {}", "luck") });
+    fn a_panic_loses_only_its_own_row() {
+        let reason = catch_panic(|| -> () { panic!("out of {}", "luck") });
         assert_eq!(reason, Err("panicked: out of luck".into()));
     }
 

@@ -20,7 +20,7 @@ impl Filter {
         self.pattern.as_deref()
     }
 
-    pub(crate) fn takes(&self, case: &str, peer: &str) -> bool {
+    pub(crate) fn matches(&self, case: &str, peer: &str) -> bool {
         let Some(pattern) = &self.pattern else {
             return true;
         };
@@ -44,21 +44,22 @@ pub(crate) enum Bound {
 }
 
 /// (issue, case, peers, bound); several may apply to one row.
-pub(crate) type Asked = (u32, &'static str, &'static [&'static str], Bound);
+pub(crate) type TargetRow = (u32, &'static str, &'static [&'static str], Bound);
 
 /// Returns the targets of a table for one row.
-pub(crate) fn asked_of(table: &[Asked], case: &str, peer: &str) -> Vec<Target> {
-    let about = |&&(_, asked, peers, _): &&Asked| asked == case && peers.contains(&peer);
-    let target = |&(issue, _, _, bound): &Asked| Target { issue, bound };
+pub(crate) fn targets_for(table: &[TargetRow], case: &str, peer: &str) -> Vec<Target> {
+    let about = |&&(_, asked, peers, _): &&TargetRow| asked == case && peers.contains(&peer);
+    let target = |&(issue, _, _, bound): &TargetRow| Target { issue, bound };
     table.iter().filter(about).map(target).collect()
 }
 
 /// Returns each row that a table names.
 #[cfg(test)]
-pub(crate) fn spoken_of(
-    table: &'static [Asked],
+pub(crate) fn rows_with_target(
+    table: &'static [TargetRow],
 ) -> impl Iterator<Item = (&'static str, &'static str)> {
-    let rows = |&(_, case, peers, _): &'static Asked| peers.iter().map(move |&peer| (case, peer));
+    let rows =
+        |&(_, case, peers, _): &'static TargetRow| peers.iter().map(move |&peer| (case, peer));
     table.iter().flat_map(rows)
 }
 
@@ -78,7 +79,7 @@ impl Target {
         let word = if self.is_met(found) {
             "met"
         } else {
-            "**SHORT**"
+            "**missed**"
         };
         format!("{word}: {asked} (#{})", self.issue)
     }
@@ -142,7 +143,7 @@ impl Report {
             "\n`ours` is {}; median (min .. max); a ratio is how many times better ours is.\n",
             self.ours
         );
-        text.push_str("| case | peer | unit | ours | theirs | ratio | asked |\n");
+        text.push_str("| case | peer | unit | ours | theirs | ratio | target |\n");
         text.push_str("|---|---|---|---|---|---|---|\n");
         for row in &self.rows {
             let found = &row.found;
@@ -376,21 +377,21 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_falls_short_says_so() {
+    fn a_missed_target_is_marked() {
         let text = report().markdown();
         assert!(
             text.contains("| cross-2048 (near) | mimalloc | ns/op |"),
             "{text}"
         );
         assert!(
-            text.contains("**SHORT**: 3.00x (#3); met: ours <= 2.00 (#3)"),
+            text.contains("**missed**: 3.00x (#3); met: ours <= 2.00 (#3)"),
             "{text}"
         );
         assert!(text.contains("1 of 2 targets met"), "{text}");
     }
 
     #[test]
-    fn what_is_left_out_stands_under_its_reason() {
+    fn left_out_rows_are_grouped_by_reason() {
         let mut report = report();
         report.leave_out("a/x", "it is too large");
         report.leave_out("b/y", "it is too old");
@@ -404,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_have_the_keys_that_were_agreed_and_no_others() {
+    fn json_rows_have_exactly_the_specified_keys() {
         let json: Value = serde_json::from_str(&report().json()).unwrap();
         assert_eq!(
             json.as_object().unwrap().keys().collect::<Vec<_>>(),
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_again_says_the_same() {
+    fn a_report_read_from_json_prints_the_same() {
         let mut report = report();
         report.warn(Some("others were here".into()));
         assert!(report.markdown().contains("**others were here**"));
@@ -438,8 +439,8 @@ mod tests {
     #[test]
     fn filter_matches_case_and_peer() {
         let filter = Filter::new(Some("2048/mi".into()));
-        assert!(filter.takes("pair-2048", "mimalloc"));
-        assert!(!filter.takes("pair-2048", "glibc"));
-        assert!(Filter::new(None).takes("anything", "at all"));
+        assert!(filter.matches("pair-2048", "mimalloc"));
+        assert!(!filter.matches("pair-2048", "glibc"));
+        assert!(Filter::new(None).matches("anything", "at all"));
     }
 }

@@ -38,7 +38,7 @@ pub(crate) fn keep_output(file: &Path) -> Result<(), String> {
         .collect::<Result<_, _>>()
         .map_err(|error| error.to_string())?;
     if lines.is_empty() {
-        return Err("nothing came on stdin".into());
+        return Err("stdin is empty".into());
     }
     println!("{}", lines.join("\n"));
     let json = json!({ "machine": machine::describe(), "output": lines });
@@ -68,14 +68,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_committed_page_is_that_of_the_committed_json() {
+    fn the_committed_page_matches_the_committed_json() {
         let report = Path::new(env!("CARGO_MANIFEST_DIR")).join("../report");
         for folder in [report.clone(), report.join("amd-epyc")] {
-            is_that_of_the_json(&folder);
+            assert_page_matches_json(&folder);
         }
     }
 
-    fn is_that_of_the_json(folder: &Path) {
+    fn assert_page_matches_json(folder: &Path) {
         let mut files: Vec<PathBuf> = fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().path())
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_form_is_refused() {
+    fn a_file_of_another_format_is_refused() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         assert!(page(&[file]).is_err());
     }

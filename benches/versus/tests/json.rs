@@ -33,7 +33,7 @@ fn keys(value: &Value) -> Vec<&str> {
         .collect()
 }
 
-fn has_the_promised_form(json: &Value) {
+fn assert_json_format(json: &Value) {
     assert_eq!(keys(json), ["machine", "rows"]);
     for known in [
         "kernel",
@@ -71,16 +71,16 @@ fn rows(json: &Value) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn a_row_of_alloc() {
+fn an_alloc_row_has_the_specified_json() {
     let json = json_of("alloc", "pair-2048/glibc");
-    has_the_promised_form(&json);
+    assert_json_format(&json);
     assert_eq!(rows(&json), [("pair-2048", "glibc")]);
 }
 
 #[test]
-fn rows_of_packet_come_from_processes_of_their_own() {
+fn packet_rows_come_from_child_processes() {
     let json = json_of("packet", "clone-drop/bytes-");
-    has_the_promised_form(&json);
+    assert_json_format(&json);
     let found = rows(&json);
     assert!(found.contains(&("clone-drop", "bytes-glibc")), "{found:?}");
     assert!(found.contains(&("alloc-write-freeze-clone-drop", "bytes-glibc")));
@@ -88,9 +88,9 @@ fn rows_of_packet_come_from_processes_of_their_own() {
 
 /// Ours allocates nothing, so the ratio is to the smallest value that can be told from zero.
 #[test]
-fn a_count_of_none_has_a_ratio_too() {
+fn a_count_of_zero_has_a_ratio() {
     let json = json_of("packet", "allocs-alloc-write-freeze-drop");
-    has_the_promised_form(&json);
+    assert_json_format(&json);
     let row = &json["rows"][0];
     assert_eq!(row["ours"]["max"], 0.0);
     assert_eq!(row["theirs"]["median"], 2.0);
@@ -99,17 +99,17 @@ fn a_count_of_none_has_a_ratio_too() {
 #[test]
 fn a_resident_scenario_runs_in_a_child() {
     let json = json_of("alloc", "trim-rss/glibc");
-    has_the_promised_form(&json);
+    assert_json_format(&json);
     assert_eq!(rows(&json), [("trim-rss", "glibc")]);
 }
 
 #[test]
-fn rows_of_metrics_are_of_two_processes_or_one() {
+fn metrics_rows_come_from_one_or_two_processes() {
     let json = json_of("metrics", "scrape-allocs/one-class");
-    has_the_promised_form(&json);
+    assert_json_format(&json);
     assert_eq!(json["rows"][0]["ours"], json["rows"][0]["theirs"]);
     let json = json_of("metrics", "scrape/recorder");
-    has_the_promised_form(&json);
+    assert_json_format(&json);
     assert_eq!(rows(&json), [("scrape", "recorder")]);
 }
 

@@ -13,15 +13,15 @@ use std::time::Instant;
 const RING: usize = 1024;
 /// A side that finds the ring full or empty waits until this much of it is free or filled: if every single
 /// block woke it, the two sides would only measure one cache line going to and fro.
-const SLACK: usize = RING / 4;
+const WAKE_SLOTS: usize = RING / 4;
 /// Blocks freed in one go by `remote-free`.
-const HEAP: usize = 8192;
+const BLOCKS_PER_ROUND: usize = 8192;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Crossing {
     /// One thread allocates, a ring carries the blocks, another thread frees them.
     Stream,
-    /// One thread allocates [`HEAP`] blocks and another frees them; only the frees are timed.
+    /// One thread allocates [`BLOCKS_PER_ROUND`] blocks and another frees them; only the frees are timed.
     RemoteFree,
 }
 
@@ -54,7 +54,7 @@ impl VisitShared for Cross {
     {
         let live = match self.crossing {
             Crossing::Stream => 2 * RING,
-            Crossing::RemoteFree => HEAP,
+            Crossing::RemoteFree => BLOCKS_PER_ROUND,
         };
         let peer = P::open(self.len, live);
         Sampler::timed(move |ops| match self.crossing {
@@ -85,7 +85,7 @@ where
                         left -= 1;
                     }
                     Err(rtrb::PopError::Empty) => {
-                        spin_until(|| consumer.slots() >= SLACK.min(left as usize));
+                        spin_until(|| consumer.slots() >= WAKE_SLOTS.min(left as usize));
                     }
                 }
             }
@@ -99,7 +99,7 @@ where
             let mut block = peer.alloc(black_box(cross.len));
             black_box(peer.address(&mut block));
             if let Err(rtrb::PushError::Full(block)) = producer.push(block) {
-                spin_until(|| producer.slots() >= SLACK);
+                spin_until(|| producer.slots() >= WAKE_SLOTS);
                 // Nobody else pushes, so there is room now.
                 if producer.push(block).is_err() {
                     unreachable!("the ring has a free slot");
@@ -121,7 +121,7 @@ where
     P: Peer + Sync,
     for<'p> P::Block<'p>: Send,
 {
-    let rounds = ops.div_ceil(HEAP as u64);
+    let rounds = ops.div_ceil(BLOCKS_PER_ROUND as u64);
     let (before, after) = (PingPong::default(), PingPong::default());
     let (full, filled) = sync_channel::<Vec<P::Block<'_>>>(0);
     let (empty, emptied) = sync_channel::<Vec<P::Block<'_>>>(1);
@@ -132,7 +132,7 @@ where
         let freeing = scope.spawn(move || {
             pin(cross.other);
             before.answer();
-            let mut own = Vec::with_capacity(HEAP);
+            let mut own = Vec::with_capacity(BLOCKS_PER_ROUND);
             let mut spent = 0.0;
             for _ in 0..rounds {
                 let mut given = filled
@@ -149,9 +149,9 @@ where
             spent
         });
         let before_ns = before.measure();
-        let mut blocks = Vec::with_capacity(HEAP);
+        let mut blocks = Vec::with_capacity(BLOCKS_PER_ROUND);
         for _ in 0..rounds {
-            for _ in 0..HEAP {
+            for _ in 0..BLOCKS_PER_ROUND {
                 let mut block = peer.alloc(black_box(cross.len));
                 black_box(peer.address(&mut block));
                 blocks.push(block);
@@ -165,7 +165,7 @@ where
         let after_ns = after.measure();
         let spent = freeing.join().expect("the freeing thread does not panic");
         Reading {
-            value: spent / (rounds * HEAP as u64) as f64,
+            value: spent / (rounds * BLOCKS_PER_ROUND as u64) as f64,
             distance: Some(Distance::between(before_ns, after_ns)),
         }
     })

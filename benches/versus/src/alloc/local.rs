@@ -92,9 +92,9 @@ fn random<P: Peer>(peer: &P, len: usize, ops: u64, order: &[u16; 8 * LIVE]) -> f
     let mut turn = 0;
     let clock = ThreadClock::start();
     for _ in 0..ops {
-        let place = usize::from(order[turn]);
+        let slot = usize::from(order[turn]);
         turn = (turn + 1) % order.len();
-        let old = mem::replace(&mut held[place], alloc(peer, len));
+        let old = mem::replace(&mut held[slot], alloc(peer, len));
         peer.free(old);
     }
     let per_op = clock.elapsed_ns() / ops as f64;
@@ -102,12 +102,12 @@ fn random<P: Peer>(peer: &P, len: usize, ops: u64, order: &[u16; 8 * LIVE]) -> f
     per_op
 }
 
-/// Random places below [`LIVE`], drawn beforehand and equal for every peer and run: a generator in the loop
+/// Random slots below [`LIVE`], drawn beforehand and equal for every peer and run: a generator in the loop
 /// would cost as much as the fastest peer.
 fn random_order() -> Box<[u16; 8 * LIVE]> {
     let mut order = Box::new([0; 8 * LIVE]);
-    for (place, random) in order.iter_mut().zip(random_numbers()) {
-        *place = random as u16 % LIVE as u16;
+    for (slot, random) in order.iter_mut().zip(random_numbers()) {
+        *slot = random as u16 % LIVE as u16;
     }
     order
 }

@@ -35,20 +35,23 @@ pub(super) fn sampler(source: &str, large: bool) -> Result<Sampler, Missing> {
         OURS => {
             let pool = SlabPool::builder().size_classes(classes).build();
             let pool = pool.expect("the configuration is valid");
-            Ok(of(lens, move |len| pool.class_for(len)))
+            Ok(lookup_sampler(lens, move |len| pool.class_for(len)))
         }
-        NO_LOOKUP => Ok(of(lens, Some)),
-        "binary-search" => Ok(of(lens, move |len| {
+        NO_LOOKUP => Ok(lookup_sampler(lens, Some)),
+        "binary-search" => Ok(lookup_sampler(lens, move |len| {
             Some(sizes.partition_point(|&size| size < len))
         })),
-        "linear" => Ok(of(lens, move |len| {
+        "linear" => Ok(lookup_sampler(lens, move |len| {
             sizes.iter().position(|&size| size >= len)
         })),
         _ => Err(Missing::Unknown),
     }
 }
 
-fn of(lens: Vec<usize>, class_for: impl Fn(usize) -> Option<usize> + 'static) -> Sampler {
+fn lookup_sampler(
+    lens: Vec<usize>,
+    class_for: impl Fn(usize) -> Option<usize> + 'static,
+) -> Sampler {
     Sampler::timed(move |ops| {
         let rounds = ops.div_ceil(LENGTHS as u64);
         let clock = ThreadClock::start();

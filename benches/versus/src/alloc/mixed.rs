@@ -32,7 +32,7 @@ impl Visit for Mixed {
 
 /// Which block is replaced, and the length of the new one.
 struct Step {
-    place: u16,
+    slot: u16,
     len: u32,
 }
 
@@ -50,7 +50,7 @@ fn steps() -> Vec<Step> {
         let range = SHARES.iter().find_map(of_range).unwrap_or(SMALLEST);
         Step {
             len: (range.start() + below(range.end() - range.start() + 1)) as u32,
-            place: below(LIVE) as u16,
+            slot: below(LIVE) as u16,
         }
     };
     (0..8 * LIVE).map(step).collect()
@@ -68,7 +68,7 @@ fn replace<P: Peer>(peer: &P, ops: u64, steps: &[Step]) -> f64 {
         let step = &steps[turn];
         turn = (turn + 1) % steps.len();
         let old = mem::replace(
-            &mut held[usize::from(step.place)],
+            &mut held[usize::from(step.slot)],
             alloc(peer, step.len as usize),
         );
         peer.free(old);
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_have_the_shares_and_ranges_that_are_promised() {
+    fn lengths_have_the_documented_shares_and_ranges() {
         let steps = steps();
         let mut counts = [0; 3];
         for step in &steps {

@@ -13,13 +13,13 @@ mod targets;
 mod threads;
 
 use crate::cpu::{Cpus, pin};
-use crate::measure::{Plan, Sampler, guarded, interleave};
+use crate::measure::{Plan, Sampler, catch_panic, interleave};
 use crate::report::{Filter, Report, Row};
 use cross::{Cross, Crossing};
 use local::{Local, Shape};
 use mixed::Mixed;
 use resident::Scenario;
-use threads::{Crowd, Together};
+use threads::{ParallelThreads, ThreadsCase};
 
 pub(crate) use resident::child;
 
@@ -33,7 +33,7 @@ enum Case {
     Local(Shape, usize),
     Bulk(usize),
     Mixed,
-    Together(Crowd),
+    ParallelThreads(ThreadsCase),
     Cross(Crossing, usize),
     Resident(Scenario),
     Stats {
@@ -54,9 +54,11 @@ impl Case {
         cases.extend([
             Self::Bulk(2048),
             Self::Mixed,
-            Self::Together(Crowd::Scaling),
+            Self::ParallelThreads(ThreadsCase::Scaling),
         ]);
-        cases.extend([1, 2, 4, 16, 64].map(|count| Self::Together(Crowd::Threads(count))));
+        cases.extend(
+            [1, 2, 4, 16, 64].map(|count| Self::ParallelThreads(ThreadsCase::Threads(count))),
+        );
         cases.extend([64, 2048].map(|len| Self::Cross(Crossing::Stream, len)));
         cases.extend([64, 2048].map(|len| Self::Cross(Crossing::RemoteFree, len)));
         cases.extend(Scenario::ALL.map(Self::Resident));
@@ -73,8 +75,8 @@ impl Case {
             // Not a case of its own: the peers' side of `bulk`.
             Self::Local(Shape::Bulk, len) | Self::Bulk(len) => format!("bulk-{len}"),
             Self::Mixed => "mixed".into(),
-            Self::Together(Crowd::Scaling) => "scaling-2".into(),
-            Self::Together(Crowd::Threads(count)) => format!("threads-{count}"),
+            Self::ParallelThreads(ThreadsCase::Scaling) => "scaling-2".into(),
+            Self::ParallelThreads(ThreadsCase::Threads(count)) => format!("threads-{count}"),
             Self::Cross(Crossing::Stream, len) => format!("cross-{len}"),
             Self::Cross(Crossing::RemoteFree, len) => format!("remote-free-{len}"),
             Self::Resident(scenario) => scenario.name(),
@@ -88,7 +90,7 @@ impl Case {
     fn unit(&self) -> &'static str {
         match self {
             Self::Resident(scenario) => scenario.unit(),
-            Self::Together(Crowd::Scaling) => "x alone",
+            Self::ParallelThreads(ThreadsCase::Scaling) => "x alone",
             _ => "ns/op",
         }
     }
@@ -101,8 +103,10 @@ impl Case {
             Self::Local(..) => [&peers::NO_ALLOC[..1], peers::LOCAL].concat(),
             Self::Bulk(_) => peers::BULK.to_vec(),
             Self::Mixed => peers::ANY_LENGTH.to_vec(),
-            Self::Together(Crowd::Scaling) => [&peers::NO_ALLOC[..1], peers::CROWD].concat(),
-            Self::Together(Crowd::Threads(_)) => peers::CROWD.to_vec(),
+            Self::ParallelThreads(ThreadsCase::Scaling) => {
+                [&peers::NO_ALLOC[..1], peers::MULTITHREADED].concat()
+            }
+            Self::ParallelThreads(ThreadsCase::Threads(_)) => peers::MULTITHREADED.to_vec(),
             Self::Cross(Crossing::Stream, _) => [peers::NO_ALLOC, peers::SHARED].concat(),
             Self::Cross(Crossing::RemoteFree, _) => peers::SHARED.to_vec(),
             Self::Resident(scenario) => scenario.peers().to_vec(),
@@ -117,9 +121,9 @@ impl Case {
             Self::Local(shape, len) => peers::visit(peer, len, Local { shape, len }),
             Self::Bulk(len) => bulk::sampler(peer, len),
             Self::Mixed => peers::visit_any_length(peer, mixed::LONGEST, Mixed),
-            Self::Together(crowd) => {
-                let together = Together {
-                    crowd,
+            Self::ParallelThreads(case) => {
+                let together = ParallelThreads {
+                    case,
                     len: 2048,
                     main: cpus.main,
                     other: cpus.other.ok_or("it needs two CPUs")?,
@@ -162,7 +166,7 @@ pub(crate) fn run(
         }
         for peer in case.peers() {
             let name = case.name();
-            if !filter.takes(&name, peer) {
+            if !filter.matches(&name, peer) {
                 continue;
             }
             eprintln!("{name} against {peer}");
@@ -183,19 +187,24 @@ fn row(
     plan: &Plan,
     cpus: Cpus,
 ) -> Result<Row, String> {
-    let mut our_side = guarded(|| case.sampler(ours, plan, cpus))
+    let mut our_side = catch_panic(|| case.sampler(ours, plan, cpus))
         .and_then(|sampler| sampler)
         .map_err(|reason| format!("{ours}: {reason}"))?;
-    let mut their_side = guarded(|| case.sampler(peer, plan, cpus)).and_then(|sampler| sampler)?;
+    let mut their_side =
+        catch_panic(|| case.sampler(peer, plan, cpus)).and_then(|sampler| sampler)?;
     let plan = match case {
         // Two threads alternate at varying speed: short samples would scatter.
-        Case::Cross(..) | Case::Together(Crowd::Scaling) => plan.with_longer_samples(3),
+        Case::Cross(..) | Case::ParallelThreads(ThreadsCase::Scaling) => {
+            plan.with_longer_samples(3)
+        }
         // Each thread must run more than once.
-        Case::Together(Crowd::Threads(_)) => plan.with_longer_samples(8),
-        Case::Resident(scenario) => plan.of_processes().with_resolution(scenario.resolution()),
+        Case::ParallelThreads(ThreadsCase::Threads(_)) => plan.with_longer_samples(8),
+        Case::Resident(scenario) => plan
+            .for_child_processes()
+            .with_resolution(scenario.resolution()),
         _ => *plan,
     };
-    let found = guarded(|| interleave(&plan, &mut our_side, &mut their_side))?;
+    let found = catch_panic(|| interleave(&plan, &mut our_side, &mut their_side))?;
     Ok(Row {
         group: "alloc",
         case: case.name(),
@@ -226,15 +235,15 @@ mod tests {
     }
 
     #[test]
-    fn every_target_speaks_about_a_row_that_exists() {
+    fn every_target_names_an_existing_row() {
         let rows = rows();
-        for (case, peer) in targets::spoken_of() {
+        for (case, peer) in targets::rows_with_target() {
             assert!(rows.contains(&(case.to_owned(), peer)), "{case}/{peer}");
         }
     }
 
     #[test]
-    fn every_peer_runs_every_case_that_names_it() {
+    fn every_peer_runs_each_of_its_cases() {
         let (plan, cpus) = (Plan::smallest(), Cpus::choose());
         for case in Case::all() {
             // These start this program again, which here is the test.
@@ -244,7 +253,8 @@ mod tests {
             for peer in case.peers().into_iter().chain([OURS]) {
                 match case.sampler(peer, &plan, cpus) {
                     Ok(mut sampler) => {
-                        let found = interleave(&plan, &mut sampler, &mut Sampler::whole(|| 1.0));
+                        let found =
+                            interleave(&plan, &mut sampler, &mut Sampler::single_run(|| 1.0));
                         assert!(found.ours.min > 0.0, "{}/{peer}", case.name());
                     }
                     Err(reason) => assert!(

@@ -4,7 +4,7 @@
 use super::OURS;
 use super::local::{self, random_numbers};
 use super::peers::{self, Ours, Peer, Visit, VisitShared};
-use super::threads::{TURN, crowd};
+use super::threads::{BLOCKS_PER_ROUND, run_threads};
 use crate::cpu::{Cpus, ThreadClock};
 use crate::scaling::Point;
 use std::hint::black_box;
@@ -48,9 +48,9 @@ impl VisitShared for Threads {
         P: Peer + Sync,
         for<'p> P::Block<'p>: Send,
     {
-        let peer = P::open(LEN, self.count * TURN);
+        let peer = P::open(LEN, self.count * BLOCKS_PER_ROUND);
         Box::new(move || {
-            let found = crowd(&peer, LEN, self.cpus, self.ops, self.count);
+            let found = run_threads(&peer, LEN, self.cpus, self.ops, self.count);
             Point::new(found.ops, found.wall.as_secs_f64(), found.cpu_ns)
         })
     }
@@ -93,7 +93,7 @@ pub(crate) fn classes(peer: &str, count: usize, ops: u64) -> Result<Run, String>
     let longest = 128 * count;
     if peer == OURS {
         let pool = Ours::with_classes(&lens, 2 * LIVE);
-        return Ok(of_lengths(pool, lens, ops));
+        return Ok(run_with_lengths(pool, lens, ops));
     }
     let classes = Classes { lens, ops };
     peers::visit_any_length(peer, longest, classes).map_err(|missing| missing.to_string())
@@ -109,12 +109,12 @@ impl Visit for Classes {
 
     fn visit<P: Peer>(self) -> Run {
         let longest = self.lens.last().copied().unwrap_or(LEN);
-        of_lengths(P::open(longest, LIVE + 1), self.lens, self.ops)
+        run_with_lengths(P::open(longest, LIVE + 1), self.lens, self.ops)
     }
 }
 
-fn of_lengths<P: Peer>(peer: P, lens: Vec<usize>, ops: u64) -> Run {
-    let places: Vec<usize> = random_numbers()
+fn run_with_lengths<P: Peer>(peer: P, lens: Vec<usize>, ops: u64) -> Run {
+    let slots: Vec<usize> = random_numbers()
         .take(8 * LIVE)
         .map(|number| number as usize % LIVE)
         .collect();
@@ -123,8 +123,8 @@ fn of_lengths<P: Peer>(peer: P, lens: Vec<usize>, ops: u64) -> Run {
         let mut next = || local::alloc(&peer, black_box(lens.next().copied().unwrap_or(LEN)));
         let mut held: Vec<_> = (0..LIVE).map(|_| next()).collect();
         let (begin, clock) = (Instant::now(), ThreadClock::start());
-        for &place in places.iter().cycle().take(ops as usize) {
-            let old = mem::replace(&mut held[place], next());
+        for &slot in slots.iter().cycle().take(ops as usize) {
+            let old = mem::replace(&mut held[slot], next());
             peer.free(old);
         }
         let (cpu, wall) = (clock.elapsed_ns(), begin.elapsed().as_secs_f64());

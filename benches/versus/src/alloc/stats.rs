@@ -31,7 +31,7 @@ pub(crate) fn sampler(source: &str, busy: bool, cpus: Cpus) -> Result<Sampler, M
                 // `black_box` of the 4 KiB themselves would copy them.
                 black_box(&pool.stats());
             };
-            Ok(of(snapshot, load, busy, cpus))
+            Ok(snapshot_sampler(snapshot, load, busy, cpus))
         }
         "glibc" => {
             let load = || {
@@ -43,13 +43,13 @@ pub(crate) fn sampler(source: &str, busy: bool, cpus: Cpus) -> Result<Sampler, M
                 // SAFETY: the function takes no argument and may be called at any time on any thread.
                 black_box(&unsafe { libc::mallinfo2() });
             };
-            Ok(of(snapshot, load, busy, cpus))
+            Ok(snapshot_sampler(snapshot, load, busy, cpus))
         }
         _ => Err(Missing::Unknown),
     }
 }
 
-fn of(
+fn snapshot_sampler(
     snapshot: impl Fn() + 'static,
     load: impl Fn() + Send + Sync + 'static,
     busy: bool,

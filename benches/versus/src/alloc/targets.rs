@@ -1,9 +1,9 @@
 //! The targets of the issues for the rows of `alloc`.
 
 use super::peers::{HEAPS, UNCOUNTED};
-use crate::report::{Asked, Bound, Target};
+use crate::report::{Bound, Target, TargetRow};
 
-const ASKED: &[Asked] = &[
+const TARGETS: &[TargetRow] = &[
     (2, "pair-2048", &["mimalloc"], Bound::Ratio(4.0)),
     (2, "pair-2048", &["jemalloc"], Bound::Ratio(1.5)),
     // "Best peer" is the best of the heaps, so each of them must be at least that far behind.
@@ -57,11 +57,11 @@ const ASKED: &[Asked] = &[
 ];
 
 pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
-    crate::report::asked_of(ASKED, case, peer)
+    crate::report::targets_for(TARGETS, case, peer)
 }
 
 /// Returns each row that a line names.
 #[cfg(test)]
-pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
-    crate::report::spoken_of(ASKED)
+pub(super) fn rows_with_target() -> impl Iterator<Item = (&'static str, &'static str)> {
+    crate::report::rows_with_target(TARGETS)
 }

@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 
 /// Blocks that a thread of `threads-N` allocates before it frees them: more than a thread cache holds, so
 /// that every turn reaches the shared layers.
-pub(crate) const TURN: usize = 512;
+pub(crate) const BLOCKS_PER_ROUND: usize = 512;
 
 /// The least turns per thread and sample.
-const LEAST_TURNS: u64 = if cfg!(debug_assertions) { 1 } else { 16 };
+const MIN_ROUNDS: u64 = if cfg!(debug_assertions) { 1 } else { 16 };
 
 #[derive(Clone, Copy)]
-pub(crate) enum Crowd {
+pub(crate) enum ThreadsCase {
     /// Two threads, each on its own CPU, allocate and free in pairs, compared with one thread.
     Scaling,
-    /// So many threads on two CPUs allocate and free in turns of [`TURN`].
+    /// So many threads on two CPUs allocate and free in rounds of [`BLOCKS_PER_ROUND`].
     Threads(usize),
 }
 
-pub(crate) struct Together {
-    pub(crate) crowd: Crowd,
+pub(crate) struct ParallelThreads {
+    pub(crate) case: ThreadsCase,
     pub(crate) len: usize,
     /// The two CPUs.
     pub(crate) main: usize,
     pub(crate) other: usize,
 }
 
-impl VisitShared for Together {
+impl VisitShared for ParallelThreads {
     type Out = Sampler;
 
     fn visit<P>(self) -> Sampler
@@ -39,15 +39,15 @@ impl VisitShared for Together {
         P: Peer + Sync,
         for<'p> P::Block<'p>: Send,
     {
-        let live = match self.crowd {
-            Crowd::Scaling => 2,
-            Crowd::Threads(count) => count * TURN,
+        let live = match self.case {
+            ThreadsCase::Scaling => 2,
+            ThreadsCase::Threads(count) => count * BLOCKS_PER_ROUND,
         };
         let peer = P::open(self.len, live);
         Sampler::timed(move |ops| {
-            match self.crowd {
-                Crowd::Scaling => scaling(&peer, &self, ops),
-                Crowd::Threads(count) => turns(&peer, &self, ops, count),
+            match self.case {
+                ThreadsCase::Scaling => scaling(&peer, &self, ops),
+                ThreadsCase::Threads(count) => alloc_free_rounds(&peer, &self, ops, count),
             }
             .into()
         })
@@ -55,7 +55,7 @@ impl VisitShared for Together {
 }
 
 /// The CPU time of a pair while the other CPU does the same, over that of a pair alone.
-fn scaling<P: Peer + Sync>(peer: &P, together: &Together, ops: u64) -> f64 {
+fn scaling<P: Peer + Sync>(peer: &P, together: &ParallelThreads, ops: u64) -> f64 {
     pin(together.main);
     let alone = local::pair(peer, together.len, ops);
     let started = Barrier::new(2);
@@ -74,36 +74,43 @@ fn scaling<P: Peer + Sync>(peer: &P, together: &Together, ops: u64) -> f64 {
 
 /// The wall time of one operation, times the CPUs that the threads have: the same for every number of
 /// threads, if none hinders another.
-fn turns<P: Peer + Sync>(peer: &P, together: &Together, ops: u64, count: usize) -> f64 {
+fn alloc_free_rounds<P: Peer + Sync>(
+    peer: &P,
+    together: &ParallelThreads,
+    ops: u64,
+    count: usize,
+) -> f64 {
     let cpus = [together.main, together.other];
-    let found = crowd(peer, together.len, cpus, ops, count);
+    let found = run_threads(peer, together.len, cpus, ops, count);
     let available = found.wall.as_nanos() as f64 * cpus.len().min(count) as f64;
     available / found.ops as f64
 }
 
 /// What so many threads did together.
-pub(super) struct Crowded {
+pub(super) struct ParallelRun {
     pub(super) ops: u64,
     pub(super) wall: Duration,
     /// Of all of them.
     pub(super) cpu_ns: f64,
 }
 
-/// Runs at least so many operations, on threads that do them in turns of [`TURN`].
-pub(super) fn crowd<P: Peer + Sync>(
+/// Runs at least so many operations, on threads that do them in rounds of [`BLOCKS_PER_ROUND`].
+pub(super) fn run_threads<P: Peer + Sync>(
     peer: &P,
     len: usize,
     cpus: [usize; 2],
     ops: u64,
     count: usize,
-) -> Crowded {
-    let rounds = ops.div_ceil((count * TURN) as u64).max(LEAST_TURNS);
+) -> ParallelRun {
+    let rounds = ops
+        .div_ceil((count * BLOCKS_PER_ROUND) as u64)
+        .max(MIN_ROUNDS);
     let started = Barrier::new(count);
     let run = |cpu| {
         pin(cpu);
-        let mut held = Vec::with_capacity(TURN);
+        let mut held = Vec::with_capacity(BLOCKS_PER_ROUND);
         let mut turn = || {
-            held.extend((0..TURN).map(|_| local::alloc(peer, len)));
+            held.extend((0..BLOCKS_PER_ROUND).map(|_| local::alloc(peer, len)));
             held.drain(..).for_each(|block| peer.free(block));
         };
         // The cost of a thread's first allocation is not measured here.
@@ -129,8 +136,8 @@ pub(super) fn crowd<P: Peer + Sync>(
     let first = spans.iter().map(|span| span.0).min();
     let last = spans.iter().map(|span| span.1).max();
     let wall = last.zip(first).map(|(last, first)| last - first);
-    Crowded {
-        ops: rounds * (count * TURN) as u64,
+    ParallelRun {
+        ops: rounds * (count * BLOCKS_PER_ROUND) as u64,
         wall: wall.unwrap_or_default(),
         cpu_ns: spans.iter().map(|span| span.2).sum(),
     }

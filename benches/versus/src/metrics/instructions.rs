@@ -14,13 +14,13 @@ pub(super) fn pair(_: &Size) -> Result<Vec<(f64, f64)>, String> {
 }
 
 /// Starts this program again under callgrind.
-fn count(whose: &str) -> Result<f64, String> {
+fn count(side: &str) -> Result<f64, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg("--toggle-collect=versus::metrics::instructions::counted*")
         .arg(program)
-        .args(["--count", "metrics", "pairs", whose])
+        .args(["--count", "metrics", "pairs", side])
         .output()
         .map_err(|error| format!("valgrind does not start: {error}"))?;
     let log = String::from_utf8_lossy(&output.stderr);
@@ -36,12 +36,12 @@ fn count(whose: &str) -> Result<f64, String> {
 }
 
 /// The function that runs under callgrind.
-pub(super) fn child(whose: &str) -> Option<()> {
+pub(super) fn child(side: &str) -> Option<()> {
     let pool = SlabPool::builder().name("rx").build().ok()?;
     // The first pairs fill the thread's magazine.
     pairs(&pool, 1000);
     let collector = Collector::new();
-    if whose == OURS {
+    if side == OURS {
         collector.register_pool(&pool).ok()?;
     }
     let exporter = Exporter::new(collector);

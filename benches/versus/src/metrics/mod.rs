@@ -7,7 +7,7 @@ mod scrape;
 mod targets;
 
 use crate::heap::{Choice, VARIABLE};
-use crate::measure::{Better, Comparison, compare, guarded};
+use crate::measure::{Better, Comparison, catch_panic, compare};
 use crate::report::{Filter, Report, Row};
 use std::process::{Command, Stdio};
 
@@ -76,10 +76,10 @@ pub(crate) fn run(
         }
     };
     for &(case, peer, unit, measure) in ROWS {
-        if !filter.takes(case, peer) {
+        if !filter.matches(case, peer) {
             continue;
         }
-        match guarded(|| measure(&size)).and_then(|rounds| rounds) {
+        match catch_panic(|| measure(&size)).and_then(|rounds| rounds) {
             Ok(rounds) => report.add(Row {
                 group: GROUP,
                 case: case.into(),
@@ -100,10 +100,10 @@ fn less_is_better(rounds: &[(f64, f64)]) -> Comparison {
 
 /// Heap allocations per scrape, of ours and of that peer, each in a process that counts them.
 fn counted(_: &Size, peer: &str) -> Result<Vec<(f64, f64)>, String> {
-    let of = |whose: &str| {
+    let of = |side: &str| {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let output = Command::new(program)
-            .args(["--count", "metrics", "scrape", whose])
+            .args(["--count", "metrics", "scrape", side])
             .env(VARIABLE, Choice::Counting.name())
             .stderr(Stdio::inherit())
             .output()
@@ -118,8 +118,8 @@ fn counted(_: &Size, peer: &str) -> Result<Vec<(f64, f64)>, String> {
 pub(crate) fn child(arguments: &[String]) -> Option<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["scrape", whose] => println!("{}", scrape::allocations(whose)?),
-        ["pairs", whose] => instructions::child(whose)?,
+        ["scrape", side] => println!("{}", scrape::allocations(side)?),
+        ["pairs", side] => instructions::child(side)?,
         _ => return None,
     }
     Some(())
@@ -130,8 +130,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_that_is_asked_for_has_a_row() {
-        for (case, peer) in targets::spoken_of() {
+    fn every_target_names_an_existing_row() {
+        for (case, peer) in targets::rows_with_target() {
             let known = ROWS.iter().any(|row| (row.0, row.1) == (case, peer));
             assert!(known, "{case}/{peer}");
         }

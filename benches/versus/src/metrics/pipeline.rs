@@ -31,8 +31,8 @@ pub(super) fn watched(size: &Size) -> Result<Vec<(f64, f64)>, String> {
     let rounds = (0..size.pairs).map(|pair| {
         // Each kind comes first in every other pair.
         let scraped_first = pair % 2 == 0;
-        let first = pipeline.second(scraped_first)?;
-        let other = pipeline.second(!scraped_first)?;
+        let first = pipeline.measure_second(scraped_first)?;
+        let other = pipeline.measure_second(!scraped_first)?;
         Ok(if scraped_first {
             (first, other)
         } else {
@@ -79,7 +79,7 @@ impl Pipeline {
         collector.register_queue("rx", monitor.clone())?;
         let (stop, stopped) = watch::channel(false);
 
-        let consume = Worker::start(|| take(batches))?;
+        let consume = Worker::start(|| drain(batches))?;
         let (bound, page) = channel();
         let (exporter, mut until) = (Exporter::new(collector.clone()), stopped.clone());
         let serve = Worker::start(move || async move {
@@ -113,7 +113,7 @@ impl Pipeline {
     }
 
     /// Returns the nanoseconds of CPU per packet in one second.
-    fn second(&self, scraped: bool) -> Result<f64, Box<dyn Error>> {
+    fn measure_second(&self, scraped: bool) -> Result<f64, Box<dyn Error>> {
         let begin = Instant::now();
         let (cpu, delivered) = (self.cpu_nanos()?, self.queue.stats().delivered);
         sleep(SECOND / 2);
@@ -167,7 +167,7 @@ impl Worker {
     }
 }
 
-async fn take(batches: QueueReceiver) {
+async fn drain(batches: QueueReceiver) {
     while let Some(batch) = batches.recv().await {
         batch.into_packets().for_each(drop);
     }

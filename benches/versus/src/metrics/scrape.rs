@@ -116,13 +116,13 @@ fn rounds(
 }
 
 /// Heap allocations per scrape after the first, in a process that counts them.
-pub(super) fn allocations(whose: &str) -> Option<f64> {
-    let pools = match whose {
+pub(super) fn allocations(side: &str) -> Option<f64> {
+    let pools = match side {
         "one-class" => Pools::new(1, &[2048]),
         _ => Pools::eight(),
     };
     let (exporter, mut recorder) = (pools.exporter(), Recorder::new(&pools));
-    let mut scrape: Box<dyn FnMut() -> String> = match whose {
+    let mut scrape: Box<dyn FnMut() -> String> = match side {
         OURS | "one-class" => Box::new(|| exporter.scrape()),
         "recorder" => Box::new(|| recorder.page()),
         _ => return None,

@@ -272,7 +272,7 @@ fn of(counted: bool, items: usize, mut step: impl FnMut() + 'static) -> Sampler 
     if counted {
         // Allocations that happen only once are not counted.
         (0..1000).for_each(|_| step());
-        return Sampler::whole(move || {
+        return Sampler::single_run(move || {
             let steps = COUNTED_PACKETS / items;
             let before = heap::allocations();
             (0..steps).for_each(|_| step());

@@ -74,7 +74,7 @@ pub(crate) fn run(
         let peer = peer(heap);
         let taken: Vec<Measured> = Measured::all(heap)
             .into_iter()
-            .filter(|measured| filter.takes(&measured.name(), peer))
+            .filter(|measured| filter.matches(&measured.name(), peer))
             .collect();
         if taken.is_empty() {
             continue;
@@ -147,7 +147,7 @@ pub(crate) fn in_this_process(ours: &str, plan: &Plan, filter: &Filter, report: 
     pin(Cpus::choose().main);
     for measured in Measured::all(heap) {
         let case = measured.name();
-        if !filter.takes(&case, peer) {
+        if !filter.matches(&case, peer) {
             continue;
         }
         eprintln!("{case} against {peer}");
@@ -177,8 +177,8 @@ mod tests {
     use crate::measure::Sampler;
 
     #[test]
-    fn every_target_speaks_about_a_row_that_exists() {
-        for (case, of) in targets::spoken_of() {
+    fn every_target_names_an_existing_row() {
+        for (case, of) in targets::rows_with_target() {
             let exists = Choice::ALL.into_iter().any(|heap| {
                 let cases = Measured::all(heap);
                 peer(heap) == of && cases.iter().any(|measured| measured.name() == case)
@@ -192,7 +192,7 @@ mod tests {
         for measured in Choice::ALL.into_iter().flat_map(Measured::all) {
             for side in [OURS, BYTES] {
                 let mut sampler = measured.case.sampler(side, measured.counted).unwrap();
-                let mut one = Sampler::whole(|| 1.0);
+                let mut one = Sampler::single_run(|| 1.0);
                 let found = interleave(&Plan::smallest(), &mut sampler, &mut one);
                 // This process does not count.
                 let least = if measured.counted {
@@ -206,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn a_row_survives_the_way_from_the_child() {
+    fn a_row_survives_the_json_of_the_child_process() {
         let mut report = Report::new(OURS.into(), true);
         let measured = Measured {
             case: Case::Split,
             counted: false,
         };
-        let sampler = || Sampler::whole(|| 2.0);
+        let sampler = || Sampler::single_run(|| 2.0);
         report.add(Row {
             group: GROUP,
             case: measured.name(),

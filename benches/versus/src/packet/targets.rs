@@ -1,10 +1,10 @@
 //! Issue 5's targets for the rows.
 
-use crate::report::{Asked, Bound, Target};
+use crate::report::{Bound, Target, TargetRow};
 
 const ON_ANY: &[&str] = &["bytes-glibc", "bytes-mimalloc", "bytes-jemalloc"];
 
-const ASKED: &[Asked] = &[
+const TARGETS: &[TargetRow] = &[
     (
         5,
         "alloc-write-freeze-clone-drop",
@@ -40,11 +40,11 @@ const ASKED: &[Asked] = &[
 ];
 
 pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
-    crate::report::asked_of(ASKED, case, peer)
+    crate::report::targets_for(TARGETS, case, peer)
 }
 
 /// Returns each row that a line names.
 #[cfg(test)]
-pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
-    crate::report::spoken_of(ASKED)
+pub(super) fn rows_with_target() -> impl Iterator<Item = (&'static str, &'static str)> {
+    crate::report::rows_with_target(TARGETS)
 }

@@ -1,7 +1,7 @@
 //! rusty_enet: ENet, a library that is polled, on two threads. It has no stream, so it sends whole
 //! messages, and its send queue has no bound, so the sender itself waits for the receiver.
 
-use super::path::{Conduct, Paths};
+use super::path::{PathConditions, Paths};
 use super::scenario::{
     FANOUT_MESSAGE, FANOUT_RATE, MESSAGE, PACE, PACED_LOSS, Scenario, Size, Transfer,
 };
@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// A run that takes longer is taken for hung.
-const TOO_LONG: Duration = Duration::from_secs(30);
+const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 /// The length of a message of `Bulk` and `Lossy`.
 const PIECE: usize = 64 << 10;
 /// The most bytes sent and not yet received: the same as the others' window.
@@ -34,8 +34,8 @@ pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
         Scenario::Paced => paced(size, seed),
         Scenario::Fanout => fanout(size),
         Scenario::Idle => idle(size),
-        Scenario::Sealed
-        | Scenario::Corrected
+        Scenario::Encrypted
+        | Scenario::WithFec
         | Scenario::Counted(_)
         | Scenario::Resident
         | Scenario::ToKcpGo => panic!("it has no such case"),
@@ -49,7 +49,7 @@ struct End {
 }
 
 /// What arrived.
-enum News {
+enum Arrival {
     Connected(PeerID),
     Received(Packet),
 }
@@ -72,11 +72,11 @@ impl End {
     }
 
     /// Sends what is queued, and returns what arrived, if anything did.
-    fn turn(&mut self) -> Option<News> {
-        assert!(self.begin.elapsed() < TOO_LONG, "it hangs");
+    fn poll(&mut self) -> Option<Arrival> {
+        assert!(self.begin.elapsed() < HANG_TIMEOUT, "it hangs");
         match self.host.service().expect("loopback")? {
-            Event::Connect { peer, .. } => Some(News::Connected(peer.id())),
-            Event::Receive { packet, .. } => Some(News::Received(packet)),
+            Event::Connect { peer, .. } => Some(Arrival::Connected(peer.id())),
+            Event::Receive { packet, .. } => Some(Arrival::Received(packet)),
             Event::Disconnect { .. } => panic!("a session ended"),
         }
     }
@@ -95,9 +95,9 @@ impl End {
     /// Returns the next message, or `None` once `stop` holds.
     fn receive(&mut self, stop: &AtomicBool) -> Option<Packet> {
         while !stop.load(Ordering::Relaxed) {
-            match self.turn() {
-                Some(News::Received(packet)) => return Some(packet),
-                Some(News::Connected(_)) => {}
+            match self.poll() {
+                Some(Arrival::Received(packet)) => return Some(packet),
+                Some(Arrival::Connected(_)) => {}
                 None => self.wait(),
             }
         }
@@ -119,9 +119,9 @@ fn connect(client: &mut End, server: &mut End, to: &[SocketAddr]) -> (Vec<PeerID
     }
     while ours.len() < to.len() || theirs.len() < to.len() {
         for (end, known) in [(&mut *client, &mut ours), (&mut *server, &mut theirs)] {
-            match end.turn() {
-                Some(News::Connected(peer)) => known.push(peer),
-                Some(News::Received(_)) => unreachable!("nobody sends yet"),
+            match end.poll() {
+                Some(Arrival::Connected(peer)) => known.push(peer),
+                Some(Arrival::Received(_)) => unreachable!("nobody sends yet"),
                 None => {}
             }
         }
@@ -133,8 +133,8 @@ fn bulk(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
     let (mut server, address) = End::open(1);
     let (mut client, _) = End::open(1);
     let paths = scenario
-        .conduct()
-        .map(|conduct| Paths::open(address, 1, conduct, seed));
+        .path_conditions()
+        .map(|conditions| Paths::open(address, 1, conditions, seed));
     let to = paths.as_ref().map_or(address, |paths| paths.addresses[0]);
     let (peers, _) = connect(&mut client, &mut server, &[to]);
     let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -162,7 +162,7 @@ fn bulk(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
             if sent - got < IN_FLIGHT {
                 client.send(peers[0], &piece);
                 sent += PIECE as u64;
-            } else if client.turn().is_none() {
+            } else if client.poll().is_none() {
                 client.wait();
             }
         }
@@ -208,8 +208,8 @@ fn paced(size: &Size, seed: u64) -> Vec<f64> {
     let sessions = PACED_LOSS.len() * size.paced_sessions;
     let (mut server, address) = End::open(sessions);
     let (mut client, _) = End::open(sessions);
-    let kinds = PACED_LOSS.map(Conduct::lossy);
-    let paths = kinds.map(|conduct| Paths::open(address, size.paced_sessions, conduct, seed));
+    let kinds = PACED_LOSS.map(PathConditions::lossy);
+    let paths = kinds.map(|conditions| Paths::open(address, size.paced_sessions, conditions, seed));
     // One kind after the other, so that each session's kind is known.
     let peers = paths
         .each_ref()
@@ -222,7 +222,7 @@ fn paced(size: &Size, seed: u64) -> Vec<f64> {
             while times.iter().map(Vec::len).sum::<usize>() < all
                 && let Some(packet) = server.receive(&stop)
             {
-                let kind = usize::from(packet.data()[KIND]);
+                let kind = usize::from(packet.data()[KIND_OFFSET]);
                 times[kind].push(milliseconds_since(epoch, packet.data()));
             }
             times
@@ -233,17 +233,17 @@ fn paced(size: &Size, seed: u64) -> Vec<f64> {
         while !reading.is_finished() {
             if left > 0 && Instant::now() >= next {
                 for (kind, peers) in peers.iter().enumerate() {
-                    message[KIND] = kind as u8;
+                    message[KIND_OFFSET] = kind as u8;
                     for &peer in peers {
                         let sent = epoch.elapsed().as_nanos() as u64;
-                        message[..KIND].copy_from_slice(&sent.to_le_bytes());
+                        message[..KIND_OFFSET].copy_from_slice(&sent.to_le_bytes());
                         client.send(peer, &message);
                     }
                 }
                 client.host.flush();
                 next += PACE;
                 left -= 1;
-            } else if client.turn().is_none() {
+            } else if client.poll().is_none() {
                 client.wait();
             }
         }
@@ -256,7 +256,7 @@ fn paced(size: &Size, seed: u64) -> Vec<f64> {
 }
 
 /// Where a paced message says which kind of path it takes, after the time when it was sent.
-const KIND: usize = 8;
+const KIND_OFFSET: usize = 8;
 
 fn fanout(size: &Size) -> Vec<f64> {
     let count = size.fanout_sessions;
@@ -286,7 +286,7 @@ fn fanout(size: &Size) -> Vec<f64> {
                 server.host.flush();
                 turn += 1;
                 next += Duration::from_millis(1);
-            } else if server.turn().is_none() {
+            } else if server.poll().is_none() {
                 server.wait();
             }
         }
@@ -306,7 +306,7 @@ fn idle(size: &Size) -> Vec<f64> {
     let (begin, cpu) = (Instant::now(), process_cpu_ns());
     while begin.elapsed() < size.idle_window {
         for end in [&mut server, &mut client] {
-            while end.turn().is_some() {}
+            while end.poll().is_some() {}
         }
         client.wait();
     }

@@ -1,6 +1,6 @@
 //! kcp-go, in a process of its own (`interop/kcp-go`), which is built if Go is installed.
 
-use super::path::{Conduct, Paths};
+use super::path::{PathConditions, Paths};
 use super::scenario::{PACED_LOSS, Scenario, Size, Transfer};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -49,11 +49,11 @@ pub(super) fn available() -> Result<(), String> {
 /// If the program fails.
 pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
     let (mode, sessions) = match scenario {
-        Scenario::Bulk | Scenario::Sealed | Scenario::Lossy(_) | Scenario::Counted(_) => {
+        Scenario::Bulk | Scenario::Encrypted | Scenario::Lossy(_) | Scenario::Counted(_) => {
             ("bulk", 1)
         }
         Scenario::Echo => ("pingpong", 1),
-        Scenario::Paced | Scenario::Corrected => ("paced", size.paced_sessions),
+        Scenario::Paced | Scenario::WithFec => ("paced", size.paced_sessions),
         Scenario::Fanout => ("fanout", size.fanout_sessions),
         Scenario::Idle => ("idle", size.idle_sessions),
         Scenario::Resident => panic!("it has no such case"),
@@ -65,33 +65,29 @@ pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
         format!("-messages={}", size.paced_messages),
         format!(
             "-parity={}",
-            if scenario == Scenario::Corrected {
-                2
-            } else {
-                0
-            }
+            if scenario == Scenario::WithFec { 2 } else { 0 }
         ),
         format!("-after={}ms", start.as_millis()),
         format!("-for={}ms", window.as_millis()),
         mode.into(),
         "127.0.0.1:0".into(),
     ]);
-    let address = process.line().parse().expect("an address");
-    let conducts = match scenario {
-        Scenario::Paced | Scenario::Corrected => PACED_LOSS.map(Conduct::lossy).to_vec(),
-        _ => Vec::from_iter(scenario.conduct()),
+    let address = process.read_line().parse().expect("an address");
+    let path_conditions = match scenario {
+        Scenario::Paced | Scenario::WithFec => PACED_LOSS.map(PathConditions::lossy).to_vec(),
+        _ => Vec::from_iter(scenario.path_conditions()),
     };
-    let paths: Vec<Paths> = conducts
+    let paths: Vec<Paths> = path_conditions
         .into_iter()
-        .map(|conduct| Paths::open(address, sessions, conduct, seed))
+        .map(|conditions| Paths::open(address, sessions, conditions, seed))
         .collect();
     let mut to: Vec<SocketAddr> = paths.iter().flat_map(|p| p.addresses.clone()).collect();
     if to.is_empty() {
         to = vec![address; sessions];
     }
     let to: Vec<String> = to.iter().map(SocketAddr::to_string).collect();
-    process.say(&to.join(" "));
-    let line = process.line();
+    process.write_line(&to.join(" "));
+    let line = process.read_line();
     let figures: Vec<f64> = line
         .split_whitespace()
         .map(|figure| figure.parse().expect("a figure"))
@@ -109,20 +105,20 @@ pub(super) fn run(scenario: Scenario, size: &Size, seed: u64) -> Vec<f64> {
 
 /// Measures its sending end, with a sink in another process.
 fn send(window: Duration) -> f64 {
-    sink(|address| {
+    with_sink(|address| {
         let window = format!("-for={}ms", window.as_millis());
         let mut process = Process::start(&[window, "send".into(), address.to_string()]);
-        process.line().parse().expect("a figure")
+        process.read_line().parse().expect("a figure")
     })
 }
 
-/// Calls `act` with the address of a sink of kcp-go.
+/// Calls `run` with the address of a sink of kcp-go.
 ///
 /// # Panics
 /// If the program fails.
-pub(super) fn sink<T>(act: impl FnOnce(SocketAddr) -> T) -> T {
+pub(super) fn with_sink<T>(run: impl FnOnce(SocketAddr) -> T) -> T {
     let mut sink = Process::start(&["sink".into(), "127.0.0.1:0".into()]);
-    act(sink.line().parse().expect("an address"))
+    run(sink.read_line().parse().expect("an address"))
 }
 
 /// Killed when dropped.
@@ -145,12 +141,12 @@ impl Process {
         Self { child, output }
     }
 
-    fn say(&mut self, line: &str) {
+    fn write_line(&mut self, line: &str) {
         let mut input = self.child.stdin.take().expect("piped");
         writeln!(input, "{line}").expect("it reads");
     }
 
-    fn line(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("it writes");
         line.trim().into()

@@ -15,13 +15,13 @@ mod transports;
 use crate::alloc::scaling::Run;
 use crate::cpu::Cpus;
 use crate::heap::{self, Choice};
-use crate::measure::{compare, guarded};
+use crate::measure::{catch_panic, compare};
 use crate::report::{Filter, Report, Row};
 use crate::scaling::Point;
 use scenario::{Figure, Scenario, Size};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use transports::{BARE, CORRECTED, Ours, Quinn, SEALED, TokioKcp};
+use transports::{ENCRYPTED, Ours, Quinn, TokioKcp, UNENCRYPTED, WITH_FEC};
 
 pub(crate) use resident::child as sessions;
 pub(crate) use targets::of as targets_of;
@@ -37,8 +37,8 @@ const PEERS: [&str; 4] = ["tokio_kcp", "quinn", "kcp-go", "rusty_enet"];
 impl Scenario {
     fn peers(self) -> &'static [&'static str] {
         match self {
-            Self::ToKcpGo | Self::Corrected => &[PLAIN, "kcp-go"],
-            Self::Sealed => &[PLAIN, "quinn"],
+            Self::ToKcpGo | Self::WithFec => &[PLAIN, "kcp-go"],
+            Self::Encrypted => &[PLAIN, "quinn"],
             // Neither depends on system calls.
             Self::Counted(_) => &["tokio_kcp", "kcp-go"],
             Self::Idle => &["tokio_kcp", "kcp-go"],
@@ -55,7 +55,7 @@ impl Scenario {
         if self == Self::ToKcpGo || peer == "kcp-go" {
             go::available()?;
         }
-        guarded(|| match (self, peer) {
+        catch_panic(|| match (self, peer) {
             (Self::Counted(_), OURS | PLAIN | "tokio_kcp") if !heap::is_counted() => {
                 in_child(self, peer, size, seed)
             }
@@ -72,12 +72,12 @@ impl Scenario {
     /// With GSO and GRO, or without.
     fn run_ours<const OFFLOAD: bool>(self, size: &Size, seed: u64) -> Vec<f64> {
         match self {
-            Self::ToKcpGo => {
-                go::sink(|address| streams::send_to::<Ours<BARE, OFFLOAD>>(address, size.window))
-            }
-            Self::Sealed => streams::run::<Ours<SEALED, OFFLOAD>>(self, size, seed),
-            Self::Corrected => streams::run::<Ours<CORRECTED, OFFLOAD>>(self, size, seed),
-            _ => streams::run::<Ours<BARE, OFFLOAD>>(self, size, seed),
+            Self::ToKcpGo => go::with_sink(|address| {
+                streams::send_to::<Ours<UNENCRYPTED, OFFLOAD>>(address, size.window)
+            }),
+            Self::Encrypted => streams::run::<Ours<ENCRYPTED, OFFLOAD>>(self, size, seed),
+            Self::WithFec => streams::run::<Ours<WITH_FEC, OFFLOAD>>(self, size, seed),
+            _ => streams::run::<Ours<UNENCRYPTED, OFFLOAD>>(self, size, seed),
         }
     }
 }
@@ -101,7 +101,7 @@ pub(crate) fn run(
     for scenario in Scenario::ALL {
         let wanted = |peer: &&&'static str| {
             let mut figures = scenario.figures().into_iter();
-            figures.any(|figure| filter.takes(figure.case, peer))
+            figures.any(|figure| filter.matches(figure.case, peer))
         };
         let peers: Vec<&'static str> = scenario.peers().iter().filter(wanted).copied().collect();
         if peers.is_empty() {
@@ -111,8 +111,8 @@ pub(crate) fn run(
         let rounds = rounds(scenario, ours, &peers, &size);
         for (nth, figure) in scenario.figures().into_iter().enumerate() {
             for (peer, rounds) in peers.iter().zip(&rounds) {
-                if filter.takes(figure.case, peer) {
-                    put(report, ours, peer, &figure, nth, rounds);
+                if filter.matches(figure.case, peer) {
+                    add_row(report, ours, peer, &figure, nth, rounds);
                 }
             }
         }
@@ -125,7 +125,9 @@ pub(crate) fn run(
 /// # Panics
 /// If the process fails.
 fn in_child(scenario: Scenario, peer: &str, size: &Size, seed: u64) -> Vec<f64> {
-    let loss = scenario.conduct().map_or(0.0, |conduct| conduct.loss);
+    let loss = scenario
+        .path_conditions()
+        .map_or(0.0, |conditions| conditions.loss);
     let (start, window) = size.windows(scenario);
     let arguments = [
         "rudp".to_owned(),
@@ -135,22 +137,22 @@ fn in_child(scenario: Scenario, peer: &str, size: &Size, seed: u64) -> Vec<f64> 
         start.as_millis().to_string(),
         window.as_millis().to_string(),
     ];
-    let mut again = again();
-    again.env(heap::VARIABLE, Choice::Counting.name());
-    figure_of(again.args(arguments))
+    let mut command = child_command();
+    command.env(heap::VARIABLE, Choice::Counting.name());
+    figure_of_child(command.args(arguments))
 }
 
 /// This program as a process that prints one figure, without the arguments that name the figure.
-fn again() -> Command {
+fn child_command() -> Command {
     let program = std::env::current_exe().expect("it has a name");
-    let mut again = Command::new(program);
-    again.arg("--count").stderr(Stdio::inherit());
-    again
+    let mut command = Command::new(program);
+    command.arg("--count").stderr(Stdio::inherit());
+    command
 }
 
 /// # Panics
 /// If the process fails.
-fn figure_of(process: &mut Command) -> Vec<f64> {
+fn figure_of_child(process: &mut Command) -> Vec<f64> {
     let output = process.output().expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout);
     vec![text.trim().parse().expect("a figure")]
@@ -185,9 +187,9 @@ pub(crate) fn scaling(peer: &str, sessions: usize, ops: u64) -> Result<Run, Stri
     // A window as long as that many operations of a microsecond.
     let window = Duration::from_micros(ops);
     let run: fn(usize, Duration) -> Point = match peer {
-        OURS => streams::many::<Ours>,
-        "tokio_kcp" => streams::many::<TokioKcp>,
-        "quinn" => streams::many::<Quinn>,
+        OURS => streams::many_sessions::<Ours>,
+        "tokio_kcp" => streams::many_sessions::<TokioKcp>,
+        "quinn" => streams::many_sessions::<Quinn>,
         _ => return Err("it has no such case".into()),
     };
     Ok(Box::new(move || run(sessions, window)))
@@ -217,7 +219,7 @@ fn rounds(scenario: Scenario, ours: &str, peers: &[&'static str], size: &Size) -
     found
 }
 
-fn put(
+fn add_row(
     report: &mut Report,
     ours: &str,
     peer: &'static str,
@@ -255,8 +257,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_target_speaks_about_a_row_that_exists() {
-        for (case, peer) in targets::spoken_of() {
+    fn every_target_names_an_existing_row() {
+        for (case, peer) in targets::rows_with_target() {
             let exists = |scenario: &Scenario| {
                 let mut figures = scenario.figures().into_iter();
                 figures.any(|figure| figure.case == case) && scenario.peers().contains(&peer)
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_fails_costs_its_own_rows() {
+    fn a_failing_peer_loses_only_its_own_rows() {
         let found = rounds(
             Scenario::Echo,
             OURS,
@@ -304,7 +306,7 @@ mod tests {
         );
         let mut report = Report::new(OURS.into(), true);
         let figure = Scenario::Echo.figures()[0];
-        put(
+        add_row(
             &mut report,
             OURS,
             "quinn",
@@ -312,7 +314,7 @@ mod tests {
             0,
             &Err("it is away".into()),
         );
-        put(&mut report, OURS, "tokio_kcp", &figure, 0, &found[0]);
+        add_row(&mut report, OURS, "tokio_kcp", &figure, 0, &found[0]);
         let text = report.markdown();
         assert!(
             text.contains("because it is away: echo-p50/quinn"),

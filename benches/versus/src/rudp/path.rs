@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// What happens on a path, in each direction.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Conduct {
+pub(super) struct PathConditions {
     pub(super) delay: Duration,
     /// Percentage of datagrams lost.
     pub(super) loss: f64,
@@ -20,7 +20,7 @@ pub(super) struct Conduct {
     pub(super) reordered: f64,
 }
 
-impl Conduct {
+impl PathConditions {
     /// The path that issue 7 specifies, with this percentage lost.
     pub(super) fn lossy(percent: u8) -> Self {
         Self {
@@ -41,21 +41,26 @@ pub(super) struct Paths {
 
 impl Paths {
     /// Opens the paths. The same `seed` loses the same datagrams, by their number.
-    pub(super) fn open(server: SocketAddr, count: usize, conduct: Conduct, seed: u64) -> Self {
-        let mut lines: Vec<Line> = (0..count as u64)
-            .map(|path| Line::open(server, conduct, seed * 1000 + path))
+    pub(super) fn open(
+        server: SocketAddr,
+        count: usize,
+        conditions: PathConditions,
+        seed: u64,
+    ) -> Self {
+        let mut paths: Vec<ClientPath> = (0..count as u64)
+            .map(|path| ClientPath::open(server, conditions, seed * 1000 + path))
             .collect();
-        let address = |line: &Line| line.front.local_addr().expect("it is bound");
-        let addresses = lines.iter().map(address).collect();
+        let address = |path: &ClientPath| path.client_socket.local_addr().expect("it is bound");
+        let addresses = paths.iter().map(address).collect();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut buffer = vec![0; 65536];
-            let mut sockets = Vec::with_capacity(2 * lines.len());
+            let mut sockets = Vec::with_capacity(2 * paths.len());
             while !stopped.load(Ordering::Relaxed) {
-                wait(&lines, &mut sockets);
-                for line in &mut lines {
-                    line.turn(&mut buffer);
+                wait(&paths, &mut sockets);
+                for path in &mut paths {
+                    path.forward(&mut buffer);
                 }
             }
         });
@@ -77,20 +82,20 @@ impl Drop for Paths {
 }
 
 /// Waits until a datagram has arrived or is due.
-fn wait(lines: &[Line], sockets: &mut Vec<libc::pollfd>) {
+fn wait(paths: &[ClientPath], sockets: &mut Vec<libc::pollfd>) {
     let ready = |socket: &UdpSocket| libc::pollfd {
         fd: socket.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     };
     sockets.clear();
-    let both = |line: &Line| [ready(&line.front), ready(&line.back)];
-    sockets.extend(lines.iter().flat_map(both));
+    let both = |path: &ClientPath| [ready(&path.client_socket), ready(&path.server_socket)];
+    sockets.extend(paths.iter().flat_map(both));
     let now = Instant::now();
-    let next = lines.iter().filter_map(Line::due).min();
+    let next = paths.iter().filter_map(ClientPath::due).min();
     let left = next.map(|at| at.saturating_duration_since(now));
     // Often enough to notice that it must stop.
-    let left = left.unwrap_or(IDLE).min(IDLE);
+    let left = left.unwrap_or(MAX_WAIT).min(MAX_WAIT);
     let timeout = libc::timespec {
         tv_sec: 0,
         tv_nsec: i64::from(left.subsec_nanos()),
@@ -107,43 +112,45 @@ fn wait(lines: &[Line], sockets: &mut Vec<libc::pollfd>) {
 }
 
 /// Datagrams per path for which memory is allocated beforehand: more than the windows allow.
-const SPARE: usize = 4096;
+const SPARE_BUFFERS: usize = 4096;
 /// The size of each of these in bytes.
-const DATAGRAM: usize = 1536;
+const SPARE_BUFFER_BYTES: usize = 1536;
 
-const IDLE: Duration = Duration::from_millis(20);
+const MAX_WAIT: Duration = Duration::from_millis(20);
 
 /// A datagram on its way: when it is due, its number, whether it goes to the client, its bytes.
-type Waiting = (Instant, u64, bool, Vec<u8>);
+type Delayed = (Instant, u64, bool, Vec<u8>);
 
 /// One client's path.
-struct Line {
-    conduct: Conduct,
+struct ClientPath {
+    conditions: PathConditions,
     /// Clients send here.
-    front: UdpSocket,
+    client_socket: UdpSocket,
     /// Connected to the server.
-    back: UdpSocket,
+    server_socket: UdpSocket,
     client: Option<SocketAddr>,
-    waiting: BinaryHeap<Reverse<Waiting>>,
+    waiting: BinaryHeap<Reverse<Delayed>>,
     /// Memory of datagrams that have passed, for reuse: where allocations are counted, none must be the
     /// path's.
-    spare: Vec<Vec<u8>>,
-    order: u64,
+    spare_buffers: Vec<Vec<u8>>,
+    sequence: u64,
     random: u64,
 }
 
-impl Line {
-    fn open(server: SocketAddr, conduct: Conduct, seed: u64) -> Self {
-        let back = socket().expect("a socket on loopback");
-        back.connect(server).expect("loopback");
+impl ClientPath {
+    fn open(server: SocketAddr, conditions: PathConditions, seed: u64) -> Self {
+        let server_socket = socket().expect("a socket on loopback");
+        server_socket.connect(server).expect("loopback");
         Self {
-            conduct,
-            front: socket().expect("a socket on loopback"),
-            back,
+            conditions,
+            client_socket: socket().expect("a socket on loopback"),
+            server_socket,
             client: None,
-            waiting: BinaryHeap::with_capacity(SPARE),
-            spare: (0..SPARE).map(|_| Vec::with_capacity(DATAGRAM)).collect(),
-            order: 0,
+            waiting: BinaryHeap::with_capacity(SPARE_BUFFERS),
+            spare_buffers: (0..SPARE_BUFFERS)
+                .map(|_| Vec::with_capacity(SPARE_BUFFER_BYTES))
+                .collect(),
+            sequence: 0,
             random: (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
         }
     }
@@ -155,19 +162,19 @@ impl Line {
         ((self.random >> 11) as f64) < percent / 100.0 * (1_u64 << 53) as f64
     }
 
-    fn take(&mut self, datagram: &[u8], homewards: bool) {
-        if self.chance(self.conduct.loss) {
+    fn delay_or_lose(&mut self, datagram: &[u8], to_client: bool) {
+        if self.chance(self.conditions.loss) {
             return;
         }
-        let mut delay = self.conduct.delay;
-        if self.chance(self.conduct.reordered) {
+        let mut delay = self.conditions.delay;
+        if self.chance(self.conditions.reordered) {
             delay += delay / 4 + Duration::from_millis(1);
         }
-        self.order += 1;
+        self.sequence += 1;
         let due = Instant::now() + delay;
-        let mut bytes = self.spare.pop().unwrap_or_default();
+        let mut bytes = self.spare_buffers.pop().unwrap_or_default();
         bytes.extend_from_slice(datagram);
-        let waiting = (due, self.order, homewards, bytes);
+        let waiting = (due, self.sequence, to_client, bytes);
         self.waiting.push(Reverse(waiting));
     }
 
@@ -176,26 +183,26 @@ impl Line {
     }
 
     /// Receives datagrams and forwards those that are due.
-    fn turn(&mut self, buffer: &mut [u8]) {
-        while let Ok((len, from)) = self.front.recv_from(buffer) {
+    fn forward(&mut self, buffer: &mut [u8]) {
+        while let Ok((len, from)) = self.client_socket.recv_from(buffer) {
             self.client = Some(from);
-            self.take(&buffer[..len], false);
+            self.delay_or_lose(&buffer[..len], false);
         }
-        while let Ok(len) = self.back.recv(buffer) {
-            self.take(&buffer[..len], true);
+        while let Ok(len) = self.server_socket.recv(buffer) {
+            self.delay_or_lose(&buffer[..len], true);
         }
         let now = Instant::now();
         while self.due().is_some_and(|at| at <= now)
-            && let Some(Reverse((_, _, homewards, mut datagram))) = self.waiting.pop()
+            && let Some(Reverse((_, _, to_client, mut datagram))) = self.waiting.pop()
         {
             // An end that is gone, or whose queue is full, counts as loss.
-            let _ = match (homewards, self.client) {
-                (true, Some(client)) => self.front.send_to(&datagram, client),
+            let _ = match (to_client, self.client) {
+                (true, Some(client)) => self.client_socket.send_to(&datagram, client),
                 (true, None) => Ok(0),
-                (false, _) => self.back.send(&datagram),
+                (false, _) => self.server_socket.send(&datagram),
             };
             datagram.clear();
-            self.spare.push(datagram);
+            self.spare_buffers.push(datagram);
         }
     }
 }
@@ -215,11 +222,11 @@ mod tests {
     use super::*;
 
     /// Sends this many datagrams through a path; returns how many arrive.
-    fn arrived(count: u32, conduct: Conduct, seed: u64) -> Vec<u32> {
+    fn arrived(count: u32, conditions: PathConditions, seed: u64) -> Vec<u32> {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let timeout = Some(Duration::from_millis(500));
         server.set_read_timeout(timeout).unwrap();
-        let paths = Paths::open(server.local_addr().unwrap(), 1, conduct, seed);
+        let paths = Paths::open(server.local_addr().unwrap(), 1, conditions, seed);
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         for number in 0..count {
             let datagram = number.to_le_bytes();
@@ -234,26 +241,26 @@ mod tests {
     }
 
     #[test]
-    fn a_path_loses_its_share_and_the_same_with_the_same_seed() {
-        let conduct = Conduct {
+    fn a_path_loses_its_share_and_the_same_seed_loses_the_same() {
+        let conditions = PathConditions {
             delay: Duration::from_millis(1),
             reordered: 0.0,
             loss: 20.0,
         };
         // No more than fit in the server's queue.
-        let numbers = arrived(150, conduct, 3);
+        let numbers = arrived(150, conditions, 3);
         assert!((90..145).contains(&numbers.len()), "{}", numbers.len());
-        assert_eq!(arrived(150, conduct, 3), numbers);
+        assert_eq!(arrived(150, conditions, 3), numbers);
     }
 
     #[test]
-    fn what_is_late_is_overtaken() {
-        let conduct = Conduct {
+    fn a_path_reorders_datagrams() {
+        let conditions = PathConditions {
             delay: Duration::from_millis(20),
             loss: 0.0,
             reordered: 10.0,
         };
-        let numbers = arrived(100, conduct, 5);
+        let numbers = arrived(100, conditions, 5);
         assert_eq!(numbers.len(), 100);
         assert!(!numbers.is_sorted());
     }

@@ -1,8 +1,8 @@
 //! `many-resident`: the resident memory of a process with many idle sessions.
 
 use super::streams::{Transport, resident_growth};
-use super::transports::{MANY, Ours, Quinn, TokioKcp};
-use super::{OURS, Size, again, figure_of};
+use super::transports::{MANY_SESSIONS, Ours, Quinn, TokioKcp};
+use super::{OURS, Size, child_command, figure_of_child};
 
 /// Sessions of each peer, which for as many as ours would need gigabytes, or a socket each.
 const PEERS_SESSIONS: usize = 1000;
@@ -17,7 +17,7 @@ pub(super) fn in_child(peer: &str, size: &Size) -> Vec<f64> {
     } else {
         PEERS_SESSIONS.min(size.resident_sessions)
     };
-    figure_of(again().args(["sessions", peer, &sessions.to_string()]))
+    figure_of_child(child_command().args(["sessions", peer, &sessions.to_string()]))
 }
 
 /// The child's side: prints the figure.
@@ -27,9 +27,9 @@ pub(crate) fn child(arguments: &[String]) -> Option<()> {
     };
     let sessions = sessions.parse().ok()?;
     let bytes = match peer.as_str() {
-        OURS => each::<Ours<MANY>>(sessions),
-        "tokio_kcp" => each::<TokioKcp>(sessions),
-        "quinn" => each::<Quinn>(sessions),
+        OURS => bytes_per_end::<Ours<MANY_SESSIONS>>(sessions),
+        "tokio_kcp" => bytes_per_end::<TokioKcp>(sessions),
+        "quinn" => bytes_per_end::<Quinn>(sessions),
         _ => return None,
     };
     println!("{bytes}");
@@ -37,6 +37,6 @@ pub(crate) fn child(arguments: &[String]) -> Option<()> {
 }
 
 /// Half of the sessions' ends are clients, half are servers.
-fn each<T: Transport>(ends: usize) -> f64 {
+fn bytes_per_end<T: Transport>(ends: usize) -> f64 {
     resident_growth::<T>(ends / 2) as f64 / ends as f64
 }

@@ -1,6 +1,6 @@
 //! The scenarios, and the figures that they give.
 
-use super::path::Conduct;
+use super::path::PathConditions;
 use crate::measure::Better;
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ pub(super) enum Scenario {
     /// Many more idle sessions, in a process of its own: resident memory.
     Resident,
     /// `Bulk`, encrypted.
-    Sealed,
+    Encrypted,
     /// `Paced` with two parity shards for two data shards.
-    Corrected,
+    WithFec,
     /// `Lossy`, or `Bulk` at 0 %, in a process that counts allocations.
     Counted(u8),
     /// As `Bulk`, to a sink of kcp-go in another process.
@@ -80,8 +80,8 @@ impl Scenario {
         Self::Fanout,
         Self::Idle,
         Self::Resident,
-        Self::Sealed,
-        Self::Corrected,
+        Self::Encrypted,
+        Self::WithFec,
         Self::Counted(0),
         Self::Counted(5),
         Self::ToKcpGo,
@@ -110,11 +110,11 @@ impl Scenario {
                 },
             ],
             Self::Resident => vec![Figure::cost("many-resident", "bytes/end")],
-            Self::Sealed => vec![
+            Self::Encrypted => vec![
                 Figure::rate("aes-bulk"),
                 Figure::cost("aes-cpu-per-gb", "s/GB"),
             ],
-            Self::Corrected => vec![
+            Self::WithFec => vec![
                 Figure::cost("paced1-fec-p99", "ms"),
                 Figure::cost("paced5-fec-p99", "ms"),
             ],
@@ -125,9 +125,11 @@ impl Scenario {
     }
 
     /// Returns the path of a single session.
-    pub(super) fn conduct(self) -> Option<Conduct> {
+    pub(super) fn path_conditions(self) -> Option<PathConditions> {
         match self {
-            Self::Lossy(percent) | Self::Counted(percent @ 1..) => Some(Conduct::lossy(percent)),
+            Self::Lossy(percent) | Self::Counted(percent @ 1..) => {
+                Some(PathConditions::lossy(percent))
+            }
             _ => None,
         }
     }
@@ -147,7 +149,7 @@ impl Scenario {
         assert!(bytes > 0.0 || !costs, "nothing came through");
         let cpu = cpu_ns / bytes;
         match self {
-            Self::Bulk | Self::Sealed => vec![rate, cpu],
+            Self::Bulk | Self::Encrypted => vec![rate, cpu],
             Self::Counted(_) => vec![allocations / (bytes / SEGMENT)],
             _ => vec![rate],
         }

@@ -1,6 +1,6 @@
 //! The scenarios for any library whose sessions are byte streams on tokio.
 
-use super::path::Conduct;
+use super::path::PathConditions;
 use super::path::Paths;
 use super::scenario::{
     FANOUT_MESSAGE, FANOUT_RATE, MESSAGE, PACE, PACED_LOSS, Scenario, Size, Transfer,
@@ -44,12 +44,12 @@ pub(super) trait Transport: 'static {
     ) -> impl Future<Output = Self::Stream> + Send;
 
     /// Waits until everything written is delivered.
-    fn deliver(stream: &mut Self::Stream) -> impl Future<Output = ()> + Send {
+    fn wait_until_delivered(stream: &mut Self::Stream) -> impl Future<Output = ()> + Send {
         async { stream.shutdown().await.expect("delivered") }
     }
 
     /// Returns the bytes of memory in use outside the heap.
-    fn beside_the_heap() -> usize {
+    fn pool_bytes_in_use() -> usize {
         0
     }
 }
@@ -57,9 +57,9 @@ pub(super) trait Transport: 'static {
 /// Threads of the runtime.
 const THREADS: usize = 2;
 /// How long a thread waits for the others.
-const MEETING: Duration = Duration::from_millis(100);
+const RENDEZVOUS_TIMEOUT: Duration = Duration::from_millis(100);
 /// A run that takes longer is taken for hung.
-const TOO_LONG: Duration = Duration::from_secs(30);
+const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 /// The length of a read and of a write of `Bulk` and `Lossy`.
 const PIECE: usize = 64 << 10;
 
@@ -73,18 +73,21 @@ pub(super) fn run<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> V
     runtime.block_on(async {
         let figures = async {
             match scenario {
-                Scenario::Bulk | Scenario::Sealed | Scenario::Lossy(_) | Scenario::Counted(_) => {
+                Scenario::Bulk
+                | Scenario::Encrypted
+                | Scenario::Lossy(_)
+                | Scenario::Counted(_) => {
                     scenario.of_transfer(&transfer::<T>(scenario, size, seed).await)
                 }
                 Scenario::Echo => echo::<T>(size).await,
-                Scenario::Paced | Scenario::Corrected => paced::<T>(size, seed).await,
+                Scenario::Paced | Scenario::WithFec => paced::<T>(size, seed).await,
                 Scenario::Fanout => fanout::<T>(size).await,
                 Scenario::Idle => idle::<T>(size).await,
                 Scenario::Resident => panic!("it is run by a process of its own"),
                 Scenario::ToKcpGo => panic!("it has no sink of kcp-go's"),
             }
         };
-        timeout(TOO_LONG, figures).await.expect("it hangs")
+        timeout(HANG_TIMEOUT, figures).await.expect("it hangs")
     })
 }
 
@@ -125,8 +128,8 @@ async fn greet<T: Transport>(
 async fn transfer<T: Transport>(scenario: Scenario, size: &Size, seed: u64) -> Transfer {
     let (mut listener, address) = T::listen().await;
     let paths = scenario
-        .conduct()
-        .map(|conduct| Paths::open(address, 1, conduct, seed));
+        .path_conditions()
+        .map(|conditions| Paths::open(address, 1, conditions, seed));
     let to = paths.as_ref().map_or(address, |paths| paths.addresses[0]);
     let Pair { mut client, server } = greet::<T>(&mut listener, T::connect(to)).await;
     let (start, window) = size.windows(scenario);
@@ -166,10 +169,10 @@ pub(super) fn send_to<T: Transport>(address: SocketAddr, window: Duration) -> Ve
                 stream.write_all(&piece).await.expect("written");
                 bytes += PIECE;
             }
-            T::deliver(&mut stream).await;
+            T::wait_until_delivered(&mut stream).await;
             vec![(process_cpu_ns() - cpu) / bytes as f64]
         };
-        timeout(TOO_LONG, figures).await.expect("it hangs")
+        timeout(HANG_TIMEOUT, figures).await.expect("it hangs")
     })
 }
 
@@ -177,7 +180,7 @@ pub(super) fn send_to<T: Transport>(address: SocketAddr, window: Duration) -> Ve
 ///
 /// # Panics
 /// If the library fails, or is too slow.
-pub(super) fn many<T: Transport>(sessions: usize, window: Duration) -> Point {
+pub(super) fn many_sessions<T: Transport>(sessions: usize, window: Duration) -> Point {
     let runtime = runtime();
     runtime.block_on(async {
         let point = async {
@@ -205,7 +208,7 @@ pub(super) fn many<T: Transport>(sessions: usize, window: Duration) -> Point {
             let rate = bytes as f64 / 1e6 / wall.as_secs_f64();
             Point::of(rate, cpu / bytes as f64)
         };
-        timeout(TOO_LONG, point).await.expect("it hangs")
+        timeout(HANG_TIMEOUT, point).await.expect("it hangs")
     })
 }
 
@@ -265,8 +268,8 @@ pub(super) fn percentile(values: &mut [f64], percent: usize) -> f64 {
 /// The time from giving a message to the library until it is read at the other end.
 async fn paced<T: Transport>(size: &Size, seed: u64) -> Vec<f64> {
     let (mut listener, address) = T::listen().await;
-    let kinds = PACED_LOSS.map(Conduct::lossy);
-    let paths = kinds.map(|conduct| Paths::open(address, size.paced_sessions, conduct, seed));
+    let kinds = PACED_LOSS.map(PathConditions::lossy);
+    let paths = kinds.map(|conditions| Paths::open(address, size.paced_sessions, conditions, seed));
     let mut connecting = JoinSet::new();
     for (kind, paths) in paths.iter().enumerate() {
         for &to in &paths.addresses {
@@ -388,16 +391,18 @@ async fn idle<T: Transport>(size: &Size) -> Vec<f64> {
     // What exists only once does not count: neither the first sessions, nor what each thread of the runtime
     // keeps once it has sent something.
     let client = T::client();
-    let here = Arc::new(AtomicU64::new(0));
+    let arrived = Arc::new(AtomicU64::new(0));
     let mut first = JoinSet::new();
     for _ in 0..THREADS {
         let mut pair = greet::<T>(&mut listener, T::connect_from(&client, address)).await;
-        let here = Arc::clone(&here);
+        let arrived = Arc::clone(&arrived);
         first.spawn(async move {
             // Each on a thread of its own, which is kept busy until the other has arrived or is late.
-            here.fetch_add(1, Ordering::Relaxed);
+            arrived.fetch_add(1, Ordering::Relaxed);
             let begin = Instant::now();
-            while here.load(Ordering::Relaxed) < THREADS as u64 && begin.elapsed() < MEETING {
+            while arrived.load(Ordering::Relaxed) < THREADS as u64
+                && begin.elapsed() < RENDEZVOUS_TIMEOUT
+            {
                 std::thread::yield_now();
             }
             pair.client.write_all(&[7]).await.expect("written");
@@ -464,7 +469,7 @@ fn resident() -> usize {
 
 /// Returns the bytes in use.
 fn memory<T: Transport>() -> usize {
-    heap() + T::beside_the_heap()
+    heap() + T::pool_bytes_in_use()
 }
 
 /// Returns the bytes of glibc's heap in use.

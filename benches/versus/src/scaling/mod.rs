@@ -8,7 +8,7 @@ mod plots;
 
 use crate::cpu::{Cpus, pin};
 use crate::machine::{self, Watch};
-use crate::measure::{Spread, guarded};
+use crate::measure::{Spread, catch_panic};
 use crate::{alloc, rudp};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -55,7 +55,7 @@ impl Axis {
         }
     }
 
-    fn what(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Threads => "threads on two CPUs, blocks of 2 KiB in turns of 512",
             Self::Payload => "bytes of a block, in batches of 64, one thread",
@@ -74,7 +74,7 @@ impl Axis {
         }
     }
 
-    fn places(self) -> &'static [usize] {
+    fn positions(self) -> &'static [usize] {
         match self {
             Self::Threads => &[1, 2, 4, 8, 16, 32, 64],
             Self::Payload => &[64, 256, 1024, 4096, 16_384, 65_536],
@@ -110,14 +110,14 @@ impl Axis {
     fn run(
         self,
         side: &'static str,
-        place: usize,
+        position: usize,
         ops: u64,
     ) -> Result<alloc::scaling::Run, String> {
         match self {
-            Self::Threads => alloc::scaling::threads(side, place, 4 * ops),
-            Self::Payload => alloc::scaling::payload(side, place, ops),
-            Self::Classes => alloc::scaling::classes(side, place, ops),
-            Self::Sessions => rudp::scaling(side, place, 3 * ops),
+            Self::Threads => alloc::scaling::threads(side, position, 4 * ops),
+            Self::Payload => alloc::scaling::payload(side, position, ops),
+            Self::Classes => alloc::scaling::classes(side, position, ops),
+            Self::Sessions => rudp::scaling(side, position, 3 * ops),
         }
     }
 }
@@ -175,16 +175,16 @@ fn measure(
     left_out: &mut Map<String, Value>,
 ) {
     let cpus = Cpus::choose();
-    for &place in axis.places() {
-        eprintln!("{} {place}", axis.name());
+    for &position in axis.positions() {
+        eprintln!("{} {position}", axis.name());
         // Otherwise there would be only one CPU to choose.
         cpus.unpin();
         let mut sides = Vec::new();
         for &side in axis.sides() {
-            match guarded(|| axis.run(side, place, ops)).and_then(|run| run) {
+            match catch_panic(|| axis.run(side, position, ops)).and_then(|run| run) {
                 Ok(run) => sides.push((side, run, Ok(Vec::new()))),
                 Err(reason) => {
-                    left_out.insert(format!("{}-{place}/{side}", axis.name()), json!(reason));
+                    left_out.insert(format!("{}-{position}/{side}", axis.name()), json!(reason));
                 }
             }
         }
@@ -198,7 +198,7 @@ fn measure(
                 let Ok(samples) = found else {
                     continue;
                 };
-                match guarded(run) {
+                match catch_panic(run) {
                     Ok(sample) if round > 0 => samples.push(sample),
                     Ok(_) => {}
                     Err(reason) => *found = Err(reason),
@@ -207,9 +207,9 @@ fn measure(
         }
         for (side, _, found) in sides {
             match found {
-                Ok(samples) => points.push(point(axis, side, place, &samples)),
+                Ok(samples) => points.push(point(axis, side, position, &samples)),
                 Err(reason) => {
-                    left_out.insert(format!("{}-{place}/{side}", axis.name()), json!(reason));
+                    left_out.insert(format!("{}-{position}/{side}", axis.name()), json!(reason));
                 }
             }
         }
@@ -217,11 +217,11 @@ fn measure(
     cpus.unpin();
 }
 
-fn point(axis: Axis, side: &str, place: usize, samples: &[Point]) -> Value {
+fn point(axis: Axis, side: &str, position: usize, samples: &[Point]) -> Value {
     let spread = |of: fn(&Point) -> f64| crate::report::spread(&Spread::of(samples.iter().map(of)));
     json!({
         "against": axis.name(),
-        "at": place,
+        "at": position,
         "side": side,
         "throughput": spread(|sample| sample.throughput),
         "cpu": spread(|sample| sample.cpu),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_plots_are_those_of_the_committed_json() {
+    fn the_committed_plots_match_the_committed_json() {
         let text = fs::read_to_string(committed().join("scaling.json")).unwrap();
         let files = plots::files(&serde_json::from_str(&text).unwrap()).unwrap();
         assert_eq!(files.len(), 2 * Axis::ALL.len() + 1);
@@ -252,16 +252,16 @@ mod tests {
     }
 
     #[test]
-    fn each_axis_has_a_point_for_each_side_that_can_be_had() {
+    fn each_axis_has_a_point_for_each_available_side() {
         for axis in [Axis::Threads, Axis::Payload, Axis::Classes] {
             let (mut points, mut left_out) = (Vec::new(), Map::new());
             measure(axis, 1, 500, &mut points, &mut left_out);
-            let all = axis.places().len() * axis.sides().len();
+            let all = axis.positions().len() * axis.sides().len();
             assert_eq!(points.len() + left_out.len(), all);
             let ours = |point: &&Value| point["side"] == axis.sides()[0];
             let ours = points.iter().filter(ours).count();
             let missing = left_out.values().filter(|why| **why == "it needs two CPUs");
-            assert!(ours == axis.places().len() || missing.count() > 0);
+            assert!(ours == axis.positions().len() || missing.count() > 0);
         }
     }
 }

@@ -16,7 +16,12 @@ pub(super) fn files(json: &Value) -> Result<Vec<(String, String)>, String> {
     }
     for axis in Axis::ALL {
         // Writing to a String cannot fail.
-        let _ = writeln!(page, "\n## {}\n\n{}.\n", axis.name(), capital(axis.what()));
+        let _ = writeln!(
+            page,
+            "\n## {}\n\n{}.\n",
+            axis.name(),
+            capital(axis.description())
+        );
         for (measure, unit) in Measure::ALL.into_iter().zip(axis.units()) {
             let name = format!("{}-{}.svg", axis.name(), measure.name());
             let lines = lines(axis, measure, &points);
@@ -125,8 +130,8 @@ fn plot(axis: Axis, unit: &str, lines: &[Line]) -> Result<String, Box<dyn std::e
         .map(|(_, [_, least, _])| *least)
         .fold(f64::MAX, f64::min);
     let most = all().map(|(_, [.., most])| *most).fold(0.0, f64::max);
-    let places = axis.places();
-    let (first, last) = (places[0] as f64, places[places.len() - 1] as f64);
+    let positions = axis.positions();
+    let (first, last) = (positions[0] as f64, positions[positions.len() - 1] as f64);
     {
         let root = SVGBackend::with_string(&mut text, (760, 460)).into_drawing_area();
         root.fill(&WHITE)?;
@@ -185,7 +190,7 @@ fn table(page: &mut String, axis: Axis, measure: Measure, unit: &str, points: &[
         sides.join(" | ")
     );
     let _ = writeln!(page, "|---|{}", "---|".repeat(sides.len()));
-    for &at in axis.places() {
+    for &at in axis.positions() {
         let of = |side: &str| {
             let here = |p: &&Plotted| p.against == axis.name() && p.at == at && p.side == side;
             points
@@ -234,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_peer_beats_ours_is_bold_whichever_way_is_better() {
+    fn a_peer_that_beats_ours_is_bold_for_rates_and_costs() {
         let files = files(&json()).unwrap();
         let (name, page) = files.last().unwrap();
         assert_eq!(name, "README.md");
@@ -262,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn another_form_is_refused() {
+    fn another_format_is_refused() {
         assert!(files(&json!({ "points": [{ "at": 1 }] })).is_err());
     }
 }

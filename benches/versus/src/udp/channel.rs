@@ -113,7 +113,7 @@ fn two_cores<P: Peer>(wire: Wire, bytes: usize, cpu: usize) -> Sampler {
 async fn consume<P: Peer>(from: &mut From<P>, datagrams: usize) -> bool {
     let mut got = 0;
     while got < datagrams {
-        match P::Link::take(from).await {
+        match P::Link::consume(from).await {
             0 => return false,
             count => got += count,
         }

@@ -2,7 +2,7 @@
 
 use super::peers::{Quinn, check};
 use super::rig::{BUFFERS, Filler, QUEUED, SUPER_BUFFER, Wire};
-use super::rig::{DATAGRAM_BUFFER, our_receiver_of, pool, runtime, their_socket};
+use super::rig::{DATAGRAM_BUFFER, our_receiver_with_metadata, pool, runtime, their_socket};
 use crate::cpu::ThreadClock;
 use crate::measure::Sampler;
 use slab_net::udp::PacketBatch;
@@ -26,7 +26,7 @@ pub(super) fn sampler(peer: &str, wire: Wire) -> Result<Sampler, String> {
 
 /// Returns whether the receiver has to wait. A round ends there, as it does in a server, which has to find
 /// out that nothing is left and is then woken for the next round.
-async fn waits<T>(receive: impl Future<Output = T>) -> bool {
+async fn would_wait<T>(receive: impl Future<Output = T>) -> bool {
     let mut receive = pin!(receive);
     poll_fn(|cx| Poll::Ready(receive.as_mut().poll(cx).is_pending())).await
 }
@@ -36,7 +36,7 @@ fn ours(wire: Wire) -> Sampler {
     let runtime = runtime();
     let mut receiver = {
         let _inside = runtime.enter();
-        our_receiver_of(&pool(), wire)
+        our_receiver_with_metadata(&pool(), wire)
     };
     let mut batches: Vec<PacketBatch> = Vec::with_capacity(32);
     let address = receiver.local_addr();
@@ -54,7 +54,7 @@ fn ours(wire: Wire) -> Sampler {
                         got += batch.iter().map(|datagram| check(datagram.packet)).count();
                     }
                 }
-                assert!(waits(receiver.recv_batches(&mut batches)).await);
+                assert!(would_wait(receiver.recv_batches(&mut batches)).await);
             });
             total += clock.elapsed_ns();
         }
@@ -94,7 +94,7 @@ fn quinn_udp(wire: Wire) -> Sampler {
                 let mut chunks = memory.chunks_exact_mut(SUPER_BUFFER);
                 let mut buffers: [IoSliceMut<'_>; BUFFERS] =
                     std::array::from_fn(|_| IoSliceMut::new(chunks.next().expect("as many")));
-                assert!(waits(quinn.receive(&mut buffers)).await);
+                assert!(would_wait(quinn.receive(&mut buffers)).await);
             });
             total += clock.elapsed_ns();
         }
@@ -185,7 +185,7 @@ fn recvmmsg(wire: Wire) -> Sampler {
                     got += buffers.datagrams(count).map(check).count();
                 }
                 let read = socket.async_io(Interest::READABLE, || buffers.receive(&socket));
-                assert!(waits(read).await);
+                assert!(would_wait(read).await);
             });
             total += clock.elapsed_ns();
         }

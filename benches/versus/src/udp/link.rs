@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 /// Places in a channel.
 const CAPACITY: usize = 4096;
 /// Items taken at once by the links that do so.
-const MANY: usize = 64;
+const RECV_LIMIT: usize = 64;
 
 pub(super) trait Link {
     type To: Send + Sync + 'static;
@@ -18,7 +18,7 @@ pub(super) trait Link {
     fn open() -> (Self::To, Self::From);
     /// Waits for something, consumes everything there is, and returns how many datagrams it was; 0 when the
     /// other end is gone.
-    fn take(from: &mut Self::From) -> impl Future<Output = usize> + Send;
+    fn consume(from: &mut Self::From) -> impl Future<Output = usize> + Send;
 }
 
 /// tokio's channel, `recv` for each item.
@@ -32,25 +32,25 @@ impl<T: Payload> Link for OneByOne<T> {
         mpsc::channel(CAPACITY)
     }
 
-    async fn take(from: &mut Receiver<T>) -> usize {
+    async fn consume(from: &mut Receiver<T>) -> usize {
         from.recv().await.map_or(0, Payload::consume)
     }
 }
 
 /// tokio's channel, `recv_many`.
-pub(super) struct Many<T>(PhantomData<T>);
+pub(super) struct RecvMany<T>(PhantomData<T>);
 
-impl<T: Payload> Link for Many<T> {
+impl<T: Payload> Link for RecvMany<T> {
     type To = Sender<T>;
     type From = (Receiver<T>, Vec<T>);
 
     fn open() -> (Self::To, Self::From) {
         let (to, from) = mpsc::channel(CAPACITY);
-        (to, (from, Vec::with_capacity(MANY)))
+        (to, (from, Vec::with_capacity(RECV_LIMIT)))
     }
 
-    async fn take((from, many): &mut Self::From) -> usize {
-        from.recv_many(many, MANY).await;
+    async fn consume((from, many): &mut Self::From) -> usize {
+        from.recv_many(many, RECV_LIMIT).await;
         many.drain(..).map(Payload::consume).sum()
     }
 }
@@ -65,11 +65,11 @@ impl Link for Queue {
     fn open() -> (Self::To, Self::From) {
         let capacity = CAPACITY.try_into().expect("not zero");
         let (to, from) = queue(capacity, Overflow::Wait);
-        (to, (from, Vec::with_capacity(MANY)))
+        (to, (from, Vec::with_capacity(RECV_LIMIT)))
     }
 
-    async fn take((from, many): &mut Self::From) -> usize {
-        from.recv_many(many, MANY).await;
+    async fn consume((from, many): &mut Self::From) -> usize {
+        from.recv_many(many, RECV_LIMIT).await;
         let packets = many.drain(..).flat_map(PacketBatch::into_packets);
         packets.map(Payload::consume).sum()
     }
@@ -86,8 +86,8 @@ impl Link for QueueOfBytes {
         Queue::open()
     }
 
-    async fn take((from, many): &mut Self::From) -> usize {
-        from.recv_many(many, MANY).await;
+    async fn consume((from, many): &mut Self::From) -> usize {
+        from.recv_many(many, RECV_LIMIT).await;
         let payloads = many.drain(..).flat_map(PacketBatch::into_bytes);
         payloads.map(Payload::consume).sum()
     }

@@ -1,7 +1,7 @@
 //! What is not time: heap allocations per datagram, memory that a kept datagram pins, memory that an idle
 //! receiver holds.
 
-use super::rig::{Filler, QUEUED, SUPER_BUFFER, Wire, our_receiver_of, pool, runtime};
+use super::rig::{Filler, QUEUED, SUPER_BUFFER, Wire, our_receiver_with_metadata, pool, runtime};
 use super::{Case, OURS, Unit};
 use crate::cpu::Cpus;
 use crate::heap::{self, Choice, allocations};
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 /// Heap allocations per datagram that goes to another task, counted in a process of its own.
 pub(super) fn counted(peer: &str, unit: Unit) -> Result<Sampler, String> {
     let peer = peer.to_owned();
-    Ok(Sampler::whole(move || {
+    Ok(Sampler::single_run(move || {
         let program = std::env::current_exe().expect("it has a name");
         let output = Command::new(program)
             .args([
@@ -62,8 +62,8 @@ fn in_use(pool: &PacketPool) -> usize {
 pub(super) fn pinned(peer: &str) -> Result<Sampler, String> {
     let per_datagram = match peer {
         OURS => {
-            return Ok(Sampler::whole(|| {
-                let (held, payload) = hold();
+            return Ok(Sampler::single_run(|| {
+                let (held, payload) = pinned_by_kept_datagrams();
                 held as f64 / payload as f64
             }));
         }
@@ -71,17 +71,17 @@ pub(super) fn pinned(peer: &str) -> Result<Sampler, String> {
         "keep-buffer" => SUPER_BUFFER as f64 / 1200.0,
         _ => return Err("it has no such case".into()),
     };
-    Ok(Sampler::whole(move || per_datagram))
+    Ok(Sampler::single_run(move || per_datagram))
 }
 
 /// Returns the bytes of a pool in use by a round of datagrams that are kept, and their payload.
-fn hold() -> (usize, usize) {
+fn pinned_by_kept_datagrams() -> (usize, usize) {
     let filler = Filler::new(1200, QUEUED);
     let runtime = runtime();
     let pool = pool();
     let mut receiver = {
         let _inside = runtime.enter();
-        our_receiver_of(&pool, Wire::PlainIntoGro)
+        our_receiver_with_metadata(&pool, Wire::PlainIntoGro)
     };
     filler.fill(receiver.local_addr(), Wire::PlainIntoGro);
     let mut batches: Vec<PacketBatch> = Vec::new();
@@ -111,20 +111,20 @@ fn allow_files(count: u64) {
 pub(super) fn idle_receiver(peer: &str) -> Result<Sampler, String> {
     const RECEIVERS: usize = 1000;
     match peer {
-        OURS => Ok(Sampler::whole(|| {
+        OURS => Ok(Sampler::single_run(|| {
             allow_files(RECEIVERS as u64 + 200);
             let runtime = runtime();
             let _inside = runtime.enter();
             let pool = pool();
             let receivers: Vec<_> = (0..RECEIVERS)
-                .map(|_| our_receiver_of(&pool, Wire::Coalesced))
+                .map(|_| our_receiver_with_metadata(&pool, Wire::Coalesced))
                 .collect();
             let held = in_use(&pool) as f64 / RECEIVERS as f64;
             drop(receivers);
             held
         })),
         // The peer's buffers must exist before it receives.
-        "quinn-udp-raw" => Ok(Sampler::whole(|| {
+        "quinn-udp-raw" => Ok(Sampler::single_run(|| {
             (super::rig::BUFFERS * SUPER_BUFFER) as f64
         })),
         _ => Err("it has no such case".into()),

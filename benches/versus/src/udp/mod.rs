@@ -12,7 +12,7 @@ mod targets;
 mod uring;
 
 use crate::cpu::{Cpus, pin};
-use crate::measure::{Plan, Sampler, guarded, interleave};
+use crate::measure::{Plan, Sampler, catch_panic, interleave};
 use crate::report::{Filter, Report, Row};
 use rig::Wire;
 
@@ -202,7 +202,7 @@ pub(crate) fn run(
     for case in Case::ALL {
         let name = case.name();
         for &peer in case.peers() {
-            if !filter.takes(&name, peer) {
+            if !filter.matches(&name, peer) {
                 continue;
             }
             eprintln!("{name} against {peer}");
@@ -225,10 +225,10 @@ pub(crate) fn child(arguments: &[String]) -> Option<()> {
 }
 
 fn row(case: Case, ours: &str, peer: &'static str, plan: &Plan, cpus: Cpus) -> Result<Row, String> {
-    let mut our_side = guarded(|| case.sampler(ours, cpus))
+    let mut our_side = catch_panic(|| case.sampler(ours, cpus))
         .and_then(|sampler| sampler)
         .map_err(|reason| format!("{ours}: {reason}"))?;
-    let mut their_side = guarded(|| case.sampler(peer, cpus)).and_then(|sampler| sampler)?;
+    let mut their_side = catch_panic(|| case.sampler(peer, cpus)).and_then(|sampler| sampler)?;
     let plan = match case {
         // These have two threads, or wait for a clock: short samples would scatter.
         Case::Xcore(..) | Case::Paced | Case::Uring(_) | Case::UringPaced => {
@@ -238,7 +238,7 @@ fn row(case: Case, ours: &str, peer: &'static str, plan: &Plan, cpus: Cpus) -> R
         Case::IdleReceiver => plan.with_resolution(1.0),
         _ => *plan,
     };
-    let found = guarded(|| interleave(&plan, &mut our_side, &mut their_side))?;
+    let found = catch_panic(|| interleave(&plan, &mut our_side, &mut their_side))?;
     Ok(Row {
         group: "udp",
         case: case.name(),
@@ -258,15 +258,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_target_speaks_about_a_row_that_exists() {
-        for (case, peer) in targets::spoken_of() {
+    fn every_target_names_an_existing_row() {
+        for (case, peer) in targets::rows_with_target() {
             let exists = |c: &Case| c.name() == case && c.peers().contains(&peer);
             assert!(Case::ALL.iter().any(exists), "{case}/{peer}");
         }
     }
 
     #[test]
-    fn every_peer_runs_every_case_that_names_it() {
+    fn every_peer_runs_each_of_its_cases() {
         let (plan, cpus) = (Plan::smallest(), Cpus::choose());
         for case in Case::ALL {
             // These start this program again, which here is the test.
@@ -276,7 +276,8 @@ mod tests {
             for &peer in case.peers().iter().chain([&OURS]) {
                 match case.sampler(peer, cpus) {
                     Ok(mut sampler) => {
-                        let found = interleave(&plan, &mut sampler, &mut Sampler::whole(|| 1.0));
+                        let found =
+                            interleave(&plan, &mut sampler, &mut Sampler::single_run(|| 1.0));
                         let nothing = matches!(case, Case::IdleReceiver) && peer == OURS;
                         assert!(nothing || found.ours.min > 0.0, "{}/{peer}", case.name());
                     }

@@ -2,8 +2,8 @@
 
 use super::peers::check;
 use super::rig::{ANY, DATAGRAM_BUFFER, Wire};
-use super::rig::{our_receiver, our_receiver_of, pool, runtime, their_socket};
-use super::rig::{uring_is_there, uring_receiver};
+use super::rig::{our_receiver, our_receiver_with_metadata, pool, runtime, their_socket};
+use super::rig::{uring_available, uring_receiver};
 use crate::cpu::{ThreadClock, pin};
 use crate::measure::Sampler;
 use bytes::BytesMut;
@@ -20,7 +20,9 @@ const PACE: Duration = Duration::from_micros(10);
 pub(super) fn sampler(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
     match peer {
         super::OURS => Ok(ours(other_cpu, || our_receiver(Wire::Plain))),
-        "slab-net-metadata" => Ok(ours(other_cpu, || our_receiver_of(&pool(), Wire::Plain))),
+        "slab-net-metadata" => Ok(ours(other_cpu, || {
+            our_receiver_with_metadata(&pool(), Wire::Plain)
+        })),
         "tokio-fresh" => Ok(recv_buf_from(other_cpu)),
         _ => Err("it has no such case".into()),
     }
@@ -30,8 +32,8 @@ pub(super) fn sampler(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
 ///
 /// # Errors
 /// io_uring cannot be used here.
-pub(super) fn by_uring(other_cpu: usize) -> Result<Sampler, String> {
-    uring_is_there()?;
+pub(super) fn uring_sampler(other_cpu: usize) -> Result<Sampler, String> {
+    uring_available()?;
     let receiver = || uring_receiver(Wire::Plain).expect("it was there before");
     Ok(ours(other_cpu, receiver))
 }

@@ -1,9 +1,9 @@
 //! Receivers that hand over owned payloads, as one would write them.
 
 use super::Unit;
-use super::link::{Link, Many, OneByOne, Queue, QueueOfBytes};
+use super::link::{Link, OneByOne, Queue, QueueOfBytes, RecvMany};
 use super::rig::{BUFFERS, DATAGRAM_BUFFER, SUPER_BUFFER, Wire};
-use super::rig::{our_receiver, our_receiver_of, pool, their_socket};
+use super::rig::{our_receiver, our_receiver_with_metadata, pool, their_socket};
 use bytes::{Bytes, BytesMut};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use slab_core::Chunk;
@@ -61,9 +61,9 @@ impl Payload for PacketBatch {
 }
 
 /// A whole chunk behind one datagram.
-pub(super) struct Kept(Chunk);
+pub(super) struct KeptChunk(Chunk);
 
-impl Payload for Kept {
+impl Payload for KeptChunk {
     fn consume(self) -> usize {
         std::hint::black_box(self.0.as_ptr());
         1
@@ -88,7 +88,7 @@ pub(super) fn visit<V: Visit>(name: &str, unit: Unit, visit: V) -> Result<V::Out
         ("tokio-split", _) => visit.visit::<ReserveSplit>(),
         ("quinn-copy", _) => visit.visit::<QuinnCopySplit>(),
         ("bytesmut-ring", _) => visit.visit::<BytesMutRing<OneByOne<Bytes>>>(),
-        ("bytesmut-ring-many", _) => visit.visit::<BytesMutRing<Many<Bytes>>>(),
+        ("bytesmut-ring-many", _) => visit.visit::<BytesMutRing<RecvMany<Bytes>>>(),
         ("keep-buffer", _) => visit.visit::<KeepBuffer>(),
         _ => return Err("it has no such case".into()),
     })
@@ -126,7 +126,7 @@ impl OurPackets {
 }
 
 impl Peer for OurPackets {
-    type Link = Many<Packet>;
+    type Link = RecvMany<Packet>;
 
     fn open(wire: Wire) -> Self {
         Self::new(our_receiver(wire))
@@ -157,10 +157,10 @@ impl Peer for OurPackets {
 struct OurPacketsWithMetadata(OurPackets);
 
 impl Peer for OurPacketsWithMetadata {
-    type Link = Many<Packet>;
+    type Link = RecvMany<Packet>;
 
     fn open(wire: Wire) -> Self {
-        Self(OurPackets::new(our_receiver_of(&pool(), wire)))
+        Self(OurPackets::new(our_receiver_with_metadata(&pool(), wire)))
     }
 
     fn address(&self) -> SocketAddr {
@@ -175,7 +175,7 @@ impl Peer for OurPacketsWithMetadata {
 struct OurBytes(OurPackets);
 
 impl Peer for OurBytes {
-    type Link = Many<Bytes>;
+    type Link = RecvMany<Bytes>;
 
     fn open(wire: Wire) -> Self {
         Self(OurPackets::open(wire))
@@ -199,7 +199,7 @@ impl Peer for OurBytes {
 struct OurBatches(OurPackets);
 
 impl Peer for OurBatches {
-    type Link = Many<PacketBatch>;
+    type Link = RecvMany<PacketBatch>;
 
     fn open(wire: Wire) -> Self {
         Self(OurPackets::open(wire))
@@ -396,16 +396,16 @@ struct BytesMutRing<L> {
 }
 
 /// Whether the places for a whole buffer are reserved at once.
-trait HandsOver {
-    const AT_ONCE: bool;
+trait HandOff {
+    const RESERVE_ALL: bool;
 }
 
-impl HandsOver for OneByOne<Bytes> {
-    const AT_ONCE: bool = false;
+impl HandOff for OneByOne<Bytes> {
+    const RESERVE_ALL: bool = false;
 }
 
-impl HandsOver for Many<Bytes> {
-    const AT_ONCE: bool = true;
+impl HandOff for RecvMany<Bytes> {
+    const RESERVE_ALL: bool = true;
 }
 
 /// Enough buffers that one is free again when its turn comes.
@@ -435,7 +435,7 @@ impl<L> BytesMutRing<L> {
 
 impl<L> Peer for BytesMutRing<L>
 where
-    L: Link<To = Sender<Bytes>> + HandsOver + Send + 'static,
+    L: Link<To = Sender<Bytes>> + HandOff + Send + 'static,
 {
     type Link = L;
 
@@ -470,7 +470,7 @@ where
             let datagrams = meta.len.div_ceil(meta.stride);
             count += datagrams;
             let slices = (0..datagrams).map(|_| rest.split_to(meta.stride.min(rest.len())));
-            if L::AT_ONCE {
+            if L::RESERVE_ALL {
                 put_all(to, slices).await;
             } else {
                 for one in slices {
@@ -491,7 +491,7 @@ struct KeepBuffer {
 }
 
 impl Peer for KeepBuffer {
-    type Link = Many<Kept>;
+    type Link = RecvMany<KeptChunk>;
 
     fn open(_: Wire) -> Self {
         Self {
@@ -505,7 +505,7 @@ impl Peer for KeepBuffer {
         self.quinn.address()
     }
 
-    async fn pump(&mut self, to: &Sender<Kept>) -> usize {
+    async fn pump(&mut self, to: &Sender<KeptChunk>) -> usize {
         let Self {
             quinn,
             pool,
@@ -525,7 +525,7 @@ impl Peer for KeepBuffer {
             });
             quinn.receive(&mut buffers).await.len()
         };
-        put_all(to, chunks.drain(..count).map(Kept)).await;
+        put_all(to, chunks.drain(..count).map(KeptChunk)).await;
         count
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn our_receiver(wire: Wire) -> UdpReceiver {
 }
 
 /// Opens our receiver for this wire, in the current runtime, with all metadata.
-pub(super) fn our_receiver_of(pool: &PacketPool, wire: Wire) -> UdpReceiver {
+pub(super) fn our_receiver_with_metadata(pool: &PacketPool, wire: Wire) -> UdpReceiver {
     bind(our_builder(pool, wire))
 }
 
@@ -79,7 +79,7 @@ pub(super) fn uring_receiver(wire: Wire) -> Result<UdpReceiver, String> {
 
 /// # Errors
 /// io_uring cannot be used here.
-pub(super) fn uring_is_there() -> Result<(), String> {
+pub(super) fn uring_available() -> Result<(), String> {
     let runtime = runtime();
     let _inside = runtime.enter();
     uring_receiver(Wire::Plain).map(drop)

@@ -1,9 +1,9 @@
 //! Issue 6's targets for the rows. Targets for owned packets apply to both ways of handing them over: one
 //! by one through tokio's channel, and in batches through our own queue.
 
-use crate::report::{Asked, Bound, Target};
+use crate::report::{Bound, Target, TargetRow};
 
-const ASKED: &[Asked] = &[
+const TARGETS: &[TargetRow] = &[
     (
         6,
         "recv-1200-coalesced",
@@ -133,11 +133,11 @@ const ASKED: &[Asked] = &[
 ];
 
 pub(crate) fn of(case: &str, peer: &str) -> Vec<Target> {
-    crate::report::asked_of(ASKED, case, peer)
+    crate::report::targets_for(TARGETS, case, peer)
 }
 
 /// Returns each row that a line names.
 #[cfg(test)]
-pub(super) fn spoken_of() -> impl Iterator<Item = (&'static str, &'static str)> {
-    crate::report::spoken_of(ASKED)
+pub(super) fn rows_with_target() -> impl Iterator<Item = (&'static str, &'static str)> {
+    crate::report::rows_with_target(TARGETS)
 }

@@ -3,7 +3,7 @@
 
 use super::OURS;
 use super::paced;
-use super::rig::{Filler, Wire, our_receiver_of, pool, runtime, uring_receiver};
+use super::rig::{Filler, Wire, our_receiver_with_metadata, pool, runtime, uring_receiver};
 use crate::cpu::{ThreadClock, pin};
 use crate::measure::Sampler;
 use slab_net::udp::{PacketBatch, UdpReceiver};
@@ -20,7 +20,7 @@ pub(super) const PEERS: &[&str] = &[READINESS];
 pub(super) const PACED_PEERS: &[&str] = &[READINESS, "tokio-fresh"];
 
 /// Datagrams sent at once, and the most that may be under way.
-const RUN: usize = 50;
+const BURST: usize = 50;
 const WINDOW: u64 = 512;
 
 /// As many datagrams as the receiver can take.
@@ -33,11 +33,11 @@ pub(super) fn sampler(peer: &str, wire: Wire, other_cpu: usize) -> Result<Sample
         let _inside = runtime.enter();
         match peer {
             OURS => uring_receiver(wire)?,
-            READINESS => our_receiver_of(&pool(), wire),
+            READINESS => our_receiver_with_metadata(&pool(), wire),
             _ => return Err("it has no such case".into()),
         }
     };
-    Ok(loaded(runtime, receiver, wire, other_cpu))
+    Ok(sampler_under_load(runtime, receiver, wire, other_cpu))
 }
 
 /// One datagram every 10 us.
@@ -46,13 +46,18 @@ pub(super) fn sampler(peer: &str, wire: Wire, other_cpu: usize) -> Result<Sample
 /// As [`sampler`].
 pub(super) fn paced(peer: &str, other_cpu: usize) -> Result<Sampler, String> {
     match peer {
-        OURS => paced::by_uring(other_cpu),
+        OURS => paced::uring_sampler(other_cpu),
         READINESS => paced::sampler(OURS, other_cpu),
         _ => paced::sampler(peer, other_cpu),
     }
 }
 
-fn loaded(runtime: Runtime, mut receiver: UdpReceiver, wire: Wire, cpu: usize) -> Sampler {
+fn sampler_under_load(
+    runtime: Runtime,
+    mut receiver: UdpReceiver,
+    wire: Wire,
+    cpu: usize,
+) -> Sampler {
     let address = receiver.local_addr();
     let mut batches: Vec<PacketBatch> = Vec::with_capacity(32);
     Sampler::timed(move |ops| {
@@ -60,17 +65,17 @@ fn loaded(runtime: Runtime, mut receiver: UdpReceiver, wire: Wire, cpu: usize) -
         let load = Load::start(address, wire, cpu);
         let elapsed = runtime.block_on(async {
             // Before the first datagrams arrive, the receiver waits for a thread to start.
-            let (mut got, mut clock) = (0, None);
+            let (mut received, mut clock) = (0, None);
             loop {
                 receiver.recv_batches(batches).await.expect("loopback");
                 for batch in batches.drain(..) {
                     assert_eq!(batch.contents()[0], 7);
-                    got += batch.datagrams() as u64;
+                    received += batch.datagrams() as u64;
                 }
-                load.took(got);
-                let (from, clock) = clock.get_or_insert_with(|| (got, ThreadClock::start()));
-                if got - *from >= ops {
-                    break clock.elapsed_ns() / (got - *from) as f64;
+                load.set_received(received);
+                let (from, clock) = clock.get_or_insert_with(|| (received, ThreadClock::start()));
+                if received - *from >= ops {
+                    break clock.elapsed_ns() / (received - *from) as f64;
                 }
             }
         });
@@ -82,46 +87,46 @@ fn loaded(runtime: Runtime, mut receiver: UdpReceiver, wire: Wire, cpu: usize) -
 
 /// Keeps datagrams under way until dropped.
 struct Load {
-    /// Datagrams that the receiver has; [`ENOUGH`] ends the thread.
-    got: Arc<AtomicU64>,
+    /// Datagrams that the receiver has; [`STOP`] ends the thread.
+    received: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
-const ENOUGH: u64 = u64::MAX;
+const STOP: u64 = u64::MAX;
 
 impl Load {
     fn start(to: SocketAddr, wire: Wire, cpu: usize) -> Self {
-        let got = Arc::new(AtomicU64::new(0));
-        let seen = Arc::clone(&got);
+        let received = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&received);
         let thread = std::thread::spawn(move || {
             pin(cpu);
-            let filler = Filler::new(1200, RUN);
+            let filler = Filler::new(1200, BURST);
             let mut sent = 0;
             loop {
                 match seen.load(Ordering::Relaxed) {
-                    ENOUGH => break,
-                    got if sent + RUN as u64 > got + WINDOW => std::thread::yield_now(),
+                    STOP => break,
+                    received if sent + BURST as u64 > received + WINDOW => std::thread::yield_now(),
                     _ => {
                         filler.fill(to, wire);
-                        sent += RUN as u64;
+                        sent += BURST as u64;
                     }
                 }
             }
         });
         Self {
-            got,
+            received,
             thread: Some(thread),
         }
     }
 
-    fn took(&self, got: u64) {
-        self.got.store(got, Ordering::Relaxed);
+    fn set_received(&self, received: u64) {
+        self.received.store(received, Ordering::Relaxed);
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
-        self.took(ENOUGH);
+        self.set_received(STOP);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -21,7 +21,7 @@ pub(crate) unsafe trait CHeapFunctions: 'static {
     unsafe fn free(block: *mut c_void, len: usize);
 
     /// Gives free memory back to the system; `false` if there is no call for it.
-    fn give_back() -> bool;
+    fn release_free_memory() -> bool;
 }
 
 pub(crate) struct CHeap<F> {
@@ -75,8 +75,8 @@ impl<F: CHeapFunctions> Peer for CHeap<F> {
 
 // SAFETY: the address is what `malloc` returned for the requested length.
 unsafe impl<F: CHeapFunctions> Heap for CHeap<F> {
-    fn give_back(&self) -> bool {
-        F::give_back()
+    fn release_free_memory(&self) -> bool {
+        F::release_free_memory()
     }
 }
 
@@ -137,7 +137,7 @@ unsafe impl CHeapFunctions for Glibc {
         unsafe { libc::free(block) };
     }
 
-    fn give_back() -> bool {
+    fn release_free_memory() -> bool {
         // SAFETY: any thread may call it at any time.
         unsafe { libc::malloc_trim(0) };
         true
@@ -162,7 +162,7 @@ unsafe impl CHeapFunctions for Mimalloc {
         unsafe { libmimalloc_sys::mi_free(block) };
     }
 
-    fn give_back() -> bool {
+    fn release_free_memory() -> bool {
         // SAFETY: any thread may call it at any time.
         unsafe { libmimalloc_sys::mi_collect(true) };
         true
@@ -189,7 +189,7 @@ unsafe impl CHeapFunctions for Jemalloc {
 
     /// Flushes the thread's cache first, then purges the unused pages of all arenas (4096 is jemalloc's
     /// `MALLCTL_ARENAS_ALL`).
-    fn give_back() -> bool {
+    fn release_free_memory() -> bool {
         [c"thread.tcache.flush", c"arena.4096.purge"]
             .iter()
             .all(|name| {
@@ -225,7 +225,7 @@ unsafe impl CHeapFunctions for Snmalloc {
         unsafe { snmalloc_sys::sn_rust_dealloc(block.cast(), ALIGN, len) };
     }
 
-    fn give_back() -> bool {
+    fn release_free_memory() -> bool {
         false
     }
 }

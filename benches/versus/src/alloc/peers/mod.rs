@@ -35,7 +35,7 @@ pub(crate) trait Peer: Sized + 'static {
 /// requested are valid for writes.
 pub(crate) unsafe trait Heap: Peer + Sync {
     /// Gives free memory back to the system; `false` if there is no call for it.
-    fn give_back(&self) -> bool;
+    fn release_free_memory(&self) -> bool;
 }
 
 /// Does something with a peer whose type is known only by its name.
@@ -116,7 +116,8 @@ pub(crate) const ANY_LENGTH: &[&str] = &[
 ];
 
 /// Peers of the cases in which many threads do the same.
-pub(crate) const CROWD: &[&str] = &["glibc", "mimalloc", "jemalloc", "snmalloc", "ArrayQueue"];
+pub(crate) const MULTITHREADED: &[&str] =
+    &["glibc", "mimalloc", "jemalloc", "snmalloc", "ArrayQueue"];
 
 /// No allocation at all, with a handle of 8 bytes or of 16: the cost of a case's loop, or of the ring of
 /// the `cross` cases.

@@ -4,7 +4,7 @@ use super::Heap;
 use slab_core::{SizeClasses, SlabPool};
 
 /// The smallest cap: under pressure a pool works differently, which these cases are not about.
-pub(super) const LEAST_MEMORY: usize = 64 << 20;
+pub(super) const MIN_POOL_MEMORY: usize = 64 << 20;
 
 pub(crate) struct Ours {
     pool: SlabPool,
@@ -22,7 +22,7 @@ impl Ours {
         let pool = SlabPool::builder()
             .name("versus")
             .size_classes(classes)
-            .max_memory(memory.max(LEAST_MEMORY))
+            .max_memory(memory.max(MIN_POOL_MEMORY))
             .build()
             .expect("the configuration is valid");
         Self { pool }
@@ -65,7 +65,7 @@ peer!(Ours, slab_core, Ours::of);
 
 // SAFETY: `as_ptr` is the address of the chunk, whose capacity is at least the requested length.
 unsafe impl Heap for Ours {
-    fn give_back(&self) -> bool {
+    fn release_free_memory(&self) -> bool {
         self.pool.trim();
         true
     }

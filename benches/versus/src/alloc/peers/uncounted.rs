@@ -1,6 +1,6 @@
 //! slab-core built without its counters, with the pool that [`Ours`](super::Ours) opens.
 
-use super::ours::{LEAST_MEMORY, peer};
+use super::ours::{MIN_POOL_MEMORY, peer};
 use slab_core_uncounted::{SizeClasses, SlabPool};
 
 pub(crate) struct Uncounted {
@@ -12,7 +12,7 @@ impl Uncounted {
         let pool = SlabPool::builder()
             .name("versus-uncounted")
             .size_classes(classes)
-            .max_memory(memory.max(LEAST_MEMORY))
+            .max_memory(memory.max(MIN_POOL_MEMORY))
             .build()
             .expect("the configuration is valid");
         Self { pool }

@@ -85,7 +85,9 @@ impl Scenario {
         match self {
             // With fewer, the figure would be about eight threads' caches.
             Self::Migration => 32_768 / plan.shrink.min(4),
-            Self::Footprint | Self::TypedFootprint { .. } => scenarios::MOST_TYPED / plan.shrink,
+            Self::Footprint | Self::TypedFootprint { .. } => {
+                scenarios::MAX_TYPED_OBJECTS / plan.shrink
+            }
             Self::Churn(64) => 1_600_000 / plan.shrink,
             Self::Churn(_) | Self::ChurnGrowth | Self::TrimResidue | Self::TrimTime => {
                 100_000 / plan.shrink
@@ -99,7 +101,7 @@ impl Scenario {
         let peer = peer.to_owned();
         let run = move || in_child(&self.name(), &peer, &objects);
         run()?;
-        Ok(Sampler::whole(move || {
+        Ok(Sampler::single_run(move || {
             run().expect("what ran once in a child process runs again")
         }))
     }

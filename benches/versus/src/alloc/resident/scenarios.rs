@@ -59,42 +59,43 @@ where
 
 /// `handles`: whether the memory of the handles counts too.
 pub(super) fn footprint<P: Heap>(objects: usize, handles: bool) -> f64 {
-    let peer = P::open(TYPED, objects);
+    let peer = P::open(TYPED_BYTES, objects);
     let empty = resident();
     let mut held = resident_vec(objects);
     let before = if handles { empty } else { resident() };
-    held.extend((0..objects).map(|_| filled(&peer, TYPED)));
-    percent(before, resident(), objects * TYPED)
+    held.extend((0..objects).map(|_| filled(&peer, TYPED_BYTES)));
+    percent(before, resident(), objects * TYPED_BYTES)
 }
 
 /// The length of an object in the footprint scenarios.
-const TYPED: usize = 64;
+const TYPED_BYTES: usize = 64;
 /// The most objects that there ever are.
-pub(super) const MOST_TYPED: usize = 10_000_000;
+pub(super) const MAX_TYPED_OBJECTS: usize = 10_000_000;
 
 /// The tag of our typed slab; with it a handle is a single pointer.
 struct Objects;
 
-impl GlobalTag<[u8; TYPED]> for Objects {
-    fn slab() -> &'static StaticSlab<[u8; TYPED], Self> {
-        static SLAB: StaticSlab<[u8; TYPED], Objects> = StaticSlab::new("versus", MOST_TYPED);
+impl GlobalTag<[u8; TYPED_BYTES]> for Objects {
+    fn slab() -> &'static StaticSlab<[u8; TYPED_BYTES], Self> {
+        static SLAB: StaticSlab<[u8; TYPED_BYTES], Objects> =
+            StaticSlab::new("versus", MAX_TYPED_OBJECTS);
         &SLAB
     }
 }
 
 /// As [`footprint`], with values in our typed slab.
 pub(super) fn typed_footprint(objects: usize, handles: bool) -> f64 {
-    let slab = Slab::<[u8; TYPED], Objects>::global().expect("the configuration is valid");
+    let slab = Slab::<[u8; TYPED_BYTES], Objects>::global().expect("the configuration is valid");
     let empty = resident();
     let mut held = resident_vec(objects);
     let before = if handles { empty } else { resident() };
     held.extend((0..objects).map(|_| {
         let value = slab
-            .try_insert(black_box([1; TYPED]))
+            .try_insert(black_box([1; TYPED_BYTES]))
             .expect("the slab has room");
         value.into_global().expect("of the global slab")
     }));
-    percent(before, resident(), objects * TYPED)
+    percent(before, resident(), objects * TYPED_BYTES)
 }
 
 /// In percent of the payload.
@@ -140,7 +141,7 @@ pub(super) fn trim<P: Heap>(objects: usize) -> Option<Trimmed> {
     free_at_random(&peer, &mut held, objects / 10 * 9, &mut Random::new());
     let before = resident();
     let start = Instant::now();
-    if !peer.give_back() {
+    if !peer.release_free_memory() {
         return None;
     }
     let took = start.elapsed();

@@ -7,7 +7,7 @@ mod tokio_kcp;
 
 pub(super) use self::quinn::Quinn;
 pub(super) use self::tokio_kcp::TokioKcp;
-pub(super) use ours::{BARE, CORRECTED, MANY, Ours, SEALED};
+pub(super) use ours::{ENCRYPTED, MANY_SESSIONS, Ours, UNENCRYPTED, WITH_FEC};
 
 use std::net::{SocketAddr, UdpSocket};
 

@@ -8,22 +8,22 @@ use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig, Stream
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
-/// slab-net by default, or as [`SEALED`] and [`CORRECTED`] say; with GSO and GRO, or without.
-pub(crate) struct Ours<const KIND: u8 = BARE, const OFFLOAD: bool = true>;
+/// slab-net by default, or as [`ENCRYPTED`] and [`WITH_FEC`] say; with GSO and GRO, or without.
+pub(crate) struct Ours<const KIND: u8 = UNENCRYPTED, const OFFLOAD: bool = true>;
 
-pub(crate) const BARE: u8 = 0;
+pub(crate) const UNENCRYPTED: u8 = 0;
 /// With AES-GCM.
-pub(crate) const SEALED: u8 = 1;
+pub(crate) const ENCRYPTED: u8 = 1;
 /// With two parity shards for two data shards.
-pub(crate) const CORRECTED: u8 = 2;
+pub(crate) const WITH_FEC: u8 = 2;
 
 /// With so many sessions that their windows together exceed any memory.
-pub(crate) const MANY: u8 = 3;
+pub(crate) const MANY_SESSIONS: u8 = 3;
 
 /// As many sessions from one prefix as a scenario opens.
 const SESSIONS: usize = 4096;
-/// The most sessions of [`MANY`].
-const MOST: usize = 100_000;
+/// The most sessions of [`MANY_SESSIONS`].
+const MAX_SESSIONS: usize = 100_000;
 
 fn config(kind: u8, offload: bool) -> EndpointConfig {
     let config = EndpointConfig::new(SessionConfig::fast().window(1024, 1024).stream(true))
@@ -32,12 +32,12 @@ fn config(kind: u8, offload: bool) -> EndpointConfig {
         .max_half_open(SESSIONS, SESSIONS)
         .backlog(SESSIONS);
     match kind {
-        SEALED => config.aes_gcm(AesGcm::new(b"sixteen secret b").expect("a key")),
-        CORRECTED => config.fec(FecShards::new(2, 2).expect("shards")),
-        MANY => config
+        ENCRYPTED => config.aes_gcm(AesGcm::new(b"sixteen secret b").expect("a key")),
+        WITH_FEC => config.fec(FecShards::new(2, 2).expect("shards")),
+        MANY_SESSIONS => config
             .memory(1 << 40)
-            .max_sessions(MOST)
-            .max_half_open(MOST, MOST),
+            .max_sessions(MAX_SESSIONS)
+            .max_half_open(MAX_SESSIONS, MAX_SESSIONS),
         _ => config,
     }
 }
@@ -85,12 +85,12 @@ impl<const KIND: u8, const OFFLOAD: bool> Transport for Ours<KIND, OFFLOAD> {
         client.connect(to).expect("it has room").into_stream()
     }
 
-    async fn deliver(stream: &mut Stream) {
+    async fn wait_until_delivered(stream: &mut Stream) {
         let finished = stream.connection().finish().await;
         finished.expect("delivered");
     }
 
-    fn beside_the_heap() -> usize {
+    fn pool_bytes_in_use() -> usize {
         let stats = pool().slab().stats();
         let classes = stats.classes().iter();
         let bytes = classes.map(|class| class.in_use as usize * class.chunk_bytes);

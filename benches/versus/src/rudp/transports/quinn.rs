@@ -108,7 +108,7 @@ pub(crate) struct Listener {
     ready: mpsc::UnboundedReceiver<Stream>,
 }
 
-async fn shake(incoming: Incoming, ready: mpsc::UnboundedSender<Stream>) {
+async fn handshake(incoming: Incoming, ready: mpsc::UnboundedSender<Stream>) {
     let connection = incoming.await.expect("a connection");
     let (send, recv) = connection.accept_bi().await.expect("a stream");
     // Nobody waits for it once a run is over.
@@ -130,7 +130,7 @@ impl Transport for Quinn {
         let (done, ready) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(incoming) = server.accept().await {
-                tokio::spawn(shake(incoming, done.clone()));
+                tokio::spawn(handshake(incoming, done.clone()));
             }
         });
         (Listener { ready }, address)

@@ -19,7 +19,7 @@ fn config() -> KcpConfig {
     }
 }
 
-fn in_runtime() -> UdpSocket {
+fn socket_in_runtime() -> UdpSocket {
     UdpSocket::from_std(socket()).expect("a runtime")
 }
 
@@ -29,7 +29,7 @@ impl Transport for TokioKcp {
     type Client = ();
 
     async fn listen() -> (KcpListener, SocketAddr) {
-        let listener = KcpListener::from_socket(config(), in_runtime())
+        let listener = KcpListener::from_socket(config(), socket_in_runtime())
             .await
             .expect("a listener");
         let address = listener.local_addr().expect("an address");
@@ -41,7 +41,7 @@ impl Transport for TokioKcp {
     }
 
     async fn connect(to: SocketAddr) -> KcpStream {
-        KcpStream::connect_with_socket(&config(), in_runtime(), to)
+        KcpStream::connect_with_socket(&config(), socket_in_runtime(), to)
             .await
             .expect("a session")
     }
