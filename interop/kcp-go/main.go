@@ -1,4 +1,4 @@
-// A peer for slab-net's RUDP, built on kcp-go: it echoes, asks, sinks, fills, chats.
+// A peer for slab-net's RUDP, built on kcp-go.
 //
 //	kcp-go-peer [flags] echo|sink ADDRESS    listens, and prints its address
 //	kcp-go-peer [flags] ask|fill|chat ADDRESS    connects
@@ -22,19 +22,19 @@ import (
 )
 
 var (
-	stream   = flag.Bool("stream", false, "stream mode")
-	conv     = flag.Uint("conv", 1, "conversation, when connecting")
-	mtu      = flag.Int("mtu", 1400, "longest datagram")
-	interval = flag.Int("interval", 10, "milliseconds; 10 is without delay")
-	window   = flag.Int("window", 1024, "segments, each way")
-	megabyte = flag.Int("megabytes", 100, "how much fill sends")
-	delay    = flag.Bool("writedelay", false, "gathers writes until the next interval")
-	nodelay  = flag.Bool("acknodelay", false, "acknowledges at once")
-	echoes   = flag.Int("echoes", 20000, "how many of 1 KiB pingpong makes")
-	messages = flag.Int("messages", 200, "how many of 1 KiB a session of paced sends")
-	parity   = flag.Int("parity", 0, "datagrams of parity to as many of data, when measuring")
-	after    = flag.Duration("after", 0, "how long bulk sends before it measures, and idle waits")
-	length   = flag.Duration("for", time.Second, "how long send, bulk, fanout and idle take")
+	stream   = flag.Bool("stream", false, "use stream mode")
+	conv     = flag.Uint("conv", 1, "conversation id, when connecting")
+	mtu      = flag.Int("mtu", 1400, "maximum length of a datagram in bytes")
+	interval = flag.Int("interval", 10, "KCP interval in milliseconds; 10 also turns nodelay on")
+	window   = flag.Int("window", 1024, "send and receive window in segments")
+	megabyte = flag.Int("megabytes", 100, "megabytes that fill sends")
+	delay    = flag.Bool("writedelay", false, "delay writes until the next interval")
+	nodelay  = flag.Bool("acknodelay", false, "acknowledge immediately")
+	echoes   = flag.Int("echoes", 20000, "echoes of 1 KiB that pingpong makes")
+	messages = flag.Int("messages", 200, "messages of 1 KiB that each session of paced sends")
+	parity   = flag.Int("parity", 0, "parity shards, and as many data shards, when measuring")
+	after    = flag.Duration("after", 0, "time that bulk sends before it measures, and that idle waits")
+	length   = flag.Duration("for", time.Second, "time that send, bulk, fanout and idle measure")
 )
 
 func tune(session *kcp.UDPSession) {
@@ -143,7 +143,7 @@ func chat(session *kcp.UDPSession) error {
 }
 
 func run(mode, address string) error {
-	if figures := measures(mode); figures != nil {
+	if figures := scenario(mode); figures != nil {
 		return measure(address, figures)
 	}
 	switch mode {

@@ -28,7 +28,7 @@ const message, fanoutMessage = 1024, 200
 // The time between two messages of a paced session, and of a fanout session.
 const pace, fanoutPace = 5 * time.Millisecond, 50 * time.Millisecond
 
-func measures(mode string) func([]string, *kcp.Listener) ([]float64, error) {
+func scenario(mode string) func([]string, *kcp.Listener) ([]float64, error) {
 	switch mode {
 	case "bulk":
 		return bulk

@@ -11,8 +11,8 @@ import (
 
 // Encryption and error correction, for all modes except those that measure.
 var (
-	shards = flag.String("shards", "", "such as 10,3: data and parity shards of error correction")
-	key    = flag.String("key", "", "of AES-GCM, in hexadecimal; without, nothing is encrypted")
+	shards = flag.String("shards", "", "data and parity shards of error correction, such as 10,3")
+	key    = flag.String("key", "", "AES-GCM key in hexadecimal; no encryption if omitted")
 )
 
 func protection() (block kcp.BlockCrypt, data, parity int, err error) {
