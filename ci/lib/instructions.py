@@ -5,10 +5,10 @@ import sys
 
 # A compiler's release moves a few; a step that was added to a fast path costs more.
 TOLERANCE = 0.10
-LEAST = 3
+MIN_DIFFERENCE = 3
 
 
-def counted(text):
+def parse_counts(text):
     """Instructions of each benchmark, by `function.case`."""
     found = {}
     decoder = json.JSONDecoder()
@@ -33,7 +33,7 @@ def instructions(summary):
 
 def main():
     path, update = sys.argv[1], "--update" in sys.argv[2:]
-    found = counted(sys.stdin.read())
+    found = parse_counts(sys.stdin.read())
     if not found:
         raise SystemExit("ci/instructions: nothing was counted")
     if update:
@@ -50,9 +50,9 @@ def main():
         print(f"| {name} | {now} | {then} |")
         if now is None or then is None:
             bad.append(f"{name} is not on both sides")
-        elif now > then + max(LEAST, TOLERANCE * then):
+        elif now > then + max(MIN_DIFFERENCE, TOLERANCE * then):
             bad.append(f"{name} takes {now} instructions, {then} are committed")
-        elif now < then - max(LEAST, TOLERANCE * then):
+        elif now < then - max(MIN_DIFFERENCE, TOLERANCE * then):
             print(f"{name} is shorter now: record it with ci/instructions --update")
     if bad:
         raise SystemExit("ci/instructions: " + "; ".join(bad))
