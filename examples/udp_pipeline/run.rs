@@ -179,7 +179,7 @@ fn bind_page(
 
 fn announce(options: &Options, server: &dyn Server, page: Option<&MetricsServer>) {
     say(format_args!(
-        "mode {}: receiving at {} ({} shards), {} consumers",
+        "mode {}: receiving at {} (shards: {}, consumers: {})",
         options.mode.name(),
         server.address(),
         options.shards,
