@@ -134,8 +134,11 @@ fn bad_input_is_one_line_and_status_2() {
         ),
         (&["--max-memory=99999999999GiB"], "addressed"),
         (&["--max-memory=64MB"], "64MiB"),
-        (&["--metrics=off", "--max-datagram=0"], "maximum length"),
-        (&["--metrics=off", "--max-datagram=65528"], "maximum length"),
+        (&["--metrics=off", "--max-datagram=0"], "datagram length"),
+        (
+            &["--metrics=off", "--max-datagram=65528"],
+            "datagram length",
+        ),
         (&["--consumers=0"], "--consumers"),
         (&["--consumers=65"], "--consumers"),
         (&["--shards=0"], "--shards"),
