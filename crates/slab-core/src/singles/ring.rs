@@ -100,16 +100,17 @@ impl Ring {
 
     fn take_first(&self) -> Option<u32> {
         let mut backoff = Backoff::default();
-        let mut head = self.head.0.load(Ordering::Acquire);
+        let mut head = self.head.0.load(Ordering::Relaxed);
         loop {
             let (slot, turn) = self.slot(head);
             // Acquire: pairs with the `put` that filled it.
             let word = slot.load(Ordering::Acquire);
             if (word >> 32) as u32 == turn.wrapping_add(1) {
+                // Release: who sees that this one is gone sees what was put before it was taken.
                 match self.head.0.compare_exchange_weak(
                     head,
                     head + 1,
-                    Ordering::Relaxed,
+                    Ordering::Release,
                     Ordering::Relaxed,
                 ) {
                     Ok(_) => {
@@ -121,9 +122,10 @@ impl Ring {
                 }
                 continue;
             }
-            // Empty, or about to be filled, or another thread was faster.
-            let tail = self.tail.0.load(Ordering::Acquire) & !SHUT;
+            // Empty, or about to be filled, or another thread was faster. The head is read before the tail: the other
+            // way round, what is put and taken in between would make a ring that never was empty look so.
             let now = self.head.0.load(Ordering::Acquire);
+            let tail = self.tail.0.load(Ordering::Relaxed) & !SHUT;
             if now == tail {
                 return None;
             }
@@ -176,7 +178,11 @@ mod tests {
     use std::sync::Arc;
 
     fn ring(units: core::ops::Range<u32>) -> Arc<Ring> {
-        let ring = Ring::new(2).unwrap();
+        ring_for(2, units)
+    }
+
+    fn ring_for(population: usize, units: core::ops::Range<u32>) -> Arc<Ring> {
+        let ring = Ring::new(population).unwrap();
         units.for_each(|unit| assert!(put(&ring, unit)));
         Arc::new(ring)
     }
@@ -221,6 +227,25 @@ mod tests {
                 move || assert!(put(&ring, 0))
             });
             assert!(put(&ring, 1));
+            assert!(ring.take().is_some());
+            other.join().unwrap();
+        });
+    }
+
+    /// There is always something in it: what is put is there before anything else is taken.
+    #[test]
+    fn model_ring_that_never_is_empty_does_not_look_so() {
+        model(None, || {
+            let ring = ring_for(4, 0..1);
+            let other = thread::spawn({
+                let ring = ring.clone();
+                move || {
+                    for unit in [1, 2] {
+                        assert!(put(&ring, unit));
+                        assert!(ring.take().is_some());
+                    }
+                }
+            });
             assert!(ring.take().is_some());
             other.join().unwrap();
         });
