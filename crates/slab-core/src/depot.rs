@@ -124,9 +124,10 @@ impl Stack {
             // exchange fails. Reading it is harmless: blocks are type-stable.
             let next = blocks.at(block as usize).next.load(Ordering::Relaxed);
             let new = next_tag(head) | u64::from(next);
+            // Relaxed: it is the head that was read, tag and all, and was acquired then.
             match self
                 .head
-                .compare_exchange_weak(head, new, Ordering::Acquire, Ordering::Acquire)
+                .compare_exchange_weak(head, new, Ordering::Relaxed, Ordering::Acquire)
             {
                 Ok(_) => return Some(block),
                 Err(now) => head = now,

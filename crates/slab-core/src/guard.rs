@@ -217,10 +217,11 @@ impl Guard {
         false
     }
 
-    /// The owner counts one put, after [`enter_slow`](Self::enter_slow).
+    /// The owner counts one put, after [`enter_slow`](Self::enter_slow). Relaxed: a taker waits for
+    /// [`leave_slow`](Self::leave_slow), which brings it.
     pub(crate) fn put_slow(&self) {
         let puts = self.puts.load(Ordering::Relaxed);
-        self.puts.store(puts + 1, Ordering::Release);
+        self.puts.store(puts + 1, Ordering::Relaxed);
     }
 
     /// The owner sets the length without counting puts; after [`enter_slow`](Self::enter_slow) or where
@@ -277,10 +278,11 @@ impl Guard {
 
     /// Is the owner outside?
     pub(crate) fn is_idle(&self) -> bool {
-        // In this order: a thread that sees an intent also sees the words that it was made of.
+        // In this order: a thread that sees an intent also sees the words that it was made of. A later
+        // value of `puts` brings the slots that were written before it; `takes` follows no write of a slot.
         let intent = self.intent.load(Ordering::Acquire);
         intent != INSIDE
-            && intent != self.takes.load(Ordering::Acquire)
+            && intent != self.takes.load(Ordering::Relaxed)
             && intent != self.puts.load(Ordering::Acquire)
     }
 }

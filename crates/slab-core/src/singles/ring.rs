@@ -81,7 +81,8 @@ impl Ring {
         let (slot, turn) = this.slot(tail);
         // Another thread is emptying it if it is not empty: there is a slot for every chunk.
         let mut backoff = Backoff::default();
-        while (slot.load(Ordering::Acquire) >> 32) as u32 != turn {
+        // Relaxed: nothing else that the emptying thread did has to be visible.
+        while (slot.load(Ordering::Relaxed) >> 32) as u32 != turn {
             backoff.snooze();
         }
         // Release: what the last owner did to the chunk comes before. The last access to the ring.
@@ -115,7 +116,7 @@ impl Ring {
                 ) {
                     Ok(_) => {
                         let empty = u64::from(turn.wrapping_add(2)) << 32;
-                        slot.store(empty, Ordering::Release);
+                        slot.store(empty, Ordering::Relaxed);
                         return Some(word as u32);
                     }
                     Err(now) => head = now,
@@ -140,7 +141,7 @@ impl Ring {
     pub(super) fn take_all(&self, shut: bool, mut sink: impl FnMut(u32)) -> u64 {
         let shut = if shut { SHUT } else { 0 };
         // Release: publishes why it is shut.
-        let tail = self.tail.0.fetch_or(shut, Ordering::AcqRel) & !SHUT;
+        let tail = self.tail.0.fetch_or(shut, Ordering::Release) & !SHUT;
         // Chunks that come later are left, so that this ends.
         let most = tail.saturating_sub(self.head.0.load(Ordering::Relaxed));
         let mut chunks = 0;
@@ -155,7 +156,8 @@ impl Ring {
     }
 
     pub(super) fn reopen(&self) {
-        self.tail.0.fetch_and(!SHUT, Ordering::Release);
+        // Relaxed: nobody concludes anything from its being open.
+        self.tail.0.fetch_and(!SHUT, Ordering::Relaxed);
     }
 
     pub(super) fn count(&self) -> SinglesCount {

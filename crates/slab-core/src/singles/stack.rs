@@ -87,10 +87,11 @@ impl Stack {
             let unit = (head as u32).checked_sub(1)?;
             let link = link(unit);
             let next = link.load(Ordering::Relaxed);
+            // Relaxed: it is the head that was read, tag and all, and was acquired then.
             match self.head.compare_exchange_weak(
                 head,
                 with_top(head, next),
-                Ordering::Acquire,
+                Ordering::Relaxed,
                 Ordering::Acquire,
             ) {
                 Ok(_) => {
@@ -113,7 +114,7 @@ impl Stack {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             let new = with_top(head, 0) | if shut { SHUT } else { 0 };
-            // Release: publishes why it is shut.
+            // Acquire: the links. Release: publishes why it is shut.
             match self
                 .head
                 .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed)
@@ -136,7 +137,8 @@ impl Stack {
     }
 
     pub(super) fn reopen(&self) {
-        self.head.fetch_and(!SHUT, Ordering::Release);
+        // Relaxed: nobody concludes anything from its being open.
+        self.head.fetch_and(!SHUT, Ordering::Relaxed);
     }
 
     pub(super) fn count(&self) -> SinglesCount {
