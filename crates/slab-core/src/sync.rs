@@ -51,7 +51,7 @@ pub(crate) struct Backoff(u32);
 
 impl Backoff {
     pub(crate) fn snooze(&mut self) {
-        self.0 += 1;
+        self.0 = self.0.saturating_add(1);
         if !MODELLED && self.0 < 32 {
             core::hint::spin_loop();
         } else {
