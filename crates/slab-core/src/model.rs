@@ -5,11 +5,13 @@
 //! Parts are here, whole pools in `pools`. Thread-locals are left out: loom's threads share one system
 //! thread, so a model hands each of its threads a cache by name and enters one level below `local`.
 
+pub(crate) mod membarrier;
 mod pools;
 
 use crate::class::SizeClasses;
 use crate::depot::Depot;
 use crate::geometry::{BATCH_MAX, ClassTable};
+use crate::guard::FENCED;
 use crate::shared::count;
 use crate::sync::{AtomicU32, Ordering};
 use crate::thread_cache::ThreadCache;
@@ -205,7 +207,8 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
             thread::spawn(move || {
                 let mut out = [0; BATCH_MAX];
                 let len = depot.pop_batch(0, &mut out);
-                depot.put(0, &[4]);
+                depot.put(0, &[6]);
+                depot.push_batch(0, &batch(2));
                 out[..len].to_vec()
             })
         };
@@ -213,7 +216,7 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
         depot.take_all(0, |taken| units.extend(taken));
         units.extend(other.join().unwrap());
         units.extend(drain(&depot));
-        assert_each_once(units, 5);
+        assert_each_once(units, 7);
     });
 }
 
@@ -279,30 +282,75 @@ fn model_guard_batches_against_taker() {
     });
 }
 
-/// The statistics are read while the owner goes on: they see no impossible length, and the allocations,
-/// which are computed from what they see, do not fall.
+/// As on a system without `membarrier`: the owner goes through the slow path only, which has its own fence.
 #[test]
-fn model_guard_read_while_the_owner_goes_on() {
+fn model_guard_without_membarrier() {
     model(None, || {
         let cache = Arc::new(ThreadCache::new(0, &classes()));
-        let reader = {
-            let cache = cache.clone();
-            thread::spawn(move || {
-                let allocated = || {
-                    let (frees, len) = cache.magazine(0).guard.puts_and_len();
-                    assert!(frees <= 2 && len <= 2, "{frees} freed, {len} there");
-                    frees - len as u64
-                };
-                let before = allocated();
-                assert!(before <= allocated());
-            })
-        };
         let magazine = cache.magazine(0);
-        assert!(magazine.try_push(0));
-        assert_eq!(magazine.try_pop(), Some(0));
-        assert!(magazine.try_push(1));
-        reader.join().unwrap();
+        magazine.guard.raise(FENCED);
+        assert!(!magazine.try_push(0), "the fast path is shut");
+        let push = |unit| {
+            let entered = magazine.guard.enter_slow();
+            if entered {
+                assert!(magazine.push(unit), "room for four");
+                magazine.guard.leave_slow();
+            }
+            entered
+        };
+        assert!(push(0));
+        let taker = {
+            let cache = cache.clone();
+            thread::spawn(move || take(&cache))
+        };
+        let mut units = Vec::new();
+        if !push(1) {
+            units.push(1);
+        }
+        units.extend(taker.join().unwrap());
+        magazine.acknowledge();
+        assert!(magazine.guard.enter_slow());
+        units.extend(std::iter::from_fn(|| magazine.pop()));
+        magazine.guard.leave_slow();
+        assert_each_once(units, 2);
     });
+}
+
+/// The statistics are read while the owner goes on, on both its paths: they see no impossible length, and the
+/// allocations, which are computed from what they see, do not fall. Nobody takes, so nobody issues a barrier.
+#[test]
+fn model_guard_read_while_the_owner_goes_on() {
+    for slowly in [false, true] {
+        model(None, move || {
+            let _no_barriers = membarrier::install(None);
+            let cache = Arc::new(ThreadCache::new(0, &classes()));
+            let reader = {
+                let cache = cache.clone();
+                thread::spawn(move || {
+                    let allocated = || {
+                        let (frees, len) = cache.magazine(0).guard.puts_and_len();
+                        assert!(frees <= 2 && len <= 2, "{frees} freed, {len} there");
+                        frees - len as u64
+                    };
+                    let before = allocated();
+                    assert!(before <= allocated());
+                })
+            };
+            let magazine = cache.magazine(0);
+            if slowly {
+                assert!(magazine.guard.enter_slow());
+                assert!(magazine.push(0));
+                assert_eq!(magazine.pop(), Some(0));
+                assert!(magazine.push(1));
+                magazine.guard.leave_slow();
+            } else {
+                assert!(magazine.try_push(0));
+                assert_eq!(magazine.try_pop(), Some(0));
+                assert!(magazine.try_push(1));
+            }
+            reader.join().unwrap();
+        });
+    }
 }
 
 /// A magazine is emptied twice, while its owner acknowledges the first time under the lock that takers
@@ -366,9 +414,11 @@ fn model_count_two_drops_free_once() {
     }
 }
 
-/// What one owner wrote before it gave up its reference is seen by the one that finds itself alone.
+/// What one owner wrote before it gave up its reference is seen by the one that finds itself alone. (The one
+/// that gives up does not check before: loom would not let the other check in between.)
 #[test]
 fn model_count_unique_sees_what_others_did() {
+    std::thread_local!(static UNIQUE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
     model(None, || {
         let shared = Arc::new((AtomicU32::new(1), loom::cell::UnsafeCell::new(0)));
         let other = {
@@ -376,18 +426,23 @@ fn model_count_unique_sees_what_others_did() {
             thread::spawn(move || {
                 // SAFETY: this owner alone writes before it gives up its reference.
                 shared.1.with_mut(|value| unsafe { *value = 7 });
-                if count::release(&shared.0, false) {
+                if count::release(&shared.0, true) {
                     // SAFETY: the last owner.
                     shared.1.with_mut(|value| unsafe { *value += 1 });
                 }
             })
         };
-        if count::is_unique(&shared.0) || count::release(&shared.0, true) {
+        let unique = count::is_unique(&shared.0);
+        if unique {
+            UNIQUE.set(true);
+        }
+        if unique || count::release(&shared.0, true) {
             // SAFETY: alone, so the other's write has happened before.
             shared.1.with(|value| assert_eq!(unsafe { *value }, 7));
         }
         other.join().unwrap();
     });
+    assert!(UNIQUE.replace(false), "one found itself alone");
 }
 
 #[test]
