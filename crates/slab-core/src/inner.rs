@@ -426,6 +426,21 @@ impl Inner {
         ENDED.set(ENDED.get() + 1);
         fork::forget(this);
         // SAFETY: the box was leaked in `open`, and by contract this is its last use.
-        drop(unsafe { Box::from_raw(this.as_ptr()) });
+        let pool = unsafe { Box::from_raw(this.as_ptr()) };
+        #[cfg(all(test, loom))]
+        let pool = pool.after_all_others();
+        drop(pool);
+    }
+
+    /// Loom reports what another thread did to these words last, unless it is ordered before this. (What
+    /// drops a word of loom's does not ask that.)
+    #[cfg(all(test, loom))]
+    fn after_all_others(mut self: Box<Self>) -> Box<Self> {
+        self.live.with_mut(|_| ());
+        for counters in &mut self.uncached {
+            counters.frees.with_mut(|_| ());
+        }
+        self.singles.after_all_others();
+        self
     }
 }

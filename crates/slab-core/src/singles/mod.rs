@@ -63,6 +63,16 @@ impl Singles {
             Mode::ThreadCached | Mode::Locked => Self::None,
         })
     }
+
+    /// As [`Inner`] does at its end.
+    #[cfg(all(test, loom))]
+    pub(crate) fn after_all_others(&mut self) {
+        match self {
+            Self::None => {}
+            Self::Stacks(stacks) => stacks.iter_mut().for_each(Stack::after_all_others),
+            Self::Rings(rings) => rings.iter_mut().for_each(Ring::after_all_others),
+        }
+    }
 }
 
 impl Inner {

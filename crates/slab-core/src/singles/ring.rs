@@ -172,6 +172,17 @@ impl Ring {
 }
 
 #[cfg(all(test, loom))]
+impl Ring {
+    pub(super) fn after_all_others(&mut self) {
+        self.head.0.with_mut(|_| ());
+        self.tail.0.with_mut(|_| ());
+        for slot in &mut *self.slots {
+            slot.with_mut(|_| ());
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
 mod tests {
     use super::*;
     use crate::model::model;

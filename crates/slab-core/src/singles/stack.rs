@@ -154,6 +154,14 @@ impl Stack {
 }
 
 #[cfg(all(test, loom))]
+impl Stack {
+    pub(super) fn after_all_others(&mut self) {
+        self.head.with_mut(|_| ());
+        self.puts.with_mut(|_| ());
+    }
+}
+
+#[cfg(all(test, loom))]
 mod tests {
     use super::*;
     use crate::model::model;
