@@ -98,7 +98,8 @@ impl Paths {
     pub(super) fn get(&self, peer: SocketAddr) -> Option<Arc<Path>> {
         let mut known = lock(&self.paths);
         let path = Arc::clone(&known.paths.get(&peer)?.path);
-        if !path.busy.swap(true, Ordering::Relaxed) {
+        // Release: who looks whether it rests sees that we have it.
+        if !path.busy.swap(true, Ordering::Release) {
             known.busy.push(Arc::downgrade(&path));
         }
         Some(path)
@@ -121,9 +122,11 @@ impl Paths {
             let Some(path) = path.upgrade() else {
                 return false;
             };
-            // Whoever uses the path from here on adds it to the list again, or finds it there.
-            path.busy.store(false, Ordering::Relaxed);
-            path.rest(now).is_some() && !path.busy.swap(true, Ordering::Relaxed)
+            // A user that finds the path from here on adds it to the list again. One that found it before may
+            // not have used it yet: then there are more references than ours and the table's.
+            path.busy.swap(false, Ordering::Acquire);
+            let is_found = Arc::strong_count(&path) > 2;
+            (is_found || path.rest(now).is_some()) && !path.busy.swap(true, Ordering::Relaxed)
         });
         let mut known = lock(&self.paths);
         // Keeps the list that had grown, so that it need not grow again each time.
@@ -179,5 +182,33 @@ impl Paths {
             stats += &path.stats();
         }
         stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One thread looks whether a path rests that another has found, and not used yet.
+    #[test]
+    fn a_path_that_is_used_late_gives_its_memory_back() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let shards = FecShards::new(2, 1).unwrap();
+        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
+        let peer = "192.0.2.1:9".parse().unwrap();
+        paths.join(peer);
+        drop(paths.get(peer));
+        let found = paths.get(peer).unwrap();
+        let mut now = Time::ZERO;
+        paths.rest(now);
+        found.encoder().protect(now, &mut [0; 100]);
+        drop(found);
+        assert_ne!(budget.reserved(), 0);
+        while let Some(at) = paths.rest(now) {
+            assert!(now < at);
+            now = at;
+        }
+        assert_eq!(budget.reserved(), 0);
     }
 }
