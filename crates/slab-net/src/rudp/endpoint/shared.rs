@@ -112,7 +112,9 @@ impl Shared {
     /// Has a session called at this time; wakes the task if it would sleep longer.
     pub(super) fn arm(&self, place: u32, at: Time) {
         self.timers().set(place, at);
-        if at.as_micros() < self.asleep_until.load(Ordering::Acquire) {
+        // Relaxed, as the stores below: the task looks at the timers once more after it has said until when
+        // it sleeps. By the timers' lock it sees this one then, or this sees what it said.
+        if at.as_micros() < self.asleep_until.load(Ordering::Relaxed) {
             self.driver.notify_one();
         }
     }
@@ -120,12 +122,12 @@ impl Shared {
     /// The task sleeps until then. Called before it checks the timers for the last time.
     pub(super) fn sleeps_until(&self, at: Option<Time>) {
         let micros = at.map_or(u64::MAX, Time::as_micros);
-        self.asleep_until.store(micros, Ordering::Release);
+        self.asleep_until.store(micros, Ordering::Relaxed);
     }
 
     /// The task is awake, and will check the timers before it sleeps.
     pub(super) fn awake(&self) {
-        self.asleep_until.store(0, Ordering::Release);
+        self.asleep_until.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn block(&self, place: u32) {
