@@ -52,6 +52,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod atomics;
 mod packet;
 pub mod pipeline;
 pub mod rudp;

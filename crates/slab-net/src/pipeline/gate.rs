@@ -17,7 +17,7 @@
 //! dropping a `Notified` does that. A notification without a waiter is stored, at most one, and later
 //! causes one look in vain.
 
-use core::sync::atomic::{AtomicUsize, Ordering, fence};
+use crate::atomics::{AtomicUsize, Ordering, fence};
 use tokio::sync::Notify;
 
 /// Has a pair of cache lines of its own.

@@ -11,9 +11,9 @@
 //! that has a place. A producer that finds the count at the capacity takes over the place of a batch of
 //! a lower priority by popping that batch; the count does not change then.
 
+use crate::atomics::{AtomicUsize, Ordering};
 use crate::udp::PacketBatch;
 use core::fmt;
-use core::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_queue::ArrayQueue;
 
 /// The priority of a batch: the lowest is dropped first when a queue is full, the highest is delivered

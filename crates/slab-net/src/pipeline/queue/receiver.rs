@@ -2,8 +2,8 @@
 
 use super::super::stats::QueueMonitor;
 use super::shared::Shared;
+use crate::atomics::{Ordering, fence};
 use crate::udp::PacketBatch;
-use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// The consumers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue), or of
@@ -93,7 +93,9 @@ impl Drop for QueueReceiver {
             }
         }
 
-        if self.shared.receivers.fetch_sub(1, Ordering::SeqCst) == 1 {
+        if self.shared.receivers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Before the queue is emptied: see `Shared::on_enqueued`.
+            fence(Ordering::SeqCst);
             let _notify = NotifyWaiters(&self.shared);
             self.shared.drop_all_queued();
         }

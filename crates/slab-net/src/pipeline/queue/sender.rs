@@ -4,9 +4,9 @@ use super::super::stats::QueueMonitor;
 use super::super::unsent::UnsentBatches;
 use super::QueueClosed;
 use super::shared::Shared;
+use crate::atomics::Ordering;
 use crate::udp::{Amount, PacketBatch};
 use core::future::Future;
-use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// The producers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue). Clones
@@ -190,7 +190,7 @@ impl<'a> Sending<'a> {
 
     /// Completes the send, if there is room or no receiver is left to make any.
     fn attempt(&mut self) -> Option<Result<(), QueueClosed>> {
-        if self.shared.receivers.load(Ordering::SeqCst) == 0 {
+        if self.shared.receivers.load(Ordering::Relaxed) == 0 {
             // The batch is counted when `self` is dropped.
             return Some(Err(QueueClosed));
         }
@@ -229,7 +229,7 @@ impl Clone for QueueSender {
 impl Drop for QueueSender {
     fn drop(&mut self) {
         // Release: whoever sees the zero also sees everything pushed before.
-        if self.shared.senders.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.shared.senders.fetch_sub(1, Ordering::Release) == 1 {
             self.shared.items.notify_all();
         }
     }

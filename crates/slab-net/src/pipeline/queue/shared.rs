@@ -4,9 +4,9 @@ use super::super::gate::Gate;
 use super::super::lanes::{Lanes, Priority, Pushed};
 use super::super::stats::QueueCounters;
 use super::{Overflow, QueueClosed};
+use crate::atomics::{AtomicUsize, Ordering};
 use crate::udp::{Amount, DropEpisode, PacketBatch};
 use core::num::NonZeroUsize;
-use core::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 
@@ -135,13 +135,13 @@ impl Shared {
             return;
         }
         self.counters.producers.enqueued.add(amount);
-        if self.receivers.load(Ordering::SeqCst) == 0 {
-            // The last receiver empties the queue after it has set the counter to zero. Either its
-            // emptying came after our push, and it has dropped our batch; or our push came later, and
-            // we see the zero here and drop the batch.
+        self.items.notify(batches);
+        // The last receiver sets the counter to zero and then empties the queue, with a fence between. The
+        // gate's fence in `notify` is between our push and this load: either the receiver has found our
+        // batches, or we see the zero and drop them.
+        if self.receivers.load(Ordering::Relaxed) == 0 {
             self.drop_all_queued();
         }
-        self.items.notify(batches);
     }
 
     /// Drops and counts everything queued, since no receiver is left.

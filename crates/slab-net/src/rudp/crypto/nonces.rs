@@ -2,7 +2,7 @@
 //! whoever drew them.
 
 use super::NONCE_BYTES;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::atomics::{AtomicU32, AtomicU64, Ordering};
 use ring::error::Unspecified;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::process;
@@ -66,7 +66,7 @@ impl Nonces {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
