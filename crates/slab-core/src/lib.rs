@@ -114,7 +114,7 @@ mod schedule;
 mod shared;
 mod singles;
 mod slab;
-#[cfg(not(feature = "std"))]
+#[cfg(any(not(feature = "std"), all(test, not(any(loom, shuttle)))))]
 mod spin;
 mod stats;
 mod sync;

@@ -81,3 +81,29 @@ impl<T> Drop for MutexGuard<'_, T> {
         self.mutex.locked.store(false, Ordering::Release);
     }
 }
+
+/// In builds with `std` too, so that Miri has it before it.
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// What one holder wrote is seen by the next, and nobody has it at the same time.
+    #[test]
+    fn holders_come_one_after_the_other() {
+        const ROUNDS: usize = if cfg!(miri) { 50 } else { 50_000 };
+        let mutex = Mutex::new(0);
+        let count = |tries: bool| {
+            for _ in 0..ROUNDS {
+                let tried = tries.then(|| mutex.try_lock()).flatten();
+                *tried.unwrap_or_else(|| mutex.lock()) += 1;
+            }
+        };
+        std::thread::scope(|scope| {
+            let others = [true, false].map(|tries| scope.spawn(move || count(tries)));
+            others.into_iter().for_each(|one| one.join().unwrap());
+        });
+        assert_eq!(*mutex.lock(), 2 * ROUNDS);
+        let _held = mutex.lock();
+        assert!(mutex.try_lock().is_none());
+    }
+}
