@@ -1,6 +1,6 @@
-//! Models for loom of the packets themselves: the source of `slab-net`'s packets, compiled here over
-//! a `slab-core` whose atomics are loom's. (Not `slab-net` as a whole: tokio has models of its own
-//! behind the same cfg.)
+//! Models for loom of parts of `slab-net`, whose source is compiled here over loom's atomics: packets,
+//! over a `slab-core` whose atomics are loom's too; the queue; the nonces of RUDP. (Not `slab-net` as a whole: tokio has models of its own behind the same
+//! cfg.)
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release --manifest-path crates/slab-net/loom/Cargo.toml`, by
 //! `ci/loom`.
@@ -10,7 +10,28 @@
 //! ordered after the one before.
 #![cfg(loom)]
 
+extern crate self as crossbeam_queue;
+extern crate self as ring;
 extern crate self as tokio;
+
+mod array_queue;
+mod notify;
+
+pub use array_queue::ArrayQueue;
+
+mod atomics {
+    pub(crate) use loom::sync::atomic::*;
+}
+
+/// What queues want of tokio.
+pub mod sync {
+    pub use crate::notify::Notify;
+}
+
+/// As above.
+pub mod task {
+    pub async fn consume_budget() {}
+}
 
 /// All that packets want of tokio, which no model does.
 pub mod time {
@@ -20,9 +41,53 @@ pub mod time {
     }
 }
 
+/// What nonces want of ring.
+pub mod error {
+    /// Never.
+    #[derive(Debug)]
+    pub struct Unspecified;
+}
+
+/// As above.
+pub mod rand {
+    use super::error::Unspecified;
+
+    pub trait SecureRandom {
+        fn fill(&self, dest: &mut [u8]) -> Result<(), Unspecified>;
+    }
+
+    /// No byte of what the system gives is zero, as it is before the system was asked.
+    pub struct SystemRandom(());
+
+    impl SystemRandom {
+        #[expect(clippy::new_without_default, reason = "as ring has it")]
+        pub fn new() -> Self {
+            Self(())
+        }
+    }
+
+    impl SecureRandom for SystemRandom {
+        fn fill(&self, dest: &mut [u8]) -> Result<(), Unspecified> {
+            dest.fill(0x55);
+            Ok(())
+        }
+    }
+}
+
+const NONCE_BYTES: usize = 12;
+
+#[allow(dead_code, reason = "what keys use")]
+#[path = "../../src/rudp/crypto/nonces.rs"]
+mod nonces;
 #[allow(dead_code, unused_imports, reason = "what the rest of slab-net uses")]
 #[path = "../../src/packet/mod.rs"]
 mod packet;
+#[allow(dead_code, reason = "what the rest of slab-net uses")]
+mod pipeline;
+#[allow(dead_code, reason = "as above")]
+mod udp;
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod model_nonces;

@@ -37,12 +37,9 @@ const CHUNK: usize = 1024;
 const CHUNKS: usize = 8;
 
 /// Runs the model, every interleaving of it, over a pool of its own, whose chunks are all free again
-/// in the end, each once. Says on stderr how many executions there were; `ci/loom` adds them up.
+/// in the end, each once.
 fn model(f: impl Fn(&PacketPool) + Send + Sync + 'static) {
-    let executions = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let count = executions.clone();
-    loom::model(move || {
-        count.fetch_add(1, Relaxed);
+    explore(None, move || {
         let slab = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[CHUNK]).unwrap())
             .max_memory(CHUNKS * CHUNK)
@@ -59,12 +56,29 @@ fn model(f: impl Fn(&PacketPool) + Send + Sync + 'static) {
         at.dedup();
         assert_eq!(at.len(), CHUNKS, "a chunk was freed twice");
     });
+}
+
+/// Every interleaving, or all with so many preemptions. Says on stderr how many executions there were;
+/// `ci/loom` adds them up.
+pub(crate) fn explore(bound: Option<usize>, f: impl Fn() + Send + Sync + 'static) {
+    let executions = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let count = executions.clone();
+    let mut builder = loom::model::Builder::new();
+    // `ci/loom --long` explores one preemption more.
+    let extra = usize::from(std::env::var_os("SLAB_LOOM_EXTRA").is_some());
+    builder.preemption_bound = bound.map(|bound| bound + extra);
+    builder.check(move || {
+        count.fetch_add(1, Relaxed);
+        f();
+    });
     let name = std::thread::current().name().map(String::from);
+    let bound = builder.preemption_bound;
     let said = writeln!(
         std::io::stderr(),
-        "loom: {}: {} executions, no bound",
+        "loom: {}: {} executions, {}",
         name.unwrap_or_default(),
-        executions.load(Relaxed)
+        executions.load(Relaxed),
+        bound.map_or("no bound".into(), |bound| format!("{bound} preemptions"))
     );
     said.expect("stderr is open");
 }

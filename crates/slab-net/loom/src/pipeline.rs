@@ -1,0 +1,16 @@
+//! The queue, its gates and its lanes; without what receives and sends.
+
+#[path = "../../src/pipeline/gate.rs"]
+mod gate;
+#[path = "../../src/pipeline/lanes.rs"]
+mod lanes;
+#[path = "../../src/pipeline/queue/mod.rs"]
+mod queue;
+#[path = "../../src/pipeline/rest.rs"]
+mod rest;
+#[path = "../../src/pipeline/stats.rs"]
+mod stats;
+
+#[cfg(test)]
+#[path = "model_queue.rs"]
+mod model;
