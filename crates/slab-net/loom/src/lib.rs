@@ -1,6 +1,6 @@
 //! Models for loom of parts of `slab-net`, whose source is compiled here over loom's atomics: packets,
-//! over a `slab-core` whose atomics are loom's too; the queue; the nonces of RUDP. (Not `slab-net` as a whole: tokio has models of its own behind the same
-//! cfg.)
+//! over a `slab-core` whose atomics are loom's too; the queue; the nonces of RUDP. (Not `slab-net` as a
+//! whole: tokio has models of its own behind the same cfg.)
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release --manifest-path crates/slab-net/loom/Cargo.toml`, by
 //! `ci/loom`.
@@ -23,7 +23,7 @@ mod atomics {
     pub(crate) use loom::sync::atomic::*;
 }
 
-/// What queues want of tokio.
+/// What queues use of tokio.
 pub mod sync {
     pub use crate::notify::Notify;
 }
@@ -33,17 +33,17 @@ pub mod task {
     pub async fn consume_budget() {}
 }
 
-/// All that packets want of tokio, which no model does.
+/// What packets use of tokio; no model does.
 pub mod time {
-    /// Without a clock, nobody's time is ever up.
+    /// Never times out: there is no clock.
     pub async fn timeout<F: Future>(_: core::time::Duration, future: F) -> Result<F::Output, ()> {
         Ok(future.await)
     }
 }
 
-/// What nonces want of ring.
+/// What nonces use of ring.
 pub mod error {
-    /// Never.
+    /// Never returned.
     #[derive(Debug)]
     pub struct Unspecified;
 }
@@ -56,7 +56,7 @@ pub mod rand {
         fn fill(&self, dest: &mut [u8]) -> Result<(), Unspecified>;
     }
 
-    /// No byte of what the system gives is zero, as it is before the system was asked.
+    /// Random bytes of which none is zero, as the nonces are before they are drawn.
     pub struct SystemRandom(());
 
     impl SystemRandom {

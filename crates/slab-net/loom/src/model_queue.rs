@@ -53,7 +53,7 @@ impl Things {
 
     fn put(&self, count: usize) {
         self.count.fetch_add(count, Ordering::Relaxed);
-        self.gate.open(count);
+        self.gate.notify(count);
     }
 
     fn take(&self) -> Option<()> {
@@ -71,7 +71,7 @@ impl Things {
     }
 
     fn wait(&self) {
-        block_on(self.gate.pass(|| self.take()));
+        block_on(self.gate.wait_for(|| self.take()));
     }
 }
 
@@ -115,8 +115,10 @@ fn who_gives_up_hands_the_notification_on() {
         let gives_up = {
             let things = Arc::clone(&things);
             thread::spawn(move || {
-                let mut pass = pin!(things.gate.pass(|| things.take()));
-                let polled = pass.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                let mut waiting = pin!(things.gate.wait_for(|| things.take()));
+                let polled = waiting
+                    .as_mut()
+                    .poll(&mut Context::from_waker(Waker::noop()));
                 polled.is_ready()
             })
         };
@@ -142,11 +144,11 @@ fn who_waits_for_the_end_is_woken() {
             let all = Arc::clone(&all);
             thread::spawn(move || {
                 let ended = || all.1.load(Ordering::Relaxed).then_some(());
-                block_on(all.0.pass(ended));
+                block_on(all.0.wait_for(ended));
             })
         };
         all.1.store(true, Ordering::Relaxed);
-        all.0.open_for_all();
+        all.0.notify_all();
         waits.join().unwrap();
     });
 }
@@ -158,8 +160,8 @@ fn a_lane_is_never_full_for_who_has_a_place() {
         let lanes = Arc::new(Lanes::new(1, Box::new(|_: &PacketBatch| Priority::Normal)));
         let push =
             |lanes: &Lanes, batch: u32| match lanes.push(Priority::Normal, PacketBatch(batch)) {
-                Pushed::In => None,
-                Pushed::InsteadOf(batch) | Pushed::Refused(batch) => Some(batch.0),
+                Pushed::Queued => None,
+                Pushed::Replaced(batch) | Pushed::Refused(batch) => Some(batch.0),
             };
         assert_eq!(push(&lanes, 0), None);
         let consumer = {
@@ -180,8 +182,8 @@ fn a_place_that_was_taken_over_is_one() {
     explore(Some(3), || {
         let lanes = Arc::new(Lanes::new(1, Box::new(|_: &PacketBatch| Priority::Normal)));
         let push = |lanes: &Lanes, priority, batch| match lanes.push(priority, PacketBatch(batch)) {
-            Pushed::In => None,
-            Pushed::InsteadOf(batch) | Pushed::Refused(batch) => Some(batch.0),
+            Pushed::Queued => None,
+            Pushed::Replaced(batch) | Pushed::Refused(batch) => Some(batch.0),
         };
         assert_eq!(push(&lanes, Priority::Low, 0), None);
         let consumer = {

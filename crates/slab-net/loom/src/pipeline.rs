@@ -6,10 +6,10 @@ mod gate;
 mod lanes;
 #[path = "../../src/pipeline/queue/mod.rs"]
 mod queue;
-#[path = "../../src/pipeline/rest.rs"]
-mod rest;
 #[path = "../../src/pipeline/stats.rs"]
 mod stats;
+#[path = "../../src/pipeline/unsent.rs"]
+mod unsent;
 
 #[cfg(test)]
 #[path = "model_queue.rs"]
