@@ -447,7 +447,7 @@ impl Session {
     }
 
     /// Counts `bytes` that the endpoint sends to the peer beside the session's own.
-    pub(in super::super) fn will_send(&mut self, bytes: usize) {
+    pub(in super::super) fn deduct_allowance(&mut self, bytes: usize) {
         self.path.spend(bytes);
     }
 

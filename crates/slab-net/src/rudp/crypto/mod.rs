@@ -90,7 +90,7 @@ impl AesGcm {
     }
 
     /// The same key for an endpoint, with a count of nonces of its own.
-    pub(super) fn apart(&self) -> Self {
+    pub(super) fn with_own_nonces(&self) -> Self {
         Self {
             key: Arc::clone(&self.key),
             nonces: Arc::default(),
@@ -104,17 +104,17 @@ impl AesGcm {
     /// If there is no room for these; in the child of a fork also if the system provides no random numbers any
     /// more.
     pub fn seal(&self, datagram: &mut [u8]) {
-        self.heed_fork();
+        self.renew_nonces_after_fork();
         self.seal_next(datagram);
     }
 
     /// Call before [`seal_next`](Self::seal_next), once for any number of datagrams, because it asks the system.
-    pub(super) fn heed_fork(&self) {
+    pub(super) fn renew_nonces_after_fork(&self) {
         // Going on with the nonces of another process would disclose what both have sealed.
         self.nonces.begin().expect("the system has random numbers");
     }
 
-    /// As [`seal`](Self::seal), after [`heed_fork`](Self::heed_fork).
+    /// As [`seal`](Self::seal), after [`renew_nonces_after_fork`](Self::renew_nonces_after_fork).
     pub(super) fn seal_next(&self, datagram: &mut [u8]) {
         let nonce = self.nonces.draw();
         let (front, rest) = datagram.split_at_mut(NONCE_BYTES);

@@ -1,7 +1,7 @@
 //! [`EndpointConfig`]: what the sessions of one socket share, and their limits.
 
 use super::super::config::{SessionConfig, SessionConfigError};
-use super::protect::Wanted;
+use super::protect::ProtectionConfig;
 use crate::packet::PacketPool;
 use crate::udp::{BindError, Coalescing, UdpReceiver};
 use core::fmt;
@@ -27,7 +27,7 @@ pub struct EndpointConfig {
     pub(super) memory: Option<usize>,
     pub(super) socket_buffers: Option<usize>,
     pub(super) offload: bool,
-    pub(super) protection: Wanted,
+    pub(super) protection: ProtectionConfig,
 }
 
 impl Default for EndpointConfig {
@@ -49,7 +49,7 @@ impl EndpointConfig {
             memory: None,
             socket_buffers: Some(4 << 20),
             offload: true,
-            protection: Wanted::default(),
+            protection: ProtectionConfig::default(),
         }
     }
 
@@ -123,7 +123,7 @@ impl EndpointConfig {
             // The session's MTU no longer contains what protection adds. 1500 leaves room for a peer with a longer
             // MTU.
             false => Coalescing::Off {
-                max_datagram: (self.session.mtu + self.protection.added()).max(1500),
+                max_datagram: (self.session.mtu + self.protection.overhead_bytes()).max(1500),
             },
         };
         let builder = UdpReceiver::builder(pool).coalescing(coalescing);

@@ -42,7 +42,7 @@ enum Input<T> {
 impl Drop for Handle {
     fn drop(&mut self) {
         let now = self.link.shared.now();
-        self.link.act(now, |inner| {
+        self.link.update(now, |inner| {
             inner.released = true;
             inner.session.close(now);
         });
@@ -145,12 +145,12 @@ impl Connection {
     /// Says why the session has ended, if it was not closed.
     pub async fn recv(&self) -> Result<Option<Packet>, CloseReason> {
         loop {
-            let lacking = match self.poll_input(|inner| inner.session.recv()).await? {
+            let bytes = match self.poll_input(|inner| inner.session.recv()).await? {
                 Input::Taken(message) => return Ok(Some(message)),
                 Input::End => return Ok(None),
                 Input::NoMemory(bytes) => bytes,
             };
-            if let Some(buf) = self.memory(lacking).await
+            if let Some(buf) = self.wait_for_buffer(bytes).await
                 && let Some(message) = self.with(|inner| inner.session.recv_into(buf))
             {
                 return Ok(Some(message));
@@ -227,9 +227,9 @@ impl Connection {
 
     /// Waits for a buffer for a message of this length; `None` if that message no longer waits, or too many already
     /// wait for the pool.
-    async fn memory(&self, bytes: usize) -> Option<PacketBuf> {
+    async fn wait_for_buffer(&self, bytes: usize) -> Option<PacketBuf> {
         /// How long to pause if too many already wait.
-        const LATER: Duration = Duration::from_millis(10);
+        const RETRY_DELAY: Duration = Duration::from_millis(10);
         let mut alloc = pin!(self.link().shared.pool.alloc(bytes));
         let buf = poll_fn(|cx| {
             if let Poll::Ready(buf) = alloc.as_mut().poll(cx) {
@@ -240,14 +240,14 @@ impl Connection {
                 return Poll::Ready(None);
             }
             // Woken if the session ends, or another task takes the message.
-            inner.joining = bytes as u32;
+            inner.awaited_bytes = bytes as u32;
             inner.readers.add(cx.waker());
             Poll::Pending
         });
         match buf.await? {
             Ok(buf) => Some(buf),
             Err(_) => {
-                tokio::time::sleep(LATER).await;
+                tokio::time::sleep(RETRY_DELAY).await;
                 None
             }
         }
@@ -381,7 +381,7 @@ impl Connection {
 
     pub(super) fn start_finish(&self) {
         let now = self.link().shared.now();
-        self.link().act(now, |inner| inner.session.finish(now));
+        self.link().update(now, |inner| inner.session.finish(now));
     }
 
     /// Closes the session for all its handles, in both directions, and waits until everything sent is delivered. If
@@ -397,7 +397,7 @@ impl Connection {
 
     fn start_close(&self) {
         let now = self.link().shared.now();
-        self.link().act(now, |inner| inner.session.close(now));
+        self.link().update(now, |inner| inner.session.close(now));
     }
 
     fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {

@@ -27,7 +27,12 @@ fn cookie(secret: &RandomState, peer: SocketAddr, conv: u32, now: Time, ago: u64
 }
 
 /// Does a datagram begin with a cookie that was sent to its sender's address?
-pub(super) fn proves(secret: &RandomState, peer: SocketAddr, datagram: &[u8], now: Time) -> bool {
+pub(super) fn proves_address(
+    secret: &RandomState,
+    peer: SocketAddr,
+    datagram: &[u8],
+    now: Time,
+) -> bool {
     let Some(Ok((header, payload))) = segments(datagram).next() else {
         return false;
     };
@@ -73,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cookie_is_good_for_its_address_its_conversation_and_a_time() {
+    fn a_cookie_is_valid_for_its_address_conversation_and_period() {
         let secret = RandomState::new();
         let peer: SocketAddr = "192.0.2.1:9".parse().unwrap();
         let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
@@ -90,16 +95,19 @@ mod tests {
         };
         ask.encode(&mut question);
         let answer = answer(&secret, peer, &question, at(100)).unwrap();
-        assert!(proves(&secret, peer, &answer, at(100)));
-        assert!(proves(&secret, peer, &answer, at(130)));
-        assert!(!proves(&secret, peer, &answer, at(160)), "too late");
+        assert!(proves_address(&secret, peer, &answer, at(100)));
+        assert!(proves_address(&secret, peer, &answer, at(130)));
+        assert!(!proves_address(&secret, peer, &answer, at(160)), "too late");
         let other: SocketAddr = "192.0.2.2:9".parse().unwrap();
-        assert!(!proves(&secret, other, &answer, at(100)));
-        assert!(!proves(&RandomState::new(), peer, &answer, at(100)));
+        assert!(!proves_address(&secret, other, &answer, at(100)));
+        assert!(!proves_address(&RandomState::new(), peer, &answer, at(100)));
         let mut forged = answer;
         forged[0] = 8;
-        assert!(!proves(&secret, peer, &forged, at(100)), "another session");
-        assert!(!proves(&secret, peer, &question, at(100)));
-        assert!(!proves(&secret, peer, &answer[..30], at(100)));
+        assert!(
+            !proves_address(&secret, peer, &forged, at(100)),
+            "another session"
+        );
+        assert!(!proves_address(&secret, peer, &question, at(100)));
+        assert!(!proves_address(&secret, peer, &answer[..30], at(100)));
     }
 }

@@ -6,7 +6,7 @@ use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
 use super::cookie;
 use super::link::Link;
-use super::protect::Intake;
+use super::protect::Inbound;
 use super::shared::Shared;
 use super::table::{Refusal, canonical};
 use crate::packet::Packet;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Once it yields as well, that queue has more than one task, so tokio wakes another thread, and one thread
 /// receives while the other reads. Fewer datagrams are not enough work for two threads: with a window of 128
 /// segments it would be slower, for twice the CPU time.
-const MUCH: usize = 256;
+const YIELD_AFTER_DATAGRAMS: usize = 256;
 
 /// Timers run before the socket is looked at again.
 const TIMERS_PER_TURN: usize = 256;
@@ -33,7 +33,7 @@ pub(super) struct Driver {
     batches: Vec<PacketBatch>,
     /// Sessions that received something in this turn.
     touched: Vec<Arc<Link>>,
-    intake: Intake,
+    inbound: Inbound,
 }
 
 impl Driver {
@@ -45,7 +45,7 @@ impl Driver {
             receiver,
             batches: Vec::with_capacity(32),
             touched: Vec::new(),
-            intake: Intake::default(),
+            inbound: Inbound::default(),
         }
     }
 
@@ -57,9 +57,9 @@ impl Driver {
         loop {
             let timer = shared.timers().next();
             let protection = shared.protection.as_ref();
-            let rest = protection.and_then(|protection| protection.rest(shared.now()));
-            let next = [timer, rest].into_iter().flatten().min();
-            shared.sleeps_until(next);
+            let fec_check = protection.and_then(|protection| protection.free_idle(shared.now()));
+            let next = [timer, fec_check].into_iter().flatten().min();
+            shared.set_asleep_until(next);
             // A timer that was armed before that call has woken nobody.
             if shared.timers().next() != timer {
                 continue;
@@ -79,15 +79,15 @@ impl Driver {
             if sleep.is_elapsed() {
                 sleeping_until = None;
             }
-            shared.awake();
+            shared.set_awake();
             let now = shared.now();
-            let datagrams = self.take_in(now);
-            self.look_after(now);
-            self.unblock(now);
+            let datagrams = self.dispatch_batches(now);
+            self.run_timers(now);
+            self.flush_blocked(now);
             if self.is_over() {
                 return;
             }
-            if datagrams >= MUCH {
+            if datagrams >= YIELD_AFTER_DATAGRAMS {
                 tokio::task::yield_now().await;
             }
         }
@@ -108,7 +108,7 @@ impl Driver {
         timer: bool,
     ) -> Option<io::Result<usize>> {
         let mut received = pin!(self.receiver.recv_batches(&mut self.batches));
-        let mut woken = pin!(self.shared.woken());
+        let mut woken = pin!(self.shared.notified());
         let blocked = self.shared.is_blocked();
         let mut writable = pin!(blocked.then(|| self.shared.sender.clone().writable()));
         poll_fn(|cx| {
@@ -129,43 +129,43 @@ impl Driver {
     }
 
     /// Hands what was received to the sessions, and then lets them send; returns the number of datagrams.
-    fn take_in(&mut self, now: Time) -> usize {
+    fn dispatch_batches(&mut self, now: Time) -> usize {
         let datagrams = self.batches.iter().map(PacketBatch::datagrams).sum();
         let transient = self.receiver.used_spare_buffers();
         // A socket bound to one address sends everything from that.
-        let is_of_many = self.receiver.local_addr().ip().is_unspecified();
+        let bound_to_any = self.receiver.local_addr().ip().is_unspecified();
         for batch in self.batches.drain(..) {
             let (shared, touched) = (&self.shared, &mut self.touched);
             let arrival = Arrival {
                 peer: canonical(batch.source()),
-                local: batch.reply_source().filter(|_| is_of_many),
+                local: batch.reply_source().filter(|_| bound_to_any),
                 now,
                 transient,
             };
             match &shared.protection {
-                None => take_in_packets(shared, arrival, batch.into_packets(), touched),
+                None => dispatch_packets(shared, arrival, batch.into_packets(), touched),
                 Some(protection) => {
-                    self.intake
-                        .take_in(protection, arrival.peer, batch, |datagrams| {
-                            take_in_packets(shared, arrival, datagrams, touched);
+                    self.inbound
+                        .process_batch(protection, arrival.peer, batch, |datagrams| {
+                            dispatch_packets(shared, arrival, datagrams, touched);
                         })
                 }
             }
         }
         for link in self.touched.drain(..) {
-            link.act(now, |_| {});
+            link.update(now, |_| {});
         }
         datagrams
     }
 
-    fn look_after(&self, now: Time) {
+    fn run_timers(&self, now: Time) {
         for _ in 0..TIMERS_PER_TURN {
             let Some(place) = self.shared.timers().pop_due(now) else {
                 return;
             };
             let link = self.shared.table().at(place).cloned();
             let Some(link) = link else { continue };
-            link.act(now, |inner| {
+            link.update(now, |inner| {
                 inner.armed = None;
                 if inner.session.poll_timeout().is_some_and(|at| at <= now) {
                     inner.session.handle_timeout(now);
@@ -175,14 +175,14 @@ impl Driver {
     }
 
     /// Sends what the socket had no room for, as far as it has room now.
-    fn unblock(&self, now: Time) {
-        while let Some(place) = self.shared.blocked() {
+    fn flush_blocked(&self, now: Time) {
+        while let Some(place) = self.shared.pop_blocked() {
             let link = self.shared.table().at(place).cloned();
             let Some(link) = link else { continue };
             if link.send_unsent() {
-                link.act(now, |_| {});
+                link.update(now, |_| {});
             } else {
-                return self.shared.still_blocked(place);
+                return self.shared.requeue_blocked(place);
             }
         }
     }
@@ -202,7 +202,7 @@ impl Drop for Driver {
             links
         };
         for link in links {
-            link.orphan();
+            link.end_without_driver();
         }
     }
 }
@@ -216,7 +216,7 @@ struct Arrival {
     transient: bool,
 }
 
-fn take_in_packets(
+fn dispatch_packets(
     shared: &Arc<Shared>,
     arrival: Arrival,
     datagrams: impl Iterator<Item = Packet>,
@@ -226,7 +226,7 @@ fn take_in_packets(
     let mut datagrams = datagrams.peekable();
     while let Some(first) = datagrams.peek() {
         let Some(conv) = conversation(first) else {
-            shared.table().past.rejected[Rejection::TooShort as usize] += 1;
+            shared.table().ended_stats.rejected[Rejection::TooShort as usize] += 1;
             datagrams.next();
             continue;
         };
@@ -234,10 +234,10 @@ fn take_in_packets(
             datagrams.next();
             continue;
         };
-        let of_this = core::iter::from_fn(|| {
+        let same_session = core::iter::from_fn(|| {
             datagrams.next_if(|datagram| conversation(datagram) == Some(conv))
         });
-        link.lock().session.handle_all(now, of_this, transient);
+        link.lock().session.handle_all(now, same_session, transient);
         if touched.last().is_none_or(|last| !Arc::ptr_eq(last, &link)) {
             touched.push(link);
         }
@@ -265,7 +265,7 @@ fn find_or_open(
     if let Some(link) = table.get(peer, conv) {
         return Some(Arc::clone(link));
     }
-    let proved = cookie::proves(&shared.secret, peer, datagram, now);
+    let proved = cookie::proves_address(&shared.secret, peer, datagram, now);
     if let Err(refusal) = table.may_open(&shared.config, peer, datagram, proved, now) {
         table.count_refusal(refusal);
         if matches!(refusal, Refusal::HalfOpen | Refusal::Prefix)
@@ -274,9 +274,9 @@ fn find_or_open(
             table.stats.cookies_sent += 1;
             drop(table);
             // If the answer is lost, the peer tries again.
-            let to = shared.way_to(peer);
+            let to = shared.to_socket_family(peer);
             match &shared.protection {
-                Some(protection) => protection.send_alone(&shared.sender, to, local, &answer),
+                Some(protection) => protection.send_sessionless(&shared.sender, to, local, &answer),
                 None => {
                     let answer = Transmit::new(&answer, to).source(local);
                     drop(shared.sender.try_send(&answer));

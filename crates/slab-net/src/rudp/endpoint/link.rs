@@ -24,7 +24,7 @@ thread_local! {
 }
 
 /// The addresses of both ends, kept small: there are many idle sessions.
-struct Ends {
+struct Addresses {
     /// An IPv4 address is stored mapped into IPv6; no canonical address is.
     peer: Ipv6Addr,
     port: u16,
@@ -34,9 +34,9 @@ struct Ends {
     local: Ipv6Addr,
 }
 
-const _: () = assert!(size_of::<Ends>() == 40);
+const _: () = assert!(size_of::<Addresses>() == 40);
 
-impl Ends {
+impl Addresses {
     fn new(peer: SocketAddr, local: Option<SocketAddr>) -> Self {
         let parts = |address: SocketAddr| match address {
             SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
@@ -69,7 +69,7 @@ impl Ends {
 
 pub(super) struct Link {
     pub(super) shared: Arc<Shared>,
-    ends: Ends,
+    addresses: Addresses,
     pub(super) conv: u32,
     /// Its place in the table.
     pub(super) place: u32,
@@ -85,10 +85,10 @@ pub(super) struct Inner {
     /// When the endpoint's task will look at it, at the latest.
     pub(super) armed: Option<Time>,
     /// The length of the next message, if a reader waits for memory to join it in; otherwise 0.
-    pub(super) joining: u32,
+    pub(super) awaited_bytes: u32,
     half_open: bool,
     /// Have the waiting writers been told that the peer has answered?
-    answered: bool,
+    writers_told_ready: bool,
     /// Have all of the application's handles been dropped?
     pub(super) released: bool,
     removed: bool,
@@ -97,7 +97,7 @@ pub(super) struct Inner {
 /// The most tasks that wait for one event of a session, or for the next session. A cancelled wait leaves its waker
 /// here until something comes. If there are too many, a new one wakes a task that has waited for long, which waits
 /// again if it still has to.
-const MAX_WAITING: usize = 256;
+const MAX_WAKERS: usize = 256;
 
 /// Tasks that wait for one event; seldom more than one.
 #[derive(Debug, Default)]
@@ -108,27 +108,27 @@ pub(super) struct Wakers {
 
 impl Wakers {
     pub(super) fn add(&mut self, waker: &Waker) {
-        if let Some(early) = self.insert(waker) {
-            early.wake();
+        if let Some(evicted) = self.insert(waker) {
+            evicted.wake();
         }
     }
 
     /// As `add`, but returns the task to wake.
     #[must_use]
     pub(super) fn insert(&mut self, waker: &Waker) -> Option<Waker> {
-        let mut early = None;
+        let mut evicted = None;
         match &self.first {
             None => self.first = Some(waker.clone()),
             Some(first) if first.will_wake(waker) => {}
             Some(_) if self.more.iter().any(|known| known.will_wake(waker)) => {}
             Some(_) => {
-                if self.more.len() + 1 == MAX_WAITING {
-                    early = Some(self.more.remove(0));
+                if self.more.len() + 1 == MAX_WAKERS {
+                    evicted = Some(self.more.remove(0));
                 }
                 self.more.push(waker.clone());
             }
         }
-        early
+        evicted
     }
 
     pub(super) fn wake(mut self) {
@@ -149,12 +149,12 @@ impl Wakers {
 /// Tasks to be woken once the link's lock is free, because they take it first of all.
 #[must_use]
 #[derive(Default)]
-pub(super) struct Woken {
+pub(super) struct PendingWakes {
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
 
-impl Woken {
+impl PendingWakes {
     pub(super) fn wake(self) {
         for waker in [self.reader, self.writer].into_iter().flatten() {
             waker.wake();
@@ -173,7 +173,7 @@ impl Link {
     ) -> Self {
         Self {
             shared,
-            ends: Ends::new(peer, local),
+            addresses: Addresses::new(peer, local),
             conv: session.conv(),
             place,
             inner: Mutex::new(Inner {
@@ -182,9 +182,9 @@ impl Link {
                 writers: Wakers::default(),
                 unsent: None,
                 armed: None,
-                joining: 0,
+                awaited_bytes: 0,
                 half_open,
-                answered: false,
+                writers_told_ready: false,
                 released: false,
                 removed: false,
             }),
@@ -193,13 +193,14 @@ impl Link {
 
     /// The peer's canonical address.
     pub(super) fn peer(&self) -> SocketAddr {
-        self.ends.address(self.ends.peer, self.ends.port)
+        self.addresses
+            .address(self.addresses.peer, self.addresses.port)
     }
 
     /// The address that the peer sends to, if the socket has more than one. The peer would not recognise datagrams
     /// from another.
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        let local = self.ends.address(self.ends.local, 0);
+        let local = self.addresses.address(self.addresses.local, 0);
         Some(local).filter(|local| !local.ip().is_unspecified())
     }
 
@@ -208,50 +209,51 @@ impl Link {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the link, does something to the session that others may have waited for, settles it, and wakes those
-    /// who wait.
-    pub(super) fn act(&self, now: Time, act: impl FnOnce(&mut Inner)) {
+    /// Locks the link, makes a change that others may have waited for, [settles](Self::settle) it, and wakes them.
+    pub(super) fn update(&self, now: Time, change: impl FnOnce(&mut Inner)) {
         let mut inner = self.lock();
-        act(&mut inner);
+        change(&mut inner);
         let woken = self.settle(&mut inner, now, true);
         drop(inner);
         woken.wake();
     }
 
     /// Completes whatever was done to the session: sends what is to be sent, sets the timer, removes the session
-    /// from the table once it is over, and returns the tasks to wake. Without `news` these are only the ones that
+    /// from the table once it is over, and returns the tasks to wake. Without `wake_all` these are only those that
     /// wait for an event that happens once: otherwise a task that sends or receives would wake others for nothing,
     /// and itself for ever if it waits for something else at the same time.
-    pub(super) fn settle(&self, inner: &mut Inner, now: Time, news: bool) -> Woken {
+    pub(super) fn settle(&self, inner: &mut Inner, now: Time, wake_all: bool) -> PendingWakes {
         self.transmit(inner, now);
         let Inner {
             session,
             readers,
             writers,
-            joining,
-            answered,
+            awaited_bytes,
+            writers_told_ready,
             ..
         } = inner;
         let over = session.ended().is_some();
-        let mut woken = Woken::default();
+        let mut woken = PendingWakes::default();
         let readable = session.has_message() || session.has_bytes() || session.has_datagram();
         // One task may take the last message while another waits for memory for it.
-        let at_end = session.is_read_closed() && (news || !readable);
+        let at_end = session.is_read_closed() && (wake_all || !readable);
         // This task may have taken the message that another waits to join, and the next one may need no memory.
-        let gone = *joining > 0 && session.next_message_bytes() != Some(*joining as usize);
-        if over || at_end || gone || news && readable {
-            *joining = 0;
+        let awaited_gone =
+            *awaited_bytes > 0 && session.next_message_bytes() != Some(*awaited_bytes as usize);
+        if over || at_end || awaited_gone || wake_all && readable {
+            *awaited_bytes = 0;
             woken.reader = readers.take();
         }
-        // Happens once: whoever settles first afterwards wakes the writers, with `news` or without.
-        let first_answer = session.is_peer_window_known() && !core::mem::replace(answered, true);
-        let go_on = session.wants_more() || session.send_closed().is_some();
-        if over || first_answer || news && go_on {
+        // Happens once: whoever settles first afterwards wakes the writers, with `wake_all` or without.
+        let first_answer =
+            session.is_peer_window_known() && !core::mem::replace(writers_told_ready, true);
+        let writable = session.wants_more() || session.send_closed().is_some();
+        if over || first_answer || wake_all && writable {
             woken.writer = writers.take();
         }
         if inner.half_open && (over || inner.session.is_validated()) {
             inner.half_open = false;
-            self.shared.table().no_longer_half_open(self.peer());
+            self.shared.table().count_half_open_done(self.peer());
         }
         if over {
             if !inner.released && !readable {
@@ -302,7 +304,7 @@ impl Link {
             protection.leave(self.peer());
         }
         let mut table = self.shared.table();
-        table.past += &inner.session.stats();
+        table.ended_stats += &inner.session.stats();
         table.remove(self, self.shared.now(), &self.shared.config);
         let empty = table.len() == 0;
         drop(table);
@@ -315,7 +317,7 @@ impl Link {
         if inner.unsent.is_some() {
             return;
         }
-        let could = SCRATCH.try_with(|scratch| {
+        let had_scratch = SCRATCH.try_with(|scratch| {
             let scratch = &mut *scratch.borrow_mut();
             match &self.shared.protection {
                 Some(protection) => {
@@ -330,7 +332,7 @@ impl Link {
                 }
             }
         });
-        if !could.unwrap_or(false) {
+        if !had_scratch.unwrap_or(false) {
             // A thread that is exiting has lost its scratch memory; the endpoint's task has one.
             inner.armed = Some(now);
             self.shared.arm(self.place, now);
@@ -338,7 +340,7 @@ impl Link {
     }
 
     fn transmit_plain(&self, inner: &mut Inner, now: Time, scratch: &mut [u8]) {
-        let to = self.shared.way_to(self.peer());
+        let to = self.shared.to_socket_family(self.peer());
         while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
             let (contents, size) = (outgoing.contents(), outgoing.segment_size());
             let transmit = Transmit::new(contents, to).segment_size(size);
@@ -361,7 +363,7 @@ impl Link {
                 match self.shared.pool.try_copy_from_slice(rest) {
                     Ok(rest) => {
                         inner.unsent = Some((rest, size));
-                        self.shared.block(self.place);
+                        self.shared.push_blocked(self.place);
                     }
                     Err(_) => self.shared.table().stats.send_errors += left as u64,
                 }
@@ -376,7 +378,7 @@ impl Link {
         let Some((mut contents, size)) = inner.unsent.take() else {
             return true;
         };
-        let to = self.shared.way_to(self.peer());
+        let to = self.shared.to_socket_family(self.peer());
         let transmit = Transmit::new(&contents, to).segment_size(size);
         let transmit = transmit.source(self.local());
         match self.shared.sender.try_send(&transmit) {
@@ -398,14 +400,14 @@ impl Link {
     }
 
     /// The endpoint's task is gone, and with it the session.
-    pub(super) fn orphan(&self) {
+    pub(super) fn end_without_driver(&self) {
         let mut inner = self.lock();
         inner.session.abort();
         inner.unsent = None;
         if core::mem::take(&mut inner.half_open) {
-            self.shared.table().no_longer_half_open(self.peer());
+            self.shared.table().count_half_open_done(self.peer());
         }
-        let woken = Woken {
+        let woken = PendingWakes {
             reader: inner.readers.take(),
             writer: inner.writers.take(),
         };
@@ -447,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_that_were_given_up_are_few_and_nobody_is_forgotten() {
+    fn wakers_of_cancelled_waits_are_bounded_and_none_is_lost() {
         let mut wakers = Wakers::default();
         let tasks: Vec<_> = (0..10_000).map(|_| Arc::new(Task::default())).collect();
         let woken = || {
@@ -460,11 +462,8 @@ mod tests {
             }
             let held = tasks.iter().filter(|task| Arc::strong_count(task) > 1);
             if added % 100 == 0 {
-                assert_eq!(held.count(), added.min(MAX_WAITING));
-                assert_eq!(
-                    woken().iter().sum::<usize>(),
-                    added - added.min(MAX_WAITING)
-                );
+                assert_eq!(held.count(), added.min(MAX_WAKERS));
+                assert_eq!(woken().iter().sum::<usize>(), added - added.min(MAX_WAKERS));
             }
         }
         wakers.take().unwrap().wake();

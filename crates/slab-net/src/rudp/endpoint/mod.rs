@@ -5,7 +5,7 @@
 //! | `connection`, `stream` | a session as the application sees it |
 //! | `driver` | the task that reads the socket and runs the sessions' timers |
 //! | `link`, `shared` | what both share |
-//! | `table`, `timers`, `gone` | the sessions, when each has to be called, and those that have ended |
+//! | `table`, `timers`, `recently_ended` | the sessions, when each has to be called, and those that have ended |
 //! | `cookie` | proofs of an address that need no session |
 //! | `protect` | error correction and encryption, if configured |
 //! | `config`, `stats` | limits, and counters |
@@ -14,9 +14,9 @@ mod config;
 mod connection;
 mod cookie;
 mod driver;
-mod gone;
 mod link;
 mod protect;
+mod recently_ended;
 mod shared;
 mod stats;
 mod stream;
@@ -115,7 +115,7 @@ impl Endpoint {
         mut config: EndpointConfig,
         peer: Option<SocketAddr>,
     ) -> Result<Self, OpenError> {
-        config.make_room_for_protection();
+        config.reduce_mtu_for_protection();
         config.session.validate()?;
         let needed = config.session.max_segment() + pool.headroom() + pool.tailroom();
         let largest = pool.slab().size_classes().largest();
@@ -175,10 +175,10 @@ impl Endpoint {
                 coop.made_progress();
                 return Poll::Ready(next);
             }
-            let early = table.acceptors.insert(cx.waker());
+            let evicted = table.acceptors.insert(cx.waker());
             drop(table);
-            if let Some(early) = early {
-                early.wake();
+            if let Some(evicted) = evicted {
+                evicted.wake();
             }
             Poll::Pending
         });

@@ -41,10 +41,10 @@ pub(super) struct Shared {
     blocked: Mutex<VecDeque<u32>>,
     /// When the endpoint's task wakes up by itself, in microseconds; 0 while it is awake.
     asleep_until: AtomicU64,
-    driver: Notify,
+    driver_notify: Notify,
     /// The key of a hash that turns a counter into numbers that nobody can predict.
     pub(super) secret: RandomState,
-    drawn: AtomicU64,
+    random_counter: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -57,8 +57,8 @@ impl Shared {
         let memory = config.budget_bytes(&pool);
         let budget = MemoryBudget::new(memory);
         // Forged addresses must not take the memory that other sessions need.
-        let kept = config.protection.kept();
-        let each = Session::half_open_bytes(&config.session, &pool, kept);
+        let fec_shards = config.protection.max_kept_shards();
+        let each = Session::half_open_bytes(&config.session, &pool, fec_shards);
         let room = memory / HALF_OPEN_SHARE / each;
         config.max_half_open = config.max_half_open.min(room.max(1));
         Self {
@@ -73,9 +73,9 @@ impl Shared {
             timers: Mutex::default(),
             blocked: Mutex::default(),
             asleep_until: AtomicU64::new(0),
-            driver: Notify::new(),
+            driver_notify: Notify::new(),
             secret: RandomState::new(),
-            drawn: AtomicU64::new(0),
+            random_counter: AtomicU64::new(0),
         }
     }
 
@@ -92,7 +92,7 @@ impl Shared {
     }
 
     /// A peer's address in the form that the socket takes: an IPv6 socket takes IPv4 addresses mapped.
-    pub(super) fn way_to(&self, peer: SocketAddr) -> SocketAddr {
+    pub(super) fn to_socket_family(&self, peer: SocketAddr) -> SocketAddr {
         match (self.sender.local_addr(), peer) {
             (SocketAddr::V6(_), SocketAddr::V4(v4)) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
             _ => peer,
@@ -106,42 +106,42 @@ impl Shared {
 
     pub(super) fn random(&self) -> u64 {
         self.secret
-            .hash_one(self.drawn.fetch_add(1, Ordering::Relaxed))
+            .hash_one(self.random_counter.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Has a session called at this time; wakes the task if it would sleep longer.
     pub(super) fn arm(&self, place: u32, at: Time) {
         self.timers().set(place, at);
-        // Relaxed, as the stores below: the task looks at the timers once more after it has said until when
-        // it sleeps. By the timers' lock it sees this one then, or this sees what it said.
+        // Relaxed, as the stores below: the task checks the timers once more after it has said until when it
+        // sleeps. By the lock of the timers, either it sees this timer then, or this load sees what it said.
         if at.as_micros() < self.asleep_until.load(Ordering::Relaxed) {
-            self.driver.notify_one();
+            self.driver_notify.notify_one();
         }
     }
 
     /// The task sleeps until then. Called before it checks the timers for the last time.
-    pub(super) fn sleeps_until(&self, at: Option<Time>) {
+    pub(super) fn set_asleep_until(&self, at: Option<Time>) {
         let micros = at.map_or(u64::MAX, Time::as_micros);
         self.asleep_until.store(micros, Ordering::Relaxed);
     }
 
     /// The task is awake, and will check the timers before it sleeps.
-    pub(super) fn awake(&self) {
+    pub(super) fn set_awake(&self) {
         self.asleep_until.store(0, Ordering::Relaxed);
     }
 
-    pub(super) fn block(&self, place: u32) {
+    pub(super) fn push_blocked(&self, place: u32) {
         lock(&self.blocked).push_back(place);
         self.table().stats.send_blocked += 1;
-        self.driver.notify_one();
+        self.driver_notify.notify_one();
     }
 
-    pub(super) fn blocked(&self) -> Option<u32> {
+    pub(super) fn pop_blocked(&self) -> Option<u32> {
         lock(&self.blocked).pop_front()
     }
 
     /// Not all of it could be sent: it comes first again.
-    pub(super) fn still_blocked(&self, place: u32) {
+    pub(super) fn requeue_blocked(&self, place: u32) {
         lock(&self.blocked).push_front(place);
     }
 
@@ -150,11 +150,11 @@ impl Shared {
     }
 
     pub(super) fn wake_driver(&self) {
-        self.driver.notify_one();
+        self.driver_notify.notify_one();
     }
 
-    pub(super) async fn woken(&self) {
-        self.driver.notified().await;
+    pub(super) async fn notified(&self) {
+        self.driver_notify.notified().await;
     }
 
     /// Opens a session and enters it into the table, which must have room for it.
@@ -187,7 +187,7 @@ impl Shared {
         }
         let half_open = side == Side::Server && !proved;
         if let Some(protection) = &self.protection {
-            session.will_send(protection.first_answer_bytes());
+            session.deduct_allowance(protection.first_answer_bytes());
             protection.join(peer);
         }
         let place = table.reserve_place();
@@ -206,7 +206,7 @@ impl Shared {
                 backlog: table.backlog.len(),
                 reserved_bytes: self.budget.reserved(),
                 reserve_limit_bytes: self.budget.limit(),
-                total: table.past,
+                total: table.ended_stats,
                 ..table.stats
             };
             (stats, table.links().cloned().collect::<Vec<_>>())

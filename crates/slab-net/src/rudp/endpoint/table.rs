@@ -5,8 +5,8 @@ use super::super::stats::RudpStats;
 use super::super::time::Time;
 use super::super::wire::{Command, segments};
 use super::config::EndpointConfig;
-use super::gone::Gone;
 use super::link::{Link, Wakers};
+use super::recently_ended::RecentlyEnded;
 use super::stats::EndpointStats;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -66,7 +66,7 @@ impl Prefix {
 /// The conversation that a datagram begins, if it begins one: every segment has to be one that a peer sends before
 /// it has heard anything. A cookie that is not, or no longer, valid is ignored: if it were refused, its sender
 /// would repeat it for ever.
-fn opening(datagram: &[u8], proved: bool) -> Option<u32> {
+fn opening_conversation(datagram: &[u8], proved: bool) -> Option<u32> {
     let (mut conv, mut opens) = (None, false);
     for segment in segments(datagram) {
         let (header, _) = segment.ok()?;
@@ -101,7 +101,7 @@ pub(super) struct Table {
     places: HashMap<(SocketAddr, u32), u32>,
     links: Vec<Option<Arc<Link>>>,
     free: Vec<u32>,
-    gone: Gone,
+    recently_ended: RecentlyEnded,
     half_open: HashMap<Prefix, usize>,
     half_open_count: usize,
     /// Opened by peers, and not yet accepted.
@@ -113,7 +113,7 @@ pub(super) struct Table {
     pub(super) closed: bool,
     pub(super) stats: EndpointStats,
     /// The counters of sessions that are gone.
-    pub(super) past: RudpStats,
+    pub(super) ended_stats: RudpStats,
 }
 
 impl Table {
@@ -150,8 +150,8 @@ impl Table {
         if !self.listening || self.closed {
             return Err(Refusal::NotListening);
         }
-        let opens = opening(datagram, proved).is_some_and(|conv| {
-            let before = self.gone.contains(&(peer, conv), now);
+        let opens = opening_conversation(datagram, proved).is_some_and(|conv| {
+            let before = self.recently_ended.contains(&(peer, conv), now);
             !before
         });
         if !opens {
@@ -195,7 +195,7 @@ impl Table {
     }
 
     /// A peer has proved its address, or its session is gone.
-    pub(super) fn no_longer_half_open(&mut self, peer: SocketAddr) {
+    pub(super) fn count_half_open_done(&mut self, peer: SocketAddr) {
         let prefix = Prefix::of(peer);
         self.half_open_count -= 1;
         if let Some(count) = self.half_open.get_mut(&prefix) {
@@ -209,7 +209,7 @@ impl Table {
     /// Removes a session, and remembers it for as long as its peer may go on sending.
     pub(super) fn remove(&mut self, link: &Link, now: Time, config: &EndpointConfig) {
         let until = now + config.session.idle_timeout;
-        self.gone
+        self.recently_ended
             .add((link.peer(), link.conv), now, until, config.max_sessions);
         self.places.remove(&(link.peer(), link.conv));
         self.links[link.place as usize] = None;
@@ -234,7 +234,7 @@ mod tests {
     use std::net::SocketAddrV6;
 
     #[test]
-    fn an_address_has_one_name() {
+    fn addresses_are_brought_to_canonical_form() {
         let named = |name: &str, address: &dyn Fn(SocketAddr) -> SocketAddr| {
             address(name.parse().unwrap()).to_string()
         };
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_mapped_into_ipv6_has_the_prefix_of_its_own() {
+    fn a_mapped_ipv4_address_has_its_ipv4_prefix() {
         let v4: SocketAddr = "192.0.2.7:1".parse().unwrap();
         let mapped: SocketAddr = "[::ffff:192.0.2.99]:2".parse().unwrap();
         assert_eq!(Prefix::of(v4), Prefix::V4([192, 0, 2]));

@@ -5,7 +5,7 @@
 
 use super::super::time::Time;
 
-const NOWHERE: u32 = u32::MAX;
+const NO_ENTRY: u32 = u32::MAX;
 
 #[derive(Debug, Default)]
 pub(super) struct Timers {
@@ -25,10 +25,10 @@ impl Timers {
     pub(super) fn set(&mut self, session: u32, at: Time) {
         let index = session as usize;
         if index >= self.places.len() {
-            self.places.resize(index + 1, NOWHERE);
+            self.places.resize(index + 1, NO_ENTRY);
         }
         let place = match self.places[index] {
-            NOWHERE => {
+            NO_ENTRY => {
                 self.heap.push((at, session));
                 self.heap.len() - 1
             }
@@ -46,7 +46,7 @@ impl Timers {
         let Some(&place) = self.places.get(session as usize) else {
             return;
         };
-        if place != NOWHERE {
+        if place != NO_ENTRY {
             self.remove(place as usize);
         }
     }
@@ -63,7 +63,7 @@ impl Timers {
 
     fn remove(&mut self, place: usize) {
         let (_, session) = self.heap.swap_remove(place);
-        self.places[session as usize] = NOWHERE;
+        self.places[session as usize] = NO_ENTRY;
         if place < self.heap.len() {
             self.places[self.heap[place].1 as usize] = place as u32;
             self.sift(place);

@@ -21,7 +21,7 @@ const DOUBT_GROUPS: u32 = 4;
 const MOST_DOUBTS: u32 = 4;
 
 /// The most shards that a decoder keeps.
-pub(in crate::rudp) fn most_kept(shards: FecShards) -> usize {
+pub(in crate::rudp) fn max_kept_shards(shards: FecShards) -> usize {
     WINDOW_SHARDS.div_ceil(shards.total()).max(MIN_GROUPS) as usize * shards.total() as usize
 }
 

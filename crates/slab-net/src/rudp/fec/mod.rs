@@ -28,7 +28,7 @@ mod stats;
 
 pub(in crate::rudp) use code::Code;
 pub use decoder::FecDecoder;
-pub(super) use decoder::most_kept;
+pub(super) use decoder::max_kept_shards;
 pub use encoder::FecEncoder;
 pub use stats::FecStats;
 

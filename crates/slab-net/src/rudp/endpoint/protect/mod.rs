@@ -13,16 +13,16 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `wanted` | what a configuration asks for |
+//! | `config` | what a configuration asks for |
 //! | `transmit` | from a session to the socket |
-//! | `wire` | datagrams that are ready, as the kernel takes them |
+//! | `gso_buffer` | datagrams that are ready, as the kernel takes them |
 //! | `paths` | error correction, by address |
 
+mod config;
+mod gso_buffer;
 #[cfg(feature = "fec")]
 mod paths;
 mod transmit;
-mod wanted;
-mod wire;
 
 use super::super::core::Outgoing;
 use super::super::time::Time;
@@ -35,13 +35,13 @@ use crate::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 #[cfg(feature = "fec")]
 use crate::rudp::fec::{FEC_HEADER_BYTES, Framing};
 use crate::udp::PacketBatch;
+pub(super) use config::ProtectionConfig;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gso_buffer::GsoBuffer;
 #[cfg(feature = "fec")]
 use paths::Paths;
 use std::net::SocketAddr;
 use std::vec;
-pub(super) use wanted::Wanted;
-use wire::Wire;
 
 pub(super) struct Protection {
     #[cfg(feature = "aes-gcm")]
@@ -49,7 +49,7 @@ pub(super) struct Protection {
     #[cfg(feature = "fec")]
     paths: Option<Paths>,
     /// Bytes in front of a datagram, and behind it.
-    room: (usize, usize),
+    overhead: (usize, usize),
     unopened: AtomicU64,
 }
 
@@ -60,17 +60,17 @@ impl Protection {
         pool: &PacketPool,
         budget: &MemoryBudget,
     ) -> Option<Self> {
-        let wanted = &config.protection;
+        let protection = &config.protection;
         let _ = (pool, budget);
-        let room = (wanted.front(), wanted.behind());
-        (room != (0, 0)).then(|| Self {
+        let overhead = (protection.header_bytes(), protection.trailer_bytes());
+        (overhead != (0, 0)).then(|| Self {
             #[cfg(feature = "aes-gcm")]
-            key: wanted.key.as_ref().map(AesGcm::apart),
+            key: protection.key.as_ref().map(AesGcm::with_own_nonces),
             #[cfg(feature = "fec")]
-            paths: wanted
+            paths: protection
                 .shards
                 .map(|shards| Paths::new(shards, &config.session, pool, budget)),
-            room,
+            overhead,
             unopened: AtomicU64::new(0),
         })
     }
@@ -94,11 +94,11 @@ impl Protection {
     }
 
     /// Frees memory that nobody waits for any more; returns when to call it again, if some is still held.
-    pub(super) fn rest(&self, now: Time) -> Option<Time> {
+    pub(super) fn free_idle(&self, now: Time) -> Option<Time> {
         let _ = now;
         #[cfg(feature = "fec")]
         if let Some(paths) = &self.paths {
-            return paths.rest(now);
+            return paths.free_idle(now);
         }
         None
     }
@@ -111,36 +111,36 @@ impl Protection {
         now: Time,
         outgoing: &Outgoing<'_>,
         parity: bool,
-        wire: &mut Wire,
-        mut flush: impl FnMut(&mut Wire),
+        buffer: &mut GsoBuffer,
+        mut flush: impl FnMut(&mut GsoBuffer),
     ) {
         let _ = (peer, now, parity);
         #[cfg(feature = "fec")]
         let path = self.paths.as_ref().and_then(|paths| paths.get(peer));
         #[cfg(feature = "fec")]
         let mut encoder = path.as_ref().map(|path| path.encoder());
-        self.heed_fork();
+        self.renew_nonces_after_fork();
         // Without a path, because the session has left it, the datagrams are no shards; peers accept them as they
         // are.
-        let (front, behind) = self.around_shards();
+        let (front, behind) = self.shard_overhead();
         #[cfg(feature = "fec")]
         let front = front + encoder.as_ref().map_or(0, |_| FEC_HEADER_BYTES);
         for datagram in outgoing.contents().chunks(outgoing.segment_size()) {
             let len = front + datagram.len() + behind;
-            if !wire.has_room(len) {
-                flush(wire);
+            if !buffer.has_room(len) {
+                flush(buffer);
             }
-            let sealed = wire.push(len);
+            let sealed = buffer.push(len);
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             #[cfg(feature = "fec")]
             if let Some(encoder) = &mut encoder {
-                let (front, behind) = self.around_shards();
+                let (front, behind) = self.shard_overhead();
                 encoder.protect(now, &mut sealed[front..len - behind]);
             }
             self.encrypt(sealed);
             #[cfg(feature = "fec")]
             if let Some(encoder) = encoder.as_mut().filter(|_| parity) {
-                self.add_parity(encoder, wire, &mut flush);
+                self.add_parity(encoder, buffer, &mut flush);
             }
         }
     }
@@ -149,24 +149,24 @@ impl Protection {
     fn add_parity(
         &self,
         encoder: &mut crate::rudp::fec::FecEncoder,
-        wire: &mut Wire,
-        mut flush: impl FnMut(&mut Wire),
+        buffer: &mut GsoBuffer,
+        mut flush: impl FnMut(&mut GsoBuffer),
     ) {
-        let (front, behind) = self.around_shards();
+        let (front, behind) = self.shard_overhead();
         while let Some(shard) = encoder.parity_len() {
             let len = front + shard + behind;
-            if !wire.has_room(len) {
-                flush(wire);
+            if !buffer.has_room(len) {
+                flush(buffer);
             }
-            let sealed = wire.push(len);
+            let sealed = buffer.push(len);
             encoder.next_parity(&mut sealed[front..front + shard]);
             self.encrypt(sealed);
         }
     }
 
     /// Bytes in front of and behind a shard, or a datagram that is not a shard.
-    fn around_shards(&self) -> (usize, usize) {
-        let (front, behind) = self.room;
+    fn shard_overhead(&self) -> (usize, usize) {
+        let (front, behind) = self.overhead;
         #[cfg(feature = "fec")]
         if self.paths.is_some() {
             return (front - FEC_HEADER_BYTES, behind);
@@ -175,10 +175,10 @@ impl Protection {
     }
 
     /// Call before datagrams are encrypted, once for all of them.
-    fn heed_fork(&self) {
+    fn renew_nonces_after_fork(&self) {
         #[cfg(feature = "aes-gcm")]
         if let Some(key) = &self.key {
-            key.heed_fork();
+            key.renew_nonces_after_fork();
         }
     }
 
@@ -240,37 +240,37 @@ impl Protection {
 
 /// Received datagrams between the steps; kept so that each batch needs no allocation.
 #[derive(Debug, Default)]
-pub(super) struct Intake {
+pub(super) struct Inbound {
     opened: Vec<Packet>,
     #[cfg(feature = "fec")]
     datagrams: Vec<Packet>,
 }
 
-impl Intake {
-    /// Opens what was received from one canonical address, and hands the sessions' datagrams to `hand_on`, together
-    /// with those recovered. `hand_on` opens a session where one begins.
-    pub(super) fn take_in(
+impl Inbound {
+    /// Opens what was received from one canonical address, and hands the sessions' datagrams to `deliver`, together
+    /// with those recovered. `deliver` opens a session where one begins.
+    pub(super) fn process_batch(
         &mut self,
         protection: &Protection,
         peer: SocketAddr,
         batch: PacketBatch,
-        mut hand_on: impl FnMut(vec::Drain<'_, Packet>),
+        mut deliver: impl FnMut(vec::Drain<'_, Packet>),
     ) {
         let _ = peer;
         protection.decrypt(batch, &mut self.opened);
         #[cfg(feature = "fec")]
         if let Some(paths) = &protection.paths {
-            return self.correct(paths, peer, hand_on);
+            return self.apply_fec(paths, peer, deliver);
         }
-        hand_on(self.opened.drain(..));
+        deliver(self.opened.drain(..));
     }
 
     #[cfg(feature = "fec")]
-    fn correct(
+    fn apply_fec(
         &mut self,
         paths: &Paths,
         peer: SocketAddr,
-        mut hand_on: impl FnMut(vec::Drain<'_, Packet>),
+        mut deliver: impl FnMut(vec::Drain<'_, Packet>),
     ) {
         let Self { opened, datagrams } = self;
         let known = paths.get(peer);
@@ -296,7 +296,7 @@ impl Intake {
         if known.is_some() {
             opened.clear();
         }
-        hand_on(datagrams.drain(..));
+        deliver(datagrams.drain(..));
         // The shard that opened a session is the first one kept for it.
         if known.is_none()
             && let Some(path) = paths.get(peer)
@@ -306,7 +306,7 @@ impl Intake {
                 decoder.handle_shard(shard, datagrams);
             }
             drop(decoder);
-            hand_on(datagrams.drain(..));
+            deliver(datagrams.drain(..));
         }
         opened.clear();
     }
@@ -321,7 +321,7 @@ mod tests {
 
     /// Another thread may remove the path while a session still has a notice to send.
     #[test]
-    fn what_is_sent_without_a_path_is_no_shard_and_has_nothing_of_others() {
+    fn without_a_path_datagrams_are_not_shards_and_leak_no_buffer_contents() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
         let budget = MemoryBudget::new(8 << 20);
         let session = SessionConfig::fast();
@@ -336,11 +336,11 @@ mod tests {
             if has_path {
                 protection.join(peer);
             }
-            wire::with_wire(|wire| {
-                wire.push(1000).fill(b'S');
-                wire.clear();
-                protection.seal(peer, now, &outgoing, true, wire, |_| {});
-                let sealed = wire.rest(0).contents;
+            gso_buffer::with_gso_buffer(|buffer| {
+                buffer.push(1000).fill(b'S');
+                buffer.clear();
+                protection.seal(peer, now, &outgoing, true, buffer, |_| {});
+                let sealed = buffer.rest(0).contents;
                 let (header, datagram) =
                     sealed.split_at(if has_path { FEC_HEADER_BYTES } else { 0 });
                 assert_eq!(datagram, outgoing.contents());

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The longest shard that a peer may send where its MTU may be larger than ours.
 const ETHERNET_SHARD: usize = 1500;
 /// How often busy paths are checked for being at rest.
-const REST: Duration = Duration::from_millis(500);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) struct Paths {
     code: Arc<Code>,
@@ -24,18 +24,18 @@ pub(super) struct Paths {
     pool: PacketPool,
     budget: MemoryBudget,
     /// Locked for look-ups only; nothing else is locked meanwhile.
-    paths: Mutex<Known>,
+    paths: Mutex<PathTable>,
 }
 
 #[derive(Default)]
-struct Known {
+struct PathTable {
     /// No more than there are sessions, which are limited.
     paths: HashMap<SocketAddr, Entry>,
     /// The counters of paths that are gone.
-    past: FecStats,
+    removed_stats: FecStats,
     /// Paths used since they last freed their memory, and when to check whether they are at rest.
     busy: Vec<Weak<Path>>,
-    rest_at: Option<Time>,
+    next_check: Option<Time>,
 }
 
 struct Entry {
@@ -65,7 +65,7 @@ impl Path {
     }
 
     /// When to check it again, if it holds memory.
-    fn rest(&self, now: Time) -> Option<Time> {
+    fn free_idle(&self, now: Time) -> Option<Time> {
         let at = self.encoder().rest(now);
         at.max(self.decoder().rest(now))
     }
@@ -96,28 +96,28 @@ impl Paths {
     }
 
     pub(super) fn get(&self, peer: SocketAddr) -> Option<Arc<Path>> {
-        let mut known = lock(&self.paths);
-        let path = Arc::clone(&known.paths.get(&peer)?.path);
-        // Release: who looks whether it rests sees that we have it.
+        let mut table = lock(&self.paths);
+        let path = Arc::clone(&table.paths.get(&peer)?.path);
+        // Release: `free_idle` sees that we have a reference.
         if !path.busy.swap(true, Ordering::Release) {
-            known.busy.push(Arc::downgrade(&path));
+            table.busy.push(Arc::downgrade(&path));
         }
         Some(path)
     }
 
     /// Lets paths at rest free their memory; returns when to call it again, if any are busy.
-    pub(super) fn rest(&self, now: Time) -> Option<Time> {
-        let mut known = lock(&self.paths);
-        if known.busy.is_empty() {
-            known.rest_at = None;
+    pub(super) fn free_idle(&self, now: Time) -> Option<Time> {
+        let mut table = lock(&self.paths);
+        if table.busy.is_empty() {
+            table.next_check = None;
             return None;
         }
-        let at = *known.rest_at.get_or_insert(now);
+        let at = *table.next_check.get_or_insert(now);
         if now < at {
             return Some(at);
         }
-        let mut busy = core::mem::take(&mut known.busy);
-        drop(known);
+        let mut busy = core::mem::take(&mut table.busy);
+        drop(table);
         busy.retain(|path| {
             let Some(path) = path.upgrade() else {
                 return false;
@@ -126,21 +126,21 @@ impl Paths {
             // not have used it yet: then there are more references than ours and the table's.
             path.busy.swap(false, Ordering::Acquire);
             let is_found = Arc::strong_count(&path) > 2;
-            (is_found || path.rest(now).is_some()) && !path.busy.swap(true, Ordering::Relaxed)
+            (is_found || path.free_idle(now).is_some()) && !path.busy.swap(true, Ordering::Relaxed)
         });
-        let mut known = lock(&self.paths);
+        let mut table = lock(&self.paths);
         // Keeps the list that had grown, so that it need not grow again each time.
-        busy.append(&mut known.busy);
-        known.busy = busy;
-        known.rest_at = (!known.busy.is_empty()).then(|| now + REST);
-        known.rest_at
+        busy.append(&mut table.busy);
+        table.busy = busy;
+        table.next_check = (!table.busy.is_empty()).then(|| now + IDLE_CHECK_INTERVAL);
+        table.next_check
     }
 
     pub(super) fn join(&self, peer: SocketAddr) {
         let (pool, budget) = (&self.pool, &self.budget);
         let code = || Arc::clone(&self.code);
-        let mut known = lock(&self.paths);
-        let entry = known.paths.entry(peer).or_insert_with(|| Entry {
+        let mut table = lock(&self.paths);
+        let entry = table.paths.entry(peer).or_insert_with(|| Entry {
             path: Arc::new(Path {
                 encoder: FecEncoder::with_code(code(), self.longest_sent, pool, budget).into(),
                 decoder: FecDecoder::with_code(code(), self.longest_received, pool, budget).into(),
@@ -150,34 +150,34 @@ impl Paths {
         });
         entry.sessions += 1;
         let path = Arc::clone(&entry.path);
-        drop(known);
+        drop(table);
         // A peer that has begun anew numbers its shards from zero again.
         path.decoder().clear();
     }
 
     pub(super) fn leave(&self, peer: SocketAddr) {
-        let mut known = lock(&self.paths);
-        let Some(entry) = known.paths.get_mut(&peer) else {
+        let mut table = lock(&self.paths);
+        let Some(entry) = table.paths.get_mut(&peer) else {
             return;
         };
         entry.sessions -= 1;
         if entry.sessions > 0 {
             return;
         }
-        let gone = known.paths.remove(&peer);
-        drop(known);
+        let gone = table.paths.remove(&peer);
+        drop(table);
         // A thread that uses the path now finishes before its counters are read, or its counts are lost.
         if let Some(Entry { path, .. }) = gone {
             let stats = path.stats();
-            lock(&self.paths).past += &stats;
+            lock(&self.paths).removed_stats += &stats;
         }
     }
 
     pub(super) fn stats(&self) -> FecStats {
-        let known = lock(&self.paths);
-        let mut stats = known.past;
-        let paths: Vec<_> = known.paths.values().map(|e| Arc::clone(&e.path)).collect();
-        drop(known);
+        let table = lock(&self.paths);
+        let mut stats = table.removed_stats;
+        let paths: Vec<_> = table.paths.values().map(|e| Arc::clone(&e.path)).collect();
+        drop(table);
         for path in paths {
             stats += &path.stats();
         }

@@ -2,7 +2,7 @@
 
 use super::super::link::{Link, MAX_BURST};
 use super::Protection;
-use super::wire::{Wire, with_wire};
+use super::gso_buffer::{GsoBuffer, with_gso_buffer};
 use crate::packet::Packet;
 use crate::rudp::core::{Outgoing, Session};
 use crate::rudp::time::Time;
@@ -23,22 +23,22 @@ impl Protection {
         now: Time,
         scratch: &mut [u8],
     ) -> bool {
-        with_wire(|wire| {
+        with_gso_buffer(|buffer| {
             while unsent.is_none() {
                 let allowance = self.allowance(session);
                 let Some(outgoing) = session.poll_transmit(now, scratch, MAX_BURST) else {
                     return;
                 };
                 // What may not be sent is treated as lost on the way.
-                if self.added(&outgoing) > allowance {
+                if self.wire_bytes(&outgoing) > allowance {
                     continue;
                 }
                 let parity = allowance == u64::MAX;
                 let mut failed = None;
                 let mut send =
-                    |wire: &mut Wire| failed = failed.take().or(flush(link, wire, unsent));
-                self.seal(link.peer(), now, &outgoing, parity, wire, &mut send);
-                send(wire);
+                    |buffer: &mut GsoBuffer| failed = failed.take().or(flush(link, buffer, unsent));
+                self.seal(link.peer(), now, &outgoing, parity, buffer, &mut send);
+                send(buffer);
                 if let Some(error) = failed {
                     if matches!(error.kind(), SendErrorKind::Refused) {
                         session.refused();
@@ -51,20 +51,20 @@ impl Protection {
 
     /// Sends a datagram that belongs to no session, if the socket has room. It is not a shard, as shards are
     /// numbered; peers accept it as it is. Called by the endpoint's task, which can always send.
-    pub(in super::super) fn send_alone(
+    pub(in super::super) fn send_sessionless(
         &self,
         sender: &UdpSender,
         to: SocketAddr,
         from: Option<SocketAddr>,
         datagram: &[u8],
     ) {
-        with_wire(|wire| {
-            let (front, behind) = self.around_shards();
-            self.heed_fork();
-            let sealed = wire.push(front + datagram.len() + behind);
+        with_gso_buffer(|buffer| {
+            let (front, behind) = self.shard_overhead();
+            self.renew_nonces_after_fork();
+            let sealed = buffer.push(front + datagram.len() + behind);
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             self.encrypt(sealed);
-            let _ = sender.try_send_all(&wire.transmits(to, from));
+            let _ = sender.try_send_all(&buffer.transmits(to, from));
         });
     }
 
@@ -76,9 +76,9 @@ impl Protection {
             return u64::MAX;
         }
         let stats = session.stats();
-        let (front, behind) = self.around_shards();
+        let (front, behind) = self.shard_overhead();
         let received = stats.received_bytes + stats.received_datagrams * (front + behind) as u64;
-        let (front, behind) = self.room;
+        let (front, behind) = self.overhead;
         let sent = stats.sent_bytes + stats.sent_datagrams * (front + behind) as u64;
         (3 * received).saturating_sub(sent)
     }
@@ -86,25 +86,25 @@ impl Protection {
     /// How much longer the first answer is on the wire than the session makes it, less three times what the
     /// datagram that it answers is longer: the session deducts this from what it may send.
     pub(in super::super) fn first_answer_bytes(&self) -> usize {
-        let ((front, behind), (around, after)) = (self.room, self.around_shards());
+        let ((front, behind), (around, after)) = (self.overhead, self.shard_overhead());
         (front + behind).saturating_sub(3 * (around + after))
     }
 
     /// The length of these datagrams on the wire, without parity.
-    fn added(&self, outgoing: &Outgoing<'_>) -> u64 {
-        let added = outgoing.datagrams() * (self.room.0 + self.room.1);
+    fn wire_bytes(&self, outgoing: &Outgoing<'_>) -> u64 {
+        let added = outgoing.datagrams() * (self.overhead.0 + self.overhead.1);
         (outgoing.contents().len() + added) as u64
     }
 }
 
 /// Sends what is ready. If the socket has no room, the next datagrams of one length wait in memory of their own, if
 /// there is any; the rest is treated as lost on the way, as is what the system refuses to send.
-fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) -> Option<SendError> {
+fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent) -> Option<SendError> {
     let shared = &link.shared;
-    let transmits = wire.transmits(shared.way_to(link.peer()), link.local());
+    let transmits = buffer.transmits(shared.to_socket_family(link.peer()), link.local());
     let (lost, failed) = match shared.sender.try_send_all(&transmits) {
-        Ok(sent) if sent < wire.datagrams() => {
-            let rest = wire.rest(sent);
+        Ok(sent) if sent < buffer.datagrams() => {
+            let rest = buffer.rest(sent);
             let kept = match unsent {
                 // The socket has been full since the flush before.
                 Some(_) => None,
@@ -113,20 +113,20 @@ fn flush(link: &Link, wire: &mut Wire, unsent: &mut Unsent) -> Option<SendError>
             let lost = match kept {
                 Some(kept) => {
                     *unsent = Some((kept, rest.segment_size));
-                    shared.block(link.place);
-                    rest.others
+                    shared.push_blocked(link.place);
+                    rest.datagrams_behind
                 }
-                None => wire.datagrams() - sent,
+                None => buffer.datagrams() - sent,
             };
             (lost, None)
         }
         Ok(_) => (0, None),
-        Err(error) => (wire.datagrams() - error.sent(), Some(error)),
+        Err(error) => (buffer.datagrams() - error.sent(), Some(error)),
     };
     drop(transmits);
     if lost > 0 {
         shared.table().stats.send_errors += lost as u64;
     }
-    wire.clear();
+    buffer.clear();
     failed
 }

@@ -1,23 +1,23 @@
-//! [`Wanted`]: the protection that a configuration asks for.
+//! [`ProtectionConfig`]: the protection that a configuration asks for.
 
 use super::super::EndpointConfig;
 #[cfg(feature = "aes-gcm")]
 use crate::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 #[cfg(feature = "fec")]
-use crate::rudp::fec::{FEC_HEADER_BYTES, FecShards, most_kept};
+use crate::rudp::fec::{FEC_HEADER_BYTES, FecShards, max_kept_shards};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Default)]
-pub(in super::super) struct Wanted {
+pub(in super::super) struct ProtectionConfig {
     #[cfg(feature = "aes-gcm")]
     pub(super) key: Option<AesGcm>,
     #[cfg(feature = "fec")]
     pub(super) shards: Option<FecShards>,
 }
 
-impl Wanted {
+impl ProtectionConfig {
     /// Bytes in front of a datagram.
-    pub(super) fn front(&self) -> usize {
+    pub(super) fn header_bytes(&self) -> usize {
         [
             #[cfg(feature = "aes-gcm")]
             self.key.as_ref().map(|_| NONCE_BYTES),
@@ -30,7 +30,7 @@ impl Wanted {
     }
 
     /// Bytes behind a datagram.
-    pub(super) fn behind(&self) -> usize {
+    pub(super) fn trailer_bytes(&self) -> usize {
         #[cfg(feature = "aes-gcm")]
         if self.key.is_some() {
             return TAG_BYTES;
@@ -39,17 +39,17 @@ impl Wanted {
     }
 
     /// The most datagrams from and for one peer that error correction keeps.
-    pub(in super::super) fn kept(&self) -> usize {
+    pub(in super::super) fn max_kept_shards(&self) -> usize {
         #[cfg(feature = "fec")]
         if let Some(shards) = self.shards {
-            return most_kept(shards) + shards.parity();
+            return max_kept_shards(shards) + shards.parity();
         }
         0
     }
 
     /// The bytes by which each datagram is longer on the wire.
-    pub(in super::super) fn added(&self) -> usize {
-        self.front() + self.behind()
+    pub(in super::super) fn overhead_bytes(&self) -> usize {
+        self.header_bytes() + self.trailer_bytes()
     }
 }
 
@@ -101,8 +101,11 @@ impl EndpointConfig {
     }
 
     /// Takes the bytes that protection needs of each datagram from the session's MTU.
-    pub(in super::super) fn make_room_for_protection(&mut self) {
-        let mtu = self.session.mtu.saturating_sub(self.protection.added());
+    pub(in super::super) fn reduce_mtu_for_protection(&mut self) {
+        let mtu = self
+            .session
+            .mtu
+            .saturating_sub(self.protection.overhead_bytes());
         Arc::make_mut(&mut self.session).mtu = mtu;
     }
 }

@@ -1,4 +1,4 @@
-//! [`Wire`]: datagrams that are ready, one behind the other, as the kernel takes them.
+//! [`GsoBuffer`]: datagrams that are ready, one behind the other, as the kernel takes them.
 
 use crate::udp::Transmit;
 use arrayvec::ArrayVec;
@@ -6,35 +6,35 @@ use core::cell::RefCell;
 use std::net::SocketAddr;
 
 /// The most bytes that one call to the kernel takes with GSO.
-const BYTES: usize = 65507;
-const MOST: usize = 64;
+const MAX_BYTES: usize = 65507;
+const MAX_DATAGRAMS: usize = 64;
 
 thread_local! {
     /// One for each thread that sends, allocated when it first does.
-    static WIRE: RefCell<Wire> = RefCell::new(Wire {
-        buf: vec![0; BYTES].into_boxed_slice(),
+    static GSO_BUFFER: RefCell<GsoBuffer> = RefCell::new(GsoBuffer {
+        buf: vec![0; MAX_BYTES].into_boxed_slice(),
         len: 0,
         lengths: ArrayVec::new_const(),
     });
 }
 
 /// Lends this thread's memory; returns `false` if the thread is exiting and has none any more.
-pub(super) fn with_wire(act: impl FnOnce(&mut Wire)) -> bool {
-    let lent = WIRE.try_with(|wire| {
-        let wire = &mut *wire.borrow_mut();
-        wire.clear();
-        act(wire);
+pub(super) fn with_gso_buffer(act: impl FnOnce(&mut GsoBuffer)) -> bool {
+    let lent = GSO_BUFFER.try_with(|buffer| {
+        let buffer = &mut *buffer.borrow_mut();
+        buffer.clear();
+        act(buffer);
     });
     lent.is_ok()
 }
 
-pub(super) struct Wire {
+pub(super) struct GsoBuffer {
     buf: Box<[u8]>,
     len: usize,
-    lengths: ArrayVec<usize, MOST>,
+    lengths: ArrayVec<usize, MAX_DATAGRAMS>,
 }
 
-impl Wire {
+impl GsoBuffer {
     pub(super) fn clear(&mut self) {
         self.len = 0;
         self.lengths.clear();
@@ -62,7 +62,7 @@ impl Wire {
         &self,
         to: SocketAddr,
         from: Option<SocketAddr>,
-    ) -> ArrayVec<Transmit<'_>, MOST> {
+    ) -> ArrayVec<Transmit<'_>, MAX_DATAGRAMS> {
         let (mut transmits, mut at, mut start) = (ArrayVec::new(), 0, 0);
         while at < self.lengths.len() {
             let run = self.run(at);
@@ -80,7 +80,7 @@ impl Wire {
         Rest {
             contents: &self.buf[start..start + run.bytes],
             segment_size: run.size,
-            others: self.lengths.len() - sent - run.datagrams,
+            datagrams_behind: self.lengths.len() - sent - run.datagrams,
         }
     }
 
@@ -118,5 +118,5 @@ pub(super) struct Rest<'a> {
     pub(super) contents: &'a [u8],
     pub(super) segment_size: usize,
     /// The number of datagrams behind these.
-    pub(super) others: usize,
+    pub(super) datagrams_behind: usize,
 }

@@ -10,18 +10,18 @@ type Key = (SocketAddr, u32);
 
 /// A bounded set of sessions, each kept for a time.
 #[derive(Debug, Default)]
-pub(super) struct Gone {
+pub(super) struct RecentlyEnded {
     until: HashMap<Key, Time>,
     /// In the order they were added. A session added again has two entries, of which the last counts.
     order: VecDeque<(Time, Key)>,
 }
 
-impl Gone {
-    /// Remembers a session until then, and forgets those whose time has come. Beyond `most`, the oldest are
+impl RecentlyEnded {
+    /// Remembers a session until then, and forgets those whose time has come. Beyond `max`, the oldest are
     /// forgotten early.
-    pub(super) fn add(&mut self, key: Key, now: Time, until: Time, most: usize) {
+    pub(super) fn add(&mut self, key: Key, now: Time, until: Time, max: usize) {
         while let Some(&(at, old)) = self.order.front() {
-            if at > now && self.order.len() < most.max(1) {
+            if at > now && self.order.len() < max.max(1) {
                 break;
             }
             self.order.pop_front();
@@ -46,17 +46,17 @@ mod tests {
     fn the_set_is_bounded_in_number_and_time() {
         let at = Time::from_micros;
         let key = |conv| ("127.0.0.1:1".parse().unwrap(), conv);
-        let mut gone = Gone::default();
+        let mut ended = RecentlyEnded::default();
         for conv in 0..10 {
-            gone.add(key(conv), at(0), at(100), 4);
+            ended.add(key(conv), at(0), at(100), 4);
         }
-        assert_eq!((gone.until.len(), gone.order.len()), (4, 4));
-        assert!(gone.contains(&key(9), at(99)) && !gone.contains(&key(5), at(99)));
-        assert!(!gone.contains(&key(9), at(100)));
+        assert_eq!((ended.until.len(), ended.order.len()), (4, 4));
+        assert!(ended.contains(&key(9), at(99)) && !ended.contains(&key(5), at(99)));
+        assert!(!ended.contains(&key(9), at(100)));
         // Added again: kept for longer, whatever becomes of the first entry.
-        gone.add(key(9), at(50), at(150), 4);
-        gone.add(key(20), at(120), at(220), 4);
-        assert!(gone.contains(&key(9), at(149)));
-        assert_eq!(gone.order.len(), 2);
+        ended.add(key(9), at(50), at(150), 4);
+        ended.add(key(20), at(120), at(220), 4);
+        assert!(ended.contains(&key(9), at(149)));
+        assert_eq!(ended.order.len(), 2);
     }
 }
