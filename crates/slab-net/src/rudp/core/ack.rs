@@ -12,7 +12,7 @@ use core::time::Duration;
 /// time-out of a peer.
 const ANSWER_DELAY: Duration = Duration::from_millis(10);
 /// The most segments in order that are acknowledged together.
-const EVERY: u32 = 16;
+const MAX_UNACKNOWLEDGED: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Acks {
@@ -22,7 +22,7 @@ pub(super) struct Acks {
     list: Vec<(u32, u32)>,
     /// How many of the list have been sent, while more are to follow.
     sent: u32,
-    most: u32,
+    max_listed: u32,
     /// `sn` and `ts` of the latest segment in order.
     latest: Option<(u32, u32)>,
     /// Segments in order since the last acknowledgement.
@@ -31,23 +31,23 @@ pub(super) struct Acks {
     last_sent: Option<Time>,
     last_arrival: Option<Time>,
     /// Does the application answer within [`ANSWER_DELAY`] what it receives?
-    answers: bool,
+    application_answers: bool,
 }
 
 impl Acks {
-    /// At most `most` out-of-order acknowledgements are kept.
-    pub(super) fn new(delay: Duration, most: u32) -> Self {
+    /// At most `max_listed` out-of-order acknowledgements are kept.
+    pub(super) fn new(delay: Duration, max_listed: u32) -> Self {
         Self {
             delay: u32::try_from(delay.as_micros()).unwrap_or(u32::MAX),
             list: Vec::new(),
             sent: 0,
-            most,
+            max_listed,
             latest: None,
             unacknowledged: 0,
             due: None,
             last_sent: None,
             last_arrival: None,
-            answers: false,
+            application_answers: false,
         }
     }
 
@@ -58,10 +58,10 @@ impl Acks {
         let delay = Duration::from_micros(self.delay.into());
         let sparse = self.last_sent.is_none_or(|at| now.since(at) >= delay);
         self.last_arrival = Some(now);
-        if self.unacknowledged >= EVERY || (sparse && !self.answers) {
+        if self.unacknowledged >= MAX_UNACKNOWLEDGED || (sparse && !self.application_answers) {
             self.due = Some(now);
         } else if self.due.is_none() {
-            let delay = match self.answers {
+            let delay = match self.application_answers {
                 true => ANSWER_DELAY,
                 false => delay,
             };
@@ -77,14 +77,14 @@ impl Acks {
 
     /// A segment came ahead of a missing one.
     pub(super) fn out_of_order(&mut self, sn: u32, ts: u32, now: Time) {
-        if self.list.len() < self.most as usize {
+        if self.list.len() < self.max_listed as usize {
             self.list.push((sn, ts));
         }
         self.due = Some(now);
     }
 
     /// Acknowledges at once: something that was missing has come.
-    pub(super) fn hurry(&mut self, now: Time) {
+    pub(super) fn send_now(&mut self, now: Time) {
         self.due = Some(now);
     }
 
@@ -117,7 +117,7 @@ impl Acks {
     /// All were sent. `alone` if no data of ours went along: the application did not answer while they waited.
     pub(super) fn sent(&mut self, now: Time, alone: bool) {
         if alone {
-            self.answers = false;
+            self.application_answers = false;
         }
         self.unacknowledged = 0;
         self.due = None;
@@ -133,7 +133,7 @@ impl Acks {
 
     /// New data is sent.
     pub(super) fn data_sent(&mut self, now: Time) {
-        self.answers = self
+        self.application_answers = self
             .last_arrival
             .is_some_and(|at| now.since(at) < ANSWER_DELAY);
     }
@@ -158,23 +158,26 @@ mod tests {
     }
 
     #[test]
-    fn sparse_ones_go_at_once_and_many_go_together() {
+    fn sparse_acks_are_sent_at_once_and_many_are_batched() {
         let mut acks = Acks::new(2 * MS, 100);
         acks.in_order(0, 0, at(0));
         assert_eq!(acks.due(), Some(at(0)));
         assert_eq!(drain(&mut acks, 1, at(0)), [0]);
-        for sn in 1..EVERY {
+        for sn in 1..MAX_UNACKNOWLEDGED {
             acks.in_order(sn, 0, at(1));
             assert_eq!(acks.due(), Some(at(3)));
         }
-        acks.in_order(EVERY, 0, at(1));
+        acks.in_order(MAX_UNACKNOWLEDGED, 0, at(1));
         assert_eq!(acks.due(), Some(at(1)));
-        assert_eq!(drain(&mut acks, EVERY + 1, at(1)), [EVERY]);
+        assert_eq!(
+            drain(&mut acks, MAX_UNACKNOWLEDGED + 1, at(1)),
+            [MAX_UNACKNOWLEDGED]
+        );
         assert_eq!(acks.due(), None);
     }
 
     #[test]
-    fn a_missing_segment_makes_haste_and_each_one_behind_it_is_named() {
+    fn out_of_order_segments_are_acknowledged_at_once_and_one_by_one() {
         let mut acks = Acks::new(2 * MS, 2);
         drain(&mut acks, 0, at(0));
         for sn in [5, 6, 7] {
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_application_that_answers_carries_them() {
+    fn acks_wait_for_an_application_that_answers() {
         let mut acks = Acks::new(2 * MS, 2);
         acks.in_order(0, 0, at(0));
         drain(&mut acks, 1, at(0));

@@ -62,7 +62,7 @@ impl Session {
             match message.try_into_mut() {
                 Ok(message) => match self.send.blocks.adopt(message) {
                     Ok(place) => {
-                        self.starved = false;
+                        self.lacks_send_memory = false;
                         self.send.push(place, 0);
                         return Ok(());
                     }
@@ -80,15 +80,15 @@ impl Session {
     }
 
     fn push_copy(&mut self, message: &[u8], segments: u32) -> Result<(), SendError> {
-        self.starved = false;
+        self.lacks_send_memory = false;
         let mut rest = message;
         for frg in (0..segments).rev() {
             let (payload, behind) = rest.split_at(rest.len().min(self.config.mss()));
             rest = behind;
-            let more = framed(rest.len(), self.config.mss());
+            let more = framed_bytes(rest.len(), self.config.mss());
             let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
                 self.send.take_back(segments - 1 - frg);
-                return Err(self.lacks_memory());
+                return Err(self.send_memory_error());
             };
             let frg = if self.config.stream { 0 } else { frg as u8 };
             self.send.push(place, frg);
@@ -98,11 +98,11 @@ impl Session {
 
     /// There is no memory to send from. While the peer's address is not proved, that means `Blocked`: the proof
     /// lifts the limit.
-    fn lacks_memory(&mut self) -> SendError {
+    fn send_memory_error(&mut self) -> SendError {
         if !self.path.validated {
             return SendError::Blocked;
         }
-        self.starved = !self.send.is_empty();
+        self.lacks_send_memory = !self.send.is_empty();
         SendError::NoMemory
     }
 
@@ -116,7 +116,7 @@ impl Session {
             return Err(SendError::Closed(reason));
         }
         let mss = self.config.mss();
-        self.starved = false;
+        self.lacks_send_memory = false;
         let mut taken = self.send.extend_last(bytes, mss);
         while taken < bytes.len() {
             let rest = &bytes[taken..];
@@ -124,9 +124,9 @@ impl Session {
                 break;
             }
             let (payload, behind) = rest.split_at(rest.len().min(mss));
-            let more = framed(behind.len(), mss);
+            let more = framed_bytes(behind.len(), mss);
             let Some(place) = self.send.blocks.push(payload, more, &self.pool) else {
-                let reason = self.lacks_memory();
+                let reason = self.send_memory_error();
                 if taken == 0 {
                     return Err(reason);
                 }
@@ -151,7 +151,7 @@ impl Session {
     /// allow that, the session ends with [`CloseReason::MessageTooLong`]. [`recv_segments`](Self::recv_segments)
     /// needs no such buffer.
     pub fn recv(&mut self) -> Option<Packet> {
-        let (segments, bytes) = self.receive.front()?;
+        let (segments, bytes) = self.receive.front_message()?;
         if segments == 1 {
             return self.pop().map(|(packet, _)| packet);
         }
@@ -171,12 +171,12 @@ impl Session {
 
     /// The length of the next message in bytes, if it is complete.
     pub(in super::super) fn next_message_bytes(&self) -> Option<usize> {
-        self.receive.front().map(|(_, bytes)| bytes)
+        self.receive.front_message().map(|(_, bytes)| bytes)
     }
 
     /// As [`recv`](Self::recv), joined in this buffer; `None` if the buffer is too small.
     pub(in super::super) fn recv_into(&mut self, mut buf: PacketBuf) -> Option<Packet> {
-        let (segments, bytes) = self.receive.front()?;
+        let (segments, bytes) = self.receive.front_message()?;
         if bytes > buf.capacity() {
             return None;
         }
@@ -191,7 +191,7 @@ impl Session {
     /// Appends the segments of the next message to `to` and returns their number, or `None` if no message is
     /// complete.
     pub fn recv_segments(&mut self, to: &mut Vec<Packet>) -> Option<usize> {
-        let (segments, _) = self.receive.front()?;
+        let (segments, _) = self.receive.front_message()?;
         for _ in 0..segments {
             to.extend(self.pop().map(|(packet, _)| packet));
         }
@@ -208,8 +208,8 @@ impl Session {
         self.stuck = None;
         self.receive
             .make_room(&self.pool, &mut BatchBuffer::default());
-        self.consider_telling();
-        self.give_window_back();
+        self.schedule_window_update();
+        self.release_window();
         popped
     }
 
@@ -232,7 +232,7 @@ impl Session {
     }
 
     /// Is there enough room to wake a waiting sender: half of what may be queued beyond the window, or all?
-    pub(in super::super) fn wants_more(&self) -> bool {
+    pub(in super::super) fn has_room_to_wake_senders(&self) -> bool {
         let beyond = self.send.limit() - self.config.send_window;
         self.send.room() >= beyond.div_ceil(2) || self.send.is_empty()
     }
@@ -245,6 +245,6 @@ impl Session {
 }
 
 /// The bytes that `len` bytes of payload take, headers included.
-fn framed(len: usize, mss: usize) -> usize {
+fn framed_bytes(len: usize, mss: usize) -> usize {
     len + len.div_ceil(mss) * HEADER_BYTES
 }

@@ -53,7 +53,7 @@ pub(super) struct Blocks {
     /// The capacity of the last block opened, and the most bytes of pool memory: in 32 bits, as there are many
     /// sessions.
     last_bytes: u32,
-    most: u32,
+    limit: u32,
     account: Account,
 }
 
@@ -64,18 +64,18 @@ impl Blocks {
             free: Vec::new(),
             open: None,
             last_bytes: 0,
-            most: u32::MAX,
+            limit: u32::MAX,
             account,
         }
     }
 
     /// Limits the pool memory in use to this many bytes from now on; `u32::MAX` is no limit.
-    pub(super) fn set_most(&mut self, bytes: u32) {
-        self.most = bytes;
+    pub(super) fn set_limit(&mut self, bytes: u32) {
+        self.limit = bytes;
     }
 
     fn reserve(&mut self, bytes: usize) -> bool {
-        let limited = self.most < u32::MAX && self.account.bytes() + bytes > self.most as usize;
+        let limited = self.limit < u32::MAX && self.account.bytes() + bytes > self.limit as usize;
         !limited && self.account.reserve(bytes)
     }
 
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_lie_side_by_side_and_their_memory_goes_with_the_last() {
+    fn adjacent_segments_share_a_block_that_is_freed_with_the_last() {
         let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
         let mut blocks = Blocks::new(budget.account());
         let a = blocks.push(b"aaaa", 100, &pool).unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_segment_can_be_lengthened_and_no_other() {
+    fn only_the_last_segment_can_be_extended() {
         let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
         let mut blocks = Blocks::new(budget.account());
         let mut a = blocks.push(b"aa", 1000, &pool).unwrap();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_with_headroom_stays_where_it_is() {
+    fn a_packet_with_headroom_is_adopted_without_a_copy() {
         let (pool, budget) = (pool(24), MemoryBudget::new(1 << 20));
         let mut blocks = Blocks::new(budget.account());
         let mut packet = pool.try_alloc(900).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! The end that closes goes on until everything is delivered ([`Phase::Lingering`]), then tells the peer until the
 //! peer answers ([`Phase::Notifying`]). A peer that would not understand is not told; its retransmissions are
-//! acknowledged for a while ([`Phase::Quiet`]). The notice is a segment of command 85, and its `frg` says which of
+//! acknowledged for a while ([`Phase::TimeWait`]). The notice is a segment of command 85, and its `frg` says which of
 //! three kinds it is.
 //!
 //! An end that only finishes sending goes on receiving: its last segment is followed by one whose `frg` marks the
@@ -20,12 +20,12 @@ const DELIVERED: u8 = 0;
 pub(super) const RESET: u8 = 1;
 /// The `frg` of a close notice which says only that its sender, which has closed but still has something to
 /// deliver, takes nothing any more.
-pub(super) const DEAF: u8 = 2;
+pub(super) const NOT_RECEIVING: u8 = 2;
 /// The `frg` of the PUSH behind the last one; no fragment of a message has it. Its payload is the `ts` of the last
 /// WASK that came from its receiver, as in a close notice: nobody who has not seen that WASK can forge it.
 pub(super) const END: u8 = 255;
 /// A close notice is given the time of this many time-outs, even if the linger time is over.
-const NOTICES: u32 = 3;
+const MIN_NOTICE_TIMEOUTS: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -42,10 +42,10 @@ pub(super) enum Phase {
         wait: Duration,
     },
     /// Closed, except for acknowledging what the peer sends again because an acknowledgement was lost.
-    Quiet {
+    TimeWait {
         until: Time,
     },
-    Over(CloseReason),
+    Ended(CloseReason),
 }
 
 /// Will the application send more?
@@ -54,7 +54,7 @@ pub(super) enum Finish {
     No,
     /// No. The peer is to be told once it is known to understand and there is room. If that is not known by this
     /// time, the session is closed.
-    Wanted {
+    Pending {
         until: Time,
     },
     /// No, and the segment that says so is queued or sent.
@@ -64,14 +64,14 @@ pub(super) enum Finish {
 impl Session {
     /// The outcome of a close here, or of what was sent until a finish here: `None` until everything is delivered
     /// or the session has ended.
-    pub(in super::super) fn closed(&self) -> Option<Result<(), CloseReason>> {
+    pub(in super::super) fn close_result(&self) -> Option<Result<(), CloseReason>> {
         match self.phase {
             Phase::Open if self.finish != Finish::Marked => None,
-            Phase::Over(_) if self.finish == Finish::Marked && !self.undelivered => Some(Ok(())),
-            Phase::Over(CloseReason::Closed) => Some(Ok(())),
+            Phase::Ended(_) if self.finish == Finish::Marked && !self.undelivered => Some(Ok(())),
+            Phase::Ended(CloseReason::Closed) => Some(Ok(())),
             // It may have had everything by then.
-            Phase::Over(CloseReason::ClosedByPeer) if !self.undelivered => Some(Ok(())),
-            Phase::Over(reason) => Some(Err(reason)),
+            Phase::Ended(CloseReason::ClosedByPeer) if !self.undelivered => Some(Ok(())),
+            Phase::Ended(reason) => Some(Err(reason)),
             _ => self.send.is_empty().then_some(Ok(())),
         }
     }
@@ -109,41 +109,41 @@ impl Session {
         self.advance(now);
         if self.phase == Phase::Open && self.finish == Finish::No {
             let until = self.now + self.config.linger;
-            self.finish = Finish::Wanted { until };
-            self.mark_end();
+            self.finish = Finish::Pending { until };
+            self.queue_end_mark();
         }
     }
 
     /// By when it must be known whether the peer can be told of the end.
-    pub(super) fn finish_by(&self) -> Option<Time> {
+    pub(super) fn finish_deadline(&self) -> Option<Time> {
         match self.finish {
-            Finish::Wanted { until } if self.phase == Phase::Open => {
-                (!self.peer.can_be_told()).then_some(until)
+            Finish::Pending { until } if self.phase == Phase::Open => {
+                (!self.peer.accepts_close_notices()).then_some(until)
             }
             _ => None,
         }
     }
 
     /// Queues the mark of the end behind what is to be sent, if it is wanted and possible now.
-    pub(super) fn mark_end(&mut self) {
-        let Finish::Wanted { until } = self.finish else {
+    pub(super) fn queue_end_mark(&mut self) {
+        let Finish::Pending { until } = self.finish else {
             return;
         };
         if self.phase != Phase::Open {
             return;
         }
-        if !self.peer.can_be_told() {
+        if !self.peer.accepts_close_notices() {
             if until <= self.now {
                 self.close(self.now);
             } else if self.peer.is_foreign() {
                 // So it seems; but anybody can answer in its name, and the real answer may still come.
-                let soon = self.now + self.recovery.timeout() * NOTICES;
-                self.finish = Finish::Wanted {
+                let soon = self.now + self.recovery.timeout() * MIN_NOTICE_TIMEOUTS;
+                self.finish = Finish::Pending {
                     until: until.min(soon),
                 };
             } else {
                 // A peer that runs this library but has sent no token goes on asking.
-                self.ask |= self.probe.is_none() && !self.peer.is_ours;
+                self.send_wask |= self.probe.is_none() && !self.peer.is_ours;
             }
         } else if self.send.room() > 0 {
             // Its payload is written when it is sent.
@@ -153,7 +153,7 @@ impl Session {
                     self.finish = Finish::Marked;
                 }
                 // Tried again at the latest when the answer comes.
-                None => self.ask_again(),
+                None => self.start_window_probe(),
             }
         }
     }
@@ -176,16 +176,16 @@ impl Session {
             self.phase = Phase::Lingering { until };
             // Nobody will read what was received.
             self.receive.clear();
-            self.finish_if_sent();
-            self.say_deaf();
+            self.continue_close();
+            self.queue_not_receiving();
         }
     }
 
     /// While this end has something to deliver: tells the peer, which may have closed as well, that this end takes
     /// nothing any more.
-    pub(super) fn say_deaf(&mut self) {
+    pub(super) fn queue_not_receiving(&mut self) {
         if matches!(self.phase, Phase::Lingering { .. }) {
-            self.deaf = self.peer.can_be_told();
+            self.send_not_receiving = self.peer.accepts_close_notices();
         }
     }
 
@@ -200,7 +200,7 @@ impl Session {
     /// Ends at once, and tells the peer once.
     pub(super) fn reset(&mut self, reason: CloseReason) {
         if self.ended().is_none() {
-            self.notify = self.peer.can_be_told();
+            self.send_close_notice = self.peer.accepts_close_notices();
             // The peer has everything, but its application may not have read it yet, and a reset would discard
             // that.
             self.end(match self.phase {
@@ -215,7 +215,7 @@ impl Session {
     #[must_use]
     pub fn ended(&self) -> Option<CloseReason> {
         match self.phase {
-            Phase::Over(reason) => Some(reason),
+            Phase::Ended(reason) => Some(reason),
             _ => None,
         }
     }
@@ -227,14 +227,14 @@ impl Session {
     }
 
     /// Has the peer finished, and has everything arrived that it sent?
-    pub(in super::super) fn has_everything(&self) -> bool {
+    pub(in super::super) fn has_received_all(&self) -> bool {
         self.receive.is_at_end()
     }
 
     /// Why nothing is accepted for sending any more.
     pub(in super::super) fn send_closed(&self) -> Option<CloseReason> {
         match self.phase {
-            Phase::Over(reason) => Some(reason),
+            Phase::Ended(reason) => Some(reason),
             Phase::Open if self.finish == Finish::No => None,
             _ => Some(CloseReason::Closed),
         }
@@ -242,7 +242,7 @@ impl Session {
 
     /// Nobody listens at the peer's address. Believed only if nothing has ever come from there.
     pub(in super::super) fn refused(&mut self) {
-        if !self.peer.told {
+        if !self.peer.has_told_window {
             self.end(CloseReason::Refused);
         }
     }
@@ -251,7 +251,7 @@ impl Session {
         if self.ended().is_some() {
             return;
         }
-        self.phase = Phase::Over(reason);
+        self.phase = Phase::Ended(reason);
         self.undelivered = !self.is_delivered();
         self.send.clear();
         if let Some(datagrams) = &mut self.datagrams {
@@ -266,19 +266,19 @@ impl Session {
         if !keep {
             self.receive.clear();
         }
-        self.give_window_back();
+        self.release_window();
     }
 
     /// Once the peer has closed and everything is read, the window's reservation is of no use, however long the
     /// application keeps the session.
-    pub(super) fn give_window_back(&mut self) {
+    pub(super) fn release_window(&mut self) {
         if self.ended() == Some(CloseReason::ClosedByPeer) && self.receive.readable() == 0 {
             self.receive.clear();
         }
     }
 
     /// Goes on with closing once everything is delivered.
-    pub(super) fn finish_if_sent(&mut self) {
+    pub(super) fn continue_close(&mut self) {
         let Phase::Lingering { until } = self.phase else {
             return;
         };
@@ -287,26 +287,26 @@ impl Session {
         }
         if !self.peer.is_known() {
             // It is not yet known whether the peer would understand a close notice.
-            self.ask |= self.probe.is_none();
+            self.send_wask |= self.probe.is_none();
         } else if self.peer.is_ours {
             if !self.peer.has_token {
                 return; // The peer's questions were lost; it goes on asking.
             }
             let wait = self.recovery.timeout();
-            self.notify(until.max(self.now + wait * NOTICES), wait);
+            self.start_notifying(until.max(self.now + wait * MIN_NOTICE_TIMEOUTS), wait);
         } else {
             // As long as the peer would take to send something again.
             let until = self.now + self.recovery.timeout() * 3;
-            self.phase = Phase::Quiet { until };
+            self.phase = Phase::TimeWait { until };
         }
     }
 
     /// Tells the peer until it answers or the time is over: a peer that never hears of the close keeps its session
     /// for its idle timeout.
-    pub(super) fn notify(&mut self, until: Time, wait: Duration) {
-        self.notify = true;
+    pub(super) fn start_notifying(&mut self, until: Time, wait: Duration) {
+        self.send_close_notice = true;
         // The close notice says more.
-        self.deaf = false;
+        self.send_not_receiving = false;
         self.phase = Phase::Notifying {
             until,
             at: until.min(self.now + wait),
@@ -318,17 +318,17 @@ impl Session {
     pub(super) fn next_notice(&mut self) -> Option<Header> {
         let frg = match self.phase {
             // The answer to the peer's close notice, or a reset, is the last that it hears from us.
-            Phase::Over(
+            Phase::Ended(
                 CloseReason::Aborted | CloseReason::MessageTooLong | CloseReason::LingerExpired,
             ) => RESET,
-            Phase::Over(CloseReason::ClosedByPeer | CloseReason::Closed) => DELIVERED,
-            Phase::Over(_) => return None,
+            Phase::Ended(CloseReason::ClosedByPeer | CloseReason::Closed) => DELIVERED,
+            Phase::Ended(_) => return None,
             _ => DELIVERED,
         };
-        let frg = if core::mem::take(&mut self.notify) {
+        let frg = if core::mem::take(&mut self.send_close_notice) {
             frg
-        } else if core::mem::take(&mut self.deaf) {
-            DEAF
+        } else if core::mem::take(&mut self.send_not_receiving) {
+            NOT_RECEIVING
         } else {
             return None;
         };
@@ -351,9 +351,9 @@ impl Session {
 
     /// The peer takes nothing any more. If we have closed as well, nothing that is left can be delivered, on either
     /// side.
-    pub(super) fn on_deaf(&mut self) {
+    pub(super) fn on_not_receiving(&mut self) {
         if matches!(self.phase, Phase::Lingering { .. }) {
-            self.deaf = true;
+            self.send_not_receiving = true;
             self.end(CloseReason::ClosedByPeer);
         }
     }
@@ -362,11 +362,11 @@ impl Session {
     pub(super) fn on_close(&mut self) {
         match self.phase {
             Phase::Open => {
-                self.notify = true;
+                self.send_close_notice = true;
                 self.end(CloseReason::ClosedByPeer);
             }
             Phase::Lingering { .. } => {
-                self.notify = true;
+                self.send_close_notice = true;
                 self.end(if self.is_delivered() {
                     CloseReason::Closed
                 } else {
@@ -374,9 +374,9 @@ impl Session {
                 });
             }
             // Not answered: two ends that answered each other's answers would never end.
-            Phase::Notifying { .. } | Phase::Quiet { .. } => self.end(CloseReason::Closed),
+            Phase::Notifying { .. } | Phase::TimeWait { .. } => self.end(CloseReason::Closed),
             // It has not received our answer.
-            Phase::Over(_) => self.notify = true,
+            Phase::Ended(_) => self.send_close_notice = true,
         }
     }
 }

@@ -55,7 +55,7 @@ impl Counts {
             dropped_beyond_window: self.dropped_beyond_window,
             dropped_no_memory: self.dropped_no_memory,
             copied_segments: receive.copied,
-            window_refused: receive.refused.into(),
+            window_refused: receive.growth_refused.into(),
             probes: self.probes,
             sent_unreliable: self.sent_unreliable,
             received_unreliable: self.received_unreliable,

@@ -13,26 +13,26 @@ use crate::packet::{Packet, PacketPool};
 use std::collections::VecDeque;
 
 /// The most datagrams that wait to be sent.
-const UNSENT: usize = 64;
+const MAX_UNSENT: usize = 64;
 
 /// The datagrams of a session; allocated with the first one.
 #[derive(Debug)]
 pub(super) struct Datagrams {
-    out: VecDeque<(Packet, usize)>,
+    unsent: VecDeque<(Packet, usize)>,
     received: VecDeque<(Packet, usize)>,
     /// The most datagrams that wait to be read: as many as the receive window has segments, because one
     /// read of the socket may bring a burst of them before the reader runs.
-    unread: usize,
+    max_unread: usize,
     account: Account,
     pub(super) dropped: u64,
 }
 
 impl Datagrams {
-    fn new(unread: usize, account: Account) -> Self {
+    fn new(max_unread: usize, account: Account) -> Self {
         Self {
-            out: VecDeque::with_capacity(UNSENT),
+            unsent: VecDeque::with_capacity(MAX_UNSENT),
             received: VecDeque::new(),
-            unread,
+            max_unread,
             account,
             dropped: 0,
         }
@@ -43,17 +43,17 @@ impl Datagrams {
         self.account.bytes()
     }
 
-    fn is_waiting(&self) -> bool {
-        !self.out.is_empty()
+    fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
     }
 
     /// Keeps a datagram for the application. If the queue is full, the oldest makes room.
-    fn keep(&mut self, packet: Packet, slot: usize, pool: &PacketPool) {
-        let Some((packet, bytes)) = own(packet, slot, pool) else {
+    fn push_received(&mut self, packet: Packet, slot: usize, pool: &PacketPool) {
+        let Some((packet, bytes)) = copy_if_shared(packet, slot, pool) else {
             self.dropped += 1;
             return;
         };
-        if self.received.len() == self.unread {
+        if self.received.len() == self.max_unread {
             self.drop_oldest();
         }
         if !self.account.reserve(bytes) {
@@ -72,14 +72,14 @@ impl Datagrams {
 
     /// Drops all datagrams.
     pub(super) fn clear(&mut self) {
-        self.out.clear();
+        self.unsent.clear();
         self.received.clear();
         self.account.release(self.account.bytes());
     }
 }
 
 /// Returns the packet, copied if it is a part of something larger, and the bytes that it keeps in use.
-fn own(packet: Packet, slot: usize, pool: &PacketPool) -> Option<(Packet, usize)> {
+fn copy_if_shared(packet: Packet, slot: usize, pool: &PacketPool) -> Option<(Packet, usize)> {
     if packet.is_empty() {
         return Some((Packet::new(), 0));
     }
@@ -123,7 +123,7 @@ impl Session {
             return Err((packet, SendError::DatagramTooLong { max }));
         }
         let datagrams = self.datagrams_mut();
-        if datagrams.out.len() == UNSENT {
+        if datagrams.unsent.len() == MAX_UNSENT {
             return Err((packet, SendError::Blocked));
         }
         let bytes = match packet.is_empty() {
@@ -133,7 +133,7 @@ impl Session {
         if !datagrams.account.reserve(bytes) {
             return Err((packet, SendError::NoMemory));
         }
-        datagrams.out.push_back((packet, bytes));
+        datagrams.unsent.push_back((packet, bytes));
         Ok(())
     }
 
@@ -157,9 +157,9 @@ impl Session {
     }
 
     fn datagrams_mut(&mut self) -> &mut Datagrams {
-        let (unread, account) = (self.config.recv_window as usize, &self.send.blocks);
+        let (max_unread, account) = (self.config.recv_window as usize, &self.send.blocks);
         self.datagrams
-            .get_or_insert_with(|| Box::new(Datagrams::new(unread, account.sibling_account())))
+            .get_or_insert_with(|| Box::new(Datagrams::new(max_unread, account.sibling_account())))
     }
 
     /// A datagram has come, already checked. If it is `transient`, only a copy is kept.
@@ -170,28 +170,31 @@ impl Session {
         self.stats.received_unreliable += 1;
         let slot = if transient { 0 } else { self.receive.slot() };
         let pool = self.pool.clone();
-        self.datagrams_mut().keep(packet, slot, &pool);
+        self.datagrams_mut().push_received(packet, slot, &pool);
     }
 
     /// Does a datagram wait that only pacing holds back?
     pub(super) fn has_datagram_to_send(&self) -> bool {
         let datagrams = self.datagrams.as_deref();
-        datagrams.is_some_and(Datagrams::is_waiting) && self.allowance() >= self.config.mtu
+        datagrams.is_some_and(Datagrams::has_unsent) && self.allowance() >= self.config.mtu
     }
 
     /// Adds waiting datagrams to a datagram whose first `at` bytes are written, as far as there is room; returns
     /// its length.
     pub(super) fn write_datagrams(&mut self, to: &mut [u8], mut at: usize) -> usize {
-        while self.has_datagram_to_send() && self.is_turn_of_datagrams() {
+        while self.has_datagram_to_send() && self.is_datagram_next() {
             let header = self.header(Command::Datagram);
             let Some(datagrams) = self.datagrams.as_deref_mut() else {
                 break;
             };
-            let next = datagrams.out.front().map_or(0, |(packet, _)| packet.len());
+            let next = datagrams
+                .unsent
+                .front()
+                .map_or(0, |(packet, _)| packet.len());
             if at + HEADER_BYTES + next > self.config.mtu {
                 break;
             }
-            let Some((packet, bytes)) = datagrams.out.pop_front() else {
+            let Some((packet, bytes)) = datagrams.unsent.pop_front() else {
                 break;
             };
             datagrams.account.release(bytes);
@@ -207,15 +210,16 @@ impl Session {
             self.stats.sent_unreliable += 1;
             if self.rate.is_some() {
                 self.pacer.take();
-                self.datagram_went = true;
+                self.last_paced_was_datagram = true;
             }
         }
         at
     }
 
     /// With pacing, datagrams and segments take turns.
-    fn is_turn_of_datagrams(&self) -> bool {
-        let segment_waits = || self.datagram_went && self.wanted_segment().is_some();
+    fn is_datagram_next(&self) -> bool {
+        let segment_waits =
+            || self.last_paced_was_datagram && self.next_unpaced_segment().is_some();
         self.rate.is_none() || (self.pacer.allows() && !segment_waits())
     }
 }

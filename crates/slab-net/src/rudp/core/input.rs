@@ -4,7 +4,7 @@ use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, OURS, OURS_UNPROVED, segments};
-use super::close::{DEAF, END, Phase, RESET};
+use super::close::{END, NOT_RECEIVING, Phase, RESET};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
@@ -18,10 +18,10 @@ use core::ops::Range;
 use core::time::Duration;
 
 /// The furthest that a valid sequence number can be from the session's: twice the largest window.
-const FAR: i32 = 65536;
+const MAX_SN_DISTANCE: i32 = 65536;
 
 /// The shortest time between questions to the peer that are only useful, not needed.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const MIN_WASK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the segments of one datagram say together.
 #[derive(Default)]
@@ -33,7 +33,7 @@ struct Digest {
     /// Segments outstanding before this datagram.
     outstanding: u32,
     /// Is there a WASK from a peer that runs this library and has all that was sent?
-    narrows: bool,
+    may_narrow: bool,
 }
 
 impl Session {
@@ -75,7 +75,7 @@ impl Session {
     fn handle(&mut self, datagram: Packet, batch: &mut BatchBuffer) -> Result<(), Rejection> {
         if let Err(rejection) = self.check(&datagram) {
             self.stats.reject(rejection);
-            self.correct(rejection);
+            self.resync_token_after(rejection);
             return Err(rejection);
         }
         self.stats.received_datagrams += 1;
@@ -89,12 +89,12 @@ impl Session {
 
     /// A segment that seems forged may be the peer's own, if somebody asked in our name and gave it another token:
     /// asks it again, now and then, which tells it ours.
-    fn correct(&mut self, rejection: Rejection) {
+    fn resync_token_after(&mut self, rejection: Rejection) {
         use Rejection::{ForgedClose, ForgedDatagram, ForgedEnd};
-        let again = |at| self.now.since(at) >= ASK_AGAIN;
-        self.ask |= matches!(rejection, ForgedClose | ForgedDatagram | ForgedEnd)
+        let again = |at| self.now.since(at) >= MIN_WASK_INTERVAL;
+        self.send_wask |= matches!(rejection, ForgedClose | ForgedDatagram | ForgedEnd)
             && self.peer.is_ours
-            && self.peer.asked_at.is_none_or(again);
+            && self.peer.wask_sent_at.is_none_or(again);
     }
 
     /// Is every segment valid, and possible?
@@ -107,7 +107,7 @@ impl Session {
                 return Err(Rejection::OtherConversation);
             }
             let una = diff(header.una, self.send.una());
-            if diff(header.una, self.send.next()) > 0 || una < -FAR {
+            if diff(header.una, self.send.next()) > 0 || una < -MAX_SN_DISTANCE {
                 return Err(Rejection::UnaBeyondSent);
             }
             match header.cmd {
@@ -116,7 +116,7 @@ impl Session {
                         END => self.check_end(&datagram[payload])?,
                         _ => self.check_push(&header)?,
                     }
-                    self.check_place(&header, before)?;
+                    self.check_position(&header, before)?;
                     before = Some((header.sn, header.frg));
                 }
                 Command::Ack => self.check_ack(&header)?,
@@ -125,7 +125,7 @@ impl Session {
                     // If this end is closing, it has stopped receiving and cannot judge `sn`; and a reset does not
                     // wait for what is in flight.
                     let in_turn = self.phase != Phase::Open
-                        || matches!(header.frg, RESET | DEAF)
+                        || matches!(header.frg, RESET | NOT_RECEIVING)
                         || header.sn == self.receive.next();
                     if header.ts != self.token || !in_turn {
                         return Err(Rejection::ForgedClose);
@@ -167,18 +167,23 @@ impl Session {
 
     /// Is the segment within reach, and does its `frg` fit its neighbours? Otherwise its message would have no end,
     /// or another one than the peer gave it.
-    fn check_place(&self, header: &Header, before: Option<(u32, u8)>) -> Result<(), Rejection> {
-        if !(-FAR..FAR).contains(&self.receive.offset(header.sn)) {
+    fn check_position(&self, header: &Header, before: Option<(u32, u8)>) -> Result<(), Rejection> {
+        if !(-MAX_SN_DISTANCE..MAX_SN_DISTANCE).contains(&self.receive.offset(header.sn)) {
             return Err(Rejection::SequenceFarOutside);
         }
-        if !self.receive.counts_down(header.sn, header.frg, before) {
+        if !self
+            .receive
+            .is_frg_consistent(header.sn, header.frg, before)
+        {
             return Err(Rejection::TooManyFragments);
         }
         Ok(())
     }
 
     fn check_ack(&self, header: &Header) -> Result<(), Rejection> {
-        if diff(header.sn, self.send.next()) >= 0 || diff(header.sn, self.send.una()) < -FAR {
+        if diff(header.sn, self.send.next()) >= 0
+            || diff(header.sn, self.send.una()) < -MAX_SN_DISTANCE
+        {
             return Err(Rejection::AckBeyondSent);
         }
         if self.send.is_outstanding(header.sn) {
@@ -218,44 +223,44 @@ impl Session {
                 Command::Ack => self.on_ack(&header, &mut digest),
                 Command::Push => {
                     let end = datagram.len() + cut;
-                    let segment = take(&mut datagram, &mut cut, payload, end);
+                    let segment = take_payload(&mut datagram, &mut cut, payload, end);
                     self.on_push(&header, segment, batch);
                 }
                 Command::Datagram => {
                     let end = datagram.len() + cut;
-                    let payload = take(&mut datagram, &mut cut, payload, end);
+                    let payload = take_payload(&mut datagram, &mut cut, payload, end);
                     self.on_datagram(payload, batch.transient);
                 }
                 Command::Cookie => {}
                 Command::AskWindow => {
-                    self.tell = true;
+                    self.send_wins = true;
                     // There may have been no memory for this before.
                     self.receive.make_room(&self.pool, batch);
                     self.unstick();
-                    self.on_question();
-                    digest.narrows |= header.frg == OURS && header.una == self.send.next();
+                    self.on_wask();
+                    digest.may_narrow |= header.frg == OURS && header.una == self.send.next();
                     self.peer.token = header.ts;
                     self.peer.has_token = true;
-                    self.say_deaf();
+                    self.queue_not_receiving();
                 }
                 Command::TellWindow => {
-                    self.on_answer(&header);
+                    self.on_wins(&header);
                     self.peer.seems_ours = matches!(header.frg, OURS | OURS_UNPROVED);
                     if header.ts == self.token {
-                        self.peer.doubts = header.frg == OURS_UNPROVED;
+                        self.peer.doubts_our_address = header.frg == OURS_UNPROVED;
                         // A peer that had to prove its address asks until it hears that it has.
-                        self.tell |= !self.peer.is_ours;
+                        self.send_wins |= !self.peer.is_ours;
                         self.peer.is_ours = true;
                         let most = header.sn.min(MAX_FRAGMENTS);
                         self.peer.largest_window = self.peer.largest_window.max(most);
-                        self.validated();
+                        self.on_address_validated();
                     }
                 }
                 Command::Close if header.frg == RESET => return self.on_reset(),
-                Command::Close if header.frg == DEAF => self.on_deaf(),
+                Command::Close if header.frg == NOT_RECEIVING => self.on_not_receiving(),
                 Command::Close => {
                     // Its `una` covers everything that it will ever acknowledge.
-                    self.conclude(&digest);
+                    self.apply_digest(&digest);
                     return self.on_close();
                 }
             }
@@ -263,23 +268,23 @@ impl Session {
                 return;
             }
         }
-        self.conclude(&digest);
+        self.apply_digest(&digest);
     }
 
     /// Measures the round trip of a WASK, which ends with its first answer. A WINS is also sent unasked, when a
     /// reader has made room; one that comes when a question is due again may be such a WINS, and the answer lost.
-    fn on_answer(&mut self, header: &Header) {
-        self.peer.answered = true;
+    fn on_wins(&mut self, header: &Header) {
+        self.peer.has_sent_wins = true;
         if self.peer.is_ours && header.ts != self.token {
             return; // Its sender has not seen the question.
         }
-        let owed = core::mem::take(&mut self.peer.owes_answer);
+        let owed = core::mem::take(&mut self.peer.wask_unanswered);
         if owed {
-            self.receive.give_back();
+            self.receive.apply_narrow();
         }
-        let took = self.peer.asked_at.map(|at| self.now.since(at));
-        if let Some(took) = took.filter(|&took| owed && took < ASK_AGAIN) {
-            self.peer.answered_micros = micros(took).max(1);
+        let took = self.peer.wask_sent_at.map(|at| self.now.since(at));
+        if let Some(took) = took.filter(|&took| owed && took < MIN_WASK_INTERVAL) {
+            self.peer.wask_rtt_micros = micros(took).max(1);
         }
     }
 
@@ -289,21 +294,21 @@ impl Session {
         let Some(cookie) = cookie.ok().and_then(NonZeroU64::new) else {
             return;
         };
-        if self.peer.told || header.ts != self.token || self.cookie == Some(cookie) {
+        if self.peer.has_told_window || header.ts != self.token || self.cookie == Some(cookie) {
             return;
         }
         self.cookie = Some(cookie);
-        self.ask = true;
+        self.send_wask = true;
         // The server kept nothing of what was sent.
         while let Some(sn) = self.send.oldest() {
-            if !self.lose(sn, Cause::Timeout) {
+            if !self.mark_lost(sn, Cause::Timeout) {
                 return;
             }
         }
     }
 
     /// The peer has received at its address what was sent there.
-    fn validated(&mut self) {
+    fn on_address_validated(&mut self) {
         if !self.path.validated {
             self.trust_address();
         }
@@ -314,7 +319,7 @@ impl Session {
             // An acknowledgement of something no longer outstanding is either a repetition, or that of the
             // challenge: see `write_challenge`.
             if header.ts == self.token {
-                self.validated();
+                self.on_address_validated();
             }
             return;
         }
@@ -322,7 +327,7 @@ impl Session {
         // Any number between the two passes for the echo of a transmission. With transmissions a second apart, a
         // blind guess between them succeeds one time in a few thousand, which proves nothing.
         let is_exact = header.ts == slot.first_ts || header.ts == slot.last_ts;
-        if before(header.una, slot.had) {
+        if before(header.una, slot.una_before) {
             // The peer no longer has what it said it had before this was sent: it began anew, and waits for
             // everything. Nobody would ever read what it acknowledges.
             if is_exact {
@@ -334,7 +339,7 @@ impl Session {
             return;
         }
         if is_exact {
-            self.validated();
+            self.on_address_validated();
         }
         let rtt = Duration::from_micros(self.ts().wrapping_sub(header.ts).into());
         if header.ts == slot.last_ts {
@@ -358,20 +363,20 @@ impl Session {
 
     fn on_push(&mut self, header: &Header, segment: Packet, batch: &mut BatchBuffer) {
         self.stats.received_segments += 1;
-        self.peer.quiet = false;
+        self.peer.asked_since_push = false;
         let (sn, ts, now) = (header.sn, header.ts, self.now);
         if self.phase != Phase::Open {
             // Nobody will read it; but a segment that was read is acknowledged as often as it comes.
             if self.receive.offset(sn) < 0 {
                 self.acks.duplicate(sn, ts, now);
             } else {
-                self.say_deaf();
+                self.queue_not_receiving();
             }
             return;
         }
         let expected = self.receive.next();
-        self.receive.pause(now, self.round_trip());
-        let place = (sn, self.peer.told_edge);
+        self.receive.end_train_after_pause(now, self.rtt_estimate());
+        let place = (sn, self.peer.advertised_edge);
         let segment = match header.frg {
             END => Packet::new(),
             _ => segment,
@@ -383,7 +388,7 @@ impl Session {
             Inserted::InOrder => {
                 self.acks.in_order(sn, ts, now);
                 if self.receive.next() != expected.wrapping_add(1) {
-                    self.acks.hurry(now);
+                    self.acks.send_now(now);
                 }
             }
             Inserted::OutOfOrder => self.acks.out_of_order(sn, ts, now),
@@ -397,7 +402,7 @@ impl Session {
             }
             Inserted::BeyondWindow => {
                 self.stats.dropped_beyond_window += 1;
-                self.consider_telling();
+                self.schedule_window_update();
             }
             Inserted::NoMemory => self.stats.dropped_no_memory += 1,
         }
@@ -407,7 +412,7 @@ impl Session {
     }
 
     /// Applies what all segments of the datagram say together: windows, losses, and whether all is sent.
-    fn conclude(&mut self, digest: &Digest) {
+    fn apply_digest(&mut self, digest: &Digest) {
         let mut acknowledged = digest.acknowledged;
         if let Some((una, window)) = digest.una {
             while before(self.send.una(), una) {
@@ -418,7 +423,7 @@ impl Session {
                 }
                 acknowledged += u32::from(self.send.acknowledge(sn));
             }
-            self.on_window(una, window, digest.narrows);
+            self.on_window(una, window, digest.may_narrow);
         }
         if let Some((_, rtt)) = digest.sample {
             self.recovery.sample(rtt);
@@ -440,13 +445,13 @@ impl Session {
             });
             self.find_losses();
         }
-        self.mark_end();
-        self.finish_if_sent();
+        self.queue_end_mark();
+        self.continue_close();
     }
 
     /// The round-trip time, as far as it is known.
-    fn round_trip(&self) -> Option<Duration> {
-        let asked = Duration::from_micros(self.peer.answered_micros.into());
+    fn rtt_estimate(&self) -> Option<Duration> {
+        let asked = Duration::from_micros(self.peer.wask_rtt_micros.into());
         self.recovery
             .srtt()
             .max((!asked.is_zero()).then_some(asked))
@@ -454,33 +459,33 @@ impl Session {
 
     /// Lets the receive window grow to what the path carries.
     fn measure_window(&mut self) {
-        let measured = self.receive.measure(self.now, self.round_trip());
-        if let Measured::Refused(took) = measured {
+        let measured = self.receive.measure(self.now, self.rtt_estimate());
+        if let Measured::NoMemory(took) = measured {
             self.measure(|measures| measures.blocked_receiving(took));
         }
-        self.consider_telling();
-        let again = |at| self.now.since(at) >= ASK_AGAIN;
-        if measured == Measured::Slow && self.peer.asked_at.is_none_or(again) {
+        self.schedule_window_update();
+        let again = |at| self.now.since(at) >= MIN_WASK_INTERVAL;
+        if measured == Measured::WindowSuffices && self.peer.wask_sent_at.is_none_or(again) {
             // An end that only receives has no other measure of the round trip.
-            self.ask = true;
+            self.send_wask = true;
         }
     }
 
-    fn on_window(&mut self, una: u32, window: u32, narrows: bool) {
+    fn on_window(&mut self, una: u32, window: u32, may_narrow: bool) {
         let edge = una.wrapping_add(window);
-        if before(self.peer.has, una) {
-            self.peer.has = una;
+        if before(self.peer.latest_una, una) {
+            self.peer.latest_una = una;
         }
         // What the peer may ask to have back, and only from an end with nothing in flight.
         let narrow = una.wrapping_add(window.max(DEFAULT_WINDOW));
         // Datagrams may overtake each other, so the later edge counts. The first one told replaces what was
         // assumed.
-        if !self.peer.told || before(self.peer.edge, edge) {
-            self.peer.edge = edge;
-        } else if narrows && before(narrow, self.peer.edge) {
-            self.peer.edge = narrow;
+        if !self.peer.has_told_window || before(self.peer.window_edge, edge) {
+            self.peer.window_edge = edge;
+        } else if may_narrow && before(narrow, self.peer.window_edge) {
+            self.peer.window_edge = narrow;
         }
-        self.peer.largest_window = if self.peer.told || self.peer.is_ours {
+        self.peer.largest_window = if self.peer.has_told_window || self.peer.is_ours {
             self.peer.largest_window.max(window)
         } else if window > 0 {
             window
@@ -488,16 +493,16 @@ impl Session {
             // An empty window says nothing of its size.
             DEFAULT_WINDOW
         };
-        self.peer.told = true;
-        let known = self.peer.is_known() && self.path.validated && !self.peer.doubts;
-        if known && diff(self.peer.edge, self.send.next()) > 0 {
+        self.peer.has_told_window = true;
+        let known = self.peer.is_known() && self.path.validated && !self.peer.doubts_our_address;
+        if known && diff(self.peer.window_edge, self.send.next()) > 0 {
             self.probe = None;
         }
     }
 
     /// The most outstanding segments that the windows allow, whatever the congestion control says.
     pub(super) fn window_limit(&self) -> u32 {
-        let remote = diff(self.peer.edge, self.send.una()).max(0) as u32;
+        let remote = diff(self.peer.window_edge, self.send.una()).max(0) as u32;
         remote.min(self.config.send_window)
     }
 
@@ -515,7 +520,7 @@ impl Session {
                 Verdict::Lost => {
                     self.recovery.lost();
                     self.reduce(slot.serial);
-                    if !self.lose(sn, Cause::Fast) {
+                    if !self.mark_lost(sn, Cause::Fast) {
                         return;
                     }
                 }
@@ -532,7 +537,7 @@ impl Session {
     }
 
     /// Queues a segment to be sent again; returns `false` if that ends the session.
-    pub(super) fn lose(&mut self, sn: u32, cause: Cause) -> bool {
+    pub(super) fn mark_lost(&mut self, sn: u32, cause: Cause) -> bool {
         // A fast retransmission follows an acknowledgement of something later, so the peer is there. It may have no
         // memory for this segment, and round trips may be short.
         let spent = u32::from(self.send.slot(sn).transmissions) >= self.config.dead_link;
@@ -540,14 +545,14 @@ impl Session {
             self.end(CloseReason::DeadLink);
             return false;
         }
-        self.send.lose(sn, cause);
+        self.send.mark_lost(sn, cause);
         true
     }
 }
 
 /// Takes the payload at `range` out of a datagram whose first `cut` bytes are already gone. The last payload takes
 /// the datagram itself, so that no reference is counted.
-fn take(datagram: &mut Packet, cut: &mut usize, range: Range<usize>, end: usize) -> Packet {
+fn take_payload(datagram: &mut Packet, cut: &mut usize, range: Range<usize>, end: usize) -> Packet {
     if range.is_empty() {
         return Packet::new();
     }

@@ -124,13 +124,13 @@ pub struct Session {
     /// The `ts` of our WASKs, which proves that the peer has received one.
     token: u32,
     /// A WASK has to be sent.
-    ask: bool,
+    send_wask: bool,
     /// A WINS has to be sent.
-    tell: bool,
+    send_wins: bool,
     /// A close notice has to be sent.
-    notify: bool,
+    send_close_notice: bool,
     /// The peer has to be told that we take nothing any more.
-    deaf: bool,
+    send_not_receiving: bool,
     /// The peer had not acknowledged everything when the session ended.
     undelivered: bool,
     /// The last transmission whose loss the last reduction of the congestion window already covers.
@@ -149,12 +149,12 @@ pub struct Session {
     finish: Finish,
     datagrams: Option<Box<Datagrams>>,
     /// Was the last thing paced a datagram?
-    datagram_went: bool,
+    last_paced_was_datagram: bool,
     /// The cookie that the server wants to see before it opens a session.
     cookie: Option<NonZeroU64>,
     stats: Counts,
     /// Was there no memory for what was last to be sent, while something is still in flight?
-    starved: bool,
+    lacks_send_memory: bool,
     /// Shared by the sessions of an endpoint.
     measures: Option<Arc<Measures>>,
 }
@@ -174,25 +174,25 @@ pub enum Side {
 #[derive(Debug)]
 struct Peer {
     /// The peer has said that it has every segment before this one.
-    has: u32,
+    latest_una: u32,
     /// The first segment beyond its window.
-    edge: u32,
+    window_edge: u32,
     /// The first segment beyond our window, as the peer was last told.
-    told_edge: u32,
+    advertised_edge: u32,
     /// The most segments of a message that it accepts, as far as is known: the largest window it has told, or what
     /// a peer that runs this library says in a WINS.
     largest_window: u32,
     /// Has it told its window? Every segment does.
-    told: bool,
+    has_told_window: bool,
     /// Has it told its window by a WINS?
-    answered: bool,
+    has_sent_wins: bool,
     /// When the last WASK was sent, and after how many microseconds it was answered; 0 if it never was.
-    asked_at: Option<Time>,
-    answered_micros: u32,
+    wask_sent_at: Option<Time>,
+    wask_rtt_micros: u32,
     /// Has nothing come yet that can be the answer to that WASK?
-    owes_answer: bool,
+    wask_unanswered: bool,
     /// Has it asked for our window, and sent no PUSH since?
-    quiet: bool,
+    asked_since_push: bool,
     /// The `ts` of its last WASK, which our WINS and close notices carry.
     token: u32,
     has_token: bool,
@@ -201,7 +201,7 @@ struct Peer {
     /// Did its last WINS look like this library's, proved or not?
     seems_ours: bool,
     /// Has it still to see the proof that our address is ours? Until then it may send little, and has to be asked.
-    doubts: bool,
+    doubts_our_address: bool,
 }
 
 impl Peer {
@@ -212,12 +212,12 @@ impl Peer {
     }
 
     /// Would it understand that this end has closed or finished, and believe it?
-    fn can_be_told(&self) -> bool {
+    fn accepts_close_notices(&self) -> bool {
         self.is_ours && self.has_token
     }
 
     fn is_foreign(&self) -> bool {
-        self.answered && !self.is_ours && !self.seems_ours
+        self.has_sent_wins && !self.is_ours && !self.seems_ours
     }
 }
 
@@ -306,11 +306,11 @@ impl Session {
             slot_bytes(&config, pool),
             budget.account(),
         )?;
-        receive.set_grows(side == Side::Client);
+        receive.set_may_grow(side == Side::Client);
         let first_window = DEFAULT_WINDOW.min(receive.window());
         let mut blocks = Blocks::new(budget.account());
         if side == Side::Server {
-            blocks.set_most(receive.reserved() as u32);
+            blocks.set_limit(receive.reserved() as u32);
         }
         // Segments not yet sent wait here, but few enough to stay in the processor's cache until they are.
         let limit = (config.send_window + config.send_window / 2).max(MAX_FRAGMENTS + 1);
@@ -326,21 +326,21 @@ impl Session {
             rate: None,
             acks: Acks::new(config.ack_delay(), config.recv_window),
             peer: Peer {
-                has: first_sent,
-                edge: first_sent.wrapping_add(DEFAULT_WINDOW),
-                told_edge: first_received.wrapping_add(first_window),
+                latest_una: first_sent,
+                window_edge: first_sent.wrapping_add(DEFAULT_WINDOW),
+                advertised_edge: first_received.wrapping_add(first_window),
                 largest_window: DEFAULT_WINDOW,
-                told: false,
-                answered: false,
-                asked_at: None,
-                answered_micros: 0,
-                owes_answer: false,
-                quiet: false,
+                has_told_window: false,
+                has_sent_wins: false,
+                wask_sent_at: None,
+                wask_rtt_micros: 0,
+                wask_unanswered: false,
+                asked_since_push: false,
                 token: 0,
                 has_token: false,
                 is_ours: false,
                 seems_ours: false,
-                doubts: false,
+                doubts_our_address: false,
             },
             path: Path {
                 validated: side == Side::Client,
@@ -350,10 +350,10 @@ impl Session {
             ts_offset: random as u32,
             // Never 0: that is what other implementations answer with.
             token: ((random >> 32) as u32).max(1),
-            ask: true,
-            tell: false,
-            notify: false,
-            deaf: false,
+            send_wask: true,
+            send_wins: false,
+            send_close_notice: false,
+            send_not_receiving: false,
             undelivered: false,
             reduced_at: 0,
             loss_at: None,
@@ -366,10 +366,10 @@ impl Session {
             finish: Finish::No,
             config,
             datagrams: None,
-            datagram_went: false,
+            last_paced_was_datagram: false,
             cookie: None,
             stats: Counts::default(),
-            starved: false,
+            lacks_send_memory: false,
             measures,
         })
     }
@@ -398,13 +398,13 @@ impl Session {
 
     /// Has the peer told our window again if half of it has become free, or if the peer may send nothing more and
     /// everything that can be read has been read.
-    fn consider_telling(&mut self) {
+    fn schedule_window_update(&mut self) {
         let edge = self.edge();
-        let gained = sn::diff(edge, self.peer.told_edge);
-        let left = sn::diff(self.peer.told_edge, self.receive.next());
+        let gained = sn::diff(edge, self.peer.advertised_edge);
+        let left = sn::diff(self.peer.advertised_edge, self.receive.next());
         let half = (self.receive.window() / 2).max(1) as i32;
         if gained >= half || (gained > 0 && left <= 0 && self.receive.complete() == 0) {
-            self.tell = true;
+            self.send_wins = true;
         }
     }
 
@@ -427,22 +427,22 @@ impl Session {
     /// Returns `true` if anything has come from the peer.
     #[must_use]
     pub fn has_heard(&self) -> bool {
-        self.peer.told
+        self.peer.has_told_window
     }
 
     /// Returns `true` if the peer has answered a question for its window. Until then a message has at most 32
     /// segments, or as many as the window that its other segments tell.
     #[must_use]
     pub fn is_peer_window_known(&self) -> bool {
-        self.peer.answered
+        self.peer.has_sent_wins
     }
 
     /// Treats the peer's address as proved, which lifts the limits of a [`Side::Server`].
     pub(in super::super) fn trust_address(&mut self) {
         self.path.validated = true;
-        self.receive.set_grows(true);
-        self.send.blocks.set_most(u32::MAX);
-        self.ask |= self.peer.asked_at.is_none();
+        self.receive.set_may_grow(true);
+        self.send.blocks.set_limit(u32::MAX);
+        self.send_wask |= self.peer.wask_sent_at.is_none();
         self.unstick();
     }
 
@@ -491,8 +491,8 @@ impl Session {
         let before = self.now;
         self.now = before.max(now);
         // With nothing in flight there is no memory to wait for.
-        self.starved &= !self.send.is_empty();
-        if self.starved {
+        self.lacks_send_memory &= !self.send.is_empty();
+        if self.lacks_send_memory {
             self.measure(|measures| measures.blocked_sending(now.since(before)));
         }
     }

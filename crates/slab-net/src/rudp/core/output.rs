@@ -47,7 +47,7 @@ struct Layout {
     filling: usize,
     /// Datagrams, the one being filled included.
     datagrams: usize,
-    most: usize,
+    max_datagrams: usize,
     mtu: usize,
     /// The most bytes that may be sent in all.
     allowance: usize,
@@ -64,7 +64,7 @@ impl Layout {
             self.filling += size;
         } else {
             let first = *self.size.get_or_insert(self.filling);
-            if self.filling < first || size > first || self.datagrams == self.most {
+            if self.filling < first || size > first || self.datagrams == self.max_datagrams {
                 return false;
             }
             self.datagrams += 1;
@@ -80,13 +80,13 @@ impl Layout {
 }
 
 /// Writes the segments of a datagram that are not PUSH, one behind the other.
-struct Control<'a> {
+struct ControlWriter<'a> {
     to: &'a mut [u8],
     at: usize,
     limit: usize,
 }
 
-impl Control<'_> {
+impl ControlWriter<'_> {
     fn has_room(&self) -> bool {
         self.at + HEADER_BYTES <= self.limit
     }
@@ -133,7 +133,7 @@ impl Session {
                 contents: &scratch[..filled],
                 segment_size: filled,
             }
-        } else if self.lies_apart() && scratch.len() >= 2 * self.config.mtu {
+        } else if self.next_segments_lie_apart() && scratch.len() >= 2 * self.config.mtu {
             self.gather(scratch, max_datagrams)?
         } else {
             // The borrow has to end with this call, so the run is returned by position first.
@@ -178,7 +178,7 @@ impl Session {
     /// Writes all that is not PUSH or an unreliable datagram, as far as it fits in a datagram; returns its length.
     fn write_control(&mut self, to: &mut [u8]) -> usize {
         let limit = self.config.mtu.min(self.allowance());
-        let mut control = Control { to, at: 0, limit };
+        let mut control = ControlWriter { to, at: 0, limit };
         if self.ended().is_none() {
             self.write_acks(&mut control);
             self.write_windows(&mut control);
@@ -190,12 +190,12 @@ impl Session {
         }
         let at = control.at;
         if at > 0 {
-            self.told();
+            self.record_advertised_edge();
         }
         at
     }
 
-    fn write_acks(&mut self, control: &mut Control<'_>) {
+    fn write_acks(&mut self, control: &mut ControlWriter<'_>) {
         let payload = self.next_segment().is_some();
         if payload || self.acks.due().is_some_and(|due| due <= self.now) {
             let header = self.header(Command::Ack);
@@ -211,10 +211,10 @@ impl Session {
     }
 
     /// The question for the peer's window, and the answer to its question for ours.
-    fn write_windows(&mut self, control: &mut Control<'_>) {
-        if self.ask
+    fn write_windows(&mut self, control: &mut ControlWriter<'_>) {
+        if self.send_wask
             && control.has_room()
-            && let Some(cookie) = self.cookie.filter(|_| !self.peer.told)
+            && let Some(cookie) = self.cookie.filter(|_| !self.peer.has_told_window)
         {
             // In front of everything else: the server looks no further.
             let header = Header {
@@ -224,20 +224,20 @@ impl Session {
             };
             control.put(header, &cookie.get().to_le_bytes());
         }
-        if self.ask && control.has_room() {
-            self.ask = false;
+        if self.send_wask && control.has_room() {
+            self.send_wask = false;
             if !self.peer.is_known() || !self.path.validated {
-                self.ask_again();
+                self.start_window_probe();
             }
             // Only if that leaves room for this challenge and another: the answer to this one may be lost, and a
             // peer that has said little may say nothing more by itself.
             if self.allowance() - control.at >= 3 * HEADER_BYTES {
-                self.write_question(control);
+                self.write_wask(control);
             }
             self.write_challenge(control);
         }
-        if self.tell && control.has_room() {
-            self.tell = false;
+        if self.send_wins && control.has_room() {
+            self.send_wins = false;
             let header = Header {
                 frg: match self.path.validated {
                     true => OURS,
@@ -251,9 +251,9 @@ impl Session {
         }
     }
 
-    fn write_question(&mut self, control: &mut Control<'_>) {
-        self.peer.asked_at = Some(self.now);
-        self.peer.owes_answer = true;
+    fn write_wask(&mut self, control: &mut ControlWriter<'_>) {
+        self.peer.wask_sent_at = Some(self.now);
+        self.peer.wask_unanswered = true;
         self.stats.probes += 1;
         let header = Header {
             frg: OURS,
@@ -266,7 +266,7 @@ impl Session {
     /// Makes the peer show that it receives at its address, whatever its implementation, even with nothing to send:
     /// every KCP acknowledges once more a segment that it has had long ago, with its `ts`, and does nothing else
     /// with it. (`IKCP_CMD_PUSH` in `ikcp_input` of C's ikcp.c; kcp-go and the crate `kcp` do the same.)
-    fn write_challenge(&mut self, control: &mut Control<'_>) {
+    fn write_challenge(&mut self, control: &mut ControlWriter<'_>) {
         if self.path.validated || !control.has_room() {
             return;
         }
@@ -279,8 +279,8 @@ impl Session {
     }
 
     /// The peer is told the window as it is now.
-    fn told(&mut self) {
-        self.peer.told_edge = self.edge();
+    fn record_advertised_edge(&mut self) {
+        self.peer.advertised_edge = self.edge();
     }
 
     /// The segment to send next: a lost one, or a new one if the windows allow it.
@@ -288,11 +288,11 @@ impl Session {
         if self.rate.is_some() && !self.pacer.allows() {
             return None;
         }
-        self.wanted_segment()
+        self.next_unpaced_segment()
     }
 
     /// As [`next_segment`](Self::next_segment), without pacing.
-    pub(super) fn wanted_segment(&self) -> Option<u32> {
+    pub(super) fn next_unpaced_segment(&self) -> Option<u32> {
         if self.allowance() < HEADER_BYTES {
             return None;
         }
@@ -305,7 +305,7 @@ impl Session {
         if self.pacer.allows() {
             return None;
         }
-        let waits = self.wanted_segment().is_some() || self.has_datagram_to_send();
+        let waits = self.next_unpaced_segment().is_some() || self.has_datagram_to_send();
         waits.then(|| self.pacer.next(rate))
     }
 
@@ -317,7 +317,7 @@ impl Session {
     }
 
     /// Do the next two segments lie apart in memory?
-    fn lies_apart(&self) -> bool {
+    fn next_segments_lie_apart(&self) -> bool {
         let (first, second) = match self.send.lost_front() {
             Some(first) => (
                 Some(first),
@@ -335,7 +335,7 @@ impl Session {
     /// Marks a segment as sent and writes its header.
     fn stamp(&mut self, sn: u32) {
         let ts = self.ts();
-        let sent = self.send.sent(sn, self.now, ts, self.peer.has);
+        let sent = self.send.sent(sn, self.now, ts, self.peer.latest_una);
         match sent.cause {
             Cause::New => self.acks.data_sent(self.now),
             Cause::Fast => self.stats.retransmits_fast += 1,
@@ -344,10 +344,10 @@ impl Session {
         }
         if self.rate.is_some() {
             self.pacer.take();
-            self.datagram_went = false;
+            self.last_paced_was_datagram = false;
         }
-        if sent.cause == Cause::Fast && !sent.doubled && self.is_held_up() {
-            self.send.double(sn);
+        if sent.cause == Cause::Fast && !sent.doubled && self.is_window_blocked_by_loss() {
+            self.send.queue_second_copy(sn);
         }
         let header = Header {
             frg: sent.frg,
@@ -369,7 +369,7 @@ impl Session {
     /// Is the window filling with segments that wait for a lost one? Then the lost one is sent twice: losing it
     /// again would cost another round trip, and a second copy costs little. Not with a congestion control, which
     /// takes care of the path.
-    fn is_held_up(&self) -> bool {
+    fn is_window_blocked_by_loss(&self) -> bool {
         self.config.congestion == Congestion::Off
             && self.send.queued() > 0
             && self.send.outstanding() >= self.window_limit() / 2
@@ -387,13 +387,13 @@ impl Session {
             scratch[at..at + place.size()].copy_from_slice(self.send.blocks.bytes_mut(place));
             at += place.size();
         }
-        self.consider_probing();
+        self.start_probing_if_blocked();
         at
     }
 
     /// Copies segments to `scratch`, one behind the other.
-    fn gather<'a>(&mut self, scratch: &'a mut [u8], most: usize) -> Option<Outgoing<'a>> {
-        let mut layout = self.layout(most);
+    fn gather<'a>(&mut self, scratch: &'a mut [u8], max_datagrams: usize) -> Option<Outgoing<'a>> {
+        let mut layout = self.layout(max_datagrams);
         let mut at = 0;
         while let Some(sn) = self.next_segment() {
             let place = self.send.slot(sn).place;
@@ -407,7 +407,7 @@ impl Session {
         if at == 0 {
             return None;
         }
-        self.told();
+        self.record_advertised_edge();
         Some(Outgoing {
             contents: &scratch[..at],
             segment_size: layout.segment_size(),
@@ -416,8 +416,8 @@ impl Session {
 
     /// Stamps a run of segments that lie side by side: returns their block, where they begin and end in it, and the
     /// length of the datagrams.
-    fn run_in_place(&mut self, most: usize) -> Option<(u32, u32, u32, usize)> {
-        let mut layout = self.layout(most);
+    fn run_in_place(&mut self, max_datagrams: usize) -> Option<(u32, u32, u32, usize)> {
+        let mut layout = self.layout(max_datagrams);
         let mut run: Option<(u32, u32, u32)> = None;
         while let Some(sn) = self.next_segment() {
             let place = self.send.slot(sn).place;
@@ -432,18 +432,18 @@ impl Session {
             run = Some((place.block, start, place.end()));
             self.stamp(sn);
         }
-        self.consider_probing();
+        self.start_probing_if_blocked();
         let (block, start, end) = run?;
-        self.told();
+        self.record_advertised_edge();
         Some((block, start, end, layout.segment_size()))
     }
 
-    fn layout(&self, most: usize) -> Layout {
+    fn layout(&self, max_datagrams: usize) -> Layout {
         Layout {
             size: None,
             filling: 0,
             datagrams: 1,
-            most: most.max(1),
+            max_datagrams: max_datagrams.max(1),
             mtu: self.config.mtu,
             allowance: self.allowance(),
             total: 0,

@@ -43,19 +43,19 @@ use buffers::Buffer;
 use core::time::Duration;
 
 /// The reserve for buffers larger than their segments' slots: this part of the window's slots, a fourth.
-const RESERVE: usize = 4;
+const RESERVE_DIVISOR: usize = 4;
 /// Shorter round trips count as this long: below it, the tasks at both ends take the time.
 const SHORTEST_ROUND_TRIP: Duration = Duration::from_millis(5);
 /// What awaited segments may take beyond their slots together, in bytes.
-const MOST_BEYOND: usize = 64 << 10;
+const MAX_OVERSIZE: usize = 64 << 10;
 /// The `buffer` of a segment that is charged by itself.
-const OWN: u32 = u32::MAX;
+const UNSHARED: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Held {
     packet: Packet,
     frg: u8,
-    /// The index of the buffer that it shares with others, or `OWN`.
+    /// The index of the buffer that it shares with others, or `UNSHARED`.
     buffer: u32,
     /// Bytes charged for it alone.
     charge: u32,
@@ -82,12 +82,12 @@ pub(super) enum Measured {
     /// Nothing yet.
     Nothing,
     /// The path carries more than the window holds: it grew, unless it is as large as it may be.
-    Fast,
+    WindowLimits,
     /// The same, but there was no memory for it to grow, or not as far. May have limited the peer for this long:
     /// since the last train, but at most two round trips.
-    Refused(Duration),
+    NoMemory(Duration),
     /// The path carries no more than the window holds, if the round-trip time is still right.
-    Slow,
+    WindowSuffices,
 }
 
 /// The buffer of the batch being handled, if it is charged as a whole.
@@ -96,7 +96,7 @@ pub(super) struct BatchBuffer {
     /// Must no part of the buffer be kept? Then segments are copied.
     pub(super) transient: bool,
     /// Did the pool have no chunk for a copy? Asking an exhausted pool takes time.
-    starved: bool,
+    pool_exhausted: bool,
     /// The index of the buffer, the address of its first segment, and its size.
     open: Option<(u32, usize, usize)>,
 }
@@ -123,18 +123,18 @@ pub(super) struct ReceiveQueue {
     /// When the last train ended, in microseconds, which may wrap.
     train_ended: u32,
     /// May the window grow?
-    grows: bool,
+    may_grow: bool,
     slot: u32,
     charged: usize,
     /// Bytes that segments take beyond their charge.
-    beyond: usize,
+    oversize: usize,
     buffers: Vec<Buffer>,
     free_buffers: Vec<u32>,
     account: Account,
     /// Segments copied out of a larger buffer so far.
     pub(super) copied: u64,
     /// Attempts to grow the window that the budget refused so far.
-    pub(super) refused: u32,
+    pub(super) growth_refused: u32,
 }
 
 impl ReceiveQueue {
@@ -164,15 +164,15 @@ impl ReceiveQueue {
             to_follow: 0,
             train: Train::new(),
             train_ended: 0,
-            grows: true,
+            may_grow: true,
             slot: slot as u32,
             charged: 0,
-            beyond: 0,
+            oversize: 0,
             buffers: Vec::new(),
             free_buffers: Vec::new(),
             account,
             copied: 0,
-            refused: 0,
+            growth_refused: 0,
         })
     }
 
@@ -194,7 +194,7 @@ impl ReceiveQueue {
     }
 
     /// Has the window grown, and is nothing in it?
-    pub(super) fn is_wide(&self) -> bool {
+    pub(super) fn is_grown_and_empty(&self) -> bool {
         let nothing = self.charged == 0 && self.deferred == 0 && self.readable() == 0;
         nothing && self.window > self.first_window()
     }
@@ -202,12 +202,12 @@ impl ReceiveQueue {
     /// If the window has grown and is empty, tells the first window from now on. The rest stays promised until the
     /// peer is known to have heard that, or sends something.
     pub(super) fn narrow(&mut self) {
-        self.narrowed = self.is_wide();
+        self.narrowed = self.is_grown_and_empty();
     }
 
     /// The peer has heard of the narrow window, and nothing that it sent before is in flight: gives back what the
     /// window had grown by.
-    pub(super) fn give_back(&mut self) {
+    pub(super) fn apply_narrow(&mut self) {
         if core::mem::take(&mut self.narrowed) {
             let first = self.first_window();
             let all = self.account.bytes();
@@ -276,7 +276,7 @@ impl ReceiveQueue {
     /// Grows the window if a message fills it: for all of that message or not at all. Two messages that had each
     /// taken a part of the memory left would wait for each other.
     pub(super) fn unstick(&mut self) {
-        if !self.grows || !self.is_stuck() {
+        if !self.may_grow || !self.is_stuck() {
             return;
         }
         let whole = (self.window + u32::from(self.to_follow)).min(self.max_window);
@@ -288,7 +288,7 @@ impl ReceiveQueue {
 
     /// Does a segment with this number of fragments behind it fit its neighbours? Within a message, each segment
     /// has one less than the one before. `before` is the PUSH before it in the same datagram.
-    pub(super) fn counts_down(&self, sn: u32, frg: u8, before: Option<(u32, u8)>) -> bool {
+    pub(super) fn is_frg_consistent(&self, sn: u32, frg: u8, before: Option<(u32, u8)>) -> bool {
         if diff(sn, self.next) < 0 {
             return true;
         }
@@ -298,10 +298,10 @@ impl ReceiveQueue {
             _ if sn == self.next => Some(self.to_follow),
             _ => self.held_frg(one_before),
         };
-        before.is_none_or(|before| follows(before, frg))
+        before.is_none_or(|before| is_next_frg(before, frg))
             && self
                 .held_frg(sn.wrapping_add(1))
-                .is_none_or(|next| follows(frg, next))
+                .is_none_or(|next| is_next_frg(frg, next))
     }
 
     fn held_frg(&self, sn: u32) -> Option<u8> {
@@ -312,8 +312,8 @@ impl ReceiveQueue {
     }
 
     /// Sets whether the window may grow.
-    pub(super) fn set_grows(&mut self, grows: bool) {
-        self.grows = grows;
+    pub(super) fn set_may_grow(&mut self, may_grow: bool) {
+        self.may_grow = may_grow;
     }
 
     /// The distance of `sn` from `next`, in segments.
@@ -339,14 +339,14 @@ impl ReceiveQueue {
         if reserved {
             self.window = larger;
         } else {
-            self.refused = self.refused.saturating_add(1);
+            self.growth_refused = self.growth_refused.saturating_add(1);
         }
         reserved
     }
 
-    /// A segment is about to come: see [`Train::pause`].
-    pub(super) fn pause(&mut self, now: Time, rtt: Option<Duration>) {
-        self.train.pause(now, rtt);
+    /// A segment is about to come: see [`Train::restart_after_pause`].
+    pub(super) fn end_train_after_pause(&mut self, now: Time, rtt: Option<Duration>) {
+        self.train.restart_after_pause(now, rtt);
     }
 
     /// Takes a segment, unless it is here already or beyond the window. `edge` is the edge of the window that the
@@ -368,7 +368,7 @@ impl ReceiveQueue {
             return Inserted::BeyondWindow;
         }
         if ahead as u32 >= self.limit() {
-            self.undefer(pool);
+            self.copy_out_of_buffers(pool);
             batch.open = None;
             if ahead as u32 >= self.limit() {
                 return Inserted::BeyondWindow;
@@ -381,8 +381,8 @@ impl ReceiveQueue {
         if self.ring.at(sn).is_some() {
             return Inserted::Duplicate;
         }
-        // `grows`: only for a peer that has proved its address; others have no more than their first window.
-        let awaited = sn == self.next && self.complete == 0 && self.grows;
+        // `may_grow`: only for a peer that has proved its address; others have no more than their first window.
+        let awaited = sn == self.next && self.complete == 0 && self.may_grow;
         let Some(held) = self.charge(frg, packet, awaited, pool, batch) else {
             return Inserted::NoMemory;
         };
@@ -402,7 +402,7 @@ impl ReceiveQueue {
     /// Call after segments were taken: grows the window if the path, with round trips of `rtt` if known, carries
     /// more than it holds.
     pub(super) fn measure(&mut self, now: Time, rtt: Option<Duration>) -> Measured {
-        if !self.grows {
+        if !self.may_grow {
             return Measured::Nothing;
         }
         let round = rtt.unwrap_or(INITIAL_RTO).max(SHORTEST_ROUND_TRIP);
@@ -413,19 +413,19 @@ impl ReceiveQueue {
         let since = now.wrapping_sub(core::mem::replace(&mut self.train_ended, now));
         let wanted = carried.saturating_mul(2).min(MAX_WINDOW);
         if wanted <= self.window {
-            return Measured::Slow;
+            return Measured::WindowSuffices;
         }
         let doubled = self.window * 2;
-        let refused = self.refused;
+        let refused = self.growth_refused;
         self.grow(match rtt {
             Some(_) if caught_up => wanted.next_power_of_two().max(doubled),
             // Either the rate is not known, or the reader rather than the path is the limit.
             _ => doubled,
         });
-        if self.refused == refused {
-            return Measured::Fast;
+        if self.growth_refused == refused {
+            return Measured::WindowLimits;
         }
-        Measured::Refused(Duration::from_micros(since.into()).min(2 * round))
+        Measured::NoMemory(Duration::from_micros(since.into()).min(2 * round))
     }
 
     /// Moves `next` over the segments that are here.
@@ -455,19 +455,19 @@ impl ReceiveQueue {
         self.read = self.read.wrapping_add(1);
         self.complete -= u32::from(held.frg == 0);
         self.charged -= held.charge as usize;
-        if self.beyond > 0 && held.buffer == OWN {
-            self.beyond -= buffers::occupied(&held.packet).saturating_sub(self.slot());
+        if self.oversize > 0 && held.buffer == UNSHARED {
+            self.oversize -= buffers::occupied(&held.packet).saturating_sub(self.slot());
         }
-        if held.buffer != OWN {
+        if held.buffer != UNSHARED {
             self.deferred += 1;
-            self.leave(held.buffer);
+            self.remove_from_buffer(held.buffer);
         }
         self.check();
         Some((held.packet, held.frg == 0))
     }
 
     /// The segments and bytes of the message at the front, if it is complete.
-    pub(super) fn front(&self) -> Option<(usize, usize)> {
+    pub(super) fn front_message(&self) -> Option<(usize, usize)> {
         if self.complete == 0 {
             return None;
         }
@@ -503,7 +503,7 @@ impl ReceiveQueue {
         self.narrowed = false;
         self.to_follow = 0;
         self.charged = 0;
-        self.beyond = 0;
+        self.oversize = 0;
         self.ring = Ring::new(1);
         self.buffers = Vec::new();
         self.free_buffers = Vec::new();
@@ -524,14 +524,14 @@ impl ReceiveQueue {
 }
 
 /// Can a segment with `frg` fragments behind it follow one with `before` behind it?
-fn follows(before: u8, frg: u8) -> bool {
+fn is_next_frg(before: u8, frg: u8) -> bool {
     matches!(before, 0 | END) || frg == before - 1
 }
 
 /// The bytes to reserve for a window.
 pub(super) fn reservation(window: u32, slot: usize) -> usize {
     let slots = window as usize * slot;
-    slots + slots / RESERVE
+    slots + slots / RESERVE_DIVISOR
 }
 
 #[cfg(test)]

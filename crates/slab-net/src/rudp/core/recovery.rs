@@ -19,7 +19,7 @@ const MIN_REORDERING: Duration = Duration::from_millis(1);
 /// The largest reordering window, in quarters of the round-trip time.
 const MAX_REORDERING: u32 = 4;
 /// One needless retransmission in this many transmissions is accepted.
-const NEEDLESS: u64 = 16;
+const TRANSMISSIONS_PER_SPURIOUS: u64 = 16;
 /// After this many losses in a row without a needless retransmission, the path is taken to keep order better again
 /// (RFC 8985 has 16 recoveries); twice as many for each step of the reordering window.
 const FORGET_REORDERING: u32 = 16;
@@ -42,10 +42,10 @@ pub(super) struct Recovery {
     /// The reordering window in quarters of the round-trip time; 0 while the path keeps order.
     reordering: u32,
     /// Losses since the last needless retransmission, and the last transmission when those were last counted anew.
-    quiet_losses: u32,
+    losses_since_spurious: u32,
     raised_at: u64,
     /// Needless retransmissions after `raised_at`.
-    needless: u64,
+    spurious_count: u64,
 }
 
 impl Recovery {
@@ -61,9 +61,9 @@ impl Recovery {
             backoff: 0,
             arrived: 0,
             reordering: 0,
-            quiet_losses: 0,
+            losses_since_spurious: 0,
             raised_at: 0,
-            needless: 0,
+            spurious_count: 0,
         }
     }
 
@@ -125,31 +125,32 @@ impl Recovery {
     /// A segment was sent again as transmission `serial`, but an earlier transmission of it has arrived: sending it
     /// again was not needed. `latest` is the number of the last of all transmissions.
     ///
-    /// A few of those cost less than waiting longer before each retransmission. Once more than one in [`NEEDLESS`]
-    /// transmissions was needless, the reordering window is raised, at most once a round trip.
+    /// A few of those cost less than waiting longer before each retransmission. Once more than one in
+    /// [`TRANSMISSIONS_PER_SPURIOUS`] transmissions was needless, the reordering window is raised, at most once a
+    /// round trip.
     pub(super) fn spurious(&mut self, serial: u64, latest: u64) {
-        self.quiet_losses = 0;
+        self.losses_since_spurious = 0;
         if serial <= self.raised_at {
             return;
         }
-        self.needless += 1;
+        self.spurious_count += 1;
         let sent = latest - self.raised_at;
-        if self.needless > 1 && self.needless * NEEDLESS > sent {
+        if self.spurious_count > 1 && self.spurious_count * TRANSMISSIONS_PER_SPURIOUS > sent {
             self.reordering = (self.reordering + 1).min(MAX_REORDERING);
             self.raised_at = latest;
-            self.needless = 0;
-        } else if sent > 64 * NEEDLESS {
+            self.spurious_count = 0;
+        } else if sent > 64 * TRANSMISSIONS_PER_SPURIOUS {
             self.raised_at = latest;
-            self.needless = 0;
+            self.spurious_count = 0;
         }
     }
 
     /// A segment was taken for lost by [`verdict`](Self::verdict).
     pub(super) fn lost(&mut self) {
-        self.quiet_losses += 1;
-        if self.quiet_losses > FORGET_REORDERING << self.reordering {
+        self.losses_since_spurious += 1;
+        if self.losses_since_spurious > FORGET_REORDERING << self.reordering {
             self.reordering = self.reordering.saturating_sub(1);
-            self.quiet_losses = 0;
+            self.losses_since_spurious = 0;
         }
     }
 
@@ -200,7 +201,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn the_timeout_is_that_of_the_protocol() {
+    fn the_timeout_is_that_of_kcp() {
         let mut recovery = Recovery::new(&SessionConfig::default());
         assert_eq!(recovery.timeout(), 200 * MS);
         recovery.sample(50 * MS);
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_found_by_count_and_by_time_and_count_ends_where_order_does() {
+    fn losses_are_found_by_count_and_by_time_and_only_by_time_if_reordered() {
         let mut recovery = Recovery::new(&SessionConfig::fast());
         recovery.sample(40 * MS);
         let start = Time::ZERO;

@@ -50,7 +50,7 @@ pub(super) struct Slot {
     /// How often it was sent. Two copies at once count as one, and fast retransmissions as one at most.
     pub(super) transmissions: u16,
     /// The `una` that the peer had told when this was first sent.
-    pub(super) had: u32,
+    pub(super) una_before: u32,
     /// The `ts` of the first and of the last transmission.
     pub(super) first_ts: u32,
     pub(super) last_ts: u32,
@@ -248,9 +248,9 @@ impl SendQueue {
     }
 
     /// `sn` is sent now: the first of the lost ones, or else the first that was never sent. The peer has said that
-    /// it has all before `had`.
+    /// it has all before `una_before`.
     #[inline]
-    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32, had: u32) -> Sent {
+    pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32, una_before: u32) -> Sent {
         if self.slots.at(sn).state == State::Lost {
             self.lost.remove(&mut self.slots, sn);
         } else {
@@ -261,7 +261,7 @@ impl SendQueue {
         let slot = self.slots.at_mut(sn);
         if slot.transmissions == 0 {
             slot.first_ts = ts;
-            slot.had = had;
+            slot.una_before = una_before;
         }
         let is_again = slot.cause == Cause::Fast && slot.transmissions > 1;
         if !slot.doubled && !is_again {
@@ -282,7 +282,7 @@ impl SendQueue {
     }
 
     /// A segment in flight has to be sent again.
-    pub(super) fn lose(&mut self, sn: u32, cause: Cause) {
+    pub(super) fn mark_lost(&mut self, sn: u32, cause: Cause) {
         debug_assert_eq!(self.slots.at(sn).state, State::InFlight);
         self.flight.remove(&mut self.slots, sn);
         let slot = self.slots.at_mut(sn);
@@ -293,8 +293,8 @@ impl SendQueue {
     }
 
     /// A segment just sent is to be sent a second time at once.
-    pub(super) fn double(&mut self, sn: u32) {
-        self.lose(sn, self.slot(sn).cause);
+    pub(super) fn queue_second_copy(&mut self, sn: u32) {
+        self.mark_lost(sn, self.slot(sn).cause);
         self.slots.at_mut(sn).doubled = true;
     }
 
@@ -342,7 +342,7 @@ mod tests {
     use crate::packet::PacketPool;
 
     #[test]
-    fn lists_and_order_hold_across_growth_and_wrap() {
+    fn lists_keep_their_order_across_growth_and_wrap() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
         let budget = MemoryBudget::new(1 << 20);
         let first = u32::MAX - 10;
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(queue.room(), 0);
         // Every third is lost, every third acknowledged.
         for n in (0..32).step_by(3) {
-            queue.lose(sn(n), Cause::Fast);
+            queue.mark_lost(sn(n), Cause::Fast);
         }
         for n in (1..32).step_by(3) {
             assert!(queue.acknowledge(sn(n)));

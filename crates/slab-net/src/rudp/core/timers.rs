@@ -31,8 +31,8 @@ impl Session {
         let times = [
             Some(self.poll_end()?.min(self.keepalive_at)),
             self.acks_due(),
-            self.overdue_at(),
-            self.tail_at(),
+            self.rto_at(),
+            self.tail_probe_at(),
             self.loss_at,
             self.paced_until(),
             self.probe.map(|(at, _)| at),
@@ -45,20 +45,23 @@ impl Session {
     /// even while nothing can be sent. `None` if it is over.
     pub(in super::super) fn poll_end(&self) -> Option<Time> {
         let phase = match self.phase {
-            Phase::Over(_) => return None,
-            Phase::Open => self.finish_by(),
-            Phase::Lingering { until } | Phase::Quiet { until } => Some(until),
+            Phase::Ended(_) => return None,
+            Phase::Open => self.finish_deadline(),
+            Phase::Lingering { until } | Phase::TimeWait { until } => Some(until),
             Phase::Notifying { at, .. } => Some(at),
         };
-        let stuck = self.stuck.as_ref().map(|stuck| stuck.0 + self.patience());
-        [phase, stuck, Some(self.given_up_at())]
+        let stuck = self
+            .stuck
+            .as_ref()
+            .map(|stuck| stuck.0 + self.silence_limit());
+        [phase, stuck, Some(self.idle_deadline())]
             .into_iter()
             .flatten()
             .min()
     }
 
     /// How long the peer may be silent, and how long a message that fills the window may take.
-    fn patience(&self) -> Duration {
+    fn silence_limit(&self) -> Duration {
         let idle = self.config.idle_timeout;
         match self.path.validated {
             true => idle,
@@ -68,8 +71,8 @@ impl Session {
 
     /// When the peer is given up for silence. Before it has proved its address, it is also given up if it leaves
     /// what was sent to it unacknowledged for too long, whatever else comes from its address.
-    fn given_up_at(&self) -> Time {
-        let silent = self.last_received + self.patience();
+    fn idle_deadline(&self) -> Time {
+        let silent = self.last_received + self.silence_limit();
         if self.path.validated {
             return silent;
         }
@@ -90,7 +93,7 @@ impl Session {
     }
 
     /// When the oldest segment in flight is overdue.
-    fn overdue_at(&self) -> Option<Time> {
+    fn rto_at(&self) -> Option<Time> {
         // With no allowance left, not before the peer has sent something; if later segments have arrived, `loss_at`
         // says when this one is lost.
         if self.allowance() < HEADER_BYTES || self.loss_at.is_some() {
@@ -103,7 +106,7 @@ impl Session {
     /// When the last segment is sent again, so that its acknowledgement tells what became of the others: the
     /// tail-loss probe of RFC 8985, section 7. One probe until something is acknowledged, and only if it comes
     /// before the time-out.
-    fn tail_at(&self) -> Option<Time> {
+    fn tail_probe_at(&self) -> Option<Time> {
         if self.loss_at.is_some() || self.tail_probed || self.recovery.is_backing_off() {
             return None;
         }
@@ -123,7 +126,7 @@ impl Session {
         if self.ended().is_some() {
             return;
         }
-        if self.given_up_at() <= now {
+        if self.idle_deadline() <= now {
             return self.end(CloseReason::TimedOut);
         }
         match self.phase {
@@ -133,15 +136,17 @@ impl Session {
                     false => self.reset(CloseReason::LingerExpired),
                 };
             }
-            Phase::Quiet { until } if until <= now => return self.end(CloseReason::Closed),
+            Phase::TimeWait { until } if until <= now => return self.end(CloseReason::Closed),
             Phase::Notifying { until, .. } if until <= now => {
                 return self.end(CloseReason::Closed);
             }
-            Phase::Notifying { until, at, wait } if at <= now => self.notify(until, wait * 2),
+            Phase::Notifying { until, at, wait } if at <= now => {
+                self.start_notifying(until, wait * 2)
+            }
             _ => {}
         }
-        if self.finish_by().is_some_and(|at| at <= now) {
-            self.mark_end();
+        if self.finish_deadline().is_some_and(|at| at <= now) {
+            self.queue_end_mark();
         }
         if self.stuck.as_ref().is_some_and(|stuck| stuck.1 <= now) {
             self.unstick();
@@ -150,27 +155,27 @@ impl Session {
             }
         }
         if self.keepalive_at <= now {
-            self.ask = true;
+            self.send_wask = true;
             self.keepalive_at = now + self.config.keepalive;
             self.shrink();
         }
         if let Some((at, wait)) = self.probe
             && at <= now
         {
-            self.ask = true;
+            self.send_wask = true;
             let wait = wait.saturating_add(wait.get() / 2).min(PROBE_LONGEST);
             self.probe = Some((now + milliseconds(wait), wait));
         }
         if self.loss_at.is_some_and(|at| at <= now) {
             self.find_losses();
         }
-        if self.overdue_at().is_some_and(|at| at <= now) {
+        if self.rto_at().is_some_and(|at| at <= now) {
             self.time_out();
-        } else if self.tail_at().is_some_and(|at| at <= now)
+        } else if self.tail_probe_at().is_some_and(|at| at <= now)
             && let Some(sn) = self.send.newest()
         {
             self.tail_probed = true;
-            self.lose(sn, Cause::Tail);
+            self.mark_lost(sn, Cause::Tail);
         }
     }
 
@@ -186,17 +191,17 @@ impl Session {
     fn shrink_receive(&mut self) {
         self.receive.shrink();
         self.receive.narrow();
-        if self.receive.is_wide() {
-            self.ask = true;
-            self.peer.owes_answer = false;
+        if self.receive.is_grown_and_empty() {
+            self.send_wask = true;
+            self.peer.wask_unanswered = false;
         }
     }
 
     /// A WASK has come. Two idle ends that ask in turn restart each other's keepalive, so that one of them might
     /// never find itself idle: two questions with no data between them count as idle, too.
-    pub(super) fn on_question(&mut self) {
-        let quiet = core::mem::replace(&mut self.peer.quiet, true);
-        if quiet && self.send.is_empty() && self.receive.is_wide() {
+    pub(super) fn on_wask(&mut self) {
+        let quiet = core::mem::replace(&mut self.peer.asked_since_push, true);
+        if quiet && self.send.is_empty() && self.receive.is_grown_and_empty() {
             self.shrink_receive();
         }
     }
@@ -209,13 +214,13 @@ impl Session {
         // In stream mode bytes can be read before the message is complete.
         if !self.receive.is_stuck() || self.phase != Phase::Open || self.config.stream {
             if self.stuck.take().is_some() {
-                self.consider_telling();
+                self.schedule_window_update();
             }
             return;
         }
         let now = self.now;
         let since = self.stuck.get_or_insert_with(|| Box::new((now, now))).0;
-        let (waited, end) = (now.since(since), since + self.patience());
+        let (waited, end) = (now.since(since), since + self.silence_limit());
         if self.receive.is_largest() || end <= now {
             return self.reset(CloseReason::MessageTooLong);
         }
@@ -233,12 +238,12 @@ impl Session {
             if self.send.slot(sn).sent_at + timeout > self.now {
                 break;
             }
-            if !self.lose(sn, Cause::Timeout) {
+            if !self.mark_lost(sn, Cause::Timeout) {
                 return;
             }
         }
         // The WASK repeats the cookie, if there is one: that may have been lost with the rest.
-        self.ask |= self.cookie.is_some() && !self.peer.told;
+        self.send_wask |= self.cookie.is_some() && !self.peer.has_told_window;
         // Time-outs that follow without an acknowledgement belong to the same loss, often to the rest of one
         // flight: the threshold that the first one set stays (RFC 5681, 3.1).
         if !self.recovery.is_backing_off() {
@@ -249,15 +254,15 @@ impl Session {
     }
 
     /// Starts asking for the peer's window if nothing else would bring news of it.
-    pub(super) fn consider_probing(&mut self) {
+    pub(super) fn start_probing_if_blocked(&mut self) {
         let blocked = self.send.queued() > 0 && self.send.outstanding() == 0;
         if blocked && self.window_limit() == 0 {
-            self.ask_again();
+            self.start_window_probe();
         }
     }
 
     /// Asks for the window again if no answer comes.
-    pub(super) fn ask_again(&mut self) {
+    pub(super) fn start_window_probe(&mut self) {
         self.probe
             .get_or_insert((self.now + milliseconds(PROBE_FIRST), PROBE_FIRST));
     }
@@ -311,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_session_is_looked_after_for_its_keepalive_only() {
+    fn an_idle_session_is_called_only_for_its_keepalive() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
         let budget = MemoryBudget::new(4 << 20);
         let config = SessionConfig::fast();
@@ -366,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_told_unasked_does_not_pass_for_an_answer() {
+    fn an_unasked_wins_does_not_count_as_an_answer_to_a_wask() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
         let budget = MemoryBudget::new(4 << 20);
         let config = SessionConfig::fast();
@@ -401,7 +406,7 @@ mod tests {
 
     /// A loss that a tail-loss probe repairs is a loss like any other (RFC 8985, 7.4).
     #[test]
-    fn a_loss_that_a_probe_repairs_reduces_the_congestion_window() {
+    fn a_loss_repaired_by_a_tail_probe_reduces_the_congestion_window() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
         let budget = MemoryBudget::new(4 << 20);
         let config = SessionConfig::default().interval(Duration::from_millis(10));
@@ -425,7 +430,7 @@ mod tests {
 
     /// However many time-outs follow before an acknowledgement, and whatever is found lost with the segment then.
     #[test]
-    fn a_time_out_leaves_one_segment_and_what_is_lost_with_it_takes_no_more() {
+    fn repeated_time_outs_of_one_flight_reduce_the_threshold_once() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
         let budget = MemoryBudget::new(4 << 20);
         let mut now = Time::ZERO;

@@ -11,10 +11,10 @@ use super::sn::diff;
 use core::time::Duration;
 
 /// The shortest time a train is taken to last: tasks are not woken faster.
-const SHORTEST: Duration = Duration::from_millis(1);
-/// A pause longer than one `PAUSE`-th of a round trip ends a train. Acknowledgements that are sent together make
-/// shorter pauses.
-const PAUSE: u32 = 4;
+const MIN_DURATION: Duration = Duration::from_millis(1);
+/// A pause longer than one `PAUSE_DIVISOR`-th of a round trip ends a train. Acknowledgements that are sent together
+/// make shorter pauses.
+const PAUSE_DIVISOR: u32 = 4;
 
 #[derive(Debug)]
 pub(super) struct Train {
@@ -24,7 +24,7 @@ pub(super) struct Train {
     edge: u32,
     since: Option<Time>,
     /// Microseconds from the first segment to the last.
-    lasted: u32,
+    duration_micros: u32,
     used_up: bool,
     /// Had the reader read what came before, when the train began?
     caught_up: bool,
@@ -36,7 +36,7 @@ impl Train {
             segments: 0,
             edge: 0,
             since: None,
-            lasted: 0,
+            duration_micros: 0,
             used_up: false,
             caught_up: false,
         }
@@ -50,16 +50,16 @@ impl Train {
             self.caught_up = unread <= window / 8;
             now
         });
-        self.lasted = micros(now.since(since));
+        self.duration_micros = micros(now.since(since));
         self.segments += 1;
         // The last segments of the window may have been lost.
         self.used_up |= diff(self.edge, sn) <= (window / 8).max(1) as i32;
     }
 
     /// A segment is about to be counted: after a pause it is the first of another train.
-    pub(super) fn pause(&mut self, now: Time, rtt: Option<Duration>) {
+    pub(super) fn restart_after_pause(&mut self, now: Time, rtt: Option<Duration>) {
         if let (Some(rtt), Some(since)) = (rtt, self.since)
-            && micros(now.since(since)) - self.lasted > micros(rtt / PAUSE)
+            && micros(now.since(since)) - self.duration_micros > micros(rtt / PAUSE_DIVISOR)
         {
             *self = Self::new();
         }
@@ -73,7 +73,7 @@ impl Train {
             return None;
         }
         let train = core::mem::replace(self, Self::new());
-        let took = train.lasted.max(micros(SHORTEST));
+        let took = train.duration_micros.max(micros(MIN_DURATION));
         let carried = u64::from(train.segments) * u64::from(micros(rtt)) / u64::from(took);
         Some((u32::try_from(carried).unwrap_or(u32::MAX), train.caught_up))
     }

@@ -402,7 +402,7 @@ impl Connection {
 
     fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
         let mut inner = self.link().lock();
-        let closed = inner.session.closed();
+        let closed = inner.session.close_result();
         closed.map_or_else(
             || {
                 inner.writers.add(cx.waker());
@@ -500,7 +500,7 @@ pub(super) fn wait_to_send(
 pub(super) fn end_of_input(inner: &Inner) -> Option<Result<(), CloseReason>> {
     match inner.session.ended() {
         Some(CloseReason::ClosedByPeer | CloseReason::Closed) => Some(Ok(())),
-        Some(_) if inner.session.has_everything() => Some(Ok(())),
+        Some(_) if inner.session.has_received_all() => Some(Ok(())),
         Some(reason) => Some(Err(reason)),
         None if inner.session.is_read_closed() => Some(Ok(())),
         None => None,

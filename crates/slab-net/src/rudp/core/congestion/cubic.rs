@@ -21,11 +21,11 @@ pub(in super::super) struct Cubic {
     /// `ssthresh`.
     threshold: f64,
     /// The window before the last reduction, or less with fast convergence (4.7).
-    largest: f64,
+    w_max: f64,
     /// The window just before the last reduction.
-    prior: f64,
+    cwnd_prior: f64,
     /// `W_est`: the window that Reno would have.
-    reno: f64,
+    w_est: f64,
     /// The start of congestion avoidance, and `K` in seconds.
     epoch: Option<(Time, f64)>,
     /// When something was last acknowledged, to leave idle time out of the epoch (5.8).
@@ -37,9 +37,9 @@ impl Default for Cubic {
         Self {
             window: WINDOW_INITIAL.into(),
             threshold: f64::INFINITY,
-            largest: 0.0,
-            prior: 0.0,
-            reno: 0.0,
+            w_max: 0.0,
+            cwnd_prior: 0.0,
+            w_est: 0.0,
             epoch: None,
             last: None,
         }
@@ -48,21 +48,25 @@ impl Default for Cubic {
 
 impl Cubic {
     /// Congestion avoidance (4.2 to 4.5), for the segments acknowledged.
-    fn avoid(&mut self, progress: &Progress) {
+    fn congestion_avoidance(&mut self, progress: &Progress) {
         let segments = f64::from(progress.segments);
         let (start, k) = *self.epoch.get_or_insert_with(|| {
             // There was no reduction, or a time-out: the curve begins here (4.8).
-            self.largest = self.largest.max(self.window);
-            self.reno = self.window;
-            let k = ((self.largest - self.window) / C).cbrt();
+            self.w_max = self.w_max.max(self.window);
+            self.w_est = self.window;
+            let k = ((self.w_max - self.window) / C).cbrt();
             (progress.now, k)
         });
         let elapsed = progress.now.since(start).as_secs_f64();
-        let curve = |t: f64| C * (t - k).powi(3) + self.largest;
-        let alpha = if self.reno < self.prior { ALPHA } else { 1.0 };
-        self.reno += alpha * segments / self.window;
-        if curve(elapsed) < self.reno {
-            self.window = self.window.max(self.reno);
+        let curve = |t: f64| C * (t - k).powi(3) + self.w_max;
+        let alpha = if self.w_est < self.cwnd_prior {
+            ALPHA
+        } else {
+            1.0
+        };
+        self.w_est += alpha * segments / self.window;
+        if curve(elapsed) < self.w_est {
+            self.window = self.window.max(self.w_est);
         } else {
             let target = curve(elapsed + progress.rtt.as_secs_f64());
             let target = target.clamp(self.window, 1.5 * self.window);
@@ -76,28 +80,28 @@ impl CongestionControl for Cubic {
         (self.window as u32).max(1)
     }
 
-    fn is_starting(&self) -> bool {
+    fn in_slow_start(&self) -> bool {
         self.window < self.threshold
     }
 
     fn acknowledged(&mut self, progress: &Progress) {
         let (before, idle) = (self.window, self.last.replace(progress.now));
-        if !progress.fills(self.window()) {
+        if !progress.is_window_limited(self.window()) {
             if let (Some((start, _)), Some(last)) = (&mut self.epoch, idle) {
                 *start = (*start + progress.now.since(last)).min(progress.now);
             }
-        } else if self.is_starting() {
+        } else if self.in_slow_start() {
             self.window = (self.window + f64::from(progress.segments)).min(self.threshold);
         } else {
-            self.avoid(progress);
+            self.congestion_avoidance(progress);
         }
         self.window = self.window.min(f64::from(progress.limit).max(before));
     }
 
     fn lost(&mut self, outstanding: u32) {
-        self.prior = self.window;
+        self.cwnd_prior = self.window;
         // Fast convergence: the path has less room than before (4.7).
-        self.largest = if self.window < self.largest {
+        self.w_max = if self.window < self.w_max {
             self.window * (1.0 + BETA) / 2.0
         } else {
             self.window
@@ -109,10 +113,10 @@ impl CongestionControl for Cubic {
     }
 
     fn timed_out(&mut self) {
-        self.prior = self.window;
+        self.cwnd_prior = self.window;
         self.threshold = (self.window * BETA).max(THRESHOLD_MIN.into());
         self.window = 1.0;
-        self.largest = 0.0;
+        self.w_max = 0.0;
         self.epoch = None;
     }
 }
@@ -144,18 +148,18 @@ mod tests {
     }
 
     #[test]
-    fn it_doubles_until_the_first_loss_and_keeps_seven_tenths() {
+    fn slow_start_doubles_and_a_loss_leaves_seven_tenths() {
         let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
         assert_eq!(run(&mut cubic, &mut now, 3), [20, 40, 80]);
-        assert!(cubic.is_starting());
+        assert!(cubic.in_slow_start());
         cubic.lost(80);
         assert_eq!(cubic.window(), 56);
-        assert!(!cubic.is_starting());
+        assert!(!cubic.in_slow_start());
     }
 
     /// On the RFC's curve, the window is `K` seconds after a loss where it was at the loss.
     #[test]
-    fn it_is_back_where_the_loss_was_after_k() {
+    fn the_window_is_back_at_w_max_after_k() {
         let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
         cubic.window = 1000.0;
         cubic.lost(1000);
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_no_slower_than_reno_where_windows_are_small() {
+    fn small_windows_grow_no_slower_than_renos() {
         let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
         cubic.window = 10.0;
         cubic.lost(10);
@@ -181,21 +185,21 @@ mod tests {
     }
 
     #[test]
-    fn a_second_loss_below_the_first_makes_room_for_others() {
+    fn a_second_loss_below_w_max_triggers_fast_convergence() {
         let mut cubic = Cubic {
             window: 100.0,
             ..Cubic::default()
         };
         cubic.lost(100);
-        assert_eq!(cubic.largest, 100.0);
+        assert_eq!(cubic.w_max, 100.0);
         cubic.lost(70);
-        assert!((cubic.largest - 59.5).abs() < 1e-9, "{}", cubic.largest);
+        assert!((cubic.w_max - 59.5).abs() < 1e-9, "{}", cubic.w_max);
         cubic.timed_out();
         assert_eq!((cubic.window(), cubic.threshold as u32), (1, 34));
     }
 
     #[test]
-    fn a_window_that_the_peer_closes_for_a_while_does_not_begin_anew() {
+    fn a_closed_peer_window_does_not_reset_the_congestion_window() {
         let mut cubic = Cubic {
             window: 80.0,
             ..Cubic::default()

@@ -39,7 +39,7 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Did the congestion window limit the session? A window that is not used must not grow (RFC 7661).
-    fn fills(&self, window: u32) -> bool {
+    fn is_window_limited(&self, window: u32) -> bool {
         self.outstanding.saturating_mul(2) > window
     }
 }
@@ -49,7 +49,7 @@ pub(super) trait CongestionControl: core::fmt::Debug {
     /// The most segments outstanding.
     fn window(&self) -> u32;
     /// Does the window double each round trip?
-    fn is_starting(&self) -> bool;
+    fn in_slow_start(&self) -> bool;
     /// Segments were acknowledged.
     fn acknowledged(&mut self, progress: &Progress);
     /// Segments were lost, and later ones arrived. Called at most once a round trip.
@@ -98,7 +98,7 @@ impl Control {
         let control = self.get()?;
         let micros = rtt?.as_secs_f64() * 1e6;
         // The factors that Linux uses.
-        let ahead = if control.is_starting() { 2.0 } else { 1.2 };
+        let ahead = if control.in_slow_start() { 2.0 } else { 1.2 };
         Some(f64::from(control.window()) * ahead / micros.max(1.0))
     }
 }
@@ -108,8 +108,8 @@ impl CongestionControl for Control {
         self.get().map_or(u32::MAX, CongestionControl::window)
     }
 
-    fn is_starting(&self) -> bool {
-        self.get().is_some_and(CongestionControl::is_starting)
+    fn in_slow_start(&self) -> bool {
+        self.get().is_some_and(CongestionControl::in_slow_start)
     }
 
     fn acknowledged(&mut self, progress: &Progress) {

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_then_the_rate() {
+    fn a_burst_is_followed_by_the_rate() {
         let rate = 0.002; // 2 a millisecond
         let mut pacer = Pacer::new(Time::ZERO);
         let (mut now, mut sent, mut largest) = (Time::ZERO, 0, 0);

@@ -27,13 +27,13 @@ impl CongestionControl for Reno {
         self.window
     }
 
-    fn is_starting(&self) -> bool {
+    fn in_slow_start(&self) -> bool {
         self.window < self.threshold
     }
 
     fn acknowledged(&mut self, progress: &Progress) {
         let before = self.window;
-        if progress.fills(self.window) {
+        if progress.is_window_limited(self.window) {
             let segments = progress.segments;
             let started = self.threshold.saturating_sub(self.window).min(segments);
             self.window += started;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn it_starts_slowly_grows_by_one_a_window_and_halves() {
+    fn slow_start_then_one_segment_a_window_then_halving() {
         let mut reno = Reno {
             window: 1,
             threshold: 8,
@@ -99,7 +99,7 @@ mod tests {
 
     /// The outstanding segments may have been sent with an earlier, larger window, and be lost by now.
     #[test]
-    fn a_loss_makes_no_window_larger() {
+    fn a_loss_never_raises_the_window() {
         let mut reno = Reno {
             window: 80,
             ..Reno::default()
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_the_peer_closes_for_a_while_does_not_begin_anew() {
+    fn a_closed_peer_window_does_not_reset_the_congestion_window() {
         let mut reno = Reno {
             window: 80,
             threshold: 40,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_does_not_grow() {
+    fn an_unused_window_does_not_grow() {
         let mut reno = Reno::default();
         reno.acknowledged(&Progress {
             segments: 2,

@@ -1,6 +1,6 @@
 //! Receive buffers that segments share, and what is charged for them: see [`ReceiveQueue`].
 
-use super::{BatchBuffer, Held, MOST_BEYOND, OWN, ReceiveQueue};
+use super::{BatchBuffer, Held, MAX_OVERSIZE, ReceiveQueue, UNSHARED};
 use crate::packet::{Packet, PacketPool};
 
 /// A receive buffer that segments share.
@@ -42,15 +42,15 @@ impl ReceiveQueue {
     ) -> Option<Held> {
         let occupied = occupied(&packet);
         if batch.transient && !packet.is_empty() {
-            if batch.starved && !awaited {
+            if batch.pool_exhausted && !awaited {
                 return None;
             }
             let copy = self.copy(frg, &packet, awaited, pool);
-            batch.starved = copy.is_none();
+            batch.pool_exhausted = copy.is_none();
             return copy;
         }
         if occupied <= self.slot() {
-            return Some(self.own(frg, packet, occupied));
+            return Some(self.charge_unshared(frg, packet, occupied));
         }
         let at = packet.as_ptr().addr();
         if let Some((buffer, start, size)) = batch.open
@@ -58,7 +58,7 @@ impl ReceiveQueue {
             && at >= start
             && at + packet.len() <= start + size
         {
-            self.join(buffer);
+            self.add_to_buffer(buffer);
             return Some(Held {
                 packet,
                 frg,
@@ -78,38 +78,38 @@ impl ReceiveQueue {
             });
         }
         let copy = self.copy(frg, &packet, awaited, pool);
-        if copy.is_none() && awaited && occupied <= self.most() {
-            return Some(self.own(frg, packet, occupied));
+        if copy.is_none() && awaited && occupied <= self.max_awaited_chunk() {
+            return Some(self.charge_unshared(frg, packet, occupied));
         }
         copy
     }
 
     /// The largest chunk for an awaited segment, in bytes.
-    fn most(&self) -> usize {
-        self.slot() + MOST_BEYOND - self.beyond
+    fn max_awaited_chunk(&self) -> usize {
+        self.slot() + MAX_OVERSIZE - self.oversize
     }
 
     /// Copies a segment into a chunk of its own size; an `awaited` one, if its class has no chunk, into a chunk of
     /// the next class that has one.
     fn copy(&mut self, frg: u8, packet: &[u8], awaited: bool, pool: &PacketPool) -> Option<Held> {
         // Otherwise no larger than a slot: `slot` is the class of the longest segment in this pool.
-        let most = if awaited { self.most() } else { 0 };
+        let most = if awaited { self.max_awaited_chunk() } else { 0 };
         let mut copy = pool.try_alloc_or_larger(packet.len(), most).ok()?;
         copy.extend_from_slice(packet);
         let copy = copy.freeze();
         let occupied = occupied(&copy);
         self.copied += 1;
-        Some(self.own(frg, copy, occupied))
+        Some(self.charge_unshared(frg, copy, occupied))
     }
 
-    fn own(&mut self, frg: u8, packet: Packet, occupied: usize) -> Held {
+    fn charge_unshared(&mut self, frg: u8, packet: Packet, occupied: usize) -> Held {
         let bytes = occupied.min(self.slot());
-        self.beyond += occupied - bytes;
+        self.oversize += occupied - bytes;
         self.charged += bytes;
         Held {
             packet,
             frg,
-            buffer: OWN,
+            buffer: UNSHARED,
             charge: bytes as u32,
         }
     }
@@ -140,7 +140,7 @@ impl ReceiveQueue {
     }
 
     /// One more segment lies in a buffer.
-    fn join(&mut self, index: u32) {
+    fn add_to_buffer(&mut self, index: u32) {
         let buffer = &mut self.buffers[index as usize];
         self.extra -= buffer.extra(self.slot);
         buffer.live += 1;
@@ -150,7 +150,7 @@ impl ReceiveQueue {
 
     /// A segment leaves the buffer it shared; the buffer goes with the last one. Until then the segment's slot
     /// stays with the buffer.
-    pub(super) fn leave(&mut self, index: u32) {
+    pub(super) fn remove_from_buffer(&mut self, index: u32) {
         let buffer = &mut self.buffers[index as usize];
         buffer.live -= 1;
         if buffer.live == 0 {
@@ -167,14 +167,14 @@ impl ReceiveQueue {
     #[inline]
     pub(in super::super) fn make_room(&mut self, pool: &PacketPool, batch: &mut BatchBuffer) {
         if self.deferred > 0 && self.advertised() == 0 {
-            self.undefer(pool);
+            self.copy_out_of_buffers(pool);
             // The open buffer may be gone.
             batch.open = None;
         }
     }
 
     #[cold]
-    pub(super) fn undefer(&mut self, pool: &PacketPool) {
+    pub(super) fn copy_out_of_buffers(&mut self, pool: &PacketPool) {
         if self.complete > 0 || self.deferred == 0 {
             return;
         }
@@ -183,14 +183,14 @@ impl ReceiveQueue {
             let Some(held) = self.ring.at_mut(sn) else {
                 continue;
             };
-            if held.buffer == OWN {
+            if held.buffer == UNSHARED {
                 continue;
             }
             let Ok(copy) = pool.try_copy_from_slice(&held.packet) else {
                 return;
             };
             let bytes = copy.len() + copy.pinned_bytes();
-            let buffer = core::mem::replace(&mut held.buffer, OWN);
+            let buffer = core::mem::replace(&mut held.buffer, UNSHARED);
             held.packet = copy;
             held.charge = bytes as u32;
             self.charged += bytes;
@@ -200,7 +200,7 @@ impl ReceiveQueue {
             self.extra -= shared.extra(self.slot);
             shared.count -= 1;
             self.extra += shared.extra(self.slot);
-            self.leave(buffer);
+            self.remove_from_buffer(buffer);
         }
         self.check();
     }

@@ -20,7 +20,7 @@ fn queue(window: u32, max: u32) -> (ReceiveQueue, MemoryBudget) {
 /// Does what the session does with a segment that comes at this time.
 fn arrive(queue: &mut ReceiveQueue, sn: u32, edge: u32, now: Time, pool: &PacketPool) {
     let packet = pool.try_copy_from_slice(&sn.to_le_bytes()).unwrap();
-    queue.pause(now, Some(RTT));
+    queue.end_train_after_pause(now, Some(RTT));
     queue.insert(
         (sn, edge),
         now,
@@ -51,7 +51,7 @@ fn put(queue: &mut ReceiveQueue, sn: u32, frg: u8, pool: &PacketPool) -> Inserte
 }
 
 #[test]
-fn order_is_restored_and_what_is_here_or_beyond_is_refused() {
+fn order_is_restored_and_duplicates_and_segments_beyond_are_refused() {
     let pool = pool();
     let (mut queue, budget) = queue(4, 4);
     assert_eq!(put(&mut queue, 1, 0, &pool), Inserted::OutOfOrder);
@@ -93,13 +93,13 @@ fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
         queue.pop();
     }
     assert_eq!(queue.window(), 4);
-    assert!(queue.refused > 0);
+    assert!(queue.growth_refused > 0);
     assert!(ReceiveQueue::new(0, (1, 1), SLOT, tight.account()).is_none());
 }
 
 /// Every slab serves other classes: the segments' class has no free chunk, a larger one has.
 #[test]
-fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
+fn the_awaited_segment_is_accepted_into_a_chunk_of_any_class() {
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
     let full = |len| -> Vec<_> { std::iter::from_fn(|| pool.try_alloc(len).ok()).collect() };
     let mut large: Vec<_> = (0..12).map(|_| pool.try_alloc(65_536).unwrap()).collect();
@@ -144,13 +144,13 @@ fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
         );
         queue.pop();
         // Nor is an awaited one from a peer that has not proved its address.
-        queue.set_grows(false);
+        queue.set_may_grow(false);
         assert_eq!(
             insert(&mut queue, next + 2, 0, transient),
             Inserted::NoMemory
         );
-        queue.set_grows(true);
-        assert_eq!((queue.charged(), queue.beyond), (0, 0));
+        queue.set_may_grow(true);
+        assert_eq!((queue.charged(), queue.oversize), (0, 0));
     }
     // Of a message that cannot be read yet, the next segment is kept as well, within bounds. An empty one needs
     // nothing.
@@ -164,14 +164,14 @@ fn the_segment_that_the_reader_waits_for_is_taken_wherever_there_is_a_chunk() {
     let inserted = queue.insert(place, Time::ZERO, 2, empty, &pool, &mut batch);
     assert_eq!(inserted, Inserted::InOrder);
     assert_eq!(insert(&mut queue, next + 1, 1, false), Inserted::InOrder);
-    assert_eq!(queue.beyond, 65_536 - SLOT);
+    assert_eq!(queue.oversize, 65_536 - SLOT);
     assert_eq!(insert(&mut queue, next + 2, 0, false), Inserted::NoMemory);
     drop(others);
     assert_eq!(insert(&mut queue, next + 2, 0, false), Inserted::InOrder);
     queue.pop();
-    assert_eq!(queue.beyond, 65_536 - SLOT);
+    assert_eq!(queue.oversize, 65_536 - SLOT);
     while queue.pop().is_some() {}
-    assert_eq!((queue.charged(), queue.beyond), (0, 0));
+    assert_eq!((queue.charged(), queue.oversize), (0, 0));
     drop(queue);
     assert_eq!(budget.reserved(), 0);
 }
@@ -204,7 +204,7 @@ fn a_window_follows_bandwidth_times_delay() {
 
 /// 32 segments in 2 ms, with a round trip of 20 ms: the path carries 320 in one.
 #[test]
-fn one_train_that_uses_the_window_up_tells_what_the_path_carries() {
+fn one_train_that_fills_the_window_is_enough_to_estimate_the_path() {
     let pool = pool();
     let train = |used: u32, reads: bool| {
         let (mut queue, _budget) = queue(32, 1024);
@@ -238,10 +238,10 @@ fn a_message_that_fills_the_window_lets_it_grow_or_is_stuck() {
     for sn in 0..4 {
         put(&mut queue, sn, 7, &pool);
     }
-    queue.set_grows(false);
+    queue.set_may_grow(false);
     queue.unstick();
     assert_eq!((queue.window(), queue.is_stuck()), (4, true));
-    queue.set_grows(true);
+    queue.set_may_grow(true);
     queue.unstick();
     assert_eq!((queue.window(), queue.is_stuck()), (8, false));
     for sn in 4..8 {
@@ -253,7 +253,7 @@ fn a_message_that_fills_the_window_lets_it_grow_or_is_stuck() {
 
 /// A budget of 12 segments: two windows of 4, and what the one message that is not too long needs.
 #[test]
-fn memory_is_taken_for_a_whole_message_or_not_at_all() {
+fn the_window_grows_for_a_whole_message_or_not_at_all() {
     let pool = pool();
     let budget = MemoryBudget::new(reservation(12, SLOT));
     let mut queues =
@@ -265,7 +265,7 @@ fn memory_is_taken_for_a_whole_message_or_not_at_all() {
         queue.unstick();
     }
     let windows = queues.each_ref().map(ReceiveQueue::window);
-    assert_eq!((windows, queues[0].refused), ([4, 8], 1));
+    assert_eq!((windows, queues[0].growth_refused), ([4, 8], 1));
     assert_eq!(budget.reserved(), budget.limit());
 }
 
@@ -277,25 +277,29 @@ fn fragments_count_down_to_the_end_of_a_message() {
     queue.pop();
     // What precedes `sn` 2 is not known; what precedes `sn` 1 is, read or not.
     assert!(
-        [1, 0, 3, 2, END].map(|frg| queue.counts_down(1, frg, None))
+        [1, 0, 3, 2, END].map(|frg| queue.is_frg_consistent(1, frg, None))
             == [true, false, false, false, false]
     );
-    assert!((0..=END).all(|frg| queue.counts_down(2, frg, None)));
-    assert!(!queue.counts_down(2, 0, Some((1, 2))) && queue.counts_down(2, 1, Some((1, 2))));
-    put(&mut queue, 2, 0, &pool);
-    assert!(queue.counts_down(1, 1, None) && !queue.counts_down(1, 2, None));
+    assert!((0..=END).all(|frg| queue.is_frg_consistent(2, frg, None)));
     assert!(
-        (0..=END).all(|frg| queue.counts_down(3, frg, None)),
+        !queue.is_frg_consistent(2, 0, Some((1, 2))) && queue.is_frg_consistent(2, 1, Some((1, 2)))
+    );
+    put(&mut queue, 2, 0, &pool);
+    assert!(queue.is_frg_consistent(1, 1, None) && !queue.is_frg_consistent(1, 2, None));
+    assert!(
+        (0..=END).all(|frg| queue.is_frg_consistent(3, frg, None)),
         "another message"
     );
     put(&mut queue, 4, 1, &pool);
-    assert!([0, 1, 2, 3].map(|frg| queue.counts_down(3, frg, None)) == [true, false, true, false]);
-    assert!(queue.counts_down(0, 77, None), "it was here");
+    assert!(
+        [0, 1, 2, 3].map(|frg| queue.is_frg_consistent(3, frg, None)) == [true, false, true, false]
+    );
+    assert!(queue.is_frg_consistent(0, 77, None), "it was here");
 }
 
 /// The peer sends no more than it was told.
 #[test]
-fn a_message_as_long_as_the_window_does_not_wait_for_a_buffer_that_it_keeps_itself() {
+fn a_message_that_fills_the_window_is_copied_out_of_its_own_buffers() {
     for first_read_early in [true, false] {
         let pool = pool();
         let (mut queue, _budget) = queue(256, 256);
@@ -323,7 +327,7 @@ fn a_message_as_long_as_the_window_does_not_wait_for_a_buffer_that_it_keeps_itse
         }
         assert_ne!(queue.advertised(), 0);
         assert_eq!(put(&mut queue, 256, 0, &pool), Inserted::InOrder);
-        assert_eq!((queue.front().unwrap().0, queue.copied), (256, 39));
+        assert_eq!((queue.front_message().unwrap().0, queue.copied), (256, 39));
     }
 }
 
@@ -362,7 +366,7 @@ fn a_shared_buffer_is_charged_once_and_given_back_with_its_last_segment() {
 }
 
 #[test]
-fn one_segment_out_of_each_of_many_buffers_pins_no_more_than_was_reserved() {
+fn one_segment_of_each_of_many_buffers_pins_at_most_the_reservation() {
     let pool = pool();
     let (mut queue, _budget) = queue(512, 512);
     let class = pool.slab().size_classes().sizes().len() - 1;
@@ -387,7 +391,7 @@ fn one_segment_out_of_each_of_many_buffers_pins_no_more_than_was_reserved() {
 }
 
 #[test]
-fn where_the_pool_has_no_chunk_to_copy_to_the_segment_is_not_taken() {
+fn a_segment_is_refused_if_the_pool_has_no_chunk_for_its_copy() {
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
     let (mut queue, _budget) = queue(8, 8);
     let packet = super_buffer(&pool).swap_remove(0);
