@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_never_passed_and_comes_back() {
+    fn a_budget_is_never_exceeded_and_is_given_back() {
         let budget = MemoryBudget::new(100);
         let (mut a, mut b) = (budget.account(), budget.account());
         assert!(a.reserve(60));

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_of_rejections_is_in_the_order_of_their_numbers() {
+    fn rejections_are_listed_in_discriminant_order() {
         for (n, rejection) in Rejection::ALL.iter().enumerate() {
             assert_eq!(*rejection as usize, n);
         }

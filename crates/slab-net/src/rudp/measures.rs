@@ -113,7 +113,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn each_round_trip_lies_in_the_bucket_that_its_bound_says() {
+    fn each_round_trip_is_counted_in_its_bucket() {
         let measures = Measures::default();
         let [first, .., last] = RoundTripTimes::BOUNDS_NANOS.map(Duration::from_nanos);
         let micro = Duration::from_micros(1);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_is_blocked_from_its_lack_of_memory_until_there_is_some() {
+    fn a_sender_counts_as_blocked_while_it_lacks_memory() {
         // Enough for the promised window, and for a little to send.
         let mut pair = Pair::new([32 * 1536 * 5 / 4 + (64 << 10), 8 << 20]);
         let message = [5; 1000];
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_is_blocked_while_its_window_is_filled_and_cannot_grow() {
+    fn a_receiver_counts_as_blocked_while_its_full_window_cannot_grow() {
         // Enough for the first window only, or for many times that.
         for (memory, blocks) in [(32 * 1536 * 5 / 4 + 1000, true), (8 << 20, false)] {
             let mut pair = Pair::new([8 << 20, memory]);

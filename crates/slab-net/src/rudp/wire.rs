@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_of_the_protocol() {
+    fn headers_are_encoded_as_in_kcp() {
         let mut bytes = [0; HEADER_BYTES];
         header(Command::Push, 0x1817_1615).encode(&mut bytes);
         let expected: [u8; HEADER_BYTES] = [

@@ -81,7 +81,7 @@ impl AesGcm {
             bytes => return Err(KeyError::Length { bytes }),
         };
         let nonces = Nonces::default();
-        nonces.begin().map_err(|_| KeyError::NoRandom)?;
+        nonces.begin_own_run().map_err(|_| KeyError::NoRandom)?;
         let key = UnboundKey::new(algorithm, key).expect("of the algorithm's length");
         Ok(Self {
             key: Arc::new(LessSafeKey::new(key)),
@@ -111,7 +111,9 @@ impl AesGcm {
     /// Call before [`seal_next`](Self::seal_next), once for any number of datagrams, because it asks the system.
     pub(super) fn renew_nonces_after_fork(&self) {
         // Going on with the nonces of another process would disclose what both have sealed.
-        self.nonces.begin().expect("the system has random numbers");
+        self.nonces
+            .begin_own_run()
+            .expect("the system has random numbers");
     }
 
     /// As [`seal`](Self::seal), after [`renew_nonces_after_fork`](Self::renew_nonces_after_fork).
@@ -141,7 +143,7 @@ impl AesGcm {
     /// Was it sealed with this count of nonces?
     pub(super) fn has_sealed(&self, datagram: &[u8]) -> bool {
         let nonce = datagram.first_chunk();
-        nonce.is_some_and(|nonce| self.nonces.drew(nonce))
+        nonce.is_some_and(|nonce| self.nonces.was_drawn(nonce))
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Nonces {
 impl Nonces {
     /// Begins a run if this process has none: if the present run belongs to the parent, or nothing was drawn yet.
     /// Asks the system, and so is called once for many datagrams.
-    pub(super) fn begin(&self) -> Result<(), Unspecified> {
+    pub(super) fn begin_own_run(&self) -> Result<(), Unspecified> {
         let process = process::id();
         if self.process.load(Ordering::Acquire) == process {
             return Ok(());
@@ -51,7 +51,7 @@ impl Nonces {
     }
 
     /// Is it a number of the run so far?
-    pub(super) fn drew(&self, nonce: &[u8; NONCE_BYTES]) -> bool {
+    pub(super) fn was_drawn(&self, nonce: &[u8; NONCE_BYTES]) -> bool {
         let mut bytes = [0; size_of::<u128>()];
         bytes[..NONCE_BYTES].copy_from_slice(nonce);
         let ago = u128::from_le_bytes(bytes).wrapping_sub(self.first());
@@ -71,9 +71,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_drew_a_nonce_knows_it_again_also_where_the_numbers_begin_anew() {
+    fn drawn_nonces_are_recognised_also_across_the_wrap() {
         let nonces = Nonces::default();
-        nonces.begin().unwrap();
+        nonces.begin_own_run().unwrap();
         nonces.high.store(u32::MAX, Ordering::Relaxed);
         nonces.low.store(u64::MAX - 1, Ordering::Relaxed);
         let next = |n: u128| {
@@ -83,16 +83,16 @@ mod tests {
             bytes
         };
         for n in 0..5 {
-            assert!(!nonces.drew(&next(n)));
+            assert!(!nonces.was_drawn(&next(n)));
             assert_eq!(nonces.draw(), next(n));
-            assert!((0..=n).all(|n| nonces.drew(&next(n))));
+            assert!((0..=n).all(|n| nonces.was_drawn(&next(n))));
         }
-        assert!(!nonces.drew(&next(5)) && !nonces.drew(&next(u128::MAX)));
+        assert!(!nonces.was_drawn(&next(5)) && !nonces.was_drawn(&next(u128::MAX)));
         // As in the child of a fork: what the parent drew is not of its run.
         nonces.process.store(0, Ordering::Relaxed);
-        nonces.begin().unwrap();
-        assert!(!nonces.drew(&nonces_after(&nonces)));
-        assert!(!nonces.drew(&next(0)));
+        nonces.begin_own_run().unwrap();
+        assert!(!nonces.was_drawn(&nonces_after(&nonces)));
+        assert!(!nonces.was_drawn(&next(0)));
     }
 
     fn nonces_after(nonces: &Nonces) -> [u8; NONCE_BYTES] {

@@ -5,7 +5,7 @@
 //! shards as unknowns.
 
 use super::code::{self, Code};
-use super::{CONTINUOUS, COVERED_AT, FEC_HEADER_BYTES, FecShards, FecStats, Framing, seqid};
+use super::{COVERED_AT, FEC_HEADER_BYTES, FecShards, FecStats, Framing, MAX_PAUSE, seqid};
 use crate::packet::{Packet, PacketBuf, PacketPool};
 use crate::rudp::budget::{Account, MemoryBudget};
 use crate::rudp::time::Time;
@@ -15,10 +15,10 @@ use std::sync::Arc;
 const WINDOW_SHARDS: u32 = 64;
 const MIN_GROUPS: u32 = 4;
 /// A shard that contradicts the assumption that the peer uses our counts weighs as much as the shards of this many
-/// groups that confirm it, and at most `MOST_DOUBTS` are forgiven in a row. If the counts differ, one comes in
+/// groups that confirm it, and at most `MAX_CONTRADICTIONS` are forgiven in a row. If the counts differ, one comes in
 /// every group or two.
-const DOUBT_GROUPS: u32 = 4;
-const MOST_DOUBTS: u32 = 4;
+const CONTRADICTION_COST: u32 = 4;
+const MAX_CONTRADICTIONS: u32 = 4;
 
 /// The most shards that a decoder keeps.
 pub(in crate::rudp) fn max_kept_shards(shards: FecShards) -> usize {
@@ -44,15 +44,15 @@ pub struct FecDecoder {
     groups: Vec<Group>,
     newest: Option<u32>,
     /// Shards in a row that were behind the window.
-    astray: u32,
+    late_in_a_row: u32,
     /// Shards still to be ignored before the peer's counts are believed to be ours again.
-    distrust: u32,
+    shards_to_ignore: u32,
     /// Shards that confirmed that, less the cost of those that contradicted it.
-    borne_out: u32,
+    confirmations: u32,
     /// Scratch memory for two matrices.
     matrices: Vec<u8>,
     /// When `rest` was first called after the last shard was kept.
-    resting_since: Option<Time>,
+    idle_since: Option<Time>,
     stats: FecStats,
 }
 
@@ -92,11 +92,11 @@ impl FecDecoder {
             account: budget.account(),
             groups: Vec::new(),
             newest: None,
-            astray: 0,
-            distrust: 0,
-            borne_out: 0,
+            late_in_a_row: 0,
+            shards_to_ignore: 0,
+            confirmations: 0,
             matrices: Vec::new(),
-            resting_since: None,
+            idle_since: None,
             stats: FecStats::default(),
         }
     }
@@ -117,14 +117,15 @@ impl FecDecoder {
         let position = (seqid % shards.total()) as usize;
         if (position < shards.data()) != is_data {
             self.stats.rejected += 1;
-            return self.doubt();
+            return self.on_contradiction();
         }
-        if self.distrust > 0 {
-            self.distrust -= 1;
+        if self.shards_to_ignore > 0 {
+            self.shards_to_ignore -= 1;
             return;
         }
-        self.borne_out = (self.borne_out + 1).min(shards.total() * DOUBT_GROUPS * MOST_DOUBTS);
-        if shard.len() > self.longest_shard || (is_data && !is_whole(&shard[COVERED_AT..])) {
+        self.confirmations =
+            (self.confirmations + 1).min(shards.total() * CONTRADICTION_COST * MAX_CONTRADICTIONS);
+        if shard.len() > self.longest_shard || (is_data && !is_size_valid(&shard[COVERED_AT..])) {
             return self.stats.rejected += 1;
         }
         let Some(at) = self.group(seqid / shards.total()) else {
@@ -133,28 +134,28 @@ impl FecDecoder {
         if self.groups[at].closed || self.groups[at].shards[position].is_some() {
             return;
         }
-        if !self.keep(at, position, &shard[COVERED_AT..]) {
+        if !self.store_shard(at, position, &shard[COVERED_AT..]) {
             return self.stats.no_memory += 1;
         }
         let group = &self.groups[at];
         if group.data == shards.data() {
-            self.close(at);
+            self.close_group(at);
         } else if group.data + group.parity >= shards.data() {
             self.recover(at, recovered);
-            self.close(at);
+            self.close_group(at);
         }
     }
 
     /// A shard contradicts our counts. If the peer uses others, its groups are not what they seem, and what is
     /// computed from them was never sent. But a single such shard may be forged.
     #[cold]
-    fn doubt(&mut self) {
-        let cost = self.code.shards.total() * DOUBT_GROUPS;
-        match self.borne_out.checked_sub(cost) {
-            Some(left) => self.borne_out = left,
+    fn on_contradiction(&mut self) {
+        let cost = self.code.shards.total() * CONTRADICTION_COST;
+        match self.confirmations.checked_sub(cost) {
+            Some(left) => self.confirmations = left,
             None => {
                 self.clear();
-                self.distrust = 2 * self.code.shards.total();
+                self.shards_to_ignore = 2 * self.code.shards.total();
             }
         }
     }
@@ -162,11 +163,11 @@ impl FecDecoder {
     /// Forgets all shards: the next ones come from another encoder.
     pub fn clear(&mut self) {
         for at in 0..self.groups.len() {
-            self.close(at);
+            self.close_group(at);
         }
         self.newest = None;
-        self.astray = 0;
-        self.borne_out = 0;
+        self.late_in_a_row = 0;
+        self.confirmations = 0;
     }
 
     /// Frees the memory once it was called twice, half a second apart, and nothing came in between: no parity is
@@ -175,14 +176,14 @@ impl FecDecoder {
         if self.groups.is_empty() {
             return None;
         }
-        let until = *self.resting_since.get_or_insert(now) + CONTINUOUS;
+        let until = *self.idle_since.get_or_insert(now) + MAX_PAUSE;
         if now < until {
             return Some(until);
         }
         for at in 0..self.groups.len() {
             // The newest group may be incomplete with nothing lost.
-            self.give_up(at, self.newest);
-            self.close(at);
+            self.count_if_expired(at, self.newest);
+            self.close_group(at);
         }
         self.groups = Vec::new();
         self.matrices = Vec::new();
@@ -225,23 +226,23 @@ impl FecDecoder {
         };
         let behind = if ahead == 0 { 0 } else { all - ahead };
         if self.newest.is_none() {
-            self.begin(number);
+            self.open_group(number);
         } else if ahead > 0 && ahead <= all / 2 {
             // The groups that it skips have to be closed as well, but no more than the window has.
             for step in (0..ahead.min(window)).rev() {
-                self.begin((number + all - step) % all);
+                self.open_group((number + all - step) % all);
             }
         } else if behind >= window {
             self.stats.late += 1;
-            self.astray += 1;
-            if self.astray <= self.code.shards.total().max(WINDOW_SHARDS) {
+            self.late_in_a_row += 1;
+            if self.late_in_a_row <= self.code.shards.total().max(WINDOW_SHARDS) {
                 return None;
             }
             // So many are not late: the newest was forged, or the peer began anew.
             self.clear();
-            self.begin(number);
+            self.open_group(number);
         }
-        self.astray = 0;
+        self.late_in_a_row = 0;
         let at = self.place(number);
         // Every group of the window has been begun, except at the start.
         (self.groups[at].number == number).then_some(at)
@@ -254,26 +255,26 @@ impl FecDecoder {
     }
 
     /// Makes a group the newest, and closes the one whose place it takes.
-    fn begin(&mut self, number: u32) {
+    fn open_group(&mut self, number: u32) {
         let at = self.place(number);
-        self.give_up(at, None);
-        self.close(at);
+        self.count_if_expired(at, None);
+        self.close_group(at);
         let group = &mut self.groups[at];
         group.number = number;
         group.closed = false;
         self.newest = Some(number);
     }
 
-    /// Counts a group that is given up with data missing, unless it is number `but`.
-    fn give_up(&mut self, at: usize, but: Option<u32>) {
+    /// Counts a group that is given up with data missing, unless it is number `except`.
+    fn count_if_expired(&mut self, at: usize, except: Option<u32>) {
         let group = &self.groups[at];
-        if !group.closed && group.data < self.code.shards.data() && but != Some(group.number) {
+        if !group.closed && group.data < self.code.shards.data() && except != Some(group.number) {
             self.stats.expired += 1;
         }
     }
 
     /// Frees the memory of a group.
-    fn close(&mut self, at: usize) {
+    fn close_group(&mut self, at: usize) {
         let group = &mut self.groups[at];
         group.closed = true;
         if group.data + group.parity > 0 {
@@ -285,7 +286,7 @@ impl FecDecoder {
     }
 
     /// Copies the covered part of a shard; returns `false` if there is no memory.
-    fn keep(&mut self, at: usize, position: usize, covered: &[u8]) -> bool {
+    fn store_shard(&mut self, at: usize, position: usize, covered: &[u8]) -> bool {
         let Ok(mut buf) = self.pool.try_alloc(covered.len()) else {
             return false;
         };
@@ -293,7 +294,7 @@ impl FecDecoder {
             return false;
         }
         buf.extend_from_slice(covered);
-        self.resting_since = None;
+        self.idle_since = None;
         let group = &mut self.groups[at];
         group.shards[position] = Some(buf);
         if position < self.code.shards.data() {
@@ -371,7 +372,7 @@ fn size(covered: &[u8]) -> usize {
 }
 
 /// Does a data shard's `size` agree with its length?
-fn is_whole(covered: &[u8]) -> bool {
+fn is_size_valid(covered: &[u8]) -> bool {
     size(covered) == covered.len()
 }
 

@@ -4,8 +4,7 @@
 
 use super::code::Code;
 use super::{
-    CONTINUOUS, COVERED_AT, DATA, FEC_HEADER_BYTES, FecShards, FecStats, PARITY, seqid,
-    write_header,
+    COVERED_AT, DATA, FEC_HEADER_BYTES, FecShards, FecStats, MAX_PAUSE, PARITY, seqid, write_header,
 };
 use crate::packet::{PacketBuf, PacketPool};
 use crate::rudp::budget::{Account, MemoryBudget};
@@ -57,8 +56,8 @@ pub struct FecEncoder {
     /// Their parity; empty if there is none, or no memory for it.
     parity: Vec<PacketBuf>,
     /// Parity shards of the last complete group that have been taken; all while a group is not complete.
-    taken: usize,
-    last: Option<Time>,
+    parity_taken: usize,
+    last_protected: Option<Time>,
     stats: FecStats,
 }
 
@@ -81,7 +80,7 @@ impl FecEncoder {
         budget: &MemoryBudget,
     ) -> Self {
         Self {
-            taken: code.shards.parity(),
+            parity_taken: code.shards.parity(),
             code,
             longest_shard,
             pool: pool.clone(),
@@ -89,7 +88,7 @@ impl FecEncoder {
             next: 0,
             filled: 0,
             parity: Vec::new(),
-            last: None,
+            last_protected: None,
             stats: FecStats::default(),
         }
     }
@@ -120,11 +119,11 @@ impl FecEncoder {
                 .add(row, self.filled, &shard[COVERED_AT..], parity);
         }
         self.filled += 1;
-        let before = self.last.replace(now);
+        let before = self.last_protected.replace(now);
         if self.filled == self.code.shards.data() {
             self.filled = 0;
-            self.taken = 0;
-            if before.is_some_and(|before| now.since(before) >= CONTINUOUS) {
+            self.parity_taken = 0;
+            if before.is_some_and(|before| now.since(before) >= MAX_PAUSE) {
                 self.skip_parity();
             }
         }
@@ -133,8 +132,8 @@ impl FecEncoder {
     /// Returns the length of the next parity shard that is due, if there is one.
     #[must_use]
     pub fn parity_len(&self) -> Option<usize> {
-        // `taken` is beyond the end while none is due; the list is empty if there was no memory.
-        let parity = self.parity.get(self.taken)?;
+        // `parity_taken` is beyond the end while none is due; the list is empty if there was no memory.
+        let parity = self.parity.get(self.parity_taken)?;
         Some(COVERED_AT + parity.len())
     }
 
@@ -146,11 +145,11 @@ impl FecEncoder {
     pub fn next_parity(&mut self, to: &mut [u8]) -> Option<usize> {
         let len = self.parity_len()?;
         let shard = &mut to[..len];
-        shard[COVERED_AT..].copy_from_slice(&self.parity[self.taken]);
+        shard[COVERED_AT..].copy_from_slice(&self.parity[self.parity_taken]);
         self.write_header(shard, PARITY);
-        self.taken += 1;
+        self.parity_taken += 1;
         self.stats.sent_parity += 1;
-        if self.taken == self.code.shards.parity() {
+        if self.parity_taken == self.code.shards.parity() {
             self.release();
         }
         Some(len)
@@ -159,7 +158,7 @@ impl FecEncoder {
     /// Frees the memory if nothing was protected for half a second: parity would come too late by then, and the
     /// unfinished group gets none. Returns when to call it again, if memory is still held.
     pub fn rest(&mut self, now: Time) -> Option<Time> {
-        let until = self.last? + CONTINUOUS;
+        let until = self.last_protected? + MAX_PAUSE;
         if now < until {
             return (!self.parity.is_empty()).then_some(until);
         }
@@ -188,11 +187,11 @@ impl FecEncoder {
 
     /// Drops the parity that is due. Its numbers stay unused, as a group begins at a multiple of its size.
     fn skip_parity(&mut self) {
-        let left = self.code.shards.parity() - self.taken;
+        let left = self.code.shards.parity() - self.parity_taken;
         if left > 0 {
             self.next =
                 ((u64::from(self.next) + left as u64) % u64::from(self.code.shards.wrap())) as u32;
-            self.taken += left;
+            self.parity_taken += left;
             self.release();
         }
     }
@@ -228,7 +227,7 @@ mod tests {
 
     /// Numbers wrap at the largest multiple of the group's size, even if that is within parity that is left out.
     #[test]
-    fn numbers_begin_again_with_a_whole_group() {
+    fn seqids_wrap_at_a_group_boundary() {
         let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
         let budget = MemoryBudget::new(1 << 20);
         let shards = FecShards::new(3, 2).unwrap();
@@ -238,7 +237,7 @@ mod tests {
             let (mut now, mut numbers) = (Time::ZERO, Vec::new());
             for n in 0..4 {
                 if pause && n == 2 {
-                    now = now + CONTINUOUS;
+                    now = now + MAX_PAUSE;
                 }
                 let mut shard = [7; 100];
                 encoder.protect(now, &mut shard);

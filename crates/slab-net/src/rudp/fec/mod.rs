@@ -40,7 +40,7 @@ pub const FEC_HEADER_BYTES: usize = 8;
 /// The bytes of a shard in front of what the code covers.
 const COVERED_AT: usize = 6;
 /// No parity is sent if this long passed between the last two datagrams of its group: it would come too late.
-const CONTINUOUS: Duration = Duration::from_millis(500);
+const MAX_PAUSE: Duration = Duration::from_millis(500);
 const DATA: u16 = 0xf1;
 const PARITY: u16 = 0xf2;
 
