@@ -2,7 +2,7 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::{SOON, any, fast, pool, until};
+use rudp_common::sockets::{TIMEOUT, any, fast, pool, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{CloseReason, Connection, Endpoint};
 use tokio::net::UdpSocket;
@@ -38,21 +38,21 @@ async fn talks(server: &Endpoint, client: &Connection) {
         }
         connection
     };
-    let connection = timeout(SOON, echo).await.unwrap();
-    let first = timeout(SOON, client.recv())
+    let connection = timeout(TIMEOUT, echo).await.unwrap();
+    let first = timeout(TIMEOUT, client.recv())
         .await
         .unwrap()
         .unwrap()
         .unwrap();
     assert_eq!(first, [7; 20_000][..]);
-    let second = timeout(SOON, client.recv()).await.unwrap().unwrap();
+    let second = timeout(TIMEOUT, client.recv()).await.unwrap().unwrap();
     assert_eq!(second.unwrap(), b"and more"[..]);
     drop(connection);
 }
 
 /// Forged addresses use up the room for unproved ones; a peer that receives at its own address still gets in.
 #[tokio::test]
-async fn a_flood_of_half_open_sessions_does_not_keep_ours_out() {
+async fn a_flood_of_half_open_sessions_does_not_keep_this_library_out() {
     let pool = pool();
     let config = fast().max_half_open(3, 100);
     let server = Endpoint::bind(any(), &pool, config).unwrap();
@@ -61,7 +61,7 @@ async fn a_flood_of_half_open_sessions_does_not_keep_ours_out() {
         let datagram = opening(conv, Command::Push, 1);
         flood.send_to(&datagram, server.local_addr()).await.unwrap();
     }
-    until(&server, "flooded", |server| {
+    wait_until(&server, "flooded", |server| {
         server.stats().refused_half_open >= 40
     })
     .await;
@@ -79,14 +79,14 @@ async fn a_flood_of_half_open_sessions_does_not_keep_ours_out() {
 }
 
 #[tokio::test]
-async fn a_server_may_ask_everybody_for_a_cookie() {
+async fn a_server_may_require_a_cookie_of_everybody() {
     let pool = pool();
     let config = fast().require_cookie(true);
     let server = Endpoint::bind(any(), &pool, config).unwrap();
     let foreign = UdpSocket::bind(any()).await.unwrap();
     let push = opening(1, Command::Push, 1);
     foreign.send_to(&push, server.local_addr()).await.unwrap();
-    until(&server, "refused", |server| {
+    wait_until(&server, "refused", |server| {
         server.stats().refused_half_open == 1
     })
     .await;
@@ -95,7 +95,7 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
     let mut ask = opening(1, Command::AskWindow, 77);
     ask[5] = 0;
     foreign.send_to(&ask, server.local_addr()).await.unwrap();
-    until(&server, "refused, too", |server| {
+    wait_until(&server, "refused, too", |server| {
         server.stats().refused_half_open == 2
     })
     .await;
@@ -114,7 +114,7 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
     let mut forged = answer[..len].to_vec();
     forged[len - 1] ^= 1;
     foreign.send_to(&forged, server.local_addr()).await.unwrap();
-    until(&server, "forged", |server| {
+    wait_until(&server, "forged", |server| {
         server.stats().unknown_session == 1
     })
     .await;
@@ -131,7 +131,7 @@ async fn a_server_may_ask_everybody_for_a_cookie() {
 /// may have none of IPv4.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn an_endpoint_of_ipv6_and_its_peers_of_ipv4_know_each_other() {
+async fn an_ipv6_endpoint_talks_to_ipv4_peers() {
     use std::net::SocketAddr;
     let pool = pool();
     let Ok(dual) = Endpoint::bind("[::]:0".parse().unwrap(), &pool, fast()) else {
@@ -161,7 +161,7 @@ async fn an_endpoint_of_ipv6_and_its_peers_of_ipv4_know_each_other() {
 /// A client's socket is connected: it receives only from the address that it sends to.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_server_bound_to_all_answers_from_the_address_that_is_asked() {
+async fn a_server_bound_to_all_answers_from_the_address_that_was_sent_to() {
     let pool = pool();
     let configs = [
         fast(),
@@ -180,14 +180,14 @@ async fn a_server_bound_to_all_answers_from_the_address_that_is_asked() {
             // Not the address that the system would choose to answer from.
             let to = ([127, 0, 0, 2], server.local_addr().port()).into();
             let client = Connection::connect(to, &pool, config.clone()).unwrap();
-            timeout(SOON, talks(&server, &client)).await.expect(all);
+            timeout(TIMEOUT, talks(&server, &client)).await.expect(all);
         }
     }
 }
 
 /// The unspecified address is what an endpoint bound to all addresses reports.
 #[tokio::test]
-async fn the_unspecified_address_is_that_of_loopback() {
+async fn connecting_to_the_unspecified_address_reaches_loopback() {
     let pool = pool();
     for all in ["0.0.0.0:0", "[::]:0"] {
         let Ok(server) = Endpoint::bind(all.parse().unwrap(), &pool, fast()) else {
@@ -206,7 +206,7 @@ async fn the_unspecified_address_is_that_of_loopback() {
 /// A server that has restarted, or that sees the client at another address than before, does not know the client's
 /// cookie. The client gets in with another one, or without one if none is needed.
 #[tokio::test]
-async fn a_cookie_that_proves_nothing_any_more_keeps_nobody_out() {
+async fn a_client_with_an_outdated_cookie_still_connects() {
     for needs_another in [false, true] {
         let pool = pool();
         let first = Endpoint::bind(any(), &pool, fast().require_cookie(true)).unwrap();
@@ -249,7 +249,7 @@ async fn a_cookie_that_proves_nothing_any_more_keeps_nobody_out() {
 /// A client's socket lets in only its peer's datagrams.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_client_hears_nobody_but_its_peer() {
+async fn a_client_receives_only_from_its_peer() {
     let pool = pool();
     let server = UdpSocket::bind(any()).await.unwrap();
     let peer = server.local_addr().unwrap();
@@ -264,7 +264,7 @@ async fn a_client_hears_nobody_but_its_peer() {
         .send(&opening(client.conv(), Command::Push, 1))
         .await
         .unwrap();
-    let refused = timeout(SOON, stranger.recv(&mut buf)).await.unwrap();
+    let refused = timeout(TIMEOUT, stranger.recv(&mut buf)).await.unwrap();
     assert_eq!(
         refused.unwrap_err().kind(),
         std::io::ErrorKind::ConnectionRefused
@@ -273,13 +273,13 @@ async fn a_client_hears_nobody_but_its_peer() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_client_learns_that_nobody_listens() {
+async fn a_client_is_refused_if_nobody_listens() {
     let pool = pool();
     let gone = UdpSocket::bind(any()).await.unwrap();
     let peer = gone.local_addr().unwrap();
     drop(gone);
     let client = Connection::connect(peer, &pool, fast()).unwrap();
     client.send_slice(b"hello").await.unwrap();
-    let end = timeout(SOON, client.recv()).await.unwrap();
+    let end = timeout(TIMEOUT, client.recv()).await.unwrap();
     assert_eq!(end, Err(CloseReason::Refused));
 }

@@ -125,7 +125,7 @@ impl Core {
 }
 
 #[test]
-fn the_core_allocates_nothing_also_at_five_percent_loss() {
+fn sessions_allocate_nothing_at_five_percent_loss() {
     let mut core = Core::new();
     for _ in 0..500 {
         core.turn();
@@ -217,7 +217,7 @@ fn resident_kb() -> Option<u64> {
 /// `RUDP_SESSIONS=100000` opens that many, half of them at each end, and prints what they take.
 #[tokio::test]
 #[expect(clippy::print_stdout, reason = "figures are to be seen")]
-async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
+async fn idle_sessions_use_little_heap_no_pool_memory_and_no_time() {
     let asked = std::env::var("RUDP_SESSIONS").ok();
     let sessions = asked.map_or(1000, |n| n.parse::<usize>().expect("a number"));
     let pool = pool();
@@ -277,7 +277,7 @@ async fn idle_sessions_take_little_of_the_heap_none_of_the_pool_and_no_time() {
 
 /// Few of the sessions that are gone are remembered.
 #[tokio::test]
-async fn sessions_that_come_and_go_leave_nothing_of_the_heap() {
+async fn sessions_that_ended_leave_no_heap_memory_in_use() {
     let config = EndpointConfig::new(SessionConfig::fast()).max_sessions(4);
     #[cfg(feature = "fec")]
     let config = config.fec(slab_net::rudp::fec::FecShards::new(2, 1).unwrap());
@@ -298,7 +298,7 @@ async fn sessions_that_come_and_go_leave_nothing_of_the_heap() {
 
 /// Memory that traffic needed is freed once the traffic is over.
 #[tokio::test]
-async fn a_session_that_was_busy_is_small_again_when_it_is_idle() {
+async fn a_busy_session_frees_its_heap_memory_when_it_is_idle() {
     let idle = Duration::from_millis(300);
     let session = SessionConfig::fast()
         .window(1024, 1024)

@@ -9,24 +9,24 @@ use slab_net::rudp::{CloseReason, Rejection, SessionConfig, Time};
 use std::time::Duration;
 
 #[test]
-fn malformed_datagrams() {
+fn malformed_datagrams_are_refused() {
     let valid = datagram(push(b"x"), b"x");
-    Pair::refused(&valid[..20], Rejection::TooShort);
-    Pair::refused(&[&valid[..], &[0]].concat(), Rejection::TrailingBytes);
-    Pair::refused(&valid[..24], Rejection::LengthBeyondDatagram);
+    Pair::assert_refused(&valid[..20], Rejection::TooShort);
+    Pair::assert_refused(&[&valid[..], &[0]].concat(), Rejection::TrailingBytes);
+    Pair::assert_refused(&valid[..24], Rejection::LengthBeyondDatagram);
     let huge = Header {
         len: u32::MAX,
         ..header(Command::Push)
     };
-    Pair::refused(&datagram(huge, b"x"), Rejection::LengthBeyondDatagram);
+    Pair::assert_refused(&datagram(huge, b"x"), Rejection::LengthBeyondDatagram);
     let mut unknown = valid.clone();
     unknown[4] = 80;
-    Pair::refused(&unknown, Rejection::UnknownCommand);
+    Pair::assert_refused(&unknown, Rejection::UnknownCommand);
 }
 
 /// A good segment in front of a bad one is not accepted either.
 #[test]
-fn a_datagram_is_taken_as_a_whole_or_not_at_all() {
+fn a_datagram_with_one_bad_segment_is_refused_as_a_whole() {
     let good = datagram(push(b"good"), b"good");
     let bad = datagram(
         Header {
@@ -35,12 +35,12 @@ fn a_datagram_is_taken_as_a_whole_or_not_at_all() {
         },
         b"",
     );
-    Pair::refused(&[good, bad].concat(), Rejection::UnaBeyondSent);
+    Pair::assert_refused(&[good, bad].concat(), Rejection::UnaBeyondSent);
 }
 
 /// Nor is a refused datagram a sign of life: otherwise anybody could keep a session whose peer is gone.
 #[test]
-fn what_is_refused_keeps_no_session_alive() {
+fn refused_datagrams_do_not_keep_a_session_alive() {
     let mut pair = Pair::new();
     pair.client.send_slice(b"hello").unwrap();
     pair.settle();
@@ -64,28 +64,28 @@ fn what_is_refused_keeps_no_session_alive() {
 
 /// This loses data in the crate `kcp`, which frees what was never acknowledged.
 #[test]
-fn una_beyond_what_was_sent() {
+fn una_beyond_what_was_sent_is_refused() {
     for una in [3, 100, 0x7fff_ffff, 0x8000_0000, 0xffff_0000] {
         let forged = Header {
             una,
             ..header(Command::TellWindow)
         };
-        Pair::refused(&datagram(forged, b""), Rejection::UnaBeyondSent);
+        Pair::assert_refused(&datagram(forged, b""), Rejection::UnaBeyondSent);
     }
 }
 
 /// This panics the crate `kcp`.
 #[test]
-fn sequence_numbers_half_a_circle_away() {
+fn far_sequence_numbers_are_refused() {
     for sn in [0x8000_0000, 0x7fff_ffff, 0x8000_0001, 70_000] {
         let forged = Header { sn, ..push(b"x") };
-        Pair::refused(&datagram(forged, b"x"), Rejection::SequenceFarOutside);
+        Pair::assert_refused(&datagram(forged, b"x"), Rejection::SequenceFarOutside);
     }
 }
 
 /// This panics the crate `kcp`, and blocks a reader of kcp-go for ever.
 #[test]
-fn more_fragments_than_there_can_be() {
+fn impossible_fragment_numbers_are_refused() {
     // Between ends of this library, `frg` 255 marks the last segment, which has to carry the token.
     let forged = |frg| {
         let first = Header {
@@ -95,9 +95,9 @@ fn more_fragments_than_there_can_be() {
         };
         datagram(first, b"x")
     };
-    Pair::refused(&forged(255), Rejection::ForgedEnd);
+    Pair::assert_refused(&forged(255), Rejection::ForgedEnd);
     // No more than the receive window has room for.
-    let mut pair = Pair::of(SessionConfig::fast().window(32, 128));
+    let mut pair = Pair::with_config(SessionConfig::fast().window(32, 128));
     for (frg, answer) in [(128, Err(Rejection::TooManyFragments)), (127, Ok(()))] {
         let packet = pair.pool.try_copy_from_slice(&forged(frg)).unwrap();
         assert_eq!(pair.server.handle_datagram(pair.now, packet), answer);
@@ -105,47 +105,47 @@ fn more_fragments_than_there_can_be() {
 }
 
 #[test]
-fn segments_longer_than_any_mtu() {
+fn segments_longer_than_any_mtu_are_refused() {
     let payload = [0; 9000];
     let forged = datagram(push(&payload), &payload);
-    Pair::refused(&forged, Rejection::SegmentTooLong);
+    Pair::assert_refused(&forged, Rejection::SegmentTooLong);
 }
 
 #[test]
-fn another_conversation() {
+fn segments_of_another_conversation_are_refused() {
     let forged = Header {
         conv: CONV + 1,
         ..push(b"x")
     };
-    Pair::refused(&datagram(forged, b"x"), Rejection::OtherConversation);
+    Pair::assert_refused(&datagram(forged, b"x"), Rejection::OtherConversation);
 }
 
 #[test]
-fn acknowledgements_of_what_was_not_sent_or_not_then() {
+fn acks_of_segments_or_times_never_sent_are_refused() {
     let beyond = Header {
         sn: 2,
         ..header(Command::Ack)
     };
-    Pair::refused(&datagram(beyond, b""), Rejection::AckBeyondSent);
+    Pair::assert_refused(&datagram(beyond, b""), Rejection::AckBeyondSent);
     // Segment 1 is in flight; an attacker who does not see the traffic has to guess its `ts`.
     for ts in [0, 1, 1000, u32::MAX] {
         let guessed = Header {
             ts,
             ..header(Command::Ack)
         };
-        Pair::refused(&datagram(guessed, b""), Rejection::TimeNeverSent);
+        Pair::assert_refused(&datagram(guessed, b""), Rejection::TimeNeverSent);
     }
 }
 
 /// 24 bytes close a session of kcp-go. Here only a peer that has seen our token can.
 #[test]
-fn close_notices_of_others() {
+fn forged_close_notices_are_refused() {
     for ts in [0, 1, u32::MAX] {
         let forged = Header {
             ts,
             ..header(Command::Close)
         };
-        Pair::refused(&datagram(forged, b""), Rejection::ForgedClose);
+        Pair::assert_refused(&datagram(forged, b""), Rejection::ForgedClose);
     }
 }
 
@@ -182,7 +182,7 @@ fn a_forged_address_gets_at_most_three_times_what_it_sent() {
 }
 
 #[test]
-fn the_bound_holds_at_any_time_and_ends_with_the_first_echo() {
+fn the_amplification_limit_always_holds_and_ends_with_the_first_echo() {
     let mut pair = Pair::new();
     // 100 bytes came in; more than three times that are to be sent.
     pair.client.send_slice(&[1; 100]).unwrap();
@@ -212,7 +212,7 @@ fn the_bound_holds_at_any_time_and_ends_with_the_first_echo() {
 /// An attacker who sends acknowledgements blindly has to hit one number in 2^31, however long the server has been
 /// sending the segment again.
 #[test]
-fn an_acknowledgement_between_two_transmissions_proves_no_address() {
+fn an_ack_between_two_transmission_times_proves_no_address() {
     let mut pair = Pair::new();
     pair.client.send_slice(&[1; 500]).unwrap();
     for datagram in transmit(&mut pair.client, pair.now) {
@@ -250,7 +250,7 @@ fn an_acknowledgement_between_two_transmissions_proves_no_address() {
 /// An acknowledgement that lacks what its sender said it had comes from a peer that began anew, and ends the
 /// session. An attacker who sends such ones blindly also has to hit one number in 2^31.
 #[test]
-fn an_acknowledgement_between_two_transmissions_ends_no_session() {
+fn an_ack_between_two_transmission_times_ends_no_session() {
     let mut pair = Pair::busy();
     let mut times = Vec::new();
     while pair.now < Time::from_micros(1_000_000) {
@@ -284,7 +284,7 @@ fn an_acknowledgement_between_two_transmissions_ends_no_session() {
 
 /// The echo of the first transmission proves the address, as does that of the last.
 #[test]
-fn an_acknowledgement_of_a_transmission_proves_the_address() {
+fn an_ack_with_the_ts_of_a_transmission_proves_the_address() {
     for which in [0, usize::MAX] {
         let mut pair = Pair::new();
         pair.client.send_slice(&[1; 500]).unwrap();
@@ -316,7 +316,7 @@ fn an_acknowledgement_of_a_transmission_proves_the_address() {
 
 /// A server that only receives proves nothing by data; ends of this library still prove their addresses.
 #[test]
-fn ends_of_this_library_prove_their_address_without_data() {
+fn ends_of_this_library_prove_their_addresses_without_data() {
     let mut pair = Pair::new();
     pair.client.send_slice(b"only this way").unwrap();
     pair.settle();
@@ -327,7 +327,7 @@ fn ends_of_this_library_prove_their_address_without_data() {
 /// Any other peer does, too: it acknowledges a segment that it must take for an old one, with a `ts` that nobody
 /// else has seen.
 #[test]
-fn a_peer_of_any_kind_proves_its_address_without_data() {
+fn any_kcp_implementation_proves_its_address_without_data() {
     for guessed in [1, 0] {
         let mut pair = Pair::new();
         pair.client.send_slice(b"only this way").unwrap();
@@ -367,7 +367,7 @@ fn a_peer_of_any_kind_proves_its_address_without_data() {
 /// A peer of another implementation that has said little, and has been acknowledged, says nothing more by itself.
 /// The allowance is not spent on the first question for the proof, whose answer may be lost.
 #[test]
-fn a_peer_that_says_little_is_asked_for_the_proof_more_than_once() {
+fn a_peer_that_sent_little_is_challenged_more_than_once() {
     let mut pair = Pair::new();
     let first = Header {
         sn: 0,
@@ -404,7 +404,7 @@ fn a_peer_that_says_little_is_asked_for_the_proof_more_than_once() {
 /// An acknowledgement that may not be sent before the address is proved is not due either: otherwise the driver
 /// would do nothing else until the session is given up.
 #[test]
-fn an_acknowledgement_that_may_not_be_sent_keeps_nobody_busy() {
+fn an_ack_that_may_not_be_sent_yet_sets_no_timer() {
     let mut pair = Pair::new();
     let forged = |sn, una| {
         let header = Header {
@@ -447,7 +447,7 @@ fn an_acknowledgement_that_may_not_be_sent_keeps_nobody_busy() {
 
 /// Before its address is proved, a peer is promised only the smallest window, whatever it sends.
 #[test]
-fn an_unproved_address_reserves_little() {
+fn an_unproved_address_reserves_only_the_smallest_window() {
     let mut pair = Pair::new();
     let reserved = pair.server.reserved_bytes();
     for sn in 0..10_000 {
@@ -468,7 +468,7 @@ fn an_unproved_address_reserves_little() {
 }
 
 #[test]
-fn a_slow_reader_closes_its_own_window_and_no_more() {
+fn a_slow_reader_closes_its_window_and_loses_nothing() {
     let mut pair = Pair::busy();
     let mut sent = 1;
     for _ in 0..100 {
@@ -496,9 +496,9 @@ fn a_slow_reader_closes_its_own_window_and_no_more() {
 /// Nor does it get more with a message that fills the window, long or endless: that waits for the proof, but not
 /// for ever, whatever else comes from the address.
 #[test]
-fn a_message_of_an_unproved_address_is_no_reason_to_reserve_more() {
+fn a_long_message_of_an_unproved_address_does_not_grow_its_window() {
     for frg in [|sn: u32| 254 - sn as u8, |_| 1] {
-        let mut pair = Pair::of(SessionConfig::fast().window(1024, 1024));
+        let mut pair = Pair::with_config(SessionConfig::fast().window(1024, 1024));
         let reserved = pair.server.reserved_bytes();
         let mut until = None;
         for n in 0..20_000 {
@@ -535,7 +535,7 @@ fn a_message_of_an_unproved_address_is_no_reason_to_reserve_more() {
 }
 
 #[test]
-fn a_message_longer_than_the_first_window_arrives_once_the_address_is_proved() {
+fn a_message_beyond_the_first_window_arrives_once_address_is_proved() {
     let mut pair = Pair::new();
     let probes = transmit(&mut pair.client, pair.now);
     assert_eq!(probes.len(), 1, "its question, which is lost");
@@ -601,7 +601,7 @@ fn a_message_longer_than_the_first_window_arrives_once_the_address_is_proved() {
 
 /// A message whose fragments do not count down has no end; such fragments are refused.
 #[test]
-fn a_message_without_an_end() {
+fn fragments_that_do_not_count_down_are_refused() {
     let mut pair = Pair::new();
     for sn in 0..2000 {
         let endless = Header {
@@ -624,8 +624,8 @@ fn a_message_without_an_end() {
 /// A peer whose message can never be complete, because its fragments came in an order that hid this, is given up,
 /// and its memory comes back.
 #[test]
-fn a_message_that_can_never_be_complete() {
-    let mut pair = Pair::of(SessionConfig::fast().window(32, 32));
+fn a_message_that_can_never_be_complete_ends_the_session() {
+    let mut pair = Pair::with_config(SessionConfig::fast().window(32, 32));
     for sn in (0..32).step_by(2) {
         // The second fragment of two comes first.
         let endless = [(sn + 1, 20), (sn, 19)].map(|(sn, frg)| Header {

@@ -71,7 +71,7 @@ impl Line {
 
 /// An end that closes no longer receives, and so does not know how far the other end is.
 #[test]
-fn closing_while_the_other_end_sends_takes_no_longer_than_a_few_round_trips() {
+fn closing_while_the_peer_sends_takes_only_a_few_round_trips() {
     for closing in 0..2 {
         let mut line = Line::new();
         let send = |ends: &mut [Session; 2]| {
@@ -92,7 +92,7 @@ fn closing_while_the_other_end_sends_takes_no_longer_than_a_few_round_trips() {
 }
 
 /// Neither end takes what the other still has to send, so nobody needs to wait for the linger time.
-fn closed_at_once_with_data_left() -> Line {
+fn simultaneous_close_with_unsent_data() -> Line {
     let mut line = Line::new();
     let send = |ends: &mut [Session; 2]| {
         for end in ends {
@@ -109,8 +109,8 @@ fn closed_at_once_with_data_left() -> Line {
 }
 
 #[test]
-fn two_ends_that_close_at_once_with_data_left_are_over_in_a_few_round_trips() {
-    let mut line = closed_at_once_with_data_left();
+fn a_simultaneous_close_with_unsent_data_ends_in_a_few_round_trips() {
+    let mut line = simultaneous_close_with_unsent_data();
     line.run(ONE_WAY * 6, |_| {});
     for end in &line.ends {
         assert_eq!(end.ended(), Some(CloseReason::ClosedByPeer));
@@ -124,8 +124,8 @@ fn two_ends_that_close_at_once_with_data_left_are_over_in_a_few_round_trips() {
 }
 
 #[test]
-fn two_ends_that_close_at_once_ask_again_where_that_was_lost() {
-    let mut line = closed_at_once_with_data_left();
+fn a_simultaneous_close_survives_the_loss_of_its_notices() {
+    let mut line = simultaneous_close_with_unsent_data();
     line.run(2 * STEP, |_| {});
     line.on_its_way = Default::default();
     line.run(Duration::from_secs(2), |_| {});
@@ -136,7 +136,7 @@ fn two_ends_that_close_at_once_ask_again_where_that_was_lost() {
 
 /// The end that is still open is not closed by this: it learns of the close once it has everything.
 #[test]
-fn an_end_that_takes_nothing_any_more_still_delivers_what_it_has() {
+fn an_end_that_closed_still_delivers_what_it_has_queued() {
     let mut line = Line::new();
     line.run(ONE_WAY * 6, |ends| {
         let _ = ends[1].send_slice(&[7; 3000]);
@@ -168,7 +168,7 @@ fn an_end_that_takes_nothing_any_more_still_delivers_what_it_has() {
 
 /// Each end in turn, also if the segment that says so is lost at first.
 #[test]
-fn who_has_finished_goes_on_receiving_and_the_peer_learns_of_the_end() {
+fn a_finished_end_still_receives_and_its_peer_sees_the_end() {
     for (finishing, lost) in [(0, false), (1, false), (0, true), (1, true)] {
         let mut line = Line::new();
         line.ends[finishing].send_slice(&[7; 3000]).unwrap();
@@ -219,7 +219,7 @@ fn who_has_finished_goes_on_receiving_and_the_peer_learns_of_the_end() {
 
 /// A peer that answers as KCP does, and counts what it would not understand.
 #[test]
-fn with_a_peer_that_would_not_understand_finishing_is_closing() {
+fn finish_closes_if_the_peer_is_another_implementation() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let budget = MemoryBudget::new(16 << 20);
     let config = SessionConfig::fast();
@@ -257,7 +257,7 @@ fn with_a_peer_that_would_not_understand_finishing_is_closing() {
 }
 
 #[test]
-fn the_end_is_marked_as_soon_as_there_is_memory_for_it() {
+fn the_end_mark_is_sent_once_there_is_memory_for_it() {
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
     let mut line = Line::over(&pool);
     let others: Vec<_> = core::iter::repeat_with(|| pool.try_alloc(24))
@@ -273,7 +273,7 @@ fn the_end_is_marked_as_soon_as_there_is_memory_for_it() {
 
 /// The mark is accepted only from a peer that knows our token, and nothing is accepted behind it.
 #[test]
-fn a_mark_of_the_end_cannot_be_forged_and_is_the_last() {
+fn an_end_mark_cannot_be_forged_and_nothing_follows_it() {
     let mark = |sn, payload: &[u8]| {
         let header = Header {
             conv: 3,
@@ -311,7 +311,7 @@ fn a_mark_of_the_end_cannot_be_forged_and_is_the_last() {
 
 /// A question in the peer's name carries another token than the peer's own.
 #[test]
-fn a_question_of_somebody_else_delays_the_end_by_no_more_than_a_few_time_outs() {
+fn a_forged_wask_delays_the_end_by_only_a_few_time_outs() {
     for with_data in [false, true] {
         let mut line = Line::new();
         let forged = from_a_forged_address(Command::AskWindow, 0, 0xbad);
@@ -340,7 +340,7 @@ fn a_question_of_somebody_else_delays_the_end_by_no_more_than_a_few_time_outs() 
 
 /// A forged answer, like that of an implementation that would not understand, comes before the peer's.
 #[test]
-fn an_answer_of_somebody_else_does_not_close_what_was_only_to_be_finished() {
+fn a_forged_wins_does_not_turn_a_finish_into_a_close() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let budget = MemoryBudget::new(16 << 20);
     let config = SessionConfig::fast();
@@ -372,7 +372,7 @@ fn an_answer_of_somebody_else_does_not_close_what_was_only_to_be_finished() {
 
 /// The peer was told that everything had arrived: its silence does not take that back.
 #[test]
-fn what_has_arrived_in_full_can_be_read_after_the_peer_has_fallen_silent() {
+fn received_data_can_be_read_after_a_finished_peer_times_out() {
     for finished in [true, false] {
         let mut line = Line::new();
         line.ends[0].send_slice(&[7; 3000]).unwrap();
@@ -395,7 +395,7 @@ fn what_has_arrived_in_full_can_be_read_after_the_peer_has_fallen_silent() {
 
 /// An application that waits for the rest learns that it will not come.
 #[test]
-fn a_peer_is_told_that_what_was_left_is_not_delivered_any_more() {
+fn a_peer_is_reset_when_the_linger_time_expires() {
     let mut line = Line::new();
     while line.ends[0].send_slice(&[7; 3000]).is_ok() {}
     line.run(ONE_WAY * 6, |_| {});
@@ -411,7 +411,7 @@ fn a_peer_is_told_that_what_was_left_is_not_delivered_any_more() {
 
 /// A session whose peer answers nothing but acknowledgements is closed when the linger time is over.
 #[test]
-fn to_finish_does_not_wait_for_ever_to_know_the_peer() {
+fn finish_closes_after_the_linger_time_if_the_peer_is_unknown() {
     const LINGER: Duration = Duration::from_secs(5);
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let budget = MemoryBudget::new(16 << 20);
@@ -435,7 +435,7 @@ fn to_finish_does_not_wait_for_ever_to_know_the_peer() {
 }
 
 #[test]
-fn an_abort_resets_the_peer_whatever_is_under_way() {
+fn an_abort_resets_the_peer_also_with_data_in_flight() {
     for aborting in 0..2 {
         let mut line = Line::new();
         line.run(ONE_WAY * 6, |ends| {
@@ -459,7 +459,7 @@ fn an_abort_resets_the_peer_whatever_is_under_way() {
 /// A peer that has restarted, with a session of the same conversation, would acknowledge what comes early in it and
 /// wait for ever for what came before: nobody would read it, and nobody would know.
 #[test]
-fn a_peer_that_began_anew_does_not_pass_for_who_had_the_rest() {
+fn a_restarted_peer_is_not_mistaken_for_the_one_before() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let mut line = Line::over(&pool);
     let (config, budget) = (SessionConfig::fast(), MemoryBudget::new(16 << 20));
@@ -472,7 +472,7 @@ fn a_peer_that_began_anew_does_not_pass_for_who_had_the_rest() {
 }
 
 #[test]
-fn a_reset_that_does_not_know_the_token_is_refused() {
+fn a_reset_without_the_token_is_refused() {
     let mut line = Line::new();
     let mut forged = vec![0; HEADER_BYTES];
     for ts in [0, 1, 0x8000_0000] {
@@ -511,7 +511,7 @@ fn from_a_forged_address(cmd: Command, una: u32, ts: u32) -> Packet {
 
 /// A question every nine seconds is a sign of life, but no proof of an address.
 #[test]
-fn a_half_open_session_ends_in_time_although_its_peer_goes_on_asking() {
+fn a_half_open_session_times_out_although_its_peer_sends_wasks() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let budget = MemoryBudget::new(16 << 20);
     let config = SessionConfig::fast();
@@ -538,7 +538,7 @@ fn a_half_open_session_ends_in_time_although_its_peer_goes_on_asking() {
 
 /// A peer that only sends is heard for as long as it does, whether it gives the proof that it is asked for or not.
 #[test]
-fn a_peer_that_is_sent_nothing_may_go_on_unproved() {
+fn an_unproved_peer_that_is_sent_nothing_may_go_on_sending() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let budget = MemoryBudget::new(16 << 20);
     let config = SessionConfig::fast();
@@ -561,7 +561,7 @@ fn a_peer_that_is_sent_nothing_may_go_on_unproved() {
 
 /// `close` has said that all was delivered. The peer has acknowledged everything, but does not know of the close.
 #[test]
-fn an_abort_after_all_was_delivered_and_closed_takes_nothing_from_the_peer() {
+fn an_abort_after_a_delivered_close_discards_nothing_at_the_peer() {
     let mut line = Line::new();
     line.ends[0].send_slice(b"all of it").unwrap();
     line.ends[0].close(line.now);
@@ -582,7 +582,7 @@ fn an_abort_after_all_was_delivered_and_closed_takes_nothing_from_the_peer() {
 
 /// Even if the application keeps the session, for example while it copies elsewhere.
 #[test]
-fn a_window_is_given_back_once_the_peer_has_closed_and_all_is_read() {
+fn the_window_is_released_once_the_peer_closed_and_all_is_read() {
     let mut line = Line::new();
     let reserved = line.ends[1].reserved_bytes();
     for n in 0..3 {

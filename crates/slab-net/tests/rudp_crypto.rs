@@ -17,7 +17,7 @@ fn sealed(key: &AesGcm, contents: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_sealed_is_opened_by_the_same_key_only() {
+fn only_the_same_key_opens_a_sealed_datagram() {
     let mut random = Random::new(1);
     for bytes in [16, 32] {
         let secret: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
@@ -65,7 +65,7 @@ fn garbage_is_refused() {
 }
 
 #[test]
-fn no_nonce_is_used_twice_also_by_clones_and_threads() {
+fn no_nonce_repeats_among_clones_and_threads() {
     let key = AesGcm::new(&[7; 16]).unwrap();
     let threads: Vec<_> = (0..4)
         .map(|_| {
@@ -94,7 +94,7 @@ fn no_nonce_is_used_twice_also_by_clones_and_threads() {
 #[cfg(target_os = "linux")]
 #[test]
 #[allow(unsafe_code)]
-fn no_nonce_is_used_twice_on_both_sides_of_a_fork() {
+fn no_nonce_repeats_across_a_fork() {
     use std::io::{Read, Write};
     let key = AesGcm::new(&[7; 16]).unwrap();
     let mut seen = HashSet::from([sealed(&key, b"")]);
@@ -127,7 +127,7 @@ fn no_nonce_is_used_twice_on_both_sides_of_a_fork() {
 }
 
 #[test]
-fn keys_of_other_lengths_are_refused_and_none_is_shown() {
+fn keys_of_other_lengths_are_refused_and_debug_shows_no_key() {
     for bytes in [0, 1, 15, 17, 24, 31, 33] {
         let error = AesGcm::new(&vec![0; bytes]).unwrap_err();
         assert_eq!(error, KeyError::Length { bytes });

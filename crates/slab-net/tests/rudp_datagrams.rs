@@ -36,7 +36,7 @@ fn datagrams(session: &mut Session) -> Vec<Packet> {
 }
 
 #[test]
-fn they_arrive_beside_messages_and_are_not_sent_again() {
+fn datagrams_arrive_beside_messages_and_are_not_retransmitted() {
     let mut world = world(200, 3);
     run(&mut world, 500);
     assert!(world.ends[0].is_peer_ours());
@@ -62,7 +62,7 @@ fn they_arrive_beside_messages_and_are_not_sent_again() {
 }
 
 #[test]
-fn a_peer_that_is_not_known_to_be_ours_gets_none() {
+fn datagrams_are_refused_until_the_peer_is_known_to_be_ours() {
     let mut world = world(0, 1);
     let packet = world.pool.try_copy_from_slice(b"too early").unwrap();
     let unsent = world.ends[0].send_datagram(packet).unwrap_err();
@@ -89,7 +89,7 @@ fn a_peer_that_is_not_known_to_be_ours_gets_none() {
 }
 
 #[test]
-fn the_queues_are_bounded_and_the_newest_are_kept() {
+fn datagram_queues_are_bounded_and_the_newest_are_kept() {
     let mut world = world(0, 1);
     run(&mut world, 100);
     let reserved = world.ends[1].reserved_bytes();
@@ -126,7 +126,7 @@ fn the_queues_are_bounded_and_the_newest_are_kept() {
 
 /// An attacker who does not see the traffic cannot slip one in.
 #[test]
-fn forged_ones_are_refused() {
+fn forged_datagrams_are_refused() {
     let mut world = world(0, 1);
     run(&mut world, 100);
     let mut random = Random::new(5);
@@ -151,7 +151,7 @@ fn forged_ones_are_refused() {
 }
 
 #[tokio::test]
-async fn over_sockets() {
+async fn datagrams_arrive_over_sockets() {
     let pool = PacketPool::builder()
         .max_memory(32 << 20)
         .headroom(24)

@@ -3,7 +3,10 @@
 mod rudp_common;
 
 use rudp_common::proxy;
-use rudp_common::sockets::{SOON, accept, all_back, any, bytes, fast, greeted, pool, recv, until};
+use rudp_common::sockets::{
+    TIMEOUT, accept, any, bytes, connected_pair, fast, pool, recv, wait_until,
+    wait_until_pool_unused,
+};
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
 };
@@ -15,7 +18,7 @@ use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
 #[tokio::test]
-async fn messages_of_all_lengths_go_both_ways_and_the_peer_learns_of_the_end() {
+async fn messages_of_all_lengths_are_echoed_and_the_peer_sees_the_close() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
@@ -30,7 +33,7 @@ async fn messages_of_all_lengths_go_both_ways_and_the_peer_learns_of_the_end() {
     });
     for (seed, len) in lengths.into_iter().enumerate() {
         let message = bytes(seed as u64, len);
-        timeout(SOON, client.send_slice(&message))
+        timeout(TIMEOUT, client.send_slice(&message))
             .await
             .unwrap()
             .unwrap();
@@ -40,13 +43,13 @@ async fn messages_of_all_lengths_go_both_ways_and_the_peer_learns_of_the_end() {
     let too_long = client.send_slice(&bytes(0, 400_000)).await;
     assert!(matches!(too_long, Err(SendError::TooLong { .. })));
 
-    timeout(SOON, client.close()).await.unwrap().unwrap();
-    let connection = timeout(SOON, echo).await.unwrap().unwrap();
+    timeout(TIMEOUT, client.close()).await.unwrap().unwrap();
+    let connection = timeout(TIMEOUT, echo).await.unwrap().unwrap();
     assert_eq!(connection.ended(), Some(CloseReason::ClosedByPeer));
     let after = connection.send_slice(b"x").await;
     assert_eq!(after, Err(SendError::Closed(CloseReason::ClosedByPeer)));
     drop((client, connection));
-    all_back(&pool).await;
+    wait_until_pool_unused(&pool).await;
 }
 
 #[tokio::test]
@@ -82,20 +85,20 @@ async fn transfer_through_loss(loss: u64, len: usize, offload: bool) {
     });
     let mut stream = accept(&server).await.into_stream();
     let mut received = vec![0; len];
-    timeout(SOON, stream.read_exact(&mut received))
+    timeout(TIMEOUT, stream.read_exact(&mut received))
         .await
         .unwrap()
         .unwrap();
     assert!(received == expected, "what arrived is what was sent");
     stream.write_all(b"got it\n").await.unwrap();
-    timeout(SOON, stream.shutdown()).await.unwrap().unwrap();
-    let (answer, stats) = timeout(SOON, sending).await.unwrap().unwrap();
+    timeout(TIMEOUT, stream.shutdown()).await.unwrap().unwrap();
+    let (answer, stats) = timeout(TIMEOUT, sending).await.unwrap().unwrap();
     assert_eq!(answer, b"got it\n");
     if loss > 0 {
         assert!(stats.retransmits_fast + stats.retransmits_timeout > 0);
     }
     drop(stream);
-    all_back(&pool).await;
+    wait_until_pool_unused(&pool).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -124,17 +127,17 @@ async fn a_stream_can_be_read_by_lines() {
     assert_eq!(out.write_vectored(&slices).await.unwrap(), 18);
     let mut lines = accept(&server).await.into_stream().lines();
     for expected in ["first", "second"] {
-        let line = timeout(SOON, lines.next_line()).await.unwrap().unwrap();
+        let line = timeout(TIMEOUT, lines.next_line()).await.unwrap().unwrap();
         assert_eq!(line.as_deref(), Some(expected));
     }
     out.shutdown().await.unwrap();
-    let rest = timeout(SOON, lines.next_line()).await.unwrap().unwrap();
+    let rest = timeout(TIMEOUT, lines.next_line()).await.unwrap().unwrap();
     assert_eq!(rest.as_deref(), Some("third"));
 }
 
 /// `close` has said that everything is delivered.
 #[tokio::test]
-async fn what_a_session_said_that_ended_before_it_was_accepted_is_there() {
+async fn data_of_a_session_that_ended_before_accept_can_be_read() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let address = server.local_addr();
@@ -142,16 +145,16 @@ async fn what_a_session_said_that_ended_before_it_was_accepted_is_there() {
     for n in 0..3_u8 {
         client.send_slice(&[n; 2000]).await.unwrap();
     }
-    timeout(SOON, client.close()).await.unwrap().unwrap();
+    timeout(TIMEOUT, client.close()).await.unwrap().unwrap();
     // Another client has sent nothing, and a third aborts.
     let silent = Connection::connect(address, &pool, fast()).unwrap();
-    timeout(SOON, silent.ready()).await.unwrap().unwrap();
-    timeout(SOON, silent.close()).await.unwrap().unwrap();
+    timeout(TIMEOUT, silent.ready()).await.unwrap().unwrap();
+    timeout(TIMEOUT, silent.close()).await.unwrap().unwrap();
     let given_up = Connection::connect(address, &pool, fast()).unwrap();
     given_up.send_slice(b"never mind").await.unwrap();
-    timeout(SOON, given_up.ready()).await.unwrap().unwrap();
+    timeout(TIMEOUT, given_up.ready()).await.unwrap().unwrap();
     given_up.abort();
-    until(&server, "ended", |server| {
+    wait_until(&server, "ended", |server| {
         let stats = server.stats();
         (stats.opened, stats.sessions, stats.backlog) == (3, 1, 1)
     })
@@ -161,15 +164,15 @@ async fn what_a_session_said_that_ended_before_it_was_accepted_is_there() {
     for n in 0..3_u8 {
         assert_eq!(recv(&accepted).await, [n; 2000]);
     }
-    assert_eq!(timeout(SOON, accepted.recv()).await.unwrap(), Ok(None));
+    assert_eq!(timeout(TIMEOUT, accepted.recv()).await.unwrap(), Ok(None));
     drop(accepted);
-    until(&server, "gone", |server| server.stats().sessions == 0).await;
+    wait_until(&server, "gone", |server| server.stats().sessions == 0).await;
     drop((client, silent, given_up, server));
-    all_back(&pool).await;
+    wait_until_pool_unused(&pool).await;
 }
 
 #[tokio::test]
-async fn what_was_sent_is_delivered_after_the_handle_is_gone() {
+async fn queued_messages_are_delivered_after_the_connection_is_dropped() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let address = proxy::lossy(server.local_addr(), 200, 7).await;
@@ -182,11 +185,11 @@ async fn what_was_sent_is_delivered_after_the_handle_is_gone() {
     for n in 0..100_u8 {
         assert_eq!(recv(&connection).await, [n; 500]);
     }
-    assert_eq!(timeout(SOON, connection.recv()).await.unwrap(), Ok(None));
+    assert_eq!(timeout(TIMEOUT, connection.recv()).await.unwrap(), Ok(None));
 }
 
 #[tokio::test]
-async fn an_abort_gives_everything_back_at_once() {
+async fn an_abort_frees_all_memory_at_once() {
     let pool = pool();
     let nobody = UdpSocket::bind(any()).await.unwrap();
     let client = Connection::connect(nobody.local_addr().unwrap(), &pool, fast()).unwrap();
@@ -197,11 +200,11 @@ async fn an_abort_gives_everything_back_at_once() {
     client.abort();
     assert_eq!(client.reserved_bytes(), 0);
     assert_eq!(client.recv().await, Err(CloseReason::Aborted));
-    all_back(&pool).await;
+    wait_until_pool_unused(&pool).await;
 }
 
 #[tokio::test]
-async fn nobody_answers() {
+async fn a_session_without_answers_ends() {
     let pool = pool();
     let session =
         SessionConfig::fast().keepalive(Duration::from_millis(50), Duration::from_millis(200));
@@ -213,7 +216,7 @@ async fn nobody_answers() {
     )
     .unwrap();
     assert_eq!(
-        timeout(SOON, client.ready()).await.unwrap(),
+        timeout(TIMEOUT, client.ready()).await.unwrap(),
         Err(CloseReason::TimedOut)
     );
     let dead = SessionConfig::fast().dead_link(2);
@@ -225,7 +228,7 @@ async fn nobody_answers() {
     .unwrap();
     client.send_slice(b"x").await.unwrap();
     assert_eq!(
-        timeout(SOON, client.recv()).await.unwrap(),
+        timeout(TIMEOUT, client.recv()).await.unwrap(),
         Err(CloseReason::DeadLink)
     );
 }
@@ -251,7 +254,7 @@ async fn an_idle_session_is_kept_alive_by_its_peer() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_stops_its_own_sender_only() {
+async fn a_slow_reader_blocks_only_its_own_sender() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let slow = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
@@ -272,7 +275,7 @@ async fn a_slow_reader_stops_its_own_sender_only() {
     for _ in 0..sent {
         assert_eq!(recv(&unread).await, [0; 1000]);
     }
-    timeout(SOON, slow.send_slice(b"goes on"))
+    timeout(TIMEOUT, slow.send_slice(b"goes on"))
         .await
         .unwrap()
         .unwrap();
@@ -280,7 +283,7 @@ async fn a_slow_reader_stops_its_own_sender_only() {
 }
 
 #[tokio::test]
-async fn an_endpoint_without_handles_lets_its_sessions_finish() {
+async fn sessions_go_on_after_their_endpoint_is_dropped() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
@@ -292,7 +295,7 @@ async fn an_endpoint_without_handles_lets_its_sessions_finish() {
     connection.send_slice(b"still").await.unwrap();
     assert_eq!(recv(&client).await, b"still");
     drop((connection, client));
-    all_back(&pool).await;
+    wait_until_pool_unused(&pool).await;
     // The task is gone once the last session is, and the port is free with it.
     for _ in 0..1000 {
         if std::net::UdpSocket::bind(address).is_ok() {
@@ -304,7 +307,7 @@ async fn an_endpoint_without_handles_lets_its_sessions_finish() {
 }
 
 #[test]
-fn a_runtime_that_is_gone_takes_the_sessions_along() {
+fn sessions_abort_when_the_runtime_is_dropped() {
     let pool = pool();
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()
@@ -327,7 +330,7 @@ fn a_runtime_that_is_gone_takes_the_sessions_along() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_said_before_anything_is_started() {
+async fn invalid_configurations_and_taken_addresses_are_bind_errors() {
     let pool = pool();
     let wrong = EndpointConfig::new(SessionConfig::fast().mtu(10));
     let error = Endpoint::bind(any(), &pool, wrong).unwrap_err();
@@ -353,16 +356,16 @@ async fn what_does_not_fit_is_said_before_anything_is_started() {
 
 /// To its reader, a counter that went back would look like a restart.
 #[tokio::test]
-async fn what_sessions_did_is_counted_after_they_are_gone() {
+async fn totals_include_sessions_that_have_ended() {
     let pool = pool();
-    let (server, client, accepted) = greeted(&pool).await;
+    let (server, client, accepted) = connected_pair(&pool).await;
     client.send_slice(&bytes(1, 5000)).await.unwrap();
     assert!(recv(&accepted).await == bytes(1, 5000));
     let before = accepted.stats();
     assert!(before.received_segments >= 5 && before.sent_datagrams > 0);
     drop(accepted);
-    assert_eq!(timeout(SOON, client.recv()).await.unwrap(), Ok(None));
-    until(&server, "gone", |server| server.stats().sessions == 0).await;
+    assert_eq!(timeout(TIMEOUT, client.recv()).await.unwrap(), Ok(None));
+    wait_until(&server, "gone", |server| server.stats().sessions == 0).await;
     let total = server.stats().total;
     assert!(total.received_segments >= before.received_segments);
     assert!(total.received_bytes >= before.received_bytes);
@@ -374,7 +377,7 @@ async fn what_sessions_did_is_counted_after_they_are_gone() {
 
 /// Many tasks on two threads, some of which break off: no lock is left held, and no session or buffer is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_sessions_at_once_and_some_break_off() {
+async fn many_concurrent_sessions_of_which_some_abort() {
     let pool = pool();
     // If socket buffers are small, many datagrams are lost, close notices among them: this leaves time to repeat
     // those.
@@ -423,12 +426,12 @@ async fn many_sessions_at_once_and_some_break_off() {
         })
         .collect();
     for task in asking {
-        timeout(SOON, task).await.unwrap().unwrap();
+        timeout(TIMEOUT, task).await.unwrap().unwrap();
     }
-    until(&clients, "clients gone", |end| end.stats().sessions == 0).await;
+    wait_until(&clients, "clients gone", |end| end.stats().sessions == 0).await;
     assert_eq!(clients.stats().reserved_bytes, 0);
     // Sessions whose peer broke off are found out later; the others have been told.
-    until(&server, "servers gone", |end| end.stats().sessions <= 12).await;
+    wait_until(&server, "servers gone", |end| end.stats().sessions <= 12).await;
     serving.abort();
     drop(server);
 }

@@ -142,7 +142,7 @@ fn any_data_shards_of_a_group_are_enough() {
 }
 
 #[test]
-fn groups_of_extreme_shapes_recover_and_garbage_after_them_holds_no_memory() {
+fn groups_of_extreme_shapes_recover_and_garbage_holds_no_memory() {
     let mut random = Random::new(3);
     for (data, parity) in [(1, 255), (100, 156)] {
         let mut pair = Pair::new(data, parity);
@@ -253,7 +253,7 @@ fn after_a_pause_of_half_a_second_there_is_no_parity() {
 
 /// Half a second after the last datagram nobody waits for its parity.
 #[test]
-fn what_rests_gives_its_memory_back_and_goes_on_with_the_next_group() {
+fn idle_coders_free_their_memory_and_go_on_with_the_next_group() {
     let mut pair = Pair::new(4, 2);
     let mut random = Random::new(11);
     // Calls `rest` when it says, until it says nothing more.
@@ -303,7 +303,7 @@ fn what_rests_gives_its_memory_back_and_goes_on_with_the_next_group() {
 }
 
 #[test]
-fn groups_with_too_much_missing_expire_and_give_their_memory_back() {
+fn groups_with_too_many_losses_expire_and_free_their_memory() {
     let mut pair = Pair::new(10, 3);
     for n in 0..100u8 {
         let shards = pair.shards(&[n; 1000]);
@@ -323,7 +323,7 @@ fn groups_with_too_much_missing_expire_and_give_their_memory_back() {
 
 /// One forged shard from far ahead must not end error correction.
 #[test]
-fn a_forged_number_costs_some_groups_only() {
+fn a_forged_seqid_costs_only_some_groups() {
     let mut pair = Pair::new(2, 2);
     for _ in 0..5 {
         for shard in pair.shards(b"before") {
@@ -350,7 +350,7 @@ fn a_forged_number_costs_some_groups_only() {
 
 /// What would be computed from groups that are not the peer's was never sent.
 #[test]
-fn shards_of_other_counts_are_refused_and_nothing_is_computed_from_them() {
+fn shards_of_other_counts_are_refused_and_recover_nothing() {
     let mut random = Random::new(4);
     for (theirs, ours) in [
         ((3, 1), (2, 2)),
@@ -400,7 +400,7 @@ fn a_few_forged_shards_do_not_silence_the_decoder() {
 }
 
 #[test]
-fn the_numbers_wrap_as_those_of_kcp_go() {
+fn seqids_wrap_as_in_kcp_go() {
     // The last group but one of (2,1) begins here.
     let wrap = u32::MAX / 3 * 3;
     let mut pair = Pair::new(2, 1);
@@ -454,7 +454,7 @@ fn garbage_is_refused_and_counted() {
 /// A shard that was changed on its way yields a datagram that was never sent, or none: the length that it claims
 /// has to fit, and only zeros may follow.
 #[test]
-fn what_is_computed_from_changed_shards_is_mostly_refused() {
+fn datagrams_recovered_from_changed_shards_are_mostly_refused() {
     let mut random = Random::new(9);
     let mut pair = Pair::new(2, 1);
     let (mut refused, rounds) = (0, 500);
@@ -475,7 +475,7 @@ fn what_is_computed_from_changed_shards_is_mostly_refused() {
 /// A nonzero byte behind the end of the lost datagram shows that the parity does not fit, and a data shard without
 /// its last byte is not as long as it says.
 #[test]
-fn what_is_computed_from_a_shard_that_was_cut_or_changed_at_its_end_is_refused() {
+fn recovery_from_a_shard_cut_or_changed_at_its_end_is_refused() {
     for cut in [false, true] {
         let mut pair = Pair::new(2, 1);
         let mut shards = pair.shards(&[1; 100]);
@@ -496,7 +496,7 @@ fn what_is_computed_from_a_shard_that_was_cut_or_changed_at_its_end_is_refused()
 
 /// The parity shards of a group are all as long as its longest datagram.
 #[test]
-fn parity_shards_of_two_lengths_do_not_fit_each_other() {
+fn parity_shards_of_different_lengths_are_refused() {
     for shorter in [2, 3] {
         let mut pair = Pair::new(2, 2);
         let mut shards = pair.shards(&[1; 100]);
@@ -511,7 +511,7 @@ fn parity_shards_of_two_lengths_do_not_fit_each_other() {
 
 /// A peer that begins anew numbers its shards from zero again.
 #[test]
-fn a_decoder_that_was_cleared_recovers_from_the_first_group_on() {
+fn a_cleared_decoder_recovers_from_the_first_group_on() {
     let mut pair = Pair::new(2, 1);
     for n in 0..200 {
         for shard in pair.shards(&[n; 100]) {
@@ -529,7 +529,7 @@ fn a_decoder_that_was_cleared_recovers_from_the_first_group_on() {
 }
 
 #[test]
-fn without_memory_nothing_is_protected_or_recovered_and_that_is_counted() {
+fn lack_of_memory_disables_protection_and_recovery_and_is_counted() {
     // The budget has room for one shard.
     let mut pair = Pair::with_budget(2, 2, 1500);
     for n in 0..4 {

@@ -3,7 +3,9 @@
 mod rudp_common;
 
 use rudp_common::proxy;
-use rudp_common::sockets::{SOON, accept, all_back, any, bytes, fast, greeted, pool, recv};
+use rudp_common::sockets::{
+    TIMEOUT, accept, any, bytes, connected_pair, fast, pool, recv, wait_until_pool_unused,
+};
 use slab_net::Packet;
 use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SendError, SessionConfig};
 use std::future::Future;
@@ -12,27 +14,27 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 #[tokio::test]
-async fn closing_says_whether_the_peer_had_everything_before_it_closed_itself() {
+async fn close_reports_whether_a_peer_that_closed_had_received_everything() {
     let pool = pool();
     // The peer had everything.
-    let (_server, client, accepted) = greeted(&pool).await;
+    let (_server, client, accepted) = connected_pair(&pool).await;
     client.send_slice(b"all").await.unwrap();
     assert_eq!(recv(&accepted).await, b"all");
-    timeout(SOON, accepted.close()).await.unwrap().unwrap();
-    assert_eq!(timeout(SOON, client.recv()).await.unwrap(), Ok(None));
+    timeout(TIMEOUT, accepted.close()).await.unwrap().unwrap();
+    assert_eq!(timeout(TIMEOUT, client.recv()).await.unwrap(), Ok(None));
     assert_eq!(client.close().await, Ok(()));
 
     // The peer has not, and reads no more: there is more than its window and ours take.
-    let (_server, client, accepted) = greeted(&pool).await;
+    let (_server, client, accepted) = connected_pair(&pool).await;
     let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
     let full = timeout(Duration::from_millis(200), fill).await;
     assert!(full.is_err(), "the windows are full");
-    timeout(SOON, accepted.close()).await.unwrap().unwrap();
-    let closed = timeout(SOON, client.close()).await.unwrap();
+    timeout(TIMEOUT, accepted.close()).await.unwrap().unwrap();
+    let closed = timeout(TIMEOUT, client.close()).await.unwrap();
     assert_eq!(closed, Err(CloseReason::ClosedByPeer));
 
     // Both close at once with something left on both sides: this ends long before the linger time is over.
-    let (_server, client, accepted) = greeted(&pool).await;
+    let (_server, client, accepted) = connected_pair(&pool).await;
     let fill = |connection: &Connection| {
         let connection = connection.clone();
         async move { while connection.send_slice(&[7; 30_000]).await.is_ok() {} }
@@ -41,14 +43,14 @@ async fn closing_says_whether_the_peer_had_everything_before_it_closed_itself() 
     let full = timeout(Duration::from_millis(200), both).await;
     assert!(full.is_err(), "the windows are full");
     let closed = async { tokio::join!(client.close(), accepted.close()) };
-    let closed = timeout(SOON, closed).await.unwrap();
+    let closed = timeout(TIMEOUT, closed).await.unwrap();
     let lost = Err(CloseReason::ClosedByPeer);
     assert_eq!(closed, (lost, lost));
 }
 
 /// A server that sends nothing before it has heard everything, behind a relay that knows nothing of RUDP.
 #[tokio::test]
-async fn a_relay_passes_the_end_of_one_direction_on_and_the_other_direction_goes_on() {
+async fn a_relay_forwards_a_half_close_and_the_other_direction_goes_on() {
     let pool = pool();
     let config = EndpointConfig::new(SessionConfig::fast().stream(true));
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
@@ -70,26 +72,26 @@ async fn a_relay_passes_the_end_of_one_direction_on_and_the_other_direction_goes
         .into_stream();
     let mut data = bytes(5, 300_000);
     stream.write_all(&data).await.unwrap();
-    timeout(SOON, stream.shutdown()).await.unwrap().unwrap();
+    timeout(TIMEOUT, stream.shutdown()).await.unwrap().unwrap();
     let late = stream.write(b"more").await.unwrap_err();
     assert_eq!(late.kind(), std::io::ErrorKind::BrokenPipe);
     let mut answer = Vec::new();
-    timeout(SOON, stream.read_to_end(&mut answer))
+    timeout(TIMEOUT, stream.read_to_end(&mut answer))
         .await
         .unwrap()
         .unwrap();
     data.reverse();
     assert!(answer == data, "{} bytes came back", answer.len());
-    let passed = timeout(SOON, relay).await.unwrap().unwrap().unwrap();
+    let passed = timeout(TIMEOUT, relay).await.unwrap().unwrap().unwrap();
     assert_eq!(passed, (300_000, 300_000));
     serving.await.unwrap();
     drop(stream);
-    all_back(&pool).await;
+    wait_until_pool_unused(&pool).await;
 }
 
 /// As with TCP, shutting down does not wait for the peer to read.
 #[tokio::test]
-async fn an_echo_of_more_than_the_windows_comes_back_after_a_shutdown() {
+async fn an_echo_larger_than_the_windows_arrives_after_a_shutdown() {
     let pool = pool();
     let config = EndpointConfig::new(SessionConfig::fast().stream(true).window(64, 64));
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
@@ -105,23 +107,23 @@ async fn an_echo_of_more_than_the_windows_comes_back_after_a_shutdown() {
     });
     // More than fits both windows and the server's queue, but not more than fits with the client's queue.
     let data = bytes(6, 700_000);
-    timeout(SOON, stream.write_all(&data))
+    timeout(TIMEOUT, stream.write_all(&data))
         .await
         .unwrap()
         .unwrap();
-    timeout(SOON, stream.shutdown()).await.unwrap().unwrap();
+    timeout(TIMEOUT, stream.shutdown()).await.unwrap().unwrap();
     let mut answer = Vec::new();
-    timeout(SOON, stream.read_to_end(&mut answer))
+    timeout(TIMEOUT, stream.read_to_end(&mut answer))
         .await
         .unwrap()
         .unwrap();
     assert!(answer == data, "{} bytes came back", answer.len());
-    assert_eq!(timeout(SOON, echo).await.unwrap().unwrap(), Ok(()));
+    assert_eq!(timeout(TIMEOUT, echo).await.unwrap().unwrap(), Ok(()));
 }
 
 /// One task that waits for two things does not wake itself by waiting.
 #[tokio::test]
-async fn to_finish_and_to_receive_at_once_is_no_busy_loop() {
+async fn waiting_for_finish_and_recv_in_one_task_is_no_busy_loop() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
@@ -151,10 +153,10 @@ async fn to_finish_and_to_receive_at_once_is_no_busy_loop() {
 
 /// The sender is told at once, not when there is room again or the linger time is over.
 #[tokio::test]
-async fn a_task_that_waits_to_send_learns_that_another_has_finished_or_closed() {
+async fn a_blocked_send_fails_if_another_task_finishes_or_closes() {
     for closes in [false, true] {
         let pool = pool();
-        let (_server, client, _accepted) = greeted(&pool).await;
+        let (_server, client, _accepted) = connected_pair(&pool).await;
         // The peer does not read.
         let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
         let full = timeout(Duration::from_millis(200), fill).await;
@@ -178,7 +180,7 @@ async fn a_task_that_waits_to_send_learns_that_another_has_finished_or_closed() 
 
 /// The first answer is enough, even if it makes little room.
 #[tokio::test]
-async fn a_session_is_ready_although_its_queue_is_full() {
+async fn ready_returns_although_the_send_queue_is_full() {
     let pool = pool();
     let config = EndpointConfig::new(SessionConfig::fast().window(256, 32));
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
@@ -198,21 +200,21 @@ async fn a_session_is_ready_although_its_queue_is_full() {
 
 /// The first end has closed by the time that the second says that it sends nothing more.
 #[tokio::test]
-async fn to_finish_after_the_peer_has_closed_is_no_error_where_nothing_is_lost() {
+async fn finish_after_the_peer_closed_succeeds_if_nothing_was_lost() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     for late in [false, true] {
         let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
         client.send_slice(b"hello").await.unwrap();
-        timeout(SOON, client.finish()).await.unwrap().unwrap();
+        timeout(TIMEOUT, client.finish()).await.unwrap().unwrap();
         let accepted = accept(&server).await;
         assert_eq!(recv(&accepted).await, *b"hello");
-        assert_eq!(timeout(SOON, accepted.recv()).await.unwrap(), Ok(None));
+        assert_eq!(timeout(TIMEOUT, accepted.recv()).await.unwrap(), Ok(None));
         if late {
             accepted.send_slice(b"nobody reads this").await.unwrap();
         }
         drop(client);
-        let finished = timeout(SOON, accepted.finish()).await.unwrap();
+        let finished = timeout(TIMEOUT, accepted.finish()).await.unwrap();
         let expected = match late {
             false => Ok(()),
             true => Err(CloseReason::ClosedByPeer),

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_kcp::{KcpConfig, KcpListener, KcpNoDelayConfig, KcpStream};
 
-const SOON: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const LENGTHS: [usize; 6] = [1, 24, 1375, 1377, 9000, 100_000];
 
 #[derive(Debug, Clone, Copy)]
@@ -175,7 +175,7 @@ async fn our_client_with_their_server() {
         }
         let pool = pool();
         let client = Connection::connect_as(address, case.conv, &pool, case.ours()).unwrap();
-        timeout(SOON, exchange(client, case))
+        timeout(TIMEOUT, exchange(client, case))
             .await
             .expect("in time");
         server.abort();
@@ -185,7 +185,7 @@ async fn our_client_with_their_server() {
 /// A peer whose address is not proved is sent little, and may send messages of 32 segments. It proves its address
 /// before it is sent anything.
 #[tokio::test]
-async fn their_client_with_a_server_that_says_little_or_much() {
+async fn their_client_with_a_server_that_sends_little_or_much() {
     let case = CASES[2];
     for (there, back) in [(1, 100_000), (100_000, 1)] {
         let pool = pool();
@@ -205,7 +205,7 @@ async fn their_client_with_a_server_that_says_little_or_much() {
             let len = client.recv(&mut answer).await.unwrap();
             assert!(answer[..len] == bytes(2, back));
         };
-        timeout(SOON, talk).await.expect("in time");
+        timeout(TIMEOUT, talk).await.expect("in time");
         let stats = server.stats();
         assert_eq!((stats.sessions, stats.half_open), (1, 0), "{there}, {back}");
     }
@@ -256,7 +256,7 @@ async fn their_client_with_our_server() {
                 assert!(answer == data, "{case:?}: {len} bytes");
             }
         };
-        timeout(SOON, talk).await.expect("in time");
+        timeout(TIMEOUT, talk).await.expect("in time");
         echo.abort();
     }
 }

@@ -21,7 +21,7 @@ use std::{env, fs, io};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const LENGTHS: [usize; 6] = [1, 24, 1375, 1377, 9000, 100_000];
 const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
@@ -226,7 +226,7 @@ async fn our_client_with_their_server(protection: Protection) {
                 assert!(answer == data, "{case:?} {protection:?}: {len} bytes");
             }
         };
-        timeout(SOON, exchange).await.expect("in time");
+        timeout(TIMEOUT, exchange).await.expect("in time");
         assert_eq!(client.stats().rejected_datagrams(), 0);
         assert!(client.stats().sent_datagrams > 0);
         has_recovered(&endpoint, case, protection);
@@ -272,7 +272,7 @@ async fn their_client_with_our_server(protection: Protection) {
             }
         });
         let output = tokio::task::spawn_blocking(move || client.wait_with_output().unwrap());
-        let output = timeout(SOON, output).await.expect("in time").unwrap();
+        let output = timeout(TIMEOUT, output).await.expect("in time").unwrap();
         assert!(
             output.status.success(),
             "{case:?} {protection:?}: it tells why on its standard error"
@@ -319,9 +319,9 @@ async fn their_client_with_our_server_that_only_receives() {
             stream.write_all(b"all of it").await.unwrap();
             stream
         };
-        let _stream = timeout(SOON, receive).await.expect("in time");
+        let _stream = timeout(TIMEOUT, receive).await.expect("in time");
         let status = tokio::task::spawn_blocking(move || client.0.wait().unwrap());
-        let status = timeout(SOON, status).await.expect("in time").unwrap();
+        let status = timeout(TIMEOUT, status).await.expect("in time").unwrap();
         assert!(status.success(), "{case:?}");
     }
 }

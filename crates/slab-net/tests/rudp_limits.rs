@@ -2,7 +2,7 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::{SOON, accept, any, fast, pool, recv, until};
+use rudp_common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, OpenError, SessionConfig};
@@ -36,7 +36,7 @@ fn opening(conv: u32) -> Vec<u8> {
 
 /// One datagram with another conversation takes over a client of tokio_kcp.
 #[tokio::test]
-async fn another_conversation_leaves_the_session_alone() {
+async fn another_conversation_does_not_disturb_a_client() {
     let pool = pool();
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let client = Connection::connect(server.local_addr().unwrap(), &pool, fast()).unwrap();
@@ -57,7 +57,7 @@ async fn another_conversation_leaves_the_session_alone() {
 
 /// In a server of kcp-go, a second conversation from one address replaces the first.
 #[tokio::test]
-async fn another_conversation_from_the_same_address_leaves_the_session_alone() {
+async fn another_conversation_from_the_same_address_opens_a_second_session() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let peer = UdpSocket::bind(any()).await.unwrap();
@@ -86,7 +86,7 @@ async fn another_conversation_from_the_same_address_leaves_the_session_alone() {
             }
         }
     };
-    timeout(SOON, echoed).await.unwrap();
+    timeout(TIMEOUT, echoed).await.unwrap();
     assert_eq!((first.ended(), second.ended()), (None, None));
     assert_eq!(server.stats().sessions, 2);
 }
@@ -103,7 +103,7 @@ async fn limits_that_admit_no_session_are_refused_at_once() {
 }
 
 #[tokio::test]
-async fn every_limit_refuses_the_new_and_spares_the_old() {
+async fn every_limit_refuses_new_sessions_and_keeps_open_ones() {
     let pool = pool();
     let cases = [
         ("table", fast().max_sessions(3)),
@@ -118,7 +118,7 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
         let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
         client.send_slice(b"first").await.unwrap();
         let flood = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        until(&server, what, |server| server.stats().sessions == 1).await;
+        wait_until(&server, what, |server| server.stats().sessions == 1).await;
         for conv in 0..200 {
             flood
                 .send_to(&opening(conv), server.local_addr())
@@ -135,7 +135,7 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
                 _ => stats.refused_backlog,
             }
         };
-        until(&server, what, |server| refused(server) > 100).await;
+        wait_until(&server, what, |server| refused(server) > 100).await;
         let stats = server.stats();
         // When the first one proved its address is not known.
         let most = match what {
@@ -154,7 +154,7 @@ async fn every_limit_refuses_the_new_and_spares_the_old() {
 
 /// Otherwise a few peers of one prefix, one after the other, would shut out all that come later.
 #[tokio::test]
-async fn who_has_proved_its_address_makes_room_for_others_of_its_prefix() {
+async fn a_proved_address_does_not_count_in_the_limit_of_its_prefix() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast().max_half_open(100, 2)).unwrap();
     for _ in 0..6 {
@@ -162,7 +162,7 @@ async fn who_has_proved_its_address_makes_room_for_others_of_its_prefix() {
         client.send_slice(b"hello").await.unwrap();
         let accepted = accept(&server).await;
         assert_eq!(recv(&accepted).await, b"hello");
-        until(&server, "proved", |server| server.stats().half_open == 0).await;
+        wait_until(&server, "proved", |server| server.stats().half_open == 0).await;
     }
     let stats = server.stats();
     assert_eq!((stats.opened, stats.refused_prefix), (6, 0));
@@ -193,7 +193,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
         assert_eq!(recv(client).await, [1; 10_000]);
         accepted
     };
-    let talk = async |client: &Connection| timeout(SOON, talk(client)).await.unwrap();
+    let talk = async |client: &Connection| timeout(TIMEOUT, talk(client)).await.unwrap();
     let before = talk(&clients[0]).await;
     let flood = UdpSocket::bind(any()).await.unwrap();
     for conv in 0..200 {
@@ -201,7 +201,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
         flood.send_to(&datagram, server.local_addr()).await.unwrap();
         tokio::task::yield_now().await;
     }
-    until(&server, "flooded", |server| {
+    wait_until(&server, "flooded", |server| {
         server.stats().refused_half_open > 100
     })
     .await;
@@ -209,7 +209,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
     assert!(stats.half_open <= 4, "{stats:?}");
     assert!(stats.reserved_bytes <= stats.reserve_limit_bytes / 2);
 
-    let sent = timeout(SOON, before.send_slice(&[2; 10_000]));
+    let sent = timeout(TIMEOUT, before.send_slice(&[2; 10_000]));
     sent.await.unwrap().unwrap();
     assert_eq!(recv(&clients[0]).await, [2; 10_000]);
     let after = [talk(&clients[1]).await, talk(&clients[2]).await];
@@ -218,7 +218,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
 }
 
 /// A server with memory for four half-open sessions, and both ends of a session that is proved.
-async fn with_one_proved(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
+async fn server_with_one_proved_client(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
     let config = fast()
         .memory(17 * HALF_OPEN_BYTES)
         .max_half_open(1024, 1024);
@@ -232,7 +232,7 @@ async fn with_one_proved(pool: &PacketPool) -> (Endpoint, Connection, Connection
     (server, live, accepted)
 }
 
-fn four_take_a_fourth_at_most(server: &Endpoint, before: usize) {
+fn assert_half_open_take_a_fourth_at_most(server: &Endpoint, before: usize) {
     let stats = server.stats();
     assert_eq!(stats.half_open, 4);
     assert!(
@@ -245,7 +245,7 @@ fn four_take_a_fourth_at_most(server: &Endpoint, before: usize) {
 #[tokio::test]
 async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
     let pool = pool();
-    let (server, live, accepted) = with_one_proved(&pool).await;
+    let (server, live, accepted) = server_with_one_proved_client(&pool).await;
     let before = server.stats().reserved_bytes;
     let flood = UdpSocket::bind(any()).await.unwrap();
     for conv in 1..=4 {
@@ -260,11 +260,11 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
             tokio::task::yield_now().await;
         }
     }
-    until(&server, "flooded", |server| {
+    wait_until(&server, "flooded", |server| {
         server.stats().total.dropped_beyond_window > 500
     })
     .await;
-    four_take_a_fourth_at_most(&server, before);
+    assert_half_open_take_a_fourth_at_most(&server, before);
 
     // Both ways, and more than the first window.
     live.send_slice(&[7; 80_000]).await.unwrap();
@@ -282,7 +282,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
             }
         }
     };
-    assert_eq!(timeout(SOON, got_in).await.unwrap(), b"question"[..]);
+    assert_eq!(timeout(TIMEOUT, got_in).await.unwrap(), b"question"[..]);
     assert_eq!(server.stats().refused_memory, 0);
 }
 
@@ -290,7 +290,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_messages() {
 #[tokio::test]
 async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
     let pool = pool();
-    let (server, _live, _accepted) = with_one_proved(&pool).await;
+    let (server, _live, _accepted) = server_with_one_proved_client(&pool).await;
     let before = server.stats().reserved_bytes;
     let flood = UdpSocket::bind(any()).await.unwrap();
     let mut asked = Vec::new();
@@ -306,12 +306,12 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
         {}
         asked.push(forged);
     }
-    four_take_a_fourth_at_most(&server, before);
+    assert_half_open_take_a_fourth_at_most(&server, before);
 }
 
 /// Sessions that have proved their address share the memory, and are refused once it is used up.
 #[tokio::test]
-async fn sessions_beyond_the_memory_are_refused_and_counted() {
+async fn sessions_beyond_the_memory_budget_are_refused_and_counted() {
     let pool = pool();
     // What the server sends takes memory, too.
     let config = fast().memory(5 * OPENING_BYTES).require_cookie(true);
@@ -322,7 +322,7 @@ async fn sessions_beyond_the_memory_are_refused_and_counted() {
     for client in &clients {
         client.send_slice(b"question").await.unwrap();
     }
-    until(&server, "refused", |server| {
+    wait_until(&server, "refused", |server| {
         server.stats().refused_memory > 3
     })
     .await;
@@ -339,7 +339,7 @@ async fn sessions_beyond_the_memory_are_refused_and_counted() {
 }
 
 #[tokio::test]
-async fn what_opens_no_session_is_counted() {
+async fn datagrams_that_open_no_session_are_counted() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -369,7 +369,7 @@ async fn what_opens_no_session_is_counted() {
             .await
             .unwrap();
     }
-    until(&server, "unknown", |server| {
+    wait_until(&server, "unknown", |server| {
         let stats = server.stats();
         stats.unknown_session == 7 && stats.total.rejected_datagrams() == 1
     })
@@ -378,7 +378,7 @@ async fn what_opens_no_session_is_counted() {
 }
 
 #[tokio::test]
-async fn a_half_open_session_ends_in_time() {
+async fn a_half_open_session_times_out() {
     let pool = pool();
     let session = SessionConfig::fast().unproved_timeout(Duration::from_millis(100));
     // One half-open session of each prefix, whoever had it before.
@@ -389,31 +389,31 @@ async fn a_half_open_session_ends_in_time() {
         .send_to(&opening(1), server.local_addr())
         .await
         .unwrap();
-    until(&server, "opened", |server| server.stats().opened == 1).await;
-    until(&server, "gone", |server| server.stats().sessions == 0).await;
+    wait_until(&server, "opened", |server| server.stats().opened == 1).await;
+    wait_until(&server, "gone", |server| server.stats().sessions == 0).await;
     let stats = server.stats();
     assert_eq!(
         (stats.half_open, stats.backlog, stats.reserved_bytes),
         (0, 0, 0)
     );
-    until(&server, "all back", |_| pool.slab().stats().in_use() == 0).await;
+    wait_until(&server, "all back", |_| pool.slab().stats().in_use() == 0).await;
 
     let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
     client.send_slice(b"I am who I say").await.unwrap();
-    until(&server, "proved", |server| {
+    wait_until(&server, "proved", |server| {
         let stats = server.stats();
         (stats.opened, stats.half_open) == (2, 0)
     })
     .await;
     let next = opening(2);
     stranger.send_to(&next, server.local_addr()).await.unwrap();
-    until(&server, "opened, too", |server| server.stats().opened == 3).await;
+    wait_until(&server, "opened, too", |server| server.stats().opened == 3).await;
     let stats = server.stats();
     assert_eq!((stats.refused_prefix, stats.refused_half_open), (0, 0));
 }
 
 #[tokio::test]
-async fn an_endpoint_opens_no_more_sessions_than_it_may_have_and_none_twice() {
+async fn connect_refuses_sessions_beyond_the_limit_and_duplicates() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let to = server.local_addr();
@@ -441,7 +441,7 @@ async fn an_endpoint_opens_no_more_sessions_than_it_may_have_and_none_twice() {
 
 /// What a peer sends that has not noticed the end looks like the beginning of a session.
 #[tokio::test]
-async fn a_session_that_ended_is_not_opened_again_by_what_was_on_its_way() {
+async fn late_datagrams_do_not_reopen_an_ended_session() {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, fast()).unwrap();
     let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -451,19 +451,19 @@ async fn a_session_that_ended_is_not_opened_again_by_what_was_on_its_way() {
     };
     send(1).await.unwrap();
     accept(&server).await.abort();
-    until(&server, "ended", |server| server.stats().sessions == 0).await;
+    wait_until(&server, "ended", |server| server.stats().sessions == 0).await;
     send(1).await.unwrap();
-    until(&server, "refused", |server| {
+    wait_until(&server, "refused", |server| {
         server.stats().unknown_session == 1
     })
     .await;
     send(2).await.unwrap();
-    until(&server, "another", |server| server.stats().opened == 2).await;
+    wait_until(&server, "another", |server| server.stats().opened == 2).await;
 }
 
 /// A cancelled wait leaves its waker behind until a session comes.
 #[tokio::test]
-async fn accepts_that_were_given_up_are_few_and_those_that_wait_are_woken() {
+async fn wakers_of_cancelled_accepts_are_bounded_and_waiting_ones_are_woken() {
     struct Task;
     impl Wake for Task {
         fn wake(self: Arc<Self>) {}

@@ -53,13 +53,13 @@ async fn connected(pool: &PacketPool) -> [Connection; 2] {
     [client, accepted]
 }
 
-async fn soon<T>(what: impl Future<Output = T>) -> T {
+async fn within_a_minute<T>(what: impl Future<Output = T>) -> T {
     let limited = tokio::time::timeout(Duration::from_secs(60), what);
     limited.await.expect("within a minute")
 }
 
 #[test]
-fn acknowledgements_and_retransmissions_need_no_pool_memory() {
+fn acks_and_retransmissions_need_no_pool_memory() {
     let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
     let budget = MemoryBudget::new(4 << 20);
     let config = SessionConfig::fast();
@@ -116,7 +116,7 @@ fn acknowledgements_and_retransmissions_need_no_pool_memory() {
 /// The sessions' budget is used up, and then the application uses up the pool. What was sent still arrives, once
 /// there is memory to receive it.
 #[tokio::test]
-async fn a_session_outlives_a_pool_without_memory() {
+async fn a_session_survives_an_exhausted_pool() {
     let pool = PacketPool::builder()
         .max_memory(8 << 20)
         .headroom(24)
@@ -160,7 +160,7 @@ async fn a_session_outlives_a_pool_without_memory() {
 
 /// A reader waits for memory to join a message in, if it has none: the peer decides how long the message is.
 #[tokio::test]
-async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
+async fn recv_waits_for_memory_to_join_a_message_of_many_segments() {
     let pool = strict(8 << 20);
     let [client, accepted] = connected(&pool).await;
     let message: Vec<u8> = (0..5000_u32).map(|n| n as u8).collect();
@@ -175,7 +175,7 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     let waits = tokio::time::timeout(Duration::from_millis(50), &mut receiving);
     assert!(waits.await.is_err(), "and so it waits");
     rest.clear();
-    assert!(soon(receiving).await.unwrap().unwrap() == message[..]);
+    assert!(within_a_minute(receiving).await.unwrap().unwrap() == message[..]);
 
     // Or the reader takes the segments as they are.
     client.send_slice(&message).await.unwrap();
@@ -184,7 +184,9 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     }
     let rest = exhaust_all(&pool);
     let mut segments = Vec::new();
-    let count = soon(accepted.recv_segments(&mut segments)).await.unwrap();
+    let count = within_a_minute(accepted.recv_segments(&mut segments))
+        .await
+        .unwrap();
     assert_eq!(count, Some(segments.len()));
     assert!(segments.iter().flat_map(|s| s.iter()).eq(&message));
     drop((segments, rest));
@@ -195,7 +197,7 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let mut rest = exhaust_all(&pool);
-    soon(client.close()).await.unwrap();
+    within_a_minute(client.close()).await.unwrap();
     while accepted.ended().is_none() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -203,13 +205,13 @@ async fn a_message_of_many_segments_waits_for_memory_to_be_joined_in() {
     let waits = tokio::time::timeout(Duration::from_millis(50), &mut receiving);
     assert!(waits.await.is_err(), "it waits for memory as before");
     rest.clear();
-    assert!(soon(receiving).await.unwrap().unwrap() == message[..]);
-    assert_eq!(soon(accepted.recv()).await, Ok(None));
+    assert!(within_a_minute(receiving).await.unwrap().unwrap() == message[..]);
+    assert_eq!(within_a_minute(accepted.recv()).await, Ok(None));
 }
 
 /// Two tasks receive. The first waits for memory to join a message; the other takes its segments as they are.
 #[tokio::test]
-async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
+async fn recv_waiting_for_memory_notices_that_another_task_took_the_message() {
     let pool = strict(8 << 20);
     for last in [true, false] {
         let [client, accepted] = connected(&pool).await;
@@ -237,8 +239,11 @@ async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert!(!first.is_finished());
         let mut taken = Vec::new();
-        assert_eq!(soon(accepted.recv_segments(&mut taken)).await, Ok(Some(4)));
-        let got = soon(first).await.unwrap().unwrap();
+        assert_eq!(
+            within_a_minute(accepted.recv_segments(&mut taken)).await,
+            Ok(Some(4))
+        );
+        let got = within_a_minute(first).await.unwrap().unwrap();
         let expected = (!last).then_some(&b"of one segment"[..]);
         assert_eq!(got.as_deref(), expected);
         drop((rest, taken));
@@ -247,36 +252,38 @@ async fn who_waits_for_memory_does_not_miss_that_the_message_is_gone() {
 
 /// The budget has nothing left, but what is in flight will free some.
 #[tokio::test]
-async fn who_sends_waits_for_memory_as_long_as_something_is_on_its_way() {
+async fn send_waits_for_memory_while_segments_are_in_flight() {
     let pool = strict(32 << 20);
     let config = EndpointConfig::new(SessionConfig::fast());
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let config = config.memory(300_000);
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
-    soon(client.ready()).await.unwrap();
+    within_a_minute(client.ready()).await.unwrap();
     let refused = loop {
         if let Err(unsent) = client.try_send(Packet::from(vec![1; 1000])) {
             break unsent.reason;
         }
     };
     assert_eq!(refused, SendError::NoMemory);
-    assert_eq!(soon(client.send_slice(&[2; 1000])).await, Ok(()));
+    assert_eq!(within_a_minute(client.send_slice(&[2; 1000])).await, Ok(()));
 }
 
 /// The peer's message ends its session, and nothing else.
 #[tokio::test]
-async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_not() {
+async fn a_message_above_the_largest_class_without_heap_ends_the_session() {
     let pool = strict(16 << 20);
     let message = vec![7; 100_000];
     let [client, accepted] = connected(&pool).await;
-    soon(client.send_slice(&message)).await.unwrap();
+    within_a_minute(client.send_slice(&message)).await.unwrap();
     let mut segments = Vec::new();
-    let count = soon(accepted.recv_segments(&mut segments)).await.unwrap();
+    let count = within_a_minute(accepted.recv_segments(&mut segments))
+        .await
+        .unwrap();
     assert_eq!(count, Some(segments.len()));
     assert_eq!(segments.concat(), message);
 
-    soon(client.send_slice(&message)).await.unwrap();
-    let end = soon(accepted.recv()).await;
+    within_a_minute(client.send_slice(&message)).await.unwrap();
+    let end = within_a_minute(accepted.recv()).await;
     assert_eq!(end, Err(CloseReason::MessageTooLong));
     let other = connected(&pool).await;
     assert_eq!((other[0].ended(), other[1].ended()), (None, None));
@@ -285,7 +292,7 @@ async fn a_message_that_only_the_heap_could_hold_ends_the_session_where_it_may_n
 /// A message fills the window, and the budget has no memory to grow it. The message waits, and arrives once others
 /// have freed theirs. If they never do, its session ends in time, and no other.
 #[test]
-fn a_message_waits_for_the_memory_that_its_window_lacks_but_not_for_ever() {
+fn a_message_waits_for_memory_to_grow_its_window_but_not_for_ever() {
     for comes_back in [true, false] {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
         let budget = MemoryBudget::new(140_000);
@@ -347,7 +354,7 @@ fn a_message_waits_for_the_memory_that_its_window_lacks_but_not_for_ever() {
 const IDLE: Duration = Duration::from_millis(200);
 
 /// Two sessions whose windows may grow to 1024 segments, 10 ms apart.
-fn wide() -> Lossy {
+fn wide_windows() -> Lossy {
     let config = SessionConfig::fast()
         .window(1024, 1024)
         .keepalive(IDLE, 1000 * IDLE);
@@ -361,7 +368,7 @@ fn wide() -> Lossy {
 }
 
 /// Sends `messages` messages as fast as the window allows; returns the most that the receiver had reserved.
-fn carry(world: &mut Lossy, messages: usize) -> usize {
+fn transport(world: &mut Lossy, messages: usize) -> usize {
     let (mut sent, mut received, mut widest) = (0, 0, 0);
     while received < messages {
         while sent < messages && world.ends[0].send_slice(&[1; 1000]).is_ok() {
@@ -381,12 +388,12 @@ fn carry(world: &mut Lossy, messages: usize) -> usize {
 
 /// The memory that the window grew by is asked back; whenever the peer goes on, it has what it was promised.
 #[test]
-fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
-    let mut world = wide();
+fn a_grown_window_shrinks_when_the_session_is_idle() {
+    let mut world = wide_windows();
     let first = world.ends[1].reserved_bytes();
     let (mut shrunk, mut wide) = (0, 0);
     for round in (0..80_u64).step_by(3) {
-        assert!(carry(&mut world, 2500) > 8 * first, "round {round}");
+        assert!(transport(&mut world, 2500) > 8 * first, "round {round}");
         // Before it asks, while the question and the answer are on their way, and after that.
         let until = world.now + IDLE * 4 / 5 + Duration::from_millis(round);
         while let Some(end) = world.step(until) {
@@ -413,10 +420,10 @@ fn a_window_that_grew_is_small_again_when_the_session_is_idle() {
 
 /// One end has finished sending; the other goes on, or will.
 #[test]
-fn a_window_that_grew_is_small_again_when_its_peer_has_finished() {
-    let mut world = wide();
+fn a_grown_window_shrinks_when_its_peer_has_finished() {
+    let mut world = wide_windows();
     let first = world.ends[1].reserved_bytes();
-    assert!(carry(&mut world, 5000) > 8 * first);
+    assert!(transport(&mut world, 5000) > 8 * first);
     world.ends[0].finish(world.now);
     world.settle(0);
     let until = world.now + 10 * IDLE;
@@ -438,8 +445,8 @@ fn a_window_that_grew_is_small_again_when_its_peer_has_finished() {
 /// If data overtakes the question that asks the window back, the window stays as it was, also for the data that
 /// follows, read or not.
 #[test]
-fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
-    let mut world = wide();
+fn a_window_keeps_its_size_if_data_overtakes_the_shrinking_wask() {
+    let mut world = wide_windows();
     let first = world.ends[1].reserved_bytes();
     let send = |world: &mut Lossy, messages: u32| {
         for _ in 0..messages {
@@ -483,7 +490,7 @@ fn a_window_that_is_asked_back_is_kept_if_something_comes_first() {
 /// The sender's pool has nothing left, not even a buffer to receive in. What it has sent is still acknowledged,
 /// over sockets, and so its memory comes back.
 #[tokio::test]
-async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
+async fn acks_are_received_although_the_pool_is_exhausted() {
     let pool = |bytes| {
         let builder = PacketPool::builder().max_memory(bytes).headroom(24);
         builder.build().unwrap()
@@ -493,9 +500,12 @@ async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
     let server = Endpoint::bind(any(), &there, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &here, config).unwrap();
     client.send_slice(b"hello").await.unwrap();
-    soon(client.ready()).await.unwrap();
-    let accepted = soon(server.accept()).await.unwrap();
-    assert_eq!(soon(accepted.recv()).await.unwrap().unwrap(), b"hello"[..]);
+    within_a_minute(client.ready()).await.unwrap();
+    let accepted = within_a_minute(server.accept()).await.unwrap();
+    assert_eq!(
+        within_a_minute(accepted.recv()).await.unwrap().unwrap(),
+        b"hello"[..]
+    );
 
     let mut sent = 0;
     while client.try_send(Packet::from(vec![1; 1000])).is_ok() {
@@ -511,24 +521,24 @@ async fn acknowledgements_arrive_where_the_pool_has_nothing_left() {
             assert_eq!(message, [1; 1000][..]);
         }
     };
-    soon(receiving).await;
+    within_a_minute(receiving).await;
     let acknowledged = async {
         while !client.is_sent() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    soon(acknowledged).await;
+    within_a_minute(acknowledged).await;
     // In the memory that this freed, whatever its size.
-    let answer = soon(client.recv()).await.unwrap().unwrap();
+    let answer = within_a_minute(client.recv()).await.unwrap().unwrap();
     assert_eq!(answer, [2; 1000][..]);
     drop(rest);
-    soon(client.close()).await.unwrap();
+    within_a_minute(client.close()).await.unwrap();
 }
 
 /// One segment never finds a chunk, while smaller ones behind it do: each of their acknowledgements has it sent
 /// again, within a round trip of a millisecond.
 #[test]
-fn a_peer_without_memory_for_one_segment_is_not_taken_for_dead() {
+fn a_peer_that_lacks_memory_for_one_segment_is_no_dead_link() {
     let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
     let budget = MemoryBudget::new(4 << 20);
     let config = SessionConfig::fast();

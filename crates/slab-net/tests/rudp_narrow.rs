@@ -19,25 +19,25 @@ use tokio::time::timeout;
 const BYTES: usize = 1 << 20;
 const SESSIONS: usize = 3;
 /// The shell's exit status if there is no slow link.
-const CANNOT: i32 = 77;
+const NO_SLOW_LINK: i32 = 77;
 
 #[test]
-fn what_the_socket_has_no_room_for_goes_later() {
-    apart("100mbit", "through_a_slow_link");
+fn datagrams_for_a_full_socket_are_sent_later() {
+    run_in_own_network("100mbit", "over_a_slow_link");
 }
 
 #[test]
-fn a_session_ends_in_time_although_its_socket_has_no_room() {
-    apart("1kbit", "through_a_link_that_stands_still");
+fn a_session_times_out_although_its_socket_is_full() {
+    run_in_own_network("1kbit", "over_a_stalled_link");
 }
 
 #[test]
-fn what_finds_no_room_and_no_memory_is_counted() {
-    apart("1kbit", "through_a_link_that_stands_still_without_memory");
+fn datagrams_without_socket_room_and_memory_are_counted() {
+    run_in_own_network("1kbit", "over_a_stalled_link_without_memory");
 }
 
 /// Runs an ignored test in a network of its own whose link has this rate.
-fn apart(rate: &str, test: &str) {
+fn run_in_own_network(rate: &str, test: &str) {
     let slow = "ip link set lo mtu 1500 up \
         && tc qdisc add dev lo root tbf rate \"$1\" burst 64k limit 10m || exit 77; \
         exec \"$0\" --ignored --exact \"$2\"";
@@ -51,7 +51,9 @@ fn apart(rate: &str, test: &str) {
             let said = String::from_utf8_lossy(&run.stdout);
             return assert!(said.contains("1 passed"), "{said}");
         }
-        Ok(run) if run.status.code() == Some(CANNOT) => "no slow link could be made".to_owned(),
+        Ok(run) if run.status.code() == Some(NO_SLOW_LINK) => {
+            "no slow link could be made".to_owned()
+        }
         // This is neither a status of the test nor a signal that ended it.
         Ok(run) if run.status.code() == Some(1) => String::from_utf8_lossy(&run.stderr).into(),
         Ok(run) => panic!("{}{}", run.status, String::from_utf8_lossy(&run.stdout)),
@@ -81,7 +83,7 @@ fn two_ends(
 /// Several sessions between two sockets, both ways, each with more to send than there is room for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a test above runs it, in a network of its own"]
-async fn through_a_slow_link() {
+async fn over_a_slow_link() {
     let session = SessionConfig::fast().stream(true).window(1024, 1024);
     let (_, server, clients) = two_ends(64 << 20, session, 128 << 10);
     let mut tasks = Vec::new();
@@ -115,7 +117,7 @@ async fn through_a_slow_link() {
 /// A session that hears nothing, because nothing that it sends arrives, and always has more to send.
 #[tokio::test]
 #[ignore = "a test above runs it, in a network of its own"]
-async fn through_a_link_that_stands_still() {
+async fn over_a_stalled_link() {
     let session = SessionConfig::fast()
         .stream(true)
         .window(1024, 1024)
@@ -138,7 +140,7 @@ async fn through_a_link_that_stands_still() {
 /// The pool has a block for what is sent, but nothing to keep what the socket has no room for.
 #[tokio::test]
 #[ignore = "a test above runs it, in a network of its own"]
-async fn through_a_link_that_stands_still_without_memory() {
+async fn over_a_stalled_link_without_memory() {
     let session = SessionConfig::fast().stream(true).window(1024, 1024);
     let (pool, server, clients) = two_ends(8 << 20, session, 8 << 10);
     let client = clients.connect(server.local_addr()).unwrap();

@@ -5,7 +5,7 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::{accept, any, fast, recv, until};
+use rudp_common::sockets::{accept, any, fast, recv, wait_until};
 use rudp_common::{Random, proxy};
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const KEY: &[u8] = b"sixteen secret b";
 
 #[derive(Debug, Clone, Copy)]
@@ -86,7 +86,7 @@ fn pool() -> PacketPool {
     builder.build().unwrap()
 }
 
-async fn settled(pool: &PacketPool) {
+async fn wait_until_pool_unused(pool: &PacketPool) {
     for _ in 0..500 {
         if pool.slab().stats().in_use() == 0 {
             return;
@@ -119,13 +119,13 @@ async fn exchange(client: &Connection, server: &Endpoint) {
         }
         client.close().await.unwrap();
     };
-    timeout(SOON, async { tokio::join!(echo, ask) })
+    timeout(TIMEOUT, async { tokio::join!(echo, ask) })
         .await
         .expect("in time");
 }
 
 #[tokio::test]
-async fn messages_arrive_with_each_kind_and_all_memory_comes_back() {
+async fn messages_arrive_with_each_protection_and_all_memory_is_freed() {
     for kind in KINDS {
         let pool = pool();
         let server = Endpoint::bind(any(), &pool, kind.config(SessionConfig::fast())).unwrap();
@@ -138,13 +138,13 @@ async fn messages_arrive_with_each_kind_and_all_memory_comes_back() {
         assert_eq!(stats.fec.rejected + stats.fec.no_memory, 0);
         assert_eq!(stats.fec.sent_parity > 0, kind.fec.is_some(), "{stats:?}");
         drop((client, server));
-        settled(&pool).await;
+        wait_until_pool_unused(&pool).await;
     }
 }
 
 /// Receive buffers have room for what protection adds to the longest datagram.
 #[tokio::test]
-async fn a_long_mtu_is_kept_to_with_what_is_added_and_nothing_is_cut() {
+async fn datagrams_of_a_long_mtu_are_not_truncated_by_protection() {
     for kind in KINDS {
         let pool = pool();
         let session = SessionConfig::fast().mtu(9000);
@@ -153,15 +153,15 @@ async fn a_long_mtu_is_kept_to_with_what_is_added_and_nothing_is_cut() {
         let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
         let message = bytes(&mut Random::new(3), 40_000);
         client.send_slice(&message).await.unwrap();
-        let accepted = timeout(SOON, server.accept()).await.unwrap().unwrap();
-        let received = timeout(SOON, accepted.recv()).await.expect("in time");
+        let accepted = timeout(TIMEOUT, server.accept()).await.unwrap().unwrap();
+        let received = timeout(TIMEOUT, accepted.recv()).await.expect("in time");
         assert!(received.unwrap().unwrap() == message[..], "{kind:?}");
         assert_eq!(server.stats().unopened, 0, "{kind:?}");
     }
 }
 
 #[tokio::test]
-async fn bytes_arrive_through_a_path_that_loses_some_and_some_of_them_are_recovered() {
+async fn a_stream_arrives_over_a_lossy_path_and_losses_are_recovered() {
     for kind in KINDS {
         let pool = pool();
         let session = SessionConfig::fast().stream(true);
@@ -184,19 +184,19 @@ async fn bytes_arrive_through_a_path_that_loses_some_and_some_of_them_are_recove
             assert!(got == data);
             stream.shutdown().await.unwrap();
         };
-        timeout(SOON, async { tokio::join!(echo, ask) })
+        timeout(TIMEOUT, async { tokio::join!(echo, ask) })
             .await
             .expect("in time");
         let stats = server.stats();
         assert_eq!(stats.unopened, 0);
         assert_eq!(stats.fec.recovered > 0, kind.fec.is_some(), "{stats:?}");
         drop((stream, server));
-        settled(&pool).await;
+        wait_until_pool_unused(&pool).await;
     }
 }
 
 #[tokio::test]
-async fn sessions_of_one_socket_share_what_is_counted_through() {
+async fn sessions_of_one_socket_share_shard_numbers() {
     let kind = KINDS[2];
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, kind.config(SessionConfig::fast())).unwrap();
@@ -229,12 +229,12 @@ async fn sessions_of_one_socket_share_what_is_counted_through() {
             }));
         }
     };
-    timeout(SOON, async { tokio::join!(talk, echo) })
+    timeout(TIMEOUT, async { tokio::join!(talk, echo) })
         .await
         .expect("in time");
     assert_eq!(server.stats().total.rejected_datagrams(), 0);
     drop((connections, client, server));
-    settled(&pool).await;
+    wait_until_pool_unused(&pool).await;
 }
 
 #[tokio::test]
@@ -269,7 +269,7 @@ async fn a_peer_with_another_key_opens_no_session_and_is_counted() {
 
 /// Both directions have one key: an attacker without it can still send a client's datagrams back to it.
 #[tokio::test]
-async fn what_an_endpoint_has_sealed_itself_it_does_not_take_for_its_peers() {
+async fn an_endpoint_refuses_datagrams_that_it_sealed_itself() {
     for kind in KINDS.into_iter().filter(|kind| kind.key.is_some()) {
         let pool = pool();
         let mirror = UdpSocket::bind(any()).await.unwrap();
@@ -296,7 +296,7 @@ async fn what_an_endpoint_has_sealed_itself_it_does_not_take_for_its_peers() {
 /// As over plain sockets, where the system reports it to the next call that sends.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_client_learns_that_nobody_listens() {
+async fn a_client_is_refused_if_nobody_listens() {
     for kind in KINDS {
         let pool = pool();
         let gone = UdpSocket::bind(any()).await.unwrap();
@@ -305,14 +305,14 @@ async fn a_client_learns_that_nobody_listens() {
         let config = kind.config(SessionConfig::fast());
         let client = Connection::connect(peer, &pool, config).unwrap();
         client.send_slice(b"hello").await.unwrap();
-        let end = timeout(SOON, client.recv()).await.unwrap();
+        let end = timeout(TIMEOUT, client.recv()).await.unwrap();
         assert_eq!(end, Err(CloseReason::Refused), "{kind:?}");
     }
 }
 
 /// The thread-local memory in which datagrams are put together may be gone before the connection.
 #[test]
-fn a_connection_may_end_with_its_thread() {
+fn a_connection_may_be_dropped_while_its_thread_exits() {
     thread_local! {
         static HELD: RefCell<Option<Connection>> = const { RefCell::new(None) };
     }
@@ -334,7 +334,7 @@ fn a_connection_may_end_with_its_thread() {
         let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
         let accepted = runtime.block_on(async {
             client.send_slice(b"hello").await.unwrap();
-            timeout(SOON, server.accept()).await.unwrap().unwrap()
+            timeout(TIMEOUT, server.accept()).await.unwrap().unwrap()
         });
         let thread = std::thread::spawn(move || {
             // The thread registers this before that memory, and so drops it afterwards.
@@ -345,10 +345,10 @@ fn a_connection_may_end_with_its_thread() {
         thread.join().unwrap();
         runtime.block_on(async {
             for message in [&b"hello"[..], &[1; 10]] {
-                let received = timeout(SOON, accepted.recv()).await.unwrap();
+                let received = timeout(TIMEOUT, accepted.recv()).await.unwrap();
                 assert_eq!(received.unwrap().unwrap(), message);
             }
-            let end = timeout(SOON, accepted.recv()).await.unwrap();
+            let end = timeout(TIMEOUT, accepted.recv()).await.unwrap();
             assert_eq!(end, Ok(None), "{kind:?}");
         });
     }
@@ -356,7 +356,7 @@ fn a_connection_may_end_with_its_thread() {
 
 /// Clones of one key at both ends, as within one process, still count as two.
 #[tokio::test]
-async fn ends_with_clones_of_one_key_understand_each_other() {
+async fn ends_with_clones_of_one_key_can_talk() {
     let pool = pool();
     let config = KINDS[2].config(SessionConfig::fast());
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
@@ -410,13 +410,13 @@ async fn garbage_and_replays_harm_no_session() {
         assert_eq!(stats.unopened > 0, kind.key.is_some(), "{stats:?}");
         proxy.abort();
         drop((client, server));
-        settled(&pool).await;
+        wait_until_pool_unused(&pool).await;
     }
 }
 
 /// At most three times what came in, headers, tags and parity included, while the peer's address is not proved.
 #[tokio::test]
-async fn no_more_than_three_times_is_sent_to_an_address_that_is_not_proved() {
+async fn an_unproved_address_is_sent_at_most_three_times_what_it_sent() {
     for kind in KINDS {
         let pool = pool();
         let config = || kind.config(SessionConfig::fast());
@@ -453,7 +453,7 @@ async fn no_more_than_three_times_is_sent_to_an_address_that_is_not_proved() {
 
 /// Nor for a datagram that is not a shard, although everything sent has a header of error correction.
 #[tokio::test]
-async fn no_more_than_three_times_is_sent_for_what_has_no_header_of_error_correction() {
+async fn the_amplification_limit_holds_for_datagrams_that_are_not_shards() {
     let pool = pool();
     let config = KINDS[0].config(SessionConfig::fast());
     let server = Endpoint::bind(any(), &pool, config).unwrap();
@@ -472,7 +472,7 @@ async fn no_more_than_three_times_is_sent_for_what_has_no_header_of_error_correc
     header.encode(&mut datagram);
     let to = server.local_addr();
     forged.send_to(&datagram, to).await.unwrap();
-    let connection = timeout(SOON, server.accept()).await.unwrap().unwrap();
+    let connection = timeout(TIMEOUT, server.accept()).await.unwrap().unwrap();
     for n in 0..50 {
         let _ = connection.try_send(pool.try_copy_from_slice(&[n; 2]).unwrap());
     }
@@ -528,7 +528,7 @@ async fn no_datagram_is_longer_than_the_mtu() {
 
 /// Half a second after the last datagram no parity is sent for it, and none is awaited.
 #[tokio::test]
-async fn an_idle_session_with_error_correction_has_nothing_of_the_pool() {
+async fn an_idle_session_with_error_correction_holds_no_pool_memory() {
     let pool = pool();
     let config = fast().fec(FecShards::new(10, 3).unwrap());
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
@@ -541,6 +541,6 @@ async fn an_idle_session_with_error_correction_has_nothing_of_the_pool() {
         assert_eq!(recv(&accepted).await, [n; 1000]);
     }
     assert_ne!(pool.slab().stats().in_use(), 0);
-    until(&server, "idle", |_| pool.slab().stats().in_use() == 0).await;
+    wait_until(&server, "idle", |_| pool.slab().stats().in_use() == 0).await;
     assert_eq!((client.ended(), accepted.ended()), (None, None));
 }

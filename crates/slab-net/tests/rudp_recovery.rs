@@ -30,7 +30,7 @@ fn run(world: &mut Lossy, until: Time) {
 }
 
 /// Two sessions that have measured their round trip of 4 ms.
-fn acquainted() -> Lossy {
+fn connected() -> Lossy {
     // Without `nodelay` a time-out is at least 100 ms.
     let config = SessionConfig::default().interval(10 * MS);
     let mut world = Lossy::new(&config, path(2 * MS), 1);
@@ -45,8 +45,8 @@ fn acquainted() -> Lossy {
 
 /// The last message is lost: a probe finds that long before the time-out would.
 #[test]
-fn the_loss_of_the_last_one_is_found_by_a_probe() {
-    let mut world = acquainted();
+fn a_lost_last_segment_is_found_by_a_tail_loss_probe() {
+    let mut world = connected();
     // Once more, after the first was acknowledged.
     for probes in 1..=2 {
         world.lose_next(1);
@@ -72,8 +72,8 @@ fn the_loss_of_the_last_one_is_found_by_a_probe() {
 
 /// By time alone, without a count, and although nothing more is sent or heard.
 #[test]
-fn a_loss_in_front_of_what_arrives_is_found_after_a_round_trip_and_a_quarter() {
-    let mut world = acquainted();
+fn a_loss_is_found_by_reordering_time_after_one_and_a_quarter_rtt() {
+    let mut world = connected();
     let sent = world.now;
     world.lose_next(1);
     for message in [b"first", b"other"] {
@@ -91,7 +91,7 @@ fn a_loss_in_front_of_what_arrives_is_found_after_a_round_trip_and_a_quarter() {
 }
 
 #[test]
-fn a_segment_that_was_sent_often_enough_in_vain_is_the_end() {
+fn a_session_ends_after_dead_link_transmissions_of_a_segment() {
     let config = SessionConfig::fast().dead_link(7);
     let mut world = Lossy::new(&config, path(2 * MS), 1);
     run(&mut world, Time::ZERO + 100 * MS);
@@ -107,7 +107,7 @@ fn a_segment_that_was_sent_often_enough_in_vain_is_the_end() {
 /// A server that speaks first may send no more than three times what its client sent, and asking for the proof
 /// counts. If the answer is lost, the client has to send something more.
 #[test]
-fn the_loss_of_the_proof_of_an_address_is_made_good_before_the_session_is_given_up() {
+fn a_lost_proof_of_address_is_repeated_before_the_session_times_out() {
     let greeting = [7; 10_000];
     let mut world = Lossy::new(&SessionConfig::fast(), path(10 * MS), 1);
     world.ends[1].send_slice(&greeting).unwrap();
@@ -132,7 +132,7 @@ fn the_loss_of_the_proof_of_an_address_is_made_good_before_the_session_is_given_
 
 /// A retransmission that is lost is found like any other loss, without a time-out.
 #[test]
-fn a_retransmission_that_is_lost_is_sent_again_at_once() {
+fn a_lost_retransmission_is_sent_again_without_a_time_out() {
     let config = SessionConfig::fast().window(256, 256);
     let mut world = Lossy::new(&config, path(20 * MS), 1);
     // So many that the window grows well beyond what follows.
@@ -201,7 +201,7 @@ fn bottleneck(congestion: Congestion, seconds: u64) -> (f64, f64, usize) {
 }
 
 #[test]
-fn a_congestion_control_fills_a_bottleneck_and_loses_little_there() {
+fn congestion_control_fills_a_bottleneck_with_little_loss() {
     let seconds = if cfg!(debug_assertions) { 4 } else { 20 };
     for congestion in [Congestion::Reno, Congestion::Cubic] {
         let (rate, vain, burst) = bottleneck(congestion, seconds);
@@ -218,7 +218,7 @@ fn a_congestion_control_fills_a_bottleneck_and_loses_little_there() {
 /// Segments that were only late are not sent again each time: the echo of a transmission that was taken for lost
 /// shows that the path reorders.
 #[test]
-fn a_path_that_reorders_costs_few_needless_retransmissions() {
+fn reordering_causes_few_spurious_retransmissions() {
     let conditions = Conditions {
         reordered: 100,
         ..path(10 * MS)
@@ -237,7 +237,7 @@ fn a_path_that_reorders_costs_few_needless_retransmissions() {
 }
 
 /// The messages that arrive in the second after a path was cut for so long.
-fn after_a_cut(congestion: Congestion, cut: Duration) -> usize {
+fn messages_after_outage(congestion: Congestion, cut: Duration) -> usize {
     let config = SessionConfig::fast().congestion(congestion);
     let mut world = Lossy::new(&config, path(50 * MS), 1);
     let mut go_on = |lost: u32, time: Duration| {
@@ -264,15 +264,15 @@ fn after_a_cut(congestion: Congestion, cut: Duration) -> usize {
 /// The window doubles again up to the threshold that the first time-out set, however many follow: they all find the
 /// same flight lost.
 #[test]
-fn time_outs_one_after_the_other_are_one_loss() {
+fn consecutive_time_outs_count_as_one_loss() {
     for congestion in [Congestion::Reno, Congestion::Cubic] {
-        let got = after_a_cut(congestion, 400 * MS);
+        let got = messages_after_outage(congestion, 400 * MS);
         assert!(got > 300, "{congestion:?}: {got} in a second");
     }
 }
 
 /// The messages that a reader gets in five seconds if it looks for them ten times a second.
-fn read_now_and_then(congestion: Congestion) -> usize {
+fn slow_reader_messages(congestion: Congestion) -> usize {
     let config = SessionConfig::fast().congestion(congestion);
     let mut world = Lossy::new(&config, path(10 * MS), 1);
     let mut got = 0;
@@ -294,17 +294,17 @@ fn read_now_and_then(congestion: Congestion) -> usize {
 
 /// The receive window says nothing about the network: that it was full is no reason for slow start.
 #[test]
-fn a_slow_reader_costs_no_congestion_window() {
-    let free = read_now_and_then(Congestion::Off);
+fn a_slow_reader_does_not_shrink_the_congestion_window() {
+    let free = slow_reader_messages(Congestion::Off);
     for congestion in [Congestion::Reno, Congestion::Cubic] {
-        let got = read_now_and_then(congestion);
+        let got = slow_reader_messages(congestion);
         assert!(got > free * 9 / 10, "{congestion:?}: {got} of {free}");
     }
 }
 
 /// The window that a receiving end promises follows what the path carries.
 #[test]
-fn the_window_follows_the_path() {
+fn the_receive_window_follows_the_bandwidth_delay_product() {
     let reserved = |delay, every| {
         let config = SessionConfig::fast().window(1024, 1024);
         let mut world = Lossy::new(&config, path(delay), 1);
@@ -324,7 +324,7 @@ fn the_window_follows_the_path() {
 /// 1000 segments a second over 20 ms need a window of 64, whatever window the peer tells when its reader has made
 /// room.
 #[test]
-fn a_window_told_unasked_is_no_round_trip() {
+fn an_unasked_wins_is_not_a_round_trip_sample() {
     const TOKEN: u64 = 0x1234_5678;
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let config = SessionConfig::fast().window(256, 1024);
@@ -370,13 +370,13 @@ fn a_window_told_unasked_is_no_round_trip() {
 }
 
 /// A peer that only tells its window.
-struct Teller {
+struct WindowPeer {
     pool: PacketPool,
     session: Session,
     now: Time,
 }
 
-impl Teller {
+impl WindowPeer {
     fn new() -> Self {
         let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
         let (budget, config) = (MemoryBudget::new(16 << 20), SessionConfig::fast());
@@ -406,7 +406,7 @@ impl Teller {
     }
 
     /// The commands that it is sent.
-    fn hears(&mut self) -> Vec<Command> {
+    fn drain_commands(&mut self) -> Vec<Command> {
         let (mut scratch, mut heard) = ([0; 4096], Vec::new());
         while let Some(out) = self.session.poll_transmit(self.now, &mut scratch, 1) {
             heard.extend(segments(out.contents()).map(|segment| segment.unwrap().0.cmd));
@@ -425,12 +425,15 @@ impl Teller {
 }
 
 #[test]
-fn a_peer_is_taken_to_have_room_for_32_segments_until_it_tells() {
-    let mut peer = Teller::new();
+fn a_peer_window_of_32_segments_is_assumed_until_it_is_told() {
+    let mut peer = WindowPeer::new();
     for _ in 0..100 {
         peer.session.send_slice(&[1; 1000]).unwrap();
     }
-    let pushed = peer.hears().into_iter().filter(|&cmd| cmd == Command::Push);
+    let pushed = peer
+        .drain_commands()
+        .into_iter()
+        .filter(|&cmd| cmd == Command::Push);
     assert_eq!(pushed.count(), 32);
     assert_eq!(peer.longest(), 32);
     // The largest window told counts. An empty window says nothing about that.
@@ -438,19 +441,19 @@ fn a_peer_is_taken_to_have_room_for_32_segments_until_it_tells() {
         peer.tells(told);
         assert_eq!(peer.longest(), longest);
     }
-    let mut small = Teller::new();
+    let mut small = WindowPeer::new();
     small.tells(8);
     assert_eq!(small.longest(), 8);
 }
 
 #[test]
-fn a_closed_window_is_asked_for_again_and_again_but_less_and_less_often() {
-    let mut peer = Teller::new();
+fn a_closed_window_is_probed_with_growing_intervals() {
+    let mut peer = WindowPeer::new();
     peer.tells(0);
     peer.session.send_slice(b"waits").unwrap();
     let mut asked = 0;
     while peer.now < Time::ZERO + Duration::from_secs(100) {
-        let heard = peer.hears();
+        let heard = peer.drain_commands();
         assert!(!heard.contains(&Command::Push));
         if heard.contains(&Command::AskWindow) {
             asked += 1;
@@ -461,5 +464,5 @@ fn a_closed_window_is_asked_for_again_and_again_but_less_and_less_often() {
     }
     assert!((10..25).contains(&asked), "{asked} times");
     peer.tells(1);
-    assert!(peer.hears().contains(&Command::Push));
+    assert!(peer.drain_commands().contains(&Command::Push));
 }

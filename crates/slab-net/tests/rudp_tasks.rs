@@ -2,7 +2,9 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::{SOON, accept, all_back, any, bytes, fast, greeted, pool, until};
+use rudp_common::sockets::{
+    TIMEOUT, accept, any, bytes, connected_pair, fast, pool, wait_until, wait_until_pool_unused,
+};
 use rudp_common::{Random, proxy};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
@@ -19,7 +21,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
 /// Polls a future at most `times` times, whenever it is woken, and then drops it.
-async fn polled<T>(times: u64, what: impl Future<Output = T>) -> Option<T> {
+async fn poll_at_most<T>(times: u64, what: impl Future<Output = T>) -> Option<T> {
     let (mut what, mut left) = (pin!(what), times);
     poll_fn(|cx| match what.as_mut().poll(cx) {
         Poll::Ready(result) => Poll::Ready(Some(result)),
@@ -35,7 +37,7 @@ async fn polled<T>(times: u64, what: impl Future<Output = T>) -> Option<T> {
 /// A cancelled call has sent nothing, or taken no message: each message comes once, whole, and behind those that
 /// its task sent before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
+async fn concurrent_sends_and_receives_are_cancel_safe() {
     const MESSAGES: u32 = 300;
     let pool = pool();
     let config = EndpointConfig::new(SessionConfig::fast().window(16, 16));
@@ -55,7 +57,7 @@ async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
             for n in 0..MESSAGES {
                 let message = message(task, n);
                 loop {
-                    let sent = polled(1 + random.below(2), client.send_slice(&message)).await;
+                    let sent = poll_at_most(1 + random.below(2), client.send_slice(&message)).await;
                     match sent {
                         Some(sent) => break sent.unwrap(),
                         None => tokio::task::yield_now().await,
@@ -66,13 +68,13 @@ async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
     });
     let accepted = async {
         loop {
-            match polled(1, server.accept()).await {
+            match poll_at_most(1, server.accept()).await {
                 Some(accepted) => break accepted.unwrap(),
                 None => tokio::task::yield_now().await,
             }
         }
     };
-    let accepted = timeout(SOON, accepted).await.unwrap();
+    let accepted = timeout(TIMEOUT, accepted).await.unwrap();
     let receiving = [2, 3].map(|seed| {
         let accepted = accepted.clone();
         tokio::spawn(async move {
@@ -80,10 +82,10 @@ async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
             loop {
                 let mut segments = Vec::new();
                 let got = match random.below(2) {
-                    0 => polled(1 + random.below(2), accepted.recv())
+                    0 => poll_at_most(1 + random.below(2), accepted.recv())
                         .await
                         .map(|got| got.unwrap().map(|message| message.to_vec())),
-                    _ => polled(1 + random.below(2), accepted.recv_segments(&mut segments))
+                    _ => poll_at_most(1 + random.below(2), accepted.recv_segments(&mut segments))
                         .await
                         .map(|got| got.unwrap().map(|_| segments.concat())),
                 };
@@ -96,13 +98,13 @@ async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
         })
     });
     for task in sending {
-        timeout(SOON, task).await.unwrap().unwrap();
+        timeout(TIMEOUT, task).await.unwrap().unwrap();
     }
-    timeout(SOON, client.close()).await.unwrap().unwrap();
+    timeout(TIMEOUT, client.close()).await.unwrap().unwrap();
     let mut all = BTreeMap::new();
     for task in receiving {
         let mut last = [None; 2];
-        for got in timeout(SOON, task).await.unwrap().unwrap() {
+        for got in timeout(TIMEOUT, task).await.unwrap().unwrap() {
             let number = |at| u32::from_le_bytes(*got[at..].first_chunk().unwrap());
             let (task, n) = (number(0), number(4));
             assert!(got == message(task, n), "message {n} of {task}");
@@ -112,13 +114,13 @@ async fn two_that_send_and_two_that_receive_may_give_up_at_any_await() {
     }
     assert_eq!(all.len(), 2 * MESSAGES as usize);
     drop((client, accepted));
-    all_back(&pool).await;
+    wait_until_pool_unused(&pool).await;
 }
 
 /// As with any socket of tokio, a task that sends all the time lets others run in between, including those that
 /// would stop it.
 #[tokio::test]
-async fn to_send_takes_from_the_budget_of_the_task() {
+async fn sending_counts_against_the_cooperative_budget() {
     let pool = pool();
     let nobody = UdpSocket::bind(any()).await.unwrap();
     let to = nobody.local_addr().unwrap();
@@ -134,7 +136,7 @@ async fn to_send_takes_from_the_budget_of_the_task() {
                 sent[0] += 1;
             }
         });
-        assert!(polled(1, sending.as_mut()).await.is_none());
+        assert!(poll_at_most(1, sending.as_mut()).await.is_none());
     }
     tokio::task::yield_now().await;
     {
@@ -144,7 +146,7 @@ async fn to_send_takes_from_the_budget_of_the_task() {
                 sent[1] += 1;
             }
         });
-        assert!(polled(1, sending.as_mut()).await.is_none());
+        assert!(poll_at_most(1, sending.as_mut()).await.is_none());
     }
     tokio::task::yield_now().await;
     {
@@ -154,29 +156,29 @@ async fn to_send_takes_from_the_budget_of_the_task() {
                 sent[2] += 1;
             }
         });
-        assert!(polled(1, writing.as_mut()).await.is_none());
+        assert!(poll_at_most(1, writing.as_mut()).await.is_none());
     }
     assert!(sent.iter().all(|&sent| sent > 0), "{sent:?}");
 }
 
 /// Another task aborts it, and nothing else would wake those who wait. The peer learns of it, too.
 #[tokio::test]
-async fn who_waits_for_a_session_learns_that_it_was_aborted() {
+async fn an_abort_wakes_all_tasks_that_wait_for_the_session() {
     let pool = pool();
     let aborted = CloseReason::Aborted;
     // The session is idle and has no timer set.
-    let (_server, client, _accepted) = greeted(&pool).await;
+    let (_server, client, _accepted) = connected_pair(&pool).await;
     let [one, two] = [client.clone(), client.clone()];
     let receiving = tokio::spawn(async move { one.recv().await });
     let hearing = tokio::spawn(async move { two.recv_datagram().await });
     tokio::time::sleep(Duration::from_millis(100)).await;
     client.abort();
     for waiting in [receiving, hearing] {
-        let received = timeout(SOON, waiting).await.unwrap().unwrap();
+        let received = timeout(TIMEOUT, waiting).await.unwrap().unwrap();
         assert_eq!(received, Err(aborted));
     }
 
-    let (_server, client, accepted) = greeted(&pool).await;
+    let (_server, client, accepted) = connected_pair(&pool).await;
     let fill = async { while client.send_slice(&[7; 30_000]).await.is_ok() {} };
     let full = timeout(Duration::from_millis(200), fill).await;
     assert!(full.is_err(), "the windows are full");
@@ -185,11 +187,11 @@ async fn who_waits_for_a_session_learns_that_it_was_aborted() {
     let finishing = tokio::spawn(async move { two.finish().await });
     tokio::time::sleep(Duration::from_millis(20)).await;
     client.abort();
-    let sent = timeout(SOON, sending).await.unwrap().unwrap();
+    let sent = timeout(TIMEOUT, sending).await.unwrap().unwrap();
     // The task that finishes may have been first.
     let closed = [aborted, CloseReason::Closed].map(|why| Err(SendError::Closed(why)));
     assert!(closed.contains(&sent), "{sent:?}");
-    let finished = timeout(SOON, finishing).await.unwrap().unwrap();
+    let finished = timeout(TIMEOUT, finishing).await.unwrap().unwrap();
     assert_eq!(finished, Err(aborted));
     let told = async {
         loop {
@@ -199,7 +201,10 @@ async fn who_waits_for_a_session_learns_that_it_was_aborted() {
             }
         }
     };
-    assert_eq!(timeout(SOON, told).await.unwrap(), Err(CloseReason::Reset));
+    assert_eq!(
+        timeout(TIMEOUT, told).await.unwrap(),
+        Err(CloseReason::Reset)
+    );
 }
 
 fn opening() -> [u8; HEADER_BYTES] {
@@ -220,10 +225,10 @@ fn opening() -> [u8; HEADER_BYTES] {
 
 /// From another runtime than the one that the endpoint was made in.
 #[test]
-fn who_waits_for_a_session_or_the_next_one_learns_that_the_runtime_is_gone() {
+fn dropping_the_runtime_wakes_all_tasks_that_wait() {
     let (first, second) = (Runtime::new().unwrap(), Runtime::new().unwrap());
     let pool = pool();
-    let (server, client, accepted) = first.block_on(greeted(&pool));
+    let (server, client, accepted) = first.block_on(connected_pair(&pool));
     let accepting = server.clone();
     let accepting = second.spawn(async move { while accepting.accept().await.is_some() {} });
     let receiving = client.clone();
@@ -239,15 +244,15 @@ fn who_waits_for_a_session_or_the_next_one_learns_that_the_runtime_is_gone() {
     // Another session, whose peer has not proved its address.
     let stranger = std::net::UdpSocket::bind(any()).unwrap();
     stranger.send_to(&opening(), server.local_addr()).unwrap();
-    first.block_on(until(&server, "half-open", |server| {
+    first.block_on(wait_until(&server, "half-open", |server| {
         server.stats().half_open == 1
     }));
     drop(first);
     second.block_on(async {
-        timeout(SOON, accepting).await.unwrap().unwrap();
-        let received = timeout(SOON, receiving).await.unwrap().unwrap();
+        timeout(TIMEOUT, accepting).await.unwrap().unwrap();
+        let received = timeout(TIMEOUT, receiving).await.unwrap().unwrap();
         assert_eq!(received, Err(CloseReason::Aborted));
-        let sent = timeout(SOON, sending).await.unwrap().unwrap();
+        let sent = timeout(TIMEOUT, sending).await.unwrap().unwrap();
         assert_eq!(sent, SendError::Closed(CloseReason::Aborted));
     });
     let stats = server.stats();
@@ -262,7 +267,7 @@ fn who_waits_for_a_session_or_the_next_one_learns_that_the_runtime_is_gone() {
 
 /// A write of many slices takes as much as there is room for, and no part twice.
 #[tokio::test]
-async fn slices_arrive_once_and_in_order_where_the_window_takes_a_part_of_them() {
+async fn partial_vectored_writes_deliver_each_byte_once_and_in_order() {
     let pool = pool();
     let config = EndpointConfig::new(SessionConfig::fast().stream(true).window(16, 16));
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
@@ -286,7 +291,7 @@ async fn slices_arrive_once_and_in_order_where_the_window_takes_a_part_of_them()
     let mut received = Vec::new();
     let mut stream = accept(&server).await.into_stream();
     let reading = stream.read_to_end(&mut received);
-    timeout(SOON, reading).await.unwrap().unwrap();
+    timeout(TIMEOUT, reading).await.unwrap().unwrap();
     assert!(received == expected, "{} bytes", received.len());
     let (_stream, in_parts) = writing.await.unwrap();
     assert!(in_parts > 5, "{in_parts}");
@@ -294,7 +299,7 @@ async fn slices_arrive_once_and_in_order_where_the_window_takes_a_part_of_them()
 
 /// Sessions that nobody can accept any more are closed, and the socket with them.
 #[tokio::test]
-async fn an_endpoint_that_is_dropped_leaves_nothing_whether_it_had_sessions_or_not() {
+async fn a_dropped_endpoint_frees_everything_with_or_without_sessions() {
     for with_session in [false, true] {
         let (pool, other): (PacketPool, PacketPool) = (pool(), pool());
         let server = Endpoint::bind(any(), &pool, fast()).unwrap();
@@ -303,7 +308,7 @@ async fn an_endpoint_that_is_dropped_leaves_nothing_whether_it_had_sessions_or_n
             true => {
                 let client = Connection::connect(address, &other, fast()).unwrap();
                 client.send_slice(b"hello").await.unwrap();
-                timeout(SOON, client.ready()).await.unwrap().unwrap();
+                timeout(TIMEOUT, client.ready()).await.unwrap().unwrap();
                 Some(client)
             }
             false => None,
@@ -312,7 +317,7 @@ async fn an_endpoint_that_is_dropped_leaves_nothing_whether_it_had_sessions_or_n
         tokio::time::sleep(Duration::from_millis(50)).await;
         drop(server);
         if let Some(client) = client {
-            let end = timeout(SOON, client.recv()).await.unwrap();
+            let end = timeout(TIMEOUT, client.recv()).await.unwrap();
             assert_eq!(end, Ok(None));
         }
         let gone = async {
@@ -320,7 +325,7 @@ async fn an_endpoint_that_is_dropped_leaves_nothing_whether_it_had_sessions_or_n
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(SOON, gone).await.expect("the socket is closed");
-        all_back(&pool).await;
+        timeout(TIMEOUT, gone).await.expect("the socket is closed");
+        wait_until_pool_unused(&pool).await;
     }
 }

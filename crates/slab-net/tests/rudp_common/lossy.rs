@@ -133,7 +133,7 @@ impl Lossy {
             };
             burst += datagrams.len();
             for datagram in datagrams {
-                self.carry(1 - end, datagram);
+                self.transport(1 - end, datagram);
             }
         }
         self.longest_burst[end] = self.longest_burst[end].max(burst);
@@ -143,7 +143,7 @@ impl Lossy {
         });
     }
 
-    fn carry(&mut self, to: usize, datagram: Packet) {
+    fn transport(&mut self, to: usize, datagram: Packet) {
         let Conditions {
             delay,
             reordered,

@@ -32,7 +32,7 @@ pub(crate) struct Path {
     pub(crate) delay: Duration,
     pub(crate) jitter: Duration,
     /// Nothing arrives in this interval.
-    pub(crate) hole: (Duration, Duration),
+    pub(crate) outage: (Duration, Duration),
     /// The most datagrams in a burst.
     pub(crate) burst: usize,
     /// Scratch memory for segments to be gathered in, in datagrams.
@@ -72,32 +72,32 @@ enum Event {
     },
     Wake(usize),
     /// Somebody else takes all of the pool.
-    Take,
+    ExhaustPool,
     /// There is memory again: those who wait for it are told.
-    GiveBack,
+    FreePool,
 }
 
-struct At {
+struct Scheduled {
     time: Time,
     order: u64,
     event: Event,
 }
 
-impl PartialEq for At {
+impl PartialEq for Scheduled {
     fn eq(&self, other: &Self) -> bool {
         (self.time, self.order) == (other.time, other.order)
     }
 }
 
-impl Eq for At {}
+impl Eq for Scheduled {}
 
-impl PartialOrd for At {
+impl PartialOrd for Scheduled {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for At {
+impl Ord for Scheduled {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.time, self.order).cmp(&(other.time, other.order))
     }
@@ -114,7 +114,7 @@ pub(crate) struct World {
     pub(crate) now: Time,
     started: Time,
     /// Calls that found the path cut.
-    pub(crate) holes: u64,
+    pub(crate) outage_drops: u64,
     /// Added to the time that each session is told.
     skew: [i64; 2],
     clock_jumps: bool,
@@ -122,10 +122,10 @@ pub(crate) struct World {
     datagrams: bool,
     /// What somebody else takes of the pool, at times all of it.
     taken: Vec<PacketBuf>,
-    events: BinaryHeap<Reverse<At>>,
+    events: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
     /// Pool memory of datagrams on the way.
-    on_the_way: usize,
+    in_transit_bytes: usize,
     pub(crate) trace: u64,
     pub(crate) steps: u64,
     scratch: Vec<u8>,
@@ -154,7 +154,7 @@ impl World {
             )
             .unproved_timeout(Duration::from_secs(100_000))
             .linger(Duration::from_secs(300));
-        let hole = if random.chance(200) {
+        let outage = if random.chance(200) {
             let from = Duration::from_millis(random.below(300));
             (from, from + Duration::from_millis(random.below(5000)))
         } else {
@@ -171,7 +171,7 @@ impl World {
             },
             delay: Duration::from_micros(random.pick(&[5, 1000, 10_000, 150_000])),
             jitter: Duration::from_micros(random.pick(&[1, 1, 500, 30_000])),
-            hole,
+            outage,
             burst: random.pick(&[1, 4, 64]),
             scratch: random.pick(&[1, 8]),
         };
@@ -229,7 +229,7 @@ impl World {
         let ends = [end(Side::Client, 0), end(Side::Server, 1)];
         let clock_jumps = random.chance(100);
         let datagrams = random.chance(500);
-        let starves = random.chance(200);
+        let exhausts_pool = random.chance(200);
         let mut world = Self {
             seed,
             random,
@@ -240,20 +240,20 @@ impl World {
             mtu,
             now,
             started: now,
-            holes: 0,
+            outage_drops: 0,
             skew: [0, 0],
             clock_jumps,
             datagrams,
             taken: Vec::new(),
             events: BinaryHeap::new(),
             order: 0,
-            on_the_way: 0,
+            in_transit_bytes: 0,
             trace: 0,
             steps: 0,
             scratch: vec![0; 8 * 1400],
         };
-        if starves {
-            world.push(now, Event::Take);
+        if exhausts_pool {
+            world.push(now, Event::ExhaustPool);
         }
         world.push(now, Event::Wake(0));
         world.push(now, Event::Wake(1));
@@ -263,7 +263,7 @@ impl World {
     fn push(&mut self, time: Time, event: Event) {
         self.order += 1;
         let order = self.order;
-        self.events.push(Reverse(At { time, order, event }));
+        self.events.push(Reverse(Scheduled { time, order, event }));
     }
 
     fn clock(&self, end: usize) -> Time {
@@ -295,15 +295,15 @@ impl World {
             self.skew[end] = (self.skew[end] + jump).max(-(1 << 30));
         }
         let end = match at.event {
-            Event::Take => {
-                self.take_the_pool();
+            Event::ExhaustPool => {
+                self.exhaust_pool();
                 return true;
             }
-            Event::GiveBack => {
+            Event::FreePool => {
                 self.taken.clear();
                 let next = self.now + Duration::from_micros(self.random.below(10_000_000));
-                self.push(next, Event::Take);
-                self.look_after(0);
+                self.push(next, Event::ExhaustPool);
+                self.drive(0);
                 1
             }
             Event::Wake(end) => {
@@ -319,13 +319,13 @@ impl World {
                 chunk_bytes,
             } => {
                 let now = self.clock(to);
-                self.on_the_way -= chunk_bytes;
+                self.in_transit_bytes -= chunk_bytes;
                 self.note(datagrams.len() as u64);
                 self.ends[to].session.handle_batch(now, datagrams);
                 to
             }
         };
-        self.look_after(end);
+        self.drive(end);
         if self.steps.is_multiple_of(8) {
             self.check_memory();
         }
@@ -333,13 +333,13 @@ impl World {
     }
 
     /// Somebody else takes what the pool has, large and small chunks, for up to a second.
-    fn take_the_pool(&mut self) {
+    fn exhaust_pool(&mut self) {
         for bytes in [60_000, 4000, 1400, 500, 40] {
             let rest = std::iter::from_fn(|| self.pool.try_alloc(bytes).ok());
             self.taken.extend(rest);
         }
         let back = self.now + Duration::from_micros(self.random.below(1_000_000));
-        self.push(back, Event::GiveBack);
+        self.push(back, Event::FreePool);
     }
 
     pub(crate) fn check_memory(&self) {
@@ -348,7 +348,7 @@ impl World {
             assert!(end.session.held_bytes() <= end.session.reserved_bytes());
         }
         assert!(self.budget.reserved() <= self.budget.limit());
-        let held = a.session.held_bytes() + b.session.held_bytes() + self.on_the_way;
+        let held = a.session.held_bytes() + b.session.held_bytes() + self.in_transit_bytes;
         let of_others = |buf: &PacketBuf| buf.headroom() + buf.capacity();
         let taken: usize = self.taken.iter().map(of_others).sum();
         let in_use = self.pool.slab().stats().in_use_bytes() as usize - taken;
@@ -364,7 +364,7 @@ impl World {
     }
 
     /// What a driver does after any event: read, write, transmit, set the timer.
-    pub(crate) fn look_after(&mut self, end: usize) {
+    pub(crate) fn drive(&mut self, end: usize) {
         let now = self.clock(end);
         if self.ends[end]
             .session
@@ -502,18 +502,18 @@ impl World {
             };
             assert!(out.datagrams() <= self.path.burst && out.segment_size() <= self.mtu);
             let (contents, size) = (out.contents().to_vec(), out.segment_size());
-            self.carry(1 - end, &contents, size);
+            self.transport(1 - end, &contents, size);
         }
         self.scratch = scratch;
     }
 
     /// Sends datagrams over the path, with all that happens to them there.
-    fn carry(&mut self, to: usize, contents: &[u8], size: usize) {
+    fn transport(&mut self, to: usize, contents: &[u8], size: usize) {
         self.note(contents.len() as u64 ^ ((size as u64) << 20));
         let mut together: Vec<Vec<u8>> = Vec::new();
         let since = self.now.since(self.started);
-        let dark = since >= self.path.hole.0 && since < self.path.hole.1;
-        self.holes += u64::from(dark);
+        let dark = since >= self.path.outage.0 && since < self.path.outage.1;
+        self.outage_drops += u64::from(dark);
         for datagram in contents.chunks(size) {
             let mut datagram = datagram.to_vec();
             if self.random.chance(self.path.drop) || dark {
@@ -556,7 +556,7 @@ impl World {
         }
         let whole = buf.freeze();
         let chunk_bytes = whole.len() + whole.pinned_bytes();
-        self.on_the_way += chunk_bytes;
+        self.in_transit_bytes += chunk_bytes;
         let mut at = 0;
         let datagrams = datagrams
             .iter()
@@ -627,7 +627,7 @@ impl World {
         for end in [first, 1 - first] {
             let now = self.clock(end);
             self.ends[end].session.close(now);
-            self.look_after(end);
+            self.drive(end);
             if self.random.chance(500) {
                 for _ in 0..self.random.below(30) {
                     self.step(limit);

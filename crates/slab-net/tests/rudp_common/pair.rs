@@ -17,10 +17,10 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new() -> Self {
-        Self::of(SessionConfig::fast())
+        Self::with_config(SessionConfig::fast())
     }
 
-    pub(crate) fn of(config: SessionConfig) -> Self {
+    pub(crate) fn with_config(config: SessionConfig) -> Self {
         let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
         let budget = MemoryBudget::new(16 << 20);
         let open = |side, random| {
@@ -80,7 +80,7 @@ impl Pair {
     }
 
     /// Checks that the client refuses this, for this reason, and goes on as if nothing had happened.
-    pub(crate) fn refused(datagram: &[u8], reason: Rejection) {
+    pub(crate) fn assert_refused(datagram: &[u8], reason: Rejection) {
         let mut pair = Self::busy();
         let before = pair.client.stats();
         let packet = pair.pool.try_copy_from_slice(datagram).unwrap();
@@ -103,10 +103,10 @@ impl Pair {
         assert_eq!(others(after), others(before));
         assert!(transmit(&mut pair.client, pair.now).is_empty());
         assert_eq!(pair.client.ended(), None);
-        pair.still_works();
+        pair.assert_still_works();
     }
 
-    pub(crate) fn still_works(mut self) {
+    pub(crate) fn assert_still_works(mut self) {
         self.now = self.now + Duration::from_millis(500);
         self.client.handle_timeout(self.now);
         self.server.handle_timeout(self.now);

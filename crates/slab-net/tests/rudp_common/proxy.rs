@@ -25,7 +25,13 @@ pub(crate) async fn lossy(server: SocketAddr, loss: u64, seed: u64) -> SocketAdd
                     backs.insert(from, Arc::clone(&back));
                     let (front, back) = (Arc::clone(&front), Arc::clone(&back));
                     let returns = Random::new(seed ^ 1);
-                    tokio::spawn(give_back(front, Arc::clone(&back), from, loss, returns));
+                    tokio::spawn(return_datagrams(
+                        front,
+                        Arc::clone(&back),
+                        from,
+                        loss,
+                        returns,
+                    ));
                     back
                 }
             };
@@ -42,7 +48,7 @@ pub(crate) async fn lossy(server: SocketAddr, loss: u64, seed: u64) -> SocketAdd
     address
 }
 
-async fn give_back(
+async fn return_datagrams(
     front: Arc<UdpSocket>,
     back: Arc<UdpSocket>,
     to: SocketAddr,

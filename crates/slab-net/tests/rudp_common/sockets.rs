@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// Matters only for how long a broken test takes to fail.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn pool() -> PacketPool {
     PacketPool::builder()
@@ -41,16 +41,16 @@ pub(crate) fn any() -> SocketAddr {
 }
 
 pub(crate) async fn accept(server: &Endpoint) -> Connection {
-    timeout(SOON, server.accept()).await.unwrap().unwrap()
+    timeout(TIMEOUT, server.accept()).await.unwrap().unwrap()
 }
 
 pub(crate) async fn recv(connection: &Connection) -> Vec<u8> {
-    let received = timeout(SOON, connection.recv()).await.unwrap();
+    let received = timeout(TIMEOUT, connection.recv()).await.unwrap();
     received.unwrap().unwrap().to_vec()
 }
 
 /// Polls until the endpoint has counted what it was sent, with patience for a busy machine.
-pub(crate) async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint) -> bool) {
+pub(crate) async fn wait_until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint) -> bool) {
     for _ in 0..6000 {
         if done(server) {
             return;
@@ -61,7 +61,7 @@ pub(crate) async fn until(server: &Endpoint, what: &str, done: impl Fn(&Endpoint
 }
 
 /// Connects two ends, and sends a message from the client.
-pub(crate) async fn greeted(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
+pub(crate) async fn connected_pair(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
     let server = Endpoint::bind(any(), pool, fast()).unwrap();
     let client = Connection::connect(server.local_addr(), pool, fast()).unwrap();
     client.send_slice(b"hello").await.unwrap();
@@ -73,7 +73,7 @@ pub(crate) async fn greeted(pool: &PacketPool) -> (Endpoint, Connection, Connect
 }
 
 /// Waits until the pool has everything back.
-pub(crate) async fn all_back(pool: &PacketPool) {
+pub(crate) async fn wait_until_pool_unused(pool: &PacketPool) {
     for _ in 0..1000 {
         if pool.slab().stats().in_use() == 0 {
             return;
