@@ -115,7 +115,10 @@ impl Session {
         scratch: &'a mut [u8],
         max_datagrams: usize,
     ) -> Option<Outgoing<'a>> {
-        assert!(scratch.len() >= self.config.mtu, "scratch below the MTU");
+        assert!(
+            scratch.len() >= self.config.mtu,
+            "`scratch` is shorter than the MTU"
+        );
         self.advance(now);
         let unanswered = !self.path.validated && !self.send.is_empty();
         if unanswered && self.path.unanswered_since == 0 {

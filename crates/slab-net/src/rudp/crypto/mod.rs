@@ -82,7 +82,7 @@ impl AesGcm {
         };
         let nonces = Nonces::default();
         nonces.begin_own_run().map_err(|_| KeyError::NoRandom)?;
-        let key = UnboundKey::new(algorithm, key).expect("of the algorithm's length");
+        let key = UnboundKey::new(algorithm, key).expect("its length was checked");
         Ok(Self {
             key: Arc::new(LessSafeKey::new(key)),
             nonces: Arc::new(nonces),
@@ -113,7 +113,7 @@ impl AesGcm {
         // Going on with the nonces of another process would disclose what both have sealed.
         self.nonces
             .begin_own_run()
-            .expect("the system has random numbers");
+            .expect("the system provides random numbers");
     }
 
     /// As [`seal`](Self::seal), after [`renew_nonces_after_fork`](Self::renew_nonces_after_fork).
@@ -126,7 +126,11 @@ impl AesGcm {
         let sealed = self
             .key
             .seal_in_place_separate_tag(nonce, Aad::empty(), contents);
-        tag.copy_from_slice(sealed.expect("shorter than 2^36 bytes").as_ref());
+        tag.copy_from_slice(
+            sealed
+                .expect("a datagram is shorter than 2^36 bytes")
+                .as_ref(),
+        );
     }
 
     /// Opens a datagram in place, and returns the range of its contents; `None` if it was not sealed with this key

@@ -32,8 +32,8 @@ impl Nonces {
         let mut first = [0; NONCE_BYTES];
         SystemRandom::new().fill(&mut first)?;
         let (low, high) = first.split_at(size_of::<u64>());
-        let low = low.try_into().expect("split at this length");
-        let high = high.try_into().expect("what is left of a nonce");
+        let low = low.try_into().expect("8 of 12 bytes");
+        let high = high.try_into().expect("4 of 12 bytes");
         self.low.store(u64::from_le_bytes(low), Ordering::Relaxed);
         self.high.store(u32::from_le_bytes(high), Ordering::Relaxed);
         self.process.store(process, Ordering::Release);

@@ -132,13 +132,13 @@ impl Wakers {
     }
 
     pub(super) fn wake(mut self) {
-        if let Some(waker) = self.take() {
+        if let Some(waker) = self.wake_all_but_one() {
             waker.wake();
         }
     }
 
     /// Wakes all but one, and returns that one, to be woken once the lock is free.
-    fn take(&mut self) -> Option<Waker> {
+    fn wake_all_but_one(&mut self) -> Option<Waker> {
         for waker in self.more.drain(..) {
             waker.wake();
         }
@@ -242,14 +242,14 @@ impl Link {
             *awaited_bytes > 0 && session.next_message_bytes() != Some(*awaited_bytes as usize);
         if over || at_end || awaited_gone || wake_all && readable {
             *awaited_bytes = 0;
-            woken.reader = readers.take();
+            woken.reader = readers.wake_all_but_one();
         }
         // Happens once: whoever settles first afterwards wakes the writers, with `wake_all` or without.
         let first_answer =
             session.is_peer_window_known() && !core::mem::replace(writers_told_ready, true);
         let writable = session.has_room_to_wake_senders() || session.send_closed().is_some();
         if over || first_answer || wake_all && writable {
-            woken.writer = writers.take();
+            woken.writer = writers.wake_all_but_one();
         }
         if inner.half_open && (over || inner.session.is_validated()) {
             inner.half_open = false;
@@ -408,8 +408,8 @@ impl Link {
             self.shared.table().count_half_open_done(self.peer());
         }
         let woken = PendingWakes {
-            reader: inner.readers.take(),
-            writer: inner.writers.take(),
+            reader: inner.readers.wake_all_but_one(),
+            writer: inner.writers.wake_all_but_one(),
         };
         self.remove(&mut inner);
         drop(inner);
@@ -466,8 +466,8 @@ mod tests {
                 assert_eq!(woken().iter().sum::<usize>(), added - added.min(MAX_WAKERS));
             }
         }
-        wakers.take().unwrap().wake();
+        wakers.wake_all_but_one().unwrap().wake();
         assert!(woken().iter().all(|&times| times == 1));
-        assert!(wakers.take().is_none());
+        assert!(wakers.wake_all_but_one().is_none());
     }
 }

@@ -128,7 +128,7 @@ impl FecDecoder {
         if shard.len() > self.longest_shard || (is_data && !is_size_valid(&shard[COVERED_AT..])) {
             return self.stats.rejected += 1;
         }
-        let Some(at) = self.group(seqid / shards.total()) else {
+        let Some(at) = self.locate_group(seqid / shards.total()) else {
             return;
         };
         if self.groups[at].closed || self.groups[at].shards[position].is_some() {
@@ -209,7 +209,7 @@ impl FecDecoder {
     }
 
     /// Returns the place of a group; moves the window if the group is new.
-    fn group(&mut self, number: u32) -> Option<usize> {
+    fn locate_group(&mut self, number: u32) -> Option<usize> {
         let (window, all) = (self.window(), self.code.shards.groups());
         if self.groups.is_empty() {
             let positions = self.code.shards.total() as usize;
@@ -243,20 +243,20 @@ impl FecDecoder {
             self.open_group(number);
         }
         self.late_in_a_row = 0;
-        let at = self.place(number);
+        let at = self.window_index(number);
         // Every group of the window has been begun, except at the start.
         (self.groups[at].number == number).then_some(at)
     }
 
     /// The place of a group in the window. Where numbers wrap, two groups of a window may share one: the older is
     /// then given up early.
-    fn place(&self, number: u32) -> usize {
+    fn window_index(&self, number: u32) -> usize {
         (number % self.window()) as usize
     }
 
     /// Makes a group the newest, and closes the one whose place it takes.
     fn open_group(&mut self, number: u32) {
-        let at = self.place(number);
+        let at = self.window_index(number);
         self.count_if_expired(at, None);
         self.close_group(at);
         let group = &mut self.groups[at];
