@@ -27,7 +27,7 @@ fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
 }
 
 /// Sends a long message and receives it back.
-async fn talks(server: &Endpoint, client: &Connection) {
+async fn assert_echo(server: &Endpoint, client: &Connection) {
     client.send_slice(&[7; 20_000]).await.unwrap();
     client.send_slice(b"and more").await.unwrap();
     let echo = async {
@@ -72,7 +72,7 @@ async fn a_flood_of_half_open_sessions_does_not_keep_this_library_out() {
     }
 
     let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
-    talks(&server, &client).await;
+    assert_echo(&server, &client).await;
     let stats = server.stats();
     assert!(stats.cookies_sent >= 1, "{stats:?}");
     assert_eq!(stats.cookies_taken, 1);
@@ -121,7 +121,7 @@ async fn a_server_may_require_a_cookie_of_everybody() {
 
     for _ in 0..5 {
         let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
-        talks(&server, &client).await;
+        assert_echo(&server, &client).await;
     }
     assert_eq!(server.stats().cookies_taken, 5);
     assert_eq!(server.stats().half_open, 0);
@@ -147,14 +147,14 @@ async fn an_ipv6_endpoint_talks_to_ipv4_peers() {
     for peer in [v4, mapped(v4)] {
         let alone = Connection::connect(peer, &pool, fast()).unwrap();
         for client in [dual.connect(peer).unwrap(), alone] {
-            talks(&server, &client).await;
+            assert_echo(&server, &client).await;
             assert_eq!(client.peer_addr(), v4);
         }
     }
     let here = ([127, 0, 0, 1], dual.local_addr().port()).into();
     for peer in [here, mapped(here)] {
         let client = Connection::connect(peer, &pool, fast()).unwrap();
-        talks(&dual, &client).await;
+        assert_echo(&dual, &client).await;
     }
 }
 
@@ -180,7 +180,9 @@ async fn a_server_bound_to_all_answers_from_the_address_that_was_sent_to() {
             // Not the address that the system would choose to answer from.
             let to = ([127, 0, 0, 2], server.local_addr().port()).into();
             let client = Connection::connect(to, &pool, config.clone()).unwrap();
-            timeout(TIMEOUT, talks(&server, &client)).await.expect(all);
+            timeout(TIMEOUT, assert_echo(&server, &client))
+                .await
+                .expect(all);
         }
     }
 }
@@ -197,7 +199,7 @@ async fn connecting_to_the_unspecified_address_reaches_loopback() {
         let alone = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
         let shared = Endpoint::bind(all.parse().unwrap(), &pool, fast()).unwrap();
         for client in [shared.connect(server.local_addr()).unwrap(), alone] {
-            talks(&server, &client).await;
+            assert_echo(&server, &client).await;
             assert!(client.peer_addr().ip().is_loopback());
         }
     }
@@ -237,7 +239,7 @@ async fn a_client_with_an_outdated_cookie_still_connects() {
             }
         });
         let client = Connection::connect(address, &pool, fast()).unwrap();
-        talks(&second, &client).await;
+        assert_echo(&second, &client).await;
         assert!(first.stats().cookies_sent > 0);
         let stats = second.stats();
         assert_eq!(stats.cookies_sent > 0, needs_another, "{stats:?}");

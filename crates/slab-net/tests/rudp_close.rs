@@ -15,15 +15,15 @@ const STEP: Duration = Duration::from_millis(1);
 struct Line {
     now: Time,
     ends: [Session; 2],
-    on_its_way: [VecDeque<(Time, Packet)>; 2],
+    in_transit: [VecDeque<(Time, Packet)>; 2],
 }
 
 impl Line {
     fn new() -> Self {
-        Self::over(&PacketPool::builder().max_memory(16 << 20).build().unwrap())
+        Self::with_pool(&PacketPool::builder().max_memory(16 << 20).build().unwrap())
     }
 
-    fn over(pool: &PacketPool) -> Self {
+    fn with_pool(pool: &PacketPool) -> Self {
         let budget = MemoryBudget::new(16 << 20);
         let config = SessionConfig::fast();
         let open = |side| {
@@ -33,7 +33,7 @@ impl Line {
         let mut line = Self {
             now: Time::ZERO,
             ends: [open(Side::Client), open(Side::Server)],
-            on_its_way: Default::default(),
+            in_transit: Default::default(),
         };
         line.ends[0].send_slice(b"hello").unwrap();
         line.run(ONE_WAY * 10, |_| {});
@@ -51,8 +51,8 @@ impl Line {
             for end in 0..2 {
                 let arrived =
                     |way: &VecDeque<(Time, Packet)>| way.front().is_some_and(|w| w.0 <= now);
-                while arrived(&self.on_its_way[end]) {
-                    let (_, datagram) = self.on_its_way[end].pop_front().unwrap();
+                while arrived(&self.in_transit[end]) {
+                    let (_, datagram) = self.in_transit[end].pop_front().unwrap();
                     let _ = self.ends[end].handle_datagram(now, datagram);
                 }
                 let session = &mut self.ends[end];
@@ -62,7 +62,7 @@ impl Line {
                 let mut scratch = [0; 4096];
                 while let Some(out) = session.poll_transmit(now, &mut scratch, 1) {
                     let datagram = Packet::from(out.contents().to_vec());
-                    self.on_its_way[1 - end].push_back((now + ONE_WAY, datagram));
+                    self.in_transit[1 - end].push_back((now + ONE_WAY, datagram));
                 }
             }
         }
@@ -127,7 +127,7 @@ fn a_simultaneous_close_with_unsent_data_ends_in_a_few_round_trips() {
 fn a_simultaneous_close_survives_the_loss_of_its_notices() {
     let mut line = simultaneous_close_with_unsent_data();
     line.run(2 * STEP, |_| {});
-    line.on_its_way = Default::default();
+    line.in_transit = Default::default();
     line.run(Duration::from_secs(2), |_| {});
     for end in &line.ends {
         assert_eq!(end.ended(), Some(CloseReason::ClosedByPeer));
@@ -179,7 +179,7 @@ fn a_finished_end_still_receives_and_its_peer_sees_the_end() {
         );
         if lost {
             line.run(ONE_WAY / 2, |_| {});
-            line.on_its_way = Default::default();
+            line.in_transit = Default::default();
         }
         line.run(Duration::from_secs(1), |_| {});
         let [finished, other] = [finishing, 1 - finishing];
@@ -259,7 +259,7 @@ fn finish_closes_if_the_peer_is_another_implementation() {
 #[test]
 fn the_end_mark_is_sent_once_there_is_memory_for_it() {
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
-    let mut line = Line::over(&pool);
+    let mut line = Line::with_pool(&pool);
     let others: Vec<_> = core::iter::repeat_with(|| pool.try_alloc(24))
         .map_while(Result::ok)
         .collect();
@@ -348,7 +348,7 @@ fn a_forged_wins_does_not_turn_a_finish_into_a_close() {
     let mut line = Line {
         now: Time::ZERO,
         ends: [open(Side::Client), open(Side::Server)],
-        on_its_way: Default::default(),
+        in_transit: Default::default(),
     };
     line.ends[0].send_slice(b"hello").unwrap();
     line.ends[0].finish(line.now);
@@ -461,7 +461,7 @@ fn an_abort_resets_the_peer_also_with_data_in_flight() {
 #[test]
 fn a_restarted_peer_is_not_mistaken_for_the_one_before() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
-    let mut line = Line::over(&pool);
+    let mut line = Line::with_pool(&pool);
     let (config, budget) = (SessionConfig::fast(), MemoryBudget::new(16 << 20));
     let anew = Session::open(3, &config, Side::Server, &pool, &budget, 7 << 32, line.now);
     line.ends[1] = anew.unwrap();
@@ -569,7 +569,7 @@ fn an_abort_after_a_delivered_close_discards_nothing_at_the_peer() {
         line.run(STEP, |_| {});
     }
     // The close notice is lost.
-    line.on_its_way = Default::default();
+    line.in_transit = Default::default();
     line.ends[0].abort();
     line.run(ONE_WAY * 6, |_| {});
     let ended = line.ends.each_ref().map(Session::ended);

@@ -91,7 +91,7 @@ impl Case {
             })
             .interval(Duration::from_millis(self.interval))
             .linger(Duration::from_secs(1));
-        protection.on(EndpointConfig::new(session))
+        protection.apply_to(EndpointConfig::new(session))
     }
 
     fn peer(&self, program: &PathBuf, protection: Protection, mode: &str, address: &str) -> Child {
@@ -119,12 +119,12 @@ impl Case {
 
 impl Protection {
     #[cfg(not(all(feature = "fec", feature = "aes-gcm")))]
-    fn on(self, config: EndpointConfig) -> EndpointConfig {
+    fn apply_to(self, config: EndpointConfig) -> EndpointConfig {
         config
     }
 
     #[cfg(all(feature = "fec", feature = "aes-gcm"))]
-    fn on(self, mut config: EndpointConfig) -> EndpointConfig {
+    fn apply_to(self, mut config: EndpointConfig) -> EndpointConfig {
         use slab_net::rudp::{crypto::AesGcm, fec::FecShards};
         if let Some((data, parity)) = self.shards {
             config = config.fec(FecShards::new(data, parity).unwrap());
@@ -229,12 +229,12 @@ async fn our_client_with_their_server(protection: Protection) {
         timeout(TIMEOUT, exchange).await.expect("in time");
         assert_eq!(client.stats().rejected_datagrams(), 0);
         assert!(client.stats().sent_datagrams > 0);
-        has_recovered(&endpoint, case, protection);
+        assert_recovered(&endpoint, case, protection);
     }
 }
 
 /// Checks that our end recovered something, if it had to.
-fn has_recovered(endpoint: &Endpoint, case: Case, protection: Protection) {
+fn assert_recovered(endpoint: &Endpoint, case: Case, protection: Protection) {
     #[cfg(feature = "fec")]
     if case.loss > 0 && protection.shards.is_some() {
         let stats = endpoint.stats().fec;
@@ -282,7 +282,7 @@ async fn their_client_with_our_server(protection: Protection) {
         let recovered: u64 = recovered.and_then(|n| n.parse().ok()).expect(&said);
         let lossy = case.loss > 0 && protection.shards.is_some();
         assert!(!lossy || recovered > 0, "{case:?} {protection:?}");
-        has_recovered(&server, case, protection);
+        assert_recovered(&server, case, protection);
         let stats = server.stats();
         assert_eq!((stats.unopened, stats.total.rejected_datagrams()), (0, 0));
         #[cfg(feature = "fec")]

@@ -204,15 +204,15 @@ fn bottleneck(congestion: Congestion, seconds: u64) -> (f64, f64, usize) {
 fn congestion_control_fills_a_bottleneck_with_little_loss() {
     let seconds = if cfg!(debug_assertions) { 4 } else { 20 };
     for congestion in [Congestion::Reno, Congestion::Cubic] {
-        let (rate, vain, burst) = bottleneck(congestion, seconds);
+        let (rate, wasted, burst) = bottleneck(congestion, seconds);
         assert!(rate > 6.0, "{congestion:?}: {rate} MB/s");
-        assert!(vain < 20.0, "{congestion:?}: {vain} of 1000 in vain");
+        assert!(wasted < 20.0, "{congestion:?}: {wasted} of 1000 in vain");
         // A window is spread over the round trip.
         assert!(burst <= 48, "{congestion:?}: {burst} at once");
     }
     // Without congestion control the window is sent whatever becomes of it.
-    let (_, vain, _) = bottleneck(Congestion::Off, 1);
-    assert!(vain > 50.0, "{vain} of 1000 in vain");
+    let (_, wasted, _) = bottleneck(Congestion::Off, 1);
+    assert!(wasted > 50.0, "{wasted} of 1000 in vain");
 }
 
 /// Segments that were only late are not sent again each time: the echo of a transmission that was taken for lost

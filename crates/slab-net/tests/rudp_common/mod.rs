@@ -512,11 +512,11 @@ impl World {
         self.note(contents.len() as u64 ^ ((size as u64) << 20));
         let mut together: Vec<Vec<u8>> = Vec::new();
         let since = self.now.since(self.started);
-        let dark = since >= self.path.outage.0 && since < self.path.outage.1;
-        self.outage_drops += u64::from(dark);
+        let in_outage = since >= self.path.outage.0 && since < self.path.outage.1;
+        self.outage_drops += u64::from(in_outage);
         for datagram in contents.chunks(size) {
             let mut datagram = datagram.to_vec();
-            if self.random.chance(self.path.drop) || dark {
+            if self.random.chance(self.path.drop) || in_outage {
                 continue;
             }
             if self.random.chance(self.path.corrupt) {
