@@ -205,7 +205,7 @@ impl Session {
 
     fn pop(&mut self) -> Option<(Packet, bool)> {
         let popped = self.receive.pop();
-        self.stuck = None;
+        self.message_wait = None;
         self.receive
             .make_room(&self.pool, &mut BatchBuffer::default());
         self.schedule_window_update();

@@ -236,7 +236,7 @@ impl Session {
                     self.send_wins = true;
                     // There may have been no memory for this before.
                     self.receive.make_room(&self.pool, batch);
-                    self.unstick();
+                    self.grow_for_message();
                     self.on_wask();
                     digest.may_narrow |= header.frg == OURS && header.una == self.send.next();
                     self.peer.token = header.ts;
@@ -406,8 +406,8 @@ impl Session {
             }
             Inserted::NoMemory => self.stats.dropped_no_memory += 1,
         }
-        if self.receive.is_stuck() {
-            self.unstick();
+        if self.receive.is_filled_by_message() {
+            self.grow_for_message();
         }
     }
 

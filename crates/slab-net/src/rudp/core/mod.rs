@@ -142,7 +142,7 @@ pub struct Session {
     /// When to ask for the peer's window again, and how many milliseconds to wait after that.
     probe: Option<(Time, NonZeroU32)>,
     /// Since when a message fills the window, and when to try again to grow it. Boxed, as few sessions need it.
-    stuck: Option<Box<(Time, Time)>>,
+    message_wait: Option<Box<(Time, Time)>>,
     keepalive_at: Time,
     last_received: Time,
     phase: Phase,
@@ -359,7 +359,7 @@ impl Session {
             loss_at: None,
             tail_probed: false,
             probe: None,
-            stuck: None,
+            message_wait: None,
             keepalive_at: now + config.keepalive,
             last_received: now,
             phase: Phase::Open,
@@ -443,7 +443,7 @@ impl Session {
         self.receive.set_may_grow(true);
         self.send.blocks.set_limit(u32::MAX);
         self.send_wask |= self.peer.wask_sent_at.is_none();
-        self.unstick();
+        self.grow_for_message();
     }
 
     /// Counts `bytes` that the endpoint sends to the peer beside the session's own.

@@ -264,7 +264,7 @@ impl ReceiveQueue {
     /// Does an incomplete message fill the window, so that it cannot become complete while the window stays as it
     /// is?
     #[inline]
-    pub(super) fn is_stuck(&self) -> bool {
+    pub(super) fn is_filled_by_message(&self) -> bool {
         self.complete == 0 && self.readable() == self.window && self.deferred == 0
     }
 
@@ -275,8 +275,8 @@ impl ReceiveQueue {
 
     /// Grows the window if a message fills it: for all of that message or not at all. Two messages that had each
     /// taken a part of the memory left would wait for each other.
-    pub(super) fn unstick(&mut self) {
-        if !self.may_grow || !self.is_stuck() {
+    pub(super) fn grow_for_message(&mut self) {
+        if !self.may_grow || !self.is_filled_by_message() {
             return;
         }
         let whole = (self.window + u32::from(self.to_follow)).min(self.max_window);

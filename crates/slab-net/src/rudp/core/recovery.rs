@@ -43,8 +43,8 @@ pub(super) struct Recovery {
     reordering: u32,
     /// Losses since the last needless retransmission, and the last transmission when those were last counted anew.
     losses_since_spurious: u32,
-    raised_at: u64,
-    /// Needless retransmissions after `raised_at`.
+    reordering_raised_at: u64,
+    /// Needless retransmissions after `reordering_raised_at`.
     spurious_count: u64,
 }
 
@@ -62,7 +62,7 @@ impl Recovery {
             arrived: 0,
             reordering: 0,
             losses_since_spurious: 0,
-            raised_at: 0,
+            reordering_raised_at: 0,
             spurious_count: 0,
         }
     }
@@ -130,17 +130,17 @@ impl Recovery {
     /// round trip.
     pub(super) fn spurious(&mut self, serial: u64, latest: u64) {
         self.losses_since_spurious = 0;
-        if serial <= self.raised_at {
+        if serial <= self.reordering_raised_at {
             return;
         }
         self.spurious_count += 1;
-        let sent = latest - self.raised_at;
+        let sent = latest - self.reordering_raised_at;
         if self.spurious_count > 1 && self.spurious_count * TRANSMISSIONS_PER_SPURIOUS > sent {
             self.reordering = (self.reordering + 1).min(MAX_REORDERING);
-            self.raised_at = latest;
+            self.reordering_raised_at = latest;
             self.spurious_count = 0;
         } else if sent > 64 * TRANSMISSIONS_PER_SPURIOUS {
-            self.raised_at = latest;
+            self.reordering_raised_at = latest;
             self.spurious_count = 0;
         }
     }

@@ -14,8 +14,8 @@ use core::time::Duration;
 const PROBE_FIRST: NonZeroU32 = NonZeroU32::new(500).unwrap();
 const PROBE_LONGEST: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 /// The first and the longest wait between attempts to grow a window that a message fills.
-const UNSTICK_FIRST: Duration = Duration::from_millis(20);
-const UNSTICK_LONGEST: Duration = Duration::from_secs(1);
+const GROW_RETRY_FIRST: Duration = Duration::from_millis(20);
+const GROW_RETRY_LONGEST: Duration = Duration::from_secs(1);
 /// Segments sent again at each time-out. Their acknowledgements tell what else is lost.
 const PROBES_PER_TIMEOUT: usize = 4;
 
@@ -36,7 +36,7 @@ impl Session {
             self.loss_at,
             self.paced_until(),
             self.probe.map(|(at, _)| at),
-            self.stuck.as_ref().map(|stuck| stuck.1),
+            self.message_wait.as_ref().map(|wait| wait.1),
         ];
         times.into_iter().flatten().min()
     }
@@ -50,11 +50,11 @@ impl Session {
             Phase::Lingering { until } | Phase::TimeWait { until } => Some(until),
             Phase::Notifying { at, .. } => Some(at),
         };
-        let stuck = self
-            .stuck
+        let wait = self
+            .message_wait
             .as_ref()
-            .map(|stuck| stuck.0 + self.silence_limit());
-        [phase, stuck, Some(self.idle_deadline())]
+            .map(|wait| wait.0 + self.silence_limit());
+        [phase, wait, Some(self.idle_deadline())]
             .into_iter()
             .flatten()
             .min()
@@ -148,8 +148,8 @@ impl Session {
         if self.finish_deadline().is_some_and(|at| at <= now) {
             self.queue_end_mark();
         }
-        if self.stuck.as_ref().is_some_and(|stuck| stuck.1 <= now) {
-            self.unstick();
+        if self.message_wait.as_ref().is_some_and(|wait| wait.1 <= now) {
+            self.grow_for_message();
             if self.ended().is_some() {
                 return;
             }
@@ -209,25 +209,28 @@ impl Session {
     /// A message may fill the window: tries to grow it. Where it may not grow yet, because the address is not
     /// proved or there is no memory, the window stays closed and this is tried again; but not for ever, because
     /// sessions that wait likewise may hold the memory that is missing.
-    pub(super) fn unstick(&mut self) {
-        self.receive.unstick();
+    pub(super) fn grow_for_message(&mut self) {
+        self.receive.grow_for_message();
         // In stream mode bytes can be read before the message is complete.
-        if !self.receive.is_stuck() || self.phase != Phase::Open || self.config.stream {
-            if self.stuck.take().is_some() {
+        if !self.receive.is_filled_by_message() || self.phase != Phase::Open || self.config.stream {
+            if self.message_wait.take().is_some() {
                 self.schedule_window_update();
             }
             return;
         }
         let now = self.now;
-        let since = self.stuck.get_or_insert_with(|| Box::new((now, now))).0;
+        let since = self
+            .message_wait
+            .get_or_insert_with(|| Box::new((now, now)))
+            .0;
         let (waited, end) = (now.since(since), since + self.silence_limit());
         if self.receive.is_largest() || end <= now {
             return self.reset(CloseReason::MessageTooLong);
         }
-        let again = now + waited.clamp(UNSTICK_FIRST, UNSTICK_LONGEST);
-        if let Some(stuck) = &mut self.stuck {
-            let at = if stuck.1 <= now { again } else { stuck.1 };
-            stuck.1 = at.min(end);
+        let again = now + waited.clamp(GROW_RETRY_FIRST, GROW_RETRY_LONGEST);
+        if let Some(wait) = &mut self.message_wait {
+            let at = if wait.1 <= now { again } else { wait.1 };
+            wait.1 = at.min(end);
         }
     }
 

@@ -22,7 +22,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 /// Half-open sessions together get this part of the memory budget: a fourth.
-const HALF_OPEN_SHARE: usize = 4;
+const HALF_OPEN_DIVISOR: usize = 4;
 
 pub(super) struct Shared {
     pub(super) sender: UdpSender,
@@ -59,7 +59,7 @@ impl Shared {
         // Forged addresses must not take the memory that other sessions need.
         let fec_shards = config.protection.max_kept_shards();
         let each = Session::half_open_bytes(&config.session, &pool, fec_shards);
-        let room = memory / HALF_OPEN_SHARE / each;
+        let room = memory / HALF_OPEN_DIVISOR / each;
         config.max_half_open = config.max_half_open.min(room.max(1));
         Self {
             protection: Protection::new(&config, &pool, &budget),

@@ -232,23 +232,23 @@ fn one_train_that_fills_the_window_is_enough_to_estimate_the_path() {
 }
 
 #[test]
-fn a_message_that_fills_the_window_lets_it_grow_or_is_stuck() {
+fn a_message_that_fills_the_window_makes_it_grow_to_its_maximum() {
     let pool = pool();
     let (mut queue, _budget) = queue(4, 8);
     for sn in 0..4 {
         put(&mut queue, sn, 7, &pool);
     }
     queue.set_may_grow(false);
-    queue.unstick();
-    assert_eq!((queue.window(), queue.is_stuck()), (4, true));
+    queue.grow_for_message();
+    assert_eq!((queue.window(), queue.is_filled_by_message()), (4, true));
     queue.set_may_grow(true);
-    queue.unstick();
-    assert_eq!((queue.window(), queue.is_stuck()), (8, false));
+    queue.grow_for_message();
+    assert_eq!((queue.window(), queue.is_filled_by_message()), (8, false));
     for sn in 4..8 {
         put(&mut queue, sn, 7, &pool);
     }
-    queue.unstick();
-    assert!(queue.is_stuck() && queue.is_largest());
+    queue.grow_for_message();
+    assert!(queue.is_filled_by_message() && queue.is_largest());
 }
 
 /// A budget of 12 segments: two windows of 4, and what the one message that is not too long needs.
@@ -262,7 +262,7 @@ fn the_window_grows_for_a_whole_message_or_not_at_all() {
         for sn in 0..4 {
             put(queue, sn, segments - 1 - sn as u8, &pool);
         }
-        queue.unstick();
+        queue.grow_for_message();
     }
     let windows = queues.each_ref().map(ReceiveQueue::window);
     assert_eq!((windows, queues[0].growth_refused), ([4, 8], 1));
