@@ -4,8 +4,8 @@
 mod rudp_common;
 
 use rudp_common::World;
+use rudp_common::arbitrary_peer::ArbitraryPeer;
 use rudp_common::random::seeds;
-use rudp_common::storm::Storm;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
@@ -51,8 +51,8 @@ fn corrupted_datagrams_do_not_break_memory_accounting() {
 fn an_arbitrary_peer_breaks_no_accounting_and_causes_no_busy_loop() {
     let ran = Cell::new(0);
     for_each_seed(150, |seed| {
-        if let Some(storm) = Storm::new(seed) {
-            storm.run();
+        if let Some(peer) = ArbitraryPeer::new(seed) {
+            peer.run();
             ran.set(ran.get() + 1);
         }
     });

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const CONV: u32 = 5;
 
-pub(crate) struct Storm {
+pub(crate) struct ArbitraryPeer {
     random: Random,
     pool: PacketPool,
     budget: MemoryBudget,
@@ -25,7 +25,7 @@ pub(crate) struct Storm {
     first: u32,
 }
 
-impl Storm {
+impl ArbitraryPeer {
     /// Returns `None` if this seed's budget has no memory for a session.
     pub(crate) fn new(seed: u64) -> Option<Self> {
         let mut random = Random::new(seed);

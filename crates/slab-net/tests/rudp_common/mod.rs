@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod arbitrary_peer;
 #[cfg(feature = "fec")]
 pub(crate) mod fec;
 pub(crate) mod lossy;
@@ -9,7 +10,6 @@ pub(crate) mod pair;
 pub(crate) mod proxy;
 pub(crate) mod random;
 pub(crate) mod sockets;
-pub(crate) mod storm;
 
 pub(crate) use random::Random;
 use random::{byte, message};
