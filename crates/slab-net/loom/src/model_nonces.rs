@@ -12,7 +12,7 @@ fn nobody_draws_from_a_run_that_has_not_begun() {
     explore(None, || {
         let nonces = Arc::new(Nonces::default());
         let draw = |nonces: &Nonces| {
-            nonces.begin().unwrap();
+            nonces.begin_own_run().unwrap();
             nonces.draw()
         };
         let other = {

@@ -201,11 +201,11 @@ mod tests {
         drop(paths.get(peer));
         let found = paths.get(peer).unwrap();
         let mut now = Time::ZERO;
-        paths.rest(now);
+        paths.free_idle(now);
         found.encoder().protect(now, &mut [0; 100]);
         drop(found);
         assert_ne!(budget.reserved(), 0);
-        while let Some(at) = paths.rest(now) {
+        while let Some(at) = paths.free_idle(now) {
             assert!(now < at);
             now = at;
         }
