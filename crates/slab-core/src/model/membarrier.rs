@@ -131,6 +131,36 @@ impl Stack {
         Some(value)
     }
 
+    fn put_slowly(&self, value: u32) -> bool {
+        if !self.guard.enter_slow() {
+            return false;
+        }
+        point();
+        let len = self.guard.puts_and_len().1;
+        // SAFETY: as above.
+        self.slots[len].with_mut(|slot| unsafe { *slot = value });
+        self.guard.put_slow();
+        self.guard.leave_slow();
+        point();
+        true
+    }
+
+    fn take_slowly(&self) -> Option<u32> {
+        if !self.guard.enter_slow() {
+            return None;
+        }
+        point();
+        let top = self.guard.puts_and_len().1.checked_sub(1);
+        let value = top.map(|top| {
+            self.guard.set_len(top);
+            // SAFETY: as above.
+            self.slots[top].with(|slot| unsafe { *slot })
+        });
+        self.guard.leave_slow();
+        point();
+        value
+    }
+
     /// As a reclaimer does it.
     fn take_all(&self) -> Vec<u32> {
         self.guard.raise(SHUT);
@@ -150,10 +180,8 @@ impl Stack {
     }
 }
 
-/// The owner puts, takes and puts again, wherever the barrier of the taker meets it. With a bound: without
-/// one this does not end in minutes.
-#[test]
-fn model_guard_owner_interrupted_by_taker() {
+/// The owner puts, takes and puts again by these functions, wherever the barrier of the taker meets it.
+fn interrupted(put: fn(&Stack, u32) -> bool, take: fn(&Stack) -> Option<u32>) {
     /// Three in each of four steps (before the gate is looked at, behind that, behind the step), and one
     /// behind all.
     const POINTS: usize = 3 * 4 + 1;
@@ -170,13 +198,13 @@ fn model_guard_owner_interrupted_by_taker() {
             };
             let mut units = Vec::new();
             let put = |units: &mut Vec<u32>, value| {
-                if !stack.put(value) {
+                if !put(&stack, value) {
                     units.push(value);
                 }
             };
             put(&mut units, 0);
             put(&mut units, 1);
-            units.extend(stack.take());
+            units.extend(take(&stack));
             put(&mut units, 2);
             end();
             units.extend(taker.join().unwrap());
@@ -186,4 +214,15 @@ fn model_guard_owner_interrupted_by_taker() {
             assert_each_once(units, 3);
         });
     }
+}
+
+/// With a bound, as the next: without one this does not end in minutes.
+#[test]
+fn model_guard_owner_interrupted_by_taker() {
+    interrupted(Stack::put, Stack::take);
+}
+
+#[test]
+fn model_guard_owner_interrupted_on_its_slow_path() {
+    interrupted(Stack::put_slowly, Stack::take_slowly);
 }
