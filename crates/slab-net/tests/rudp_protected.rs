@@ -544,3 +544,30 @@ async fn an_idle_session_with_error_correction_holds_no_pool_memory() {
     wait_until(&server, "idle", |_| pool.slab().stats().in_use() == 0).await;
     assert_eq!((client.ended(), accepted.ended()), (None, None));
 }
+
+/// The parity memory of a datagram that nobody answers is given back soon, even if nothing else wakes the
+/// endpoint for long.
+#[tokio::test]
+async fn datagram_in_an_idle_session_keeps_no_parity_memory() {
+    let pool = pool();
+    let config = fast().fec(FecShards::new(10, 3).unwrap());
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    client.send_slice(b"question").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(recv(&accepted).await, b"question");
+    accepted.send_slice(b"answer").await.unwrap();
+    assert_eq!(recv(&client).await, b"answer");
+    wait_until(&server, "idle", |_| pool.slab().stats().in_use() == 0).await;
+    // As many as it takes to begin a group.
+    let mut sent = 0;
+    while pool.slab().stats().in_use() == 0 {
+        client.send_datagram(Packet::from(vec![1])).unwrap();
+        sent += 1;
+    }
+    for _ in 0..sent {
+        let datagram = timeout(TIMEOUT, accepted.recv_datagram()).await.unwrap();
+        assert_eq!(datagram.unwrap().unwrap(), [1][..]);
+    }
+    wait_until(&server, "idle", |_| pool.slab().stats().in_use() == 0).await;
+}

@@ -324,7 +324,11 @@ impl Link {
                     let Inner {
                         session, unsent, ..
                     } = inner;
-                    protection.transmit(self, session, unsent, now, scratch)
+                    let sent = protection.transmit(self, session, unsent, now, scratch);
+                    if protection.take_unscheduled() {
+                        self.shared.wake_driver();
+                    }
+                    sent
                 }
                 None => {
                     self.transmit_plain(inner, now, scratch);

@@ -103,6 +103,15 @@ impl Protection {
         None
     }
 
+    /// Returns `true`, once, if [`free_idle`](Self::free_idle) has to be called although it asked for no other call.
+    pub(super) fn take_unscheduled(&self) -> bool {
+        #[cfg(feature = "fec")]
+        if let Some(paths) = &self.paths {
+            return paths.take_unscheduled();
+        }
+        false
+    }
+
     /// Makes a session's datagrams ready for the wire, followed by the parity that is due, if parity may be sent.
     /// `flush` makes room when there is none.
     fn seal(

@@ -25,6 +25,8 @@ pub(super) struct Paths {
     budget: MemoryBudget,
     /// Locked for look-ups only; nothing else is locked meanwhile.
     paths: Mutex<PathTable>,
+    /// A path became busy while no check was scheduled, and nobody has scheduled one since.
+    unscheduled: AtomicBool,
 }
 
 #[derive(Default)]
@@ -92,7 +94,13 @@ impl Paths {
             pool: pool.clone(),
             budget: budget.clone(),
             paths: Mutex::default(),
+            unscheduled: AtomicBool::new(false),
         }
+    }
+
+    /// Returns `true`, once, if [`free_idle`](Self::free_idle) has to be called although it asked for no other call.
+    pub(super) fn take_unscheduled(&self) -> bool {
+        self.unscheduled.load(Ordering::Relaxed) && self.unscheduled.swap(false, Ordering::Relaxed)
     }
 
     pub(super) fn get(&self, peer: SocketAddr) -> Option<Arc<Path>> {
@@ -101,6 +109,9 @@ impl Paths {
         // Release: `free_idle` sees that we have a reference.
         if !path.busy.swap(true, Ordering::Release) {
             table.busy.push(Arc::downgrade(&path));
+            if table.next_check.is_none() {
+                self.unscheduled.store(true, Ordering::Relaxed);
+            }
         }
         Some(path)
     }
