@@ -62,5 +62,6 @@ pub use packet::{
     HeldPacket, Packet, PacketBuf, PacketChain, PacketPool, PacketPoolBuilder, PacketPoolError,
     PacketPoolStats,
 };
+pub use slab_core;
 pub use slab_core::{AllocError, ConfigError, SizeClasses};
 pub use udp::Datagram;

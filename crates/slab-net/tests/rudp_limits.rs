@@ -3,9 +3,12 @@
 mod rudp_common;
 
 use rudp_common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
-use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
-use slab_net::rudp::{Connection, Endpoint, EndpointConfig, OpenError, SessionConfig};
+use slab_net::rudp::{
+    Connection, Endpoint, EndpointConfig, MemoryBudget, OpenError, Session, SessionConfig, Side,
+    Time,
+};
+use slab_net::{PacketPool, SizeClasses};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
@@ -89,6 +92,27 @@ async fn another_conversation_from_the_same_address_opens_a_second_session() {
     timeout(TIMEOUT, echoed).await.unwrap();
     assert_eq!((first.ended(), second.ended()), (None, None));
     assert_eq!(server.stats().sessions, 2);
+}
+
+#[test]
+fn session_open_returns_what_is_wrong() {
+    let open = |config: SessionConfig, pool: &PacketPool, budget| {
+        let budget = MemoryBudget::new(budget);
+        Session::open(1, &config, Side::Client, pool, &budget, 5, Time::ZERO).map(drop)
+    };
+    let (config, plenty) = (SessionConfig::fast(), pool());
+    assert!(open(config, &plenty, OPENING_BYTES).is_ok());
+    let error = open(config, &plenty, OPENING_BYTES - 1).unwrap_err();
+    assert!(matches!(error, OpenError::NoMemory), "{error}");
+    let error = open(config.mtu(1), &plenty, OPENING_BYTES).unwrap_err();
+    assert!(matches!(error, OpenError::Config(_)), "{error}");
+    let classes = SizeClasses::explicit(&[1280]).unwrap();
+    let small = PacketPool::builder().size_classes(classes).build().unwrap();
+    let error = open(config, &small, OPENING_BYTES).unwrap_err();
+    assert!(
+        matches!(error, OpenError::NoSegmentClass { needed, largest: 1280 } if needed > 1280),
+        "{error}"
+    );
 }
 
 #[tokio::test]

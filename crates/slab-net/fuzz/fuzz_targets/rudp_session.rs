@@ -30,7 +30,7 @@ fuzz_target!(|input: &[u8]| {
         .stream(kind & 4 == 0);
     let mut now = Time::ZERO;
     // The fuzzer can find out these random numbers, and so get further than an attacker.
-    let Some(mut session) = Session::open(CONV, &config, side, pool, &budget, 1 << 32, now) else {
+    let Ok(mut session) = Session::open(CONV, &config, side, pool, &budget, 1 << 32, now) else {
         return;
     };
     let mut scratch = [0; 4096];

@@ -1,9 +1,87 @@
-//! What can go wrong with a session, and why a datagram is refused.
+//! Why a session cannot be opened or ends, and why a datagram is refused.
 
+use super::config::SessionConfigError;
 use super::wire::Malformed;
 use crate::packet::Packet;
+use crate::udp::BindError;
 use core::fmt;
 use std::io;
+
+/// Why an endpoint, a connection or a session could not be opened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The socket could not be bound.
+    Bind(BindError),
+    /// A value of the session configuration is out of its range.
+    Config(SessionConfigError),
+    /// The pool's largest size class is below what a segment needs.
+    NoSegmentClass {
+        /// The bytes that a segment needs.
+        needed: usize,
+        /// The bytes that the pool's largest class has.
+        largest: usize,
+    },
+    /// There are already as many sessions as are allowed, or one with this conversation number and peer.
+    TableFull,
+    /// The memory budget has not enough left for the first window of a session.
+    NoMemory,
+    /// The endpoint is closed.
+    Closed,
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bind(error) => error.fmt(f),
+            Self::Config(error) => error.fmt(f),
+            Self::NoSegmentClass { needed, largest } => write!(
+                f,
+                "segments need a size class of {needed} bytes, the pool's largest has {largest}"
+            ),
+            Self::TableFull => f.write_str("there are as many sessions as are allowed"),
+            Self::NoMemory => f.write_str("the memory budget has no room for another session"),
+            Self::Closed => f.write_str("the endpoint is closed"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // Displayed as that error is, so that it has the same source.
+            Self::Bind(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+/// An error of the kind that fits, with this one in it.
+impl From<OpenError> for io::Error {
+    fn from(error: OpenError) -> Self {
+        use io::ErrorKind;
+        let kind = match error {
+            OpenError::Bind(error) => return error.into(),
+            OpenError::Config(_) | OpenError::NoSegmentClass { .. } => ErrorKind::InvalidInput,
+            OpenError::TableFull => ErrorKind::QuotaExceeded,
+            OpenError::NoMemory => ErrorKind::OutOfMemory,
+            OpenError::Closed => ErrorKind::NotConnected,
+        };
+        Self::new(kind, error)
+    }
+}
+
+impl From<BindError> for OpenError {
+    fn from(error: BindError) -> Self {
+        Self::Bind(error)
+    }
+}
+
+impl From<SessionConfigError> for OpenError {
+    fn from(error: SessionConfigError) -> Self {
+        Self::Config(error)
+    }
+}
 
 /// Why a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

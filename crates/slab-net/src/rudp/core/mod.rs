@@ -36,6 +36,7 @@ pub use output::Outgoing;
 
 use super::budget::MemoryBudget;
 use super::config::{DEFAULT_WINDOW, SessionConfig};
+use super::error::OpenError;
 use super::measures::Measures;
 use super::stats::RudpStats;
 use super::time::Time;
@@ -248,12 +249,9 @@ impl Session {
     /// Opens one end of a session. Both ends use the same `conv`. `random` has to be unpredictable: an attacker who
     /// knows it can pretend to receive at an address that he does not have.
     ///
-    /// Returns `None` if the budget has not enough left for the smallest window.
-    ///
-    /// # Panics
-    /// If the configuration is not [valid](SessionConfig::validate), or the pool has no size class
-    /// for a segment.
-    #[must_use]
+    /// # Errors
+    /// The configuration is not [valid](SessionConfig::validate), the pool has no size class for a segment, or the
+    /// budget has not enough left for the smallest window.
     pub fn open(
         conv: u32,
         config: &SessionConfig,
@@ -262,14 +260,13 @@ impl Session {
         budget: &MemoryBudget,
         random: u64,
         now: Time,
-    ) -> Option<Self> {
+    ) -> Result<Self, OpenError> {
         let config = Arc::new(*config);
         Self::open_shared(conv, config, side, pool, budget, random, now, (0, 0), None)
     }
 
     /// As [`open`](Self::open), with other first sequence numbers than KCP's 0: for tests of their wrapping.
     #[doc(hidden)]
-    #[must_use]
     #[expect(clippy::too_many_arguments, reason = "a test's way in")]
     pub fn open_at(
         conv: u32,
@@ -280,7 +277,7 @@ impl Session {
         random: u64,
         now: Time,
         first: (u32, u32),
-    ) -> Option<Self> {
+    ) -> Result<Self, OpenError> {
         let config = Arc::new(*config);
         Self::open_shared(conv, config, side, pool, budget, random, now, first, None)
     }
@@ -296,16 +293,15 @@ impl Session {
         now: Time,
         (first_sent, first_received): (u32, u32),
         measures: Option<Arc<Measures>>,
-    ) -> Option<Self> {
-        if let Err(error) = config.validate() {
-            panic!("{error}");
-        }
+    ) -> Result<Self, OpenError> {
+        config.validate()?;
         let mut receive = ReceiveQueue::new(
             first_received,
             (DEFAULT_WINDOW, config.recv_window),
-            slot_bytes(&config, pool),
+            slot_bytes(&config, pool)?,
             budget.account(),
-        )?;
+        )
+        .ok_or(OpenError::NoMemory)?;
         receive.set_may_grow(side == Side::Client);
         let first_window = DEFAULT_WINDOW.min(receive.window());
         let mut blocks = Blocks::new(budget.account());
@@ -314,7 +310,7 @@ impl Session {
         }
         // Segments not yet sent wait here, but few enough to stay in the processor's cache until they are.
         let limit = (config.send_window + config.send_window / 2).max(MAX_FRAGMENTS + 1);
-        Some(Self {
+        Ok(Self {
             conv,
             pool: pool.clone(),
             now,
@@ -375,9 +371,13 @@ impl Session {
     }
 
     /// What a session reserves when it opens: its smallest window.
-    pub(in super::super) fn opening_bytes(config: &SessionConfig, pool: &PacketPool) -> usize {
+    pub(in super::super) fn opening_bytes(
+        config: &SessionConfig,
+        pool: &PacketPool,
+    ) -> Result<usize, OpenError> {
+        config.validate()?;
         let window = DEFAULT_WINDOW.min(config.recv_window);
-        receive::reservation(window, slot_bytes(config, pool))
+        Ok(receive::reservation(window, slot_bytes(config, pool)?))
     }
 
     /// The most that a session reserves while its peer's address is not proved: what it opened with, as much again
@@ -386,8 +386,8 @@ impl Session {
         config: &SessionConfig,
         pool: &PacketPool,
         more: usize,
-    ) -> usize {
-        2 * Self::opening_bytes(config, pool) + more * slot_bytes(config, pool)
+    ) -> Result<usize, OpenError> {
+        Ok(2 * Self::opening_bytes(config, pool)? + more * slot_bytes(config, pool)?)
     }
 
     /// Returns the conversation number.
@@ -515,13 +515,13 @@ impl Session {
 }
 
 /// The size of the chunk that the longest segment takes, in bytes.
-fn slot_bytes(config: &SessionConfig, pool: &PacketPool) -> usize {
+fn slot_bytes(config: &SessionConfig, pool: &PacketPool) -> Result<usize, OpenError> {
     let classes = pool.slab().size_classes();
     let needed = config.max_segment() + pool.headroom() + pool.tailroom();
-    match classes.class_for(needed) {
-        Some(class) => classes.sizes()[class],
-        None => panic!("no size class of the pool holds a segment of {needed} bytes"),
-    }
+    let largest = classes.largest();
+    let class = classes.class_for(needed);
+    let class = class.ok_or(OpenError::NoSegmentClass { needed, largest })?;
+    Ok(classes.sizes()[class])
 }
 
 impl fmt::Debug for Session {

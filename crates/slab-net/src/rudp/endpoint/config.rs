@@ -1,10 +1,9 @@
 //! [`EndpointConfig`]: what the sessions of one socket share, and their limits.
 
-use super::super::config::{SessionConfig, SessionConfigError};
+use super::super::config::SessionConfig;
 use super::protect::ProtectionConfig;
 use crate::packet::PacketPool;
-use crate::udp::{BindError, Coalescing, UdpReceiver};
-use core::fmt;
+use crate::udp::{Coalescing, UdpReceiver};
 use std::sync::Arc;
 
 /// The configuration of an [`Endpoint`](super::Endpoint).
@@ -131,81 +130,5 @@ impl EndpointConfig {
             Some(bytes) => builder.receive_buffer_bytes(bytes).send_buffer_bytes(bytes),
             None => builder,
         }
-    }
-}
-
-/// Why an endpoint or a connection could not be opened.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// The socket could not be bound.
-    Bind(BindError),
-    /// A value of the session configuration is out of its range.
-    Config(SessionConfigError),
-    /// The pool's largest size class is below what a segment needs.
-    NoSegmentClass {
-        /// The bytes that a segment needs.
-        needed: usize,
-        /// The bytes that the pool's largest class has.
-        largest: usize,
-    },
-    /// There are already as many sessions as are allowed, or one with this conversation number and peer.
-    TableFull,
-    /// The memory budget has not enough left for the first window of a session.
-    NoMemory,
-    /// The endpoint is closed.
-    Closed,
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bind(error) => error.fmt(f),
-            Self::Config(error) => error.fmt(f),
-            Self::NoSegmentClass { needed, largest } => write!(
-                f,
-                "segments need a size class of {needed} bytes, the pool's largest has {largest}"
-            ),
-            Self::TableFull => f.write_str("there are as many sessions as are allowed"),
-            Self::NoMemory => f.write_str("the memory budget has no room for another session"),
-            Self::Closed => f.write_str("the endpoint is closed"),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            // Displayed as that error is, so that it has the same source.
-            Self::Bind(error) => error.source(),
-            _ => None,
-        }
-    }
-}
-
-/// An error of the kind that fits, with this one in it.
-impl From<OpenError> for std::io::Error {
-    fn from(error: OpenError) -> Self {
-        use std::io::ErrorKind;
-        let kind = match error {
-            OpenError::Bind(error) => return error.into(),
-            OpenError::Config(_) | OpenError::NoSegmentClass { .. } => ErrorKind::InvalidInput,
-            OpenError::TableFull => ErrorKind::QuotaExceeded,
-            OpenError::NoMemory => ErrorKind::OutOfMemory,
-            OpenError::Closed => ErrorKind::NotConnected,
-        };
-        Self::new(kind, error)
-    }
-}
-
-impl From<BindError> for OpenError {
-    fn from(error: BindError) -> Self {
-        Self::Bind(error)
-    }
-}
-
-impl From<SessionConfigError> for OpenError {
-    fn from(error: SessionConfigError) -> Self {
-        Self::Config(error)
     }
 }

@@ -23,12 +23,13 @@ mod stream;
 mod table;
 mod timers;
 
-pub use config::{EndpointConfig, OpenError};
+pub use config::EndpointConfig;
 pub use connection::Connection;
 pub use stats::EndpointStats;
 pub use stream::Stream;
 
 use super::core::{Session, Side};
+use super::error::OpenError;
 use crate::packet::PacketPool;
 use crate::udp::SocketMonitor;
 use core::fmt;
@@ -116,16 +117,11 @@ impl Endpoint {
         peer: Option<SocketAddr>,
     ) -> Result<Self, OpenError> {
         config.reduce_mtu_for_protection();
-        config.session.validate()?;
-        let needed = config.session.max_segment() + pool.headroom() + pool.tailroom();
-        let largest = pool.slab().size_classes().largest();
-        if needed > largest {
-            return Err(OpenError::NoSegmentClass { needed, largest });
-        }
+        let each = Session::opening_bytes(&config.session, pool)?;
         if config.max_sessions == 0 {
             return Err(OpenError::TableFull);
         }
-        if config.budget_bytes(pool) < Session::opening_bytes(&config.session, pool) {
+        if config.budget_bytes(pool) < each {
             return Err(OpenError::NoMemory);
         }
         let mut receiver = config.receiver(pool);
@@ -138,7 +134,7 @@ impl Endpoint {
         if !config.offload {
             receiver.sender().disable_gso();
         }
-        let shared = Shared::new(receiver.sender(), pool.clone(), config);
+        let shared = Shared::new(receiver.sender(), pool.clone(), config)?;
         shared.table().listening = peer.is_none();
         let shared = Arc::new(shared);
         tokio::spawn(Driver::new(Arc::clone(&shared), receiver).run());

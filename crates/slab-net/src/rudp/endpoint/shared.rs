@@ -2,9 +2,10 @@
 
 use super::super::budget::MemoryBudget;
 use super::super::core::{Session, Side};
+use super::super::error::OpenError;
 use super::super::measures::Measures;
 use super::super::time::Time;
-use super::config::{EndpointConfig, OpenError};
+use super::config::EndpointConfig;
 use super::link::Link;
 use super::protect::Protection;
 use super::stats::EndpointStats;
@@ -53,15 +54,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(super) fn new(sender: UdpSender, pool: PacketPool, mut config: EndpointConfig) -> Self {
+    pub(super) fn new(
+        sender: UdpSender,
+        pool: PacketPool,
+        mut config: EndpointConfig,
+    ) -> Result<Self, OpenError> {
         let memory = config.budget_bytes(&pool);
         let budget = MemoryBudget::new(memory);
         // Forged addresses must not take the memory that other sessions need.
         let fec_shards = config.protection.max_kept_shards();
-        let each = Session::half_open_bytes(&config.session, &pool, fec_shards);
+        let each = Session::half_open_bytes(&config.session, &pool, fec_shards)?;
         let room = memory / HALF_OPEN_DIVISOR / each;
         config.max_half_open = config.max_half_open.min(room.max(1));
-        Self {
+        Ok(Self {
             protection: Protection::new(&config, &pool, &budget),
             sender,
             pool,
@@ -76,7 +81,7 @@ impl Shared {
             driver_notify: Notify::new(),
             secret: RandomState::new(),
             random_counter: AtomicU64::new(0),
-        }
+        })
     }
 
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
@@ -178,10 +183,8 @@ impl Shared {
             (0, 0),
             Some(Arc::clone(&self.measures)),
         );
-        let Some(mut session) = session else {
-            table.stats.refused_memory += 1;
-            return Err(OpenError::NoMemory);
-        };
+        // Everything but the memory was checked when the endpoint was bound.
+        let mut session = session.inspect_err(|_| table.stats.refused_memory += 1)?;
         if proved {
             session.trust_address();
         }
