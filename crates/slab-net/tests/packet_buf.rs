@@ -231,7 +231,7 @@ fn at_the_cap_growth_reuses_consumed_space_in_the_own_chunk() {
     let pool = PacketPool::builder()
         .size_classes(SizeClasses::explicit(&[1024]).unwrap())
         .max_memory(65_536)
-        .heap_limit(0)
+        .max_heap_memory(0)
         .build();
     let pool = pool.unwrap();
     let mut buf = pool.try_alloc(1024).unwrap();
@@ -292,7 +292,7 @@ fn heap_fallback_stops_at_the_heap_limit() {
     let pool = PacketPool::builder()
         .size_classes(SizeClasses::explicit(&[64]).unwrap())
         .max_memory(65_536)
-        .heap_limit(1000)
+        .max_heap_memory(1000)
         .build()
         .unwrap();
     let mut buf = pool.with_capacity(400);
@@ -321,7 +321,7 @@ fn heap_fallback_stops_at_the_heap_limit() {
 #[test]
 fn heap_limit_zero_disables_the_heap_fallback() {
     setup();
-    let pool = PacketPool::builder().max_memory(1 << 20).heap_limit(0);
+    let pool = PacketPool::builder().max_memory(1 << 20).max_heap_memory(0);
     let pool = pool.build().unwrap();
     let mut buf = pool.with_capacity(10);
     buf.put_bytes(1, 60_000);
@@ -547,7 +547,7 @@ fn concurrent_growth_within_the_heap_limit_is_never_refused() {
         .size_classes(SizeClasses::explicit(&[1024]).unwrap())
         .max_memory(1 << 20)
         // Two of 4000 bytes, one of 8000 and one of at least 4001.
-        .heap_limit(21_000)
+        .max_heap_memory(21_000)
         .build()
         .unwrap();
     let (here, other) = (AtomicU32::new(0), AtomicU32::new(0));

@@ -22,7 +22,7 @@ fn pool_without_heap(name: &str) -> PacketPool {
         .size_classes(SizeClasses::explicit(&[64, 1024]).unwrap())
         .max_memory(2 * 65_536)
         .headroom(16)
-        .heap_limit(0)
+        .max_heap_memory(0)
         .build()
         .unwrap()
 }

@@ -14,7 +14,7 @@ fn pool() -> (MutexGuard<'static, ()>, &'static PacketPool) {
     ONCE.call_once(|| {
         let classes = SizeClasses::explicit(&[64, 512, LARGEST]).unwrap();
         let pool = PacketPool::builder().size_classes(classes);
-        let pool = pool.max_memory(4 * 65_536).heap_limit(0);
+        let pool = pool.max_memory(4 * 65_536).max_heap_memory(0);
         pool.install_default().unwrap();
     });
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -34,7 +34,7 @@ fn strict(bytes: usize) -> PacketPool {
     PacketPool::builder()
         .max_memory(bytes)
         .headroom(24)
-        .heap_limit(0)
+        .max_heap_memory(0)
         .build()
         .unwrap()
 }

@@ -32,7 +32,7 @@ pub struct PacketPoolBuilder {
     headroom: usize,
     tailroom: usize,
     compact_ratio: u32,
-    heap_limit: usize,
+    max_heap_memory: usize,
 }
 
 impl Default for PacketPoolBuilder {
@@ -42,7 +42,7 @@ impl Default for PacketPoolBuilder {
             headroom: 0,
             tailroom: 0,
             compact_ratio: COMPACT_RATIO,
-            heap_limit: usize::MAX,
+            max_heap_memory: usize::MAX,
         }
     }
 }
@@ -95,8 +95,8 @@ impl PacketPoolBuilder {
     /// Sets how many bytes of heap may stand in for the pool at one time, when a method that returns no
     /// error finds the pool at its cap or asks for more than the largest size class; beyond that, these
     /// methods panic. 0 keeps buffers off the heap altogether. Default: no limit.
-    pub fn heap_limit(mut self, bytes: usize) -> Self {
-        self.heap_limit = bytes;
+    pub fn max_heap_memory(mut self, bytes: usize) -> Self {
+        self.max_heap_memory = bytes;
         self
     }
 
@@ -118,7 +118,7 @@ impl PacketPoolBuilder {
                     headroom,
                     tailroom,
                     self.compact_ratio,
-                    self.heap_limit,
+                    self.max_heap_memory,
                 )
             }
             _ => {

@@ -44,7 +44,7 @@ use tracing::{Instrument, Span};
 /// has, such as [`PacketBuf::reserve`]) fall back to the heap for that one buffer. So do requests above
 /// the largest size class. Fallbacks are counted in [`packet_stats`](Self::packet_stats), and reported
 /// by a `tracing` warning whenever their number has doubled. The builder can set a
-/// [limit](PacketPoolBuilder::heap_limit) on them (by default there is none); beyond it these methods
+/// [limit](PacketPoolBuilder::max_heap_memory) on them (by default there is none); beyond it these methods
 /// panic. Code that must stay within the cap uses the `try_*` methods.
 ///
 /// # Lifetime
@@ -234,7 +234,7 @@ impl PacketPool {
     ///
     /// # Panics
     /// If `capacity` with headroom and tailroom is above `u32::MAX` bytes (`isize::MAX` if that is
-    /// less), or if the pool cannot serve it and the [heap limit](PacketPoolBuilder::heap_limit) is
+    /// less), or if the pool cannot serve it and the [heap limit](PacketPoolBuilder::max_heap_memory) is
     /// reached.
     #[inline]
     #[must_use]
@@ -469,7 +469,7 @@ pub struct PacketPoolStats {
     pub heap_fallbacks: u64,
     /// Bytes of such buffers that are alive now.
     pub heap_bytes: u64,
-    /// Such buffers refused because of the [heap limit](PacketPoolBuilder::heap_limit), so far: each by
+    /// Such buffers refused because of the [heap limit](PacketPoolBuilder::max_heap_memory), so far: each by
     /// a panic, by an error while `serde` deserializes, or by the end of an RUDP session.
     pub heap_refused: u64,
     /// Packets that [`PacketPool::compact`] copied so far.

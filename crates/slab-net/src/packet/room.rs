@@ -43,7 +43,7 @@ impl PacketBuf {
     ///
     /// # Panics
     /// If the new capacity is above `u32::MAX`, or if neither the pool nor the heap within its
-    /// [limit](super::PacketPoolBuilder::heap_limit) can serve it. The buffer is unchanged after either
+    /// [limit](super::PacketPoolBuilder::max_heap_memory) can serve it. The buffer is unchanged after either
     /// of these panics. If the buffer has no pool, also if [`PacketPool::default_pool`] panics.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]

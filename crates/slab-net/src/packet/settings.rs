@@ -16,7 +16,7 @@ pub(super) struct Settings {
     pub(super) tailroom: u32,
     pub(super) compact_ratio: u32,
     /// The most bytes that the heap may stand in for at one time.
-    heap_limit: u64,
+    max_heap_memory: u64,
     heap_fallbacks: AtomicU64,
     heap_refused: AtomicU64,
     heap_bytes: AtomicU64,
@@ -60,14 +60,14 @@ impl Settings {
         headroom: u32,
         tailroom: u32,
         compact_ratio: u32,
-        heap_limit: usize,
+        max_heap_memory: usize,
     ) -> Self {
         Self {
             slab,
             headroom,
             tailroom,
             compact_ratio,
-            heap_limit: heap_limit as u64,
+            max_heap_memory: max_heap_memory as u64,
             heap_fallbacks: AtomicU64::new(0),
             heap_refused: AtomicU64::new(0),
             heap_bytes: AtomicU64::new(0),
@@ -89,10 +89,11 @@ impl Settings {
     pub(super) fn admit_heap_block(&self, least: usize, most: usize) -> Result<usize, Refusal> {
         let mut bytes = 0;
         let admit = |now: u64| {
-            let left = usize::try_from(self.heap_limit.saturating_sub(now)).unwrap_or(usize::MAX);
+            let left =
+                usize::try_from(self.max_heap_memory.saturating_sub(now)).unwrap_or(usize::MAX);
             bytes = most.min(left).max(least);
             let sum = now.checked_add(bytes as u64)?;
-            (sum <= self.heap_limit).then_some(sum)
+            (sum <= self.max_heap_memory).then_some(sum)
         };
         let relaxed = Ordering::Relaxed;
         if self

@@ -109,7 +109,7 @@ pub enum CloseReason {
     /// The peer sent a message that needs more segments than the receive window can ever have; or more than there
     /// was memory for within [the idle timeout](super::SessionConfig::keepalive); or more than an address may have
     /// that was not proved within [its timeout](super::SessionConfig::unproved_timeout). Or the message is above
-    /// the pool's largest size class and [the heap may not stand in](crate::PacketPoolBuilder::heap_limit).
+    /// the pool's largest size class and [the heap may not stand in](crate::PacketPoolBuilder::max_heap_memory).
     MessageTooLong,
 }
 

@@ -147,7 +147,7 @@ impl Session {
     ///
     /// A longer message is joined in one buffer of the pool. If the pool has none now, the message stays queued and
     /// this returns `None`, while [`has_message`](Self::has_message) is `true`. A message above the pool's largest
-    /// size class is joined on the heap; if the pool's [heap limit](crate::PacketPoolBuilder::heap_limit) does not
+    /// size class is joined on the heap; if the pool's [heap limit](crate::PacketPoolBuilder::max_heap_memory) does not
     /// allow that, the session ends with [`CloseReason::MessageTooLong`]. [`recv_segments`](Self::recv_segments)
     /// needs no such buffer.
     pub fn recv(&mut self) -> Option<Packet> {
