@@ -66,11 +66,11 @@ fn sends_wait_for_a_full_send_buffer_and_send_each_datagram_once() {
             }
             assert!(sent < 40, "the send buffer is never full");
         }
-        assert_eq!(sender.try_send_all(&transmits[sent..]).unwrap(), 0);
+        assert_eq!(sender.try_send_many(&transmits[sent..]).unwrap(), 0);
         assert_eq!(sender.monitor().stats().sent_datagrams, sent as u64);
 
         // One waits in a task's future, and beside it one in a sink.
-        let mut rest = Box::pin(sender.send_all(&transmits[sent..50]));
+        let mut rest = Box::pin(sender.send_many(&transmits[sent..50]));
         assert_pending(&mut rest).await;
         let mut sink = sender.sink();
         for one in &payloads[50..] {
@@ -132,7 +132,7 @@ fn a_socket_with_an_icmp_error_still_waits_for_room() {
         });
         let mut ticks = 0;
         let all = async {
-            while sender.send_all(&transmits).await.is_err() {}
+            while sender.send_many(&transmits).await.is_err() {}
             for _ in 0..40 {
                 let payload = pool.try_copy_from_slice(&payload).unwrap();
                 let _ = sink.feed(Outgoing::new(payload, to)).await;
@@ -324,7 +324,7 @@ fn a_datagram_above_the_mtu_fails_after_the_ones_before_it_are_sent() {
             Transmit::new(&bytes[..1473], to),
             Transmit::new(&bytes[..1], to),
         ];
-        let error = sender.send_all(&transmits).await.unwrap_err();
+        let error = sender.send_many(&transmits).await.unwrap_err();
         assert_eq!(error.sent(), 2);
         assert!(
             matches!(error.kind(), SendErrorKind::TooLarge { bytes: 1473 }),

@@ -197,7 +197,7 @@ async fn mixed_destinations_and_lengths_take_few_calls_and_stay_in_order() {
         .enumerate()
         .map(|(n, &(to, len))| Transmit::new(&bytes[n..n + len / 2], receivers[to].local_addr()))
         .collect();
-    assert_eq!(sender.send_all(&transmits).await.unwrap(), 60);
+    assert_eq!(sender.send_many(&transmits).await.unwrap(), 60);
     let stats = sender.monitor().stats();
     assert_eq!(stats.sent_datagrams, 60);
     if cfg!(target_os = "linux") {
@@ -212,8 +212,8 @@ async fn mixed_destinations_and_lengths_take_few_calls_and_stay_in_order() {
             .collect();
         assert_eq!(receive(receiver, expected.len()).await, expected);
     }
-    assert_eq!(sender.send_all(&[]).await.unwrap(), 0);
-    assert_eq!(sender.try_send_all(&transmits[..20]).unwrap(), 20);
+    assert_eq!(sender.send_many(&[]).await.unwrap(), 0);
+    assert_eq!(sender.try_send_many(&transmits[..20]).unwrap(), 20);
 }
 
 #[tokio::test]
@@ -231,7 +231,7 @@ async fn header_and_payload_are_gathered_by_the_kernel() {
         .iter()
         .map(|parts| Transmit::gather(parts, receiver.local_addr()))
         .collect();
-    sender.send_all(&transmits).await.unwrap();
+    sender.send_many(&transmits).await.unwrap();
     let got = receive(&mut receiver, 10).await;
     for (got, header) in got.iter().zip(&headers) {
         assert_eq!(got[..4], header[..]);
@@ -268,14 +268,14 @@ async fn datagrams_before_a_failed_one_are_sent_and_counted() {
             Transmit::new(b"never", to),
         ];
         let before = sender.monitor().stats().sent_datagrams;
-        let error = sender.send_all(&transmits).await.unwrap_err();
+        let error = sender.send_many(&transmits).await.unwrap_err();
         assert_eq!(error.sent(), 3, "{error}");
         assert_eq!(sender.monitor().stats().sent_datagrams, before + 3);
         assert_eq!(
             receive(&mut receiver, 3).await,
             [&b"one"[..], b"four", b"five"]
         );
-        assert_eq!(sender.try_send_all(&transmits).unwrap_err().sent(), 3);
+        assert_eq!(sender.try_send_many(&transmits).unwrap_err().sent(), 3);
         receive(&mut receiver, 3).await;
     }
     // A destination that does not exist says nothing about GSO.

@@ -32,7 +32,7 @@ fn fail_sendmmsg(code: i32) -> io::Result<()> {
 fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
     async fn no_buffers() {
         let (sender, transmits) = (UdpSender::bind(ANY).unwrap(), [Transmit::new(b"x", ANY)]);
-        let error = sender.send_all(&transmits).await.unwrap_err();
+        let error = sender.send_many(&transmits).await.unwrap_err();
         assert!(matches!(error.kind(), SendErrorKind::NoBuffers), "{error}");
         assert_eq!(
             (error.sent(), sender.monitor().stats().sent_datagrams),

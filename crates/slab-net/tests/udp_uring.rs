@@ -250,7 +250,7 @@ async fn one_reaping_takes_no_more_batches_than_there_are_buffers() {
     let ten: Vec<_> = (0..10)
         .map(|n| Transmit::new(&bytes[..30_000 + n], to))
         .collect();
-    sender.send_all(&ten).await.unwrap();
+    sender.send_many(&ten).await.unwrap();
     sender.send(&one).await.unwrap();
     let from = std::net::UdpSocket::bind(ANY).unwrap();
     // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).

@@ -66,7 +66,7 @@ impl UdpSender {
     /// The system's error for one of the datagrams; the number of those sent before it is in
     /// [`SendError::sent`].
     pub async fn send(&self, transmit: &Transmit<'_>) -> Result<usize, SendError> {
-        self.send_all(slice::from_ref(transmit)).await
+        self.send_many(slice::from_ref(transmit)).await
     }
 
     /// Like [`send`](Self::send), but does not wait: returns how many datagrams were sent before the
@@ -75,7 +75,7 @@ impl UdpSender {
     /// # Errors
     /// The same as [`send`](Self::send).
     pub fn try_send(&self, transmit: &Transmit<'_>) -> Result<usize, SendError> {
-        self.try_send_all(slice::from_ref(transmit))
+        self.try_send_many(slice::from_ref(transmit))
     }
 
     /// Sends all datagrams of many transmits in order, in as few system calls as possible, and returns
@@ -104,13 +104,13 @@ impl UdpSender {
     ///     Transmit::new(b"to one", one.local_addr()),
     ///     Transmit::new(b"to another", other.local_addr()),
     /// ];
-    /// assert_eq!(one.sender().send_all(&transmits).await?, 2);
+    /// assert_eq!(one.sender().send_many(&transmits).await?, 2);
     /// assert_eq!(one.recv_batch().await?.contents(), b"to one");
     /// assert_eq!(other.recv_batch().await?.contents(), b"to another");
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn send_all(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
+    pub async fn send_many(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut progress = Progress::default();
         loop {
             let step = poll_fn(|cx| {
@@ -131,12 +131,12 @@ impl UdpSender {
         }
     }
 
-    /// Like [`send_all`](Self::send_all), but does not wait: returns how many datagrams were sent
+    /// Like [`send_many`](Self::send_many), but does not wait: returns how many datagrams were sent
     /// before the socket's send buffer was full.
     ///
     /// # Errors
-    /// The same as [`send_all`](Self::send_all).
-    pub fn try_send_all(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
+    /// The same as [`send_many`](Self::send_many).
+    pub fn try_send_many(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut progress = Progress::default();
         loop {
             let step = self.try_step(transmits, &mut progress);
@@ -175,7 +175,7 @@ impl UdpSender {
             Ok(Step::More) => return None,
             Ok(Step::Done) => return Some(Ok(progress.sent)),
             Ok(Step::Failed(kind)) => kind,
-            // Reaches this point only from `try_send_all`.
+            // Reaches this point only from `try_send_many`.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Some(Ok(progress.sent));
             }

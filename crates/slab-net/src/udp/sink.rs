@@ -159,7 +159,7 @@ impl UdpSink {
                 .zip(&parts)
                 .map(|(item, parts)| item.transmit(parts)),
         );
-        let result = self.sender.try_send_all(&transmits);
+        let result = self.sender.try_send_many(&transmits);
         drop(transmits);
         drop(parts);
         // Each item is one datagram.

@@ -64,7 +64,7 @@ impl Protection {
             let sealed = buffer.push(front + datagram.len() + behind);
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             self.encrypt(sealed);
-            let _ = sender.try_send_all(&buffer.transmits(to, from));
+            let _ = sender.try_send_many(&buffer.transmits(to, from));
         });
     }
 
@@ -102,7 +102,7 @@ impl Protection {
 fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent) -> Option<SendError> {
     let shared = &link.shared;
     let transmits = buffer.transmits(shared.to_socket_family(link.peer()), link.local());
-    let (lost, failed) = match shared.sender.try_send_all(&transmits) {
+    let (lost, failed) = match shared.sender.try_send_many(&transmits) {
         Ok(sent) if sent < buffer.datagrams() => {
             let rest = buffer.rest(sent);
             let kept = match unsent {
