@@ -3,6 +3,7 @@
 //! Kept under the mutex that every wait takes anyway: it costs the fast path nothing, and a wait two
 //! looks at the clock, one when it begins and one when it ends.
 
+use core::time::Duration;
 use std::time::Instant;
 
 /// How long the waits for one size class took: a histogram with fixed bounds.
@@ -20,7 +21,7 @@ use std::time::Instant;
 /// let times = pool.wait_times(0).expect("there is a class");
 /// assert_eq!(times.count(), 1);
 /// assert_eq!(times.counts().iter().sum::<u64>(), 1);
-/// assert!(times.sum_nanos() > 0);
+/// assert!(!times.sum().is_zero());
 /// # drop(chunk);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
@@ -62,10 +63,10 @@ impl WaitTimes {
         self.counts.iter().sum()
     }
 
-    /// Returns the time of all waits together, in nanoseconds; saturates at 584 years.
+    /// Returns the sum of all waits; saturates at 584 years.
     #[must_use]
-    pub fn sum_nanos(&self) -> u64 {
-        self.sum_nanos
+    pub fn sum(&self) -> Duration {
+        Duration::from_nanos(self.sum_nanos)
     }
 
     pub(crate) fn add(&mut self, nanos: u64) {
@@ -104,7 +105,8 @@ mod tests {
         let counts = times.counts();
         assert_eq!((counts[0], counts[1]), (2, 1));
         assert_eq!((counts[12], counts[13]), (1, 2));
-        assert_eq!((times.count(), times.sum_nanos()), (6, u64::MAX));
+        let most = Duration::from_nanos(u64::MAX);
+        assert_eq!((times.count(), times.sum()), (6, most));
         assert!(WaitTimes::BOUNDS_NANOS.is_sorted());
     }
 }

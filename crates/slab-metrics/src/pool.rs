@@ -2,7 +2,7 @@
 
 use crate::json::Json;
 use crate::names::*;
-use crate::series::{Describe, Label, Row, Source, describe_rows, read_rows};
+use crate::series::{Describe, Label, Row, Source, describe_rows, nanos, read_rows};
 #[cfg(feature = "allocator-api2")]
 use slab_core::SlabAllocator;
 use slab_core::{ClassStats, PoolStats, Slab, SlabPool, WaitTimes};
@@ -228,7 +228,7 @@ impl Source for PoolSource {
         let first = values.len();
         values.resize(first + POOL_WAIT_SECONDS.width(), 0);
         for times in self.wait_times() {
-            let numbers = times.counts().iter().copied().chain([times.sum_nanos()]);
+            let numbers = times.counts().iter().copied().chain([nanos(times.sum())]);
             for (sum, number) in values[first..].iter_mut().zip(numbers) {
                 *sum += number;
             }
@@ -274,7 +274,7 @@ impl Source for PoolSource {
         json.number("thread_caches", stats.thread_caches);
         let waited = |of: fn(&WaitTimes) -> u64| self.wait_times().map(|t| of(&t)).sum::<u64>();
         json.number("waits_ended", waited(WaitTimes::count));
-        json.number("waits_nanos", waited(WaitTimes::sum_nanos));
+        json.number("waits_nanos", waited(|times| nanos(times.sum())));
         json.number("too_large", stats.too_large);
         json.number("oversize_bytes", stats.oversize_bytes);
         json.number("oversize_refused", stats.oversize_refused);

@@ -2,9 +2,8 @@
 
 use crate::json::Json;
 use crate::names::*;
-use crate::series::{Describe, Label, Row, Source, describe_rows, read_rows};
+use crate::series::{Describe, Label, Row, Source, describe_rows, nanos, read_rows};
 use slab_net::rudp::{Endpoint, EndpointStats, Rejection};
-use std::time::Duration;
 
 const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_SESSIONS, None, |s| s.sessions as u64),
@@ -158,10 +157,6 @@ const FEC_ROWS: &[Row<EndpointStats>] = &[
 #[cfg(not(feature = "fec"))]
 const FEC_ROWS: &[Row<EndpointStats>] = &[];
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 pub(crate) struct EndpointSource {
     pub(crate) name: String,
     pub(crate) endpoint: Endpoint,
@@ -225,6 +220,7 @@ impl Source for EndpointSource {
 mod tests {
     use super::*;
     use crate::series::assert_each_field_has_its_series;
+    use std::time::Duration;
 
     #[test]
     fn each_field_is_exported_under_its_own_name() {

@@ -8,6 +8,7 @@ use crate::json::Json;
 use crate::names::{Family, Kind};
 use metrics::SharedString;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// A label's name and value.
 pub(crate) type Label = (&'static str, SharedString);
@@ -62,6 +63,11 @@ pub(crate) fn describe_rows<S>(rows: &[Row<S>], labels: &[Label], to: &mut Descr
 /// Appends the values of a table.
 pub(crate) fn read_rows<S>(rows: &[Row<S>], stats: &S, values: &mut Vec<u64>) {
     values.extend(rows.iter().map(|Row(_, _, read)| read(stats)));
+}
+
+/// Returns a time as the value of a series whose unit is seconds.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A source whose counters never fall.
