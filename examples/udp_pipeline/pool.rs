@@ -104,7 +104,7 @@ fn bind_shards(options: &Options, pool: &PacketPool) -> Result<Vec<UdpReceiver>,
     if several {
         // SO_REUSEPORT would share the address with other programs, so try without it first.
         let alone = UdpSocket::bind(address).and_then(|socket| socket.local_addr());
-        address = alone.map_err(|source| BindError::Socket { address, source })?;
+        address = alone.map_err(|error| BindError::Socket { address, error })?;
     }
     let coalescing = match options.max_datagram {
         None => Coalescing::On,

@@ -230,12 +230,12 @@ fn a_full_slab_gives_the_value_back() {
     let held: Vec<_> = (0..slab.capacity())
         .map(|i| slab.try_insert(large(&i.to_string())).unwrap())
         .collect();
-    let error = slab.try_insert(large("one too many")).unwrap_err();
+    let refused = slab.try_insert(large("one too many")).unwrap_err();
     let chunk_bytes = size_of::<Large>().next_multiple_of(64);
-    assert_eq!(error.cause, AllocError::Exhausted { chunk_bytes });
-    assert_eq!(error.value.0, "one too many");
+    assert_eq!(refused.error, AllocError::Exhausted { chunk_bytes });
+    assert_eq!(refused.value.0, "one too many");
     let made = slab.try_insert_with(|| unreachable!("there is no memory for it"));
-    assert_eq!(made.unwrap_err(), error.cause);
+    assert_eq!(made.unwrap_err(), refused.error);
     // Nobody else's memory was given away meanwhile.
     assert!(
         held.iter()
@@ -243,7 +243,7 @@ fn a_full_slab_gives_the_value_back() {
             .all(|(held, i): (_, usize)| held.0 == i.to_string())
     );
     drop(held);
-    assert!(slab.try_insert(error.value).is_ok());
+    assert!(slab.try_insert(refused.value).is_ok());
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn datagrams_are_refused_until_the_peer_is_known_to_be_ours() {
     let mut world = world(0, 1);
     let packet = world.pool.try_copy_from_slice(b"too early").unwrap();
     let unsent = world.ends[0].send_datagram(packet).unwrap_err();
-    assert_eq!(unsent.reason, SendError::PeerIsForeign);
+    assert_eq!(unsent.error, SendError::PeerIsForeign);
     assert_eq!(unsent.packet, b"too early"[..]);
     run(&mut world, 100);
     world.ends[0].send_datagram(unsent.packet).unwrap();
@@ -79,7 +79,7 @@ fn datagrams_are_refused_until_the_peer_is_known_to_be_ours() {
     world.ends[0].send_datagram(longest).unwrap();
     let longer = world.pool.try_copy_from_slice(&vec![5; max + 1]).unwrap();
     let unsent = world.ends[0].send_datagram(longer).unwrap_err();
-    assert_eq!(unsent.reason, SendError::DatagramTooLong { max });
+    assert_eq!(unsent.error, SendError::DatagramTooLong { max });
     run(&mut world, 100);
     let lengths: Vec<usize> = datagrams(&mut world.ends[1])
         .iter()
@@ -116,7 +116,7 @@ fn datagram_queues_are_bounded_and_the_newest_are_kept() {
         let packet = world.pool.try_copy_from_slice(&[1; 1000]).unwrap();
         match world.ends[0].send_datagram(packet) {
             Ok(()) => taken += 1,
-            Err(unsent) => break unsent.reason,
+            Err(unsent) => break unsent.error,
         }
     };
     assert_eq!((taken, reason), (64, SendError::Blocked));
@@ -181,7 +181,7 @@ async fn datagrams_arrive_over_sockets() {
     let max = client.max_datagram();
     let longer = Packet::from(vec![7; max + 1]);
     let unsent = client.send_datagram(longer).unwrap_err();
-    assert_eq!(unsent.reason, SendError::DatagramTooLong { max });
+    assert_eq!(unsent.error, SendError::DatagramTooLong { max });
     client.send_datagram(unsent.packet.slice(..max)).unwrap();
     let got = loop {
         match accepted.try_recv_datagram() {

@@ -261,7 +261,7 @@ async fn send_waits_for_memory_while_segments_are_in_flight() {
     within_a_minute(client.ready()).await.unwrap();
     let refused = loop {
         if let Err(unsent) = client.try_send(Packet::from(vec![1; 1000])) {
-            break unsent.reason;
+            break unsent.error;
         }
     };
     assert_eq!(refused, SendError::NoMemory);

@@ -144,10 +144,10 @@ fn shards_get_a_port_that_no_other_socket_shares() {
         let shards = bind().unwrap();
         let port = shards[0].local_addr().port();
         assert_eq!((port, shards[1].local_addr().port()), (40_000, 40_000));
-        let BindError::Socket { source, .. } = bind().unwrap_err() else {
+        let BindError::Socket { error, .. } = bind().unwrap_err() else {
             panic!("not the system's error");
         };
-        assert_eq!(source.kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         // By its number the port can be shared, and all sockets get datagrams.
         let mut both: Vec<_> = shards.into_iter().map(|s| s.start().unwrap()).collect();
         let third = UdpReceiver::builder(&pool).reuse_port(true);

@@ -142,7 +142,7 @@ impl<T, Tag> Slab<T, Tag> {
     pub fn try_insert(&self, value: T) -> Result<SlabBox<T, Tag>, InsertError<T>> {
         match self.alloc() {
             Ok(chunk) => Ok(SlabBox::fill(chunk, || value)),
-            Err(cause) => Err(InsertError { value, cause }),
+            Err(error) => Err(InsertError { value, error }),
         }
     }
 
@@ -442,33 +442,33 @@ pub struct InsertError<T> {
     /// The value that found no place.
     pub value: T,
     /// Why.
-    pub cause: AllocError,
+    pub error: AllocError,
 }
 
 /// Leaves the value out, so that `T` need not implement `Debug`.
 impl<T> fmt::Debug for InsertError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InsertError")
-            .field("cause", &self.cause)
+            .field("error", &self.error)
             .finish_non_exhaustive()
     }
 }
 
 impl<T> fmt::Display for InsertError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "value not inserted: {}", self.cause)
+        write!(f, "value not inserted: {}", self.error)
     }
 }
 
 impl<T> core::error::Error for InsertError<T> {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        Some(&self.cause)
+        Some(&self.error)
     }
 }
 
 /// The reason alone; the value is dropped.
 impl<T> From<InsertError<T>> for AllocError {
-    fn from(error: InsertError<T>) -> Self {
-        error.cause
+    fn from(refused: InsertError<T>) -> Self {
+        refused.error
     }
 }

@@ -91,10 +91,10 @@ fn run(mode: Mode, zero_on_free: bool, steps: &[(u8, u8)]) {
                 for _ in 0..=operand % 40 {
                     let value = || Value::new(made, &drops);
                     let new = match what % 16 {
-                        0 | 1 => slab.try_insert(value()).map_err(|error| {
-                            error.value.check(made);
+                        0 | 1 => slab.try_insert(value()).map_err(|refused| {
+                            refused.value.check(made);
                             gone += 1;
-                            error.cause
+                            refused.error
                         }),
                         2 => slab.try_insert_with(value),
                         3 => slab.try_uninit().map(|mut place| {

@@ -221,12 +221,12 @@ pub struct Unsent {
     /// The message, unchanged.
     pub packet: Packet,
     /// Why it was not accepted.
-    pub reason: SendError,
+    pub error: SendError,
 }
 
 impl fmt::Display for Unsent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason.fmt(f)
+        self.error.fmt(f)
     }
 }
 
@@ -235,7 +235,7 @@ impl core::error::Error for Unsent {}
 /// Keeps the reason alone; the message is dropped.
 impl From<Unsent> for SendError {
     fn from(unsent: Unsent) -> Self {
-        unsent.reason
+        unsent.error
     }
 }
 
@@ -351,8 +351,8 @@ mod tests {
     fn who_sends_without_waiting_can_pass_the_reason_on() {
         fn refused() -> Result<(), SendError> {
             let packet = Packet::from_static(b"late");
-            let reason = SendError::Closed(CloseReason::Reset);
-            Err(Unsent { packet, reason })?
+            let error = SendError::Closed(CloseReason::Reset);
+            Err(Unsent { packet, error })?
         }
         assert_eq!(refused(), Err(SendError::Closed(CloseReason::Reset)));
     }

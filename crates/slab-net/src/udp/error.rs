@@ -14,7 +14,7 @@ pub enum BindError {
         /// The address to be bound; of a socket that was passed in, its own.
         address: SocketAddr,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The largest size class of the pool is smaller than the receiver's buffers.
     NoBufferClass {
@@ -33,7 +33,7 @@ pub enum BindError {
 impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Socket { address, source } => write!(f, "cannot bind UDP {address}: {source}"),
+            Self::Socket { address, error } => write!(f, "cannot bind UDP {address}: {error}"),
             Self::NoBufferClass { needed, largest } => write!(
                 f,
                 "receive buffers need a size class of {needed} bytes, the pool's largest has \
@@ -51,7 +51,7 @@ impl fmt::Display for BindError {
 impl std::error::Error for BindError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Socket { source, .. } => Some(source),
+            Self::Socket { error, .. } => Some(error),
             _ => None,
         }
     }
@@ -61,7 +61,7 @@ impl std::error::Error for BindError {
 impl From<BindError> for io::Error {
     fn from(error: BindError) -> Self {
         let kind = match &error {
-            BindError::Socket { source, .. } => source.kind(),
+            BindError::Socket { error, .. } => error.kind(),
             BindError::NoBufferClass { .. } | BindError::MaxDatagram { .. } => {
                 io::ErrorKind::InvalidInput
             }

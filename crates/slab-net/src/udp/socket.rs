@@ -36,7 +36,7 @@ impl BoundSocket {
         let socket = Self::new_socket(address, options);
         let bound =
             socket.and_then(|socket| Self::configure_and_bind(socket, Some(address), options));
-        bound.map_err(|source| BindError::Socket { address, source })
+        bound.map_err(|error| BindError::Socket { address, error })
     }
 
     /// Takes over a socket that the caller has bound.
@@ -48,7 +48,7 @@ impl BoundSocket {
             .local_addr()
             .unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
         Self::configure_and_bind(socket.into(), None, options)
-            .map_err(|source| BindError::Socket { address, source })
+            .map_err(|error| BindError::Socket { address, error })
     }
 
     fn new_socket(address: SocketAddr, options: SocketOptions) -> io::Result<socket2::Socket> {
@@ -111,7 +111,7 @@ impl BoundSocket {
     pub(super) fn register(self) -> Result<Arc<Socket>, BindError> {
         let address = self.address;
         let io = tokio::net::UdpSocket::from_std(self.socket.into())
-            .map_err(|source| BindError::Socket { address, source })?;
+            .map_err(|error| BindError::Socket { address, error })?;
         let counters = Arc::<SocketCounters>::default();
         counters.kernel.attach(&io);
         Ok(Arc::new(Socket {

@@ -475,7 +475,7 @@ impl World {
                 match pool.try_copy_from_slice(&bytes) {
                     Ok(packet) => me.session.send(packet).map_err(|unsent| {
                         assert!(unsent.packet == bytes[..]);
-                        unsent.reason
+                        unsent.error
                     }),
                     Err(_) => Err(SendError::NoMemory),
                 }

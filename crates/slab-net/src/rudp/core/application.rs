@@ -16,9 +16,9 @@ impl Session {
     pub fn send(&mut self, message: Packet) -> Result<(), Unsent> {
         match self.check_message(message.len()) {
             Ok(segments) => self.push_message(message, segments),
-            Err(reason) => Err(Unsent {
+            Err(error) => Err(Unsent {
                 packet: message,
-                reason,
+                error,
             }),
         }
     }
@@ -73,9 +73,9 @@ impl Session {
         } else {
             message
         };
-        self.push_copy(&message, segments).map_err(|reason| Unsent {
+        self.push_copy(&message, segments).map_err(|error| Unsent {
             packet: message,
-            reason,
+            error,
         })
     }
 

@@ -108,7 +108,7 @@ impl Session {
     /// Gives the datagram back, with the reason.
     pub fn send_datagram(&mut self, datagram: Packet) -> Result<(), Unsent> {
         self.queue_datagram(datagram)
-            .map_err(|(packet, reason)| Unsent { packet, reason })
+            .map_err(|(packet, error)| Unsent { packet, error })
     }
 
     fn queue_datagram(&mut self, packet: Packet) -> Result<(), (Packet, SendError)> {

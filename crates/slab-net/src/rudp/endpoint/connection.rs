@@ -93,9 +93,9 @@ impl Connection {
             let (sent, inner) = self.with_guard(|inner| inner.session.send(packet));
             let sent = match sent {
                 Ok(()) => Ok(()),
-                Err(Unsent { packet, reason }) => {
+                Err(Unsent { packet, error }) => {
                     message = Some(packet);
-                    Err(ready!(wait_to_send(inner, cx, reason)))
+                    Err(ready!(wait_to_send(inner, cx, error)))
                 }
             };
             coop.made_progress();
@@ -114,7 +114,7 @@ impl Connection {
             let (sent, inner) = self.with_guard(|inner| inner.session.send_slice(message));
             let sent = match sent {
                 Ok(()) => Ok(()),
-                Err(reason) => Err(ready!(wait_to_send(inner, cx, reason))),
+                Err(error) => Err(ready!(wait_to_send(inner, cx, error))),
             };
             coop.made_progress();
             Poll::Ready(sent)
@@ -478,10 +478,10 @@ impl Connection {
 pub(super) fn wait_to_send(
     mut inner: MutexGuard<'_, Inner>,
     cx: &mut Context<'_>,
-    reason: SendError,
+    error: SendError,
 ) -> Poll<SendError> {
     let session = &inner.session;
-    let wait = match reason {
+    let wait = match error {
         SendError::Blocked => true,
         // Acknowledgements free memory.
         SendError::NoMemory => !session.is_sent(),
@@ -490,7 +490,7 @@ pub(super) fn wait_to_send(
         _ => false,
     };
     if !wait {
-        return Poll::Ready(reason);
+        return Poll::Ready(error);
     }
     inner.writers.add(cx.waker());
     Poll::Pending

@@ -100,7 +100,7 @@ impl Stream {
         });
         let written = match written {
             Ok(written) => Ok(written),
-            Err(reason) => Err(ready!(wait_to_send(inner, cx, reason)).into()),
+            Err(error) => Err(ready!(wait_to_send(inner, cx, error)).into()),
         };
         coop.made_progress();
         Poll::Ready(written)
