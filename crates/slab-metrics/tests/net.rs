@@ -68,7 +68,7 @@ async fn an_rudp_endpoints_round_trips_and_memory_stalls_are_exported() {
         .unwrap();
     let config = EndpointConfig::new(SessionConfig::fast());
     let any = "127.0.0.1:0".parse().unwrap();
-    let tight = config.clone().memory(32 * 1536 * 5 / 4 + (64 << 10));
+    let tight = config.clone().max_memory(32 * 1536 * 5 / 4 + (64 << 10));
     let server = Endpoint::bind(any, &pool, tight).unwrap();
     let collector = Collector::new();
     collector.register_rudp_endpoint("a", &server).unwrap();

@@ -225,7 +225,7 @@ async fn idle_sessions_use_little_heap_no_pool_memory_and_no_time() {
     let session = SessionConfig::fast().keepalive(idle, 1000 * idle);
     // The budget covers the windows promised to all of them; none of it is in use.
     let config = EndpointConfig::new(session)
-        .memory(1 << 40)
+        .max_memory(1 << 40)
         .max_sessions(sessions)
         .max_half_open(sessions, sessions)
         .backlog(sessions);

@@ -382,7 +382,7 @@ async fn many_concurrent_sessions_of_which_some_abort() {
     // If socket buffers are small, many datagrams are lost, close notices among them: this leaves time to repeat
     // those.
     let session = SessionConfig::fast().linger(Duration::from_secs(10));
-    let config = EndpointConfig::new(session).memory(48 << 20);
+    let config = EndpointConfig::new(session).max_memory(48 << 20);
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let clients = Endpoint::bind(any(), &pool, config).unwrap();
     let serving = tokio::spawn({

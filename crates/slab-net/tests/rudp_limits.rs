@@ -121,9 +121,10 @@ async fn limits_that_admit_no_session_are_refused_at_once() {
     let refused = |config| Endpoint::bind(any(), &pool, config).map(drop).unwrap_err();
     let none = refused(fast().max_sessions(0));
     assert!(matches!(none, OpenError::TableFull), "{none}");
-    let short = refused(fast().memory(OPENING_BYTES - 1));
+    let short = refused(fast().max_memory(OPENING_BYTES - 1));
     assert!(matches!(short, OpenError::NoMemory), "{short}");
-    Endpoint::bind(any(), &pool, fast().memory(OPENING_BYTES).max_sessions(1)).unwrap();
+    let one = fast().max_memory(OPENING_BYTES).max_sessions(1);
+    Endpoint::bind(any(), &pool, one).unwrap();
 }
 
 #[tokio::test]
@@ -135,7 +136,7 @@ async fn every_limit_refuses_new_sessions_and_keeps_open_ones() {
         ("prefix", fast().max_half_open(100, 3)),
         ("backlog", fast().backlog(3)),
         // A fourth of this has room for three half-open sessions.
-        ("memory", fast().memory(4 * 3 * HALF_OPEN_BYTES)),
+        ("memory", fast().max_memory(4 * 3 * HALF_OPEN_BYTES)),
     ];
     for (what, config) in cases {
         let server = Endpoint::bind(any(), &pool, config).unwrap();
@@ -198,7 +199,7 @@ async fn a_proved_address_does_not_count_in_the_limit_of_its_prefix() {
 async fn forged_addresses_do_not_take_the_memory_of_others() {
     let pool = pool();
     let config = fast()
-        .memory(16 * HALF_OPEN_BYTES)
+        .max_memory(16 * HALF_OPEN_BYTES)
         .max_half_open(1024, 1024);
     let server = Endpoint::bind(any(), &pool, config.clone().backlog(1000)).unwrap();
     let clients: Vec<_> = (0..3)
@@ -244,7 +245,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others() {
 /// A server with memory for four half-open sessions, and both ends of a session that is proved.
 async fn server_with_one_proved_client(pool: &PacketPool) -> (Endpoint, Connection, Connection) {
     let config = fast()
-        .memory(17 * HALF_OPEN_BYTES)
+        .max_memory(17 * HALF_OPEN_BYTES)
         .max_half_open(1024, 1024);
     let server = Endpoint::bind(any(), pool, config.backlog(1000)).unwrap();
     let live = Connection::connect(server.local_addr(), pool, fast()).unwrap();
@@ -338,7 +339,7 @@ async fn forged_addresses_do_not_take_the_memory_of_others_by_long_answers() {
 async fn sessions_beyond_the_memory_budget_are_refused_and_counted() {
     let pool = pool();
     // What the server sends takes memory, too.
-    let config = fast().memory(5 * OPENING_BYTES).require_cookie(true);
+    let config = fast().max_memory(5 * OPENING_BYTES).require_cookie(true);
     let server = Endpoint::bind(any(), &pool, config).unwrap();
     let clients: Vec<_> = (0..8)
         .map(|_| Connection::connect(server.local_addr(), &pool, fast()).unwrap())
@@ -355,7 +356,7 @@ async fn sessions_beyond_the_memory_budget_are_refused_and_counted() {
     assert!(stats.reserved_bytes <= stats.reserve_limit_bytes);
     assert_eq!(recv(&accept(&server).await).await, b"question");
 
-    let here = Endpoint::bind(any(), &pool, fast().memory(OPENING_BYTES)).unwrap();
+    let here = Endpoint::bind(any(), &pool, fast().max_memory(OPENING_BYTES)).unwrap();
     let first = here.connect(server.local_addr()).unwrap();
     let second = here.connect(server.local_addr());
     assert!(matches!(second, Err(OpenError::NoMemory)));

@@ -122,7 +122,7 @@ async fn a_session_survives_an_exhausted_pool() {
         .headroom(24)
         .build()
         .unwrap();
-    let config = EndpointConfig::new(SessionConfig::fast()).memory(1 << 20);
+    let config = EndpointConfig::new(SessionConfig::fast()).max_memory(1 << 20);
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
     client.send_slice(b"hello").await.unwrap();
@@ -256,7 +256,7 @@ async fn send_waits_for_memory_while_segments_are_in_flight() {
     let pool = strict(32 << 20);
     let config = EndpointConfig::new(SessionConfig::fast());
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
-    let config = config.memory(300_000);
+    let config = config.max_memory(300_000);
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
     within_a_minute(client.ready()).await.unwrap();
     let refused = loop {

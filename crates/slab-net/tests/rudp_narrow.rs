@@ -73,7 +73,9 @@ fn two_ends(
         .headroom(24)
         .build()
         .unwrap();
-    let config = EndpointConfig::new(session).socket_buffers(socket_bytes);
+    let config = EndpointConfig::new(session)
+        .receive_buffer_bytes(socket_bytes)
+        .send_buffer_bytes(socket_bytes);
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
     let client = Endpoint::bind(any, &pool, config).unwrap();

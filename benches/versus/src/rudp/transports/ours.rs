@@ -35,7 +35,7 @@ fn config(kind: u8, offload: bool) -> EndpointConfig {
         ENCRYPTED => config.aes_gcm(AesGcm::new(b"sixteen secret b").expect("a key")),
         WITH_FEC => config.fec(FecShards::new(2, 2).expect("shards")),
         MANY_SESSIONS => config
-            .memory(1 << 40)
+            .max_memory(1 << 40)
             .max_sessions(MAX_SESSIONS)
             .max_half_open(MAX_SESSIONS, MAX_SESSIONS),
         _ => config,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// ```
 /// use slab_net::rudp::{EndpointConfig, SessionConfig};
 ///
-/// let config = EndpointConfig::new(SessionConfig::fast()).max_sessions(10_000).memory(64 << 20);
+/// let config = EndpointConfig::new(SessionConfig::fast()).max_sessions(10_000).max_memory(64 << 20);
 /// # let _ = config;
 /// ```
 #[derive(Debug, Clone)]
@@ -23,8 +23,9 @@ pub struct EndpointConfig {
     pub(super) max_half_open_per_prefix: usize,
     pub(super) require_cookie: bool,
     pub(super) backlog: usize,
-    pub(super) memory: Option<usize>,
-    pub(super) socket_buffers: Option<usize>,
+    pub(super) max_memory: Option<usize>,
+    pub(super) receive_buffer_bytes: usize,
+    pub(super) send_buffer_bytes: usize,
     pub(super) offload: bool,
     pub(super) protection: ProtectionConfig,
 }
@@ -45,8 +46,9 @@ impl EndpointConfig {
             max_half_open_per_prefix: 128,
             require_cookie: false,
             backlog: 128,
-            memory: None,
-            socket_buffers: Some(4 << 20),
+            max_memory: None,
+            receive_buffer_bytes: 4 << 20,
+            send_buffer_bytes: 4 << 20,
             offload: true,
             protection: ProtectionConfig::default(),
         }
@@ -62,7 +64,7 @@ impl EndpointConfig {
     /// bits of IPv4, 48 of IPv6). A peer of any implementation proves its address within a round trip, by
     /// acknowledging data or what the first answer asks it to. Default: 1024, 128.
     ///
-    /// Together these sessions get at most a fourth of [the memory](Self::memory), so that forged addresses cannot
+    /// Together these sessions get at most a fourth of [the memory](Self::max_memory), so that forged addresses cannot
     /// take what the other sessions need. Their number is limited to what fits in that: for each its smallest
     /// window, 61 440 bytes with an MTU of 1400 and the default size classes, as much again for sending, and what
     /// error correction may keep.
@@ -90,21 +92,28 @@ impl EndpointConfig {
     /// Sets the bytes of pool memory that all sessions together may reserve. Default: half of the pool's cap. The
     /// rest is for the socket's buffers and the application. A message of several segments is joined in a buffer
     /// from that rest, and waits while there is none.
-    pub fn memory(mut self, bytes: usize) -> Self {
-        self.memory = Some(bytes);
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.max_memory = Some(bytes);
         self
     }
 
-    /// Sets how much the kernel queues for the socket, each way, in bytes as the kernel counts them; its own limit
-    /// may be lower. Default: 4 MiB.
-    pub fn socket_buffers(mut self, bytes: usize) -> Self {
-        self.socket_buffers = Some(bytes);
+    /// Sets how much the kernel may queue for the socket, in bytes of its own accounting (`SO_RCVBUF`). The system
+    /// may have a lower limit. Default: 4 MiB.
+    pub fn receive_buffer_bytes(mut self, bytes: usize) -> Self {
+        self.receive_buffer_bytes = bytes;
         self
     }
 
-    /// Lets the kernel split what is sent (GSO) and join what is received (GRO). Without it, each datagram is
-    /// handed to the kernel by itself (on Linux several in one call) and received in a buffer of its own: for
-    /// devices that do it wrong, and to measure what it is worth. Default: on.
+    /// Sets how much the kernel may queue for sending, in bytes (`SO_SNDBUF`). The system may have a lower limit.
+    /// Default: 4 MiB.
+    pub fn send_buffer_bytes(mut self, bytes: usize) -> Self {
+        self.send_buffer_bytes = bytes;
+        self
+    }
+
+    /// Lets the kernel split what is sent (GSO) and join what is received (GRO, [`Coalescing::On`]). Without it,
+    /// each datagram is handed to the kernel by itself (on Linux several in one call) and received in a buffer of
+    /// its own: for devices that do it wrong, and to measure what it is worth. Default: on.
     pub fn offload(mut self, offload: bool) -> Self {
         self.offload = offload;
         self
@@ -112,7 +121,7 @@ impl EndpointConfig {
 
     /// Returns the bytes of pool memory that all sessions together may reserve.
     pub(super) fn budget_bytes(&self, pool: &PacketPool) -> usize {
-        self.memory.unwrap_or(pool.slab().max_memory() / 2)
+        self.max_memory.unwrap_or(pool.slab().max_memory() / 2)
     }
 
     /// Returns the receiver for this configuration, not yet bound.
@@ -125,10 +134,9 @@ impl EndpointConfig {
                 max_datagram: (self.session.mtu + self.protection.overhead_bytes()).max(1500),
             },
         };
-        let builder = UdpReceiver::builder(pool).coalescing(coalescing);
-        match self.socket_buffers {
-            Some(bytes) => builder.receive_buffer_bytes(bytes).send_buffer_bytes(bytes),
-            None => builder,
-        }
+        UdpReceiver::builder(pool)
+            .coalescing(coalescing)
+            .receive_buffer_bytes(self.receive_buffer_bytes)
+            .send_buffer_bytes(self.send_buffer_bytes)
     }
 }
