@@ -178,6 +178,21 @@ fn bad_input_is_one_line_and_status_2() {
 }
 
 #[test]
+fn a_failure_to_start_is_told_with_its_cause() {
+    let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let refused = UdpSocket::bind(address).unwrap_err();
+    for mode in ["pool", "bytesmut-batch"] {
+        let listen = format!("--listen={address}");
+        let mode = format!("--mode={mode}");
+        let output = run(&["--duration=10ms", "--metrics=off", &listen, &mode]);
+        assert_eq!(output.status.code(), Some(2));
+        let says = format!("udp_pipeline: cannot bind UDP {address}: {refused}\n");
+        assert_eq!(text(&output.stderr), says);
+    }
+}
+
+#[test]
 fn help_exits_with_status_0() {
     let output = run(&["--help"]);
     assert!(output.status.success());

@@ -119,10 +119,17 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("rudp_chat: {error}"));
+            say(&format!("rudp_chat: {}", with_causes(&*error)));
             ExitCode::from(2)
         }
     }
+}
+
+/// The error and its causes, in one line.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let chain = std::iter::successors(Some(error), |&error| error.source());
+    let texts: Vec<_> = chain.map(ToString::to_string).collect();
+    texts.join(": ")
 }
 
 /// Prints a line. A reader that has gone away is no reason to stop.

@@ -46,11 +46,11 @@ async fn main() -> ExitCode {
     };
     let source = match source::Source::of(&options) {
         Ok(source) => source,
-        Err(error) => return print_error(&error, 2),
+        Err(error) => return print_error(&*error, 2),
     };
     let endpoints = match start(&options).await {
         Ok(endpoints) => endpoints,
-        Err(error) => return print_error(&error, 2),
+        Err(error) => return print_error(&*error, 2),
     };
     let result = tokio::select! {
         result = run(endpoints, &source) => result,
@@ -59,7 +59,7 @@ async fn main() -> ExitCode {
     // Dropping `source` removes the files.
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => print_error(&error, 1),
+        Err(error) => print_error(&*error, 1),
     }
 }
 
@@ -85,9 +85,12 @@ fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
+/// Prints the error and its causes, in one line.
 #[expect(clippy::print_stderr, reason = "a program's last words")]
-fn print_error(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
-    eprintln!("rudp_transfer: {error}");
+fn print_error(error: &(dyn Error + 'static), status: u8) -> ExitCode {
+    let chain = std::iter::successors(Some(error), |&error| error.source());
+    let texts: Vec<_> = chain.map(ToString::to_string).collect();
+    eprintln!("rudp_transfer: {}", texts.join(": "));
     ExitCode::from(status)
 }
 

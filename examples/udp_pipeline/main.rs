@@ -42,10 +42,17 @@ fn main() -> ExitCode {
     match start() {
         Ok(status) => status,
         Err(error) => {
-            report::print_error(error);
+            report::print_error(with_causes(&*error));
             ExitCode::from(2)
         }
     }
+}
+
+/// The error and its causes, in one line.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let chain = std::iter::successors(Some(error), |&error| error.source());
+    let texts: Vec<_> = chain.map(ToString::to_string).collect();
+    texts.join(": ")
 }
 
 /// Shows the library's log events, such as the begin and end of drops.

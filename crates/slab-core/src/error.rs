@@ -1,4 +1,5 @@
 //! What can go wrong: a configuration that makes no sense, or no memory to hand out.
+//! No error repeats in its own text what its source says.
 
 use core::fmt;
 
@@ -238,3 +239,101 @@ impl fmt::Display for NotAChunk {
 }
 
 impl core::error::Error for NotAChunk {}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::{InsertError, Slab};
+    use alloc::boxed::Box;
+    use alloc::string::ToString;
+    use alloc::vec;
+    use alloc::vec::Vec;
+    use core::error::Error;
+    use core::iter::successors;
+
+    /// One error for each variant; does not compile if one is missing.
+    macro_rules! every {
+        ($of:ty: $($variant:pat => $error:expr),* $(,)?) => {{
+            let _ = |error: &$of| match error { $($variant => ()),* };
+            vec![$($error),*]
+        }};
+    }
+
+    fn config_errors() -> Vec<ConfigError> {
+        use ConfigError as E;
+        every!(E:
+            E::NoClasses => E::NoClasses,
+            E::TooManyClasses { .. } => E::TooManyClasses { count: 65 },
+            E::ZeroClass => E::ZeroClass,
+            E::UnalignedClass { .. } => E::UnalignedClass { bytes: 65 },
+            E::ClassTooLarge { .. } => E::ClassTooLarge { bytes: usize::MAX },
+            E::UnsortedClasses { .. } => E::UnsortedClasses { previous: 128, next: 64 },
+            E::DuplicateClass { .. } => E::DuplicateClass { bytes: 64 },
+            E::BadAlignment { .. } => E::BadAlignment { align: 3 },
+            E::BadFactor => E::BadFactor,
+            E::EmptyRange { .. } => E::EmptyRange { min: 128, max: 64 },
+            E::CapBelowOneSlab { .. } => E::CapBelowOneSlab { max_memory: 1, slab_bytes: 2 },
+            E::CapBelowClasses { .. } => E::CapBelowClasses { slabs: 1, classes: 2 },
+            E::CapTooLarge { .. } => E::CapTooLarge { max_memory: 2, limit: 1 },
+            E::Back { .. } => E::Back { bytes: 1, errno: 12 },
+            E::Reserve { .. } => E::Reserve { bytes: 1, errno: 12 },
+        )
+    }
+
+    fn alloc_errors() -> Vec<AllocError> {
+        use AllocError as E;
+        every!(E:
+            E::Exhausted { .. } => E::Exhausted { chunk_bytes: 64 },
+            E::TooLarge { .. } => E::TooLarge { requested: 2, largest: 1 },
+            E::OversizeExhausted { .. } => E::OversizeExhausted { requested: 2, limit: 1 },
+            E::Commit { .. } => E::Commit { errno: 12 },
+            E::TooManyWaiters { .. } => E::TooManyWaiters { limit: 1 },
+        )
+    }
+
+    fn insert_error() -> InsertError<[u8; 4096]> {
+        let slab = Slab::<[u8; 4096]>::builder()
+            .max_objects(1)
+            .build()
+            .unwrap();
+        let held: Vec<_> = (0..slab.capacity())
+            .map(|_| slab.try_insert([0; 4096]).unwrap())
+            .collect();
+        let refused = slab.try_insert([1; 4096]).unwrap_err();
+        drop(held);
+        refused
+    }
+
+    fn boxed<E: Error + 'static>(errors: impl IntoIterator<Item = E>) -> Vec<Box<dyn Error>> {
+        let boxed = errors
+            .into_iter()
+            .map(|error| Box::new(error) as Box<dyn Error>);
+        boxed.collect()
+    }
+
+    #[test]
+    fn no_error_says_what_its_source_says() {
+        let all = [
+            boxed(config_errors()),
+            boxed(alloc_errors()),
+            boxed([NotAChunk(())]),
+            boxed([insert_error()]),
+        ];
+        for error in all.into_iter().flatten() {
+            for error in successors(Some(&*error), |&error| error.source()) {
+                let said = error.to_string();
+                assert!(!said.is_empty());
+                if let Some(source) = error.source() {
+                    assert!(!said.contains(&source.to_string()), "{said}: {source}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn why_a_value_was_not_inserted_is_a_source() {
+        let refused = insert_error();
+        let why = refused.source().and_then(|why| why.downcast_ref());
+        assert_eq!(why, Some(&refused.error));
+    }
+}

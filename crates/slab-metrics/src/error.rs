@@ -1,4 +1,4 @@
-//! Errors of registering a source and of installing a recorder.
+//! Errors of registering a source and of installing a recorder. None has a cause in another error.
 
 use core::fmt;
 
@@ -74,3 +74,35 @@ impl fmt::Display for GlobalRecorderTaken {
 }
 
 impl core::error::Error for GlobalRecorderTaken {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error;
+
+    #[test]
+    fn no_error_says_what_its_source_says() {
+        let name = "rx".to_owned();
+        let kind = SourceKind::Pool;
+        let registering = [
+            RegisterError::DuplicateName { kind, name },
+            RegisterError::TooManySources,
+        ];
+        for error in &registering {
+            // A variant more belongs in the list above.
+            match error {
+                RegisterError::DuplicateName { .. } | RegisterError::TooManySources => {}
+            }
+        }
+        let all = registering.iter().map(|error| error as &dyn Error);
+        for error in all.chain([&GlobalRecorderTaken as &dyn Error]) {
+            for error in std::iter::successors(Some(error), |&error| error.source()) {
+                let said = error.to_string();
+                assert!(!said.is_empty());
+                if let Some(source) = error.source() {
+                    assert!(!said.contains(&source.to_string()), "{said}: {source}");
+                }
+            }
+        }
+    }
+}

@@ -53,6 +53,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod atomics;
+#[cfg(test)]
+mod error_tests;
 mod packet;
 pub mod pipeline;
 pub mod rudp;

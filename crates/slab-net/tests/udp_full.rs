@@ -328,13 +328,13 @@ fn a_datagram_above_the_mtu_fails_after_the_ones_before_it_are_sent() {
         assert_eq!(error.sent(), 2);
         assert!(
             matches!(error.kind(), SendErrorKind::TooLarge { bytes: 1473 }),
-            "{error}"
+            "{error:?}"
         );
         let segments = Transmit::new(&bytes, to).segment_size(1900);
         let error = sender.send(&segments).await.unwrap_err();
         assert!(
             matches!(error.kind(), SendErrorKind::TooLarge { bytes: 1900 }),
-            "{error}"
+            "{error:?}"
         );
         assert_eq!(sender.send(&transmits[0]).await.unwrap(), 2);
         let lens: Vec<usize> = tap.datagrams(7777).iter().map(Vec::len).collect();

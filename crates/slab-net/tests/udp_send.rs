@@ -167,7 +167,7 @@ async fn invalid_destinations_and_local_addresses_are_errors() {
     // Port 0 is invalid.
     let nowhere = Transmit::new(b"x", (Ipv4Addr::LOCALHOST, 0).into());
     let error = sender.send(&nowhere).await.unwrap_err();
-    assert!(matches!(error.kind(), SendErrorKind::Io(_)), "{error}");
+    assert!(matches!(error.kind(), SendErrorKind::Io(_)), "{error:?}");
     // TEST-NET-1 is not an address of this host.
     let refused = UdpSender::bind(([192, 0, 2, 1], 0).into()).unwrap_err();
     assert!(matches!(refused, BindError::Socket { .. }));
@@ -269,7 +269,7 @@ async fn datagrams_before_a_failed_one_are_sent_and_counted() {
         ];
         let before = sender.monitor().stats().sent_datagrams;
         let error = sender.send_many(&transmits).await.unwrap_err();
-        assert_eq!(error.sent(), 3, "{error}");
+        assert_eq!(error.sent(), 3, "{error:?}");
         assert_eq!(sender.monitor().stats().sent_datagrams, before + 3);
         assert_eq!(
             receive(&mut receiver, 3).await,

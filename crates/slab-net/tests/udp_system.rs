@@ -33,7 +33,10 @@ fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
     async fn no_buffers() {
         let (sender, transmits) = (UdpSender::bind(ANY).unwrap(), [Transmit::new(b"x", ANY)]);
         let error = sender.send_many(&transmits).await.unwrap_err();
-        assert!(matches!(error.kind(), SendErrorKind::NoBuffers), "{error}");
+        assert!(
+            matches!(error.kind(), SendErrorKind::NoBuffers),
+            "{error:?}"
+        );
         assert_eq!(
             (error.sent(), sender.monitor().stats().sent_datagrams),
             (0, 0)
@@ -46,7 +49,10 @@ fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
         }
         for left in [2, 1, 0] {
             let error = sink.flush().await.unwrap_err();
-            assert!(matches!(error.kind(), SendErrorKind::NoBuffers), "{error}");
+            assert!(
+                matches!(error.kind(), SendErrorKind::NoBuffers),
+                "{error:?}"
+            );
             assert_eq!(sink.queued(), left);
         }
         sink.flush().await.unwrap();
@@ -58,7 +64,7 @@ fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
         let error = sender.send(&both).await.unwrap_err();
         assert!(
             matches!(error.kind(), SendErrorKind::TooLarge { bytes: 3 }),
-            "{error}"
+            "{error:?}"
         );
     }
     async fn forbidden() {
@@ -321,7 +327,7 @@ fn datagrams_are_never_fragmented_in_either_family() {
             let error = sender.send(&above).await.unwrap_err();
             assert!(
                 matches!(error.kind(), SendErrorKind::TooLarge { bytes } if *bytes == longest + 1),
-                "{from} {to}: {error}"
+                "{from} {to}: {error:?}"
             );
         }
     }

@@ -19,6 +19,7 @@ use gateway::Gateway;
 use options::Options;
 use std::error::Error;
 use std::io::Write;
+use std::iter::successors;
 use std::process::ExitCode;
 
 #[tokio::main]
@@ -30,10 +31,23 @@ async fn main() -> ExitCode {
         Ok(status) => status,
         Err(error) => {
             // If stderr is gone as well, nobody can be told.
-            let _ = writeln!(std::io::stderr(), "nats_gateway: {error}");
+            let _ = writeln!(std::io::stderr(), "nats_gateway: {}", with_causes(&*error));
             ExitCode::from(2)
         }
     }
+}
+
+/// The error and its causes, in one line.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut line = error.to_string();
+    for cause in successors(error.source(), |&error| error.source()) {
+        let cause = cause.to_string();
+        // The NATS client's errors have their causes in their own text.
+        if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 async fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {

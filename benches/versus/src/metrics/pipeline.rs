@@ -11,6 +11,7 @@ use slab_net::pipeline::{Overflow, QueueMonitor, QueueReceiver, queue};
 use slab_net::udp::{Transmit, UdpReceiver};
 use std::error::Error;
 use std::io::{Read, Write};
+use std::iter::successors;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle, sleep};
@@ -26,7 +27,7 @@ const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
 /// Nanoseconds of CPU per packet: with a scrape each second, and without.
 pub(super) fn watched(size: &Size) -> Result<Vec<(f64, f64)>, String> {
-    let pipeline = Pipeline::start().map_err(|error| error.to_string())?;
+    let pipeline = Pipeline::start().map_err(with_causes)?;
     sleep(WARM_UP);
     let rounds = (0..size.pairs).map(|pair| {
         // Each kind comes first in every other pair.
@@ -41,7 +42,13 @@ pub(super) fn watched(size: &Size) -> Result<Vec<(f64, f64)>, String> {
     });
     let rounds: Result<_, Box<dyn Error>> = rounds.collect();
     pipeline.stop();
-    rounds.map_err(|error| error.to_string())
+    rounds.map_err(with_causes)
+}
+
+fn with_causes(error: Box<dyn Error>) -> String {
+    let chain = successors(Some(&*error), |&error| error.source());
+    let texts: Vec<_> = chain.map(ToString::to_string).collect();
+    texts.join(": ")
 }
 
 struct Pipeline {

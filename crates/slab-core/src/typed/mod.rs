@@ -441,7 +441,7 @@ impl<T, Tag> fmt::Debug for SlabBuilder<T, Tag> {
 pub struct InsertError<T> {
     /// The value that found no place.
     pub value: T,
-    /// Why.
+    /// Why; also the `source`.
     pub error: AllocError,
 }
 
@@ -456,7 +456,7 @@ impl<T> fmt::Debug for InsertError<T> {
 
 impl<T> fmt::Display for InsertError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "value not inserted: {}", self.error)
+        f.write_str("the value was not inserted")
     }
 }
 

@@ -220,17 +220,21 @@ impl From<SendError> for io::Error {
 pub struct Unsent {
     /// The message, unchanged.
     pub packet: Packet,
-    /// Why it was not accepted.
+    /// Why it was not accepted; also the `source`.
     pub error: SendError,
 }
 
 impl fmt::Display for Unsent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        f.write_str("the message was not accepted for sending")
     }
 }
 
-impl core::error::Error for Unsent {}
+impl core::error::Error for Unsent {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
 
 /// Keeps the reason alone; the message is dropped.
 impl From<Unsent> for SendError {

@@ -1,4 +1,4 @@
-//! The errors of sockets.
+//! The errors of sockets. None repeats in its own text what its source says.
 
 use super::sys;
 use core::fmt;
@@ -13,7 +13,7 @@ pub enum BindError {
     Socket {
         /// The address to be bound; of a socket that was passed in, its own.
         address: SocketAddr,
-        /// The system's error.
+        /// The system's error, which is also the `source`.
         error: io::Error,
     },
     /// The largest size class of the pool is smaller than the receiver's buffers.
@@ -33,7 +33,7 @@ pub enum BindError {
 impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Socket { address, error } => write!(f, "cannot bind UDP {address}: {error}"),
+            Self::Socket { address, .. } => write!(f, "cannot bind UDP {address}"),
             Self::NoBufferClass { needed, largest } => write!(
                 f,
                 "receive buffers need a size class of {needed} bytes, the pool's largest has \
@@ -73,8 +73,8 @@ impl From<BindError> for io::Error {
 /// Why a transmit ended early. The sender remains usable.
 #[derive(Debug)]
 pub struct SendError {
-    pub(super) sent: usize,
-    pub(super) kind: SendErrorKind,
+    pub(crate) sent: usize,
+    pub(crate) kind: SendErrorKind,
 }
 
 /// Why a datagram was not sent.
@@ -96,7 +96,7 @@ pub enum SendErrorKind {
         /// The maximum number of parts.
         most: usize,
     },
-    /// Any other error.
+    /// Any other error, which is also the `source`.
     Io(io::Error),
 }
 
@@ -144,7 +144,7 @@ impl fmt::Display for SendError {
             SendErrorKind::TooManyParts { most } => {
                 write!(f, "a datagram is in more than {most} parts")
             }
-            SendErrorKind::Io(error) => write!(f, "cannot send: {error}"),
+            SendErrorKind::Io(_) => write!(f, "cannot send"),
         }?;
         write!(f, " ({} sent before)", self.sent)
     }

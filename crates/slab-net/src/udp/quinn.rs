@@ -12,6 +12,7 @@ use super::transmit::Transmit;
 use arrayvec::ArrayVec;
 use core::fmt;
 use quinn::udp::{EcnCodepoint, RecvMeta};
+use std::error::Error as _;
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -156,7 +157,8 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
             // The rest of the transmit is lost, like any datagram.
             Ok(sent) => sent,
             Err(error) => {
-                tracing::debug!(%error, "a datagram from quinn was not sent");
+                let cause = error.source().map(tracing::field::display);
+                tracing::debug!(%error, cause, "a datagram from quinn was not sent");
                 error.sent()
             }
         };

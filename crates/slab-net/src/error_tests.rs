@@ -1,0 +1,191 @@
+//! What an error says, and what its `source` says, are two things: whoever prints both reads neither twice.
+
+use crate::packet::PacketPoolError;
+use crate::pipeline::QueueClosed;
+use crate::rudp::wire::Malformed;
+use crate::rudp::{self, CloseReason, OpenError, Rejection, SessionConfig, Unsent};
+use crate::udp::{self, BindError, SendErrorKind};
+use crate::{ConfigError, Packet};
+use std::error::Error;
+use std::io;
+use std::iter::successors;
+
+/// One error for each variant; does not compile if one is missing.
+macro_rules! every {
+    ($of:ty: $($variant:pat => $error:expr),* $(,)?) => {{
+        let _ = |error: &$of| match error { $($variant => ()),* };
+        vec![$($error),*]
+    }};
+}
+
+fn refused() -> io::Error {
+    io::ErrorKind::PermissionDenied.into()
+}
+
+fn bind_errors() -> Vec<BindError> {
+    let address = ([127, 0, 0, 1], 9).into();
+    every!(BindError:
+        BindError::Socket { .. } => BindError::Socket { address, error: refused() },
+        BindError::NoBufferClass { .. } => BindError::NoBufferClass { needed: 2, largest: 1 },
+        BindError::MaxDatagram { .. } => BindError::MaxDatagram { bytes: 0 },
+    )
+}
+
+fn send_errors() -> Vec<udp::SendError> {
+    let kinds = every!(SendErrorKind:
+        SendErrorKind::TooLarge { .. } => SendErrorKind::TooLarge { bytes: 1 },
+        SendErrorKind::NoBuffers => SendErrorKind::NoBuffers,
+        SendErrorKind::Refused => SendErrorKind::Refused,
+        SendErrorKind::TooManyParts { .. } => SendErrorKind::TooManyParts { most: 1 },
+        SendErrorKind::Io(_) => SendErrorKind::Io(refused()),
+    );
+    let error = |kind| udp::SendError { sent: 2, kind };
+    kinds.into_iter().map(error).collect()
+}
+
+fn session_config_error() -> rudp::SessionConfigError {
+    SessionConfig::fast().mtu(0).validate().unwrap_err()
+}
+
+fn open_errors() -> Vec<OpenError> {
+    let mut errors = every!(OpenError:
+        OpenError::Bind(_) => OpenError::Closed,
+        OpenError::Config(_) => session_config_error().into(),
+        OpenError::NoSegmentClass { .. } => OpenError::NoSegmentClass { needed: 2, largest: 1 },
+        OpenError::TableFull => OpenError::TableFull,
+        OpenError::NoMemory => OpenError::NoMemory,
+        OpenError::Closed => OpenError::Closed,
+    );
+    errors.extend(bind_errors().into_iter().map(OpenError::from));
+    errors
+}
+
+fn close_reasons() -> Vec<CloseReason> {
+    use CloseReason as R;
+    every!(R:
+        R::Closed => R::Closed,
+        R::LingerExpired => R::LingerExpired,
+        R::Aborted => R::Aborted,
+        R::ClosedByPeer => R::ClosedByPeer,
+        R::Reset => R::Reset,
+        R::DeadLink => R::DeadLink,
+        R::TimedOut => R::TimedOut,
+        R::Refused => R::Refused,
+        R::MessageTooLong => R::MessageTooLong,
+    )
+}
+
+fn session_send_errors() -> Vec<rudp::SendError> {
+    use rudp::SendError as E;
+    let mut errors = every!(E:
+        E::Blocked => E::Blocked,
+        E::NoMemory => E::NoMemory,
+        E::TooLong { .. } => E::TooLong { segments: 2, max: 1 },
+        E::DatagramTooLong { .. } => E::DatagramTooLong { max: 1 },
+        E::PeerIsForeign => E::PeerIsForeign,
+        E::Empty => E::Empty,
+        E::Closed(_) => E::Closed(CloseReason::Closed),
+    );
+    errors.extend(close_reasons().into_iter().map(E::Closed));
+    errors
+}
+
+fn pool_errors() -> Vec<PacketPoolError> {
+    use PacketPoolError as E;
+    every!(E:
+        E::Slab(_) => E::Slab(ConfigError::NoClasses),
+        E::NoRoom { .. } => E::NoRoom { headroom: 1, tailroom: 2, largest: 3 },
+        E::DefaultInUse => E::DefaultInUse,
+    )
+}
+
+fn malformed() -> Vec<Malformed> {
+    use Malformed as M;
+    every!(M:
+        M::TooShort => M::TooShort,
+        M::UnknownCommand => M::UnknownCommand,
+        M::LengthBeyondDatagram => M::LengthBeyondDatagram,
+        M::TrailingBytes => M::TrailingBytes,
+    )
+}
+
+fn unsent(error: rudp::SendError) -> Unsent {
+    let packet = Packet::from_static(b"late");
+    Unsent { packet, error }
+}
+
+#[cfg(feature = "aes-gcm")]
+fn key_errors() -> Vec<rudp::crypto::KeyError> {
+    use rudp::crypto::KeyError as E;
+    every!(E:
+        E::Length { .. } => E::Length { bytes: 1 },
+        E::NoRandom => E::NoRandom,
+    )
+}
+
+fn boxed<E: Error + 'static>(errors: impl IntoIterator<Item = E>) -> Vec<Box<dyn Error>> {
+    let boxed = errors
+        .into_iter()
+        .map(|error| Box::new(error) as Box<dyn Error>);
+    boxed.collect()
+}
+
+/// All errors of this crate, and what those become that convert into `io::Error`.
+fn all() -> Vec<Box<dyn Error>> {
+    [
+        boxed(pool_errors()),
+        boxed([QueueClosed]),
+        boxed(bind_errors()),
+        boxed(bind_errors().into_iter().map(io::Error::from)),
+        boxed(send_errors()),
+        boxed(send_errors().into_iter().map(io::Error::from)),
+        boxed([session_config_error()]),
+        boxed(open_errors()),
+        boxed(open_errors().into_iter().map(io::Error::from)),
+        boxed(close_reasons()),
+        boxed(close_reasons().into_iter().map(io::Error::from)),
+        boxed(session_send_errors()),
+        boxed(session_send_errors().into_iter().map(io::Error::from)),
+        boxed(session_send_errors().into_iter().map(unsent)),
+        boxed(Rejection::ALL.iter().copied()),
+        boxed(malformed()),
+        #[cfg(feature = "aes-gcm")]
+        boxed(key_errors()),
+        #[cfg(feature = "fec")]
+        boxed([rudp::fec::FecShards::new(0, 0).unwrap_err()]),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+#[test]
+fn no_error_says_what_its_source_says() {
+    for error in all() {
+        for error in successors(Some(&*error), |&error| error.source()) {
+            let said = error.to_string();
+            assert!(!said.is_empty());
+            if let Some(source) = error.source() {
+                assert!(!said.contains(&source.to_string()), "{said}: {source}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_the_system_or_the_session_said_is_a_source() {
+    let last = |error: &(dyn Error + 'static)| {
+        let chain = successors(Some(error), |&error| error.source());
+        chain.last().map(ToString::to_string)
+    };
+    let system = Some(refused().to_string());
+    let bind = || bind_errors().swap_remove(0);
+    let send = || send_errors().pop().unwrap();
+    assert_eq!(last(&bind()), system);
+    assert_eq!(last(&io::Error::from(bind())), system);
+    assert_eq!(last(&OpenError::from(bind())), system);
+    assert_eq!(last(&send()), system);
+    assert_eq!(last(&io::Error::from(send())), system);
+    let blocked = rudp::SendError::Blocked;
+    assert_eq!(last(&unsent(blocked)), Some(blocked.to_string()));
+}
