@@ -1,7 +1,6 @@
 //! The heap allocations of packets: none in the steady state, and the documented number per conversion.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use slab_core::SlabPool;
 use slab_net::{Packet, PacketBuf, PacketChain, PacketPool, SizeClasses};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -164,11 +163,12 @@ fn conversions_allocate_as_documented() {
 #[test]
 fn heap_fallback_buffers_of_a_zeroing_pool_are_wiped() {
     for (zero, seen) in [(true, 0), (false, SECRETS)] {
-        let slab = SlabPool::builder()
+        let pool = PacketPool::builder()
             .size_classes(SizeClasses::explicit(&[1024]).unwrap())
             .max_memory(1 << 20)
-            .zero_on_free(zero);
-        let pool = PacketPool::builder().slab(slab).build().unwrap();
+            .slab(|slab| slab.zero_on_free(zero))
+            .build()
+            .unwrap();
         let secrets = vec![SECRET; SECRETS];
         for grows in [false, true] {
             let mut buf = pool.with_capacity(SECRETS);

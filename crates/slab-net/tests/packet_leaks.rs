@@ -3,14 +3,14 @@
 #![cfg(feature = "leak-tracking")]
 
 use bytes::BufMut;
-use slab_core::SlabPool;
 use slab_net::{Packet, PacketBuf, PacketPool, SizeClasses};
 use std::time::Duration;
 
 fn builder() -> slab_net::PacketPoolBuilder {
     let classes = SizeClasses::explicit(&[64, 256, 1024]).unwrap();
-    let slab = SlabPool::builder().size_classes(classes).track_leaks(1);
-    PacketPool::builder().slab(slab)
+    PacketPool::builder()
+        .size_classes(classes)
+        .slab(|slab| slab.track_leaks(1))
 }
 
 /// Drops `packet`, the only chunk in use, which was requested in this file at that line.

@@ -33,6 +33,29 @@ fn name(buf: &PacketBuf) -> Option<String> {
 }
 
 #[test]
+fn options_of_the_slab_pool_leave_the_others_as_they_were_set() {
+    let classes = || SizeClasses::explicit(&[64, 1024]).unwrap();
+    let before = PacketPool::builder()
+        .name("mine")
+        .size_classes(classes())
+        .max_memory(2 * 65_536)
+        .slab(|slab| slab.zero_on_free(true));
+    let after = PacketPool::builder()
+        .slab(|slab| slab.zero_on_free(true))
+        .max_memory(2 * 65_536)
+        .size_classes(classes())
+        .name("mine");
+    for builder in [before, after] {
+        let pool = builder.build().unwrap();
+        let slab = pool.slab();
+        assert_eq!(slab.name(), "mine");
+        assert_eq!(slab.size_classes().sizes(), classes().sizes());
+        assert_eq!(slab.max_memory(), 2 * 65_536);
+        assert!(slab.zeroes_on_free());
+    }
+}
+
+#[test]
 fn a_clone_is_a_copy_of_the_contents() {
     let pool = pool_without_heap("mine");
     let mut buf = pool.try_alloc(40).unwrap();

@@ -4,7 +4,7 @@ use crate::packet::{Packet, PacketBuf, PacketPool};
 use bytes::BufMut;
 use loom::cell::UnsafeCell;
 use loom::thread;
-use slab_core::{Mode, SizeClasses, SlabPool};
+use slab_core::{Mode, SizeClasses};
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -40,12 +40,13 @@ const CHUNKS: usize = 8;
 /// in the end, each once.
 fn model(f: impl Fn(&PacketPool) + Send + Sync + 'static) {
     explore(None, move || {
-        let slab = SlabPool::builder()
+        let pool = PacketPool::builder()
             .size_classes(SizeClasses::explicit(&[CHUNK]).unwrap())
             .max_memory(CHUNKS * CHUNK)
             // The count of a packet is what is modelled; the pool has its own models.
-            .mode(Mode::Locked);
-        let pool = PacketPool::builder().slab(slab).build().unwrap();
+            .slab(|slab| slab.mode(Mode::Locked))
+            .build()
+            .unwrap();
         f(&pool);
         assert_eq!(pool.slab().stats().in_use(), 0);
         let all: Vec<_> = (0..CHUNKS).map(|_| pool.try_alloc(CHUNK)).collect();

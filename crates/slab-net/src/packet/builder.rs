@@ -66,10 +66,19 @@ impl PacketPoolBuilder {
         self
     }
 
-    /// Sets the whole configuration of the slab pool at once; replaces the name, size classes and cap
-    /// set before.
-    pub fn slab(mut self, builder: SlabPoolBuilder) -> Self {
-        self.slab = builder;
+    /// Sets further options of the slab pool. What this builder has set before is kept.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder()
+    ///     .name("rx")
+    ///     .slab(|slab| slab.hardened(true).zero_on_free(true))
+    ///     .build()?;
+    /// assert_eq!(pool.slab().name(), "rx");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn slab(mut self, set: impl FnOnce(SlabPoolBuilder) -> SlabPoolBuilder) -> Self {
+        self.slab = set(self.slab);
         self
     }
 
