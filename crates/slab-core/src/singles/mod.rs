@@ -2,8 +2,8 @@
 //!
 //! | file | what | order |
 //! |---|---|---|
-//! | `stack` | [`Mode::DepotOnly`](crate::Mode::DepotOnly) | last in, first out |
-//! | `ring` | [`Mode::Ring`](crate::Mode::Ring) | first in, first out |
+//! | `stack` | [`Mode::DepotOnly`] | last in, first out |
+//! | `ring` | [`Mode::Ring`] | first in, first out |
 //!
 //! Either can be *shut*, by a bit in the very word that adding a chunk changes: while it is set,
 //! nothing goes in or out. So a free at the same time is either in, and found by the thread that shut

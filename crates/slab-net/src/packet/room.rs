@@ -327,7 +327,7 @@ impl PacketBuf {
         }
     }
 
-    /// Like [`opened`](Self::opened), but with memory of the pool only.
+    /// Like [`with_front_extended`](Self::with_front_extended), but with memory of the pool only.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]

@@ -1,9 +1,9 @@
 //! Bounded queues of batches between the tasks that receive and the tasks that consume.
 //!
-//! [`queue`] makes the two ends, both of which can be cloned. An [`Overflow`] policy decides what a
+//! [`queue()`] makes the two ends, both of which can be cloned. An [`Overflow`] policy decides what a
 //! full queue does, and every datagram that does not arrive is counted by reason. [`priority_queue`]
 //! drops batches of the lowest priority first; [`flow_queues`] gives each consumer a queue of its own
-//! and keeps each peer's packets in order. [`forward`] is the task that fills a queue from a socket,
+//! and keeps each peer's packets in order. [`forward()`] is the task that fills a queue from a socket,
 //! and leaves no datagram uncounted when it ends.
 //!
 //! ```
