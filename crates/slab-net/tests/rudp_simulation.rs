@@ -3,9 +3,9 @@
 
 mod rudp_common;
 
-use rudp_common::World;
 use rudp_common::arbitrary_peer::ArbitraryPeer;
 use rudp_common::random::seeds;
+use rudp_common::world::World;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;

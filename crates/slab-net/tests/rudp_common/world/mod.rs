@@ -1,0 +1,348 @@
+//! A seeded world in virtual time: two sessions and the path between them.
+//!
+//! | file | what |
+//! |---|---|
+//! | `scenario` | the choices that a seed makes |
+//! | `path` | what happens to datagrams on the way |
+//! | `traffic` | what the two sides send, and what they expect to read |
+
+mod path;
+mod scenario;
+mod traffic;
+
+use super::Random;
+use path::Path;
+use slab_net::rudp::{CloseReason, MemoryBudget, Session, Time};
+use slab_net::{Packet, PacketBuf, PacketPool};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+use traffic::Plan;
+
+pub(crate) struct End {
+    pub(crate) session: Session,
+    plan: Plan,
+    sent: u32,
+    pub(crate) received: u32,
+    /// Unreliable datagrams.
+    pub(crate) datagrams: u32,
+    /// Bytes of the stream, if there are no messages.
+    stream: Option<(u64, u64)>,
+    next_read: Time,
+    /// The earliest wake-up that is set.
+    armed: Option<Time>,
+}
+
+enum Event {
+    Datagrams {
+        to: usize,
+        datagrams: Vec<Packet>,
+        chunk_bytes: usize,
+    },
+    Wake(usize),
+    /// Somebody else takes all of the pool.
+    ExhaustPool,
+    /// There is memory again: those who wait for it are told.
+    FreePool,
+}
+
+struct Scheduled {
+    time: Time,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.time, self.order) == (other.time, other.order)
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.time, self.order).cmp(&(other.time, other.order))
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) seed: u64,
+    random: Random,
+    pub(crate) pool: PacketPool,
+    pub(crate) budget: MemoryBudget,
+    pub(crate) ends: [End; 2],
+    pub(crate) path: Path,
+    mtu: usize,
+    pub(crate) now: Time,
+    started: Time,
+    /// Calls that found the path cut.
+    pub(crate) outage_drops: u64,
+    /// Added to the time that each session is told.
+    skew: [i64; 2],
+    clock_jumps: bool,
+    /// Do they send unreliable datagrams? Those tell the window even if the segments that should are lost.
+    datagrams: bool,
+    /// What somebody else takes of the pool, at times all of it.
+    taken: Vec<PacketBuf>,
+    events: BinaryHeap<Reverse<Scheduled>>,
+    order: u64,
+    /// Pool memory of datagrams on the way.
+    in_transit_bytes: usize,
+    pub(crate) trace: u64,
+    pub(crate) steps: u64,
+    scratch: Vec<u8>,
+}
+
+impl World {
+    fn push(&mut self, time: Time, event: Event) {
+        self.order += 1;
+        let order = self.order;
+        self.events.push(Reverse(Scheduled { time, order, event }));
+    }
+
+    fn clock(&self, end: usize) -> Time {
+        let micros = self.now.as_micros() as i64 + self.skew[end];
+        Time::from_micros(micros as u64)
+    }
+
+    fn note(&mut self, what: u64) {
+        self.trace = (self.trace ^ what)
+            .wrapping_mul(0x0100_0000_01b3)
+            .rotate_left(5);
+    }
+
+    /// Handles one event; returns `false` if there is none left before `until`.
+    pub(crate) fn step(&mut self, until: Time) -> bool {
+        match self.events.peek() {
+            Some(Reverse(at)) if at.time <= until => {}
+            _ => return false,
+        }
+        let Some(Reverse(at)) = self.events.pop() else {
+            return false;
+        };
+        self.steps += 1;
+        self.now = self.now.max(at.time);
+        self.note(self.now.as_micros());
+        if self.clock_jumps && self.random.chance(5) {
+            let end = self.random.below(2) as usize;
+            let jump = self.random.below(2_000_000) as i64 - 500_000;
+            self.skew[end] = (self.skew[end] + jump).max(-(1 << 30));
+        }
+        let end = match at.event {
+            Event::ExhaustPool => {
+                self.exhaust_pool();
+                return true;
+            }
+            Event::FreePool => {
+                self.taken.clear();
+                let next = self.now + Duration::from_micros(self.random.below(10_000_000));
+                self.push(next, Event::ExhaustPool);
+                self.drive(0);
+                1
+            }
+            Event::Wake(end) => {
+                if self.ends[end].armed != Some(at.time) {
+                    return true;
+                }
+                self.ends[end].armed = None;
+                end
+            }
+            Event::Datagrams {
+                to,
+                datagrams,
+                chunk_bytes,
+            } => {
+                let now = self.clock(to);
+                self.in_transit_bytes -= chunk_bytes;
+                self.note(datagrams.len() as u64);
+                self.ends[to].session.handle_batch(now, datagrams);
+                to
+            }
+        };
+        self.drive(end);
+        if self.steps.is_multiple_of(8) {
+            self.check_memory();
+        }
+        true
+    }
+
+    /// Somebody else takes what the pool has, large and small chunks, for up to a second.
+    fn exhaust_pool(&mut self) {
+        for bytes in [60_000, 4000, 1400, 500, 40] {
+            let rest = std::iter::from_fn(|| self.pool.try_alloc(bytes).ok());
+            self.taken.extend(rest);
+        }
+        let back = self.now + Duration::from_micros(self.random.below(1_000_000));
+        self.push(back, Event::FreePool);
+    }
+
+    pub(crate) fn check_memory(&self) {
+        let [a, b] = &self.ends;
+        for end in &self.ends {
+            assert!(end.session.held_bytes() <= end.session.reserved_bytes());
+        }
+        assert!(self.budget.reserved() <= self.budget.limit());
+        let held = a.session.held_bytes() + b.session.held_bytes() + self.in_transit_bytes;
+        let of_others = |buf: &PacketBuf| buf.headroom() + buf.capacity();
+        let taken: usize = self.taken.iter().map(of_others).sum();
+        let in_use = self.pool.slab().stats().in_use_bytes() as usize - taken;
+        assert!(
+            in_use <= held,
+            "{in_use} bytes in use, {held} accounted for"
+        );
+        // Nor is memory accounted for that is not in use: it would never come back.
+        assert!(
+            in_use > 0 || held == 0,
+            "nothing in use, {held} accounted for"
+        );
+    }
+
+    /// What a driver does after any event: read, write, transmit, set the timer.
+    pub(crate) fn drive(&mut self, end: usize) {
+        let now = self.clock(end);
+        if self.ends[end]
+            .session
+            .poll_timeout()
+            .is_some_and(|at| at <= now)
+        {
+            self.ends[end].session.handle_timeout(now);
+        }
+        self.read(end);
+        self.write(end);
+        self.transmit(end);
+        let mut next = None;
+        if let Some(at) = self.ends[end].session.poll_timeout() {
+            next = Some(self.now + at.since(now).max(Duration::from_micros(1)));
+        }
+        if self.ends[end].next_read > self.now {
+            let read = self.ends[end].next_read;
+            next = Some(next.map_or(read, |at| at.min(read)));
+        }
+        let armed = self.ends[end].armed;
+        if let Some(at) = next.filter(|&at| armed.is_none_or(|armed| at < armed)) {
+            self.ends[end].armed = Some(at);
+            self.push(at, Event::Wake(end));
+        }
+    }
+
+    fn transmit(&mut self, end: usize) {
+        let now = self.clock(end);
+        let room = self.path.scratch * 1400;
+        let mut scratch = std::mem::take(&mut self.scratch);
+        loop {
+            let session = &mut self.ends[end].session;
+            let Some(out) = session.poll_transmit(now, &mut scratch[..room], self.path.burst)
+            else {
+                break;
+            };
+            assert!(out.datagrams() <= self.path.burst && out.segment_size() <= self.mtu);
+            let (contents, size) = (out.contents().to_vec(), out.segment_size());
+            self.transport(1 - end, &contents, size);
+        }
+        self.scratch = scratch;
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        (0..2).all(|end| {
+            let (me, from) = (&self.ends[end], &self.ends[1 - end]);
+            let expected = match me.stream {
+                Some(_) => from.plan.messages * 500,
+                None => from.plan.messages,
+            };
+            let session = &me.session;
+            let unread = session.has_message() || session.has_bytes();
+            let at_end = session.is_read_closed() && session.ended().is_none() && !unread;
+            assert!(
+                me.received == expected || !at_end,
+                "seed {}: the end before everything: {} of {expected}, {:?} {:?} {:?}",
+                self.seed,
+                me.received,
+                me.plan,
+                from.session,
+                me.session
+            );
+            me.received == expected && (!from.plan.finishes || me.session.is_read_closed())
+        })
+    }
+
+    /// Runs until everything is delivered and both ends are closed.
+    pub(crate) fn run(&mut self) {
+        let limit = self.now + Duration::from_secs(3000);
+        while !self.is_done() {
+            let context = |w: &Self| {
+                format!(
+                    "seed {}: {:?} received {} and {} after {} steps; {:?}; {:?} {:?}",
+                    w.seed,
+                    w.path,
+                    w.ends[0].received,
+                    w.ends[1].received,
+                    w.steps,
+                    w.ends.each_ref().map(|e| (e.plan, e.sent)),
+                    w.ends[0].session,
+                    w.ends[1].session,
+                )
+            };
+            assert!(self.step(limit), "not done: {}", context(self));
+            assert!(
+                self.steps < 4_000_000,
+                "goes on for ever: {}",
+                context(self)
+            );
+        }
+        let first = self.random.below(2) as usize;
+        for end in [first, 1 - first] {
+            let now = self.clock(end);
+            self.ends[end].session.close(now);
+            self.drive(end);
+            if self.random.chance(500) {
+                for _ in 0..self.random.below(30) {
+                    self.step(limit);
+                }
+            }
+        }
+        let limit = self.now + Duration::from_secs(20_000);
+        while self.ends.iter().any(|end| end.session.ended().is_none()) {
+            assert!(self.step(limit), "seed {}: an end does not end", self.seed);
+            assert!(
+                self.steps < 4_000_000,
+                "seed {}: goes on for ever: {:?} {:?} at {:?}",
+                self.seed,
+                self.ends[0].session,
+                self.ends[1].session,
+                self.now,
+            );
+        }
+        for end in &self.ends {
+            let reason = end.session.ended().unwrap();
+            let fine = matches!(reason, CloseReason::Closed | CloseReason::ClosedByPeer)
+                // The other end was gone before it learned that its last words were heard.
+                || reason == CloseReason::LingerExpired;
+            assert!(fine, "seed {}: ended because {reason}", self.seed);
+        }
+    }
+
+    /// Drops everything, and checks that the pool and the budget have it back.
+    pub(crate) fn finish(self) -> u64 {
+        let Self {
+            seed,
+            pool,
+            budget,
+            ends,
+            events,
+            trace,
+            taken,
+            ..
+        } = self;
+        drop((ends, events, taken));
+        assert_eq!(pool.slab().stats().in_use(), 0, "seed {seed}: buffers lost");
+        assert_eq!(budget.reserved(), 0, "seed {seed}: budget lost");
+        trace
+    }
+}

@@ -1,0 +1,137 @@
+//! The choices that a seed makes.
+
+use super::{End, Event, Path, Plan, Random, World};
+use slab_net::PacketPool;
+use slab_net::rudp::{Congestion, MemoryBudget, Session, SessionConfig, Side, Time};
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+impl World {
+    /// Creates a world in which every choice comes from the seed.
+    pub(crate) fn new(seed: u64, corrupt: bool) -> Self {
+        let mut random = Random::new(seed);
+        let stream = random.chance(300);
+        let window = random.pick(&[1, 8, 32, 100, 256]);
+        let mtu = random.pick(&[100, 576, 1200, 1400]);
+        let config = SessionConfig::default()
+            .mtu(mtu)
+            .window(random.pick(&[1, 4, 32, 256]), window)
+            .stream(stream)
+            .nodelay(random.chance(600))
+            .interval(Duration::from_millis(random.pick(&[10, 40, 100])))
+            .fast_resend(random.pick(&[0, 2, 5]))
+            .congestion(random.pick(&[Congestion::Off, Congestion::Reno, Congestion::Cubic]))
+            .dead_link(1000)
+            .keepalive(
+                // Mostly never: a keepalive would repair what otherwise stands still for ever.
+                Duration::from_secs(random.pick(&[15, 90_000, 90_000])),
+                Duration::from_secs(100_000),
+            )
+            .unproved_timeout(Duration::from_secs(100_000))
+            .linger(Duration::from_secs(300));
+        let outage = if random.chance(200) {
+            let from = Duration::from_millis(random.below(300));
+            (from, from + Duration::from_millis(random.below(5000)))
+        } else {
+            (Duration::ZERO, Duration::ZERO)
+        };
+        let path = Path {
+            drop: random.pick(&[0, 0, 10, 50, 200, 350]),
+            duplicate: random.pick(&[0, 0, 30, 300]),
+            reorder: random.pick(&[0, 0, 20, 300]),
+            corrupt: if corrupt {
+                random.pick(&[10, 100, 500])
+            } else {
+                0
+            },
+            delay: Duration::from_micros(random.pick(&[5, 1000, 10_000, 150_000])),
+            jitter: Duration::from_micros(random.pick(&[1, 1, 500, 30_000])),
+            outage,
+            burst: random.pick(&[1, 4, 64]),
+            scratch: random.pick(&[1, 8]),
+        };
+        let pool = PacketPool::builder()
+            .max_memory(16 << 20)
+            .headroom(random.pick(&[0, 24, 64]))
+            .build()
+            .unwrap();
+        // At times so little that not all windows can grow.
+        let budget = MemoryBudget::new(random.pick(&[8 << 20, 600 << 10]));
+        // The largest message fits into every window.
+        let longest = ((mtu - 24) as u64 * u64::from(window.min(32))).min(20_000);
+        let near_wrap = |random: &mut Random| match random.below(3) {
+            0 => 0,
+            1 => u32::MAX - random.below(20) as u32,
+            _ => (i32::MAX as u32) - random.below(20) as u32,
+        };
+        let first = [near_wrap(&mut random), near_wrap(&mut random)];
+        let start = if random.chance(500) {
+            // `ts` wraps within seconds.
+            u64::from(u32::MAX) - random.below(3_000_000)
+        } else {
+            0
+        };
+        let now = Time::from_micros(start + (1 << 40));
+        let conv = random.pick(&[0, 1, 77, u32::MAX]);
+        let mut end = |side, mine: usize| {
+            let plan = Plan {
+                messages: random.below(60) as u32,
+                longest,
+                finishes: random.chance(500),
+                reads_every: random.pick(&[0, 0, 0, 7, 400]),
+            };
+            let session = Session::open_at(
+                conv,
+                &config,
+                side,
+                &pool,
+                &budget,
+                random.next(),
+                now,
+                (first[mine], first[1 - mine]),
+            );
+            End {
+                session: session.expect("the budget has two windows"),
+                plan,
+                sent: 0,
+                received: 0,
+                datagrams: 0,
+                stream: stream.then_some((0, 0)),
+                next_read: now,
+                armed: Some(now),
+            }
+        };
+        let ends = [end(Side::Client, 0), end(Side::Server, 1)];
+        let clock_jumps = random.chance(100);
+        let datagrams = random.chance(500);
+        let exhausts_pool = random.chance(200);
+        let mut world = Self {
+            seed,
+            random,
+            pool,
+            budget,
+            ends,
+            path,
+            mtu,
+            now,
+            started: now,
+            outage_drops: 0,
+            skew: [0, 0],
+            clock_jumps,
+            datagrams,
+            taken: Vec::new(),
+            events: BinaryHeap::new(),
+            order: 0,
+            in_transit_bytes: 0,
+            trace: 0,
+            steps: 0,
+            scratch: vec![0; 8 * 1400],
+        };
+        if exhausts_pool {
+            world.push(now, Event::ExhaustPool);
+        }
+        world.push(now, Event::Wake(0));
+        world.push(now, Event::Wake(1));
+        world
+    }
+}
