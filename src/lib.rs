@@ -7,7 +7,7 @@ pub use slab_core;
 pub use slab_metrics;
 pub use slab_net;
 
-/// The README's code, compiled and run with the tests.
+/// The README's code, compiled with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -71,3 +71,8 @@ pub use http::{DEFAULT_ADDRESS, MetricsServer, MetricsServerBuilder};
 pub use names::RTT_SECONDS_BOUNDS;
 pub use names::WAIT_SECONDS_BOUNDS;
 pub use sampler::Sampler;
+
+/// The README's example, compiled with the tests.
+#[cfg(all(doctest, feature = "net"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
