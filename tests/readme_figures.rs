@@ -76,8 +76,15 @@ const VERSUS: &[Compared] = &[
     (
         "rudp",
         "bulk",
-        &["kcp-go", "tokio_kcp", "quinn"],
+        &["kcp-go", "tokio_kcp"],
         "reliable bulk on loopback",
+    ),
+    // quinn always encrypts.
+    (
+        "rudp",
+        "aes-bulk",
+        &["quinn"],
+        "the same, encrypted by both",
     ),
     (
         "rudp",

@@ -22,7 +22,7 @@ pub(super) enum Scenario {
     Idle,
     /// Many more idle sessions, in a process of its own: resident memory.
     Resident,
-    /// `Bulk`, encrypted.
+    /// `Bulk`, encrypted by AES-256-GCM.
     Encrypted,
     /// `Paced` with two parity shards for two data shards.
     WithFec,
