@@ -149,7 +149,8 @@ fn a_socket_with_an_icmp_error_still_waits_for_room() {
             sent = all => sent.unwrap(),
             () = ticking => {}
         }
-        assert!(ticks > 10, "{ticks}");
+        // A sender that does not give way while it waits leaves room for none or one.
+        assert!(ticks > 2, "{ticks}");
         drop(answer.join().unwrap());
     }
     run_on_own_thread(unshare_network, test);
