@@ -2,9 +2,12 @@
 //! (That the system refuses memory at the n-th request is tested in `src/faults.rs`.)
 #![cfg(all(target_os = "linux", not(miri)))]
 
+mod common;
+
+use common::fill;
 #[cfg(not(slab_tsan))]
 use slab_core::Mode;
-use slab_core::{AllocError, Chunk, SizeClasses, SlabPool};
+use slab_core::{Chunk, SizeClasses, SlabPool};
 #[cfg(not(slab_tsan))]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -16,17 +19,6 @@ fn pool(max_memory: usize) -> SlabPool {
         .max_memory(max_memory)
         .build()
         .unwrap()
-}
-
-fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
-    let mut chunks = Vec::new();
-    loop {
-        match pool.try_alloc(len) {
-            Ok(chunk) => chunks.push(chunk),
-            Err(AllocError::Exhausted { .. }) => return chunks,
-            Err(error) => panic!("{error}"),
-        }
-    }
 }
 
 /// Asserts that nothing is held and all of the pool can be allocated.

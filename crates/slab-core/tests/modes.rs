@@ -1,6 +1,9 @@
 //! The same suite over every mode of a pool, and what each mode promises beyond the others. Random
 //! programs over all of them are in `programs/`.
 
+mod common;
+
+use common::fill;
 use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, Slab, SlabPool};
 use std::collections::HashSet;
 use std::future::Future;
@@ -24,10 +27,6 @@ fn pool(mode: Mode) -> SlabPool {
         .max_memory(CAP)
         .build()
         .unwrap()
-}
-
-fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
-    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
 }
 
 /// How many chunks of a size a pool of one class can hand out.

@@ -1,7 +1,9 @@
 //! What the builder offers beyond name, classes and cap.
 
+mod common;
 mod memlock;
 
+use common::fill;
 use slab_core::{
     AllocError, AnyChunk, Backing, Chunk, ConfigError, Growth, Mode, SizeClasses, Slab, SlabPool,
     SlabPoolBuilder,
@@ -16,10 +18,6 @@ fn builder() -> SlabPoolBuilder {
 fn bytes(chunk: &Chunk) -> &[u8] {
     // SAFETY: a chunk's bytes are initialised, and nobody writes them while this borrow lives.
     unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), chunk.capacity()) }
-}
-
-fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
-    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! What a user of `SlabPool` relies on, through the public API only.
 
+mod common;
+
+use common::fill;
 use slab_core::{AllocError, Chunk, ConfigError, Mode, PoolStats, SizeClasses, SlabPool};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,18 +28,6 @@ fn assert_balanced(stats: &PoolStats) {
         assert!(class.in_use_peak >= class.in_use);
     }
     assert!(stats.committed_bytes <= stats.max_memory);
-}
-
-/// Allocates until the pool refuses.
-fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
-    let mut chunks = Vec::new();
-    loop {
-        match pool.try_alloc(len) {
-            Ok(chunk) => chunks.push(chunk),
-            Err(AllocError::Exhausted { .. }) => return chunks,
-            Err(error) => panic!("{error}"),
-        }
-    }
 }
 
 #[test]

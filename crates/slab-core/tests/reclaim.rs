@@ -1,6 +1,9 @@
 //! Memory that moves: between size classes, and back to the system.
 
-use slab_core::{AllocError, Chunk, SizeClasses, SlabPool};
+mod common;
+
+use common::fill;
+use slab_core::{Chunk, SizeClasses, SlabPool};
 #[cfg(feature = "std")]
 use std::sync::Barrier;
 use std::thread;
@@ -24,17 +27,6 @@ fn pool() -> SlabPool {
 fn sizes(pool: &SlabPool) -> (usize, usize) {
     let sizes = pool.size_classes().sizes();
     (sizes[0], sizes[sizes.len() - 1])
-}
-
-fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
-    let mut chunks = Vec::new();
-    loop {
-        match pool.try_alloc(len) {
-            Ok(chunk) => chunks.push(chunk),
-            Err(AllocError::Exhausted { .. }) => return chunks,
-            Err(error) => panic!("{error}"),
-        }
-    }
 }
 
 /// A fixed permutation: no randomness, so that a failure repeats.

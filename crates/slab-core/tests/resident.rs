@@ -2,20 +2,12 @@
 //! merges neighbouring mappings, and other tests' pools would be counted too.
 #![cfg(all(feature = "std", target_os = "linux", not(miri)))]
 
-use slab_core::{AllocError, Chunk, SizeClasses, SlabPool};
+mod common;
+
+use common::fill;
+use slab_core::{SizeClasses, SlabPool};
 
 const CAP: usize = 16 << 20;
-
-fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
-    let mut chunks = Vec::new();
-    loop {
-        match pool.try_alloc(len) {
-            Ok(chunk) => chunks.push(chunk),
-            Err(AllocError::Exhausted { .. }) => return chunks,
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
 
 /// Resident bytes of the mapping that `at` lies in.
 fn resident_around(at: usize) -> usize {

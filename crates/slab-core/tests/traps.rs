@@ -2,6 +2,9 @@
 //! private items are in `src`; `TESTING.md` has the list (`grep -rn "Trap: "`).
 #![cfg(feature = "std")]
 
+mod common;
+
+use common::fill;
 use slab_core::{AllocError, Chunk, ConfigError, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -26,10 +29,6 @@ fn builder() -> SlabPoolBuilder {
     SlabPool::builder()
         .size_classes(SizeClasses::explicit(&[1024, LARGE]).unwrap())
         .max_memory(CAP)
-}
-
-fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
-    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
 }
 
 /// Asserts that each chunk can be allocated, and once.

@@ -1,5 +1,8 @@
 //! Waiting for memory under the cap.
 
+mod common;
+
+use common::fill;
 use slab_core::{Alloc, AllocError, Chunk, Mode, SizeClasses, SlabPool};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,10 +23,6 @@ fn pool(sizes: &[usize]) -> SlabPool {
         .max_memory(if cfg!(miri) { 128 << 10 } else { 256 << 10 })
         .build()
         .unwrap()
-}
-
-fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
-    std::iter::from_fn(|| pool.try_alloc(len).ok()).collect()
 }
 
 #[derive(Default)]
