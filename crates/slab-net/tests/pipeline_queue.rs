@@ -1,9 +1,13 @@
 //! The queue between real sockets and consumers: overflow, the two ends, several consumers.
 
-use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, queue};
+use slab_net::pipeline::{Overflow, Priority, QueueReceiver, QueueSender, priority_queue, queue};
+use slab_net::slab_core::{Chunk, SlabPool};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
-use slab_net::{PacketPool, PacketPoolBuilder, SizeClasses};
+use slab_net::{AllocError, PacketPool, PacketPoolBuilder, SizeClasses};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -149,18 +153,49 @@ async fn a_send_that_is_never_polled_is_counted() {
     assert_eq!((stats.datagrams, source.in_use()), (0, 0));
 }
 
-/// Dropping a batch frees memory for a waiter, and the waiter's waker is foreign code.
-#[tokio::test]
-async fn a_panicking_waker_leaves_nothing_in_a_closed_queue() {
-    struct Panics;
-    impl std::task::Wake for Panics {
-        fn wake(self: std::sync::Arc<Self>) {
-            panic!("by a waker");
+/// Who waits for memory when a batch is dropped. Its waker is foreign code.
+struct MemoryWaiter<'a> {
+    /// All memory but that of the batches.
+    _taken: Vec<Chunk>,
+    _waiting: Pin<Box<dyn Future<Output = Result<Chunk, AllocError>> + 'a>>,
+}
+
+impl<'a> MemoryWaiter<'a> {
+    /// `wake` is called once a batch is dropped. All chunks of the pool have one size.
+    fn new(slab: &'a SlabPool, wake: impl Fn() + Send + Sync + 'static) -> Self {
+        struct Calls<F>(F);
+        impl<F: Fn() + Send + Sync> std::task::Wake for Calls<F> {
+            fn wake(self: Arc<Self>) {
+                (self.0)();
+            }
+        }
+        let taken = std::iter::from_fn(|| slab.try_alloc(100).ok()).collect();
+        let waker = Waker::from(Arc::new(Calls(wake)));
+        let mut waiting = Box::pin(slab.alloc(100));
+        let polled = waiting.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        Self {
+            _taken: taken,
+            _waiting: waiting,
         }
     }
+}
+
+fn source_of_one_size() -> Source {
     let one_size = SizeClasses::explicit(&[2048]).unwrap();
     let pool = PacketPool::builder().size_classes(one_size);
-    let mut source = Source::of(pool.max_memory(1 << 20));
+    Source::of(pool.max_memory(1 << 20))
+}
+
+/// Calls what drops a batch, whose memory a waiter with a panicking waker waits for.
+fn assert_waker_panics(call: impl FnOnce()) {
+    let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+    assert!(called.is_err(), "the waker was called");
+}
+
+#[tokio::test]
+async fn a_panicking_waker_leaves_nothing_in_a_closed_queue() {
+    let mut source = source_of_one_size();
     let (sender, receiver) = make(3, Overflow::Wait);
     for n in 0..3 {
         sender.send(source.batch(n).await).await.unwrap();
@@ -169,19 +204,45 @@ async fn a_panicking_waker_leaves_nothing_in_a_closed_queue() {
     let mut blocked = Box::pin(sender.send(batch));
     assert!(poll_once(blocked.as_mut()).await.is_none());
     let slab = source.pool.slab().clone();
-    let all: Vec<_> = std::iter::from_fn(|| slab.try_alloc(100).ok()).collect();
-    let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
-    let mut waits = Box::pin(slab.alloc(100));
-    let mut cx = std::task::Context::from_waker(&waker);
-    assert!(waits.as_mut().poll(&mut cx).is_pending());
-    let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(receiver)));
-    assert!(dropped.is_err(), "the waker was called");
+    let waiter = MemoryWaiter::new(&slab, || panic!("by a waker"));
+    assert_waker_panics(|| drop(receiver));
     assert_eq!(sender.monitor().stats().dropped_closed, 3);
     assert!(matches!(poll_once(blocked.as_mut()).await, Some(Err(_))));
-    drop((blocked, waits, all));
+    drop((blocked, waiter));
     let stats = sender.monitor().stats();
     assert_eq!((stats.dropped_closed, stats.datagrams), (4, 0));
     assert_eq!(source.in_use(), 0);
+}
+
+#[tokio::test]
+async fn a_panicking_waker_leaves_the_arriving_batch_counted() {
+    let by_number = |batch: &PacketBatch| match number(batch) {
+        0 => Priority::Low,
+        _ => Priority::High,
+    };
+    for (sender, receiver) in [
+        make(1, Overflow::DropOldest),
+        priority_queue(1.try_into().unwrap(), by_number),
+    ] {
+        let mut source = source_of_one_size();
+        sender.send(source.batch(0).await).await.unwrap();
+        let arriving = source.batch(1).await;
+        let slab = source.pool.slab().clone();
+        let waiter = MemoryWaiter::new(&slab, || panic!("by a waker"));
+        let mut sending = Box::pin(sender.send(arriving));
+        assert_waker_panics(|| {
+            let _ = sending
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()));
+        });
+        drop((sending, waiter));
+        let stats = sender.monitor().stats();
+        assert_eq!((stats.enqueued, stats.dropped_policy), (2, 1));
+        assert_eq!(stats.datagrams, 1);
+        assert_eq!(drain(&receiver), [1]);
+        assert_eq!(receiver.monitor().stats().datagrams, 0);
+        assert_eq!(source.in_use(), 0);
+    }
 }
 
 #[tokio::test]

@@ -3,9 +3,9 @@
 use super::super::stats::QueueMonitor;
 use super::super::unsent::UnsentBatches;
 use super::QueueClosed;
-use super::shared::Shared;
+use super::shared::{EnqueuedBatches, Shared};
 use crate::atomics::Ordering;
-use crate::udp::{Amount, PacketBatch};
+use crate::udp::PacketBatch;
 use core::future::Future;
 use std::sync::Arc;
 
@@ -85,23 +85,12 @@ impl QueueSender {
             return Err(QueueClosed);
         }
         loop {
-            let mut enqueued = EnqueuedBatches {
-                shared,
-                batches: 0,
-                amount: Amount::default(),
-            };
+            let mut enqueued = EnqueuedBatches::none(shared);
             let mut no_room = None;
             while let Some(batch) = unsent.next() {
-                match shared.offer(batch) {
-                    Ok(None) => {}
-                    Ok(Some(amount)) => {
-                        enqueued.batches += 1;
-                        enqueued.amount += amount;
-                    }
-                    Err(batch) => {
-                        no_room = Some(batch);
-                        break;
-                    }
+                if let Err(batch) = shared.offer(batch, &mut enqueued) {
+                    no_room = Some(batch);
+                    break;
                 }
             }
             drop(enqueued);
@@ -160,20 +149,6 @@ impl QueueSender {
     }
 }
 
-/// Batches that have entered the queue. Its drop counts them and wakes consumers, even if the caller's
-/// code, which yields batches and decides on priorities, panics.
-struct EnqueuedBatches<'a> {
-    shared: &'a Shared,
-    batches: usize,
-    amount: Amount,
-}
-
-impl Drop for EnqueuedBatches<'_> {
-    fn drop(&mut self) {
-        self.shared.on_enqueued(self.batches, self.amount);
-    }
-}
-
 /// A batch being sent, which may wait for room; counted if it does not enter the queue.
 struct Sending<'a> {
     shared: &'a Shared,
@@ -194,13 +169,9 @@ impl<'a> Sending<'a> {
             // The batch is counted when `self` is dropped.
             return Some(Err(QueueClosed));
         }
-        match self.shared.offer(self.batch.take()?) {
-            Ok(enqueued) => {
-                if let Some(amount) = enqueued {
-                    self.shared.on_enqueued(1, amount);
-                }
-                Some(Ok(()))
-            }
+        let mut enqueued = EnqueuedBatches::none(self.shared);
+        match self.shared.offer(self.batch.take()?, &mut enqueued) {
+            Ok(()) => Some(Ok(())),
             Err(batch) => {
                 self.batch = Some(batch);
                 None

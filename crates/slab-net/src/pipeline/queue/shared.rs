@@ -55,35 +55,49 @@ impl Shared {
         }
     }
 
-    /// Applies the policy to a batch, and returns how much entered the queue, if it did; returns the
-    /// batch if the sender has to wait for room. Pass what entered to
-    /// [`on_enqueued`](Self::on_enqueued).
+    /// Applies the policy to a batch, and adds it to `enqueued` if it entered the queue; returns it if
+    /// the sender has to wait for room.
     #[inline]
-    pub(super) fn offer(&self, batch: PacketBatch) -> Result<Option<Amount>, PacketBatch> {
+    pub(super) fn offer(
+        &self,
+        batch: PacketBatch,
+        enqueued: &mut EnqueuedBatches<'_>,
+    ) -> Result<(), PacketBatch> {
         let amount = batch.amount();
+        // The batch is added before another is dropped for it: that drop may panic.
         match &self.store {
-            Store::Fifo(batches, Overflow::Wait) => batches.push(batch)?,
+            Store::Fifo(batches, Overflow::Wait) => {
+                batches.push(batch)?;
+                enqueued.add(amount);
+            }
             Store::Fifo(batches, Overflow::DropNewest) => match batches.push(batch) {
-                Ok(()) => self.overflowing.record_success(),
-                Err(batch) => {
-                    self.drop_arriving(batch);
-                    return Ok(None);
+                Ok(()) => {
+                    enqueued.add(amount);
+                    self.overflowing.record_success();
                 }
+                Err(batch) => self.drop_arriving(batch),
             },
-            Store::Fifo(batches, Overflow::DropOldest) => match batches.force_push(batch) {
-                None => self.overflowing.record_success(),
-                Some(oldest) => self.drop_evicted(oldest),
-            },
+            Store::Fifo(batches, Overflow::DropOldest) => {
+                let oldest = batches.force_push(batch);
+                enqueued.add(amount);
+                match oldest {
+                    None => self.overflowing.record_success(),
+                    Some(oldest) => self.drop_evicted(oldest),
+                }
+            }
             Store::Lanes(lanes) => match lanes.push(self.priority(lanes, &batch), batch) {
-                Pushed::Queued => self.overflowing.record_success(),
-                Pushed::Replaced(other) => self.drop_evicted(other),
-                Pushed::Refused(batch) => {
-                    self.drop_arriving(batch);
-                    return Ok(None);
+                Pushed::Queued => {
+                    enqueued.add(amount);
+                    self.overflowing.record_success();
                 }
+                Pushed::Replaced(other) => {
+                    enqueued.add(amount);
+                    self.drop_evicted(other);
+                }
+                Pushed::Refused(batch) => self.drop_arriving(batch),
             },
         }
-        Ok(Some(amount))
+        Ok(())
     }
 
     /// Returns `true` if at least half of the places are taken.
@@ -130,7 +144,7 @@ impl Shared {
     }
 
     /// Counts batches that entered the queue, and wakes consumers.
-    pub(super) fn on_enqueued(&self, batches: usize, amount: Amount) {
+    fn on_enqueued(&self, batches: usize, amount: Amount) {
         if batches == 0 {
             return;
         }
@@ -210,5 +224,35 @@ impl Shared {
     pub(super) fn drop_unsent(&self, batch: PacketBatch) -> QueueClosed {
         self.counters.producers.refused.add(batch.amount());
         QueueClosed
+    }
+}
+
+/// Batches that have entered the queue. Its drop counts them and wakes consumers, even if foreign code
+/// panics: the caller's, which yields batches and decides on priorities, or the waker of a task that
+/// waits for the memory of a dropped batch.
+pub(super) struct EnqueuedBatches<'a> {
+    shared: &'a Shared,
+    batches: usize,
+    amount: Amount,
+}
+
+impl<'a> EnqueuedBatches<'a> {
+    pub(super) fn none(shared: &'a Shared) -> Self {
+        Self {
+            shared,
+            batches: 0,
+            amount: Amount::default(),
+        }
+    }
+
+    fn add(&mut self, amount: Amount) {
+        self.batches += 1;
+        self.amount += amount;
+    }
+}
+
+impl Drop for EnqueuedBatches<'_> {
+    fn drop(&mut self) {
+        self.shared.on_enqueued(self.batches, self.amount);
     }
 }
