@@ -245,6 +245,33 @@ async fn a_panicking_waker_leaves_the_arriving_batch_counted() {
     }
 }
 
+/// Dropping the first of two batches calls a waker, which looks.
+#[tokio::test]
+async fn closed_completes_only_when_everything_is_counted() {
+    let mut source = source_of_one_size();
+    let (sender, receiver) = make(2, Overflow::DropNewest);
+    for n in 0..2 {
+        sender.send(source.batch(n).await).await.unwrap();
+    }
+    let slab = source.pool.slab().clone();
+    let monitor = sender.monitor();
+    let seen = Arc::new(std::sync::Mutex::new(None));
+    let looks = Arc::clone(&seen);
+    let waiter = MemoryWaiter::new(&slab, move || {
+        let mut closed = std::pin::pin!(sender.closed());
+        let polled = closed
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+        let mut seen = looks.lock().unwrap();
+        seen.get_or_insert((polled.is_ready(), sender.is_closed()));
+    });
+    drop(receiver);
+    assert_eq!(*seen.lock().unwrap(), Some((false, true)));
+    assert_eq!(monitor.stats().dropped_closed, 2);
+    drop(waiter);
+    assert_eq!(source.in_use(), 0);
+}
+
 #[tokio::test]
 async fn consumers_drain_the_queue_after_the_last_sender() {
     let mut source = Source::new();

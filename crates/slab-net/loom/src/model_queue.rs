@@ -231,6 +231,22 @@ fn nothing_stays_in_a_queue_without_receivers() {
     });
 }
 
+/// The last receiver goes and leaves a batch: whoever waited for that finds it counted.
+#[test]
+fn what_the_last_receiver_left_is_counted_when_the_queue_is_closed() {
+    explore(Some(3), || {
+        let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::DropNewest);
+        block_on(sender.send(PacketBatch(7))).unwrap();
+        let goes = thread::spawn(move || drop(receiver));
+        block_on(sender.closed());
+        // Loom does not see counters; of the queue it does.
+        assert!(!sender.is_half_full(), "the batch is still queued");
+        let stats = sender.monitor().stats();
+        assert_eq!((stats.datagrams, stats.dropped_closed), (0, 1));
+        goes.join().unwrap();
+    });
+}
+
 /// One waits for room, or for the end of the last receiver, who takes one batch first.
 #[test]
 fn who_waits_for_room_is_woken() {

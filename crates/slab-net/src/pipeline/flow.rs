@@ -117,7 +117,8 @@ impl FlowSender {
         self.queues.iter().all(QueueSender::is_closed)
     }
 
-    /// Completes when the receivers of all queues are gone. Cancel-safe.
+    /// Completes when the receivers of all queues are gone, and the batches that they left are dropped
+    /// and counted. Cancel-safe.
     pub async fn closed(&self) {
         // In any order: a closed queue stays closed.
         for queue in &*self.queues {

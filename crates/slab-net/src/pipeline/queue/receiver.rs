@@ -88,6 +88,8 @@ impl Drop for QueueReceiver {
         // everything counted, and do not wait for ever.
         impl Drop for NotifyWaiters<'_> {
             fn drop(&mut self) {
+                // Release: whoever sees this also sees the counts.
+                self.0.is_abandoned.store(true, Ordering::Release);
                 self.0.room.notify_all();
                 self.0.closed.notify_all();
             }

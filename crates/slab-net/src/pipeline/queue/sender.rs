@@ -119,7 +119,8 @@ impl QueueSender {
         self.shared.receivers.load(Ordering::Relaxed) == 0
     }
 
-    /// Completes when all receivers are gone. There can be no new ones then.
+    /// Completes when all receivers are gone, and the batches that they left in the queue are dropped
+    /// and counted. There can be no new receivers then.
     ///
     /// Cancel-safe.
     ///
@@ -136,9 +137,10 @@ impl QueueSender {
     /// # }
     /// ```
     pub async fn closed(&self) {
-        let look = || self.is_closed().then_some(());
+        let shared = &*self.shared;
+        let look = || shared.is_abandoned.load(Ordering::Acquire).then_some(());
         if look().is_none() {
-            self.shared.closed.wait_for(look).await;
+            shared.closed.wait_for(look).await;
         }
     }
 

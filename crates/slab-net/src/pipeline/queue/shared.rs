@@ -4,7 +4,7 @@ use super::super::gate::Gate;
 use super::super::lanes::{Lanes, Priority, Pushed};
 use super::super::stats::QueueCounters;
 use super::{Overflow, QueueClosed};
-use crate::atomics::{AtomicUsize, Ordering};
+use crate::atomics::{AtomicBool, AtomicUsize, Ordering};
 use crate::udp::{Amount, DropEpisode, PacketBatch};
 use core::num::NonZeroUsize;
 use crossbeam_queue::ArrayQueue;
@@ -28,9 +28,11 @@ pub(super) struct Shared {
     pub(super) items: Gate,
     /// Where producers under [`Overflow::Wait`] wait for room, or for the end of the last receiver.
     pub(super) room: Gate,
-    /// Where [`closed`](super::QueueSender::closed) waits for the end of the last receiver. Not at
-    /// `room`, where it would take notifications meant for producers.
+    /// Where [`closed`](super::QueueSender::closed) waits for `is_abandoned`. Not at `room`, where it
+    /// would take notifications meant for producers.
     pub(super) closed: Gate,
+    /// Whether the last receiver has gone and has counted what it left.
+    pub(super) is_abandoned: AtomicBool,
     pub(super) senders: AtomicUsize,
     pub(super) receivers: AtomicUsize,
     pub(super) counters: Arc<QueueCounters>,
@@ -45,6 +47,7 @@ impl Shared {
             items: Gate::default(),
             room: Gate::default(),
             closed: Gate::default(),
+            is_abandoned: AtomicBool::new(false),
             senders: AtomicUsize::new(1),
             receivers: AtomicUsize::new(1),
             counters: Arc::new(QueueCounters {
