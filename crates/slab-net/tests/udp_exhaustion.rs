@@ -73,6 +73,35 @@ async fn datagrams_without_memory_are_counted_and_receiving_recovers() {
     }
 }
 
+/// Otherwise a sender could keep the caller's thread for as long as it sends.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn try_recv_batch_reads_only_so_much_in_vain() {
+    const SENT: u64 = 250;
+    let pool = small_pool();
+    let mut receiver = UdpReceiver::builder(&pool)
+        .coalescing(Coalescing::Off { max_datagram: 1 })
+        .receive_buffer_bytes(1 << 20)
+        .bind(ANY)
+        .unwrap();
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    for _ in 0..SENT {
+        let too_long = Transmit::new(b"12", receiver.local_addr());
+        sender.send(&too_long).await.unwrap();
+    }
+    assert!(receiver.try_recv_batch().unwrap().is_none());
+    let dropped = monitor.stats().dropped_truncated;
+    assert!((1..SENT).contains(&dropped), "{dropped}");
+    // Nothing more arrives, so everything can be read.
+    receiver.stop().unwrap();
+    assert!(receiver.try_recv_batch().unwrap().is_none());
+    let stats = monitor.stats();
+    assert_eq!(
+        (stats.received_datagrams, stats.dropped_truncated),
+        (SENT, SENT)
+    );
+}
+
 #[tokio::test]
 async fn a_flood_into_a_full_pool_stays_at_the_cap_and_is_accounted_for() {
     let pool = small_pool();

@@ -21,6 +21,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 
+/// The most reads of [`UdpReceiver::try_recv_batch`] that yield no batch.
+const MAX_FRUITLESS_READS: usize = 8;
+
 /// Receives datagrams into the memory of a [`PacketPool`].
 ///
 /// - **Cancel-safe**: buffers and batches live in the receiver. Dropping a future loses nothing.
@@ -57,6 +60,8 @@ pub struct UdpReceiver {
     socket: Arc<Socket>,
     reader: Reader,
     coalescing: Coalescing,
+    /// Whether the kernel drops whatever arrives.
+    is_stopped: bool,
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     uring: Option<Box<Uring>>,
 }
@@ -67,6 +72,7 @@ impl UdpReceiver {
             socket,
             reader,
             coalescing,
+            is_stopped: false,
             #[cfg(all(target_os = "linux", feature = "io-uring"))]
             uring: None,
         }
@@ -232,23 +238,30 @@ impl UdpReceiver {
         self.reader.ready.drain(..)
     }
 
-    /// Returns the next batch if there is one now. While the pool is exhausted it reads and drops until
-    /// the socket's queue is empty, however long more keeps arriving.
+    /// Returns the next batch if there is one now.
+    ///
+    /// It reads past datagrams that are dropped, because the pool is exhausted or they are too long,
+    /// but not for as long as more keep arriving: after eight reads that yield nothing else it returns
+    /// `None` too. After [`stop`](Self::stop), which lets nothing more arrive, `None` means that the
+    /// socket's queue is empty.
     ///
     /// # Errors
     /// The system's error.
     pub fn try_recv_batch(&mut self) -> io::Result<Option<PacketBatch>> {
-        let mut is_drained = false;
+        let mut reads = 0;
         loop {
             if let Some(batch) = self.reader.ready.pop_front() {
                 return Ok(Some(batch));
             }
-            if is_drained {
+            if reads == MAX_FRUITLESS_READS && !self.is_stopped {
                 return Ok(None);
             }
+            reads += 1;
             match self.try_fill() {
                 Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => is_drained = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(self.reader.ready.pop_front());
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -314,6 +327,7 @@ impl UdpReceiver {
     /// The system does not support this: only Linux does. Receiving then continues as before.
     pub fn stop(&mut self) -> io::Result<()> {
         sys::drop_new_arrivals(&self.socket.io)?;
+        self.is_stopped = true;
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         self.stop_uring()?;
         Ok(())
