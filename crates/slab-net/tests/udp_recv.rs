@@ -3,9 +3,12 @@
 mod udp_common;
 
 use futures_util::StreamExt;
-use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
+use slab_net::{PacketPool, SizeClasses};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Context, Waker};
 use udp_common::payload;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -114,6 +117,39 @@ async fn dropping_the_receiver_counts_the_rest_of_a_batch() {
     assert_eq!(pool.slab().stats().in_use(), 1);
     drop(kept);
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// Dropping a batch frees memory for a waiter, and the waiter's waker is foreign code.
+#[tokio::test]
+async fn dropping_the_receiver_counts_even_if_a_waker_panics() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("by a waker");
+        }
+    }
+    let one_size = SizeClasses::explicit(&[2048]).unwrap();
+    let pool = PacketPool::builder().size_classes(one_size);
+    let pool = pool.max_memory(1 << 20).build().unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    for _ in 0..2 {
+        let one = Transmit::new(b"one", receiver.local_addr());
+        sender.send(&one).await.unwrap();
+    }
+    let first = receiver.recv_batch().await.unwrap();
+    let slab = pool.slab();
+    let all: Vec<_> = std::iter::from_fn(|| slab.try_alloc(100).ok()).collect();
+    let waker = Waker::from(Arc::new(Panics));
+    let mut waits = Box::pin(slab.alloc(100));
+    let polled = waits.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(receiver)));
+    assert!(dropped.is_err(), "the waker was called");
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped_closed), (2, 1));
+    drop((first, all, waits));
+    assert_eq!(slab.stats().in_use(), 0);
 }
 
 /// The number of chunks ever allocated.

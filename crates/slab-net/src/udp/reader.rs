@@ -166,8 +166,11 @@ impl Reader {
 
     /// Drops the batches in `ready`, which nobody can ask for any more, and counts them.
     pub(super) fn drop_ready(&mut self, counters: &ReceiveCounters) {
-        let left = self.ready.drain(..).map(|batch| batch.amount());
-        counters.closed.bump(left.sum());
+        counters
+            .closed
+            .bump(self.ready.iter().map(PacketBatch::amount).sum());
+        // Last: freeing memory may wake a waiter for it, and a waker may panic.
+        self.ready.clear();
     }
 
     /// Makes batches of the first `read` buffers, which the kernel has filled.
