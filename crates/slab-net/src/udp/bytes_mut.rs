@@ -248,7 +248,7 @@ impl BytesMutReceiver {
         let len = received.len.min(buffer.capacity());
         let counters = &self.socket.counters.receive;
         if received.meta.truncated {
-            counters.truncated.bump(received.amount());
+            counters.truncated_dropped.bump(received.amount());
             self.truncated.dropped(1);
             self.ring.put(buffer);
             return;

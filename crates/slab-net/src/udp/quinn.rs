@@ -103,7 +103,7 @@ impl QuinnSocket {
             all += amount;
             *meta = recv_meta(received);
             if received.meta.truncated {
-                counters.truncated.add(amount);
+                counters.truncated_dropped.add(amount);
                 // quinn does not take an empty buffer for a datagram.
                 meta.len = 0;
             }

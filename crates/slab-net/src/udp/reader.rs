@@ -213,10 +213,10 @@ impl Reader {
     /// Counts a truncated datagram, and returns whether to deliver it.
     #[cold]
     pub(super) fn admit_truncated(&self, counters: &ReceiveCounters, amount: Amount) -> bool {
-        counters.truncated.bump(amount);
         if self.deliver_truncated {
             counters.truncated_delivered.bump(amount);
         } else {
+            counters.truncated_dropped.bump(amount);
             self.truncated.dropped(amount.datagrams);
         }
         self.deliver_truncated

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A snapshot of one socket's counters, all since it was bound.
 ///
 /// Once the receiver is dropped, `received_datagrams - dropped()` is exactly what it delivered; before
-/// that, it includes what the receiver has read but not yet returned. The same holds for
-/// `received_bytes - dropped_bytes()`.
+/// that, it includes what the receiver has read but not yet returned. It is never negative. The same
+/// holds for `received_bytes - dropped_bytes()`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SocketStats {
@@ -92,12 +92,13 @@ impl SocketMonitor {
     pub fn stats(&self) -> SocketStats {
         let c = &*self.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let received = c.receive.received.read();
         let no_memory = c.receive.no_memory.read();
         let closed = c.receive.closed.read();
-        let delivered = c.receive.truncated_delivered.read();
-        let truncated = c.receive.truncated.read();
-        let cut_and_dropped = truncated - delivered;
+        let truncated = c.receive.truncated_dropped.read();
+        let all_truncated = truncated + c.receive.truncated_delivered.read();
+        // A drop may be counted before its datagram is counted as received, or between the two readings.
+        let dropped = no_memory + truncated + closed;
+        let received = c.receive.received.read().max(dropped);
         SocketStats {
             received_datagrams: received.datagrams,
             received_bytes: received.bytes,
@@ -109,11 +110,11 @@ impl SocketMonitor {
             send_lost_datagrams: read(&c.send.lost),
             dropped_no_memory: no_memory.datagrams,
             dropped_no_memory_bytes: no_memory.bytes,
-            dropped_truncated: cut_and_dropped.datagrams,
-            dropped_truncated_bytes: cut_and_dropped.bytes,
+            dropped_truncated: truncated.datagrams,
+            dropped_truncated_bytes: truncated.bytes,
             dropped_closed: closed.datagrams,
             dropped_closed_bytes: closed.bytes,
-            truncated_datagrams: truncated.datagrams,
+            truncated_datagrams: all_truncated.datagrams,
             kernel_dropped_datagrams: c.kernel.total(),
         }
     }
@@ -136,9 +137,8 @@ pub(crate) struct ReceiveCounters {
     pub(crate) chunk_bytes: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) no_memory: Tally,
-    /// Truncated, but delivered; included in `truncated`.
     pub(crate) truncated_delivered: Tally,
-    pub(crate) truncated: Tally,
+    pub(crate) truncated_dropped: Tally,
     pub(crate) closed: Tally,
 }
 
@@ -209,11 +209,11 @@ mod tests {
         let tallies = [
             &receive.received,
             &receive.no_memory,
-            &receive.truncated,
+            &receive.truncated_dropped,
             &receive.truncated_delivered,
             &receive.closed,
         ];
-        for (tally, n) in tallies.into_iter().zip([1, 7, 20, 12, 10]) {
+        for (tally, n) in tallies.into_iter().zip([30, 7, 8, 12, 10]) {
             tally.bump(Amount::new(n, 100 * n));
         }
         let all = [
@@ -233,8 +233,8 @@ mod tests {
         assert_eq!(
             stats,
             SocketStats {
-                received_datagrams: 1,
-                received_bytes: 100,
+                received_datagrams: 30,
+                received_bytes: 3000,
                 received_chunk_bytes: 2,
                 receive_calls: 3,
                 sent_datagrams: 4,
@@ -253,6 +253,18 @@ mod tests {
         );
         assert_eq!(stats.dropped_bytes(), 2500);
         assert_eq!(stats.dropped(), 25);
+    }
+
+    /// Read while the receiver is between the two counters.
+    #[test]
+    fn no_more_is_dropped_than_was_received() {
+        let counters = Arc::new(SocketCounters::default());
+        let monitor = SocketMonitor::new(Arc::clone(&counters));
+        counters.receive.received.bump(Amount::new(3, 300));
+        counters.receive.truncated_dropped.bump(Amount::new(4, 200));
+        let stats = monitor.stats();
+        assert_eq!((stats.received_datagrams, stats.dropped()), (4, 4));
+        assert_eq!((stats.received_bytes, stats.dropped_bytes()), (300, 200));
     }
 
     #[test]

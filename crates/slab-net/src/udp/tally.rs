@@ -15,6 +15,14 @@ impl Amount {
     pub(crate) fn new(datagrams: u64, bytes: u64) -> Self {
         Self { datagrams, bytes }
     }
+
+    /// The larger number of each.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self::new(
+            self.datagrams.max(other.datagrams),
+            self.bytes.max(other.bytes),
+        )
+    }
 }
 
 impl Add for Amount {
