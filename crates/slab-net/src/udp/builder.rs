@@ -188,7 +188,8 @@ impl UdpReceiverBuilder {
 
     /// Receives from this peer only. The system then reports when the peer's host refuses a datagram
     /// (ICMP "port unreachable"): the next send or read returns that error once, and the socket remains
-    /// usable. A waiting receiver is not woken for it. Default: no peer.
+    /// usable. A waiting receiver is not woken for it; and Linux forgets it if it arrives between two
+    /// messages of one system call. Default: no peer.
     ///
     /// The socket is bound before it is connected: datagrams that anyone sent to it in between, or
     /// before it was [passed in](Self::from_std), are delivered. If that matters, check the source.

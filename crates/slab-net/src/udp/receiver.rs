@@ -28,8 +28,8 @@ const MAX_FRUITLESS_READS: usize = 8;
 ///
 /// - **Cancel-safe**: buffers and batches live in the receiver. Dropping a future loses nothing.
 /// - **Bounded**: it holds at most 8 super-buffers, or 32 buffers of single datagrams, and as many
-///   smaller copies; nothing while it waits for the socket. [`held_bytes`](Self::held_bytes) returns
-///   what it holds now.
+///   smaller copies; nothing while it waits for the socket, unless it receives by io_uring.
+///   [`held_bytes`](Self::held_bytes) returns what it holds now.
 /// - **Adaptive**: a system call gets two buffers while little arrives, and twice as many after each
 ///   call that filled all of them.
 /// - **If the pool is exhausted** it goes on reading, discards what it reads and counts it as
@@ -37,6 +37,10 @@ const MAX_FRUITLESS_READS: usize = 8;
 ///   memory.
 ///
 /// System errors do not end it either: call again. As a [`Stream`] it therefore never ends.
+///
+/// Do not drop it, nor a sender on its socket, in the child of a `fork`: tokio then deregisters the
+/// socket that parent and child share, and the parent's receiver is woken no more. A
+/// [`Shard`](super::Shard) that is not yet started has no runtime, so it may be dropped there.
 ///
 /// ```
 /// use slab_net::PacketPool;
@@ -324,7 +328,8 @@ impl UdpReceiver {
     /// [`forward`](crate::pipeline::forward), which does this.
     ///
     /// # Errors
-    /// The system does not support this: only Linux does. Receiving then continues as before.
+    /// The system does not support this: only Linux does. Receiving then continues as before. By
+    /// io_uring also if its request cannot be cancelled; what arrives is then dropped nevertheless.
     pub fn stop(&mut self) -> io::Result<()> {
         sys::drop_new_arrivals(&self.socket.io)?;
         self.is_stopped = true;

@@ -200,7 +200,7 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Plans as much as fits into one system call; no calls when everything has been sent.
+    /// Plans as much as fits into one system call; nothing when everything has been sent.
     pub(super) fn new(
         transmits: &[Transmit<'a>],
         progress: &Progress,

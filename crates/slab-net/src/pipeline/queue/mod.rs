@@ -29,6 +29,9 @@ pub enum Overflow {
     /// The producer waits for room. While a receiving task waits it does not read its socket, and the
     /// kernel drops datagrams once the socket's buffer is full (see
     /// [`kernel_dropped_datagrams`](crate::udp::SocketStats::kernel_dropped_datagrams)).
+    ///
+    /// Producers that wait are woken in turn, but another that sends just then may take the place
+    /// first: several producers have no fixed share of the queue.
     Wait,
     /// The arriving batch is dropped and counted as `queue_full`; queued batches are kept.
     DropNewest,

@@ -222,7 +222,8 @@ impl Backend {
     /// Sends at most [`MAX_BATCH`] messages, and returns how many the kernel accepted.
     ///
     /// # Errors
-    /// The kernel's error for the first message. It reports errors of the others once they come first.
+    /// The kernel's error for the first message. It reports errors of the others once they come first;
+    /// but it forgets what a host or router reported (ICMP) between two messages.
     pub(in crate::udp) fn send(
         &self,
         socket: &impl AsRawFd,

@@ -115,7 +115,7 @@ pub(in crate::udp) struct Ring {
     pub(in crate::udp) deferred_error: Option<io::Error>,
 }
 
-// SAFETY: the pointers in `header` are null, and those in `entries` point to memory that this ring
+// SAFETY: the pointers in `header` are null, and that in `buffer_ring` points to memory that this ring
 // owns; system calls on a ring may come from any thread.
 unsafe impl Send for Ring {}
 // SAFETY: nothing is modified through a shared reference.
