@@ -173,6 +173,31 @@ async fn invalid_destinations_and_local_addresses_are_errors() {
     assert!(matches!(refused, BindError::Socket { .. }));
 }
 
+/// The kernel by itself ignores it.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn an_ipv6_source_on_an_ipv4_socket_is_used_if_it_is_mapped_and_else_an_error() {
+    let pool = pool();
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let sender = UdpSender::bind((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap();
+    let hello = Transmit::new(b"hello", receiver.local_addr());
+    let other = Ipv4Addr::new(127, 0, 0, 9);
+    let mapped = hello.source_ip(other.to_ipv6_mapped().into());
+    sender.send(&mapped).await.unwrap();
+    let batch = receiver.recv_batch().await.unwrap();
+    assert_eq!(batch.source().ip(), other);
+    let foreign = hello.source_ip(std::net::Ipv6Addr::LOCALHOST.into());
+    for transmit in [foreign, foreign.segment_size(2)] {
+        let error = sender.send(&transmit).await.unwrap_err();
+        assert!(matches!(error.kind(), SendErrorKind::Io(_)), "{error}");
+        assert_eq!(error.sent(), 0);
+    }
+    // Not for want of GSO.
+    let parts = hello.segment_size(2);
+    assert_eq!(sender.send(&parts).await.unwrap(), 3);
+    assert_eq!(sender.monitor().stats().send_calls, 2);
+}
+
 async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
     let mut payloads = Vec::new();
     while payloads.len() < count {

@@ -88,7 +88,8 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// Sets the local address to send from, for a socket that is bound to all addresses.
+    /// Sets the local address to send from, for a socket that is bound to all addresses. Linux refuses
+    /// to send from an address that is not the system's, or not of the socket's family.
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
         self.source_ip = Some(ip);

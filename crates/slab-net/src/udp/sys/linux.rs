@@ -271,19 +271,23 @@ impl Backend {
         }
         match message.source_ip {
             None => {}
-            // `in_pktinfo`: interface, source, destination; `in6_pktinfo`: source, interface.
-            Some(IpAddr::V4(ip)) if !self.is_v6 => {
-                let mut info = [0; 12];
-                info[4..8].copy_from_slice(&ip.octets());
-                control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
-            }
-            Some(ip) => {
+            // `in6_pktinfo`: source, interface; `in_pktinfo`: interface, source, destination.
+            Some(ip) if self.is_v6 => {
                 let mut info = [0; 20];
                 info[..16].copy_from_slice(&mapped(ip).octets());
                 let interface = message.source_interface.unwrap_or(0);
                 info[16..].copy_from_slice(&interface.to_ne_bytes());
                 control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
             }
+            Some(ip) => match ip.to_canonical() {
+                IpAddr::V4(ip) => {
+                    let mut info = [0; 12];
+                    info[4..8].copy_from_slice(&ip.octets());
+                    control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+                }
+                // On an IPv4 socket the kernel ignores an IPv6 source. It refuses one that is empty.
+                IpAddr::V6(_) => control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &[]),
+            },
         }
         control.used()
     }
