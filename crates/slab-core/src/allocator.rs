@@ -64,6 +64,22 @@ impl SlabAllocator {
         self.pool.stats()
     }
 
+    /// Returns how many bytes of the pool are in memory now, as [`SlabPool::resident_bytes`] does.
+    ///
+    /// ```
+    /// # use allocator_api2::vec::Vec;
+    /// # use slab_core::{SlabAllocator, SlabPool};
+    /// let alloc = SlabAllocator::open(SlabPool::builder())?;
+    /// let mut bytes = Vec::new_in(alloc.clone());
+    /// bytes.resize(65536, 1_u8);
+    /// assert!(alloc.resident_bytes().is_none_or(|resident| resident >= bytes.len()));
+    /// # Ok::<(), slab_core::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn resident_bytes(&self) -> Option<usize> {
+        self.pool.resident_bytes()
+    }
+
     /// Flushes this thread's magazines as [`SlabPool::flush_thread_cache`] does.
     pub fn flush_thread_cache(&self) {
         self.pool.flush_thread_cache();

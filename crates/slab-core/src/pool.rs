@@ -222,6 +222,20 @@ impl SlabPool {
         &self.inner().name
     }
 
+    /// Returns whether both are handles to the same pool.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().build()?;
+    /// assert!(pool.same_pool(&pool.clone()));
+    /// assert!(!pool.same_pool(&SlabPool::builder().build()?));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn same_pool(&self, other: &Self) -> bool {
+        self.has_inner(other.inner)
+    }
+
     /// Returns the size classes.
     #[must_use]
     pub fn size_classes(&self) -> &SizeClasses {

@@ -286,6 +286,11 @@ fn many_pools_on_one_thread_do_not_mix() {
             usize::from(cfg!(feature = "std"))
         );
     }
+    let others = pools.clone();
+    for (i, pool) in pools.iter().enumerate() {
+        let same = others.iter().map(|other| pool.same_pool(other));
+        assert!(same.eq((0..pools.len()).map(|j| j == i)));
+    }
 }
 
 /// Address space of this process, in bytes. Other tests run beside it: a few gigabytes are nothing.

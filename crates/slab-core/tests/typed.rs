@@ -205,6 +205,19 @@ fn insert_with_makes_the_value_only_when_there_is_room() {
 }
 
 #[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn resident_bytes_come_with_the_values_and_go_with_a_trim() {
+    let slab = slab::<[u8; 65536]>(64);
+    assert_eq!(slab.resident_bytes(), Some(0));
+    let make = || slab.try_insert_with(|| [1; 65536]).unwrap();
+    let values: Vec<_> = (0..slab.capacity()).map(|_| make()).collect();
+    assert_eq!(slab.resident_bytes(), Some(values.len() * 65536));
+    drop(values);
+    slab.trim();
+    assert_eq!(slab.resident_bytes(), Some(0));
+}
+
+#[test]
 fn builder_passes_options_to_its_pool() {
     let slab = Slab::<[u8; 64]>::builder()
         .max_objects(8 << 10)

@@ -84,7 +84,7 @@ impl Collector {
     }
 
     /// Registers a typed slab, with its own name as the label `pool`. It has the series of a pool with
-    /// one size class, except the resident bytes.
+    /// one size class.
     ///
     /// ```
     /// # use slab_core::Slab;
@@ -109,7 +109,7 @@ impl Collector {
     }
 
     /// Registers the pool behind a collection's allocator, with `name` as the label `pool`. It has the
-    /// series of a pool, except the resident bytes.
+    /// series of a pool.
     ///
     /// # Errors
     /// Another pool has this name, or the collector is full.

@@ -41,7 +41,7 @@ impl<T, Tag> ReadPool for Slab<T, Tag> {
     }
 
     fn resident_bytes(&self) -> Option<usize> {
-        None
+        self.resident_bytes()
     }
 }
 
@@ -57,7 +57,7 @@ impl ReadPool for SlabAllocator {
     }
 
     fn resident_bytes(&self) -> Option<usize> {
-        None
+        self.resident_bytes()
     }
 }
 

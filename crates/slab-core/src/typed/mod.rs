@@ -298,6 +298,20 @@ impl<T, Tag> Slab<T, Tag> {
         self.pool.inner().slabs.lock().waiters.times(CLASS)
     }
 
+    /// Returns how many bytes of the slab are in memory now, as [`SlabPool::resident_bytes`] does.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// let slab = Slab::<[u8; 65536]>::builder().build()?;
+    /// let value = slab.try_insert_with(|| [1; 65536])?;
+    /// assert!(slab.resident_bytes().is_none_or(|bytes| bytes >= size_of_val(&*value)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn resident_bytes(&self) -> Option<usize> {
+        self.pool.resident_bytes()
+    }
+
     /// Flushes this thread's magazine as [`SlabPool::flush_thread_cache`] does.
     pub fn flush_thread_cache(&self) {
         self.pool.flush_thread_cache();
