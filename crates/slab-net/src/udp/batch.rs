@@ -1,16 +1,21 @@
 //! [`PacketBatch`]: the unit that travels from the socket to its consumer.
 
+use super::builder::MAX_DATAGRAM;
 use super::datagram::{Datagram, Metadata};
+use super::error::BatchError;
 use super::prefetch::prefetch;
 use super::tally::Amount;
 use super::transmit::Transmit;
-use crate::packet::Packet;
+use crate::packet::{Packet, PacketPool};
 use bytes::Bytes;
 use core::fmt;
 use core::ptr::NonNull;
 use slab_core::{Clones, SharedChunk};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::time::SystemTime;
+
+/// The most datagrams that the kernel puts into one buffer.
+pub(super) const MAX_DATAGRAMS: usize = 128;
 
 /// The contents of one kernel buffer: one datagram, or with GRO up to 128 datagrams of the same sender,
 /// contiguous in one chunk and all of the same length except the last.
@@ -53,6 +58,55 @@ impl PacketBatch {
             stride: stride as u32,
             meta,
         }
+    }
+
+    /// Makes a batch without a socket, in a chunk of `pool`: to test code that consumes batches, or for
+    /// datagrams that arrived by other means. Copies the payload.
+    ///
+    /// It is divided into datagrams as by [`Transmit::segment_size`]: of `segment_size` bytes each, except
+    /// the last, which may be shorter; into one if `segment_size` is zero, or not less than the length.
+    /// Of the metadata there is only the source. [`into_datagrams`](Self::into_datagrams) makes
+    /// [`Datagram`]s of it, whose other fields can be set.
+    ///
+    /// ```
+    /// use slab_net::PacketPool;
+    /// use slab_net::udp::PacketBatch;
+    ///
+    /// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let batch = PacketBatch::try_copy_from_slice(&pool, b"onetwosix!", 3, "192.0.2.1:53".parse()?)?;
+    /// assert_eq!(batch.source().port(), 53);
+    /// let packets: Vec<_> = batch.into_packets().collect();
+    /// assert_eq!(packets, ["one", "two", "six", "!"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// There are more than 65 527 bytes or 128 datagrams, which no kernel buffer holds; or the pool has no
+    /// memory, as for [`PacketPool::try_alloc`].
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    pub fn try_copy_from_slice(
+        pool: &PacketPool,
+        payload: &[u8],
+        segment_size: usize,
+        source: SocketAddr,
+    ) -> Result<Self, BatchError> {
+        let len = payload.len();
+        if len > MAX_DATAGRAM {
+            return Err(BatchError::TooLong { bytes: len });
+        }
+        let datagrams = segments(len, segment_size);
+        if datagrams > MAX_DATAGRAMS {
+            return Err(BatchError::TooManyDatagrams { datagrams });
+        }
+        let mut chunk = match pool.slab().try_alloc(len) {
+            Ok(chunk) => chunk,
+            Err(error) => return Err(BatchError::NoMemory(error)),
+        };
+        let copy = chunk.copy_from_slice(payload);
+        copy.expect("a chunk has the length that was asked for");
+        let meta = Metadata::new(source);
+        // SAFETY: the payload was just written, and there is no other reference to the chunk.
+        Ok(unsafe { Self::new(chunk.into_shared(), 0, len, segment_size, meta) })
     }
 
     /// The number of datagrams in the batch, at least 1.

@@ -2,6 +2,7 @@
 
 use super::sys;
 use core::fmt;
+use slab_core::AllocError;
 use std::io;
 use std::net::SocketAddr;
 
@@ -67,6 +68,51 @@ impl From<BindError> for io::Error {
             }
         };
         Self::new(kind, error)
+    }
+}
+
+/// Why [`PacketBatch::try_copy_from_slice`](super::PacketBatch::try_copy_from_slice) made no batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// The payload is longer than any datagram, and than what the kernel coalesces.
+    TooLong {
+        /// The length of the payload in bytes.
+        bytes: usize,
+    },
+    /// The payload has more datagrams than the kernel coalesces.
+    TooManyDatagrams {
+        /// The number of datagrams.
+        datagrams: usize,
+    },
+    /// The pool has no memory for the payload.
+    NoMemory(AllocError),
+}
+
+impl fmt::Display for BatchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong { bytes } => write!(
+                f,
+                "a batch has at most {} bytes, not {bytes}",
+                super::builder::MAX_DATAGRAM
+            ),
+            Self::TooManyDatagrams { datagrams } => write!(
+                f,
+                "a batch has at most {} datagrams, not {datagrams}",
+                super::batch::MAX_DATAGRAMS
+            ),
+            Self::NoMemory(error) => write!(f, "no memory for a batch: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for BatchError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::NoMemory(error) => Some(error),
+            _ => None,
+        }
     }
 }
 

@@ -74,7 +74,7 @@ pub use builder::{Coalescing, UdpReceiverBuilder};
 pub use bytes_mut::BytesMutReceiver;
 pub use datagram::{Datagram, Ecn};
 pub(crate) use episode::DropEpisode;
-pub use error::{BindError, SendError, SendErrorKind};
+pub use error::{BatchError, BindError, SendError, SendErrorKind};
 #[cfg(feature = "quinn")]
 pub use quinn::QuinnSocket;
 pub use receiver::UdpReceiver;
