@@ -232,13 +232,18 @@ async fn a_flow_without_a_consumer_does_not_block_the_others() {
     drop(receivers.pop());
     assert!(!sender.is_closed());
     let (mut arrived, mut refused) = (0, 0);
-    for _ in 0..40 {
+    for n in 0..40 {
         let peer = UdpSender::bind(ANY).unwrap();
         let transmit = Transmit::new(b"x", socket.local_addr());
         peer.send(&transmit).await.unwrap();
-        match sender.send(socket.recv_batch().await.unwrap()).await {
-            Ok(()) => arrived += 1,
-            Err(_) => refused += 1,
+        let batch = socket.recv_batch().await.unwrap();
+        let sent = match n % 2 {
+            0 => sender.send(batch).await.is_ok(),
+            _ => sender.try_send(batch).is_ok(),
+        };
+        match sent {
+            true => arrived += 1,
+            false => refused += 1,
         }
     }
     assert!(arrived > 0 && refused > 0, "{arrived} {refused}");

@@ -136,6 +136,68 @@ async fn the_wait_policy_waits_for_room_and_drops_nothing() {
     assert_eq!(source.in_use(), 2);
 }
 
+#[tokio::test]
+async fn try_send_applies_the_policy_and_gives_back_what_would_wait() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(1, Overflow::Wait);
+    sender.try_send(source.batch(0).await).unwrap();
+    for n in 1..4 {
+        let full = sender.try_send(source.batch(n).await).unwrap_err();
+        assert!(!full.is_closed());
+        assert_eq!(full.to_string(), "the queue is full");
+        let stats = sender.monitor().stats();
+        assert_eq!((stats.enqueued, stats.dropped()), (n, 0), "not lost yet");
+        let batch = full.into_batch();
+        assert_eq!(number(&batch), n);
+        assert_eq!(drain(&receiver), [n - 1]);
+        sender.try_send(batch).unwrap();
+    }
+    // An error that nobody looks at is a loss.
+    drop(sender.try_send(source.batch(4).await));
+    let stats = sender.monitor().stats();
+    assert_eq!((stats.dropped_queue_full, stats.dropped()), (1, 1));
+    assert_eq!((stats.dropped_queue_full_bytes, stats.bytes), (8, 8));
+    assert_eq!(source.in_use(), 1, "what is dropped is free at once");
+
+    drop(receiver);
+    let closed = sender.try_send(source.batch(5).await).unwrap_err();
+    assert!(closed.is_closed());
+    assert_eq!(closed.to_string(), "the queue has no receiver left");
+    assert_eq!(number(&closed.into_batch()), 5);
+    assert_eq!(
+        sender.monitor().stats().dropped_closed,
+        1,
+        "what was queued"
+    );
+    drop(sender.try_send(source.batch(6).await));
+    let stats = sender.monitor().stats();
+    assert_eq!((stats.dropped_closed, stats.dropped()), (2, 3));
+    assert_eq!(source.in_use(), 0);
+
+    let (sender, receiver) = make(1, Overflow::DropNewest);
+    sender.try_send(source.batch(0).await).unwrap();
+    sender.try_send(source.batch(1).await).unwrap();
+    assert_eq!(sender.monitor().stats().dropped_queue_full, 1);
+    assert_eq!(drain(&receiver), [0]);
+
+    let (sender, receiver) = make(1, Overflow::DropOldest);
+    sender.try_send(source.batch(0).await).unwrap();
+    sender.try_send(source.batch(1).await).unwrap();
+    assert_eq!(sender.monitor().stats().dropped_policy, 1);
+    assert_eq!(drain(&receiver), [1]);
+}
+
+#[tokio::test]
+async fn try_send_wakes_a_consumer() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(1, Overflow::Wait);
+    let consumer = tokio::spawn(async move { receiver.recv().await.map(|batch| number(&batch)) });
+    tokio::task::yield_now().await;
+    sender.try_send(source.batch(7).await).unwrap();
+    let got = tokio::time::timeout(HANG, consumer).await;
+    assert_eq!(got.expect("hangs").unwrap(), Some(7));
+}
+
 /// Like the loser of a `select!`.
 #[tokio::test]
 async fn a_send_that_is_never_polled_is_counted() {

@@ -1,6 +1,6 @@
 //! [`flow_queues`]: one queue per consumer; each source is always assigned to the same queue.
 
-use super::queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, queue};
+use super::queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, TrySendError, queue};
 use super::stats::QueueMonitor;
 use super::unsent::UnsentBatches;
 use crate::udp::PacketBatch;
@@ -81,6 +81,16 @@ impl FlowSender {
     // Not an `async fn`, as in `QueueSender`.
     pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
         self.queue_of(&batch).send(batch)
+    }
+
+    /// Puts a batch into its source's queue, or applies the overflow policy, but never waits; as
+    /// [`QueueSender::try_send`].
+    ///
+    /// # Errors
+    /// There is no room in that queue, or all of its receivers are gone; the error gives the batch back.
+    #[expect(clippy::result_large_err, reason = "the batch, as in `QueueSender`")]
+    pub fn try_send(&self, batch: PacketBatch) -> Result<(), TrySendError> {
+        self.queue_of(&batch).try_send(batch)
     }
 
     /// Puts many batches into their sources' queues, each as [`send`](Self::send) does. Batches that

@@ -43,5 +43,7 @@ mod unsent;
 pub use flow::{FlowSender, flow_queues};
 pub use forward::{Deliver, Ended, Forwarded, forward};
 pub use lanes::Priority;
-pub use queue::{Overflow, QueueClosed, QueueReceiver, QueueSender, priority_queue, queue};
+pub use queue::{
+    Overflow, QueueClosed, QueueReceiver, QueueSender, TrySendError, priority_queue, queue,
+};
 pub use stats::{QueueMonitor, QueueStats};

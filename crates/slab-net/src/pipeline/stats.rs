@@ -7,7 +7,8 @@ use std::sync::Arc;
 /// A snapshot of one queue's counters, in datagrams since the queue was made unless the name says
 /// otherwise.
 ///
-/// While no send or receive is in progress, everything that was ever offered to the queue is exactly
+/// While no send or receive is in progress, everything that was ever offered to the queue, and not given
+/// back by [`try_send`](crate::pipeline::QueueSender::try_send), is exactly
 /// `delivered + datagrams + dropped()`, and the same in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]

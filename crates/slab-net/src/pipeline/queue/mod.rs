@@ -12,7 +12,8 @@ mod sender;
 mod shared;
 
 use super::lanes::{Lanes, Priority};
-use crate::udp::PacketBatch;
+use super::stats::QueueCounters;
+use crate::udp::{Amount, PacketBatch};
 use core::fmt;
 use core::num::NonZeroUsize;
 use crossbeam_queue::ArrayQueue;
@@ -115,3 +116,75 @@ impl fmt::Display for QueueClosed {
 }
 
 impl std::error::Error for QueueClosed {}
+
+/// The queue did not take a batch, which this error of [`try_send`](QueueSender::try_send) gives back.
+///
+/// While it has the batch, the queue counts it nowhere. If the error is dropped, so is the batch, which
+/// is then counted as `queue_full`, or as `closed` if all receivers are gone.
+pub struct TrySendError {
+    // First: counted even if the drop of the batch, which may wake a waiter for memory, panics.
+    uncounted: Uncounted,
+    batch: PacketBatch,
+}
+
+impl TrySendError {
+    fn new(shared: &Shared, batch: PacketBatch, is_closed: bool) -> Self {
+        let uncounted = Uncounted {
+            counters: Arc::clone(&shared.counters),
+            amount: batch.amount(),
+            is_closed,
+        };
+        Self { uncounted, batch }
+    }
+
+    /// Returns `true` if all receivers are gone; `false` if there was no room.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.uncounted.is_closed
+    }
+
+    /// Returns the batch, which can be sent again. The queue does not count it.
+    #[must_use]
+    pub fn into_batch(mut self) -> PacketBatch {
+        self.uncounted.amount = Amount::default();
+        self.batch
+    }
+}
+
+/// Counts a batch when it is dropped with its error.
+struct Uncounted {
+    counters: Arc<QueueCounters>,
+    amount: Amount,
+    is_closed: bool,
+}
+
+impl Drop for Uncounted {
+    fn drop(&mut self) {
+        let producers = &self.counters.producers;
+        if self.is_closed {
+            producers.refused.add(self.amount);
+        } else {
+            producers.full.add(self.amount);
+        }
+    }
+}
+
+impl fmt::Debug for TrySendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrySendError")
+            .field("is_closed", &self.is_closed())
+            .field("batch", &self.batch)
+            .finish()
+    }
+}
+
+impl fmt::Display for TrySendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_closed() {
+            return QueueClosed.fmt(f);
+        }
+        f.write_str("the queue is full")
+    }
+}
+
+impl std::error::Error for TrySendError {}

@@ -2,8 +2,8 @@
 
 use super::super::stats::QueueMonitor;
 use super::super::unsent::UnsentBatches;
-use super::QueueClosed;
 use super::shared::{EnqueuedBatches, Shared};
+use super::{QueueClosed, TrySendError};
 use crate::atomics::Ordering;
 use crate::udp::PacketBatch;
 use core::future::Future;
@@ -37,6 +37,41 @@ impl QueueSender {
             }
             let room = &sending.shared.room;
             room.wait_for(|| sending.attempt()).await
+        }
+    }
+
+    /// Puts a batch into the queue, or applies the overflow policy, as [`send`](Self::send) does, but
+    /// never waits. So a batch comes back only if the queue is full under
+    /// [`Overflow::Wait`](super::Overflow::Wait), or closed; what another policy drops is counted, and
+    /// no error.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// # use slab_net::udp::PacketBatch;
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let batch = || PacketBatch::try_copy_from_slice(&pool, b"x", 0, "192.0.2.1:53".parse().unwrap());
+    /// let (sender, receiver) = queue(1.try_into()?, Overflow::Wait);
+    /// sender.try_send(batch()?)?;
+    /// let full = sender.try_send(batch()?).unwrap_err();
+    /// assert!(!full.is_closed());
+    /// assert!(receiver.try_recv().is_some());
+    /// sender.try_send(full.into_batch())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// There is no room, or all receivers are gone; the error gives the batch back.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the batch, which must not cost an allocation where there is no room for it"
+    )]
+    pub fn try_send(&self, batch: PacketBatch) -> Result<(), TrySendError> {
+        let mut sending = Sending::new(&self.shared, batch);
+        let is_closed = sending.attempt().is_some();
+        match sending.batch.take() {
+            None => Ok(()),
+            Some(batch) => Err(TrySendError::new(&self.shared, batch, is_closed)),
         }
     }
 
