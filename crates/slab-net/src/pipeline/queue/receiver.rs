@@ -24,6 +24,30 @@ impl QueueReceiver {
     /// empty.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
+    ///
+    /// Where a [`Stream`](futures_core::Stream) is needed, `unfold` makes one, which ends after the last
+    /// batch. Drop a stream that is not polled any more, as you would a future of this method: of several
+    /// consumers it may be the one that is woken for a batch, and its drop wakes the next.
+    ///
+    /// ```
+    /// use futures_util::{StreamExt, stream};
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// # use slab_net::udp::PacketBatch;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let batch = PacketBatch::try_copy_from_slice(&pool, b"hello", 0, "192.0.2.1:53".parse()?)?;
+    /// let (sender, receiver) = queue(64.try_into()?, Overflow::DropNewest);
+    /// sender.send(batch).await?;
+    /// drop(sender);
+    /// let batches = stream::unfold(receiver, async |receiver| Some((receiver.recv().await?, receiver)));
+    /// let payloads: Vec<_> = batches.map(|batch| batch.contents().to_vec()).collect().await;
+    /// assert_eq!(payloads, [b"hello"]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn recv(&self) -> Option<PacketBatch> {
         self.recv_with(Shared::pop).await
     }
