@@ -193,6 +193,23 @@ async fn short_datagrams_share_a_buffer_even_at_the_cap() {
     }
 }
 
+/// The stream's wait is given up once, and two of three datagrams of one buffer are left to `recv`.
+#[tokio::test]
+async fn a_stream_loses_nothing_and_can_be_mixed_with_recv() {
+    use futures_util::StreamExt;
+    let mut receiver = bind(4 * BUFFER);
+    tokio::select! {
+        biased;
+        datagram = receiver.next() => panic!("{datagram:?} out of nowhere"),
+        () = tokio::task::yield_now() => {}
+    }
+    let three = Transmit::new(b"onetwosix", receiver.local_addr()).segment_size(3);
+    receiver.sender().send(&three).await.unwrap();
+    assert_eq!(receiver.next().await.unwrap().unwrap().packet, "one");
+    assert_eq!(receiver.recv().await.unwrap().packet, "two");
+    assert_eq!(receiver.next().await.unwrap().unwrap().packet, "six");
+}
+
 #[tokio::test]
 async fn buffers_are_reused_in_the_steady_state() {
     let mut receiver = bind(64 * BUFFER);

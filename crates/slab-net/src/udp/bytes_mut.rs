@@ -18,7 +18,9 @@ use arrayvec::ArrayVec;
 use bytes::BytesMut;
 use core::fmt;
 use core::future::poll_fn;
+use core::pin::Pin;
 use core::task::{Context, Poll, ready};
+use futures_core::Stream;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -143,7 +145,24 @@ impl UdpReceiver {
 }
 
 impl BytesMutReceiver {
-    /// Waits for the next datagram and returns it. Cancel-safe.
+    /// Waits for the next datagram and returns it. Cancel-safe, also as a [`Stream`], which never ends:
+    ///
+    /// ```
+    /// use futures_util::StreamExt;
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut receiver = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?.into_bytes_mut(4 << 20);
+    /// let two = Transmit::new(b"onetwo", receiver.local_addr()).segment_size(3);
+    /// receiver.sender().send(&two).await?;
+    /// assert_eq!(receiver.next().await.expect("endless")?.packet, "one");
+    /// assert_eq!(receiver.recv().await?.packet, "two");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The system's error; call again.
@@ -301,6 +320,19 @@ impl BytesMutReceiver {
             self.no_memory.dropped(all.datagrams);
         }
         Ok(())
+    }
+}
+
+/// An endless stream of datagrams: an error is an item too, after which the stream continues.
+impl Stream for BytesMutReceiver {
+    type Item = io::Result<Datagram<BytesMut>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_recv(cx).map(Some)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (usize::MAX, None)
     }
 }
 
