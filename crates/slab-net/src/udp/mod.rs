@@ -29,7 +29,8 @@
 //! ```
 //!
 //! A receiver is also a `Stream`, and a sender has a [`UdpSink`]. Options that the builder does not
-//! offer can be set on a socket of your own, see [`from_std`](UdpReceiverBuilder::from_std).
+//! offer can be set on a socket of your own, see [`from_std`](UdpReceiverBuilder::from_std), or later,
+//! by the receiver's `AsFd`.
 //!
 //! | module | what |
 //! |---|---|

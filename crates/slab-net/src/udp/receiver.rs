@@ -412,6 +412,42 @@ impl Drop for UdpReceiver {
     }
 }
 
+/// For options that may change while it receives, such as multicast groups, and to read what the system
+/// made of others.
+///
+/// The socket's mode (non-blocking), and all options that decide what the system reports with a datagram,
+/// are the receiver's: with others it would misread what it gets, or block its thread. What is read from
+/// the socket elsewhere is missing here, and in the counters.
+///
+/// ```
+/// # use slab_net::PacketPool;
+/// # use slab_net::udp::UdpReceiver;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// let receiver = UdpReceiver::builder(&pool).receive_buffer_bytes(100_000).bind("0.0.0.0:0".parse()?)?;
+/// let socket = socket2::SockRef::from(&receiver);
+/// assert!(socket.recv_buffer_size()? >= 100_000);
+/// socket.set_ttl_v4(3)?;
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(unix)]
+impl std::os::fd::AsFd for UdpReceiver {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.io.as_fd()
+    }
+}
+
+/// As `AsFd` on Unix: for options that may change while it receives. The socket's mode (non-blocking), and
+/// all options that decide what the system reports with a datagram, are the receiver's.
+#[cfg(windows)]
+impl std::os::windows::io::AsSocket for UdpReceiver {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.socket.io.as_socket()
+    }
+}
+
 /// An endless stream of batches: an error is an item too, after which the stream continues.
 impl Stream for UdpReceiver {
     type Item = io::Result<PacketBatch>;

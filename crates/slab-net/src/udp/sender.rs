@@ -35,6 +35,38 @@ impl UdpSender {
         bound.register().map(Self::new)
     }
 
+    /// Takes a socket that is already bound, for options such as TTL, type of service, or the size of
+    /// its send buffer. This crate's own options are set, all others are left unchanged.
+    ///
+    /// Not for another handle to the socket of a [receiver](super::UdpReceiver), whose options this
+    /// would change: use its [`sender`](super::UdpReceiver::sender).
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut receiver = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
+    /// socket.set_ttl(3)?;
+    /// let sender = UdpSender::from_std(socket)?;
+    /// sender.send(&Transmit::new(b"hello", receiver.local_addr())).await?;
+    /// assert_eq!(receiver.recv_batch().await?.source(), sender.local_addr());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The system's error.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O enabled.
+    pub fn from_std(socket: std::net::UdpSocket) -> Result<Self, BindError> {
+        let bound = BoundSocket::adopt(socket, SocketOptions::default())?;
+        bound.register().map(Self::new)
+    }
+
     pub(super) fn new(socket: Arc<Socket>) -> Self {
         Self { socket }
     }
@@ -245,6 +277,22 @@ impl UdpSender {
             messages.iter().map(|message| message.bytes).sum(),
         );
         add(&counters.calls, 1);
+    }
+}
+
+/// As [`UdpReceiver`](super::UdpReceiver)'s.
+#[cfg(unix)]
+impl std::os::fd::AsFd for UdpSender {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.io.as_fd()
+    }
+}
+
+/// As [`UdpReceiver`](super::UdpReceiver)'s.
+#[cfg(windows)]
+impl std::os::windows::io::AsSocket for UdpSender {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.socket.io.as_socket()
     }
 }
 

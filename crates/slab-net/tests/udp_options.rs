@@ -1,0 +1,82 @@
+//! Options of a socket that the caller sets: before a sender takes the socket, and while it is in use.
+#![cfg(unix)]
+
+use slab_net::PacketPool;
+#[cfg(target_os = "linux")]
+use slab_net::udp::Ecn;
+use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
+use std::net::{Ipv4Addr, SocketAddr};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+fn pool() -> PacketPool {
+    PacketPool::builder().max_memory(16 << 20).build().unwrap()
+}
+
+/// A group is joined and left while the receiver is in use, through the sender's handle to the same socket.
+#[tokio::test]
+async fn options_can_change_while_a_receiver_is_in_use() {
+    let pool = pool();
+    let group = Ipv4Addr::new(239, 7, 7, 8);
+    let any = (Ipv4Addr::UNSPECIFIED, 0).into();
+    let mut receiver = UdpReceiver::bind(any, &pool).unwrap();
+    let port = receiver.local_addr().port();
+    let client = UdpSender::bind(ANY).unwrap();
+    let options = socket2::SockRef::from(&client);
+    options.set_multicast_if_v4(&Ipv4Addr::LOCALHOST).unwrap();
+    let to_group = Transmit::new(b"to the group", (group, port).into());
+    let direct = Transmit::new(b"direct", (Ipv4Addr::LOCALHOST, port).into());
+
+    let sender = receiver.sender();
+    let localhost = &Ipv4Addr::LOCALHOST;
+    for is_member in [false, true, false] {
+        let options = socket2::SockRef::from(&sender);
+        if is_member {
+            options.join_multicast_v4(&group, localhost).unwrap();
+        }
+        client.send_many(&[to_group, direct]).await.unwrap();
+        let expected: &[&[u8]] = match is_member {
+            true => &[b"to the group", b"direct"],
+            false => &[b"direct"],
+        };
+        for &expected in expected {
+            assert_eq!(receiver.recv_batch().await.unwrap().contents(), expected);
+        }
+        if is_member {
+            let options = socket2::SockRef::from(&receiver);
+            options.leave_multicast_v4(&group, localhost).unwrap();
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_sender_from_std_keeps_the_options_of_the_socket() {
+    let pool = pool();
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+    socket.bind(&ANY.into()).unwrap();
+    // ECT(0) is the second bit of the type of service.
+    socket.set_tos_v4(0b10).unwrap();
+    socket.set_send_buffer_size(50_000).unwrap();
+    let buffer = socket.send_buffer_size().unwrap();
+    let sender = UdpSender::from_std(socket.into()).unwrap();
+    let options = socket2::SockRef::from(&sender);
+    assert_eq!(options.send_buffer_size().unwrap(), buffer);
+    assert!(options.nonblocking().unwrap());
+
+    let two = Transmit::new(b"onetwo", receiver.local_addr()).segment_size(3);
+    assert_eq!(sender.send(&two).await.unwrap(), 2);
+    let batch = receiver.recv_batch().await.unwrap();
+    assert_eq!((batch.contents(), batch.datagrams()), (&b"onetwo"[..], 2));
+    assert_eq!(
+        (batch.source(), batch.ecn()),
+        (sender.local_addr(), Some(Ecn::Ect0))
+    );
+    assert_eq!(sender.monitor().stats().sent_datagrams, 2);
+
+    // A socket of another family is refused, not misread.
+    let (stream, _peer) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let foreign = std::net::UdpSocket::from(std::os::fd::OwnedFd::from(stream));
+    assert!(UdpSender::from_std(foreign).is_err());
+}
