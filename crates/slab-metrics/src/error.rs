@@ -65,6 +65,7 @@ impl core::error::Error for RegisterError {}
 
 /// A global recorder is already installed, by this program or a library in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GlobalRecorderTaken;
 
 impl fmt::Display for GlobalRecorderTaken {
