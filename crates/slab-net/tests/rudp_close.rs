@@ -134,6 +134,52 @@ fn a_simultaneous_close_survives_the_loss_of_its_notices() {
     }
 }
 
+/// Once an end has ended and its application has let go of it, nobody answers there any more.
+#[test]
+fn two_ends_that_close_at_once_need_only_one_of_their_notices() {
+    let mut line = Line::new();
+    let now = line.now;
+    for end in &mut line.ends {
+        end.close(now);
+    }
+    line.run(2 * STEP, |_| {});
+    let lost = line.in_transit[0].drain(..).count();
+    assert_eq!((lost, line.in_transit[1].len()), (1, 1));
+    for _ in 0..100 {
+        if line.ends[1].ended().is_some() {
+            line.in_transit[1].clear();
+        }
+        line.run(STEP, |_| {});
+    }
+    for end in &line.ends {
+        assert_eq!(end.ended(), Some(CloseReason::Closed));
+    }
+}
+
+/// The network may repeat a notice, and so does its sender if the answer takes long.
+#[test]
+fn ends_that_have_ended_do_not_answer_each_other_for_ever() {
+    for both in [false, true] {
+        let mut line = Line::new();
+        let now = line.now;
+        line.ends[0].close(now);
+        if both {
+            line.ends[1].close(now);
+        }
+        line.run(2 * STEP, |_| {});
+        for way in &mut line.in_transit {
+            let notice = way.front().cloned();
+            way.extend(notice.map(|(at, notice)| (at + 5 * STEP, notice)));
+        }
+        line.run(ONE_WAY * 6, |_| {});
+        assert!(line.ends.iter().all(|end| end.ended().is_some()));
+        let sent = line.ends.each_ref().map(|end| end.stats().sent_datagrams);
+        line.run(ONE_WAY * 10, |_| {});
+        let later = line.ends.each_ref().map(|end| end.stats().sent_datagrams);
+        assert_eq!(sent, later);
+    }
+}
+
 /// The end that is still open is not closed by this: it learns of the close once it has everything.
 #[test]
 fn an_end_that_closed_still_delivers_what_it_has_queued() {

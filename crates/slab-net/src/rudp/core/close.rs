@@ -3,7 +3,7 @@
 //! The end that closes goes on until everything is delivered ([`Phase::Lingering`]), then tells the peer until the
 //! peer answers ([`Phase::Notifying`]). A peer that would not understand is not told; its retransmissions are
 //! acknowledged for a while ([`Phase::TimeWait`]). The notice is a segment of command 85, and its `frg` says which of
-//! three kinds it is.
+//! four kinds it is. Only a notice whose sender waits is answered, so no two ends answer each other for ever.
 //!
 //! An end that only finishes sending goes on receiving: its last segment is followed by one whose `frg` marks the
 //! end ([`END`]), with its own sequence number and acknowledged like any other.
@@ -14,13 +14,15 @@ use super::super::wire::{Command, Header};
 use super::Session;
 use core::time::Duration;
 
-/// The `frg` of a close notice whose sender has delivered everything, or ends because the peer asked it to.
+/// The `frg` of a close notice whose sender has delivered everything, and waits for an answer.
 const DELIVERED: u8 = 0;
 /// The `frg` of a close notice that resets the session, whatever is in flight.
 pub(super) const RESET: u8 = 1;
 /// The `frg` of a close notice which says only that its sender, which has closed but still has something to
 /// deliver, takes nothing any more.
 pub(super) const NOT_RECEIVING: u8 = 2;
+/// The `frg` of a close notice whose sender has ended: the answer to one whose sender waits. Not answered.
+pub(super) const ENDED: u8 = 3;
 /// The `frg` of the PUSH behind the last one; no fragment of a message has it. Its payload is the `ts` of the last
 /// WASK that came from its receiver, as in a close notice: nobody who has not seen that WASK can forge it.
 pub(super) const END: u8 = 255;
@@ -317,11 +319,11 @@ impl Session {
     /// The next close notice to send, if there is one.
     pub(super) fn next_notice(&mut self) -> Option<Header> {
         let frg = match self.phase {
-            // The answer to the peer's close notice, or a reset, is the last that it hears from us.
+            // The last that the peer hears from us.
             Phase::Ended(
                 CloseReason::Aborted | CloseReason::MessageTooLong | CloseReason::LingerExpired,
             ) => RESET,
-            Phase::Ended(CloseReason::ClosedByPeer | CloseReason::Closed) => DELIVERED,
+            Phase::Ended(CloseReason::ClosedByPeer | CloseReason::Closed) => ENDED,
             Phase::Ended(_) => return None,
             _ => DELIVERED,
         };
@@ -358,25 +360,20 @@ impl Session {
         }
     }
 
-    /// The peer has delivered everything, or answers that we have.
-    pub(super) fn on_close(&mut self) {
+    /// The peer has delivered everything, and waits for an answer, or has ended. An end that has sent a notice of
+    /// its own answers, too: the peer may not have received that, and would wait for the linger time.
+    pub(super) fn on_close(&mut self, has_ended: bool) {
+        self.send_close_notice = !has_ended;
         match self.phase {
-            Phase::Open => {
-                self.send_close_notice = true;
-                self.end(CloseReason::ClosedByPeer);
-            }
-            Phase::Lingering { .. } => {
-                self.send_close_notice = true;
-                self.end(if self.is_delivered() {
-                    CloseReason::Closed
-                } else {
-                    CloseReason::ClosedByPeer
-                });
-            }
-            // Not answered: two ends that answered each other's answers would never end.
+            Phase::Open => self.end(CloseReason::ClosedByPeer),
+            Phase::Lingering { .. } => self.end(if self.is_delivered() {
+                CloseReason::Closed
+            } else {
+                CloseReason::ClosedByPeer
+            }),
             Phase::Notifying { .. } | Phase::TimeWait { .. } => self.end(CloseReason::Closed),
-            // It has not received our answer.
-            Phase::Ended(_) => self.send_close_notice = true,
+            // If the peer waits, it has not received our answer.
+            Phase::Ended(_) => {}
         }
     }
 }

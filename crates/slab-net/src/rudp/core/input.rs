@@ -4,7 +4,7 @@ use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, OURS, OURS_UNPROVED, segments};
-use super::close::{END, NOT_RECEIVING, Phase, RESET};
+use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
@@ -261,7 +261,7 @@ impl Session {
                 Command::Close => {
                     // Its `una` covers everything that it will ever acknowledge.
                     self.apply_digest(&digest);
-                    return self.on_close();
+                    return self.on_close(header.frg == ENDED);
                 }
             }
             if self.ended().is_some() {
