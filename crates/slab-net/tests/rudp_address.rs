@@ -2,6 +2,7 @@
 
 mod rudp_common;
 
+use rudp_common::pair::Pair;
 use rudp_common::sockets::{TIMEOUT, any, fast, pool, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{CloseReason, Connection, Endpoint};
@@ -24,6 +25,17 @@ fn opening(conv: u32, cmd: Command, ts: u32) -> Vec<u8> {
     };
     header.encode(&mut datagram);
     datagram
+}
+
+/// The question is a segment that was here before, and the answer acknowledges it once more.
+#[test]
+fn the_question_for_a_proof_of_the_address_does_not_count_as_a_duplicate() {
+    let mut pair = Pair::new();
+    pair.client.send_slice(b"hello").unwrap();
+    pair.settle();
+    assert!(pair.server.is_validated());
+    let stats = pair.client.stats();
+    assert_eq!((stats.received_segments, stats.duplicates), (1, 0));
 }
 
 /// Sends a long message and receives it back.

@@ -29,7 +29,8 @@ pub struct RudpStats {
     pub retransmits_fast: u64,
     /// Retransmissions that were not needed: an earlier transmission was acknowledged.
     pub retransmits_spurious: u64,
-    /// PUSH segments received that were here already.
+    /// PUSH segments received that were here already. Empty ones do not count: by these a server asks for the proof
+    /// of an address.
     pub duplicates: u64,
     /// PUSH segments dropped because they were beyond the window.
     pub dropped_beyond_window: u64,

@@ -393,7 +393,8 @@ impl Session {
             }
             Inserted::OutOfOrder => self.acks.out_of_order(sn, ts, now),
             Inserted::Duplicate => {
-                self.stats.duplicates += 1;
+                // Without payload it is a server's challenge: see `write_challenge`.
+                self.stats.duplicates += u64::from(header.len > 0);
                 if before(sn, expected) {
                     self.acks.duplicate(sn, ts, now);
                 } else {
