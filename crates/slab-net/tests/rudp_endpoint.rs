@@ -135,6 +135,30 @@ async fn a_stream_can_be_read_by_lines() {
     assert_eq!(rest.as_deref(), Some("third"));
 }
 
+/// There is no memory for the rest of the first slice, and enough for the second one.
+#[tokio::test]
+async fn a_vectored_write_that_ends_within_a_slice_takes_none_of_the_next() {
+    let pool = pool();
+    let config = EndpointConfig::new(SessionConfig::fast().stream(true));
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    // Its first window, and three segments to send.
+    let config = config.max_memory(32 * 1536 * 5 / 4 + 3 * 1536 + 200);
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    let mut out = client.into_stream();
+    let data: Vec<u8> = (0..5010_u16).map(|n| (n % 251) as u8).collect();
+    let slices = [&data[..5000], &data[5000..]].map(std::io::IoSlice::new);
+    let written = out.write_vectored(&slices).await.unwrap();
+    assert!(written < 5000, "{written}");
+    out.shutdown().await.unwrap();
+    let mut input = accept(&server).await.into_stream();
+    let mut read = Vec::new();
+    timeout(TIMEOUT, input.read_to_end(&mut read))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(read == data[..written], "{} bytes", read.len());
+}
+
 /// `close` has said that everything is delivered.
 #[tokio::test]
 async fn data_of_a_session_that_ended_before_accept_can_be_read() {

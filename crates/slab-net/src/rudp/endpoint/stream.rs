@@ -91,7 +91,13 @@ impl Stream {
             let mut total = 0;
             for slice in slices {
                 match inner.session.write(slice) {
-                    Ok(taken) => total += taken,
+                    Ok(taken) => {
+                        total += taken;
+                        // A shorter slice might fit where the rest of this one does not.
+                        if taken < slice.len() {
+                            break;
+                        }
+                    }
                     Err(_) if total > 0 => break,
                     Err(error) => return Err(error),
                 }
