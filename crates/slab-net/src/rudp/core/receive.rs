@@ -196,7 +196,13 @@ impl ReceiveQueue {
     /// Has the window grown, and is nothing in it?
     pub(super) fn is_grown_and_empty(&self) -> bool {
         let nothing = self.charged == 0 && self.deferred == 0 && self.readable() == 0;
-        nothing && self.window > self.first_window()
+        nothing && self.window > self.first_window() && self.holds_nothing()
+    }
+
+    /// Is no segment held, not even one without payload, which takes no memory?
+    fn holds_nothing(&self) -> bool {
+        let mut held = (0..self.ring.capacity()).map(|n| self.ring.at(self.read.wrapping_add(n)));
+        held.all(Option::is_none)
     }
 
     /// If the window has grown and is empty, tells the first window from now on. The rest stays promised until the
@@ -485,8 +491,7 @@ impl ReceiveQueue {
 
     /// Frees the memory of the ring and the lists if no segment is held.
     pub(super) fn shrink(&mut self) {
-        let mut held = (0..self.ring.capacity()).map(|n| self.ring.at(self.read.wrapping_add(n)));
-        if held.all(Option::is_none) {
+        if self.holds_nothing() {
             self.ring = Ring::new(1);
             self.buffers = Vec::new();
             self.free_buffers = Vec::new();

@@ -74,6 +74,31 @@ fn order_is_restored_and_duplicates_and_segments_beyond_are_refused() {
     assert_eq!((budget.reserved(), pool.slab().stats().in_use()), (0, 0));
 }
 
+/// It came before all that it follows, and takes no memory; if it fell out of the window, the queue would never get
+/// past it.
+#[test]
+fn a_window_does_not_narrow_in_front_of_a_mark_of_the_end() {
+    let pool = pool();
+    let (mut queue, _budget) = queue(32, 64);
+    assert!(queue.try_grow(64));
+    let mark = queue.insert(
+        (32, edge(&queue)),
+        Time::ZERO,
+        END,
+        Packet::new(),
+        &pool,
+        &mut BatchBuffer::default(),
+    );
+    assert_eq!(mark, Inserted::OutOfOrder);
+    queue.shrink();
+    queue.narrow();
+    queue.apply_narrow();
+    for sn in 0..32 {
+        assert_eq!(put(&mut queue, sn, 0, &pool), Inserted::InOrder);
+    }
+    assert!(queue.is_at_end());
+}
+
 #[test]
 fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     let pool = pool();
