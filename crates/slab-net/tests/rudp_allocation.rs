@@ -324,3 +324,41 @@ async fn a_busy_session_frees_its_heap_memory_when_it_is_idle() {
     }
     panic!("{} bytes", BYTES.with(Cell::get) - before);
 }
+
+/// A burst of them that waited to be read takes no memory once it was read.
+#[test]
+fn queues_of_unreliable_datagrams_free_their_heap_memory_when_idle() {
+    let (pool, budget) = (pool(), MemoryBudget::new(32 << 20));
+    let config = SessionConfig::fast().window(4096, 4096);
+    let open = |side| Session::open(1, &config, side, &pool, &budget, 7, Time::ZERO).unwrap();
+    let mut ends = [open(Side::Client), open(Side::Server)];
+    let mut now = Time::ZERO;
+    let mut run = |ends: &mut [Session; 2], time: Duration| {
+        let (until, mut scratch) = (now + time, [0; 2048]);
+        while now < until {
+            for from in 0..2 {
+                ends[from].handle_timeout(now);
+                while let Some(out) = ends[from].poll_transmit(now, &mut scratch, 1) {
+                    let datagram = pool.try_copy_from_slice(out.contents()).unwrap();
+                    ends[1 - from].handle_datagram(now, datagram).unwrap();
+                }
+            }
+            let next = ends.iter().filter_map(Session::poll_timeout).min();
+            now = next.unwrap_or(until).max(now + Duration::from_millis(1));
+        }
+    };
+    ends[0].send_slice(b"hello").unwrap();
+    run(&mut ends, Duration::from_secs(1));
+    assert!(ends[1].recv().is_some());
+    let before = BYTES.with(Cell::get);
+    for _ in 0..32 {
+        while ends[0].send_datagram(Packet::new()).is_ok() {}
+        run(&mut ends, Duration::from_millis(10));
+    }
+    assert!(BYTES.with(Cell::get) > before + 20_000);
+    let read = std::iter::from_fn(|| ends[1].recv_datagram()).count();
+    assert_eq!(read, 32 * 64);
+    run(&mut ends, Duration::from_secs(60));
+    let more = BYTES.with(Cell::get) - before;
+    assert!(more < 1000, "{more} bytes");
+}

@@ -72,9 +72,18 @@ impl Datagrams {
 
     /// Drops all datagrams.
     pub(super) fn clear(&mut self) {
-        self.unsent.clear();
-        self.received.clear();
+        self.unsent = VecDeque::new();
+        self.received = VecDeque::new();
         self.account.release(self.account.bytes());
+    }
+
+    /// Frees the heap memory of queues that are empty.
+    pub(super) fn shrink(&mut self) {
+        for queue in [&mut self.unsent, &mut self.received] {
+            if queue.is_empty() {
+                *queue = VecDeque::new();
+            }
+        }
     }
 }
 
@@ -168,6 +177,7 @@ impl Session {
             return;
         }
         self.stats.received_unreliable += 1;
+        self.peer.asked_since_data = false;
         let slot = if transient { 0 } else { self.receive.slot() };
         let pool = self.pool.clone();
         self.datagrams_mut().push_received(packet, slot, &pool);

@@ -192,8 +192,8 @@ struct Peer {
     wask_rtt_micros: u32,
     /// Has nothing come yet that can be the answer to that WASK?
     wask_unanswered: bool,
-    /// Has it asked for our window, and sent no PUSH since?
-    asked_since_push: bool,
+    /// Has it asked for our window, and sent no PUSH or datagram since?
+    asked_since_data: bool,
     /// The `ts` of its last WASK, which our WINS and close notices carry.
     token: u32,
     has_token: bool,
@@ -331,7 +331,7 @@ impl Session {
                 wask_sent_at: None,
                 wask_rtt_micros: 0,
                 wask_unanswered: false,
-                asked_since_push: false,
+                asked_since_data: false,
                 token: 0,
                 has_token: false,
                 is_ours: false,

@@ -183,7 +183,14 @@ impl Session {
     fn shrink(&mut self) {
         self.send.shrink();
         self.acks.shrink();
+        self.shrink_datagrams();
         self.shrink_receive();
+    }
+
+    fn shrink_datagrams(&mut self) {
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.shrink();
+        }
     }
 
     /// Frees that of the receive side. The peer is asked, so that it hears of a smaller window; an answer that it
@@ -200,9 +207,12 @@ impl Session {
     /// A WASK has come. Two idle ends that ask in turn restart each other's keepalive, so that one of them might
     /// never find itself idle: two questions with no data between them count as idle, too.
     pub(super) fn on_wask(&mut self) {
-        let quiet = core::mem::replace(&mut self.peer.asked_since_push, true);
-        if quiet && self.send.is_empty() && self.receive.is_grown_and_empty() {
-            self.shrink_receive();
+        let quiet = core::mem::replace(&mut self.peer.asked_since_data, true);
+        if quiet && self.send.is_empty() {
+            self.shrink_datagrams();
+            if self.receive.is_grown_and_empty() {
+                self.shrink_receive();
+            }
         }
     }
 

@@ -282,7 +282,8 @@ impl Connection {
     }
 
     /// Waits for the next datagram; returns `None` if the peer has closed the session or [finished](Self::finish).
-    /// Of datagrams not yet read, the last 64 are kept.
+    /// Of datagrams not yet read, as many are kept as the [receive window](super::super::SessionConfig::window) has
+    /// segments, the last ones.
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     ///
