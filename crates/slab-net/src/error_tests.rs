@@ -54,6 +54,7 @@ fn open_errors() -> Vec<OpenError> {
         OpenError::NoSegmentClass { .. } => OpenError::NoSegmentClass { needed: 2, largest: 1 },
         OpenError::TableFull => OpenError::TableFull,
         OpenError::NoMemory => OpenError::NoMemory,
+        OpenError::NoRandom => OpenError::NoRandom,
         OpenError::Closed => OpenError::Closed,
     );
     errors.extend(bind_errors().into_iter().map(OpenError::from));

@@ -26,6 +26,8 @@ pub enum OpenError {
     TableFull,
     /// The memory budget has not enough left for the first window of a session.
     NoMemory,
+    /// The system provided no random numbers for the endpoint's encryption.
+    NoRandom,
     /// The endpoint is closed.
     Closed,
 }
@@ -41,6 +43,7 @@ impl fmt::Display for OpenError {
             ),
             Self::TableFull => f.write_str("there are as many sessions as are allowed"),
             Self::NoMemory => f.write_str("the memory budget has no room for another session"),
+            Self::NoRandom => f.write_str("the system gave no random numbers"),
             Self::Closed => f.write_str("the endpoint is closed"),
         }
     }
@@ -65,6 +68,7 @@ impl From<OpenError> for io::Error {
             OpenError::Config(_) | OpenError::NoSegmentClass { .. } => ErrorKind::InvalidInput,
             OpenError::TableFull => ErrorKind::QuotaExceeded,
             OpenError::NoMemory => ErrorKind::OutOfMemory,
+            OpenError::NoRandom => ErrorKind::Other,
             OpenError::Closed => ErrorKind::NotConnected,
         };
         Self::new(kind, error)

@@ -90,11 +90,13 @@ impl AesGcm {
     }
 
     /// The same key for an endpoint, with a count of nonces of its own.
-    pub(super) fn with_own_nonces(&self) -> Self {
-        Self {
+    pub(super) fn with_own_nonces(&self) -> Result<Self, KeyError> {
+        let nonces = Nonces::default();
+        nonces.begin_own_run().map_err(|_| KeyError::NoRandom)?;
+        Ok(Self {
             key: Arc::clone(&self.key),
-            nonces: Arc::default(),
-        }
+            nonces: Arc::new(nonces),
+        })
     }
 
     /// Seals a datagram in place. The datagram lies behind [`NONCE_BYTES`] free bytes and in front of [`TAG_BYTES`]
@@ -186,3 +188,26 @@ impl fmt::Display for KeyError {
 }
 
 impl core::error::Error for KeyError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::PacketPool;
+    use crate::rudp::{Endpoint, EndpointConfig, OpenError};
+
+    /// It would have nothing to begin its nonces with.
+    #[tokio::test]
+    async fn an_endpoint_with_a_key_is_not_bound_without_random_numbers() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let key = AesGcm::new(b"sixteen secret b").unwrap();
+        let config = EndpointConfig::default().aes_gcm(key);
+        nonces::NO_RANDOM.set(true);
+        let refused = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config);
+        assert!(matches!(refused, Err(OpenError::NoRandom)));
+        assert_eq!(
+            AesGcm::new(b"sixteen secret b").unwrap_err(),
+            KeyError::NoRandom
+        );
+        nonces::NO_RANDOM.set(false);
+    }
+}

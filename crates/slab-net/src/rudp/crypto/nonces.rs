@@ -7,6 +7,12 @@ use ring::error::Unspecified;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::process;
 
+#[cfg(all(test, not(loom)))]
+thread_local! {
+    /// Stands for a system that has no random numbers.
+    pub(super) static NO_RANDOM: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
+}
+
 /// A run of 96-bit numbers that starts at random. Has no lock: the child of a fork would find it held for ever by a
 /// thread that it does not have.
 #[derive(Default)]
@@ -30,6 +36,10 @@ impl Nonces {
             return Ok(());
         }
         let mut first = [0; NONCE_BYTES];
+        #[cfg(all(test, not(loom)))]
+        if NO_RANDOM.get() {
+            return Err(Unspecified);
+        }
         SystemRandom::new().fill(&mut first)?;
         let (low, high) = first.split_at(size_of::<u64>());
         let low = low.try_into().expect("8 of 12 bytes");

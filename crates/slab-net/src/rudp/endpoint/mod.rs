@@ -98,7 +98,7 @@ impl Endpoint {
     /// # Errors
     /// The address cannot be bound, the configuration is not valid, the pool has no size class for a segment, or the
     /// configuration leaves no room for even one session ([`TableFull`](OpenError::TableFull),
-    /// [`NoMemory`](OpenError::NoMemory)).
+    /// [`NoMemory`](OpenError::NoMemory)). With an encryption key, also if the system provides no random numbers.
     ///
     /// # Panics
     /// Outside of a tokio runtime with I/O and time enabled.

@@ -67,7 +67,7 @@ impl Shared {
         let room = memory / HALF_OPEN_DIVISOR / each;
         config.max_half_open = config.max_half_open.min(room.max(1));
         Ok(Self {
-            protection: Protection::new(&config, &pool, &budget),
+            protection: Protection::new(&config, &pool, &budget)?,
             sender,
             pool,
             budget,

@@ -25,6 +25,7 @@ mod paths;
 mod transmit;
 
 use super::super::core::Outgoing;
+use super::super::error::OpenError;
 use super::super::time::Time;
 use super::EndpointConfig;
 use super::stats::EndpointStats;
@@ -59,20 +60,26 @@ impl Protection {
         config: &EndpointConfig,
         pool: &PacketPool,
         budget: &MemoryBudget,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, OpenError> {
         let protection = &config.protection;
         let _ = (pool, budget);
         let overhead = (protection.header_bytes(), protection.trailer_bytes());
-        (overhead != (0, 0)).then(|| Self {
+        if overhead == (0, 0) {
+            return Ok(None);
+        }
+        #[cfg(feature = "aes-gcm")]
+        let key = protection.key.as_ref().map(AesGcm::with_own_nonces);
+        Ok(Some(Self {
+            // The key itself is valid.
             #[cfg(feature = "aes-gcm")]
-            key: protection.key.as_ref().map(AesGcm::with_own_nonces),
+            key: key.transpose().map_err(|_| OpenError::NoRandom)?,
             #[cfg(feature = "fec")]
             paths: protection
                 .shards
                 .map(|shards| Paths::new(shards, &config.session, pool, budget)),
             overhead,
             unopened: AtomicU64::new(0),
-        })
+        }))
     }
 
     /// A session with this address begins.
@@ -335,7 +342,7 @@ mod tests {
         let budget = MemoryBudget::new(8 << 20);
         let session = SessionConfig::fast();
         let config = EndpointConfig::new(session).fec(FecShards::new(2, 1).unwrap());
-        let protection = Protection::new(&config, &pool, &budget).unwrap();
+        let protection = Protection::new(&config, &pool, &budget).unwrap().unwrap();
         let (peer, now) = ("192.0.2.1:9".parse().unwrap(), Time::ZERO);
         let mut session =
             Session::open(7, &session, Side::Client, &pool, &budget, 9 << 32, now).unwrap();
