@@ -170,6 +170,15 @@ impl FecDecoder {
         self.confirmations = 0;
     }
 
+    /// A session with the peer begins. [Clears](Self::clear) the decoder if the shard before was behind the window: a
+    /// peer that has begun anew numbers its shards from zero again. Otherwise other sessions go on with this peer,
+    /// and their shards with them.
+    pub(in crate::rudp) fn clear_if_late(&mut self) {
+        if self.late_in_a_row > 0 {
+            self.clear();
+        }
+    }
+
     /// Frees the memory once it was called twice, half a second apart, and nothing came in between: no parity is
     /// sent so late. Returns when to call it again, if memory is still held.
     pub fn rest(&mut self, now: Time) -> Option<Time> {

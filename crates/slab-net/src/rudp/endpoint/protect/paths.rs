@@ -162,8 +162,7 @@ impl Paths {
         entry.sessions += 1;
         let path = Arc::clone(&entry.path);
         drop(table);
-        // A peer that has begun anew numbers its shards from zero again.
-        path.decoder().clear();
+        path.decoder().clear_if_late();
     }
 
     pub(super) fn leave(&self, peer: SocketAddr) {
@@ -199,6 +198,53 @@ impl Paths {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::Packet;
+
+    /// The shards of a group: two of data and one of parity.
+    fn group(encoder: &mut FecEncoder) -> [Vec<u8>; 3] {
+        let mut data = || {
+            let mut shard = vec![7; 100];
+            encoder.protect(Time::ZERO, &mut shard);
+            shard
+        };
+        let (first, second) = (data(), data());
+        let mut parity = vec![0; 1400];
+        let len = encoder.next_parity(&mut parity).unwrap();
+        parity.truncate(len);
+        [first, second, parity]
+    }
+
+    /// All sessions with an address share its shards.
+    #[test]
+    fn a_session_that_joins_takes_no_shards_from_the_others() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let shards = FecShards::new(2, 1).unwrap();
+        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
+        let peer = "192.0.2.1:9".parse().unwrap();
+        let mut recovered: Vec<Packet> = Vec::new();
+        paths.join(peer);
+        let path = paths.get(peer).unwrap();
+        let mut take = |shard: &[u8]| {
+            path.decoder().handle_shard(shard, &mut recovered);
+            recovered.drain(..).count()
+        };
+        let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
+        for _ in 0..100 {
+            let [first, _lost, parity] = group(&mut encoder);
+            assert_eq!(take(&first), 0);
+            paths.join(peer);
+            assert_eq!(take(&parity), 1);
+        }
+        // The peer has begun anew, which the shard that opens its next session shows.
+        let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
+        let [first, second, _] = group(&mut encoder);
+        assert_eq!(take(&first) + take(&second), 0);
+        paths.join(peer);
+        let [_lost, second, parity] = group(&mut encoder);
+        assert_eq!(take(&second), 0);
+        assert_eq!(take(&parity), 1);
+    }
 
     /// One thread looks whether a path rests that another has found, and not used yet.
     #[test]
