@@ -20,7 +20,7 @@ pub const MAX_SOURCES: usize = 1024;
 /// Cloning returns another handle to the same collector. Between scrapes nothing is read.
 ///
 /// The collector holds a handle to each registered pool, so the pool stays open and its series do not
-/// end without notice, until [`unregister`](Self::unregister) drops the handle.
+/// end without notice, until [`unregister`](Self::unregister) drops the handle. It keeps no socket open.
 ///
 /// ```
 /// use slab_core::SlabPool;
@@ -179,8 +179,8 @@ impl Collector {
         self.register(SourceKind::Queue, &name, source)
     }
 
-    /// Registers an RUDP endpoint, with `name` as the label `endpoint`. Like a pool, it stays open until
-    /// it is unregistered and the program's own handles are dropped.
+    /// Registers an RUDP endpoint, with `name` as the label `endpoint`. The collector does not keep it open,
+    /// and drops it once it is gone: the program's handles are dropped, and its sessions have ended.
     ///
     /// A scrape locks each session of the endpoint briefly. The endpoint's socket, whose series have what
     /// the kernel dropped, is another source:
@@ -212,7 +212,7 @@ impl Collector {
         let name = name.into();
         let source = crate::rudp::EndpointSource {
             name: name.clone(),
-            endpoint: endpoint.clone(),
+            monitor: endpoint.stats_monitor(),
         };
         self.register(SourceKind::RudpEndpoint, &name, source)
     }
@@ -224,7 +224,7 @@ impl Collector {
         source: impl Source + 'static,
     ) -> Result<(), RegisterError> {
         let source = Arc::new(MonotonicCounters::new(source));
-        let mut sources = self.lock();
+        let mut sources = self.lock_live();
         if sources.position(kind, name).is_some() {
             return Err(RegisterError::DuplicateName {
                 kind,
@@ -263,7 +263,7 @@ impl Collector {
 
     /// Returns the sources of one kind with their names, to be read without holding the lock.
     pub(crate) fn sources_of_kind(&self, kind: SourceKind) -> Vec<(String, Arc<dyn Source>)> {
-        let sources = self.lock();
+        let sources = self.lock_live();
         let sources_of_kind = sources.entries.iter().filter(|entry| entry.kind == kind);
         sources_of_kind
             .map(|entry| (entry.name.clone(), Arc::clone(&entry.source)))
@@ -274,14 +274,21 @@ impl Collector {
     /// first, to be read without holding the lock. Allocates nothing if `to` has the capacity.
     pub(crate) fn copy_sources(&self, to: &mut Vec<(u64, Arc<dyn Source>)>) {
         to.clear();
-        let sources = self.lock();
+        let sources = self.lock_live();
         to.push((0, Arc::clone(&sources.build)));
         let registered = sources.entries.iter();
         to.extend(registered.map(|entry| (entry.serial, Arc::clone(&entry.source))));
     }
 
+    /// As `lock`, with the sources dropped that are gone.
+    fn lock_live(&self) -> MutexGuard<'_, Sources> {
+        let mut sources = self.lock();
+        sources.entries.retain(|entry| !entry.source.is_gone());
+        sources
+    }
+
     fn lock(&self) -> MutexGuard<'_, Sources> {
-        // Every change is one push or one remove: a panic elsewhere leaves nothing half-done.
+        // Every change leaves the list valid: a panic elsewhere leaves nothing half-done.
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,7 @@
 use crate::json::Json;
 use crate::names::*;
 use crate::series::{Describe, Label, Row, Source, describe_rows, nanos, read_rows};
-use slab_net::rudp::{Endpoint, EndpointStats, Rejection};
+use slab_net::rudp::{EndpointMonitor, EndpointStats, Rejection};
 
 const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_SESSIONS, None, |s| s.sessions as u64),
@@ -159,7 +159,14 @@ const FEC_ROWS: &[Row<EndpointStats>] = &[];
 
 pub(crate) struct EndpointSource {
     pub(crate) name: String,
-    pub(crate) endpoint: Endpoint,
+    pub(crate) monitor: EndpointMonitor,
+}
+
+impl EndpointSource {
+    /// Of an endpoint that goes at this moment, nothing: the collector drops it at the next scrape.
+    fn stats(&self) -> EndpointStats {
+        self.monitor.stats().unwrap_or_default()
+    }
 }
 
 impl Source for EndpointSource {
@@ -175,7 +182,7 @@ impl Source for EndpointSource {
     }
 
     fn read(&self, values: &mut Vec<u64>) {
-        let stats = self.endpoint.stats();
+        let stats = self.stats();
         read_rows(ROWS, &stats, values);
         read_rows(FEC_ROWS, &stats, values);
         values.extend(stats.round_trips.counts());
@@ -185,7 +192,7 @@ impl Source for EndpointSource {
     }
 
     fn write_json(&self, json: &mut Json) {
-        let stats = self.endpoint.stats();
+        let stats = self.stats();
         let total = &stats.total;
         json.number("sessions", stats.sessions);
         json.number("half_open", stats.half_open);
@@ -213,6 +220,10 @@ impl Source for EndpointSource {
         json.number("dropped_no_memory", total.dropped_no_memory);
         json.number("window_refused", total.window_refused);
         json.number("rejected_datagrams", total.rejected_datagrams());
+    }
+
+    fn is_gone(&self) -> bool {
+        self.monitor.is_gone()
     }
 }
 

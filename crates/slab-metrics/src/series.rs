@@ -27,6 +27,11 @@ pub(crate) trait Source: Send + Sync {
 
     /// Writes the statistics as members of an object that already has a `name`.
     fn write_json(&self, json: &mut Json);
+
+    /// Is what it reads gone for good? Then the collector drops it. Called under the collector's lock.
+    fn is_gone(&self) -> bool {
+        false
+    }
 }
 
 impl<S: Source + ?Sized> Source for Arc<S> {
@@ -40,6 +45,10 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 
     fn write_json(&self, json: &mut Json) {
         (**self).write_json(json);
+    }
+
+    fn is_gone(&self) -> bool {
+        (**self).is_gone()
     }
 }
 
@@ -121,6 +130,10 @@ impl<S: Source> Source for MonotonicCounters<S> {
 
     fn write_json(&self, json: &mut Json) {
         self.source.write_json(json);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.source.is_gone()
     }
 }
 

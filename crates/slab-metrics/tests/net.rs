@@ -8,6 +8,7 @@ use common::Page;
 use slab_metrics::{Collector, Exporter, RegisterError, SourceKind};
 use slab_net::PacketPool;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+use std::time::Duration;
 
 #[tokio::test]
 async fn an_rudp_endpoint_is_exported_with_the_counts_of_its_sessions() {
@@ -56,6 +57,37 @@ async fn an_rudp_endpoint_is_exported_with_the_counts_of_its_sessions() {
 
     assert!(exporter.collector().unregister(kind, "a"));
     assert!(!exporter.scrape().contains("slab_rudp_"));
+}
+
+/// The endpoint's port is free for another one, which may have the same name.
+#[tokio::test]
+async fn a_registered_endpoint_ends_with_its_last_handle_and_so_do_its_series() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let endpoint = Endpoint::bind(any, &pool, config.clone()).unwrap();
+    let address = endpoint.local_addr();
+    let collector = Collector::new();
+    collector.register_rudp_endpoint("a", &endpoint).unwrap();
+    let exporter = Exporter::new(collector.clone());
+    assert!(exporter.scrape().contains("endpoint=\"a\""));
+
+    drop(endpoint);
+    let another = tokio::time::timeout(Duration::from_secs(60), async {
+        loop {
+            if let Ok(endpoint) = Endpoint::bind(address, &pool, config.clone()) {
+                return endpoint;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let another = another.await.expect("the port is free");
+    while exporter.scrape().contains("endpoint=\"a\"") {
+        tokio::task::yield_now().await;
+    }
+    assert!(!collector.unregister(SourceKind::RudpEndpoint, "a"));
+    collector.register_rudp_endpoint("a", &another).unwrap();
+    assert!(exporter.scrape().contains("endpoint=\"a\""));
 }
 
 /// The server has memory for one session's window and little more to send from.

@@ -31,7 +31,7 @@ pub mod wire;
 pub use self::core::{Outgoing, Session, Side};
 pub use budget::MemoryBudget;
 pub use config::{Congestion, SessionConfig, SessionConfigError};
-pub use endpoint::{Connection, Endpoint, EndpointConfig, EndpointStats, Stream};
+pub use endpoint::{Connection, Endpoint, EndpointConfig, EndpointMonitor, EndpointStats, Stream};
 pub use error::{CloseReason, OpenError, Rejection, SendError, Unsent};
 pub use measures::RoundTripTimes;
 pub use stats::RudpStats;

@@ -25,7 +25,7 @@ mod timers;
 
 pub use config::EndpointConfig;
 pub use connection::Connection;
-pub use stats::EndpointStats;
+pub use stats::{EndpointMonitor, EndpointStats};
 pub use stream::Stream;
 
 use super::core::{Session, Side};
@@ -262,6 +262,12 @@ impl Endpoint {
     #[must_use]
     pub fn stats(&self) -> EndpointStats {
         self.handle.shared.stats()
+    }
+
+    /// Returns a handle to these counters that does not keep the endpoint open.
+    #[must_use]
+    pub fn stats_monitor(&self) -> EndpointMonitor {
+        EndpointMonitor::new(&self.handle.shared)
     }
 }
 

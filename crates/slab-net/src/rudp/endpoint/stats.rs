@@ -2,7 +2,66 @@
 
 use super::super::measures::RoundTripTimes;
 use super::super::stats::RudpStats;
+use super::shared::Shared;
+use core::fmt;
 use core::time::Duration;
+use std::sync::{Arc, Weak};
+
+/// A handle to the counters of an [`Endpoint`](super::Endpoint), from
+/// [`Endpoint::stats_monitor`](super::Endpoint::stats_monitor). It keeps nothing open: an endpoint is gone once its
+/// handles are dropped and its sessions have ended.
+///
+/// ```
+/// use slab_net::PacketPool;
+/// use slab_net::rudp::{Endpoint, EndpointConfig};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+/// let endpoint = Endpoint::bind("127.0.0.1:0".parse()?, &pool, EndpointConfig::default())?;
+/// let monitor = endpoint.stats_monitor();
+/// assert_eq!(monitor.stats().map(|stats| stats.sessions), Some(0));
+///
+/// drop(endpoint);
+/// while !monitor.is_gone() {
+///     tokio::task::yield_now().await;
+/// }
+/// assert_eq!(monitor.stats(), None);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct EndpointMonitor {
+    shared: Weak<Shared>,
+}
+
+impl EndpointMonitor {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::downgrade(shared),
+        }
+    }
+
+    /// Returns the counters as [`Endpoint::stats`](super::Endpoint::stats) does, or `None` once the endpoint is gone.
+    #[must_use]
+    pub fn stats(&self) -> Option<EndpointStats> {
+        Some(self.shared.upgrade()?.stats())
+    }
+
+    /// Returns `true` once the endpoint is gone.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.shared.strong_count() == 0
+    }
+}
+
+impl fmt::Debug for EndpointMonitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointMonitor")
+            .field("stats", &self.stats())
+            .finish()
+    }
+}
 
 /// A snapshot of an endpoint: how many sessions there are, and what was counted since it was bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
