@@ -263,7 +263,7 @@ families! {
     RUDP_WINDOW_REFUSED_TOTAL = Counter "slab_rudp_window_refused_total",
         "Times that a receive window did not grow for want of memory.";
     RUDP_WINDOW_PROBES_TOTAL = Counter "slab_rudp_window_probes_total",
-        "Windows asked for because the peer's was closed.";
+        "Questions for the peer's window: the first one, signs of life, or because it was closed.";
     RUDP_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_unreliable_datagrams_total",
         "Unreliable datagrams of sessions, by direction.";
     RUDP_DROPPED_UNRELIABLE_DATAGRAMS_TOTAL = Counter "slab_rudp_dropped_unreliable_datagrams_total",
