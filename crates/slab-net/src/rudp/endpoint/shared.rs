@@ -218,7 +218,7 @@ impl Shared {
             protection.count(&mut stats);
         }
         for link in links {
-            // A session that has ended since is in neither sum this time.
+            // Also of one that was removed meanwhile, which is not yet in `total`.
             stats.total += &link.lock().session.stats();
         }
         stats.round_trips = self.measures.round_trips();

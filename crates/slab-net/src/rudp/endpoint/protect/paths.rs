@@ -8,7 +8,7 @@ use crate::rudp::fec::{Code, FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards
 use crate::rudp::time::Time;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -174,12 +174,17 @@ impl Paths {
         if entry.sessions > 0 {
             return;
         }
-        let gone = table.paths.remove(&peer);
+        let path = Arc::clone(&entry.path);
         drop(table);
         // A thread that uses the path now finishes before its counters are read, or its counts are lost.
-        if let Some(Entry { path, .. }) = gone {
-            let stats = path.stats();
-            lock(&self.paths).removed_stats += &stats;
+        let stats = path.stats();
+        // Moved in one step, so that no reader of the sum misses them. A session may have joined meanwhile.
+        let mut table = lock(&self.paths);
+        if let hash_map::Entry::Occupied(entry) = table.paths.entry(peer)
+            && entry.get().sessions == 0
+        {
+            entry.remove();
+            table.removed_stats += &stats;
         }
     }
 
@@ -244,6 +249,31 @@ mod tests {
         let [_lost, second, parity] = group(&mut encoder);
         assert_eq!(take(&second), 0);
         assert_eq!(take(&parity), 1);
+    }
+
+    #[test]
+    fn the_counters_do_not_fall_when_a_path_goes() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let shards = FecShards::new(2, 1).unwrap();
+        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
+        let peer = "192.0.2.1:9".parse().unwrap();
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                for _ in 0..5000 {
+                    paths.join(peer);
+                    group(&mut paths.get(peer).unwrap().encoder());
+                    paths.leave(peer);
+                }
+            });
+            let mut before = 0;
+            while !sending.is_finished() {
+                let sent = paths.stats().sent_parity;
+                assert!(before <= sent, "{before}, then {sent}");
+                before = sent;
+            }
+        });
+        assert_eq!(paths.stats().sent_parity, 5000);
     }
 
     /// One thread looks whether a path rests that another has found, and not used yet.
