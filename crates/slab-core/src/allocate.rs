@@ -297,7 +297,7 @@ impl Inner {
         }
     }
 
-    fn begin_exhaustion(&self, class: u8) {
+    pub(crate) fn begin_exhaustion(&self, class: u8) {
         if self.uncached[usize::from(class)]
             .exhaustion
             .record_refusal()
@@ -325,13 +325,6 @@ impl Inner {
         self.uncached[usize::from(class)]
             .frees
             .fetch_add(frees, Ordering::Relaxed);
-    }
-
-    pub(crate) fn count_wait(&self, class: u8) {
-        self.uncached[usize::from(class)]
-            .waits
-            .fetch_add(1, Ordering::Relaxed);
-        self.begin_exhaustion(class);
     }
 
     pub(crate) fn too_many_waiters_error(&self, class: u8, limit: usize) -> AllocError {

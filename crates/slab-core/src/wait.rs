@@ -172,6 +172,9 @@ impl Inner {
         let ticket = layer.waiters.next;
         layer.waiters.next += 1;
         layer.waiters.waiting[usize::from(class)].insert(ticket, waker);
+        // Under the mutex, so that no snapshot shows a waiter without its wait.
+        let waits = &self.uncached[usize::from(class)].waits;
+        waits.fetch_add(1, Ordering::Relaxed);
         Answer::Later(ticket)
     }
 
@@ -326,7 +329,7 @@ impl<'a> Alloc<'a> {
                     self.pending = Some(Turn::new(class, ticket));
                     // Logs, which calls foreign code that may panic: from here on the drop gives the
                     // ticket back.
-                    inner.count_wait(class);
+                    inner.begin_exhaustion(class);
                     None
                 }
             },
@@ -412,5 +415,19 @@ mod tests {
         assert_eq!(left(), 0);
         drop((chunk, all));
         assert_eq!(pool.stats().in_use(), 0);
+    }
+
+    #[test]
+    fn no_snapshot_shows_a_waiter_without_its_wait() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let inner = pool.inner();
+        let class = inner.classes.place_for(65536).unwrap().class();
+        let _all: Vec<_> = core::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
+        let Answer::Later(ticket) = inner.alloc_or_wait(None, class, Waker::noop()) else {
+            panic!("the pool is full");
+        };
+        let stats = pool.stats().classes()[usize::from(class)];
+        assert_eq!((stats.waits, stats.waiting), (1, 1));
+        assert!(inner.cancel(&Turn::new(class, ticket)).is_none());
     }
 }
