@@ -33,6 +33,17 @@ impl Found {
     }
 }
 
+/// Frees a chunk that was taken and not handed out yet, unless it is forgotten: for the time in which foreign
+/// code runs that may panic (a waker, a subscriber of `tracing`).
+struct FreeOnPanic<'a>(&'a Inner, u8, u32);
+
+impl Drop for FreeOnPanic<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the chunk was given to nobody, and the caller that asked for it has a handle.
+        unsafe { Inner::free_with(NonNull::from(self.0), None, self.1, self.2) };
+    }
+}
+
 /// How many chunks to carve where only slabs have any.
 #[derive(Debug, Clone, Copy)]
 enum CarveSize {
@@ -49,7 +60,7 @@ impl Inner {
         let quick = local::with_current(self, |cache| self.alloc_from_depot(cache, class));
         let found = match quick {
             Some(unit) => {
-                self.end_exhaustion(class);
+                self.end_exhaustion(class, unit);
                 Ok(Found::used(unit))
             }
             None => self.find_free_chunk(self.attach().as_deref(), class, CarveSize::Batch),
@@ -116,7 +127,7 @@ impl Inner {
             .or_else(|| self.alloc_single(class));
         match (used, carve_size) {
             (Some(unit), _) => {
-                self.end_exhaustion(class);
+                self.end_exhaustion(class, unit);
                 Ok(Found::used(unit))
             }
             (None, CarveSize::Batch) => self.alloc_from_slab(cache, class),
@@ -183,7 +194,7 @@ impl Inner {
                 match self.alloc_by_reclaim(&mut layer, class, units, refused)? {
                     Reclaimed::Single(unit) => {
                         drop(layer);
-                        self.end_exhaustion(class);
+                        self.end_exhaustion(class, unit);
                         return Ok(Found::used(unit));
                     }
                     Reclaimed::Fresh(carved) => carved,
@@ -192,6 +203,7 @@ impl Inner {
         };
         let fresh = &units[..carved.chunks];
         let unit = self.take_one_and_store_rest(layer, cache, class, fresh);
+        let free_on_panic = FreeOnPanic(self, class, unit);
         if carved.new_slab {
             tracing::debug!(
                 pool = %self.name,
@@ -206,7 +218,8 @@ impl Inner {
         if carved.peak_due {
             self.update_in_use_peak(class);
         }
-        self.end_exhaustion(class);
+        core::mem::forget(free_on_panic);
+        self.end_exhaustion(class, unit);
         Ok(Found {
             unit,
             zeroed: carved.fresh,
@@ -264,15 +277,6 @@ impl Inner {
     /// Puts away the `rest` of what was carved and returns the wanted `unit`, which is counted as
     /// allocated: it is not lost if the rest wakes a task whose waker panics.
     fn store_rest(&self, class: u8, unit: u32, rest: &[u32]) -> u32 {
-        struct FreeOnPanic<'a>(&'a Inner, u8, u32);
-
-        impl Drop for FreeOnPanic<'_> {
-            fn drop(&mut self) {
-                // SAFETY: the chunk was given to nobody, and the caller that asked for it has a handle.
-                unsafe { Inner::free_with(NonNull::from(self.0), None, self.1, self.2) };
-            }
-        }
-
         let free_on_panic = FreeOnPanic(self, class, unit);
         self.put_free(class, rest);
         core::mem::forget(free_on_panic);
@@ -334,13 +338,16 @@ impl Inner {
         AllocError::TooManyWaiters { limit }
     }
 
-    fn end_exhaustion(&self, class: u8) {
+    /// Reports that the class has chunks again, if it had none; `unit` is the one that was taken.
+    fn end_exhaustion(&self, class: u8, unit: u32) {
         if self.uncached[usize::from(class)]
             .exhaustion
             .record_success()
         {
+            let free_on_panic = FreeOnPanic(self, class, unit);
             let chunk_bytes = self.classes.geometry(class).bytes;
             tracing::info!(pool = %self.name, chunk_bytes, "pool no longer exhausted");
+            core::mem::forget(free_on_panic);
         }
     }
 

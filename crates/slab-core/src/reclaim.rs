@@ -107,7 +107,7 @@ impl Inner {
     }
 
     /// Brings every free chunk back to its slab.
-    pub(crate) fn sweep(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
+    pub(crate) fn sweep(&self, layer: &mut SlabLayer) {
         let _span = tracing::debug_span!("sweep", pool = %self.name).entered();
         {
             // All magazines at once, and shut only for as long as it takes to empty them.

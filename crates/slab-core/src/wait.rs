@@ -26,7 +26,7 @@ use crate::guard::PRESSURE;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::reclaim::SlabLayer;
-use crate::sync::{MODELLED, MutexGuard, Ordering};
+use crate::sync::{MODELLED, Ordering};
 use crate::thread_cache::ThreadCache;
 use crate::wait_times::{WaitStart, WaitTimes};
 use alloc::collections::BTreeMap;
@@ -190,15 +190,26 @@ impl Inner {
     }
 
     /// When this returns, no magazine and no open batch takes a chunk, and none holds one.
-    fn begin_pressure(&self, layer: &mut MutexGuard<'_, SlabLayer>) {
+    fn begin_pressure(&self, layer: &mut SlabLayer) {
+        /// The sweep calls subscribers of `tracing`. If one panics, nobody waits, and the pressure ends.
+        struct EndOnPanic<'a>(&'a Inner, &'a mut SlabLayer);
+
+        impl Drop for EndOnPanic<'_> {
+            fn drop(&mut self) {
+                self.0.end_pressure_if_idle(self.1);
+            }
+        }
+
         self.under_pressure.store(true, Ordering::Relaxed);
         for entry in self.registry.lock().iter() {
             for class in 0..self.classes.count() as u8 {
                 entry.cache.magazine(class).guard.raise(PRESSURE);
             }
         }
+        let end_on_panic = EndOnPanic(self, layer);
         // Has the barrier that makes the gates effective, and takes what lies behind them.
-        self.sweep(layer);
+        self.sweep(end_on_panic.1);
+        core::mem::forget(end_on_panic);
     }
 
     fn end_pressure_if_idle(&self, layer: &SlabLayer) {

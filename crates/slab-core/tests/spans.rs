@@ -1,12 +1,18 @@
-//! The slow paths emit spans with the pool's name; the fast ones emit none.
+//! The slow paths emit spans with the pool's name; the fast ones emit none. And a subscriber that panics does
+//! no harm to the pool.
 #![cfg(feature = "std")]
 
-use slab_core::{Mode, SizeClasses, SlabPool};
+use slab_core::{Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use tracing::field::{Field, Visit};
-use tracing::{Event, Metadata, Subscriber, span};
+use tracing::subscriber::NoSubscriber;
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 
 /// Keeps what it hears of spans, name and fields, and of events, message and fields.
 #[derive(Clone, Debug, Default)]
@@ -78,8 +84,8 @@ fn a_raid_names_the_class_that_ran_out() {
         .unwrap();
     let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1500).ok()).collect();
     let one = all.pop().unwrap();
-    let (freed, seen) = std::sync::mpsc::channel();
-    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let (freed, seen) = channel();
+    let (done, wait) = channel::<()>();
     let idle = std::thread::spawn(move || {
         drop(one);
         freed.send(()).unwrap();
@@ -135,7 +141,7 @@ fn exhaustion_and_its_end_are_logged_once_each() {
             .collect::<Vec<_>>()
     };
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    let _second = Dispatch::new(NoSubscriber::new());
     tracing::subscriber::with_default(spans.clone(), || {
         let pool = SlabPool::builder()
             .name("out")
@@ -194,7 +200,7 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
         // There is nothing to raid either: no magazine holds chunks of that size.
         assert_eq!(count_spans(&spans, "raid pool=full chunk_bytes=16384"), 0);
         // The waiter has swept; what is freed from then on goes to its slab at once.
-        let mut waits = std::pin::pin!(pool.alloc(16384));
+        let mut waits = pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(waits.as_mut().poll(&mut cx).is_pending());
         let before = count_spans(&spans, "sweep");
@@ -210,4 +216,161 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
         assert!(!small.is_empty());
         assert_eq!(count_spans(&spans, "sweep"), before);
     });
+}
+
+/// Panics at one of its calls: at the beginning or end of a span, or at an event.
+#[derive(Clone)]
+struct PanickingSubscriber {
+    /// How many calls pass before.
+    calls_left: Arc<AtomicU32>,
+    max_level: Level,
+}
+
+impl PanickingSubscriber {
+    fn new(calls: u32, max_level: Level) -> Self {
+        Self {
+            calls_left: Arc::new(AtomicU32::new(calls)),
+            max_level,
+        }
+    }
+
+    fn has_panicked(&self) -> bool {
+        self.calls_left.load(Ordering::Relaxed) > u32::MAX / 2
+    }
+
+    fn call(&self) {
+        let left = self.calls_left.fetch_sub(1, Ordering::Relaxed);
+        assert_ne!(left, 0, "by a subscriber");
+    }
+}
+
+impl Subscriber for PanickingSubscriber {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.max_level
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        self.call();
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, _: &Event<'_>) {
+        self.call();
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {
+        self.call();
+    }
+}
+
+/// `None` if the subscriber panicked.
+fn attempt<T>(f: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(f)).ok()
+}
+
+const SMALL: usize = 512;
+const LARGE: usize = 16384;
+const SLABS: usize = 4;
+const LARGE_PER_SLAB: usize = 4;
+
+fn builder() -> SlabPoolBuilder {
+    let classes = SizeClasses::explicit(&[SMALL, LARGE]).unwrap();
+    let slab_bytes = LARGE * LARGE_PER_SLAB;
+    SlabPool::builder()
+        .size_classes(classes)
+        .max_memory(SLABS * slab_bytes)
+}
+
+/// Chunks until the pool refuses.
+fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
+    let mut all = Vec::new();
+    loop {
+        match attempt(|| pool.try_alloc(len)) {
+            Some(Ok(chunk)) => all.push(chunk),
+            Some(Err(_)) => return all,
+            None => {}
+        }
+    }
+}
+
+/// Commits slabs, refuses, waits, raids, sweeps and trims.
+fn program(pool: &SlabPool) {
+    // All of the first slab's.
+    let mut small = Vec::new();
+    while small.len() < LARGE * LARGE_PER_SLAB / SMALL {
+        small.extend(attempt(|| pool.try_alloc(SMALL).unwrap()));
+    }
+    let mut large = fill(pool, LARGE);
+    assert_eq!(large.len(), (SLABS - 1) * LARGE_PER_SLAB);
+    small.truncate(small.len() - 3);
+    {
+        let mut waits = pin!(pool.alloc(LARGE));
+        let mut cx = Context::from_waker(Waker::noop());
+        let pending = attempt(|| waits.as_mut().poll(&mut cx).is_pending());
+        assert_ne!(pending, Some(false));
+    }
+    // Nobody waits: what is free can be had, and magazines are in use.
+    small.push(pool.try_alloc(SMALL).unwrap());
+    assert_ne!(pool.stats().classes()[0].in_magazines, 0);
+    let one = large.pop();
+    let (freed, seen) = channel();
+    let (done, wait) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            drop(one);
+            freed.send(()).unwrap();
+            wait.recv().unwrap_err();
+        });
+        seen.recv().unwrap();
+        // Out of the other thread's magazine.
+        large.extend(fill(pool, LARGE));
+        drop(done);
+    });
+    assert_eq!(large.len(), (SLABS - 1) * LARGE_PER_SLAB);
+    drop(large);
+    attempt(|| pool.trim());
+    drop(small);
+    let stats = pool.stats();
+    assert_eq!(stats.in_use(), 0);
+    assert!(stats.classes().iter().all(|class| class.waiting == 0));
+    assert_eq!(fill(pool, LARGE).len(), SLABS * LARGE_PER_SLAB);
+}
+
+#[test]
+fn pool_stays_whole_at_whichever_call_a_subscriber_panics() {
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
+    let _second = Dispatch::new(NoSubscriber::new());
+    for calls in 0.. {
+        let subscriber = PanickingSubscriber::new(calls, Level::TRACE);
+        let pool = builder().build().unwrap();
+        tracing::subscriber::with_default(subscriber.clone(), || program(&pool));
+        if !subscriber.has_panicked() {
+            assert!(calls > 10, "{calls} calls");
+            return;
+        }
+    }
+}
+
+/// The event comes when the chunk has been taken already.
+#[test]
+fn panic_at_the_end_of_an_exhaustion_leaks_no_chunk() {
+    let _second = Dispatch::new(NoSubscriber::new());
+    // Where the next chunk comes from: the depot, a stack of single chunks, a slab.
+    let pools = [Mode::ThreadCached, Mode::DepotOnly, Mode::ThreadCached]
+        .map(|mode| builder().mode(mode).build().unwrap());
+    for pool in &pools {
+        drop(fill(pool, LARGE));
+        pool.flush_thread_cache();
+    }
+    pools[2].trim();
+    // Longer than an exhaustion lasts after the last refusal.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    for pool in pools {
+        let subscriber = PanickingSubscriber::new(0, Level::INFO);
+        tracing::subscriber::with_default(subscriber, || {
+            assert!(attempt(|| pool.try_alloc(LARGE)).is_none(), "no event");
+            assert_eq!(pool.stats().in_use(), 0);
+            assert!(pool.try_alloc(LARGE).is_ok());
+        });
+    }
 }
