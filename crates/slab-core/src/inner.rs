@@ -372,12 +372,32 @@ impl Inner {
     /// # Safety
     /// Called once, by the last handle.
     unsafe fn close(this: NonNull<Self>) {
+        /// Closes the pool even if a subscriber of `tracing` panics at the report.
+        struct CloseOnDrop(NonNull<Inner>);
+
+        impl Drop for CloseOnDrop {
+            fn drop(&mut self) {
+                // SAFETY: the promise of the caller of `close`.
+                unsafe { Inner::close_unreported(self.0) };
+            }
+        }
+
+        let _close = CloseOnDrop(this);
+        #[cfg(feature = "leak-tracking")]
+        {
+            // SAFETY: nothing unmaps the pool before it is closed.
+            let pool = unsafe { this.as_ref() };
+            if let Some(tracker) = &pool.tracker {
+                tracker.report_at_end(pool);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`close`](Self::close).
+    unsafe fn close_unreported(this: NonNull<Self>) {
         // SAFETY: nothing unmaps the pool before `live` has been set up below.
         let pool = unsafe { this.as_ref() };
-        #[cfg(feature = "leak-tracking")]
-        if let Some(tracker) = &pool.tracker {
-            tracker.report_at_end(pool);
-        }
         let live = pool.shut_out_and_count();
         // From the addition on, a free can end the pool at any moment, unless this call has to.
         if pool.live.fetch_add(live, Ordering::AcqRel) + live == 0 {

@@ -215,3 +215,51 @@ fn report_lists_the_sixteen_largest_places_and_counts_the_rest() {
     assert!(warnings[0].contains("bytes=16384 "), "{}", warnings[0]);
     assert!(warnings[16].contains("places=2 "), "{}", warnings[16]);
 }
+
+/// What is mapped for the pool goes with its last chunk all the same.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn subscriber_that_panics_at_the_report_leaks_no_pool() {
+    struct Panicking;
+    impl Subscriber for Panicking {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() == Level::WARN
+        }
+        fn event(&self, _: &Event<'_>) {
+            panic!("by a subscriber");
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+    // As above.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    // So large that nothing else is mapped there.
+    let pool = builder()
+        .max_memory(1 << 28)
+        .track_leaks(1)
+        .build()
+        .unwrap();
+    let chunk = pool.try_alloc(1).unwrap();
+    let at = chunk.as_ptr().addr().get() + (1 << 27);
+    let is_mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| {
+            let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let bound = |text| usize::from_str_radix(text, 16).unwrap();
+            (bound(from)..bound(to)).contains(&at)
+        })
+    };
+    assert!(is_mapped());
+    tracing::subscriber::with_default(Panicking, || {
+        let drop_pool = std::panic::AssertUnwindSafe(|| drop(pool));
+        assert!(std::panic::catch_unwind(drop_pool).is_err(), "reported");
+    });
+    assert!(is_mapped(), "the chunk lives");
+    drop(chunk);
+    assert!(!is_mapped());
+}
