@@ -53,6 +53,8 @@ pub enum ConfigError {
         /// The largest class in bytes.
         max: usize,
     },
+    /// A typed slab for no values: [`max_objects`](crate::SlabBuilder::max_objects) is 0.
+    NoObjects,
     /// The memory cap does not hold even one slab.
     CapBelowOneSlab {
         /// The cap in bytes.
@@ -126,6 +128,7 @@ impl fmt::Display for ConfigError {
                 f,
                 "the smallest class, {min} bytes, is above the largest, {max} bytes"
             ),
+            Self::NoObjects => write!(f, "max_objects is 0, but a slab holds at least one value"),
             Self::CapBelowOneSlab {
                 max_memory,
                 slab_bytes,
@@ -272,6 +275,7 @@ mod tests {
             E::BadAlignment { .. } => E::BadAlignment { align: 3 },
             E::BadFactor => E::BadFactor,
             E::EmptyRange { .. } => E::EmptyRange { min: 128, max: 64 },
+            E::NoObjects => E::NoObjects,
             E::CapBelowOneSlab { .. } => E::CapBelowOneSlab { max_memory: 1, slab_bytes: 2 },
             E::CapBelowClasses { .. } => E::CapBelowClasses { slabs: 1, classes: 2 },
             E::CapTooLarge { .. } => E::CapTooLarge { max_memory: 2, limit: 1 },

@@ -271,8 +271,13 @@ fn capacity_is_max_objects_rounded_up_to_whole_slabs() {
         assert_eq!(capacity % 1024, 0);
     }
     let error = Slab::<u8>::builder().max_objects(0).build().unwrap_err();
+    assert_eq!(error, ConfigError::NoObjects);
+    assert!(error.to_string().contains("max_objects is 0"), "{error}");
+    // Values of which not one fits into the default cap.
+    type TooLarge = [u8; (64 << 20) + 1];
+    let error = Slab::<TooLarge>::builder().build().unwrap_err();
     assert!(
-        matches!(error, ConfigError::CapBelowOneSlab { .. }),
+        matches!(error, ConfigError::ClassTooLarge { .. }),
         "{error}"
     );
     let error = Slab::<u8>::builder()

@@ -405,8 +405,8 @@ impl<T, Tag> SlabBuilder<T, Tag> {
     /// # Errors
     /// [`ConfigError::BadAlignment`] if `T` is aligned to more than [`MAX_CHUNK_ALIGN`] bytes,
     /// [`ConfigError::ClassTooLarge`] if it is larger than
-    /// [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES), [`ConfigError::CapBelowOneSlab`] for no
-    /// objects at all; otherwise as [`SlabPoolBuilder::build`].
+    /// [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES), [`ConfigError::NoObjects`] if
+    /// [`max_objects`](Self::max_objects) is 0; otherwise as [`SlabPoolBuilder::build`].
     pub fn build(self) -> Result<Slab<T, Tag>, ConfigError> {
         if align_of::<T>() > MAX_CHUNK_ALIGN {
             return Err(ConfigError::BadAlignment {
@@ -415,6 +415,10 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         }
         let bytes = chunk_bytes::<T>();
         let classes = SizeClasses::explicit(&[bytes])?;
+        // Not before: the default of values that are too large is 0.
+        if self.max_objects == 0 {
+            return Err(ConfigError::NoObjects);
+        }
         let slab_bytes = slab_bytes_for(bytes);
         let usable = slab_bytes - self.pool.guard_bytes(slab_bytes);
         let slabs = self.max_objects.div_ceil(usable / bytes);
