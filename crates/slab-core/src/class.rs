@@ -219,7 +219,8 @@ impl SizeClasses {
     }
 
     /// Returns the index of the smallest class that holds `len` bytes and whose chunks are aligned to
-    /// `align` bytes; `None` if none does. Ask a pool for that class's size to get such a chunk.
+    /// `align` bytes; `None` if none does, or if `align` is not a power of two. Ask a pool for that class's
+    /// size to get such a chunk.
     ///
     /// ```
     /// # use slab_core::{SizeClasses, SlabPool};
@@ -232,6 +233,9 @@ impl SizeClasses {
     /// ```
     #[must_use]
     pub fn class_for_aligned(&self, len: usize, align: usize) -> Option<usize> {
+        if !align.is_power_of_two() {
+            return None;
+        }
         let first = self.class_for(len)?;
         (first..self.sizes.len()).find(|&class| self.align(class) >= align)
     }
@@ -352,6 +356,8 @@ mod tests {
             (5000, 4096, Some(4)),
             (1, 8192, None),
             (131_073, 1, None),
+            (1, 0, None),
+            (1, 96, None),
         ] {
             assert_eq!(
                 classes.class_for_aligned(len, align),
