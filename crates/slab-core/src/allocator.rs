@@ -14,9 +14,8 @@ use core::ptr::NonNull;
 /// A pool behind the `Allocator` interface of `allocator-api2`, so that its `Vec` and `Box`,
 /// `hashbrown`'s maps and others can live in it. Behind the feature `allocator-api2`.
 ///
-/// It owns a pool that serves nothing else: what a collection stores may have padding, which is
-/// uninitialised as far as the language is concerned, and users of a byte pool may look at what a chunk
-/// holds.
+/// It owns a pool that serves nothing else, as a [`Slab`](crate::Slab) does: what a collection stores may have
+/// padding, which is uninitialised as far as the language is concerned, and does not get into a byte pool.
 ///
 /// A block is one chunk. Growing and shrinking within its size class moves nothing. A request fails if it
 /// is above the largest class, needs an alignment that no class [has](crate::SizeClasses::align), or meets

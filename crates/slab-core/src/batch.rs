@@ -61,7 +61,7 @@ impl ChunkBatch {
     pub const MAX: usize = 64;
 
     /// Fills the batch up to `count` chunks, or to [`MAX`](Self::MAX) if that is less, in one step;
-    /// returns how many it holds now. These are fewer if the pool has no more, but at least one.
+    /// returns how many it holds now. If the pool has no more, these are fewer than `count`, but not none.
     ///
     /// # Errors
     /// As [`SlabPool::try_alloc`], if the batch is empty and the pool has not even one chunk.

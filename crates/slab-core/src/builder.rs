@@ -54,12 +54,13 @@ pub enum Mode {
     /// allocate seldom, and where memory is tighter than time.
     DepotOnly,
     /// In one ring a class, first in, first out, over a fixed population: each class has an equal
-    /// share of the cap's slabs, which it takes when it first needs them and then keeps (trim gives back
-    /// their pages, not the slabs). So no class can starve another, and a freed chunk rests until all that
-    /// were freed before it are used again, which leaves the least to destroy for late writes by foreign
-    /// code or hardware. (Chunks that trim or a wait has put back into their slabs, and those that were
-    /// never used, are used only when the ring is empty.) The price beyond that of `DepotOnly`: chunks come
-    /// back cold. A pool of one class in this mode replaces a channel full of buffers.
+    /// share of the cap's slabs (a remainder of fewer slabs than classes stays unused), which it takes when
+    /// it first needs them and then keeps (trim gives back their pages, not the slabs). So no class can
+    /// starve another, and a freed chunk rests until all that were freed before it are used again, which
+    /// leaves the least to destroy for late writes by foreign code or hardware. (Chunks that trim or a wait
+    /// has put back into their slabs, and those that were never used, are used only when the ring is empty.)
+    /// The price beyond that of `DepotOnly`: chunks come back cold. A pool of one class in this mode
+    /// replaces a channel full of buffers.
     Ring,
     /// In batches, under one mutex a class. Useful only as a baseline to measure the others against,
     /// and to find all free chunks of a class in one place with a debugger.
@@ -84,7 +85,8 @@ pub enum Backing {
     /// Page by page, when a chunk is first written.
     #[default]
     OnDemand,
-    /// All of it when the pool is built: the pool never grows, and no first write meets a page fault.
+    /// All of it when the pool is built: the pool never grows, and no first write meets a page fault, except
+    /// to what a [`trim`](SlabPool::trim) has given back.
     Prefault,
     /// As [`Prefault`](Self::Prefault), and locked into memory (`mlock`), which the system may limit.
     /// Nothing of it goes back to the system: [`trim`](SlabPool::trim) returns 0. Where there is no
@@ -252,7 +254,8 @@ impl SlabPoolBuilder {
 
     /// Asks the system to back the pool with huge pages where it can (transparent huge pages on
     /// Linux). A hint: nothing fails without them. Memory then goes back to the system in larger
-    /// pieces only. Default: no.
+    /// pieces only. With [`guard_pages`](Self::guard_pages) a huge page has to fit between two of them, so
+    /// there are none unless the largest size class is above 512 KiB. Default: no.
     pub fn huge_pages(mut self, advise: bool) -> Self {
         self.huge_pages = advise;
         self

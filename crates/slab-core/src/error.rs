@@ -11,7 +11,7 @@ pub enum ConfigError {
     NoClasses,
     /// More size classes than [`MAX_CLASSES`](crate::MAX_CLASSES).
     TooManyClasses {
-        /// How many were asked for.
+        /// How many were asked for; of a geometric list, the count at which that was given up.
         count: usize,
     },
     /// A size class of zero bytes.
@@ -164,7 +164,8 @@ impl core::error::Error for ConfigError {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// The pool is at its cap and no chunk of the size class is free.
+    /// No chunk of the size class is free, and the pool is at its cap, or in
+    /// [`Mode::Ring`](crate::Mode::Ring) the class at its share of the cap.
     Exhausted {
         /// The chunk size in bytes that was needed.
         chunk_bytes: usize,
@@ -207,7 +208,7 @@ impl fmt::Display for AllocError {
         match *self {
             Self::Exhausted { chunk_bytes } => write!(
                 f,
-                "the pool is at its memory cap and has no free chunk of {chunk_bytes} bytes"
+                "no chunk of {chunk_bytes} bytes is free, and the memory cap leaves no room for more"
             ),
             Self::TooLarge { requested, largest } => write!(
                 f,
@@ -217,10 +218,9 @@ impl fmt::Display for AllocError {
                 f,
                 "{requested} bytes asked for, but of the {limit} bytes for requests above the largest size class too few are left"
             ),
-            Self::Commit { errno } => write!(
-                f,
-                "the operating system refused memory for a slab (os error {errno})"
-            ),
+            Self::Commit { errno } => {
+                write!(f, "the operating system refused memory (os error {errno})")
+            }
             Self::TooManyWaiters { limit } => {
                 write!(f, "{limit} tasks wait for the pool's memory already")
             }

@@ -321,7 +321,7 @@ fn refused_trim_leaves_memory_committed_and_usable() {
         .collect();
     assert_eq!(zeroed.len(), 15);
     for chunk in &zeroed {
-        // SAFETY: a chunk's bytes are initialised.
+        // SAFETY: the bytes are zeroed, and nobody writes them meanwhile.
         let bytes = unsafe { core::slice::from_raw_parts(chunk.as_ptr().as_ptr(), 16384) };
         assert!(bytes.iter().all(|&byte| byte == 0));
     }

@@ -98,7 +98,8 @@ pub struct PoolStats {
     pub slab_bytes: usize,
     /// Threads that have magazines in this pool now.
     pub thread_caches: usize,
-    /// Requests above the largest size class.
+    /// Requests refused because they were above the largest size class. Those that
+    /// [`try_alloc_any`](crate::SlabPool::try_alloc_any) passes on to the heap are counted below instead.
     pub too_large: u64,
     /// Bytes on the heap now, for requests above the largest size class.
     pub oversize_bytes: usize,

@@ -16,7 +16,8 @@ fn builder() -> SlabPoolBuilder {
 }
 
 fn bytes(chunk: &Chunk) -> &[u8] {
-    // SAFETY: a chunk's bytes are initialised, and nobody writes them while this borrow lives.
+    // SAFETY: memory is zero at first and tests write initialised bytes only; nobody writes these while the
+    // borrow lives.
     unsafe { std::slice::from_raw_parts(chunk.as_ptr().as_ptr(), chunk.capacity()) }
 }
 

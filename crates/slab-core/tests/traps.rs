@@ -300,7 +300,7 @@ fn assert_shows_nothing(pool: &SlabPool, len: usize) {
                 pool.try_alloc_zeroed(len).ok()?
             };
             let at = chunk.as_ptr().as_ptr();
-            // SAFETY: a chunk's bytes are initialised, and these are ours alone.
+            // SAFETY: the bytes were just zeroed, and are ours alone.
             let bytes = unsafe { std::slice::from_raw_parts(at, chunk.capacity()) };
             assert!(bytes == zeros, "{len} in turn {turn}");
             // Only the bytes that are copied in are shown.

@@ -1,9 +1,9 @@
 //! Typed slabs: pools of objects of one type.
 //!
-//! A [`Slab`] has an arena of its own, because writing a value leaves its padding uninitialised
-//! as far as the language is concerned, and a byte pool promises initialised bytes. Within it, a
-//! value is a chunk of the one class there is, so all of the pool's machinery serves it unchanged:
-//! magazines, depot, free on any thread, trim, statistics.
+//! A [`Slab`] has an arena of its own: so its cap is a number of values, and no other user of a pool can take
+//! their memory. Nor does their padding, which is uninitialised as far as the language is concerned, get into a
+//! byte pool. Within the arena, a value is a chunk of the one class there is, so all of the pool's machinery
+//! serves it unchanged: magazines, depot, free on any thread, trim, statistics.
 //!
 //! | file | what |
 //! |---|---|
@@ -378,14 +378,15 @@ impl<T, Tag> SlabBuilder<T, Tag> {
         self
     }
 
-    /// Sets how many values the slab holds at least, rounded up to whole slabs. Default: 64 MiB of them.
+    /// Sets how many values the slab holds at least, rounded up to whole slabs; 0 is an error. Default: 64
+    /// MiB of them.
     pub fn max_objects(mut self, objects: usize) -> Self {
         self.max_objects = objects;
         self
     }
 
     /// Sets further options of the pool behind the slab. The slab overrides the pool's size classes and
-    /// its cap.
+    /// its cap, and makes no use of [`max_oversize_memory`](SlabPoolBuilder::max_oversize_memory).
     ///
     /// ```
     /// # use slab_core::{Growth, Slab};
