@@ -46,7 +46,9 @@ pub enum Mode {
     /// In each thread's magazines, from which whole batches go to the depot and come back. An
     /// allocation or a free is a few plain loads and stores. A thread keeps at most 112 free chunks of a
     /// class, and at most 2 MiB of it or 1/128 of the cap, whichever is less; but up to two of any size.
-    /// Right for almost everyone; without the feature `std` it is [`DepotOnly`](Self::DepotOnly).
+    /// At most 4096 threads at a time have magazines; the depot serves the others, as in
+    /// [`Locked`](Self::Locked). Right for almost everyone; without the feature `std` it is
+    /// [`DepotOnly`](Self::DepotOnly).
     ThreadCached,
     /// In one lock-free stack a class. Every allocation and free is a compare-and-swap on a word
     /// that all threads share (some ten times the cost, more under contention). In return, no thread

@@ -131,6 +131,10 @@ pub(crate) struct Inner {
     pub(crate) home: Weak<Handle>,
     pub(crate) name: Box<str>,
     pub(crate) max_thread_caches: usize,
+    /// There are as many caches as allowed, and each has a thread. So further threads do not search all of them
+    /// under the registry's lock at each allocation and free. Changes under that lock. A plain atomic: a thread
+    /// that sees an old value searches in vain, or goes without a cache once more, so models need not see it.
+    pub(crate) no_cache_left: core::sync::atomic::AtomicBool,
     pub(crate) oversize: Arc<Oversize>,
     pub(crate) zero_on_free: bool,
     pub(crate) hardening: Option<Hardening>,
@@ -256,6 +260,7 @@ impl Inner {
             } else {
                 0
             },
+            no_cache_left: core::sync::atomic::AtomicBool::new(false),
             zero_on_free: options.zero_on_free,
             hardening,
             #[cfg(feature = "leak-tracking")]

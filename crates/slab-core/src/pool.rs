@@ -58,7 +58,8 @@ use core::ptr::NonNull;
 /// # Sandboxes
 /// On Linux, building the first pool checks whether the process may issue `membarrier`, and all pools rely
 /// on the answer. If a filter of system calls (seccomp) forbids it later, calls that have to take from
-/// other threads' magazines panic. Allow it, or install the filter before the first pool is built.
+/// other threads' magazines panic, and a `fork` aborts the process. Allow it, or install the filter before
+/// the first pool is built.
 #[derive(Clone)]
 pub struct SlabPool {
     /// Spares the fast path the indirection through `handle`.

@@ -26,6 +26,9 @@ impl Inner {
     }
 
     pub(crate) fn register(&self) -> Option<Arc<ThreadCache>> {
+        if self.no_cache_left.load(Ordering::Relaxed) {
+            return None;
+        }
         let mut registry = self.registry.lock();
         if self.closed.load(Ordering::Relaxed) {
             return None;
@@ -35,6 +38,7 @@ impl Inner {
             return Some(Arc::clone(&free.cache));
         }
         if registry.len() == self.max_thread_caches {
+            self.no_cache_left.store(true, Ordering::Relaxed);
             return None;
         }
         let id = registry.len();
@@ -77,6 +81,7 @@ impl Inner {
         let mut registry = self.registry.lock();
         self.flush(&registry, cache);
         registry[cache.id].attached = false;
+        self.no_cache_left.store(false, Ordering::Relaxed);
     }
 
     /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
@@ -103,5 +108,31 @@ impl Inner {
         if let Some(cache) = self.attach() {
             self.flush(&self.registry.lock(), &cache);
         }
+    }
+}
+
+#[cfg(all(test, feature = "std", not(any(loom, shuttle))))]
+mod tests {
+    use crate::SlabPool;
+
+    /// It takes no part in the registry, whose lock is held here: otherwise this would not end.
+    #[test]
+    #[cfg_attr(miri, ignore = "4096 caches")]
+    fn thread_without_a_cache_does_not_look_for_one_in_vain() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let inner = pool.inner();
+        let caches: Vec<_> = core::iter::from_fn(|| inner.register()).collect();
+        assert_eq!(caches.len(), inner.max_thread_caches);
+        let first = pool.try_alloc(64).unwrap();
+        let registry = inner.registry.lock();
+        drop(first);
+        drop(pool.try_alloc(64).unwrap());
+        drop(registry);
+        assert_eq!(pool.stats().classes()[0].in_magazines, 0);
+        // One that comes free has a thread again.
+        inner.detach(&caches[7]);
+        drop(pool.try_alloc(64).unwrap());
+        assert_eq!(pool.stats().thread_caches, caches.len());
+        assert_ne!(pool.stats().classes()[0].in_magazines, 0);
     }
 }
