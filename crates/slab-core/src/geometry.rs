@@ -22,9 +22,8 @@ const MIN_CHUNKS_PER_SLAB: usize = 4;
 const MIN_SLAB_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
 /// How many bytes of chunks move between a magazine and the depot at once, at most.
 ///
-/// A magazine of two batches should hold the burst that a thread allocates and frees in turn, or half of
-/// each burst goes to the depot while it is still in the cache. A bulk transfer has some 1.4 MB of 64 KiB
-/// chunks under way (`ARCHITECTURE.md` says what 1 MiB gained over 256 KiB).
+/// A magazine of two batches should hold what a thread allocates and frees in turn: a bulk transfer has some
+/// 1.4 MB of 64 KiB chunks under way. `ARCHITECTURE.md` says what 1 MiB gained over 256 KiB.
 const BATCH_BYTES: usize = 1 << 20;
 /// The most chunks in a batch. A magazine of two batches and its counters then take 512 bytes, and
 /// a batch block in the depot 232.

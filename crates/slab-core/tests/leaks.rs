@@ -1,6 +1,11 @@
 //! Leak tracking: which call site has which chunk.
 #![cfg(all(feature = "leak-tracking", not(loom)))]
 
+#[cfg(all(target_os = "linux", not(miri)))]
+mod panicking_subscriber;
+
+#[cfg(all(target_os = "linux", not(miri)))]
+use panicking_subscriber::PanickingSubscriber;
 use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::pin::pin;
@@ -220,22 +225,6 @@ fn report_lists_the_sixteen_largest_places_and_counts_the_rest() {
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
 fn subscriber_that_panics_at_the_report_leaks_no_pool() {
-    struct Panicking;
-    impl Subscriber for Panicking {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            *metadata.level() == Level::WARN
-        }
-        fn event(&self, _: &Event<'_>) {
-            panic!("by a subscriber");
-        }
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-        fn enter(&self, _: &span::Id) {}
-        fn exit(&self, _: &span::Id) {}
-    }
     // As above.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     // So large that nothing else is mapped there.
@@ -255,7 +244,7 @@ fn subscriber_that_panics_at_the_report_leaks_no_pool() {
         })
     };
     assert!(is_mapped());
-    tracing::subscriber::with_default(Panicking, || {
+    tracing::subscriber::with_default(PanickingSubscriber::new(0, Level::WARN), || {
         let drop_pool = std::panic::AssertUnwindSafe(|| drop(pool));
         assert!(std::panic::catch_unwind(drop_pool).is_err(), "reported");
     });

@@ -78,16 +78,18 @@ fn magazine_holds_two_chunks_of_any_size() {
 
 #[test]
 fn magazines_are_bounded_in_chunks_and_in_bytes() {
-    let max_memory = 64 << 20;
-    let pool = SlabPool::builder().max_memory(max_memory).build().unwrap();
-    for (class, &len) in pool.size_classes().sizes().iter().enumerate() {
-        let chunks: Vec<_> = (0..300).map(|_| pool.try_alloc(len).unwrap()).collect();
-        drop(chunks);
-        let kept = pool.stats().classes()[class].in_magazines;
-        assert!((2..=112).contains(&kept), "{kept} chunks of {len} bytes");
-        let bytes = kept as usize * len;
-        assert!(bytes <= max_memory / 128, "{bytes} bytes of {len}");
-        pool.flush_thread_cache();
-        assert_eq!(pool.stats().classes()[class].in_magazines, 0);
+    // The cap, and the most bytes of a class: 1/128 of it, or 2 MiB.
+    for (max_memory, most) in [(64 << 20, 512 << 10), (1 << 30, 2 << 20)] {
+        let pool = SlabPool::builder().max_memory(max_memory).build().unwrap();
+        for (class, &len) in pool.size_classes().sizes().iter().enumerate() {
+            let chunks: Vec<_> = (0..300).map(|_| pool.try_alloc(len).unwrap()).collect();
+            drop(chunks);
+            let kept = pool.stats().classes()[class].in_magazines;
+            assert!((2..=112).contains(&kept), "{kept} chunks of {len} bytes");
+            let bytes = kept as usize * len;
+            assert!(bytes <= most, "{bytes} bytes of {len}");
+            pool.flush_thread_cache();
+            assert_eq!(pool.stats().classes()[class].in_magazines, 0);
+        }
     }
 }

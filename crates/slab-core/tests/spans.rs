@@ -2,11 +2,13 @@
 //! no harm to the pool.
 #![cfg(feature = "std")]
 
+mod panicking_subscriber;
+
+use panicking_subscriber::PanickingSubscriber;
 use slab_core::{Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
@@ -216,51 +218,6 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
         assert!(!small.is_empty());
         assert_eq!(count_spans(&spans, "sweep"), before);
     });
-}
-
-/// Panics at one of its calls: at the beginning or end of a span, or at an event.
-#[derive(Clone)]
-struct PanickingSubscriber {
-    /// How many calls pass before.
-    calls_left: Arc<AtomicU32>,
-    max_level: Level,
-}
-
-impl PanickingSubscriber {
-    fn new(calls: u32, max_level: Level) -> Self {
-        Self {
-            calls_left: Arc::new(AtomicU32::new(calls)),
-            max_level,
-        }
-    }
-
-    fn has_panicked(&self) -> bool {
-        self.calls_left.load(Ordering::Relaxed) > u32::MAX / 2
-    }
-
-    fn call(&self) {
-        let left = self.calls_left.fetch_sub(1, Ordering::Relaxed);
-        assert_ne!(left, 0, "by a subscriber");
-    }
-}
-
-impl Subscriber for PanickingSubscriber {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.max_level
-    }
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        self.call();
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn event(&self, _: &Event<'_>) {
-        self.call();
-    }
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {
-        self.call();
-    }
 }
 
 /// `None` if the subscriber panicked.

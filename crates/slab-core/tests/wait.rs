@@ -1,8 +1,10 @@
 //! Waiting for memory under the cap.
 
 mod common;
+mod panicking_subscriber;
 
 use common::fill;
+use panicking_subscriber::PanickingSubscriber;
 use slab_core::{Alloc, AllocError, Chunk, Mode, SizeClasses, SlabPool};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread::{self, Thread};
 use tracing::subscriber::NoSubscriber;
-use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
+use tracing::{Dispatch, Level};
 
 /// A chunk; Miri interprets, and gets pools of few of them.
 const LEN: usize = if cfg!(miri) { 8192 } else { 1024 };
@@ -247,22 +249,6 @@ fn panicking_waker_does_not_prevent_other_wakeups() {
 /// A subscriber to the pool's events is foreign code, as a waker is.
 #[test]
 fn panicking_subscriber_leaves_no_waiter_behind() {
-    struct PanickingSubscriber;
-    impl Subscriber for PanickingSubscriber {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            *metadata.level() == Level::WARN
-        }
-        fn event(&self, _: &Event<'_>) {
-            panic!("by a subscriber");
-        }
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-        fn enter(&self, _: &span::Id) {}
-        fn exit(&self, _: &span::Id) {}
-    }
     let pool = pool(&[1024]);
     // As many as there are, not until the pool refuses, which would emit an event already.
     let mut all: Vec<_> = (0..pool.max_memory() / 1024)
@@ -270,7 +256,7 @@ fn panicking_subscriber_leaves_no_waiter_behind() {
         .collect();
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
-    tracing::subscriber::with_default(PanickingSubscriber, || {
+    tracing::subscriber::with_default(PanickingSubscriber::new(0, Level::WARN), || {
         let mut waits = pin!(pool.alloc(1024));
         let mut cx = Context::from_waker(Waker::noop());
         let poll = AssertUnwindSafe(|| waits.as_mut().poll(&mut cx).is_pending());

@@ -1,11 +1,11 @@
 //! What an error says, and what its `source` says, are two things: whoever prints both reads neither twice.
 
 use crate::packet::PacketPoolError;
-use crate::pipeline::QueueClosed;
+use crate::pipeline::{Overflow, QueueClosed, TrySendError, queue};
 use crate::rudp::wire::Malformed;
 use crate::rudp::{self, CloseReason, OpenError, Rejection, SessionConfig, Unsent};
-use crate::udp::{self, BindError, SendErrorKind};
-use crate::{ConfigError, Packet};
+use crate::udp::{self, BatchError, BindError, PacketBatch, SendErrorKind};
+use crate::{AllocError, ConfigError, Packet, PacketPool};
 use std::error::Error;
 use std::io;
 use std::iter::successors;
@@ -41,6 +41,26 @@ fn send_errors() -> Vec<udp::SendError> {
     );
     let error = |kind| udp::SendError { sent: 2, kind };
     kinds.into_iter().map(error).collect()
+}
+
+fn batch_errors() -> Vec<BatchError> {
+    let exhausted = AllocError::Exhausted { chunk_bytes: 64 };
+    every!(BatchError:
+        BatchError::TooLong { .. } => BatchError::TooLong { bytes: 65_528 },
+        BatchError::TooManyDatagrams { .. } => BatchError::TooManyDatagrams { datagrams: 129 },
+        BatchError::NoMemory(_) => BatchError::NoMemory(exhausted),
+    )
+}
+
+/// Of a full queue, and of a closed one.
+fn try_send_errors() -> [TrySendError; 2] {
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let batch = || PacketBatch::try_copy_from_slice(&pool, b"x", 0, ([127, 0, 0, 1], 9).into());
+    let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::Wait);
+    sender.try_send(batch().unwrap()).unwrap();
+    let full = sender.try_send(batch().unwrap()).unwrap_err();
+    drop(receiver);
+    [full, sender.try_send(batch().unwrap()).unwrap_err()]
 }
 
 fn session_config_error() -> rudp::SessionConfigError {
@@ -136,6 +156,8 @@ fn all() -> Vec<Box<dyn Error>> {
     [
         boxed(pool_errors()),
         boxed([QueueClosed]),
+        boxed(try_send_errors()),
+        boxed(batch_errors()),
         boxed(bind_errors()),
         boxed(bind_errors().into_iter().map(io::Error::from)),
         boxed(send_errors()),
@@ -182,11 +204,14 @@ fn what_the_system_or_the_session_said_is_a_source() {
     let system = Some(refused().to_string());
     let bind = || bind_errors().swap_remove(0);
     let send = || send_errors().pop().unwrap();
+    let batch = batch_errors().pop().unwrap();
     assert_eq!(last(&bind()), system);
     assert_eq!(last(&io::Error::from(bind())), system);
     assert_eq!(last(&OpenError::from(bind())), system);
     assert_eq!(last(&send()), system);
     assert_eq!(last(&io::Error::from(send())), system);
+    let exhausted = AllocError::Exhausted { chunk_bytes: 64 };
+    assert_eq!(last(&batch), Some(exhausted.to_string()));
     let blocked = rudp::SendError::Blocked;
     assert_eq!(last(&unsent(blocked)), Some(blocked.to_string()));
 }

@@ -149,8 +149,7 @@ fn a_socket_with_an_icmp_error_still_waits_for_room() {
             sent = all => sent.unwrap(),
             () = ticking => {}
         }
-        // A sender that does not give way while it waits leaves room for none or one.
-        assert!(ticks > 2, "{ticks}");
+        assert!(ticks > 10, "{ticks}");
         drop(answer.join().unwrap());
     }
     run_on_own_thread(unshare_network, test);

@@ -85,7 +85,7 @@ pub enum BatchError {
         /// The number of datagrams.
         datagrams: usize,
     },
-    /// The pool has no memory for the payload.
+    /// The pool has no memory for the payload. Why is also the `source`.
     NoMemory(AllocError),
 }
 
@@ -102,7 +102,7 @@ impl fmt::Display for BatchError {
                 "a batch has at most {} datagrams, not {datagrams}",
                 super::batch::MAX_DATAGRAMS
             ),
-            Self::NoMemory(error) => write!(f, "no memory for a batch: {error}"),
+            Self::NoMemory(_) => f.write_str("the pool has no memory for the batch"),
         }
     }
 }
