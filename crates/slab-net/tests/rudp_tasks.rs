@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::io::IoSlice;
 use std::pin::pin;
-use std::task::Poll;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
@@ -205,6 +206,60 @@ async fn an_abort_wakes_all_tasks_that_wait_for_the_session() {
         timeout(TIMEOUT, told).await.unwrap(),
         Err(CloseReason::Reset)
     );
+}
+
+/// Notes, when it is woken, whether the session can be used from there.
+struct Looks {
+    at: Connection,
+    found: Mutex<Vec<bool>>,
+}
+
+impl Wake for Looks {
+    fn wake(self: Arc<Self>) {
+        let ((found, seen), at) = (mpsc::channel(), self.at.clone());
+        // Another thread, because this one would wait for ever for a lock of its own.
+        std::thread::spawn(move || {
+            let _ = at.stats();
+            let _ = found.send(());
+        });
+        let seen = seen.recv_timeout(Duration::from_secs(5));
+        self.found.lock().unwrap().push(seen.is_ok());
+    }
+}
+
+/// As with an executor that runs a task where it is woken.
+#[tokio::test]
+async fn a_waker_may_use_the_session() {
+    let pool = pool();
+    let (server, client, accepted) = connected_pair(&pool).await;
+    let tasks: [_; 7] = core::array::from_fn(|_| {
+        Arc::new(Looks {
+            at: client.clone(),
+            found: Mutex::default(),
+        })
+    });
+    let wait = || {
+        for task in &tasks {
+            let waker = Waker::from(Arc::clone(task));
+            let mut waiting = pin!(client.recv_datagram());
+            let waiting = waiting.as_mut().poll(&mut Context::from_waker(&waker));
+            assert_eq!(waiting, Poll::Pending);
+        }
+    };
+    // By the endpoint's task, and by one that uses the session.
+    wait();
+    accepted.send_slice(b"message").await.unwrap();
+    let all_woken = |_: &Endpoint| {
+        tasks
+            .iter()
+            .all(|task| task.found.lock().unwrap().len() == 1)
+    };
+    wait_until(&server, "all are woken", all_woken).await;
+    wait();
+    client.abort();
+    for task in tasks {
+        assert_eq!(*task.found.lock().unwrap(), [true, true]);
+    }
 }
 
 fn opening() -> [u8; HEADER_BYTES] {

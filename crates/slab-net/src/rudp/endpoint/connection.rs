@@ -2,7 +2,7 @@
 
 use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::stats::RudpStats;
-use super::link::{Inner, Link};
+use super::link::{Inner, Link, LinkGuard};
 use super::stream::Stream;
 use crate::packet::{Packet, PacketBuf};
 use core::fmt;
@@ -10,7 +10,7 @@ use core::future::{Future, poll_fn};
 use core::pin::pin;
 use core::task::{Context, Poll, ready};
 use std::net::SocketAddr;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::coop::poll_proceed;
 
@@ -216,7 +216,7 @@ impl Connection {
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| Input::End)
             } else {
-                inner.readers.add(cx.waker());
+                inner.wait_to_read(cx.waker());
                 return Poll::Pending;
             };
             coop.made_progress();
@@ -241,7 +241,7 @@ impl Connection {
             }
             // Woken if the session ends, or another task takes the message.
             inner.awaited_bytes = bytes as u32;
-            inner.readers.add(cx.waker());
+            inner.wait_to_read(cx.waker());
             Poll::Pending
         });
         match buf.await? {
@@ -298,7 +298,7 @@ impl Connection {
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| None)
             } else {
-                inner.readers.add(cx.waker());
+                inner.wait_to_read(cx.waker());
                 return Poll::Pending;
             };
             coop.made_progress();
@@ -335,7 +335,7 @@ impl Connection {
             if let Some(reason) = inner.session.ended() {
                 return Poll::Ready(Err(reason));
             }
-            inner.writers.add(cx.waker());
+            inner.wait_to_write(cx.waker());
             Poll::Pending
         })
         .await
@@ -406,7 +406,7 @@ impl Connection {
         let closed = inner.session.close_result();
         closed.map_or_else(
             || {
-                inner.writers.add(cx.waker());
+                inner.wait_to_write(cx.waker());
                 Poll::Pending
             },
             Poll::Ready,
@@ -462,22 +462,19 @@ impl Connection {
         self.with_guard(act).0
     }
 
-    pub(super) fn with_guard<T>(
-        &self,
-        act: impl FnOnce(&mut Inner) -> T,
-    ) -> (T, MutexGuard<'_, Inner>) {
+    pub(super) fn with_guard<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> (T, LinkGuard<'_>) {
         let link = self.link();
         let mut inner = link.lock();
         let result = act(&mut inner);
         let now = link.shared.now();
-        link.settle(&mut inner, now, false).wake();
+        link.settle(&mut inner, now, false);
         (result, inner)
     }
 }
 
 /// Nothing was accepted for sending: waits if that may change, otherwise returns why.
 pub(super) fn wait_to_send(
-    mut inner: MutexGuard<'_, Inner>,
+    mut inner: LinkGuard<'_>,
     cx: &mut Context<'_>,
     error: SendError,
 ) -> Poll<SendError> {
@@ -493,7 +490,7 @@ pub(super) fn wait_to_send(
     if !wait {
         return Poll::Ready(error);
     }
-    inner.writers.add(cx.waker());
+    inner.wait_to_write(cx.waker());
     Poll::Pending
 }
 

@@ -9,6 +9,7 @@ use super::link::Link;
 use super::protect::Inbound;
 use super::shared::Shared;
 use super::table::{Refusal, canonical};
+use super::wakers::Woken;
 use crate::packet::Packet;
 use crate::udp::{PacketBatch, Transmit, UdpReceiver};
 use core::future::{Future, poll_fn};
@@ -191,15 +192,13 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         // The task is over, or its runtime is: no session can go on.
+        let mut woken = Woken::default();
         let links: Vec<_> = {
             let mut table = self.shared.table();
             table.closed = true;
             table.backlog.clear();
-            let acceptors = core::mem::take(&mut table.acceptors);
-            let links = table.links().cloned().collect();
-            drop(table);
-            acceptors.wake();
-            links
+            table.acceptors.wake(&mut woken);
+            table.links().cloned().collect()
         };
         for link in links {
             link.end_without_driver();
@@ -290,8 +289,8 @@ fn find_or_open(
         .ok()?;
     table.stats.cookies_taken += u64::from(proved);
     table.backlog.push_back(Arc::clone(&link));
-    let acceptors = core::mem::take(&mut table.acceptors);
-    drop(table);
-    acceptors.wake();
+    let mut woken = Woken::default();
+    table.acceptors.wake(&mut woken);
+    drop(table); // before tasks are woken
     Some(link)
 }

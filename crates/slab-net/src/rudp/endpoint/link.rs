@@ -4,13 +4,15 @@ use super::super::core::Session;
 use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::shared::Shared;
+use super::wakers::{Wakers, Woken};
 use crate::packet::Packet;
 use crate::udp::{SendErrorKind, Transmit};
 use bytes::Buf;
 use core::cell::RefCell;
+use core::ops::{Deref, DerefMut};
+use core::task::Waker;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
 
 /// The most datagrams in one call to the kernel.
 pub(super) const MAX_BURST: usize = 64;
@@ -78,8 +80,8 @@ pub(super) struct Link {
 
 pub(super) struct Inner {
     pub(super) session: Session,
-    pub(super) readers: Wakers,
-    pub(super) writers: Wakers,
+    readers: Wakers,
+    writers: Wakers,
     /// Datagrams that the socket had no room for, and the length of each.
     unsent: Option<(Packet, usize)>,
     /// When the endpoint's task will look at it, at the latest.
@@ -94,71 +96,37 @@ pub(super) struct Inner {
     removed: bool,
 }
 
-/// The most tasks that wait for one event of a session, or for the next session. A cancelled wait leaves its waker
-/// here until something comes. If there are too many, a new one wakes a task that has waited for long, which waits
-/// again if it still has to.
-const MAX_WAKERS: usize = 256;
-
-/// Tasks that wait for one event; seldom more than one.
-#[derive(Debug, Default)]
-pub(super) struct Wakers {
-    first: Option<Waker>,
-    more: Vec<Waker>,
+/// The lock on a [`Link`]. The tasks that are to be woken are woken once it is free: a waker is foreign code, which
+/// may look at the same session, or panic.
+pub(super) struct LinkGuard<'a> {
+    // Dropped in this order.
+    inner: MutexGuard<'a, Inner>,
+    woken: Woken,
 }
 
-impl Wakers {
-    pub(super) fn add(&mut self, waker: &Waker) {
-        if let Some(evicted) = self.insert(waker) {
-            evicted.wake();
-        }
+impl LinkGuard<'_> {
+    /// Wakes this task when there is something to read, or never will be.
+    pub(super) fn wait_to_read(&mut self, waker: &Waker) {
+        self.inner.readers.add(waker, &mut self.woken);
     }
 
-    /// As `add`, but returns the task to wake.
-    #[must_use]
-    pub(super) fn insert(&mut self, waker: &Waker) -> Option<Waker> {
-        let mut evicted = None;
-        match &self.first {
-            None => self.first = Some(waker.clone()),
-            Some(first) if first.will_wake(waker) => {}
-            Some(_) if self.more.iter().any(|known| known.will_wake(waker)) => {}
-            Some(_) => {
-                if self.more.len() + 1 == MAX_WAKERS {
-                    evicted = Some(self.more.remove(0));
-                }
-                self.more.push(waker.clone());
-            }
-        }
-        evicted
-    }
-
-    pub(super) fn wake(mut self) {
-        if let Some(waker) = self.wake_all_but_one() {
-            waker.wake();
-        }
-    }
-
-    /// Wakes all but one, and returns that one, to be woken once the lock is free.
-    fn wake_all_but_one(&mut self) -> Option<Waker> {
-        for waker in self.more.drain(..) {
-            waker.wake();
-        }
-        self.first.take()
+    /// Wakes this task when there is room to write, the session is ready, or it ends.
+    pub(super) fn wait_to_write(&mut self, waker: &Waker) {
+        self.inner.writers.add(waker, &mut self.woken);
     }
 }
 
-/// Tasks to be woken once the link's lock is free, because they take it first of all.
-#[must_use]
-#[derive(Default)]
-pub(super) struct PendingWakes {
-    reader: Option<Waker>,
-    writer: Option<Waker>,
+impl Deref for LinkGuard<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
 }
 
-impl PendingWakes {
-    pub(super) fn wake(self) {
-        for waker in [self.reader, self.writer].into_iter().flatten() {
-            waker.wake();
-        }
+impl DerefMut for LinkGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.inner
     }
 }
 
@@ -204,25 +172,28 @@ impl Link {
         Some(local).filter(|local| !local.ip().is_unspecified())
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic in a session leaves it as it was between two calls, or is a bug that the next call shows again.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> LinkGuard<'_> {
+        LinkGuard {
+            // A panic in a session leaves it as it was between two calls, or is a bug that the next call shows again.
+            inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner),
+            woken: Woken::default(),
+        }
     }
 
-    /// Locks the link, makes a change that others may have waited for, [settles](Self::settle) it, and wakes them.
+    /// Locks the link, makes a change that others may have waited for, and [settles](Self::settle) it.
     pub(super) fn update(&self, now: Time, change: impl FnOnce(&mut Inner)) {
-        let mut inner = self.lock();
-        change(&mut inner);
-        let woken = self.settle(&mut inner, now, true);
-        drop(inner);
-        woken.wake();
+        let mut guard = self.lock();
+        change(&mut guard);
+        self.settle(&mut guard, now, true);
     }
 
     /// Completes whatever was done to the session: sends what is to be sent, sets the timer, removes the session
-    /// from the table once it is over, and returns the tasks to wake. Without `wake_all` these are only those that
+    /// from the table once it is over, and wakes tasks. Without `wake_all` these are only those that
     /// wait for an event that happens once: otherwise a task that sends or receives would wake others for nothing,
     /// and itself for ever if it waits for something else at the same time.
-    pub(super) fn settle(&self, inner: &mut Inner, now: Time, wake_all: bool) -> PendingWakes {
+    pub(super) fn settle(&self, guard: &mut LinkGuard<'_>, now: Time, wake_all: bool) {
+        let LinkGuard { inner, woken } = guard;
+        let inner = &mut **inner;
         self.transmit(inner, now);
         let Inner {
             session,
@@ -233,7 +204,6 @@ impl Link {
             ..
         } = inner;
         let over = session.ended().is_some();
-        let mut woken = PendingWakes::default();
         let readable = session.has_message() || session.has_bytes() || session.has_datagram();
         // One task may take the last message while another waits for memory for it.
         let at_end = session.is_read_closed() && (wake_all || !readable);
@@ -242,14 +212,14 @@ impl Link {
             *awaited_bytes > 0 && session.next_message_bytes() != Some(*awaited_bytes as usize);
         if over || at_end || awaited_gone || wake_all && readable {
             *awaited_bytes = 0;
-            woken.reader = readers.wake_all_but_one();
+            readers.wake(woken);
         }
         // Happens once: whoever settles first afterwards wakes the writers, with `wake_all` or without.
         let first_answer =
             session.is_peer_window_known() && !core::mem::replace(writers_told_ready, true);
         let writable = session.has_room_to_wake_senders() || session.send_closed().is_some();
         if over || first_answer || wake_all && writable {
-            woken.writer = writers.wake_all_but_one();
+            writers.wake(woken);
         }
         if inner.half_open && (over || inner.session.is_validated()) {
             inner.half_open = false;
@@ -271,11 +241,10 @@ impl Link {
             }
             if inner.released {
                 self.remove(inner);
-                return woken;
+                return;
             }
         }
         self.arm(inner);
-        woken
     }
 
     /// Sets the timer. While the socket is full, only for the session's end: anything else due could not be sent,
@@ -405,19 +374,15 @@ impl Link {
 
     /// The endpoint's task is gone, and with it the session.
     pub(super) fn end_without_driver(&self) {
-        let mut inner = self.lock();
+        let LinkGuard { inner, woken } = &mut self.lock();
         inner.session.abort();
         inner.unsent = None;
         if core::mem::take(&mut inner.half_open) {
             self.shared.table().count_half_open_done(self.peer());
         }
-        let woken = PendingWakes {
-            reader: inner.readers.wake_all_but_one(),
-            writer: inner.writers.wake_all_but_one(),
-        };
-        self.remove(&mut inner);
-        drop(inner);
-        woken.wake();
+        inner.readers.wake(woken);
+        inner.writers.wake(woken);
+        self.remove(inner);
     }
 
     /// Why the session has ended, if it has.
@@ -432,46 +397,5 @@ impl core::fmt::Debug for Link {
             .field("peer", &self.peer())
             .field("conv", &self.conv)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Wake;
-
-    #[derive(Default)]
-    struct Task {
-        woken: AtomicUsize,
-    }
-
-    impl Wake for Task {
-        fn wake(self: Arc<Self>) {
-            self.woken.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    #[test]
-    fn wakers_of_cancelled_waits_are_bounded_and_none_is_lost() {
-        let mut wakers = Wakers::default();
-        let tasks: Vec<_> = (0..10_000).map(|_| Arc::new(Task::default())).collect();
-        let woken = || {
-            let woken = tasks.iter().map(|task| task.woken.load(Ordering::Relaxed));
-            woken.collect::<Vec<_>>()
-        };
-        for (added, task) in (1..).zip(&tasks) {
-            for _ in 0..2 {
-                wakers.add(&Waker::from(Arc::clone(task)));
-            }
-            let held = tasks.iter().filter(|task| Arc::strong_count(task) > 1);
-            if added % 100 == 0 {
-                assert_eq!(held.count(), added.min(MAX_WAKERS));
-                assert_eq!(woken().iter().sum::<usize>(), added - added.min(MAX_WAKERS));
-            }
-        }
-        wakers.wake_all_but_one().unwrap().wake();
-        assert!(woken().iter().all(|&times| times == 1));
-        assert!(wakers.wake_all_but_one().is_none());
     }
 }

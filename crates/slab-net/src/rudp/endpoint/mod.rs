@@ -5,6 +5,7 @@
 //! | `connection`, `stream` | a session as the application sees it |
 //! | `driver` | the task that reads the socket and runs the sessions' timers |
 //! | `link`, `shared` | what both share |
+//! | `wakers` | the tasks that wait for a session |
 //! | `table`, `timers`, `recently_ended` | the sessions, when each has to be called, and those that have ended |
 //! | `cookie` | proofs of an address that need no session |
 //! | `protect` | error correction and encryption, if configured |
@@ -22,6 +23,7 @@ mod stats;
 mod stream;
 mod table;
 mod timers;
+mod wakers;
 
 pub use config::EndpointConfig;
 pub use connection::Connection;
@@ -41,6 +43,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, MutexGuard};
 use table::reachable;
 use tokio::task::coop::poll_proceed;
+use wakers::Woken;
 
 /// A UDP socket with sessions: those that peers open, to be [accepted](Self::accept), and those opened [to
 /// peers](Self::connect).
@@ -171,11 +174,9 @@ impl Endpoint {
                 coop.made_progress();
                 return Poll::Ready(next);
             }
-            let evicted = table.acceptors.insert(cx.waker());
-            drop(table);
-            if let Some(evicted) = evicted {
-                evicted.wake();
-            }
+            let mut woken = Woken::default();
+            table.acceptors.add(cx.waker(), &mut woken);
+            drop(table); // before tasks are woken
             Poll::Pending
         });
         link.await.map(Connection::new)

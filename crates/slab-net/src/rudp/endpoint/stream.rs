@@ -72,7 +72,7 @@ impl Stream {
                         return Poll::Ready(end.map_err(Into::into));
                     }
                     None => {
-                        inner.readers.add(cx.waker());
+                        inner.wait_to_read(cx.waker());
                         return Poll::Pending;
                     }
                 },
@@ -145,7 +145,7 @@ impl AsyncRead for Stream {
             coop.made_progress();
             return Poll::Ready(end.map_err(Into::into));
         }
-        inner.readers.add(cx.waker());
+        inner.wait_to_read(cx.waker());
         Poll::Pending
     }
 }
