@@ -459,3 +459,27 @@ async fn many_concurrent_sessions_of_which_some_abort() {
     serving.abort();
     drop(server);
 }
+
+/// One that is bound elsewhere, with options that its owner has set, and sets again later.
+#[cfg(unix)]
+#[tokio::test]
+async fn an_endpoint_takes_a_socket_and_keeps_its_options() {
+    let pool = pool();
+    let socket = std::net::UdpSocket::bind(any()).unwrap();
+    socket.set_ttl(7).unwrap();
+    let (same, address) = (socket.try_clone().unwrap(), socket.local_addr().unwrap());
+    let server = Endpoint::from_std(socket, &pool, fast()).unwrap();
+    assert_eq!(server.local_addr(), address);
+
+    let client = Connection::connect(address, &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let accepted = accept(&server).await;
+    assert_eq!(accepted.recv().await.unwrap().unwrap(), b"hello"[..]);
+
+    assert_eq!(same.ttl().unwrap(), 7);
+    socket2::SockRef::from(&server).set_ttl_v4(8).unwrap();
+    assert_eq!(same.ttl().unwrap(), 8);
+
+    let refused = Endpoint::from_std(same, &pool, fast().max_sessions(0));
+    assert!(matches!(refused, Err(OpenError::TableFull)), "{refused:?}");
+}

@@ -33,7 +33,7 @@ pub use stream::Stream;
 use super::core::{Session, Side};
 use super::error::OpenError;
 use crate::packet::PacketPool;
-use crate::udp::SocketMonitor;
+use crate::udp::{BindError, SocketMonitor, UdpReceiver, UdpReceiverBuilder};
 use core::fmt;
 use core::future::poll_fn;
 use core::task::{Poll, ready};
@@ -110,14 +110,46 @@ impl Endpoint {
         pool: &PacketPool,
         config: EndpointConfig,
     ) -> Result<Self, OpenError> {
-        Self::start(address, pool, config, None)
+        Self::start(pool, config, true, |receiver| receiver.bind(address))
+    }
+
+    /// As [`bind`](Self::bind), on a socket that is bound already: by a service manager, to a device, or before
+    /// the process gave up its privileges. Its options stay, except those that `config` has and those that
+    /// decide what the system reports with a datagram. On a socket that is connected, only its peer is heard.
+    ///
+    /// ```
+    /// use slab_net::PacketPool;
+    /// use slab_net::rudp::{Endpoint, EndpointConfig, SessionConfig};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
+    /// socket.set_ttl(3)?;
+    /// let endpoint = Endpoint::from_std(socket, &pool, EndpointConfig::new(SessionConfig::fast()))?;
+    /// # assert_ne!(endpoint.local_addr().port(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    ///
+    /// # Panics
+    /// As [`bind`](Self::bind).
+    pub fn from_std(
+        socket: std::net::UdpSocket,
+        pool: &PacketPool,
+        config: EndpointConfig,
+    ) -> Result<Self, OpenError> {
+        Self::start(pool, config, true, |receiver| receiver.from_std(socket))
     }
 
     fn start(
-        address: SocketAddr,
         pool: &PacketPool,
         mut config: EndpointConfig,
-        peer: Option<SocketAddr>,
+        listening: bool,
+        open: impl FnOnce(UdpReceiverBuilder) -> Result<UdpReceiver, BindError>,
     ) -> Result<Self, OpenError> {
         config.reduce_mtu_for_protection();
         let each = Session::opening_bytes(&config.session, pool)?;
@@ -127,18 +159,12 @@ impl Endpoint {
         if config.budget_bytes(pool) < each {
             return Err(OpenError::NoMemory);
         }
-        let mut receiver = config.receiver(pool);
-        // The BSDs refuse to send on a connected socket if an address is given, even its own. There the table drops
-        // what others send.
-        if let Some(peer) = peer.filter(|_| cfg!(any(target_os = "linux", windows))) {
-            receiver = receiver.connect(peer);
-        }
-        let receiver = receiver.bind(address)?;
+        let receiver = open(config.receiver(pool))?;
         if !config.offload {
             receiver.sender().disable_gso();
         }
         let shared = Shared::new(receiver.sender(), pool.clone(), config)?;
-        shared.table().listening = peer.is_none();
+        shared.table().listening = listening;
         let shared = Arc::new(shared);
         tokio::spawn(Driver::new(Arc::clone(&shared), receiver).run());
         Ok(Self {
@@ -157,7 +183,14 @@ impl Endpoint {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
-        Self::start(any, pool, config, Some(peer))
+        Self::start(pool, config, false, |mut receiver| {
+            // The BSDs refuse to send on a connected socket if an address is given, even its own. There the table
+            // drops what others send.
+            if cfg!(any(target_os = "linux", windows)) {
+                receiver = receiver.connect(peer);
+            }
+            receiver.bind(any)
+        })
     }
 
     /// Waits for the next session that a peer has opened. Returns `None` once the endpoint's task is gone, with its
@@ -304,6 +337,23 @@ impl Connection {
         config: EndpointConfig,
     ) -> Result<Self, OpenError> {
         Endpoint::client(peer, pool, config)?.connect_as(peer, conv)
+    }
+}
+
+/// For options of the socket. Its mode (non-blocking), and all options that decide what the system reports with a
+/// datagram, are the endpoint's; who reads from it takes datagrams from the sessions.
+#[cfg(unix)]
+impl std::os::fd::AsFd for Endpoint {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.handle.shared.sender.as_fd()
+    }
+}
+
+/// As `AsFd` on Unix.
+#[cfg(windows)]
+impl std::os::windows::io::AsSocket for Endpoint {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.handle.shared.sender.as_socket()
     }
 }
 
