@@ -253,7 +253,7 @@ impl Backend {
         retry_if_interrupted(|| {
             // SAFETY: the first `count` headers were written above; names, control messages and
             // payloads are borrowed until after the call, which only reads them.
-            unsafe { libc::sendmmsg(fd, at, count as _, libc::MSG_DONTWAIT as _) }
+            unsafe { sendmmsg(fd, at, count) }
         })
     }
 
@@ -363,6 +363,19 @@ struct SendSlot {
 fn empty_header() -> mmsghdr {
     // SAFETY: a `mmsghdr` consists of integers and pointers, for which zeros are valid.
     unsafe { zeroed() }
+}
+
+/// The system call itself: musl's function of that name is a loop of `sendmsg`. Its `mmsghdr` is the kernel's
+/// as long as what it pads is zero, as in [`empty_header`]; [`cmsg`] writes the kernel's format anyway.
+///
+/// # Safety
+/// As of `sendmmsg`: the first `count` headers at `at` are initialised, and what they point to is readable.
+unsafe fn sendmmsg(fd: RawFd, at: *mut mmsghdr, count: usize) -> c_int {
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: handed on to the caller.
+    let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, at, count, flags) };
+    // At most `count`, or -1.
+    sent as c_int
 }
 
 /// Repeats a call that a signal interrupted.
