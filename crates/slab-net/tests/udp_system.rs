@@ -103,6 +103,33 @@ fn a_device_without_gso_gets_one_message_per_datagram() {
     );
 }
 
+/// As under qemu's user mode.
+#[test]
+fn a_system_without_timestamps_refuses_only_those_who_ask_for_them() {
+    async fn test() {
+        let pool = pool();
+        UdpReceiver::bind(ANY, &pool).unwrap();
+        let error = UdpReceiver::builder(&pool)
+            .timestamps(true)
+            .bind(ANY)
+            .unwrap_err();
+        let BindError::Socket { error, .. } = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(error.raw_os_error(), Some(libc::ENOPROTOOPT));
+    }
+    run_on_own_thread(
+        || {
+            fail_syscall_if(
+                libc::SYS_setsockopt,
+                Some(libc::SO_TIMESTAMPNS as u32),
+                libc::ENOPROTOOPT,
+            )
+        },
+        test,
+    );
+}
+
 #[test]
 fn sending_recovers_when_the_interface_comes_up_again() {
     async fn test() {

@@ -94,7 +94,8 @@ impl UdpReceiverBuilder {
     }
 
     /// Requests the kernel's time of arrival of each datagram, or of each run of coalesced datagrams.
-    /// Costs some time for each. Default: no. Linux only; ignored elsewhere.
+    /// Costs some time for each. Default: no. Linux only (binding fails if it has none, as under qemu's user
+    /// mode); ignored elsewhere.
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.options.features.timestamps = timestamps;
         self

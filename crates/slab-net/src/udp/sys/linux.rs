@@ -81,7 +81,13 @@ impl Backend {
         let coalesce = c_int::from(features.coalesce);
         ignore_unsupported(set(fd, libc::SOL_UDP, libc::UDP_GRO, coalesce))?;
         let timestamps = c_int::from(features.timestamps);
-        set(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, timestamps)?;
+        let result = set(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, timestamps);
+        // Whoever wants them has to know that there are none.
+        if features.timestamps {
+            result?;
+        } else {
+            ignore_unsupported(result)?;
+        }
         let mut size: c_int = 0;
         let has_gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT, &mut size).is_ok();
         Ok(Self {
