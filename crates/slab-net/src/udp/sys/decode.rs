@@ -65,7 +65,7 @@ impl Received {
             }
             (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => {
                 let (seconds, rest) = data.split_first_chunk()?;
-                let seconds = libc::time_t::from_ne_bytes(*seconds);
+                let seconds = libc::c_long::from_ne_bytes(*seconds);
                 let nanos = libc::c_long::from_ne_bytes(first(rest)?);
                 meta.since_epoch = Some(Duration::new(
                     u64::try_from(seconds).ok()?,
