@@ -16,7 +16,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 /// What a 32-bit unit index can address.
-const MAX_ARENA_BYTES: usize = (u32::MAX as usize) * CHUNK_ALIGN;
+const MAX_ARENA_BYTES: usize = (u32::MAX as usize).saturating_mul(CHUNK_ALIGN);
 
 #[derive(Debug)]
 enum Memory {
