@@ -65,12 +65,51 @@ impl<T> ArrayQueue<T> {
         }
     }
 
-    /// For `Overflow::DropOldest`, of which there is no model: one that comes here fails.
-    pub fn force_push(&self, _: T) -> Option<T> {
-        panic!("crossbeam's forced push has no stand-in here")
+    pub fn push(&self, value: T) -> Result<(), T> {
+        self.push_or_else(value, |value, tail, _, _| {
+            let head = self.head.load(Ordering::Relaxed);
+            match head.wrapping_add(self.one_lap) == tail {
+                true => Err(value),
+                false => Ok(value),
+            }
+        })
     }
 
-    pub fn push(&self, value: T) -> Result<(), T> {
+    /// If there is no room, the value takes the place of the first, which is returned.
+    pub fn force_push(&self, value: T) -> Option<T> {
+        let forced = self.push_or_else(value, |value, tail, next, slot| {
+            let (head, next_head) = (
+                tail.wrapping_sub(self.one_lap),
+                next.wrapping_sub(self.one_lap),
+            );
+            let moved = self.head.compare_exchange_weak(
+                head,
+                next_head,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+            if moved.is_err() {
+                return Ok(value);
+            }
+            self.tail.store(next, Ordering::Relaxed);
+            let first = slot.value.with_mut(|at| {
+                // SAFETY: whoever moved the head past a slot that is full has it alone; loom looks.
+                unsafe { at.replace(MaybeUninit::new(value)) }
+            });
+            slot.stamp.store(tail + 1, Ordering::Release);
+            // SAFETY: the stamp said that it was written.
+            Err(unsafe { first.assume_init() })
+        });
+        forced.err()
+    }
+
+    /// If the queue seems full, `full` gets the value, the tail, the position behind it and its slot. It
+    /// returns the value to try again, or an error to end.
+    fn push_or_else(
+        &self,
+        mut value: T,
+        full: impl Fn(T, usize, usize, &Slot<T>) -> Result<T, T>,
+    ) -> Result<(), T> {
         let mut tail = self.tail.load(Ordering::Relaxed);
         loop {
             let (slot, next) = self.slot(tail);
@@ -96,10 +135,7 @@ impl<T> ArrayQueue<T> {
                 continue;
             }
             if stamp.wrapping_add(self.one_lap) == tail + 1 {
-                let head = self.head.load(Ordering::Relaxed);
-                if head.wrapping_add(self.one_lap) == tail {
-                    return Err(value);
-                }
+                value = full(value, tail, next, slot)?;
             }
             thread::yield_now();
             tail = self.tail.load(Ordering::Relaxed);

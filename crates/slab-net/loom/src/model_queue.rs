@@ -264,3 +264,63 @@ fn who_waits_for_room_is_woken() {
         assert_eq!(stats.dropped_closed, 1);
     });
 }
+
+/// Whatever the consumer is doing when a batch pushes another out: each comes once, or is counted, and the
+/// last one sent comes.
+#[test]
+fn a_batch_pushes_out_what_is_not_taken() {
+    explore(Some(3), || {
+        let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::DropOldest);
+        let sends = thread::spawn(move || {
+            for number in 0..2 {
+                block_on(sender.send(PacketBatch(number))).unwrap();
+            }
+        });
+        let receive = || block_on(receiver.recv()).map(|batch| batch.0);
+        let got: Vec<u32> = core::iter::from_fn(receive).collect();
+        sends.join().unwrap();
+        assert!(got == [0, 1] || got == [1], "{got:?}");
+        let stats = receiver.monitor().stats();
+        assert_eq!(stats.delivered, got.len() as u64);
+        assert_eq!(
+            (stats.datagrams, stats.delivered + stats.dropped_policy),
+            (0, 2)
+        );
+    });
+}
+
+/// Two batches push out at once: one of the three is left.
+#[test]
+fn two_batches_do_not_push_out_the_same() {
+    explore(Some(3), || {
+        let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::DropOldest);
+        block_on(sender.send(PacketBatch(0))).unwrap();
+        let sends = {
+            let sender = sender.clone();
+            thread::spawn(move || block_on(sender.send(PacketBatch(1))).unwrap())
+        };
+        block_on(sender.send(PacketBatch(2))).unwrap();
+        sends.join().unwrap();
+        let left = receiver.try_recv().map(|batch| batch.0);
+        assert!(left == Some(1) || left == Some(2), "{left:?}");
+        assert_eq!(receiver.try_recv(), None);
+        let stats = receiver.monitor().stats();
+        assert_eq!((stats.delivered, stats.dropped_policy), (1, 2));
+    });
+}
+
+/// The last receiver goes while a batch pushes out another: none stays.
+#[test]
+fn what_pushes_out_does_not_stay_without_receivers() {
+    explore(Some(3), || {
+        let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::DropOldest);
+        block_on(sender.send(PacketBatch(0))).unwrap();
+        let goes = thread::spawn(move || drop(receiver));
+        let sent = block_on(sender.send(PacketBatch(1)));
+        goes.join().unwrap();
+        assert!(!sender.is_half_full(), "a batch is still queued");
+        let stats = sender.monitor().stats();
+        assert_eq!(stats.datagrams, 0, "{sent:?}");
+        assert_eq!(stats.dropped_closed + stats.dropped_policy, 2);
+    });
+}
