@@ -334,36 +334,74 @@ async fn a_refused_request_is_submitted_again() {
 #[tokio::test]
 async fn an_error_after_datagrams_is_reported_after_them_and_once() {
     let pool = pool(16);
-    let peer = std::net::UdpSocket::bind(ANY).unwrap();
-    let gone = peer.local_addr().unwrap();
-    let mut client = builder(&pool, OFF).connect(gone).bind(ANY).unwrap();
-    if !client.uses_io_uring() {
-        return skipped("io_uring", &io::ErrorKind::Unsupported.into());
-    }
-    assert!(
-        client.try_recv_batch().unwrap().is_none(),
-        "the request is made"
-    );
-    for n in 0..3 {
-        peer.send_to(&[n], client.local_addr()).unwrap();
-    }
-    drop(peer);
-    // The ICMP error that nobody is there any more arrives at once.
-    let hello = Transmit::new(b"hello", gone);
-    client.sender().send(&hello).await.unwrap();
-    for n in 0..3 {
+    // Who has not waited for the datagrams is not woken for the error by what announced them.
+    for waits_for_error in [false, true] {
+        let peer = std::net::UdpSocket::bind(ANY).unwrap();
+        let gone = peer.local_addr().unwrap();
+        let mut client = builder(&pool, OFF).connect(gone).bind(ANY).unwrap();
+        if !client.uses_io_uring() {
+            return skipped("io_uring", &io::ErrorKind::Unsupported.into());
+        }
+        assert!(
+            client.try_recv_batch().unwrap().is_none(),
+            "the request is made"
+        );
+        for n in 0..3 {
+            peer.send_to(&[n], client.local_addr()).unwrap();
+        }
+        drop(peer);
+        // The ICMP error that nobody is there any more arrives at once.
+        let hello = Transmit::new(b"hello", gone);
+        client.sender().send(&hello).await.unwrap();
+        for n in 0..3 {
+            let batch = match waits_for_error {
+                true => client.try_recv_batch().unwrap().expect("it is there"),
+                false => tokio::time::timeout(HANG, client.recv_batch())
+                    .await
+                    .expect("hangs")
+                    .unwrap(),
+            };
+            assert_eq!(batch.contents(), [n]);
+        }
+        let error = match waits_for_error {
+            true => tokio::time::timeout(HANG, client.recv_batch())
+                .await
+                .expect("hangs")
+                .unwrap_err(),
+            false => client.try_recv_batch().unwrap_err(),
+        };
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        assert!(client.try_recv_batch().unwrap().is_none(), "once");
+        let peer = std::net::UdpSocket::bind(gone).unwrap();
+        peer.send_to(b"again", client.local_addr()).unwrap();
         let batch = tokio::time::timeout(HANG, client.recv_batch()).await;
-        assert_eq!(batch.expect("hangs").unwrap().contents(), [n]);
+        assert_eq!(batch.expect("hangs").unwrap().contents(), b"again");
     }
-    let error = client.try_recv_batch().unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-    assert!(client.try_recv_batch().unwrap().is_none(), "once");
-    let peer = std::net::UdpSocket::bind(gone).unwrap();
-    peer.send_to(b"again", client.local_addr()).unwrap();
-    let batch = tokio::time::timeout(HANG, client.recv_batch()).await;
-    assert_eq!(batch.expect("hangs").unwrap().contents(), b"again");
-    drop(client);
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// A socket that was used before may have an error to report, which says nothing about io_uring.
+#[tokio::test]
+async fn an_error_from_before_is_reported_once_and_leaves_the_ring() {
+    let pool = pool(16);
+    if bind(&pool, OFF).is_none() {
+        return;
+    }
+    let nobody = std::net::UdpSocket::bind(ANY).unwrap();
+    let refusing = nobody.local_addr().unwrap();
+    drop(nobody);
+    let socket = std::net::UdpSocket::bind(ANY).unwrap();
+    socket.connect(refusing).unwrap();
+    socket.send(b"is anybody there?").unwrap();
+    let mut receiver = builder(&pool, OFF).from_std(socket).unwrap();
+    assert!(receiver.uses_io_uring());
+    let received = tokio::time::timeout(HANG, receiver.recv_batch()).await;
+    let error = received.expect("hangs").unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    let somebody = std::net::UdpSocket::bind(refusing).unwrap();
+    somebody.send_to(b"now", receiver.local_addr()).unwrap();
+    let received = tokio::time::timeout(HANG, receiver.recv_batch()).await;
+    assert_eq!(received.expect("hangs").unwrap().contents(), b"now");
 }
 
 /// Allocates all memory of the pool, down to its smallest class.

@@ -10,6 +10,7 @@
 use super::batch::PacketBatch;
 use super::reader::Reader;
 use super::socket::Socket;
+use super::sys::is_icmp_error;
 use super::sys::uring::{Completion, Filled, PREFIX_BYTES, Ring, RingFd};
 use super::tally::bump;
 use core::fmt;
@@ -69,8 +70,12 @@ impl Uring {
             target_lent: reader.max_slots(),
         };
         uring.top_up()?;
-        // If the kernel does not support this, it says so at once. There may also be datagrams already.
-        uring.ring.reap(socket, reader)?;
+        // If the kernel does not support this, it says so at once. There may also be datagrams already, or an
+        // error that is about one sent before.
+        match uring.ring.reap(socket, reader) {
+            Err(error) if is_icmp_error(&error) => uring.ring.deferred_error = Some(error),
+            reaped => drop(reaped?),
+        }
         Ok(uring)
     }
 
@@ -100,6 +105,10 @@ impl Uring {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
+            // First: nothing that follows would wake the task for it.
+            if let Some(late) = self.ring.deferred_error.take() {
+                return Poll::Ready(Err(late));
+            }
             if !self.top_up()? {
                 return self.poll_read_and_drop(socket, reader, cx);
             }
@@ -145,6 +154,9 @@ impl Uring {
 
     /// Takes what is available now; `WouldBlock` if there is nothing.
     pub(super) fn try_fill(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
+        if let Some(late) = self.ring.deferred_error.take() {
+            return Err(late);
+        }
         if !self.top_up()? {
             let read = reader.read(socket);
             reader.release_buffers();
@@ -181,9 +193,6 @@ impl Uring {
 impl Ring {
     /// Makes batches of the kernel's completions, and returns their number.
     fn reap(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<usize> {
-        if let Some(late) = self.deferred_error.take() {
-            return Err(late);
-        }
         let (mut reaped, mut filled) = (0, 0);
         // Bounded: a buffer whose payload is copied is lent again, and may be filled again at once.
         while reaped < reader.max_slots() {

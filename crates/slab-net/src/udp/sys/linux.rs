@@ -512,7 +512,7 @@ pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
 
 /// Returns `true` if a host or router reported this about an earlier datagram (ICMP). A connected
 /// socket reports it once, by whichever call comes next.
-#[cfg(feature = "quinn")]
+#[cfg(any(feature = "quinn", feature = "io-uring"))]
 pub(in crate::udp) fn is_icmp_error(error: &io::Error) -> bool {
     // All errors that the kernel's tables for ICMP and ICMPv6 derive from permanent conditions.
     matches!(
