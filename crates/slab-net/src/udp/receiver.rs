@@ -295,6 +295,10 @@ impl UdpReceiver {
     /// Waits for the socket until there is a batch in `ready`, which must be empty at first.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { socket, reader, .. } = self;
+        // The system no longer has it, so nothing would wake the task for it.
+        if let Some(late) = socket.backend.take_deferred_error() {
+            return Poll::Ready(Err(late));
+        }
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         if let Some(uring) = &mut self.uring {
             return uring.poll_fill(socket, reader, cx);

@@ -135,6 +135,17 @@ impl Backend {
         self.deferred_error.load(Ordering::Relaxed) != 0
     }
 
+    /// Takes the error that the next receive call would return.
+    pub(in crate::udp) fn take_deferred_error(&self) -> Option<io::Error> {
+        match self.deferred_error.load(Ordering::Relaxed) {
+            0 => None,
+            late => {
+                self.deferred_error.store(0, Ordering::Relaxed);
+                Some(io::Error::from_raw_os_error(late))
+            }
+        }
+    }
+
     /// Like [`receive`](Self::receive), but with one system call per datagram.
     fn receive_by_recvfrom(
         &self,
@@ -142,12 +153,8 @@ impl Backend {
         buffers: &mut [Buffer<'_>],
         received: &mut [Received],
     ) -> io::Result<usize> {
-        match self.deferred_error.load(Ordering::Relaxed) {
-            0 => {}
-            late => {
-                self.deferred_error.store(0, Ordering::Relaxed);
-                return Err(io::Error::from_raw_os_error(late));
-            }
+        if let Some(late) = self.take_deferred_error() {
+            return Err(late);
         }
         let mut read = 0;
         for (buffer, out) in buffers.iter_mut().zip(received) {

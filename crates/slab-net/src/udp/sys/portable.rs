@@ -72,6 +72,11 @@ impl Backend {
         false
     }
 
+    /// Always `None`, for the same reason.
+    pub(in crate::udp) fn take_deferred_error(&self) -> Option<std::io::Error> {
+        None
+    }
+
     /// Takes one buffer's worth of datagrams off the queue.
     pub(in crate::udp) fn discard<'s, S>(
         &self,
