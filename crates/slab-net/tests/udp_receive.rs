@@ -547,3 +547,30 @@ async fn ipv6_works_as_well() {
     let got = receive(&mut receiver, 3).await;
     assert_eq!(got.concat(), sent);
 }
+
+/// What `try_recv_batch` has read fills all buffers, and tokio never learns that the socket was readable.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_receiver_that_waits_after_a_full_read_holds_no_buffer() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let mut receiver = UdpReceiver::builder(&pool)
+        .coalescing(Coalescing::Off { max_datagram: 1500 })
+        .bind(ANY)
+        .unwrap();
+    let peer = std::net::UdpSocket::bind(ANY).unwrap();
+    for n in 0..2 {
+        peer.send_to(&[n; 8], receiver.local_addr()).unwrap();
+    }
+    for n in 0..2 {
+        let batch = receiver.try_recv_batch().unwrap().expect("it is there");
+        assert_eq!(batch.contents(), [n; 8]);
+    }
+    assert!(receiver.held_bytes() > 0, "for more that may be there");
+    tokio::select! {
+        biased;
+        batch = receiver.recv_batch() => panic!("{batch:?}"),
+        () = tokio::task::yield_now() => {}
+    }
+    assert_eq!(receiver.held_bytes(), 0);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}

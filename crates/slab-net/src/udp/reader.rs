@@ -128,8 +128,8 @@ impl Reader {
         &self.pool
     }
 
-    /// Keeps no buffers for the next call: io_uring makes it with buffers of its own.
-    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    /// Keeps no buffers for the next call: it may be long until then, or io_uring makes it with buffers of
+    /// its own.
     pub(super) fn release_buffers(&mut self) {
         self.slots.clear();
     }

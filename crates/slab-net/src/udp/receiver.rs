@@ -306,7 +306,12 @@ impl UdpReceiver {
         loop {
             // Uses up tokio's budget at each turn, so that reads whose datagrams are all dropped cannot
             // monopolize the thread.
-            ready!(socket.io.poll_recv_ready(cx))?;
+            let Poll::Ready(is_ready) = socket.io.poll_recv_ready(cx) else {
+                // There are some if `try_recv_batch` filled all that it had, and found no end.
+                reader.release_buffers();
+                return Poll::Pending;
+            };
+            is_ready?;
             let read = socket.io.try_io(Interest::READABLE, || reader.read(socket));
             if !reader.ready.is_empty() {
                 return Poll::Ready(Ok(()));
