@@ -266,7 +266,7 @@ impl Backend {
         retry_if_interrupted(|| {
             // SAFETY: the first `count` headers were written above; names, control messages and
             // payloads are borrowed until after the call, which only reads them.
-            unsafe { sendmmsg(fd, at, count) }
+            unsafe { sendmmsg(fd, at, count as _, libc::MSG_DONTWAIT as _) }
         })
     }
 
@@ -378,13 +378,16 @@ fn empty_header() -> mmsghdr {
     unsafe { zeroed() }
 }
 
+#[cfg(not(target_env = "musl"))]
+use libc::sendmmsg;
+
 /// The system call itself: musl's function of that name is a loop of `sendmsg`. Its `mmsghdr` is the kernel's
 /// as long as what it pads is zero, as in [`empty_header`]; [`cmsg`] writes the kernel's format anyway.
 ///
 /// # Safety
 /// As of `sendmmsg`: the first `count` headers at `at` are initialised, and what they point to is readable.
-unsafe fn sendmmsg(fd: RawFd, at: *mut mmsghdr, count: usize) -> c_int {
-    let flags = libc::MSG_DONTWAIT;
+#[cfg(target_env = "musl")]
+unsafe fn sendmmsg(fd: RawFd, at: *mut mmsghdr, count: u32, flags: u32) -> c_int {
     // SAFETY: handed on to the caller.
     let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, at, count, flags) };
     // At most `count`, or -1.
