@@ -91,17 +91,17 @@ impl Inner {
     /// As [`free_slow`](Self::free_slow).
     unsafe fn free_uncached(this: NonNull<Self>, class: u8, unit: u32) {
         // SAFETY: the caller's promise.
-        if unsafe { Self::put_single(this, class, unit) } {
+        let Err(frees) = (unsafe { Self::put_single(this, class, unit) }) else {
             return;
-        }
+        };
         // SAFETY: the chunk is still in hand, and the pool lives at least as long.
         let pool = unsafe { this.as_ref() };
         // SAFETY: the caller's promise.
-        match unsafe { Self::free_to_open_batch(this, class, unit) } {
+        match unsafe { Self::free_to_open_batch(this, class, unit, frees) } {
             FreeTarget::Depot => return,
             FreeTarget::Slab => {
                 // SAFETY: the caller's promise.
-                if let Some(woken) = unsafe { Self::store_and_serve(this, class, &[unit], 1) } {
+                if let Some(woken) = unsafe { Self::store_and_serve(this, class, &[unit], frees) } {
                     woken.wake();
                     return;
                 }
@@ -114,11 +114,17 @@ impl Inner {
         }
     }
 
-    /// Puts the chunk into the class's open batch, if that is where it goes.
+    /// Puts the chunk into the class's open batch, if that is where it goes, and counts it there as so many
+    /// frees.
     ///
     /// # Safety
     /// As [`free_slow`](Self::free_slow).
-    unsafe fn free_to_open_batch(this: NonNull<Self>, class: u8, unit: u32) -> FreeTarget {
+    unsafe fn free_to_open_batch(
+        this: NonNull<Self>,
+        class: u8,
+        unit: u32,
+        frees: u64,
+    ) -> FreeTarget {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
         let mut open = pool.depot.open[usize::from(class)].lock();
@@ -131,7 +137,7 @@ impl Inner {
         if pool.under_pressure.load(Ordering::Relaxed) {
             return FreeTarget::Slab;
         }
-        pool.count_frees(class, 1);
+        pool.count_frees(class, frees);
         pool.depot.put_in(class, &mut open, unit);
         pool.depot.note_open(class, &open);
         FreeTarget::Depot

@@ -87,25 +87,28 @@ impl Inner {
         move |unit| self.count(place, unit)
     }
 
-    /// Frees a chunk; `false` if it has to go elsewhere. After `true` the pool may be gone.
+    /// Frees a chunk; if it has to go elsewhere, the error is how many frees are to be counted there: none if it
+    /// was counted here. After `Ok` the pool may be gone.
     ///
     /// # Safety
     /// The caller gives up a chunk of this pool.
-    pub(crate) unsafe fn put_single(this: NonNull<Self>, class: u8, unit: u32) -> bool {
+    pub(crate) unsafe fn put_single(this: NonNull<Self>, class: u8, unit: u32) -> Result<(), u64> {
         // SAFETY: the pool lasts until the chunk is in.
         let pool = unsafe { this.as_ref() };
         match &pool.singles {
-            Singles::None => false,
+            Singles::None => Err(1),
             Singles::Stacks(stacks) => {
                 let stack = NonNull::from(&stacks[usize::from(class)]);
                 let link = pool.link(class)(unit);
                 // SAFETY: it lasts as long as the pool.
                 unsafe { Stack::put(stack, unit, link) }
+                    .then_some(())
+                    .ok_or(0)
             }
             Singles::Rings(rings) => {
                 let ring = NonNull::from(&rings[usize::from(class)]);
                 // SAFETY: it lasts as long as the pool.
-                unsafe { Ring::put(ring, unit) }
+                unsafe { Ring::put(ring, unit) }.then_some(()).ok_or(1)
             }
         }
     }

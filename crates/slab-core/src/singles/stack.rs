@@ -25,9 +25,10 @@ const FIRST_TAG: u64 = if MODELLED {
 #[repr(align(128))]
 pub(crate) struct Stack {
     head: AtomicU64,
-    /// In the line that a change owns anyway.
+    /// In the line that a change owns anyway. Also puts of chunks that were refused.
     puts: AtomicU64,
     takes: AtomicU64,
+    /// Taken by `take_all`, or refused.
     swept: AtomicU64,
 }
 
@@ -46,7 +47,7 @@ impl Stack {
         }
     }
 
-    /// Adds a chunk, whose link is `link`; `false` if the stack is shut.
+    /// Adds a chunk, whose link is `link`; `false` if the stack is shut. Counts the free in either case.
     ///
     /// # Safety
     /// `this` points to a stack that lasts until the chunk is in. After `true` it may be gone, which is
@@ -72,7 +73,8 @@ impl Stack {
             }
         }
         link.store(0, Ordering::Relaxed);
-        this.puts.fetch_sub(1, Ordering::Relaxed);
+        // As if it had been swept at once: taken back, the count of frees would fall for a moment.
+        this.swept.fetch_add(1, Ordering::Relaxed);
         false
     }
 
@@ -158,6 +160,7 @@ impl Stack {
     pub(super) fn after_all_others(&mut self) {
         self.head.with_mut(|_| ());
         self.puts.with_mut(|_| ());
+        self.swept.with_mut(|_| ());
     }
 }
 
@@ -255,6 +258,24 @@ mod tests {
             all.stack.reopen();
             assert!(all.put(0));
             assert_eq!(all.take(), Some(0));
+        });
+    }
+
+    /// A free that is refused is counted once, and never taken back.
+    #[test]
+    fn model_stack_counts_of_frees_never_fall() {
+        model(None, || {
+            let all = Fixture::with(1);
+            assert_eq!(all.take_all(true), [0]);
+            let other = thread::spawn({
+                let all = all.clone();
+                move || assert!(!all.put(1))
+            });
+            let before = all.stack.count().frees;
+            assert!(before <= all.stack.count().frees);
+            other.join().unwrap();
+            let count = all.stack.count();
+            assert_eq!((count.chunks, count.allocs), (0, 0));
         });
     }
 }
