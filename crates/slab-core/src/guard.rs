@@ -176,8 +176,8 @@ impl Guard {
         place < self.ceiling.load(Ordering::Relaxed)
     }
 
-    /// The owner has taken `count`, at least one, and leaves: this store ends what it announced. Release: a
-    /// taker that sees it sees all that the owner did inside.
+    /// The owner has taken `count`, at least one, and leaves: this store ends what it announced. Release: for
+    /// [`puts_and_len`](Self::puts_and_len). Takers need none, for the owner has only read inside.
     #[inline(always)]
     pub(crate) fn take(&self, entered: Entered, count: usize) {
         debug_assert!(count > 0 && self.takes.load(Ordering::Relaxed) == entered.word);
@@ -185,7 +185,8 @@ impl Guard {
             .store(entered.word.wrapping_sub(count as u64), Ordering::Release);
     }
 
-    /// As [`take`](Self::take), when the owner has put `count`.
+    /// As [`take`](Self::take), when the owner has put `count`. Release: a taker that sees it sees the slots that
+    /// the owner wrote.
     #[inline(always)]
     pub(crate) fn put(&self, entered: Entered, count: usize) {
         debug_assert!(count > 0 && self.puts.load(Ordering::Relaxed) == entered.word);
@@ -193,7 +194,8 @@ impl Guard {
             .store(entered.word + count as u64, Ordering::Release);
     }
 
-    /// The owner leaves without having changed anything.
+    /// The owner leaves without having changed anything. Release: this store also ends, for a taker, what the owner
+    /// did before on its fast path, which that taker may have waited for.
     #[cold]
     pub(crate) fn back_out(&self) {
         self.intent.store(OUTSIDE, Ordering::Release);
@@ -259,6 +261,8 @@ impl Guard {
 
     /// Is the owner inside by [`enter_slow`](Self::enter_slow)? A hint for a thread that has not shut it.
     pub(crate) fn is_inside_slow(&self) -> bool {
+        // Acquire: the length that is read next is not of a moment before the owner left. No model shows it:
+        // nothing depends on a hint, and one that is too low makes a reclaimer miss a batch, as without this.
         self.intent.load(Ordering::Acquire) == INSIDE
     }
 

@@ -40,7 +40,9 @@ pub(super) struct Shared {
     timers: Mutex<Timers>,
     /// Links whose datagrams the socket had no room for.
     blocked: Mutex<VecDeque<u32>>,
-    /// When the endpoint's task wakes up by itself, in microseconds; 0 while it is awake.
+    /// When the endpoint's task wakes up by itself, in microseconds; 0 while it is awake. Needs no order of its
+    /// own, and so no model: `arm` takes the lock of the timers before it reads this, the task after it wrote this
+    /// and before it sleeps. So whichever of the two has the lock second sees what the other did before.
     asleep_until: AtomicU64,
     driver_notify: Notify,
     /// The key of a hash that turns a counter into numbers that nobody can predict.
@@ -117,8 +119,8 @@ impl Shared {
     /// Has a session called at this time; wakes the task if it would sleep longer.
     pub(super) fn arm(&self, place: u32, at: Time) {
         self.timers().set(place, at);
-        // Relaxed, as the stores below: the task checks the timers once more after it has said until when it
-        // sleeps. By the lock of the timers, either it sees this timer then, or this load sees what it said.
+        // Relaxed, as the stores below: either the task, which checks the timers once more after it has said
+        // until when it sleeps, sees this timer then, or this load sees what it said, or something later.
         if at.as_micros() < self.asleep_until.load(Ordering::Relaxed) {
             self.driver_notify.notify_one();
         }
