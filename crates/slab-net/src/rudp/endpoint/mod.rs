@@ -49,7 +49,8 @@ use wakers::Woken;
 /// peers](Self::connect).
 ///
 /// A task of its own reads the socket; each sender sends from its own task. Clones are handles to the same socket.
-/// When the last one is dropped, no more sessions are opened; those that are open live on.
+/// When the last one is dropped, no more sessions are opened; those that are open live on. Timers follow tokio's
+/// clock: a test that pauses it decides when they fire.
 ///
 /// ```
 /// use slab_net::PacketPool;

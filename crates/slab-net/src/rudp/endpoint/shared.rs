@@ -19,8 +19,8 @@ use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Half-open sessions together get this part of the memory budget: a fourth.
 const HALF_OPEN_DIVISOR: usize = 4;
@@ -33,6 +33,7 @@ pub(super) struct Shared {
     measures: Arc<Measures>,
     /// What is between the sessions and the socket.
     pub(super) protection: Option<Protection>,
+    /// On tokio's clock, which tests can pause.
     epoch: Instant,
     /// Locked after a link, never before.
     table: Mutex<Table>,
@@ -106,9 +107,8 @@ impl Shared {
         }
     }
 
-    /// Converts `time` to tokio's clock.
-    pub(super) fn instant(&self, time: Time) -> tokio::time::Instant {
-        (self.epoch + time.since(Time::ZERO)).into()
+    pub(super) fn instant(&self, time: Time) -> Instant {
+        self.epoch + time.since(Time::ZERO)
     }
 
     pub(super) fn random(&self) -> u64 {
