@@ -44,6 +44,8 @@ pub(crate) struct End {
     pub(crate) writes_left: u64,
     /// How often it reads, in thousandths.
     pub(crate) reads: u64,
+    /// It was accepted only once there was memory for it.
+    pub(crate) late: bool,
     /// How often it wants messages in one piece.
     pub(crate) joins: u64,
     /// It said that it sends nothing more, or closed.
@@ -81,6 +83,7 @@ impl End {
             usage,
             writes_left: random.pick(&[0, 3, 20, 60]),
             reads: random.pick(&[1000, 1000, 100, 10]),
+            late: false,
             joins: 800,
             finished: false,
             closed: false,
@@ -99,6 +102,7 @@ impl End {
             usage,
             writes_left: 0,
             reads: 0,
+            late: false,
             joins: 0,
             finished: gone,
             closed: gone,
@@ -262,7 +266,7 @@ impl End {
     ) -> bool {
         let gone = peer.closed || peer.aborted || self.aborted;
         // A peer that nobody accepts in time is taken for one that cannot be told of the end.
-        let is_absent = peer.connection.is_none() && self.finished;
+        let is_absent = (peer.connection.is_none() || peer.late) && self.finished;
         let moves = match &outcome {
             Outcome::Sent(_, sent) => sent.is_ok(),
             Outcome::Written(_, written) => written.is_ok(),

@@ -180,6 +180,7 @@ impl World {
             let accepted = accepted.expect("it is open");
             let mut end = End::new(accepted.clone(), self.usage, &mut self.random);
             if self.calm {
+                end.late = true;
                 end.calm_down();
             }
             let session = self.sessions.iter_mut().find(|s| s.0 == accepted.conv());
@@ -195,7 +196,10 @@ impl World {
         if self.taken.is_empty() {
             let pool = self.random.pick(&[0, 1]);
             let leaves = self.random.pick(&[0, 0, 1, 5]);
-            for bytes in [60_000, 4000, 1400, 500, 40] {
+            // Sometimes what is left is enough for segments, but not for a message in one piece.
+            let smallest = self.random.pick(&[0, 0, 2000]);
+            let sizes = [60_000, 30_000, 16_000, 9000, 4000, 2000, 1400, 500, 40];
+            for bytes in sizes.into_iter().filter(|&bytes| bytes >= smallest) {
                 let pool = &self.pools[pool as usize];
                 let mut rest: Vec<_> = std::iter::from_fn(|| pool.try_alloc(bytes).ok()).collect();
                 rest.truncate(rest.len().saturating_sub(leaves));
@@ -211,6 +215,13 @@ impl World {
     fn disturb(&mut self) {
         if self.random.chance(40) {
             self.disturb_pools();
+            // The mark of the end needs memory, too.
+            if self.random.chance(50)
+                && let Some((_, ends)) = self.sessions.last_mut()
+                && let Some(end) = &mut ends[self.random.below(2) as usize]
+            {
+                end.finish(&mut self.random);
+            }
         }
         if self.sessions.len() < 3 && self.random.chance(30) {
             self.connect();
@@ -297,7 +308,8 @@ impl World {
             None
         } else if woken {
             task.poll(random.chance(100))
-        } else if !self.calm && task.role != Role::Writer && random.chance(20) {
+        } else if !self.calm && (task.role != Role::Writer || me.finished) && random.chance(50) {
+            // A writer may find a little room that nobody was woken for, but not that there will be none.
             coverage.moved += 1;
             let outcome = task.poll(random.chance(500));
             assert!(outcome.is_none(), "a {:?} was not woken", task.role);
