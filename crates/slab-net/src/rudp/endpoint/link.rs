@@ -327,7 +327,8 @@ impl Link {
                     if matches!(error.kind(), SendErrorKind::Refused) {
                         inner.session.refused();
                     }
-                    return;
+                    // What is left would not be asked for again: after acknowledgements alone, no timer is set.
+                    continue;
                 }
             };
             if sent < outgoing.datagrams() {

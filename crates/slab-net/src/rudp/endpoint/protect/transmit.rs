@@ -39,11 +39,9 @@ impl Protection {
                     |buffer: &mut GsoBuffer| failed = failed.take().or(flush(link, buffer, unsent));
                 self.seal(link.peer(), now, &outgoing, parity, buffer, &mut send);
                 send(buffer);
-                if let Some(error) = failed {
-                    if matches!(error.kind(), SendErrorKind::Refused) {
-                        session.refused();
-                    }
-                    return;
+                // Goes on after any error: see `Link::transmit_plain`.
+                if failed.is_some_and(|error| matches!(error.kind(), SendErrorKind::Refused)) {
+                    session.refused();
                 }
             }
         })
