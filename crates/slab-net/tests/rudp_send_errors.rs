@@ -21,19 +21,21 @@ thread_local! {
 /// As of the system's.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, at: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    for place in 0..count as usize {
-        // SAFETY: the caller's promise, for this header and the buffers that it lists.
-        let pieces = unsafe {
-            let header = &(*at.add(place)).msg_hdr;
-            std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen)
-        };
+    // SAFETY: the caller's promise.
+    let messages = unsafe { std::slice::from_raw_parts(at, count as usize) };
+    for message in messages {
+        let header = &message.msg_hdr;
+        // SAFETY: as above, for the pieces that this header lists.
+        let pieces = unsafe { std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen) };
         let bytes: usize = pieces.iter().map(|piece| piece.iov_len).sum();
         OFFERED.set(OFFERED.get() + bytes);
     }
     let error = NEXT_ERROR.take();
     if error != 0 {
-        // SAFETY: the address of this thread's variable.
-        unsafe { *libc::__errno_location() = error };
+        // SAFETY: no conditions.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: it points to this thread's variable.
+        unsafe { errno.write(error) };
         return -1;
     }
     // SAFETY: the caller's promise.
