@@ -256,8 +256,10 @@ impl SlabPoolBuilder {
 
     /// Asks the system to back the pool with huge pages where it can (transparent huge pages on
     /// Linux). A hint: nothing fails without them. Memory then goes back to the system in larger
-    /// pieces only. With [`guard_pages`](Self::guard_pages) a huge page has to fit between two of them, so
-    /// there are none unless the largest size class is above 512 KiB. Default: no.
+    /// pieces only, taken to be of 2 MiB: where the system's pages are larger than 4 KiB, and so its huge pages
+    /// larger than that, [`trim`](crate::SlabPool::trim) may count as given back what stays resident. With
+    /// [`guard_pages`](Self::guard_pages) a huge page has to fit between two of them, so there are none unless the
+    /// largest size class is above 512 KiB. Default: no.
     pub fn huge_pages(mut self, advise: bool) -> Self {
         self.huge_pages = advise;
         self
