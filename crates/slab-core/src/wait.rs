@@ -144,11 +144,14 @@ pub(crate) enum Answer {
 }
 
 impl Inner {
+    /// A clone of the waker that is not needed goes to `unused`: to drop it is to run foreign code, which may
+    /// panic, and the chunk of the answer has no owner yet.
     pub(crate) fn alloc_or_wait(
         &self,
         cache: Option<&ThreadCache>,
         class: u8,
         waker: &Waker,
+        unused: &mut Option<Waker>,
     ) -> Answer {
         match self.alloc_with(cache, class) {
             Err(AllocError::Exhausted { .. }) => {}
@@ -167,6 +170,7 @@ impl Inner {
         let carved = self.carve_one(&mut layer, class);
         if !matches!(carved, Err(AllocError::Exhausted { .. })) {
             self.end_pressure_if_idle(&layer);
+            *unused = Some(waker);
             return Answer::Now(carved);
         }
         let ticket = layer.waiters.next;
@@ -274,8 +278,14 @@ impl Inner {
         DeferredWakers(woken.into_iter())
     }
 
-    /// What was granted to a ticket; `None` if it waits on, from now on with this waker.
-    pub(crate) fn redeem(&self, turn: &Turn, waker: &Waker) -> Option<Result<u32, AllocError>> {
+    /// What was granted to a ticket; `None` if it waits on, from now on with this waker. `unused` as in
+    /// [`alloc_or_wait`](Self::alloc_or_wait).
+    pub(crate) fn redeem(
+        &self,
+        turn: &Turn,
+        waker: &Waker,
+        unused: &mut Option<Waker>,
+    ) -> Option<Result<u32, AllocError>> {
         // Wakers are cloned and dropped outside of the mutex: they are foreign code.
         let mut waker = waker.clone();
         let mut layer = self.slabs.lock();
@@ -288,6 +298,7 @@ impl Inner {
             layer.waiters.record_wait(turn);
         }
         drop(layer);
+        *unused = Some(waker);
         grant
     }
 
@@ -332,18 +343,22 @@ impl<'a> Alloc<'a> {
     #[cold]
     fn poll_slow(&mut self, class: u8, cx: &Context<'_>) -> Poll<Result<Chunk, AllocError>> {
         let inner = self.pool.inner();
+        let (waker, mut unused) = (cx.waker(), None);
         let grant = match &self.pending {
-            Some(turn) => inner.redeem(turn, cx.waker()),
-            None => match inner.alloc_or_wait(inner.attach().as_deref(), class, cx.waker()) {
-                Answer::Now(result) => Some(result),
-                Answer::Later(ticket) => {
-                    self.pending = Some(Turn::new(class, ticket));
-                    // Logs, which calls foreign code that may panic: from here on the drop gives the
-                    // ticket back.
-                    inner.begin_exhaustion(class);
-                    None
+            Some(turn) => inner.redeem(turn, waker, &mut unused),
+            None => {
+                let cache = inner.attach();
+                match inner.alloc_or_wait(cache.as_deref(), class, waker, &mut unused) {
+                    Answer::Now(result) => Some(result),
+                    Answer::Later(ticket) => {
+                        self.pending = Some(Turn::new(class, ticket));
+                        // Logs, which calls foreign code that may panic: from here on the drop gives the
+                        // ticket back.
+                        inner.begin_exhaustion(class);
+                        None
+                    }
                 }
-            },
+            }
         };
         let Some(unit) = grant else {
             return Poll::Pending;
@@ -353,7 +368,9 @@ impl<'a> Alloc<'a> {
             inner.handed_out(class, unit, self.call_site);
         }
         // SAFETY: the unit was taken out of the pool's free chunks for this future.
-        Poll::Ready(unit.map(|unit| unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) }))
+        let chunk = unit.map(|unit| unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) });
+        drop(unused);
+        Poll::Ready(chunk)
     }
 }
 
@@ -434,7 +451,8 @@ mod tests {
         let inner = pool.inner();
         let class = inner.classes.place_for(65536).unwrap().class();
         let _all: Vec<_> = core::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
-        let Answer::Later(ticket) = inner.alloc_or_wait(None, class, Waker::noop()) else {
+        let Answer::Later(ticket) = inner.alloc_or_wait(None, class, Waker::noop(), &mut None)
+        else {
             panic!("the pool is full");
         };
         let stats = pool.stats().classes()[usize::from(class)];

@@ -6,6 +6,7 @@ mod panicking_subscriber;
 use common::fill;
 use panicking_subscriber::PanickingSubscriber;
 use slab_core::{Alloc, AllocError, Chunk, Mode, SizeClasses, SlabPool};
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
@@ -344,6 +345,49 @@ fn wakers_may_use_the_pool() {
     drop(given_up);
     drop(all.pop());
     assert!(served.as_mut().poll(&mut cx).is_ready());
+}
+
+thread_local! {
+    /// Freed by the next clone of the waker below.
+    static FREED_BY_CLONE: RefCell<Option<Chunk>> = const { RefCell::new(None) };
+    /// Does the next drop of such a waker panic?
+    static PANIC_IN_DROP: Cell<bool> = const { Cell::new(false) };
+}
+
+#[test]
+fn waker_that_panics_when_dropped_loses_no_chunk() {
+    fn clone(_: *const ()) -> RawWaker {
+        drop(FREED_BY_CLONE.take());
+        RawWaker::new(std::ptr::null(), &VTABLE)
+    }
+    fn drop_one(_: *const ()) {
+        assert!(!PANIC_IN_DROP.replace(false), "by a waker");
+    }
+    static VTABLE: RawWakerVTable = RawWakerVTable::new(clone, |_| (), |_| (), drop_one);
+    // SAFETY: the functions do not use the pointer.
+    let waker = unsafe { Waker::new(std::ptr::null(), &VTABLE) };
+    let pool = pool(&[LEN]);
+    let mut all = fill(&pool, LEN);
+    let count = all.len();
+    let poll_and_panic = |future: &mut Alloc<'_>| {
+        PANIC_IN_DROP.set(true);
+        let poll = || Pin::new(future).poll(&mut Context::from_waker(&waker));
+        catch_unwind(AssertUnwindSafe(poll)).expect_err("its waker panics");
+    };
+
+    // Memory becomes free just before the request would wait.
+    FREED_BY_CLONE.set(all.pop());
+    poll_and_panic(&mut pool.alloc(LEN));
+    let one = pool.try_alloc(LEN).expect("the chunk that nobody got");
+    all.push(one);
+
+    // The request waits, and is served.
+    let mut waiter = Waiter::new(&pool, LEN);
+    drop(all.pop());
+    poll_and_panic(&mut waiter.future);
+    drop(waiter);
+    drop(all);
+    assert_eq!(fill(&pool, LEN).len(), count);
 }
 
 #[test]

@@ -262,7 +262,8 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
                 let inner = inner;
                 // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
                 let pool = unsafe { inner.0.as_ref() };
-                let Answer::Later(ticket) = pool.alloc_or_wait(None, 1, Waker::noop()) else {
+                let Answer::Later(ticket) = pool.alloc_or_wait(None, 1, Waker::noop(), &mut None)
+                else {
                     panic!("no slab is whole");
                 };
                 let unit = pool.alloc_with(None, 0).unwrap();
@@ -314,11 +315,11 @@ fn model_wait_is_served_by_whoever_frees() {
             .collect();
         let flag = Arc::new(Flag::default());
         let waker = Waker::from(flag.clone());
-        let first = match pool.alloc_or_wait(None, 0, &waker) {
+        let first = match pool.alloc_or_wait(None, 0, &waker, &mut None) {
             Answer::Now(result) => result.unwrap(),
             Answer::Later(ticket) => {
                 flag.wait();
-                let grant = pool.redeem(&Turn::new(0, ticket), &waker);
+                let grant = pool.redeem(&Turn::new(0, ticket), &waker, &mut None);
                 grant.expect("woken for a reason").unwrap()
             }
         };
@@ -341,10 +342,10 @@ fn model_wait_that_is_given_up_passes_on() {
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         let flag = Arc::new(Flag::default());
         let waker = Waker::from(flag.clone());
-        let Answer::Later(first) = pool.alloc_or_wait(None, 0, Waker::noop()) else {
+        let Answer::Later(first) = pool.alloc_or_wait(None, 0, Waker::noop(), &mut None) else {
             panic!("the pool is full");
         };
-        let Answer::Later(second) = pool.alloc_or_wait(None, 0, &waker) else {
+        let Answer::Later(second) = pool.alloc_or_wait(None, 0, &waker, &mut None) else {
             panic!("the pool is full");
         };
         let free = |unit| {
@@ -361,7 +362,7 @@ fn model_wait_that_is_given_up_passes_on() {
         }
         flag.wait();
         assert_eq!(
-            pool.redeem(&Turn::new(0, second), &waker),
+            pool.redeem(&Turn::new(0, second), &waker, &mut None),
             Some(Ok(units[0]))
         );
         freeing.join().unwrap();

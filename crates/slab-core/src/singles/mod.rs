@@ -259,11 +259,11 @@ mod tests {
                 let flag = Arc::new(Flag(AtomicBool::new(false)));
                 let waker = Waker::from(flag.clone());
                 let pool = handle.inner();
-                let first = match pool.alloc_or_wait(None, 0, &waker) {
+                let first = match pool.alloc_or_wait(None, 0, &waker, &mut None) {
                     Answer::Now(result) => result.unwrap(),
                     Answer::Later(ticket) => {
                         flag.wait();
-                        let grant = pool.redeem(&Turn::new(0, ticket), &waker);
+                        let grant = pool.redeem(&Turn::new(0, ticket), &waker, &mut None);
                         grant.expect("woken for a reason").unwrap()
                     }
                 };
