@@ -1,8 +1,12 @@
 //! One thread of a program: its steps, and its end.
 
+#[cfg(feature = "allocator-api2")]
+use crate::lines::Lines;
+use crate::values::Boxed;
 use crate::world::{End, Held, Pointer, Signal, Wait, World};
 use crate::{Random, served};
-use slab_core::{AllocError, Chunk, PoolStats};
+use slab_core::{AllocError, Chunk, PoolStats, SlabBox};
+use std::cell::RefCell;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +22,7 @@ const STEPS: u64 = if cfg!(miri) { 12 } else { 120 };
 
 thread_local! {
     /// Dropped when its thread ends, before or after the thread's magazines.
-    static LAST: std::cell::RefCell<Vec<Chunk>> = const { std::cell::RefCell::new(Vec::new()) };
+    static LAST: RefCell<Vec<(Option<Chunk>, Option<Boxed>)>> = const { RefCell::new(Vec::new()) };
 }
 
 pub(crate) struct Actor<'w, 'p> {
@@ -45,12 +49,16 @@ impl<'w, 'p> Actor<'w, 'p> {
         for _ in 0..actor.random.next() % STEPS {
             actor.step();
         }
-        let last = actor.random.one_in(2).then(|| actor.some_len());
+        let (mut random, len) = (Random(actor.random.next()), actor.some_len());
         actor.finish();
         // Not before: others may wait for it.
-        if let Some(chunk) = last.and_then(|len| served(world.pool.try_alloc(len))) {
-            world.served[chunk.class()].fetch_add(1, Ordering::Relaxed);
-            LAST.with(|last| last.borrow_mut().push(chunk));
+        if random.one_in(2) {
+            let chunk = served(world.pool.try_alloc(len));
+            if let Some(chunk) = &chunk {
+                world.served[chunk.class()].fetch_add(1, Ordering::Relaxed);
+            }
+            let value = world.values.insert(&mut random);
+            LAST.with(|last| last.borrow_mut().push((chunk, value)));
         }
     }
 
@@ -75,7 +83,7 @@ impl<'w, 'p> Actor<'w, 'p> {
 
     fn step(&mut self) {
         let (world, pool) = (self.world, self.world.pool);
-        match self.random.below(40) {
+        match self.random.below(50) {
             0..=8 => {
                 let len = self.some_len();
                 if let Some(chunk) = served(pool.try_alloc(len)) {
@@ -172,18 +180,43 @@ impl<'w, 'p> Actor<'w, 'p> {
                     _ => self.poll_or_keep(wait, false),
                 }
             }
-            35 => pool.flush_thread_cache(),
+            35 => {
+                pool.flush_thread_cache();
+                world.values.slab.flush_thread_cache();
+                #[cfg(feature = "allocator-api2")]
+                world.lines.alloc.flush_thread_cache();
+            }
             36 => match self.random.below(4) {
                 0 => drop(pool.trim_to(pool.max_memory() / 2)),
                 1 => drop(pool.trim_above(pool.max_memory() / 2, 0)),
-                _ => drop(pool.trim()),
+                _ => {
+                    pool.trim();
+                    world.values.slab.trim();
+                    #[cfg(feature = "allocator-api2")]
+                    world.lines.alloc.trim();
+                }
             },
             37 | 38 => {
                 let stats = pool.stats();
                 world.check_stats(&stats, self.before.as_ref());
                 self.before = Some(stats);
+                world.check_stats(&world.values.slab.stats(), None);
+                #[cfg(feature = "allocator-api2")]
+                world.check_stats(&world.lines.alloc.stats(), None);
                 #[cfg(feature = "leak-tracking")]
                 drop(pool.live_chunks());
+            }
+            39..=44 => {
+                if let Some(value) = world.values.insert(&mut self.random) {
+                    self.keep(Held::Value(value));
+                }
+            }
+            #[cfg(feature = "allocator-api2")]
+            45..=48 => {
+                let bytes = self.some_len();
+                if let Some(line) = world.lines.try_new(bytes) {
+                    self.keep(Held::Line(line));
+                }
             }
             _ => {
                 // A thread of one free.
@@ -256,7 +289,22 @@ impl<'w, 'p> Actor<'w, 'p> {
                 }
                 Held::Batch(batch, bytes)
             }
-            other => other,
+            Held::Value(value) if self.random.one_in(4) => {
+                drop(SlabBox::into_inner(value));
+                return;
+            }
+            Held::Value(value) => {
+                value.check();
+                Held::RawValue(Pointer(SlabBox::into_raw(value).cast()))
+            }
+            Held::RawValue(at) => Held::Value(world.values.take_back(at)),
+            #[cfg(feature = "allocator-api2")]
+            Held::Line(mut line) => {
+                let bytes = self.some_len();
+                Lines::change(&mut line, bytes, &mut self.random);
+                Held::Line(line)
+            }
+            other @ (Held::Heap(_) | Held::Wait(_)) => other,
         };
         self.keep(changed);
     }

@@ -8,21 +8,28 @@
 //!   waits, there is no free chunk.
 //! - Nobody waits in vain, which would be a test without end; and who is served is woken exactly once.
 //!
-//! `world` has what the threads share and check, `actor` what each does.
+//! - Values of a typed slab are dropped once each, and vectors in an allocator keep their elements.
+//!
+//! `world` has what the threads share and check, `actor` what each does; `values` are those of the typed slab,
+//! and `lines`, with the feature `allocator-api2`, the vectors.
 //!
 //! `SLAB_SEED` and `SLAB_PROGRAMS` choose other programs: a failure names its seed, but threads that run at
 //! once need not do the same again.
 #![cfg(feature = "std")]
 
 mod actor;
+#[cfg(feature = "allocator-api2")]
+mod lines;
+mod values;
 mod world;
 
 use actor::Actor;
-use slab_core::{AllocError, Chunk, Mode, SizeClasses, SlabPool};
+use slab_core::{AllocError, Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use values::Values;
 use world::{End, Marks, World};
 
 /// Threads at the same time, and how many come one after the other in each place.
@@ -84,7 +91,7 @@ impl Config {
         }
     }
 
-    fn build(&self) -> SlabPool {
+    fn builder(&self) -> SlabPoolBuilder {
         let classes = SizeClasses::explicit(self.sizes).unwrap();
         // Four chunks of the largest class a slab.
         let slab_bytes = 4 * classes.largest();
@@ -97,7 +104,7 @@ impl Config {
             .max_memory(self.slabs * slab_bytes);
         #[cfg(feature = "leak-tracking")]
         let builder = builder.track_leaks(2);
-        builder.build().unwrap()
+        builder
     }
 }
 
@@ -128,9 +135,9 @@ fn fill(pool: &SlabPool, len: usize) -> Vec<Chunk> {
 fn run(seed: u64) {
     let mut random = Random(seed);
     let config = Config::of(&mut random);
-    let pool = config.build();
+    let pool = config.builder().build().unwrap();
     let all: Vec<usize> = {
-        let unused = config.build();
+        let unused = config.builder().build().unwrap();
         let sizes = config.sizes.iter();
         sizes.map(|&size| fill(&unused, size).len()).collect()
     };
@@ -142,6 +149,9 @@ fn run(seed: u64) {
         ended: Mutex::default(),
         served: config.sizes.iter().map(|_| AtomicU64::new(0)).collect(),
         failed: AtomicBool::new(false),
+        values: Values::new(&config),
+        #[cfg(feature = "allocator-api2")]
+        lines: lines::Lines::new(&config),
     };
     thread::scope(|scope| {
         let (world, seeds) = (&world, [(); PLACES].map(|()| random.next()));
@@ -192,7 +202,7 @@ fn run(seed: u64) {
         chunks.iter().for_each(|chunk| world.enter(chunk));
         chunks.into_iter().for_each(|chunk| world.free(chunk));
     }
-    drop(world);
+    world.finish(&mut random);
     outlive(pool, &mut random);
 }
 

@@ -1,6 +1,9 @@
 //! What the threads of a program share, and what they check.
 
-use crate::Config;
+#[cfg(feature = "allocator-api2")]
+use crate::lines;
+use crate::values::{Boxed, Values};
+use crate::{Config, Random};
 use slab_core::{Alloc, AnyChunk, Chunk, ChunkBatch, Mode, PoolStats, SharedChunk, SlabPool};
 use std::pin::Pin;
 use std::ptr::NonNull;
@@ -108,6 +111,10 @@ pub(crate) enum Held<'p> {
     Batch(Box<ChunkBatch>, usize),
     Heap(AnyChunk),
     Wait(Wait<'p>),
+    Value(Boxed),
+    RawValue(Pointer),
+    #[cfg(feature = "allocator-api2")]
+    Line(lines::Line),
 }
 
 pub(crate) struct Pointer(pub(crate) NonNull<u8>);
@@ -127,6 +134,9 @@ pub(crate) struct World<'p> {
     pub(crate) served: Vec<AtomicU64>,
     /// A thread has failed: the others need not go on.
     pub(crate) failed: AtomicBool,
+    pub(crate) values: Values,
+    #[cfg(feature = "allocator-api2")]
+    pub(crate) lines: lines::Lines,
 }
 
 impl<'p> World<'p> {
@@ -170,7 +180,18 @@ impl<'p> World<'p> {
             }
             Held::Heap(chunk) => drop(chunk),
             Held::Wait(wait) => self.end_wait(wait, End::GivenUp),
+            Held::Value(value) => drop(value),
+            Held::RawValue(at) => drop(self.values.take_back(at)),
+            #[cfg(feature = "allocator-api2")]
+            Held::Line(line) => lines::check(&line),
         }
+    }
+
+    /// When nobody has anything but chunks.
+    pub(crate) fn finish(self, random: &mut Random) {
+        self.values.finish(random);
+        #[cfg(feature = "allocator-api2")]
+        self.lines.finish(&self.config);
     }
 
     /// A snapshot of whatever moment is possible; what it counts has not fallen since `before`.
