@@ -9,7 +9,7 @@
 //! and `-key=`.
 //!
 //! Lines from the terminal go to the peer and the peer's lines to the terminal, until either side ends, for
-//! example by Ctrl-C.
+//! example by Ctrl-C. A failure is one line on stderr and exit status 2.
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -21,13 +21,13 @@ use std::error::Error;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{ExitCode, Stdio};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 
 /// Line-by-line chat over RUDP with a peer that uses any implementation of KCP
 #[derive(Debug, Parser)]
-#[command(arg_required_else_help = true)]
+#[command(name = "rudp_chat", arg_required_else_help = true)]
 struct Options {
     /// Start a kcp-go client, exchange a line with it in each direction, and exit (needs Go)
     #[arg(long)]
@@ -119,7 +119,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("rudp_chat: {}", with_causes(&*error)));
+            let _ = writeln!(std::io::stderr(), "rudp_chat: {}", with_causes(&*error));
             ExitCode::from(2)
         }
     }
@@ -159,30 +159,40 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     chat(connection.into_stream()).await
 }
 
+/// The most bytes of a peer's line that are kept and shown as one; the rest is shown as another.
+const MAX_LINE: u64 = 4096;
+
 /// Connects the terminal and the peer until either ends; at Ctrl-C, closes the session.
 async fn chat(stream: Stream) -> Result<(), Box<dyn Error>> {
     let (read, mut write) = tokio::io::split(stream);
-    let mut theirs = BufReader::new(read).lines();
+    let mut theirs = BufReader::new(read);
     let mut ours = BufReader::new(tokio::io::stdin()).lines();
-    let talk = async {
-        loop {
-            tokio::select! {
-                line = theirs.next_line() => match line? {
-                    Some(line) => say(&format!("> {line}")),
-                    None => return Ok(()),
-                },
-                line = ours.next_line() => match line? {
-                    Some(line) => write.write_all(format!("{line}\n").as_bytes()).await?,
-                    None => return Ok(()),
-                },
-            }
+    // Two loops: neither waits for the other.
+    let hear = async {
+        let mut line = Vec::new();
+        while (&mut theirs)
+            .take(MAX_LINE)
+            .read_until(b'\n', &mut line)
+            .await?
+            > 0
+        {
+            say(&format!("> {}", String::from_utf8_lossy(&line).trim_end()));
+            line.clear();
         }
+        Ok(())
+    };
+    let talk = async {
+        while let Some(line) = ours.next_line().await? {
+            write.write_all(format!("{line}\n").as_bytes()).await?;
+        }
+        Ok(())
     };
     tokio::select! {
+        ended = hear => ended,
         ended = talk => ended,
         interrupted = tokio::signal::ctrl_c() => interrupted,
     }?;
-    let stream = theirs.into_inner().into_inner().unsplit(write);
+    let stream = theirs.into_inner().unsplit(write);
     stream.connection().close().await?;
     Ok(())
 }

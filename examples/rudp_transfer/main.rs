@@ -13,8 +13,9 @@
 //! | `progress` | the progress bar |
 //! | `options` | the command line |
 //!
-//! A wrong option, or any other failure to start, is one line on stderr and exit status 2; a failed transfer,
-//! a hash that differs, or Ctrl-C is one line and status 1. However it ends, it leaves no file behind.
+//! A wrong option is explained on stderr, any other failure to start is one line there, and the exit status is 2;
+//! a failed transfer, a hash that differs, or Ctrl-C is one line and status 1. However it ends, it leaves no file
+//! behind.
 
 mod options;
 mod path;

@@ -1,42 +1,23 @@
 //! The `udp_pipeline` example as a child process.
 
+mod example;
+
+use example::example;
 use std::collections::HashMap;
-use std::fs::DirEntry;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long to wait for what must happen; no time is asserted.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The path of the example. Cargo builds a package's examples before it runs its tests, into a folder beside
-/// theirs, but not if it is told which tests to run. Failing is better than testing an old build.
-fn example() -> PathBuf {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    if path.ends_with("deps") {
-        path.pop();
-    }
-    path.push("examples");
-    path.push(format!("udp_pipeline{}", std::env::consts::EXE_SUFFIX));
-    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/udp_pipeline");
-    let changed = |entry: io::Result<DirEntry>| entry?.metadata()?.modified();
-    let files = std::fs::read_dir(sources).unwrap();
-    let newest = files.map(|entry| changed(entry).unwrap()).max();
-    let built = path.metadata().and_then(|binary| binary.modified()).ok();
-    assert!(
-        built >= newest,
-        "{} is not up to date: build it by `cargo build --example udp_pipeline`",
-        path.display()
-    );
-    path
-}
-
 /// Runs the example to its end.
 pub(crate) fn run(arguments: &[&str]) -> Output {
-    Command::new(example()).args(arguments).output().unwrap()
+    Command::new(example("udp_pipeline"))
+        .args(arguments)
+        .output()
+        .unwrap()
 }
 
 /// The numbers of a run's last line, by name.
@@ -107,7 +88,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(example())
+        let mut child = Command::new(example("udp_pipeline"))
             .args(arguments)
             .stdout(Stdio::piped())
             .spawn()
