@@ -6,7 +6,7 @@
 //! thread, so a model hands each of its threads a cache by name and enters one level below `local`.
 
 pub(crate) mod membarrier;
-mod pools;
+pub(crate) mod pools;
 
 use crate::class::SizeClasses;
 use crate::depot::Depot;
@@ -51,7 +51,7 @@ pub(crate) fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) 
     said.expect("stderr is open");
 }
 
-fn classes() -> ClassTable {
+pub(crate) fn classes() -> ClassTable {
     ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 8 << 10)
 }
 

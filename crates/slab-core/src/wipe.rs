@@ -4,7 +4,8 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{Ordering, compiler_fence};
 
 /// Overwrites `bytes` with zeros; the compiler may not omit the writes although the memory is freed next.
-/// A pool's own memory needs no such care: the compiler does not see it being freed.
+/// A pool's own memory needs no such care: the compiler does not see it being freed. The crate `zeroize` does the
+/// same, but byte by byte: eight stores for each of these.
 ///
 /// For the crates of this workspace; not a part of the interface.
 #[doc(hidden)]

@@ -278,10 +278,10 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
 
 /// Sets a flag; a thread that waits for it in vain never ends, which loom reports.
 #[derive(Default)]
-struct Flag(loom::sync::atomic::AtomicBool);
+pub(crate) struct Flag(loom::sync::atomic::AtomicBool);
 
 impl Flag {
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         while !self.0.load(Ordering::Acquire) {
             thread::yield_now();
         }
@@ -370,6 +370,6 @@ fn model_wait_that_is_given_up_passes_on() {
 }
 
 /// A pointer to a pool that the model keeps alive as its comments say.
-struct Sendable(NonNull<Inner>);
+pub(crate) struct Sendable(pub(crate) NonNull<Inner>);
 // SAFETY: `Inner` is `Send + Sync`.
 unsafe impl Send for Sendable {}

@@ -174,15 +174,11 @@ mod kinds {
 mod tests {
     use super::*;
     use crate::builder::SlabPoolBuilder;
-    use crate::class::SizeClasses;
-    use crate::geometry::ClassTable;
     use crate::inner::{ENDED, Handle};
-    use crate::model::model;
-    use crate::sync::{AtomicBool, Ordering};
+    use crate::model::pools::{Flag, Sendable};
+    use crate::model::{classes, model};
     use crate::wait::{Answer, Turn};
     use alloc::sync::Arc;
-    use alloc::task::Wake;
-    use core::ptr::NonNull;
     use core::task::Waker;
     use loom::thread;
 
@@ -190,14 +186,9 @@ mod tests {
 
     /// A pool of two slabs of four chunks.
     fn pool(mode: Mode) -> Arc<Handle> {
-        let classes = ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 8 << 10);
         let options = SlabPoolBuilder::default().mode(mode).max_memory(8 << 10);
-        Inner::open(classes, &options).unwrap()
+        Inner::open(classes(), &options).unwrap()
     }
-
-    struct Sendable(NonNull<Inner>);
-    // SAFETY: `Inner` is `Send + Sync`.
-    unsafe impl Send for Sendable {}
 
     fn free(handle: &Handle, unit: u32) -> thread::JoinHandle<()> {
         let inner = Sendable(handle.as_ptr());
@@ -210,23 +201,6 @@ mod tests {
 
     fn alloc(handle: &Handle) -> Option<u32> {
         handle.inner().alloc_with(None, 0).ok()
-    }
-
-    /// A thread that waits for it in vain never ends, which loom reports.
-    struct Flag(AtomicBool);
-
-    impl Flag {
-        fn wait(&self) {
-            while !self.0.load(Ordering::Acquire) {
-                thread::yield_now();
-            }
-        }
-    }
-
-    impl Wake for Flag {
-        fn wake(self: Arc<Self>) {
-            self.0.store(true, Ordering::Release);
-        }
     }
 
     /// The last two chunks are freed while the last handle is dropped: the pool ends once, and nobody
@@ -256,7 +230,7 @@ mod tests {
                 let handle = pool(mode);
                 let units: Vec<u32> = (0..8).map(|_| alloc(&handle).unwrap()).collect();
                 let frees = [units[0], units[7]].map(|unit| free(&handle, unit));
-                let flag = Arc::new(Flag(AtomicBool::new(false)));
+                let flag = Arc::new(Flag::default());
                 let waker = Waker::from(flag.clone());
                 let pool = handle.inner();
                 let first = match pool.alloc_or_wait(None, 0, &waker, &mut None) {
