@@ -9,6 +9,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
+use std::mem;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::pin::pin;
 use std::sync::Arc;
@@ -180,23 +181,31 @@ impl MetricsServer {
         upkeep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (stop, stopped) = watch::channel(());
         let mut connections = JoinSet::new();
+        // Did the last accept fail? Said once, however often it is tried.
+        let mut fails = false;
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
                 Some(_) = connections.join_next() => {}
                 _ = upkeep.tick() => self.exporter.upkeep(),
                 accepted = self.listener.accept() => match accepted {
-                    // Connections that have ended but are not joined yet do not count.
-                    Ok((stream, _)) if self.join_ended(&mut connections) < self.limits.connections => {
-                        connections.spawn(self.connection(stream, stopped.clone()));
-                    }
                     Ok((stream, _)) => {
-                        self.stats.refused();
-                        refuse(stream);
+                        if mem::take(&mut fails) {
+                            tracing::info!("metrics server: connections are accepted again");
+                        }
+                        // Connections that have ended but are not joined yet do not count.
+                        if self.join_ended(&mut connections) < self.limits.connections {
+                            connections.spawn(self.connection(stream, stopped.clone()));
+                        } else {
+                            self.stats.refused();
+                            refuse(stream);
+                        }
                     }
                     Err(error) => {
                         self.stats.accept_failed();
-                        tracing::warn!(%error, "metrics server: accept failed");
+                        if !mem::replace(&mut fails, true) {
+                            tracing::warn!(%error, "metrics server: accept failed");
+                        }
                         sleep(ACCEPT_RETRY).await;
                     }
                 }
