@@ -35,24 +35,8 @@
 //!
 //! # Inside
 //!
-//! The layers, each of which uses only those below:
-//!
-//! | module | what |
-//! |---|---|
-//! | `typed`, `allocator` | values of one type, and collections, in slabs of their own |
-//! | `pool`, `builder`, `chunk`, `shared`, `batch`, `raw` | what users hold, and the two fast paths |
-//! | `inner`, `registry` | what a pool is made of, its threads, its end |
-//! | `allocate`, `free`, `census` | the slow paths that connect the layers; where every chunk is |
-//! | `local`, `magazine`, `guard` | a thread's free chunks, and how others get at them |
-//! | `hardening`, `track`, `call_site` | checks and records of each chunk, if asked for |
-//! | `oversize` | requests above the largest class |
-//! | `wait`, `wait_times` | waiting for memory under the cap |
-//! | `reclaim` | rebalance and trim: moves free memory to where it is needed |
-//! | `depot`, `singles` | batches of free chunks, and single ones, lock-free |
-//! | `slab` | which part of the arena serves which size |
-//! | `class`, `arena` | sizes; the address range |
-//! | `advisor` | which sizes would waste least |
-//! | `sync`, `sys` | `std`, `loom` or `shuttle`; the operating system |
+//! Each file begins with what it does and why; the repository's `ARCHITECTURE.md` has the layers and what must always
+//! hold.
 //!
 //! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`),
 //! exhaustion and its end, memory that the system refuses, leaks. It reports raids and sweeps while it
