@@ -82,7 +82,8 @@ impl Gateway {
             let client = ConnectOptions::new()
                 .client_capacity(CLIENT_PAYLOADS)
                 .connect(&options.nats)
-                .await?;
+                .await
+                .map_err(|error| format!("cannot connect to {}: {error}", options.server()))?;
             let subject = options.subject.clone();
             publishers.spawn(publish(batches.clone(), client, subject, stop.subscribe()));
         }

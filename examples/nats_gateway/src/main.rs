@@ -56,7 +56,7 @@ async fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     say(&format!(
         "udp {} -> {} subject {}, metrics http://{}/",
         gateway.address(),
-        options.nats,
+        options.server(),
         options.subject,
         gateway.metrics_address()
     ))?;

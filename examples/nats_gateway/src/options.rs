@@ -1,6 +1,6 @@
 //! The command line.
 
-use async_nats::Subject;
+use async_nats::{ServerAddr, Subject};
 use clap::Parser;
 use packet_slab::slab_metrics::DEFAULT_ADDRESS;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub(crate) struct Options {
 
     /// URL of the NATS server
     #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222")]
-    pub(crate) nats: String,
+    pub(crate) nats: ServerAddr,
 
     /// Subject to publish the datagrams to
     #[arg(long, default_value = "udp.in", value_parser = subject)]
@@ -54,6 +54,11 @@ fn subject(text: &str) -> Result<Subject, String> {
 }
 
 impl Options {
+    /// The NATS server, without the name and password that its URL may have.
+    pub(crate) fn server(&self) -> String {
+        format!("nats://{}:{}", self.nats.host(), self.nats.port())
+    }
+
     /// The pool's cap in bytes.
     pub(crate) fn max_memory_bytes(&self) -> usize {
         usize::from(self.max_memory) << 20

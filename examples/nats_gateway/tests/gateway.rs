@@ -232,6 +232,39 @@ async fn every_datagram_is_accounted_for_if_the_server_never_reads_again() {
 }
 
 #[test]
+fn the_server_is_named_and_its_password_is_not_shown() {
+    let command = |server: SocketAddr| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nats_gateway"));
+        command.args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
+        command.args(["--nats", &format!("nats://user:secret@{server}")]);
+        command
+    };
+    let server = small_server(1 << 20);
+    let mut child = command(server).stdout(Stdio::piped()).spawn().unwrap();
+    let mut says = BufReader::new(child.stdout.take().unwrap());
+    let gateway = Process(child);
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    assert!(line.contains(&server.to_string()), "{line}");
+    assert!(!line.contains("secret"), "{line}");
+    drop(gateway);
+
+    // A port that was free just now.
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = nobody.local_addr().unwrap();
+    drop(nobody);
+    let run = command(server).output().unwrap();
+    assert_eq!(run.status.code(), Some(2));
+    let said = String::from_utf8(run.stderr).unwrap();
+    let last = said.lines().last().unwrap();
+    assert!(
+        last.starts_with("nats_gateway: ") && last.contains(&server.to_string()),
+        "{said}"
+    );
+    assert!(!said.contains("secret"), "{said}");
+}
+
+#[test]
 fn an_invalid_subject_is_refused_on_the_command_line() {
     for subject in ["", "a b", ".a", "a.", "udp.>", "*.in"] {
         let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
