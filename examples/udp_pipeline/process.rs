@@ -6,23 +6,10 @@ use std::time::Duration;
 
 /// Returns the resident memory in bytes.
 pub(crate) fn resident_bytes() -> Option<u64> {
-    let statm = read("/proc/self/statm")?;
-    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * page_bytes()?)
-}
-
-/// Returns the size of a page, from the kernel's list of mappings.
-fn page_bytes() -> Option<u64> {
-    use std::sync::OnceLock;
-    static PAGE: OnceLock<Option<u64>> = OnceLock::new();
-    *PAGE.get_or_init(|| {
-        let smaps = read("/proc/self/smaps")?;
-        let line = smaps
-            .lines()
-            .find_map(|l| l.strip_prefix("KernelPageSize:"))?;
-        let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-        Some(kib << 10)
-    })
+    let status = read("/proc/self/status")?;
+    let resident = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    let kib: u64 = resident.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib << 10)
 }
 
 /// Returns the CPU time so far of all threads with these names.

@@ -2,16 +2,13 @@
 //! Alone in its file, and so in its process, because it looks at the process's resident memory.
 #![cfg(all(target_os = "linux", not(miri), not(slab_asan), not(slab_tsan)))]
 
+mod process;
+
 use slab_core::{Chunk, SizeClasses, SlabPool};
 use std::sync::mpsc;
 use std::thread;
 
 const THREADS: u64 = 3;
-
-fn resident() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-}
 
 const SIZES: [usize; 3] = [64, 1536, 9216];
 
@@ -82,7 +79,7 @@ fn long_run(max_memory: usize, rounds: u64, operations: u64) -> u64 {
         .unwrap();
     let (mut allocated, mut refused) = run(&pool, 1, operations);
     pool.trim();
-    let begun = resident();
+    let begun = process::size("VmRSS");
     for round in 2..=rounds {
         let (more, none) = run(&pool, round, operations);
         let stats = pool.stats();
@@ -99,7 +96,7 @@ fn long_run(max_memory: usize, rounds: u64, operations: u64) -> u64 {
     }
     pool.trim();
     assert_eq!(pool.stats().committed_bytes, 0);
-    let grown = resident().saturating_sub(begun);
+    let grown = process::size("VmRSS").saturating_sub(begun);
     assert!(grown <= 1 << 20, "grew by {grown} bytes");
     refused.iter().sum()
 }

@@ -1,6 +1,8 @@
 //! What a user of `SlabPool` relies on, through the public API only.
 
 mod common;
+#[cfg(target_os = "linux")]
+mod process;
 
 use common::fill;
 use slab_core::{AllocError, Chunk, ConfigError, Mode, PoolStats, SizeClasses, SlabPool};
@@ -296,8 +298,7 @@ fn many_pools_on_one_thread_do_not_mix() {
 /// Address space of this process, in bytes. Other tests run beside it: a few gigabytes are nothing.
 #[cfg(target_os = "linux")]
 fn address_space() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').next().unwrap().parse::<usize>().unwrap() * 4096
+    process::size("VmSize")
 }
 
 /// Is a pool's arena a mapping of its own, which goes when the pool ends and can be counted?

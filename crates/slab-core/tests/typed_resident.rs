@@ -2,6 +2,8 @@
 //! process, whose resident memory it reads.
 #![cfg(all(feature = "std", target_os = "linux", not(any(miri, loom))))]
 
+mod process;
+
 use slab_core::{GlobalBox, GlobalTag, Slab, StaticSlab};
 use std::mem::MaybeUninit;
 
@@ -14,13 +16,6 @@ impl GlobalTag<Object> for Live {
         static SLAB: StaticSlab<Object, Live> = StaticSlab::new("live", OBJECTS);
         &SLAB
     }
-}
-
-/// Resident bytes of the process.
-fn resident() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
-    pages * 4096
 }
 
 /// A vector of uninitialised elements whose pages are all resident.
@@ -39,12 +34,12 @@ fn touched<T>(len: usize) -> Vec<MaybeUninit<T>> {
 fn half_a_million_objects_have_little_overhead() {
     let slab = Slab::<Object, Live>::global().unwrap();
     let mut handles = touched::<GlobalBox<Object, Live>>(OBJECTS);
-    let before = resident();
+    let before = process::size("VmRSS");
     for (i, handle) in handles.iter_mut().enumerate() {
         let object = slab.try_insert([i as u64; 8]).unwrap();
         handle.write(object.into_global().unwrap());
     }
-    let grown = resident() - before;
+    let grown = process::size("VmRSS") - before;
     assert_eq!(slab.stats().in_use(), OBJECTS as u64);
     for (i, handle) in handles.iter_mut().enumerate() {
         // SAFETY: written above, and dropped once.
