@@ -3,9 +3,10 @@
 //!     cargo run -p slab-metrics --example metrics_page -- 127.0.0.1:9465 [KEPT]
 //!
 //! Until Ctrl-C it sends itself a few hundred datagrams of 1200 bytes per second. Its consumer keeps the
-//! last KEPT packets, by default 100; with 10000 the pool is soon at its cap.
+//! last KEPT packets, by default 100; with 10000 the pool is soon at its cap. A failure to start is one line on
+//! stderr and exit status 2.
 
-#![allow(clippy::print_stdout)]
+#![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use slab_metrics::{Collector, DEFAULT_ADDRESS, Exporter, MetricsServer};
 use slab_net::PacketPool;
@@ -13,20 +14,36 @@ use slab_net::pipeline::{Overflow, queue};
 use slab_net::udp::{Transmit, UdpReceiver};
 use std::collections::VecDeque;
 use std::error::Error;
-use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let causes = std::iter::successors(Some(&*error), |&error| error.source());
+            let texts: Vec<_> = causes.map(ToString::to_string).collect();
+            eprintln!("metrics_page: {}", texts.join(": "));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The next argument, or what there is without one.
+fn argument<T: FromStr>(given: Option<String>, default: T) -> Result<T, String> {
+    let Some(text) = given else {
+        return Ok(default);
+    };
+    let usage = "expected an address such as 127.0.0.1:9465, then how many packets to keep";
+    text.parse().map_err(|_| format!("{usage}, not {text:?}"))
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let address: SocketAddr = match arguments.next() {
-        Some(argument) => argument.parse()?,
-        None => DEFAULT_ADDRESS,
-    };
-    let to_keep: usize = match arguments.next() {
-        Some(argument) => argument.parse()?,
-        None => 100,
-    };
+    let address = argument(arguments.next(), DEFAULT_ADDRESS)?;
+    let to_keep = argument(arguments.next(), 100)?;
     let pool = PacketPool::builder()
         .name("rx")
         .max_memory(4 << 20)
@@ -41,7 +58,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let server = MetricsServer::builder(Exporter::new(collector))
         .address(address)
         .bind()
-        .await?;
+        .await
+        .map_err(|error| format!("cannot serve at {address}: {error}"))?;
     println!("http://{}/metrics", server.local_addr());
 
     let (sender, destination) = (receiver.sender(), receiver.local_addr());
