@@ -3,6 +3,7 @@
 mod rudp_common;
 
 use rudp_common::lossy::{Conditions, Lossy};
+use rudp_common::pair::{segments_of, transmit};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 use slab_net::rudp::{
@@ -465,4 +466,58 @@ fn a_closed_window_is_probed_with_growing_intervals() {
     assert!((10..25).contains(&asked), "{asked} times");
     peer.tells(1);
     assert!(peer.drain_commands().contains(&Command::Push));
+}
+
+/// Until a peer tells its window, 32 segments are assumed to fit. If fewer do, the rest was dropped there, and
+/// waits for room instead of being sent again in vain.
+#[test]
+fn what_is_beyond_a_smaller_window_than_assumed_is_not_sent_again_before_there_is_room() {
+    for window in [1, 4] {
+        let config = SessionConfig::fast();
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let open = |side, config: &SessionConfig| {
+            Session::open(7, config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap()
+        };
+        let mut client = open(Side::Client, &config);
+        let mut server = open(Side::Server, &config.window(32, window));
+        for n in 0..40 {
+            client.send_slice(&[n; 100]).unwrap();
+        }
+        let (mut now, mut read) = (Time::ZERO, Vec::new());
+        // The first segment beyond the window that the client has been told, and how many it sent beyond that.
+        let (mut edge, mut beyond) = (None, 0);
+        while read.len() < 40 {
+            let next = [&client, &server].map(Session::poll_timeout);
+            let next = next.into_iter().flatten().min().unwrap();
+            now = (now + 5 * MS).max(next.min(now + 50 * MS));
+            assert!(now < Time::ZERO + Duration::from_secs(60), "{read:?}");
+            for datagram in transmit(&mut client, now) {
+                let pushed = segments_of(&datagram);
+                let pushed = pushed.iter().filter(|header| header.cmd == Command::Push);
+                beyond += pushed
+                    .filter(|push| edge.is_some_and(|edge| push.sn >= edge))
+                    .count();
+                let datagram = pool.try_copy_from_slice(&datagram).unwrap();
+                server.handle_datagram(now, datagram).unwrap();
+            }
+            while let Some(message) = server.recv() {
+                read.push(message[0]);
+            }
+            now = now + 5 * MS;
+            for datagram in transmit(&mut server, now) {
+                let told = segments_of(&datagram);
+                let told = told.iter().map(|header| header.una + u32::from(header.wnd));
+                edge = edge.max(told.max());
+                let datagram = pool.try_copy_from_slice(&datagram).unwrap();
+                client.handle_datagram(now, datagram).unwrap();
+            }
+        }
+        assert_eq!(read, Vec::from_iter(0..40));
+        assert!(
+            server.stats().dropped_beyond_window > 0,
+            "sent before it was told"
+        );
+        assert_eq!(beyond, 0, "window {window}");
+    }
 }

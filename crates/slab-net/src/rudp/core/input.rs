@@ -507,6 +507,12 @@ impl Session {
         remote.min(self.config.send_window)
     }
 
+    /// Was this segment sent before the peer told a window that it is beyond? The peer dropped it, unless it has
+    /// made room since. Such segments are fewer than [`DEFAULT_WINDOW`].
+    pub(super) fn is_beyond_window(&self, sn: u32) -> bool {
+        !before(sn, self.peer.window_edge)
+    }
+
     /// Marks segments as lost, and notes when the next one will be.
     pub(super) fn find_losses(&mut self) {
         self.loss_at = None;
@@ -519,8 +525,11 @@ impl Session {
                     break;
                 }
                 Verdict::Lost => {
-                    self.recovery.lost();
-                    self.reduce(slot.serial);
+                    // The path has not lost what the peer had no room for.
+                    if !self.is_beyond_window(sn) {
+                        self.recovery.lost();
+                        self.reduce(slot.serial);
+                    }
                     if !self.mark_lost(sn, Cause::Fast) {
                         return;
                     }

@@ -299,7 +299,12 @@ impl Session {
         if self.allowance() < HEADER_BYTES {
             return None;
         }
-        self.send.lost_front().or_else(|| self.new_segment(0))
+        self.lost_segments().next().or_else(|| self.new_segment(0))
+    }
+
+    /// The segments to send again now: the lost ones that the peer has room for.
+    pub(super) fn lost_segments(&self) -> impl Iterator<Item = u32> {
+        self.send.lost(self.peer.window_edge)
     }
 
     /// When a segment or datagram may go that only pacing holds back.
@@ -321,11 +326,9 @@ impl Session {
 
     /// Do the next two segments lie apart in memory?
     fn next_segments_lie_apart(&self) -> bool {
-        let (first, second) = match self.send.lost_front() {
-            Some(first) => (
-                Some(first),
-                self.send.lost_second().or_else(|| self.new_segment(0)),
-            ),
+        let mut lost = self.lost_segments();
+        let (first, second) = match lost.next() {
+            Some(first) => (Some(first), lost.next().or_else(|| self.new_segment(0))),
             None => (self.new_segment(0), self.new_segment(1)),
         };
         let (Some(first), Some(second)) = (first, second) else {

@@ -11,7 +11,7 @@
 
 use super::super::time::Time;
 use super::blocks::{Blocks, Place};
-use super::sn::{Ring, diff};
+use super::sn::{Ring, before, diff};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum State {
@@ -222,14 +222,16 @@ impl SendQueue {
         diff(sn, self.una) >= 0 && diff(sn, self.next) < 0
     }
 
-    /// The lost segment to send again next.
-    pub(super) fn lost_front(&self) -> Option<u32> {
-        self.lost.front()
-    }
-
-    /// The lost segment after that.
-    pub(super) fn lost_second(&self) -> Option<u32> {
-        (self.lost.len > 1).then(|| self.slots.at(self.lost.head).next)
+    /// The lost segments before `edge`, in the order in which to send them again. The first segment that is not
+    /// acknowledged is among them wherever the edge is: it finds out whether the peer has room by now.
+    pub(super) fn lost(&self, edge: u32) -> impl Iterator<Item = u32> {
+        let mut next = self.lost.head;
+        let all = (0..self.lost.len).map(move |_| {
+            let sn = next;
+            next = self.slots.at(sn).next;
+            sn
+        });
+        all.filter(move |&sn| sn == self.una || before(sn, edge))
     }
 
     /// The segment in flight that was sent least recently.
@@ -247,7 +249,7 @@ impl SendQueue {
         self.serial
     }
 
-    /// `sn` is sent now: the first of the lost ones, or else the first that was never sent. The peer has said that
+    /// `sn` is sent now: one of the lost ones, or the first that was never sent. The peer has said that
     /// it has all before `una_before`.
     #[inline]
     pub(super) fn sent(&mut self, sn: u32, now: Time, ts: u32, una_before: u32) -> Sent {
@@ -366,12 +368,14 @@ mod tests {
         }
         assert_eq!((queue.una(), queue.flight.len), (sn(0), 10));
         assert_eq!(queue.oldest(), Some(sn(2)));
-        let mut again = Vec::new();
-        while let Some(lost) = queue.lost_front() {
+        assert_eq!(queue.lost(sn(4)).collect::<Vec<_>>(), [sn(0), sn(3)]);
+        assert_eq!(queue.lost(sn(0)).collect::<Vec<_>>(), [sn(0)]);
+        let again: Vec<_> = queue.lost(sn(64)).collect();
+        assert_eq!(again, (0..32).step_by(3).map(sn).collect::<Vec<_>>());
+        for lost in again {
             queue.sent(lost, Time::ZERO, 1, first);
-            again.push(lost.wrapping_sub(first));
         }
-        assert_eq!(again, (0..32).step_by(3).collect::<Vec<u32>>());
+        assert_eq!(queue.lost(sn(64)).next(), None);
         for n in 0..32 {
             if queue.is_outstanding(sn(n)) {
                 queue.acknowledge(sn(n));

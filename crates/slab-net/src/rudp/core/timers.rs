@@ -110,10 +110,14 @@ impl Session {
         if self.loss_at.is_some() || self.tail_probed || self.recovery.is_backing_off() {
             return None;
         }
-        if self.send.lost_front().is_some() || self.allowance() < HEADER_BYTES {
+        if self.lost_segments().next().is_some() || self.allowance() < HEADER_BYTES {
             return None;
         }
-        let newest = self.send.slot(self.send.newest()?);
+        let newest = self.send.newest()?;
+        if self.is_beyond_window(newest) {
+            return None;
+        }
+        let newest = self.send.slot(newest);
         // The peer may hold an acknowledgement back for an interval.
         let wait = self.recovery.srtt()? * 2 + self.config.interval;
         (wait < self.recovery.timeout()).then_some(newest.sent_at + wait)
@@ -246,14 +250,16 @@ impl Session {
 
     fn time_out(&mut self) {
         let timeout = self.recovery.timeout();
-        for _ in 0..PROBES_PER_TIMEOUT {
-            let Some(sn) = self.send.oldest() else { break };
-            if self.send.slot(sn).sent_at + timeout > self.now {
-                break;
-            }
+        let mut probes = 0;
+        while probes < PROBES_PER_TIMEOUT
+            && let Some(sn) = self.send.oldest()
+            && self.send.slot(sn).sent_at + timeout <= self.now
+        {
             if !self.mark_lost(sn, Cause::Timeout) {
                 return;
             }
+            // What the peer has no room for is not sent now, and tells nothing.
+            probes += usize::from(!self.is_beyond_window(sn));
         }
         // The WASK repeats the cookie, if there is one: that may have been lost with the rest.
         self.send_wask |= self.cookie.is_some() && !self.peer.has_told_window;
