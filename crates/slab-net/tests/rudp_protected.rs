@@ -490,6 +490,47 @@ async fn the_amplification_limit_holds_for_datagrams_that_are_not_shards() {
     );
 }
 
+/// The limit covers the headers of error correction. A session that did not know of them would spend all of it, each
+/// time anew, on datagrams that are too long by their header, and would never be heard.
+#[tokio::test]
+async fn an_unproved_address_is_answered_as_often_as_it_asks() {
+    let pool = pool();
+    let config = KINDS[0].config(SessionConfig::fast());
+    let server = Endpoint::bind(any(), &pool, config).unwrap();
+    let peer = UdpSocket::bind(any()).await.unwrap();
+    peer.connect(server.local_addr()).await.unwrap();
+    let mut question = [0; HEADER_BYTES];
+    let header = Header {
+        conv: 5,
+        cmd: Command::AskWindow,
+        frg: 0,
+        wnd: 500,
+        ts: 0,
+        sn: 0,
+        una: 0,
+        len: 0,
+    };
+    header.encode(&mut question);
+    let (mut buf, mut received, mut connection) = ([0; 2000], 0, None);
+    for asked in 1..=12 {
+        peer.send(&question).await.unwrap();
+        if connection.is_none() {
+            connection = timeout(TIMEOUT, server.accept()).await.unwrap();
+        }
+        // More than may be sent.
+        for _ in 0..4 {
+            let message = pool.try_copy_from_slice(&[7]).unwrap();
+            let _ = connection.as_ref().unwrap().try_send(message);
+        }
+        let answer = timeout(TIMEOUT, peer.recv(&mut buf)).await;
+        received += answer.expect("an answer").unwrap();
+        while let Ok(len) = peer.try_recv(&mut buf) {
+            received += len;
+        }
+        assert!(received <= 3 * asked * question.len());
+    }
+}
+
 /// The answer with the cookie is sealed like everything else.
 #[tokio::test]
 async fn a_session_that_needs_a_cookie_is_opened() {

@@ -231,16 +231,20 @@ struct Path {
     unanswered_since: u32,
     /// Bytes that may be sent to an unproved address: three times those received, less those sent.
     allowance: i32,
+    /// What is on the wire around each datagram sent, and around each received.
+    overhead: (u8, u8),
 }
 
 impl Path {
     fn earn(&mut self, received: usize) {
+        let received = received.saturating_add(self.overhead.1.into());
         let earned = received.saturating_mul(3).try_into();
         self.allowance = self.allowance.saturating_add(earned.unwrap_or(i32::MAX));
     }
 
-    fn spend(&mut self, sent: usize) {
-        let spent = sent.try_into().unwrap_or(i32::MAX);
+    fn spend(&mut self, sent: usize, datagrams: usize) {
+        let spent = sent.saturating_add(datagrams.saturating_mul(self.overhead.0.into()));
+        let spent = spent.try_into().unwrap_or(i32::MAX);
         self.allowance = self.allowance.saturating_sub(spent);
     }
 }
@@ -342,6 +346,7 @@ impl Session {
                 validated: side == Side::Client,
                 unanswered_since: 0,
                 allowance: 0,
+                overhead: (0, 0),
             },
             ts_offset: random as u32,
             // Never 0: that is what other implementations answer with.
@@ -446,9 +451,10 @@ impl Session {
         self.grow_for_message();
     }
 
-    /// Counts `bytes` that the endpoint sends to the peer beside the session's own.
-    pub(in super::super) fn deduct_allowance(&mut self, bytes: usize) {
-        self.path.spend(bytes);
+    /// Counts what the endpoint adds to each datagram that it sends, and what it takes off each that it receives, in
+    /// bytes, in what may be sent to an unproved address.
+    pub(in super::super) fn set_overhead(&mut self, sent: u8, received: u8) {
+        self.path.overhead = (sent, received);
     }
 
     /// Returns `true` if the peer runs this library. Known after a round trip.

@@ -49,18 +49,22 @@ struct Layout {
     datagrams: usize,
     max_datagrams: usize,
     mtu: usize,
-    /// The most bytes that may be sent in all.
+    /// The most bytes that may be sent in all, what is on the wire around the first datagram not counted.
     allowance: usize,
+    /// What is on the wire around each other one.
+    overhead: usize,
     total: usize,
 }
 
 impl Layout {
     /// Adds a segment of `size` bytes if it fits.
     fn add(&mut self, size: usize) -> bool {
-        if self.total + size > self.allowance {
+        let fits = self.filling + size <= self.size.unwrap_or(self.mtu);
+        let total = self.total + size + if fits { 0 } else { self.overhead };
+        if total > self.allowance {
             return false;
         }
-        if self.filling + size <= self.size.unwrap_or(self.mtu) {
+        if fits {
             self.filling += size;
         } else {
             let first = *self.size.get_or_insert(self.filling);
@@ -70,7 +74,7 @@ impl Layout {
             self.datagrams += 1;
             self.filling = size;
         }
-        self.total += size;
+        self.total = total;
         true
     }
 
@@ -141,27 +145,31 @@ impl Session {
         } else {
             // The borrow has to end with this call, so the run is returned by position first.
             let (block, start, end, segment_size) = self.run_in_place(max_datagrams)?;
-            self.stats.sent_datagrams += ((end - start) as usize).div_ceil(segment_size) as u64;
-            self.stats.sent_bytes += u64::from(end - start);
-            self.path.spend((end - start) as usize);
+            self.count_sent((end - start) as usize, segment_size);
             return Some(Outgoing {
                 contents: self.send.blocks.range(block, start, end),
                 segment_size,
             });
         };
-        self.stats.sent_datagrams += outgoing.datagrams() as u64;
-        self.stats.sent_bytes += outgoing.contents.len() as u64;
-        let spent = outgoing.contents.len();
-        self.path.spend(spent);
+        self.count_sent(outgoing.contents.len(), outgoing.segment_size);
         Some(outgoing)
     }
 
-    /// Bytes that may still be sent before the peer has proved its address; `usize::MAX` once it has.
+    fn count_sent(&mut self, bytes: usize, segment_size: usize) {
+        let datagrams = bytes.div_ceil(segment_size);
+        self.stats.sent_datagrams += datagrams as u64;
+        self.stats.sent_bytes += bytes as u64;
+        self.path.spend(bytes, datagrams);
+    }
+
+    /// Bytes that may still be sent in a datagram before the peer has proved its address; `usize::MAX` once it has.
     pub(super) fn allowance(&self) -> usize {
         if self.path.validated {
             return usize::MAX;
         }
-        usize::try_from(self.path.allowance).unwrap_or(0)
+        let overhead = i32::from(self.path.overhead.0);
+        let allowance = self.path.allowance.saturating_sub(overhead);
+        usize::try_from(allowance).unwrap_or(0)
     }
 
     /// A header with the fields that are alike in every segment.
@@ -452,6 +460,7 @@ impl Session {
             max_datagrams: max_datagrams.max(1),
             mtu: self.config.mtu,
             allowance: self.allowance(),
+            overhead: self.path.overhead.0.into(),
             total: 0,
         }
     }

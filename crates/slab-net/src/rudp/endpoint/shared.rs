@@ -192,7 +192,8 @@ impl Shared {
         }
         let half_open = side == Side::Server && !proved;
         if let Some(protection) = &self.protection {
-            session.deduct_allowance(protection.first_answer_bytes());
+            let (sent, received) = protection.overhead_bytes();
+            session.set_overhead(sent, received);
             protection.join(peer);
         }
         let place = table.reserve_place();

@@ -4,7 +4,7 @@ use super::super::link::{Link, MAX_BURST};
 use super::Protection;
 use super::gso_buffer::{GsoBuffer, with_gso_buffer};
 use crate::packet::Packet;
-use crate::rudp::core::{Outgoing, Session};
+use crate::rudp::core::Session;
 use crate::rudp::time::Time;
 use crate::udp::{SendError, SendErrorKind, UdpSender};
 use std::net::SocketAddr;
@@ -25,15 +25,10 @@ impl Protection {
     ) -> bool {
         with_gso_buffer(|buffer| {
             while unsent.is_none() {
-                let allowance = self.allowance(session);
+                let parity = session.is_validated();
                 let Some(outgoing) = session.poll_transmit(now, scratch, MAX_BURST) else {
                     return;
                 };
-                // What may not be sent is treated as lost on the way.
-                if self.wire_bytes(&outgoing) > allowance {
-                    continue;
-                }
-                let parity = allowance == u64::MAX;
                 let mut failed = None;
                 let mut send =
                     |buffer: &mut GsoBuffer| failed = failed.take().or(flush(link, buffer, unsent));
@@ -66,32 +61,11 @@ impl Protection {
         });
     }
 
-    /// Bytes that may be sent on the wire before the peer has proved its address: three times those received. The
-    /// session itself limits its own bytes, which are most of them. Of the overhead received, only what every
-    /// datagram has is counted, as not all of them are shards.
-    fn allowance(&self, session: &Session) -> u64 {
-        if session.is_validated() {
-            return u64::MAX;
-        }
-        let stats = session.stats();
-        let (front, behind) = self.shard_overhead();
-        let received = stats.received_bytes + stats.received_datagrams * (front + behind) as u64;
-        let (front, behind) = self.overhead;
-        let sent = stats.sent_bytes + stats.sent_datagrams * (front + behind) as u64;
-        (3 * received).saturating_sub(sent)
-    }
-
-    /// How much longer the first answer is on the wire than the session makes it, less three times what the
-    /// datagram that it answers is longer: the session deducts this from what it may send.
-    pub(in super::super) fn first_answer_bytes(&self) -> usize {
+    /// Bytes on the wire around each datagram sent, and around each received: of the latter, what every datagram has,
+    /// as not all of them are shards. Parity is not sent before the peer has proved its address.
+    pub(in super::super) fn overhead_bytes(&self) -> (u8, u8) {
         let ((front, behind), (around, after)) = (self.overhead, self.shard_overhead());
-        (front + behind).saturating_sub(3 * (around + after))
-    }
-
-    /// The length of these datagrams on the wire, without parity.
-    fn wire_bytes(&self, outgoing: &Outgoing<'_>) -> u64 {
-        let added = outgoing.datagrams() * (self.overhead.0 + self.overhead.1);
-        (outgoing.contents().len() + added) as u64
+        ((front + behind) as u8, (around + after) as u8)
     }
 }
 
