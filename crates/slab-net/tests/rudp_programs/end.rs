@@ -3,10 +3,12 @@
 use crate::coverage::Coverage;
 use crate::rudp_common::Random;
 use crate::task::{self, Call, Halves, Outcome, Role, Task};
+use crate::world::LINGER;
 use slab_net::PacketPool;
 use slab_net::rudp::{CloseReason, Connection, SendError};
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
+use std::time::Duration;
 
 /// What one end has sent, as the other has to find it.
 #[derive(Default)]
@@ -50,6 +52,10 @@ pub(crate) struct End {
     pub(crate) joins: u64,
     /// It said that it sends nothing more, or closed.
     pub(crate) finished: bool,
+    /// When it did that.
+    finished_at: Option<Duration>,
+    /// The peer had answered nothing for the linger time after that: a finish towards it has become a close.
+    gave_up: bool,
     /// It closed both directions, or dropped all handles.
     pub(crate) closed: bool,
     pub(crate) aborted: bool,
@@ -86,6 +92,8 @@ impl End {
             late: false,
             joins: 800,
             finished: false,
+            finished_at: None,
+            gave_up: false,
             closed: false,
             aborted: false,
             end_read: None,
@@ -105,6 +113,8 @@ impl End {
             late: false,
             joins: 0,
             finished: gone,
+            finished_at: None,
+            gave_up: false,
             closed: gone,
             aborted: false,
             end_read: None,
@@ -252,10 +262,13 @@ impl End {
         }
     }
 
-    /// A peer that could not answer is not known, and a finish towards it becomes a close.
-    fn finish_gave_up(&self) -> bool {
-        let unknown = self.connection.as_ref().is_some_and(|c| c.rtt().is_none());
-        self.finished && unknown
+    /// Time is about to move to `next`. A peer that could not answer is not known then, even if it answers later.
+    pub(crate) fn before_time_moves(&mut self, now: Duration, next: Duration) {
+        if self.finished {
+            let until = *self.finished_at.get_or_insert(now) + LINGER;
+            let unknown = self.connection.as_ref().is_some_and(|c| c.rtt().is_none());
+            self.gave_up |= unknown && next >= until;
+        }
     }
 
     /// An error for lack of memory means that no acknowledgement can free any.
@@ -272,7 +285,7 @@ impl End {
         outcome: Outcome,
         coverage: &mut Coverage,
     ) -> bool {
-        let gave_up = self.finish_gave_up() || peer.finish_gave_up();
+        let gave_up = self.gave_up || peer.gave_up;
         let gone = peer.closed || peer.aborted || self.aborted || gave_up;
         // A peer that nobody accepts in time is taken for one that cannot be told of the end.
         let is_absent = (peer.connection.is_none() || peer.late) && self.finished;
@@ -368,10 +381,18 @@ impl End {
         assert!(self.closed || gone, "cannot read: {reason}");
     }
 
-    /// Reads whatever comes. The buffers that messages are joined in may be missing for ever if every slab of a small
-    /// pool holds one of their own segments, so these are not asked for.
-    pub(crate) fn calm_down(&mut self) {
+    /// Reads whatever comes: datagrams that nobody reads may keep the last memory that their own session needs.
+    pub(crate) fn read_everything(&mut self) {
         self.reads = 1000;
+        if !self.tasks.iter().any(|task| task.role == Role::Datagrams) {
+            self.tasks.push(Task::new(Role::Datagrams));
+        }
+    }
+
+    /// [Reads everything](Self::read_everything). The buffers that messages are joined in may be missing for ever if
+    /// every slab of a small pool holds one of their own segments, so these are not asked for.
+    pub(crate) fn calm_down(&mut self) {
+        self.read_everything();
         self.joins = 0;
         for task in &mut self.tasks {
             if task.role == Role::Reader && !self.usage.stream {
@@ -453,6 +474,7 @@ impl fmt::Debug for End {
                 &waiting.map(|task| task.role).collect::<Vec<_>>(),
             )
             .field("finished", &self.finished)
+            .field("gave_up", &self.gave_up)
             .field("closed", &self.closed)
             .field("aborted", &self.aborted)
             .field("end_read", &self.end_read)

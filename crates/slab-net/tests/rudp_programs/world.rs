@@ -20,7 +20,7 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 /// What was sent is given up after this long, once the handles are dropped.
-const LINGER: Duration = Duration::from_secs(60);
+pub(crate) const LINGER: Duration = Duration::from_secs(60);
 
 /// Pools of so few slabs that a segment in each is nothing special.
 const SMALL_POOL: usize = 2 << 20;
@@ -370,6 +370,10 @@ impl World {
             if !self.calm {
                 pause = pause.min(Duration::from_millis(20));
             }
+            let now = self.now();
+            for end in self.sessions.iter_mut().flat_map(|s| &mut s.1).flatten() {
+                end.before_time_moves(now, now + pause);
+            }
             tokio::time::advance(pause).await;
             self.settle().await;
         }
@@ -432,7 +436,7 @@ impl World {
             // In larger pools a reader that waits for memory must find it now.
             match self.pools[0].slab().max_memory() {
                 0..=SMALL_POOL => end.calm_down(),
-                _ => end.reads = 1000,
+                _ => end.read_everything(),
             }
         }
     }
@@ -515,6 +519,9 @@ impl Drop for World {
             "at {at:?}: {:?} {:?} {conditions:?}",
             self.config, self.usage
         );
+        for monitor in &self.monitors {
+            eprintln!("{monitor:?}");
+        }
         for pool in &self.pools {
             let in_use = pool.slab().stats().in_use_bytes();
             eprintln!("{in_use} of {} bytes", pool.slab().max_memory());
