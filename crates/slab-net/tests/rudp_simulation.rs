@@ -1,5 +1,5 @@
 //! Two sessions over a path that drops, duplicates, reorders, delays, cuts out and corrupts, in
-//! virtual time. `RUDP_SEEDS=10000` runs more; `RUDP_SEED=n` runs one again.
+//! virtual time, some with error correction. `RUDP_SEEDS=10000` runs more; `RUDP_SEED=n` runs one again.
 
 mod rudp_common;
 
@@ -71,6 +71,19 @@ fn a_session_dropped_or_aborted_at_any_time_frees_all_memory() {
             assert_eq!(world.ends[0].session.reserved_bytes(), 0);
             world.drive(0);
         }
+        world.finish();
+    });
+}
+
+#[test]
+fn what_was_accepted_before_a_close_at_any_time_arrives() {
+    for_each_seed(60, |seed| {
+        let mut world = World::new(seed, false);
+        let limit = world.now + Duration::from_secs(3000);
+        let steps = seed * 11 % 500;
+        while world.steps < steps && world.step(limit) {}
+        world.close_and_run();
+        world.check_memory();
         world.finish();
     });
 }

@@ -4,8 +4,11 @@
 //! |---|---|
 //! | `scenario` | the choices that a seed makes |
 //! | `path` | what happens to datagrams on the way |
+//! | `correction` | error correction around that, if the feature is on |
 //! | `traffic` | what the two sides send, and what they expect to read |
 
+#[cfg(feature = "fec")]
+mod correction;
 mod path;
 mod scenario;
 mod traffic;
@@ -98,6 +101,8 @@ pub(crate) struct World {
     pub(crate) trace: u64,
     pub(crate) steps: u64,
     scratch: Vec<u8>,
+    #[cfg(feature = "fec")]
+    correction: Option<correction::Correction>,
 }
 
 impl World {
@@ -162,6 +167,11 @@ impl World {
                 let now = self.clock(to);
                 self.in_transit_bytes -= chunk_bytes;
                 self.note(datagrams.len() as u64);
+                #[cfg(feature = "fec")]
+                let datagrams = match &mut self.correction {
+                    Some(correction) => correction.unwrap(to, datagrams, &self.pool),
+                    None => datagrams,
+                };
                 self.ends[to].session.handle_batch(now, datagrams);
                 to
             }
@@ -243,8 +253,14 @@ impl World {
                 break;
             };
             assert!(out.datagrams() <= self.path.burst && out.segment_size() <= self.mtu);
-            let (contents, size) = (out.contents().to_vec(), out.segment_size());
-            self.transport(1 - end, &contents, size);
+            let datagrams = out.contents().chunks(out.segment_size());
+            let datagrams: Vec<_> = datagrams.map(<[u8]>::to_vec).collect();
+            #[cfg(feature = "fec")]
+            let datagrams = match &mut self.correction {
+                Some(correction) => correction.wrap(end, now, &datagrams),
+                None => datagrams,
+            };
+            self.transport(1 - end, datagrams);
         }
         self.scratch = scratch;
     }
@@ -326,6 +342,32 @@ impl World {
                 || reason == CloseReason::LingerExpired;
             assert!(fine, "seed {}: ended because {reason}", self.seed);
         }
+    }
+
+    /// Closes one end now, and runs until it has ended and the other has read all that was accepted before.
+    pub(crate) fn close_and_run(&mut self) {
+        let end = self.random.below(2) as usize;
+        let closing = &self.ends[end];
+        let accepted = closing.stream.map_or(closing.sent, |(sent, _)| sent as u32);
+        let (now, limit) = (self.clock(end), self.now + Duration::from_secs(20_000));
+        self.ends[end].session.close(now);
+        self.drive(end);
+        while self.ends[end].session.ended().is_none() || self.ends[1 - end].received < accepted {
+            let [closing, other] = [end, 1 - end].map(|end| &self.ends[end]);
+            let received = other.received;
+            let done = closing.session.ended();
+            assert!(
+                done.is_none_or(|why| why == CloseReason::Closed),
+                "seed {}: {done:?}",
+                self.seed
+            );
+            assert!(
+                self.step(limit),
+                "seed {}: {received} of {accepted}, {done:?}",
+                self.seed
+            );
+        }
+        assert_eq!(self.ends[1 - end].received, accepted, "seed {}", self.seed);
     }
 
     /// Drops everything, and checks that the pool and the budget have it back.

@@ -22,14 +22,14 @@ pub(crate) struct Path {
 
 impl World {
     /// Sends datagrams over the path, with all that happens to them there.
-    pub(super) fn transport(&mut self, to: usize, contents: &[u8], size: usize) {
-        self.note(contents.len() as u64 ^ ((size as u64) << 20));
+    pub(super) fn transport(&mut self, to: usize, datagrams: Vec<Vec<u8>>) {
+        let bytes: usize = datagrams.iter().map(Vec::len).sum();
+        self.note(bytes as u64 ^ ((datagrams[0].len() as u64) << 20));
         let mut together: Vec<Vec<u8>> = Vec::new();
         let since = self.now.since(self.started);
         let in_outage = since >= self.path.outage.0 && since < self.path.outage.1;
         self.outage_drops += u64::from(in_outage);
-        for datagram in contents.chunks(size) {
-            let mut datagram = datagram.to_vec();
+        for mut datagram in datagrams {
             if self.random.chance(self.path.drop) || in_outage {
                 continue;
             }

@@ -1,5 +1,7 @@
 //! The choices that a seed makes.
 
+#[cfg(feature = "fec")]
+use super::correction::Correction;
 use super::{End, Event, Path, Plan, Random, World};
 use slab_net::PacketPool;
 use slab_net::rudp::{Congestion, MemoryBudget, Session, SessionConfig, Side, Time};
@@ -11,11 +13,11 @@ impl World {
     pub(crate) fn new(seed: u64, corrupt: bool) -> Self {
         let mut random = Random::new(seed);
         let stream = random.chance(300);
-        let window = random.pick(&[1, 8, 32, 100, 256]);
+        let windows = [(); 2].map(|()| random.pick(&[1, 8, 32, 100, 256]));
         let mtu = random.pick(&[100, 576, 1200, 1400]);
+        let send_window = random.pick(&[1, 4, 32, 256]);
         let config = SessionConfig::default()
             .mtu(mtu)
-            .window(random.pick(&[1, 4, 32, 256]), window)
             .stream(stream)
             .nodelay(random.chance(600))
             .interval(Duration::from_millis(random.pick(&[10, 40, 100])))
@@ -28,7 +30,7 @@ impl World {
                 Duration::from_secs(100_000),
             )
             .unproved_timeout(Duration::from_secs(100_000))
-            .linger(Duration::from_secs(300));
+            .linger(Duration::from_secs(5000));
         let outage = if random.chance(200) {
             let from = Duration::from_millis(random.below(300));
             (from, from + Duration::from_millis(random.below(5000)))
@@ -58,7 +60,8 @@ impl World {
         // At times so little that not all windows can grow.
         let budget = MemoryBudget::new(random.pick(&[8 << 20, 600 << 10]));
         // The largest message fits into every window.
-        let longest = ((mtu - 24) as u64 * u64::from(window.min(32))).min(20_000);
+        let longest =
+            ((mtu - 24) as u64 * u64::from(windows[0].min(windows[1]).min(32))).min(20_000);
         let near_wrap = |random: &mut Random| match random.below(3) {
             0 => 0,
             1 => u32::MAX - random.below(20) as u32,
@@ -82,7 +85,7 @@ impl World {
             };
             let session = Session::open_at(
                 conv,
-                &config,
+                &config.window(send_window, windows[mine]),
                 side,
                 &pool,
                 &budget,
@@ -105,6 +108,8 @@ impl World {
         let clock_jumps = random.chance(100);
         let datagrams = random.chance(500);
         let exhausts_pool = random.chance(200);
+        #[cfg(feature = "fec")]
+        let correction = random.chance(250).then(|| Correction::new(&mut random));
         let mut world = Self {
             seed,
             random,
@@ -126,6 +131,8 @@ impl World {
             trace: 0,
             steps: 0,
             scratch: vec![0; 8 * 1400],
+            #[cfg(feature = "fec")]
+            correction,
         };
         if exhausts_pool {
             world.push(now, Event::ExhaustPool);
