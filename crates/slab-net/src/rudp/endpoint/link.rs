@@ -205,12 +205,11 @@ impl Link {
         } = inner;
         let over = session.ended().is_some();
         let readable = session.has_message() || session.has_bytes() || session.has_datagram();
-        // One task may take the last message while another waits for memory for it.
-        let at_end = session.is_read_closed() && (wake_all || !readable);
-        // This task may have taken the message that another waits to join, and the next one may need no memory.
+        // This task may have taken the message that another waits to join. The next one may need no memory, and there
+        // may be none.
         let awaited_gone =
             *awaited_bytes > 0 && session.next_message_bytes() != Some(*awaited_bytes as usize);
-        if over || at_end || awaited_gone || wake_all && readable {
+        if over || awaited_gone || wake_all && (readable || session.is_read_closed()) {
             *awaited_bytes = 0;
             readers.wake(woken);
         }
