@@ -22,6 +22,9 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 use traffic::Plan;
 
+/// What awaited segments of a session may take beyond their slots while the pool has no chunk of their size.
+const OVERSIZE: usize = 64 << 10;
+
 pub(crate) struct End {
     pub(crate) session: Session,
     plan: Plan,
@@ -92,7 +95,9 @@ pub(crate) struct World {
     clock_jumps: bool,
     /// Do they send unreliable datagrams? Those tell the window even if the segments that should are lost.
     datagrams: bool,
-    /// What somebody else takes of the pool, at times all of it.
+    /// Does somebody else take all of the pool at times? Then awaited segments may lie in larger chunks.
+    exhausts_pool: bool,
+    /// What he takes.
     taken: Vec<PacketBuf>,
     events: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
@@ -200,11 +205,12 @@ impl World {
         }
         assert!(self.budget.reserved() <= self.budget.limit());
         let held = a.session.held_bytes() + b.session.held_bytes() + self.in_transit_bytes;
+        let oversize = if self.exhausts_pool { 2 * OVERSIZE } else { 0 };
         let of_others = |buf: &PacketBuf| buf.headroom() + buf.capacity();
         let taken: usize = self.taken.iter().map(of_others).sum();
         let in_use = self.pool.slab().stats().in_use_bytes() as usize - taken;
         assert!(
-            in_use <= held,
+            in_use <= held + oversize,
             "{in_use} bytes in use, {held} accounted for"
         );
         // Nor is memory accounted for that is not in use: it would never come back.

@@ -124,6 +124,7 @@ impl World {
             skew: [0, 0],
             clock_jumps,
             datagrams,
+            exhausts_pool,
             taken: Vec::new(),
             events: BinaryHeap::new(),
             order: 0,
