@@ -238,9 +238,22 @@ impl Packet {
     #[inline]
     #[must_use]
     pub fn pinned_bytes(&self) -> usize {
-        let foreign = || self.owner.as_foreign().map(Bytes::len);
-        let region = self.owner.region().map(|(_, capacity)| capacity);
-        region.or_else(foreign).unwrap_or(self.len) - self.len
+        self.memory().1 - self.len
+    }
+
+    /// The address and the length of the memory that the packet keeps from being freed, its own bytes included; they
+    /// are alike for all packets that share it.
+    #[inline]
+    pub(crate) fn memory(&self) -> (usize, usize) {
+        let region = self.owner.region();
+        let region = region.map(|(start, capacity)| (start.addr().get(), capacity));
+        let foreign = || {
+            let bytes = self.owner.as_foreign()?;
+            Some((bytes.as_ptr().addr(), bytes.len()))
+        };
+        region
+            .or_else(foreign)
+            .unwrap_or((self.as_ptr().addr(), self.len))
     }
 
     /// [`PacketPool::compact`] with the packet's own pool: returns a copy in a chunk of its own size if

@@ -97,8 +97,8 @@ pub(super) struct BatchBuffer {
     pub(super) transient: bool,
     /// Did the pool have no chunk for a copy? Asking an exhausted pool takes time.
     pool_exhausted: bool,
-    /// The index of the buffer, the address of its first segment, and its size.
-    open: Option<(u32, usize, usize)>,
+    /// The index of the buffer, and its memory.
+    open: Option<(u32, (usize, usize))>,
 }
 
 #[derive(Debug)]

@@ -52,11 +52,10 @@ impl ReceiveQueue {
         if occupied <= self.slot() {
             return Some(self.charge_unshared(frg, packet, occupied));
         }
-        let at = packet.as_ptr().addr();
-        if let Some((buffer, start, size)) = batch.open
-            && size == occupied
-            && at >= start
-            && at + packet.len() <= start + size
+        let memory = packet.memory();
+        // A batch may have several buffers: error correction adds its own.
+        if let Some((buffer, open)) = batch.open
+            && open == memory
         {
             self.add_to_buffer(buffer);
             return Some(Held {
@@ -69,7 +68,7 @@ impl ReceiveQueue {
         let promised = self.window as usize * self.slot();
         if promised + self.extra + (occupied - self.slot()) <= self.account.bytes() {
             let buffer = self.add_buffer(occupied as u32);
-            batch.open = Some((buffer, at, occupied));
+            batch.open = Some((buffer, memory));
             return Some(Held {
                 packet,
                 frg,

@@ -122,6 +122,37 @@ fn a_window_grows_with_traffic_to_its_maximum_and_no_further_than_the_budget() {
     assert!(ReceiveQueue::new(0, (1, 1), SLOT, tight.account()).is_none());
 }
 
+/// Error correction puts what it computed between the datagrams of a receive buffer, in buffers of its own.
+#[test]
+fn a_buffer_that_lies_behind_another_is_charged_by_itself() {
+    const BYTES: usize = 4096;
+    let pool = pool();
+    let (mut queue, _budget) = queue(32, 32);
+    let mut buffers: Vec<_> = (0..64)
+        .map(|_| pool.try_copy_from_slice(&[7; BYTES]).unwrap())
+        .collect();
+    buffers.sort_by_key(|buffer| buffer.as_ptr());
+    let address = |at: usize| buffers[at].as_ptr().addr();
+    let first = (0..63).find(|&at| address(at) + BYTES == address(at + 1));
+    let first = first.expect("two chunks of a slab");
+    let from_both = [
+        buffers[first].slice(2000..2500),
+        buffers[first + 1].slice(..500),
+        buffers[first].slice(3000..3500),
+    ];
+    drop(buffers);
+
+    let mut batch = BatchBuffer::default();
+    for (sn, packet) in (0..).zip(from_both) {
+        let place = (sn, edge(&queue));
+        let inserted = queue.insert(place, Time::ZERO, 0, packet, &pool, &mut batch);
+        assert_eq!(inserted, Inserted::InOrder);
+    }
+    assert!(pool.slab().stats().in_use_bytes() as usize <= queue.charged());
+    while queue.pop().is_some() {}
+    assert_eq!(queue.charged(), 0);
+}
+
 /// Every slab serves other classes: the segments' class has no free chunk, a larger one has.
 #[test]
 fn the_awaited_segment_is_accepted_into_a_chunk_of_any_class() {
