@@ -350,7 +350,7 @@ impl World {
         }
     }
 
-    /// Closes one end now, and runs until it has ended and the other has read all that was accepted before.
+    /// Closes one end now, and runs until the other has read all that was accepted before, and has said so.
     pub(crate) fn close_and_run(&mut self) {
         let end = self.random.below(2) as usize;
         let closing = &self.ends[end];
@@ -358,7 +358,7 @@ impl World {
         let (now, limit) = (self.clock(end), self.now + Duration::from_secs(20_000));
         self.ends[end].session.close(now);
         self.drive(end);
-        while self.ends[end].session.ended().is_none() || self.ends[1 - end].received < accepted {
+        while !self.ends[end].session.is_sent() || self.ends[1 - end].received < accepted {
             let [closing, other] = [end, 1 - end].map(|end| &self.ends[end]);
             let received = other.received;
             let done = closing.session.ended();
