@@ -4,7 +4,9 @@
 mod rudp_common;
 
 use rudp_common::lossy::{Conditions, Lossy};
+use rudp_common::pair::{Pair, datagram, push};
 use rudp_common::sockets::any;
+use slab_net::rudp::wire::Header;
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, MemoryBudget, SendError, Session,
     SessionConfig, Side, Time,
@@ -248,6 +250,28 @@ async fn recv_waiting_for_memory_notices_that_another_task_took_the_message() {
         assert_eq!(got.as_deref(), expected);
         drop((rest, taken));
     }
+}
+
+/// No message of ours has no bytes, but another implementation may send one, in any number of segments.
+#[test]
+fn a_message_without_bytes_needs_no_memory() {
+    let mut pair = Pair::new();
+    for (sn, frg) in [(0, 2), (1, 1), (2, 0)] {
+        let header = Header {
+            sn,
+            frg,
+            una: 0,
+            ..push(b"")
+        };
+        let packet = pair.pool.try_copy_from_slice(&datagram(header, b""));
+        pair.server
+            .handle_datagram(pair.now, packet.unwrap())
+            .unwrap();
+    }
+    let rest = exhaust_all(&pair.pool);
+    assert_eq!(pair.server.recv(), Some(Packet::new()));
+    assert!(!pair.server.has_message());
+    drop(rest);
 }
 
 /// The budget has nothing left, but what is in flight will free some.

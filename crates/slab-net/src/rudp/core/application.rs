@@ -155,6 +155,13 @@ impl Session {
         if segments == 1 {
             return self.pop().map(|(packet, _)| packet);
         }
+        if bytes == 0 {
+            // Needs no buffer, and a reader cannot wait for one of no bytes.
+            for _ in 0..segments {
+                self.pop();
+            }
+            return Some(Packet::new());
+        }
         let buf = match self.pool.try_alloc_or_larger(bytes, usize::MAX) {
             Ok(buf) => buf,
             Err(AllocError::TooLarge { .. }) => {
