@@ -545,7 +545,7 @@ async fn dropping_the_consumer_during_send_many_empties_the_queue() {
                 receiver = None;
             }
         });
-        let _ = sender.send_many(batches).await;
+        assert!(sender.send_many(batches).await.is_err());
         let stats = sender.monitor().stats();
         assert_eq!((stats.datagrams, stats.dropped_closed), (0, 3));
         assert_eq!(source.in_use(), 0);

@@ -123,6 +123,11 @@ impl QueueSender {
             let mut enqueued = EnqueuedBatches::none(shared);
             let mut no_room = None;
             while let Some(batch) = unsent.next() {
+                // The last one may have gone while the iterator ran.
+                if shared.receivers.load(Ordering::Relaxed) == 0 {
+                    self.drop_unsent(batch);
+                    return Err(QueueClosed);
+                }
                 if let Err(batch) = shared.offer(batch, &mut enqueued) {
                     no_room = Some(batch);
                     break;
