@@ -269,6 +269,7 @@ fn icmp_errors_do_not_end_a_quinn_socket() {
         for (kind, code) in [
             (3, 2),
             (3, 3),
+            (3, 4),
             (3, 6),
             (3, 7),
             (3, 8),
@@ -284,7 +285,8 @@ fn icmp_errors_do_not_end_a_quinn_socket() {
             let hello = Transmit::new(b"hello", peer);
             receiver.sender().send(&hello).await.unwrap();
             let socket = receiver.into_quinn();
-            let mut icmp = vec![kind, code, 0, 0, 0, 0, 0, 0];
+            // Of 'fragmentation needed', the last two bytes are the MTU.
+            let mut icmp = vec![kind, code, 0, 0, 0, 0, 3, 232];
             icmp.extend_from_slice(&tap.packet()[..28]);
             let sum = checksum(&icmp);
             icmp[2..4].copy_from_slice(&sum);

@@ -2,7 +2,7 @@
 
 use super::flow::FlowSender;
 use super::queue::{QueueClosed, QueueSender};
-use crate::udp::{PacketBatch, SocketStats, UdpReceiver};
+use crate::udp::{PacketBatch, SocketStats, UdpReceiver, is_icmp_error};
 use core::future::poll_fn;
 use core::pin::pin;
 use core::task::Poll;
@@ -139,7 +139,8 @@ pub enum Ended {
 /// policy: in a flood, datagrams then stay in the socket's buffer instead of overflowing the queue.
 ///
 /// It goes on after errors. Only 64 in a row, with no datagram and no pause between them, end it;
-/// `ECONNREFUSED`, caused by a peer's host, is not counted among them.
+/// those that a peer's host or a router has caused (ICMP), such as `ECONNREFUSED`, are not counted among
+/// them.
 ///
 /// Under [`Overflow::Wait`](super::Overflow::Wait) it waits for consumers even while stopping. Drop the
 /// future to give up; the batches that it holds are then counted as `closed`.
@@ -274,8 +275,9 @@ impl ErrorCounts {
     /// Counts an error; returns the reason to end if there were too many in a row.
     fn count_consecutive(&mut self, error: &io::Error) -> Option<Ended> {
         self.count(error);
-        // As many of these arrive as datagrams were sent to closed ports: no fault of this socket.
-        if error.kind() != io::ErrorKind::ConnectionRefused {
+        // As many of these arrive as others like to send, or as datagrams were sent to closed ports: no fault
+        // of this socket.
+        if !is_icmp_error(error) {
             self.consecutive += 1;
         }
         if self.consecutive < MAX_CONSECUTIVE_ERRORS {
@@ -290,15 +292,17 @@ impl ErrorCounts {
 mod tests {
     use super::*;
 
+    #[cfg(target_os = "linux")]
     #[test]
-    fn only_consecutive_errors_other_than_refusals_end_receiving() {
+    fn only_consecutive_errors_of_the_socket_end_receiving() {
         let mut errors = ErrorCounts::default();
-        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        let by_others = [libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::EMSGSIZE];
         let other = io::Error::from(io::ErrorKind::NetworkDown);
         for n in 1..MAX_CONSECUTIVE_ERRORS {
             assert_eq!(errors.count_consecutive(&other), None);
-            for _ in 0..3 {
-                assert_eq!(errors.count_consecutive(&refused), None);
+            for code in by_others {
+                let caused = io::Error::from_raw_os_error(code);
+                assert_eq!(errors.count_consecutive(&caused), None);
             }
             assert_eq!(errors.total, 4 * u64::from(n));
         }

@@ -522,9 +522,9 @@ pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
 
 /// Returns `true` if a host or router reported this about an earlier datagram (ICMP). A connected
 /// socket reports it once, by whichever call comes next.
-#[cfg(any(feature = "quinn", feature = "io-uring"))]
-pub(in crate::udp) fn is_icmp_error(error: &io::Error) -> bool {
-    // All errors that the kernel's tables for ICMP and ICMPv6 derive from permanent conditions.
+pub(crate) fn is_icmp_error(error: &io::Error) -> bool {
+    // All errors that the kernel's tables for ICMP and ICMPv6 derive from permanent conditions, and that of
+    // a datagram too long for a router on the path. Receiving returns none of these for another reason.
     matches!(
         error.raw_os_error(),
         Some(
@@ -536,6 +536,7 @@ pub(in crate::udp) fn is_icmp_error(error: &io::Error) -> bool {
                 | libc::ENOPROTOOPT
                 | libc::EPROTO
                 | libc::EACCES
+                | libc::EMSGSIZE
         )
     )
 }

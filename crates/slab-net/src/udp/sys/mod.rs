@@ -28,7 +28,11 @@ mod portable;
 pub(super) mod uring;
 
 #[cfg(target_os = "linux")]
+pub(crate) use linux::is_icmp_error;
+#[cfg(target_os = "linux")]
 pub(super) use linux::*;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use portable::is_icmp_error;
 #[cfg(not(target_os = "linux"))]
 pub(super) use portable::*;
 

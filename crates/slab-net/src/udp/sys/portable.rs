@@ -158,8 +158,8 @@ pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
 }
 
 /// Returns `true` if a host or router reported this about an earlier datagram.
-#[cfg(all(feature = "quinn", not(target_os = "linux")))]
-pub(in crate::udp) fn is_icmp_error(error: &io::Error) -> bool {
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_icmp_error(error: &io::Error) -> bool {
     use io::ErrorKind as E;
     matches!(
         error.kind(),
