@@ -447,25 +447,34 @@ fn a_peer_window_of_32_segments_is_assumed_until_it_is_told() {
     assert_eq!(small.longest(), 8);
 }
 
+/// Whether the segment waits to be sent for the first time, or was sent before the window was known to be closed.
 #[test]
 fn a_closed_window_is_probed_with_growing_intervals() {
-    let mut peer = WindowPeer::new();
-    peer.tells(0);
-    peer.session.send_slice(b"waits").unwrap();
-    let mut asked = 0;
-    while peer.now < Time::ZERO + Duration::from_secs(100) {
-        let heard = peer.drain_commands();
-        assert!(!heard.contains(&Command::Push));
-        if heard.contains(&Command::AskWindow) {
-            asked += 1;
+    for sent_before in [false, true] {
+        let mut peer = WindowPeer::new();
+        if !sent_before {
             peer.tells(0);
         }
-        peer.now = peer.session.poll_timeout().unwrap();
-        peer.session.handle_timeout(peer.now);
+        peer.session.send_slice(b"waits").unwrap();
+        if sent_before {
+            assert!(peer.drain_commands().contains(&Command::Push));
+            peer.tells(0);
+        }
+        let mut asked = 0;
+        while peer.now < Time::ZERO + Duration::from_secs(100) {
+            let heard = peer.drain_commands();
+            assert!(!heard.contains(&Command::Push));
+            if heard.contains(&Command::AskWindow) {
+                asked += 1;
+                peer.tells(0);
+            }
+            peer.now = peer.session.poll_timeout().unwrap();
+            peer.session.handle_timeout(peer.now);
+        }
+        assert!((10..25).contains(&asked), "{asked} times");
+        peer.tells(1);
+        assert!(peer.drain_commands().contains(&Command::Push));
     }
-    assert!((10..25).contains(&asked), "{asked} times");
-    peer.tells(1);
-    assert!(peer.drain_commands().contains(&Command::Push));
 }
 
 /// Until a peer tells its window, 32 segments are assumed to fit. If fewer do, the rest was dropped there, and
@@ -520,4 +529,45 @@ fn what_is_beyond_a_smaller_window_than_assumed_is_not_sent_again_before_there_i
         );
         assert_eq!(beyond, 0, "window {window}");
     }
+}
+
+/// What such a peer dropped does not count as a sign that it is dead: it has only no room.
+#[test]
+fn a_reader_that_is_slow_behind_a_small_window_ends_no_session() {
+    let config = SessionConfig::fast();
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let budget = MemoryBudget::new(8 << 20);
+    let open = |side, config: &SessionConfig| {
+        Session::open(7, config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap()
+    };
+    let mut client = open(Side::Client, &config);
+    let mut server = open(Side::Server, &config.window(32, 4));
+    for n in 0..40 {
+        client.send_slice(&[n; 100]).unwrap();
+    }
+    let mut now = Time::ZERO;
+    let mut run = |until: Time, read: &mut Vec<u8>, reads: bool| {
+        while now < until {
+            let next = [&client, &server].map(Session::poll_timeout);
+            let next = next.into_iter().flatten().fold(now + 50 * MS, Time::min);
+            now = next.max(now + 5 * MS);
+            for datagram in transmit(&mut client, now) {
+                let datagram = pool.try_copy_from_slice(&datagram).unwrap();
+                server.handle_datagram(now, datagram).unwrap();
+            }
+            while reads && let Some(message) = server.recv() {
+                read.push(message[0]);
+            }
+            now = now + 5 * MS;
+            for datagram in transmit(&mut server, now) {
+                let datagram = pool.try_copy_from_slice(&datagram).unwrap();
+                client.handle_datagram(now, datagram).unwrap();
+            }
+        }
+        assert_eq!((client.ended(), server.ended()), (None, None));
+    };
+    let (hour, mut read) = (Duration::from_secs(3600), Vec::new());
+    run(Time::ZERO + hour, &mut read, false);
+    run(Time::ZERO + hour + 10 * 1000 * MS, &mut read, true);
+    assert_eq!(read, Vec::from_iter(0..40));
 }

@@ -272,10 +272,11 @@ impl Session {
         self.reduced_at = self.send.serial();
     }
 
-    /// Starts asking for the peer's window if nothing else would bring news of it.
+    /// Starts asking for the peer's window if nothing else would bring news of it. What is outstanding beyond the
+    /// window then waits for it, too: the peer has dropped it.
     pub(super) fn start_probing_if_blocked(&mut self) {
-        let blocked = self.send.queued() > 0 && self.send.outstanding() == 0;
-        if blocked && self.window_limit() == 0 {
+        let waiting = self.send.queued() > 0 || self.send.outstanding() > 0;
+        if waiting && self.send.oldest().is_none() && self.window_limit() == 0 {
             self.start_window_probe();
         }
     }
