@@ -50,7 +50,7 @@ async fn a_stream_is_read_into_packets() {
         let mut codec = LengthDelimitedCodec::new();
         for payload in payloads() {
             let mut frame = BytesMut::new();
-            codec.encode(&payload[..], &mut frame).unwrap();
+            codec.encode(bytes::Bytes::copy_from_slice(&payload), &mut frame).unwrap();
             there.write_all_buf(&mut frame).await.unwrap();
         }
     });
@@ -118,7 +118,7 @@ impl Encoder<Packet> for PacketCodec {
     type Error = io::Error;
 
     fn encode(&mut self, packet: Packet, dst: &mut BytesMut) -> io::Result<()> {
-        self.inner.encode(&packet[..], dst)
+        self.inner.encode(bytes::Bytes::copy_from_slice(&packet), dst)
     }
 }
 
