@@ -1,7 +1,7 @@
 //! Packets with tokio: streams read into a `PacketBuf`, frames split off it without a copy, and the codecs
 //! of `tokio_util` at the other end.
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use slab_net::{Packet, PacketBuf, PacketChain, PacketPool};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -50,7 +50,9 @@ async fn a_stream_is_read_into_packets() {
         let mut codec = LengthDelimitedCodec::new();
         for payload in payloads() {
             let mut frame = BytesMut::new();
-            codec.encode(bytes::Bytes::copy_from_slice(&payload), &mut frame).unwrap();
+            codec
+                .encode(Bytes::copy_from_slice(&payload), &mut frame)
+                .unwrap();
             there.write_all_buf(&mut frame).await.unwrap();
         }
     });
@@ -118,7 +120,7 @@ impl Encoder<Packet> for PacketCodec {
     type Error = io::Error;
 
     fn encode(&mut self, packet: Packet, dst: &mut BytesMut) -> io::Result<()> {
-        self.inner.encode(bytes::Bytes::copy_from_slice(&packet), dst)
+        self.inner.encode(Bytes::copy_from_slice(&packet), dst)
     }
 }
 
