@@ -52,6 +52,9 @@ use wakers::Woken;
 /// When the last one is dropped, no more sessions are opened; those that are open live on. Timers follow tokio's
 /// clock: a test that pauses it decides when they fire.
 ///
+/// The pool below has 24 bytes of headroom for the header of a segment, so that [`Connection::send`] does not have to
+/// copy; sessions work with any pool.
+///
 /// ```
 /// use slab_net::PacketPool;
 /// use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};

@@ -25,6 +25,31 @@ use tokio::task::coop::poll_proceed;
 /// time](super::super::SessionConfig::linger) is lost, and the peer learns that by a
 /// [reset](super::super::CloseReason::Reset). A kernel's TCP goes on for longer; if the reader may be that slow,
 /// wait for `connection().finish()` first.
+///
+/// Codecs of `tokio_util`, TLS and whatever else takes `AsyncRead + AsyncWrite` work over it:
+///
+/// ```
+/// use bytes::Bytes;
+/// use futures_util::{SinkExt, StreamExt};
+/// use slab_net::PacketPool;
+/// use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
+/// use tokio_util::codec::{Framed, LengthDelimitedCodec};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = PacketPool::builder().max_memory(32 << 20).build()?;
+/// let config = EndpointConfig::new(SessionConfig::fast());
+/// let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+/// let client = Connection::connect(server.local_addr(), &pool, config)?.into_stream();
+/// let mut client = Framed::new(client, LengthDelimitedCodec::new());
+/// client.send(Bytes::from_static(b"hello")).await?;
+///
+/// let accepted = server.accept().await.expect("it is open").into_stream();
+/// let mut accepted = Framed::new(accepted, LengthDelimitedCodec::new());
+/// assert_eq!(accepted.next().await.transpose()?.unwrap(), b"hello"[..]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Stream {
     connection: Connection,
