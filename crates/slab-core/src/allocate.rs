@@ -57,7 +57,8 @@ impl Inner {
     pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
         // Mostly it was empty, and a batch of the depot fills it. As that happens for every batch, it
         // must not cost a look into the thread's list of caches.
-        let quick = local::with_current(self, |cache| self.alloc_from_depot(cache, class));
+        let place = Some(self.classes.place(class));
+        let quick = local::with_magazine(place, |magazine| self.alloc_from_depot(magazine, class));
         let found = match quick {
             Some(unit) => {
                 self.end_exhaustion(class, unit);
@@ -123,7 +124,7 @@ impl Inner {
         carve_size: CarveSize,
     ) -> Result<Found, AllocError> {
         let used = cache
-            .and_then(|cache| self.alloc_from_depot(cache, class))
+            .and_then(|cache| self.alloc_from_depot(cache.magazine(class), class))
             .or_else(|| self.alloc_single(class));
         match (used, carve_size) {
             (Some(unit), _) => {
@@ -137,8 +138,7 @@ impl Inner {
 
     /// From the magazine (another pool of this thread may have displaced it from the fast table) or a
     /// batch of the depot.
-    fn alloc_from_depot(&self, cache: &ThreadCache, class: u8) -> Option<u32> {
-        let magazine = cache.magazine(class);
+    fn alloc_from_depot(&self, magazine: &Magazine, class: u8) -> Option<u32> {
         if !self.enter(magazine) {
             return None;
         }

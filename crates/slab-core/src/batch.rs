@@ -4,9 +4,9 @@ use crate::call_site::CallSite;
 use crate::chunk::{Chunk, ChunkId};
 use crate::error::AllocError;
 use crate::local;
+use crate::place::Place;
 use crate::pool::SlabPool;
 use crate::sys::asan;
-use crate::thread_cache::Place;
 use arrayvec::ArrayVec;
 use core::fmt;
 use core::iter::FusedIterator;
@@ -70,9 +70,8 @@ impl ChunkBatch {
     pub fn fill(&mut self, count: usize) -> Result<usize, AllocError> {
         let count = count.min(Self::MAX);
         if let Some(missing @ 1..) = count.checked_sub(self.units.len()) {
-            local::with_current(self.pool.inner_ptr().as_ptr(), |cache| {
-                cache
-                    .magazine_at(self.place)
+            local::with_magazine(Some(self.place), |magazine| {
+                magazine
                     .try_pop_many(missing, &mut self.units)
                     .then_some(())
             });
@@ -116,11 +115,8 @@ impl ChunkBatch {
             let bytes = self.chunk_bytes();
             self.as_ptrs().for_each(|at| asan::poison_freed(at, bytes));
         }
-        let freed = local::with_current(self.pool.inner_ptr().as_ptr(), |cache| {
-            cache
-                .magazine_at(self.place)
-                .try_push_many(&self.units)
-                .then_some(())
+        let freed = local::with_magazine(Some(self.place), |magazine| {
+            magazine.try_push_many(&self.units).then_some(())
         });
         if freed.is_some() {
             self.units.clear();

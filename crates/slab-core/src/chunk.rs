@@ -2,11 +2,11 @@
 
 use crate::inner::Inner;
 use crate::local;
+use crate::place::Place;
 use crate::pool::SlabPool;
 use crate::shared::SharedChunk;
 use crate::sync::AtomicU32;
 use crate::sys::asan;
-use crate::thread_cache::Place;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::num::NonZeroU64;
@@ -221,8 +221,8 @@ impl Chunk {
         if cfg!(slab_asan) {
             asan::poison_freed(self.as_ptr(), self.capacity());
         }
-        let freed = local::with_current(self.pool.as_ptr(), |cache| {
-            cache.magazine_at(place).try_push(unit).then_some(())
+        let freed = local::with_magazine(Some(place), |magazine| {
+            magazine.try_push(unit).then_some(())
         });
         if freed.is_none() {
             // SAFETY: this is the chunk's drop: it is given up here and not used again.

@@ -155,9 +155,7 @@ impl Drop for PausedPool {
 }
 
 fn magazines(registry: &[Registered]) -> impl Iterator<Item = &Magazine> {
-    registry
-        .iter()
-        .flat_map(|entry| (0..crate::MAX_CLASSES as u8).map(|class| entry.cache.magazine(class)))
+    registry.iter().flat_map(|entry| entry.cache.magazines())
 }
 
 #[cfg(all(test, not(miri)))]

@@ -3,6 +3,7 @@
 use crate::geometry::BATCH_MAX;
 use crate::inner::Inner;
 use crate::local;
+use crate::magazine::Magazine;
 use crate::sync::Ordering;
 use crate::thread_cache::ThreadCache;
 use arrayvec::ArrayVec;
@@ -37,9 +38,10 @@ impl Inner {
         }
         // Mostly it was full, and half of it goes to the depot. As that happens for every batch, it must
         // not cost a look into the thread's list of caches.
-        let freed = local::with_current(this.as_ptr(), |cache| {
+        let place = Some(pool.classes.place(class));
+        let freed = local::with_magazine(place, |magazine| {
             // SAFETY: the caller's promise.
-            unsafe { Self::free_cached(this, cache, class, unit) }.then_some(())
+            unsafe { Self::free_cached(this, magazine, class, unit) }.then_some(())
         });
         if freed.is_none() {
             let cache = pool.attach();
@@ -58,7 +60,7 @@ impl Inner {
     ) {
         if let Some(cache) = cache
             // SAFETY: the caller's promise.
-            && unsafe { Self::free_cached(this, cache, class, unit) }
+            && unsafe { Self::free_cached(this, cache.magazine(class), class, unit) }
         {
             return;
         }
@@ -68,10 +70,9 @@ impl Inner {
 
     /// # Safety
     /// As [`free_slow`](Self::free_slow).
-    unsafe fn free_cached(this: NonNull<Self>, cache: &ThreadCache, class: u8, unit: u32) -> bool {
+    unsafe fn free_cached(this: NonNull<Self>, magazine: &Magazine, class: u8, unit: u32) -> bool {
         // SAFETY: the pool lives at least as long as the chunk that is being given up.
         let pool = unsafe { this.as_ref() };
-        let magazine = cache.magazine(class);
         if !pool.enter(magazine) {
             return false;
         }

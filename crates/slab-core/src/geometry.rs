@@ -7,8 +7,9 @@
 //! first is too small, are they searched.
 
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
+use crate::entries::Entries;
+use crate::place::Place;
 use crate::sync::MODELLED;
-use crate::thread_cache::Place;
 
 /// Requests of up to this many bytes find their class by one load.
 // Fewer in models: a pool is built on the stack, of which loom's threads have little.
@@ -65,7 +66,7 @@ pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
 /// The smallest class of more bytes than the entry's index times [`COARSE_BYTES`].
 #[derive(Debug, Clone, Copy)]
 struct CoarseEntry {
-    place: Place,
+    place: Option<Place>,
     /// Its size; 0 if there is no such class.
     bytes: usize,
 }
@@ -74,14 +75,14 @@ struct CoarseEntry {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct ClassTable {
-    /// Requests of up to this many bytes are in `lookup`.
-    max_table_len: usize,
-    lookup: [Place; TABLE_LEN],
+    /// Indexed by the request in units of [`CHUNK_ALIGN`], rounded up.
+    lookup: [Option<Place>; TABLE_LEN],
     geometry: [Geometry; MAX_CLASSES],
     /// Indexed by `(len - 1) / COARSE_BYTES`.
     coarse: [CoarseEntry; COARSE_LEN],
     classes: SizeClasses,
     slab_bytes: usize,
+    entries: Entries,
 }
 
 impl ClassTable {
@@ -114,31 +115,44 @@ impl ClassTable {
                 count_shift: if bytes >= 16 << 10 { log2 - 4 } else { log2 },
             };
         }
-        let mut lookup = [Place::new(0, 0); TABLE_LEN];
-        let mut from = 0;
-        for (class, geometry) in (0_u8..).zip(&geometry[..classes.sizes().len()]) {
-            let to = (geometry.bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
-            lookup[from..to].fill(Place::new(class, geometry.count_shift));
-            from = to;
-        }
-        let coarse = core::array::from_fn(|at| match classes.class_for(at * COARSE_BYTES + 1) {
-            Some(class) => CoarseEntry {
-                place: Place::new(class as u8, geometry[class].count_shift),
-                bytes: geometry[class].bytes,
-            },
-            None => CoarseEntry {
-                place: Place::new(0, 0),
-                bytes: 0,
-            },
-        });
+        let none = CoarseEntry {
+            place: None,
+            bytes: 0,
+        };
         Self {
-            max_table_len: classes.largest().min(TABLE_BYTES),
-            lookup,
+            lookup: [None; TABLE_LEN],
             geometry,
-            coarse,
+            coarse: [none; COARSE_LEN],
             classes,
             slab_bytes,
+            entries: Entries::NONE,
         }
+        .with_places()
+    }
+
+    /// Gives each class an entry in the threads' tables of magazines.
+    pub(crate) fn with_entries(mut self) -> Self {
+        self.entries = Entries::take(self.count());
+        self.with_places()
+    }
+
+    /// Fills the tables that lead to the classes.
+    fn with_places(mut self) -> Self {
+        let mut from = 0;
+        for class in 0..self.count() as u8 {
+            let to = (self.geometry(class).bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
+            let place = self.place(class);
+            self.lookup[from..to].fill(Some(place));
+            from = to;
+        }
+        self.coarse = core::array::from_fn(|at| {
+            let class = self.classes.class_for(at * COARSE_BYTES + 1);
+            CoarseEntry {
+                place: class.map(|class| self.place(class as u8)),
+                bytes: class.map_or(0, |class| self.geometry(class as u8).bytes),
+            }
+        });
+        self
     }
 
     /// Keeps the last `guard` bytes of each slab out of use.
@@ -155,40 +169,40 @@ impl ClassTable {
     /// requests is inlined in each caller, that of larger ones is out of line.
     #[inline]
     pub(crate) fn place_for(&self, len: usize) -> Option<Place> {
-        if len > self.max_table_len {
+        if len > TABLE_BYTES {
             return self.large_place_out_of_line(len);
         }
-        Some(self.small_place_for(len))
+        self.small_place_for(len)
     }
 
     /// The same for callers that do not allocate, with both look-ups inlined.
     #[inline]
     pub(crate) fn class_for(&self, len: usize) -> Option<usize> {
-        let place = if len > self.max_table_len {
-            self.large_place_for(len)?
+        let place = if len > TABLE_BYTES {
+            self.large_place_for(len)
         } else {
             self.small_place_for(len)
         };
-        Some(place.index())
+        Some(place?.class().into())
     }
 
-    /// `len` is at most `max_table_len`.
+    /// `len` is at most [`TABLE_BYTES`].
     #[inline]
-    fn small_place_for(&self, len: usize) -> Place {
-        debug_assert!(len <= self.max_table_len);
+    fn small_place_for(&self, len: usize) -> Option<Place> {
+        debug_assert!(len <= TABLE_BYTES);
         // Rounds up; `div_ceil` would guard against an overflow that cannot happen here.
         let granule = (len + (CHUNK_ALIGN - 1)) >> CHUNK_ALIGN.trailing_zeros();
-        // SAFETY: `max_table_len` is at most `TABLE_BYTES`, whose granule is the table's last.
+        // SAFETY: the granule of `TABLE_BYTES` is the table's last.
         unsafe { *self.lookup.get_unchecked(granule) }
     }
 
-    /// `len` is above `max_table_len`, and so not zero.
+    /// `len` is above [`TABLE_BYTES`], and so not zero.
     #[inline]
     fn large_place_for(&self, len: usize) -> Option<Place> {
         // A request beyond the table wraps around to the entry of a smaller one, whose class is too small.
         let first = &self.coarse[(len - 1) / COARSE_BYTES % COARSE_LEN];
         if len <= first.bytes {
-            Some(first.place)
+            first.place
         } else {
             self.search(len)
         }
@@ -209,7 +223,8 @@ impl ClassTable {
     }
 
     pub(crate) fn place(&self, class: u8) -> Place {
-        Place::new(class, self.geometry(class).count_shift)
+        let count_shift = self.geometry(class).count_shift;
+        Place::new(class, count_shift, self.entries.offset(class))
     }
 
     #[inline]
@@ -222,9 +237,7 @@ impl ClassTable {
 
     #[inline(always)]
     pub(crate) fn geometry_at(&self, place: Place) -> &Geometry {
-        debug_assert!(place.index() < MAX_CLASSES);
-        // SAFETY: places are made of class indices, see `geometry`.
-        unsafe { self.geometry.get_unchecked(place.index()) }
+        self.geometry(place.class())
     }
 
     pub(crate) fn least_count_shift(&self) -> u32 {
@@ -263,7 +276,11 @@ mod tests {
             let step = if cfg!(miri) { 9973 } else { 1 };
             for len in (0..classes.largest() + 200).step_by(step) {
                 let asked = classes.class_for(len);
-                assert_eq!(table.place_for(len).map(Place::index), asked, "{len}");
+                assert_eq!(
+                    table.place_for(len).map(Place::class).map(usize::from),
+                    asked,
+                    "{len}"
+                );
                 assert_eq!(table.class_for(len), asked, "{len}");
             }
             for len in [usize::MAX, usize::MAX - 62, isize::MAX as usize + 1] {

@@ -35,6 +35,7 @@ use crate::handoff::HandoffMutex;
 use crate::hardening::Hardening;
 use crate::magazine::Tally;
 use crate::oversize::Oversize;
+use crate::place::Place;
 use crate::reclaim::SlabLayer;
 use crate::registry::Registered;
 use crate::singles::Singles;
@@ -43,7 +44,6 @@ use crate::sync::{
     AtomicBool, AtomicI64, AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, heavy_barrier,
 };
 use crate::sys::asan;
-use crate::thread_cache::Place;
 #[cfg(feature = "leak-tracking")]
 use crate::track::Tracker;
 use alloc::boxed::Box;
@@ -185,6 +185,11 @@ impl Inner {
         if options.huge_pages {
             arena.advise_huge_pages();
         }
+        let classes = if options.mode == Mode::ThreadCached && cfg!(feature = "std") {
+            classes.with_entries()
+        } else {
+            classes
+        };
         let reserve_error = |errno| ConfigError::Reserve {
             bytes: arena.bytes(),
             errno,
@@ -419,10 +424,8 @@ impl Inner {
         self.closed.store(true, Ordering::Relaxed);
         let classes = 0..self.classes.count() as u8;
         for entry in registry.iter() {
-            // Also those that no class uses: another pool at this address may have more classes, and a
-            // thread that takes this cache for that pool's (see `local`) has to find it shut.
-            for class in 0..MAX_CLASSES as u8 {
-                entry.cache.magazine(class).guard.raise(CLOSED);
+            for magazine in entry.cache.magazines() {
+                magazine.guard.raise(CLOSED);
             }
         }
         heavy_barrier();

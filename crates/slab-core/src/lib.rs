@@ -63,6 +63,7 @@ mod census;
 mod chunk;
 mod class;
 mod depot;
+mod entries;
 mod episode;
 mod error;
 #[cfg(all(test, not(any(loom, shuttle, miri))))]
@@ -89,6 +90,7 @@ mod no_local;
 #[cfg(not(feature = "std"))]
 mod no_wait_times;
 mod oversize;
+mod place;
 mod pool;
 mod raw;
 mod reclaim;

@@ -1,49 +1,42 @@
 //! Which magazines the current thread has in which pool.
 //!
-//! `CURRENT` is what the fast path reads: a small direct-mapped table in a `const` thread-local
-//! without a destructor, so that reading it is one access relative to the thread pointer.
+//! `CURRENT` is what the fast path reads: a table of pointers to magazines in a `const` thread-local without
+//! a destructor, so that reading it is one access relative to the thread pointer. Each class has an
+//! [entry](crate::entries) of its own.
 //! `OWNED` holds all caches of the thread and has the destructor; it is touched when a thread
-//! first uses a pool, when two of its pools collide in `CURRENT`, when magazine and depot have
-//! nothing, and at thread exit.
+//! first uses a pool, when magazine and depot have nothing, and at thread exit.
 //!
-//! In `CURRENT` a pool is identified by its address. Another pool may lie there later, and the entry
-//! then matches it. That is harmless, because a pool that closes raises the gates of all its magazines
-//! for ever (also of those that no class uses: the other pool may have more classes), so the stale cache
-//! refuses. The slow paths begin with the same look-up; if it gives nothing they go to `OWNED`, where
-//! pools are identified by an id that is never used again, and put the right cache into `CURRENT`.
+//! When a pool has ended, its entries go to other pools, and threads may still have its magazines there. That
+//! is harmless, because a pool that closes raises the gates of all its magazines for ever, so the stale
+//! magazine refuses. (It closes before its entries go to another, and whoever has a handle or a chunk of
+//! that other pool got it later.) The slow paths begin with the same look-up; if it gives nothing they go to
+//! `OWNED`, where pools are identified by an id that is never used again, and put the right magazines into
+//! `CURRENT`.
 
+use crate::entries::{ENTRY_BYTES, TABLE_LEN};
 use crate::inner::{Handle, Inner};
+use crate::magazine::Magazine;
+use crate::place::Place;
 use crate::sync::{thread_local, with_thread_local};
 use crate::thread_cache::ThreadCache;
 use core::cell::{Cell, RefCell};
 use core::ptr::null;
 use std::sync::{Arc, Weak};
+use std::vec::Vec;
 
-/// The number of pools that a thread can use in turn without the slow path, if their addresses fall
-/// into different entries; a power of two.
-const ENTRIES: usize = 8;
+#[derive(Debug)]
+#[repr(transparent)]
+struct Entry(Cell<*const Magazine>);
 
-/// Address bits below this do not distinguish pools, which are larger.
-const ADDRESS_SHIFT: u32 = 10;
-const ENTRY_SHIFT: u32 = size_of::<Entry>().trailing_zeros();
-
-#[repr(C)]
-struct Entry {
-    pool: Cell<*const Inner>,
-    cache: Cell<*const ThreadCache>,
-}
+const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES as usize);
 
 #[expect(
     clippy::declare_interior_mutable_const,
     reason = "a value to begin with"
 )]
-const EMPTY: Entry = Entry {
-    pool: Cell::new(null()),
-    cache: Cell::new(null()),
-};
+const EMPTY: Entry = Entry(Cell::new(null()));
 
 struct Owned {
-    pool: *const Inner,
     id: u64,
     home: Weak<Handle>,
     cache: Arc<ThreadCache>,
@@ -53,46 +46,41 @@ struct Owned {
 struct OwnedList(RefCell<Vec<Owned>>);
 
 thread_local! {
-    static CURRENT: [Entry; ENTRIES] = const {
-        [EMPTY; ENTRIES]
+    static CURRENT: [Entry; TABLE_LEN] = const {
+        [EMPTY; TABLE_LEN]
     };
     static OWNED: OwnedList = const { OwnedList(RefCell::new(Vec::new())) };
 }
 
-const _: () = assert!(size_of::<Entry>().is_power_of_two() && ENTRIES.is_power_of_two());
-
+/// The entry of a class; the first one, which is empty, of none.
 #[inline(always)]
-fn entry(table: &[Entry; ENTRIES], pool: *const Inner) -> &Entry {
-    // The distance in bytes directly, by one shift and one mask; an index takes more instructions.
-    const MASK: usize = (ENTRIES - 1) << ENTRY_SHIFT;
-    let distance = (pool.addr() >> (ADDRESS_SHIFT - ENTRY_SHIFT)) & MASK;
-    // SAFETY: an index below `ENTRIES` times the size of an entry, which is a power of two.
-    let entry = unsafe { table.as_ptr().byte_add(distance) };
+fn entry(table: &[Entry; TABLE_LEN], place: Option<Place>) -> &Entry {
+    // SAFETY: the offset of an entry, which is below the table's size: `Entries` makes no other.
+    let entry = unsafe { table.as_ptr().byte_add(Place::entry_offset(place)) };
     // SAFETY: an entry of `table`, which is borrowed as long.
     unsafe { &*entry }
 }
 
 /// The fast table.
 #[inline(always)]
-fn current<R>(f: impl FnOnce(&[Entry; ENTRIES]) -> R) -> R {
-    with_thread_local(&CURRENT, || [EMPTY; ENTRIES], f)
+fn current<R>(f: impl FnOnce(&[Entry; TABLE_LEN]) -> R) -> R {
+    with_thread_local(&CURRENT, || [EMPTY; TABLE_LEN], f)
 }
 
-/// Runs `f` on this thread's cache in the pool, if the fast table has it.
+/// Runs `f` on this thread's magazine of the class, if the fast table has it. Never without a class.
 #[inline(always)]
-pub(crate) fn with_current<R>(
-    pool: *const Inner,
-    f: impl FnOnce(&ThreadCache) -> Option<R>,
+pub(crate) fn with_magazine<R>(
+    place: Option<Place>,
+    f: impl FnOnce(&Magazine) -> Option<R>,
 ) -> Option<R> {
     current(|table| {
-        let entry = entry(table, pool);
-        if entry.pool.get() != pool {
+        let magazine = entry(table, place).0.get();
+        if magazine.is_null() {
             return None;
         }
-        // SAFETY: an entry with a pool's address points to a cache whose `Arc` lies in `OWNED`;
-        // before that `Arc` goes, the entry is cleared, on this same thread.
-        let cache = unsafe { &*entry.cache.get() };
-        f(cache)
+        // SAFETY: a magazine of a cache whose `Arc` lies in `OWNED`; before that `Arc` goes, the entry is
+        // cleared, on this same thread.
+        f(unsafe { &*magazine })
     })
 }
 
@@ -112,7 +100,6 @@ pub(crate) fn attach(
                     forget_closed_pools(&mut list);
                     let cache = register()?;
                     list.push(Owned {
-                        pool,
                         id: pool.id,
                         home: Weak::clone(home),
                         cache: Arc::clone(&cache),
@@ -121,9 +108,13 @@ pub(crate) fn attach(
                 }
             };
             current(|table| {
-                let entry = entry(table, pool);
-                entry.pool.set(pool);
-                entry.cache.set(Arc::as_ptr(&cache));
+                for (class, magazine) in (0..).zip(cache.magazines()) {
+                    let place = Some(pool.classes.place(class));
+                    // The first entry stays empty.
+                    if Place::entry_offset(place) != 0 {
+                        entry(table, place).0.set(magazine);
+                    }
+                }
             });
             Some(cache)
         })
@@ -136,18 +127,20 @@ fn forget_closed_pools(list: &mut Vec<Owned>) {
     list.retain(|known| {
         let alive = known.home.strong_count() > 0;
         if !alive {
-            clear_entry(known.pool);
+            clear_entries(&known.cache);
         }
         alive
     });
 }
 
-fn clear_entry(pool: *const Inner) {
+/// Another pool's magazines may be where the cache's once were; those stay.
+fn clear_entries(cache: &ThreadCache) {
+    let magazines = cache.magazines().as_ptr_range();
     current(|table| {
-        let entry = entry(table, pool);
-        if entry.pool.get() == pool {
-            entry.pool.set(null());
-            entry.cache.set(null());
+        for entry in table {
+            if magazines.contains(&entry.0.get()) {
+                entry.0.set(null());
+            }
         }
     });
 }
@@ -157,7 +150,7 @@ impl Drop for OwnedList {
         for owned in self.0.get_mut().drain(..) {
             // From here on the thread frees into the pool without a cache, also from destructors
             // of other thread-locals that run later: `attach` gives `None` by now.
-            clear_entry(owned.pool);
+            clear_entries(&owned.cache);
             // A pool whose last handle is gone has already counted what was cached here.
             if let Some(handle) = owned.home.upgrade() {
                 handle.inner().detach(&owned.cache);
@@ -171,7 +164,7 @@ mod tests {
     use super::OWNED;
     use crate::SlabPool;
 
-    /// A cache takes 12 KiB, and a thread may meet any number of pools in its life.
+    /// A cache takes 512 bytes a class, and a thread may meet any number of pools in its life.
     #[test]
     fn threads_drop_caches_of_closed_pools() {
         let open = || {

@@ -37,7 +37,7 @@ fn bump(counter: &AtomicU64, by: u64) {
 /// There is no counter of allocations: a chunk that is in no slab, not in the depot and in no
 /// magazine is in a caller's hand, so `allocations = frees + chunks in callers' hands`.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(crate) struct Magazine {
     /// Has the length, and the frees, which are its puts.
     pub(crate) guard: Guard,

@@ -2,13 +2,15 @@
 //! and everything goes through the depot.
 
 use crate::inner::{Handle, Inner};
+use crate::magazine::Magazine;
+use crate::place::Place;
 use crate::thread_cache::ThreadCache;
 use alloc::sync::{Arc, Weak};
 
 #[inline(always)]
-pub(crate) fn with_current<R>(
-    _: *const Inner,
-    _: impl FnOnce(&ThreadCache) -> Option<R>,
+pub(crate) fn with_magazine<R>(
+    _: Option<Place>,
+    _: impl FnOnce(&Magazine) -> Option<R>,
 ) -> Option<R> {
     None
 }

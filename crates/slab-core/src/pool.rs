@@ -7,8 +7,9 @@ use crate::class::SizeClasses;
 use crate::error::AllocError;
 use crate::inner::{Handle, Inner};
 use crate::local;
+use crate::magazine::Magazine;
+use crate::place::Place;
 use crate::stats::PoolStats;
-use crate::thread_cache::Place;
 use crate::wait::Alloc;
 #[cfg(feature = "std")]
 use crate::wait_times::WaitTimes;
@@ -102,11 +103,14 @@ impl SlabPool {
     #[inline(always)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc(&self, len: usize) -> Result<Chunk, AllocError> {
-        let place = self.place_for(len)?;
-        let unit = match self.try_pop(place) {
+        let place = self.inner().classes.place_for(len);
+        // Also without a place, which saves the fast path a test: then there is no magazine.
+        let unit = match Self::try_pop(place) {
             Some(unit) => u64::from(unit),
-            None => self.alloc_slow(place, CallSite::here())?,
+            None => self.alloc_slow(place, len, CallSite::here())?,
         };
+        // SAFETY: neither path finds a unit without a place.
+        let place = unsafe { place.unwrap_unchecked() };
         // The handle is made here for both paths: one that the slow path made would come through memory,
         // and the compiler would know nothing of its parts.
         // Each path widens the unit itself: here it would cost the fast one an instruction.
@@ -195,25 +199,30 @@ impl SlabPool {
             .ok_or_else(|| inner.too_large_error(len))
     }
 
-    /// The allocation fast path: a pop from this thread's magazine.
+    /// The allocation fast path: a pop from this thread's magazine. `None` without a place.
     #[inline(always)]
-    pub(crate) fn try_pop(&self, place: Place) -> Option<u32> {
-        local::with_current(self.inner.as_ptr(), |cache| {
-            cache.magazine_at(place).try_pop()
-        })
+    fn try_pop(place: Option<Place>) -> Option<u32> {
+        local::with_magazine(place, Magazine::try_pop)
     }
 
     #[inline(always)]
     pub(crate) fn try_alloc_cached(&self, place: Place) -> Option<Chunk> {
-        let unit = self.try_pop(place)?;
+        let unit = Self::try_pop(Some(place))?;
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
         Some(unsafe { Chunk::from_id(self.inner, ChunkId::new(place, unit)) })
     }
 
     #[cold]
     #[inline(never)]
-    fn alloc_slow(&self, place: Place, call_site: CallSite) -> Result<u64, AllocError> {
-        let unit = self.inner().alloc_slow(place.class(), call_site)?;
+    fn alloc_slow(
+        &self,
+        place: Option<Place>,
+        len: usize,
+        call_site: CallSite,
+    ) -> Result<u64, AllocError> {
+        let inner = self.inner();
+        let place = place.ok_or_else(|| inner.too_large_error(len))?;
+        let unit = inner.alloc_slow(place.class(), call_site)?;
         Ok(unit.into())
     }
 

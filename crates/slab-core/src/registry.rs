@@ -50,8 +50,8 @@ impl Inner {
         if self.attends() {
             gates |= SCRUB;
         }
-        for class in 0..self.classes.count() as u8 {
-            cache.magazine(class).guard.raise(gates);
+        for magazine in cache.magazines() {
+            magazine.guard.raise(gates);
         }
         registry.push(Registered {
             cache: Arc::clone(&cache),

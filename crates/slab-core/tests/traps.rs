@@ -394,11 +394,11 @@ fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
     assert_eq!(fill(&pool, 16384).len(), total);
 }
 
-/// Trap: two pools on one thread, one after the other in the same place. A thread finds its caches
-/// by the pool's address, and may still have a cache of the pool that was there before, made for other
-/// classes; a pool without magazines never replaces it.
+/// Trap: two pools on one thread, one after the other with the same entries in the table by which a
+/// thread finds its magazines. It may still have those of the pool before, made for other classes; a pool
+/// without magazines never replaces them.
 #[test]
-fn pool_at_a_closed_pools_address_ignores_stale_caches() {
+fn pool_with_a_closed_pools_entries_ignores_stale_magazines() {
     let mut held = Vec::new();
     // With less memory no ring of four classes fits in.
     let (rounds, memory) = if cfg!(miri) {
@@ -439,7 +439,7 @@ fn pool_at_a_closed_pools_address_ignores_stale_caches() {
                 "{mode:?}, {round}"
             );
         }
-        // Some pools outlive their handle, so that the places change.
+        // Some pools outlive their handle, so that the entries change.
         if round % 8 == 0 {
             held.extend(pool.try_alloc(1));
         }
