@@ -57,8 +57,9 @@ impl Inner {
     pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
         // Mostly it was empty, and a batch of the depot fills it. As that happens for every batch, it
         // must not cost a look into the thread's list of caches.
-        let place = Some(self.classes.place(class));
-        let quick = local::with_magazine(place, |magazine| self.alloc_from_depot(magazine, class));
+        let quick = local::with_owned_magazine(self, class, |magazine| {
+            self.alloc_from_depot(magazine, class)
+        });
         let found = match quick {
             Some(unit) => {
                 self.end_exhaustion(class, unit);

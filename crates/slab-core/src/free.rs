@@ -38,8 +38,7 @@ impl Inner {
         }
         // Mostly it was full, and half of it goes to the depot. As that happens for every batch, it must
         // not cost a look into the thread's list of caches.
-        let place = Some(pool.classes.place(class));
-        let freed = local::with_magazine(place, |magazine| {
+        let freed = local::with_owned_magazine(pool, class, |magazine| {
             // SAFETY: the caller's promise.
             unsafe { Self::free_cached(this, magazine, class, unit) }.then_some(())
         });

@@ -66,7 +66,8 @@ pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
 /// The smallest class of more bytes than the entry's index times [`COARSE_BYTES`].
 #[derive(Debug, Clone, Copy)]
 struct CoarseEntry {
-    place: Option<Place>,
+    /// Without meaning if there is no such class.
+    place: Place,
     /// Its size; 0 if there is no such class.
     bytes: usize,
 }
@@ -116,7 +117,7 @@ impl ClassTable {
             };
         }
         let none = CoarseEntry {
-            place: None,
+            place: Place::new(0, 0, 0),
             bytes: 0,
         };
         Self {
@@ -147,10 +148,10 @@ impl ClassTable {
         }
         self.coarse = core::array::from_fn(|at| {
             let class = self.classes.class_for(at * COARSE_BYTES + 1);
-            CoarseEntry {
-                place: class.map(|class| self.place(class as u8)),
-                bytes: class.map_or(0, |class| self.geometry(class as u8).bytes),
-            }
+            class.map_or(self.coarse[at], |class| CoarseEntry {
+                place: self.place(class as u8),
+                bytes: self.geometry(class as u8).bytes,
+            })
         });
         self
     }
@@ -202,7 +203,7 @@ impl ClassTable {
         // A request beyond the table wraps around to the entry of a smaller one, whose class is too small.
         let first = &self.coarse[(len - 1) / COARSE_BYTES % COARSE_LEN];
         if len <= first.bytes {
-            first.place
+            Some(first.place)
         } else {
             self.search(len)
         }

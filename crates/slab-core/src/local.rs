@@ -11,7 +11,7 @@
 //! magazine refuses. (It closes before its entries go to another, and whoever has a handle or a chunk of
 //! that other pool got it later.) The slow paths begin with the same look-up; if it gives nothing they go to
 //! `OWNED`, where pools are identified by an id that is never used again, and put the right magazines into
-//! `CURRENT`.
+//! `CURRENT`. Classes without an entry are always looked for in `OWNED`.
 
 use crate::entries::{ENTRY_BYTES, TABLE_LEN};
 use crate::inner::{Handle, Inner};
@@ -82,6 +82,27 @@ pub(crate) fn with_magazine<R>(
         // cleared, on this same thread.
         f(unsafe { &*magazine })
     })
+}
+
+/// As [`with_magazine`], for the slow paths: also finds the magazine of a class without an entry. `f` runs no
+/// foreign code.
+pub(crate) fn with_owned_magazine<R>(
+    pool: &Inner,
+    class: u8,
+    f: impl FnOnce(&Magazine) -> Option<R>,
+) -> Option<R> {
+    let place = Some(pool.classes.place(class));
+    if Place::entry_offset(place) != 0 {
+        return with_magazine(place, f);
+    }
+    let run = |owned: &OwnedList| {
+        let mut list = owned.0.try_borrow_mut().ok()?;
+        let found = list.iter().position(|known| known.id == pool.id)?;
+        // To the front: it is probably the next to be looked for.
+        list.swap(0, found);
+        f(list[0].cache.magazine(class))
+    };
+    OWNED.try_with(run).ok().flatten()
 }
 
 /// This thread's cache in the pool, made by `register` if there is none yet. `None` while the

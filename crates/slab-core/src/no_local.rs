@@ -15,6 +15,14 @@ pub(crate) fn with_magazine<R>(
     None
 }
 
+pub(crate) fn with_owned_magazine<R>(
+    _: &Inner,
+    _: u8,
+    _: impl FnOnce(&Magazine) -> Option<R>,
+) -> Option<R> {
+    None
+}
+
 pub(crate) fn attach(
     _: &Inner,
     _: &Weak<Handle>,

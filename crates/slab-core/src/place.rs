@@ -35,6 +35,8 @@ impl Place {
     }
 
     /// Of no place it is zero, the entry that stays empty. By one shift: both are zero bits.
+    // Without thread-locals nobody asks.
+    #[cfg_attr(not(feature = "std"), allow(dead_code))]
     #[inline(always)]
     pub(crate) fn entry_offset(place: Option<Self>) -> usize {
         (place.map_or(0, |place| place.0.get()) >> 48) as usize
