@@ -144,9 +144,10 @@ impl Inner {
             return None;
         }
         let unit = magazine.pop().or_else(|| {
-            let mut batch = [0; BATCH_MAX];
-            let count = self.depot.pop_batch(class, &mut batch);
-            magazine.refill(&batch[..count]);
+            let count = self.depot.pop_batch(class, |batch| {
+                let stored = magazine.refill(batch);
+                debug_assert_eq!(stored, batch.len(), "an empty magazine holds two");
+            });
             if count > 0 {
                 magazine.count_source(Source::Depot);
             }

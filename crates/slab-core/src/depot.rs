@@ -15,7 +15,7 @@
 use crate::class::MAX_CLASSES;
 use crate::geometry::{BATCH_MAX, ClassTable};
 use crate::sync::{AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, Zeroable};
-use crate::units::{read_block, write_units};
+use crate::units::{with_units, write_units};
 use arrayvec::ArrayVec;
 
 /// No block: the end of a stack. Block 0 exists but is never used.
@@ -52,14 +52,15 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// Copies the chunk indices out; returns how many there are.
+    /// Shows the chunk indices to `sink`; returns how many there are.
     ///
     /// # Safety
     /// The block is in the caller's hand alone.
-    unsafe fn read(&self, out: &mut [u32; BATCH_MAX]) -> usize {
+    #[inline(always)]
+    unsafe fn read(&self, sink: impl FnOnce(&[u32])) -> usize {
         let len = self.len.load(Ordering::Relaxed) as usize;
         // SAFETY: nobody else writes it: threads that read a popped block too late read its link only.
-        unsafe { read_block(&self.units, len, out) };
+        unsafe { with_units(&self.units[..len], sink) };
         len
     }
 
@@ -237,15 +238,16 @@ impl Depot {
         stack.push(&self.blocks, block);
     }
 
-    /// Takes one whole batch; returns its length, 0 if there is none.
-    pub(crate) fn pop_batch(&self, class: u8, out: &mut [u32; BATCH_MAX]) -> usize {
+    /// Takes one whole batch and gives it to `sink`, which takes no lock and waits for nothing; returns its
+    /// length, 0 if there is none.
+    pub(crate) fn pop_batch(&self, class: u8, sink: impl FnOnce(&[u32])) -> usize {
         let stack = &self.full[usize::from(class)];
         let Some(block) = stack.pop(&self.blocks) else {
             return 0;
         };
         let batch = self.blocks.at(block as usize);
         // SAFETY: the block was just taken off its stack.
-        let len = unsafe { batch.read(out) };
+        let len = unsafe { batch.read(sink) };
         stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
         self.empty.push(&self.blocks, block);
         len
@@ -269,13 +271,14 @@ impl Depot {
         let mut block = stack.take_all();
         while block != NIL {
             let batch = self.blocks.at(block as usize);
-            let mut units = [0; BATCH_MAX];
+            let mut units = Open::new();
+            let copy = |batch: &[u32]| units.extend(batch.iter().copied());
             // SAFETY: the whole stack was just taken.
-            let len = unsafe { batch.read(&mut units) };
+            let len = unsafe { batch.read(copy) };
             let next = batch.next.load(Ordering::Relaxed);
             stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
             self.empty.push(&self.blocks, block);
-            sink(&units[..len]);
+            sink(&units);
             block = next;
         }
     }
@@ -314,9 +317,7 @@ impl Depot {
     /// Takes a single chunk from the open batch, or from a batch that it opens.
     pub(crate) fn take_in(&self, class: u8, open: &mut Open) -> Option<u32> {
         if open.is_empty() {
-            let mut batch = [0; BATCH_MAX];
-            let len = self.pop_batch(class, &mut batch);
-            open.extend(batch[..len].iter().copied());
+            self.pop_batch(class, |batch| open.extend(batch.iter().copied()));
         }
         open.pop()
     }

@@ -1,12 +1,10 @@
 //! A free when the thread's magazine was full or shut: the depot, a slab, or the end of the pool.
 
-use crate::geometry::BATCH_MAX;
 use crate::inner::Inner;
 use crate::local;
 use crate::magazine::Magazine;
 use crate::sync::Ordering;
 use crate::thread_cache::ThreadCache;
-use arrayvec::ArrayVec;
 use core::ptr::NonNull;
 
 /// Where a chunk goes that no magazine takes.
@@ -77,10 +75,10 @@ impl Inner {
         }
         let mut pushed = magazine.push(unit);
         if !pushed {
-            let mut batch = ArrayVec::<u32, BATCH_MAX>::new();
             // A full magazine holds two batches.
-            magazine.take_bottom(pool.depot.batch_len(class), &mut batch);
-            pool.depot.push_batch(class, &batch);
+            magazine.take_bottom(pool.depot.batch_len(class), |batch| {
+                pool.depot.push_batch(class, batch);
+            });
             pushed = magazine.push(unit);
         }
         magazine.guard.leave_slow();

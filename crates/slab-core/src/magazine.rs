@@ -14,7 +14,7 @@
 use crate::geometry::BATCH_MAX;
 use crate::guard::{FIRST_PUT, Guard, SHUT, TAKEN};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::units::{read_units, write_units};
+use crate::units::{move_to_front, read_units, with_units, write_units};
 use arrayvec::ArrayVec;
 
 const SLOTS: usize = 2 * BATCH_MAX;
@@ -232,22 +232,18 @@ impl Magazine {
         }
     }
 
-    /// Takes at most `count` chunks out from the bottom, where the longest unused ones lie, and adds them
-    /// to `out`, which has room for them; returns how many. The warm top stays. After `enter_slow` only.
-    pub(crate) fn take_bottom<const N: usize>(
-        &self,
-        count: usize,
-        out: &mut ArrayVec<u32, N>,
-    ) -> usize {
+    /// Takes at most `count` chunks out from the bottom, where the longest unused ones lie, and gives them to
+    /// `sink`, which waits for no thread that waits for a guard. The warm top stays. After `enter_slow` only.
+    pub(crate) fn take_bottom(&self, count: usize, sink: impl FnOnce(&[u32])) {
         let len = self.raw_len();
         let taken = count.min(len);
-        self.read(0, taken, out);
-        let mut rest = ArrayVec::<u32, SLOTS>::new();
-        self.read(taken, len - taken, &mut rest);
-        self.write(0, &rest);
+        // First: for the statistics, a chunk is never in two places.
         self.guard.set_len(len - taken);
         bump(&self.flushed, taken as u64);
-        taken
+        // SAFETY: the guard keeps every other access out.
+        unsafe { with_units(&self.slots[..taken], sink) };
+        // SAFETY: as above.
+        unsafe { move_to_front(&self.slots[..len], taken) };
     }
 
     /// First step of a taker, with the registry's lock: shuts the magazine. Then comes one
@@ -316,7 +312,7 @@ mod tests {
         assert_eq!(core::mem::offset_of!(Magazine, guard), 0);
         assert!(core::mem::offset_of!(Magazine, slots) <= 64);
         if !cfg!(miri) {
-            assert_eq!(size_of::<Magazine>(), 512, "a class's place is a shift");
+            assert_eq!(size_of::<Magazine>(), 512);
         }
     }
 
@@ -327,15 +323,16 @@ mod tests {
             assert!(magazine.push(unit));
         }
         assert!(!magazine.push(99), "full");
-        let mut out = ArrayVec::<u32, 10>::new();
-        assert_eq!(magazine.take_bottom(10, &mut out), 10);
-        assert_eq!(out[..], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(magazine.pop(), Some(magazine.guard.capacity() as u32 - 1));
-        let mut rest = ArrayVec::<u32, SLOTS>::new();
-        let left = magazine.guard.capacity() - 11;
-        assert_eq!(magazine.take_bottom(SLOTS, &mut rest), left);
-        assert_eq!(rest[0], 10);
-        assert_eq!(magazine.take_bottom(SLOTS, &mut out), 0, "nothing left");
+        magazine.take_bottom(10, |units| {
+            assert_eq!(units, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        });
+        let last = magazine.guard.capacity() as u32 - 1;
+        assert_eq!(magazine.pop(), Some(last));
+        magazine.take_bottom(SLOTS, |units| {
+            let left: Vec<u32> = (10..last).collect();
+            assert_eq!(units, left);
+        });
+        magazine.take_bottom(SLOTS, |units| assert!(units.is_empty(), "nothing left"));
     }
 
     #[test]

@@ -64,12 +64,17 @@ fn batch(number: u32) -> [u32; BATCH_MAX] {
     [2 * number, 2 * number + 1]
 }
 
+/// Pops one batch; returns its length.
+fn pop_batch(depot: &Depot, class: u8, out: &mut [u32; BATCH_MAX]) -> usize {
+    depot.pop_batch(class, |units| out[..units.len()].copy_from_slice(units))
+}
+
 /// Pops until the depot is empty.
 fn drain(depot: &Depot) -> Vec<u32> {
     let mut units = Vec::new();
     let mut out = [0; BATCH_MAX];
     loop {
-        match depot.pop_batch(0, &mut out) {
+        match pop_batch(depot, 0, &mut out) {
             0 => break,
             len => units.extend(&out[..len]),
         }
@@ -92,7 +97,7 @@ fn model_depot_push_and_pop() {
             let depot = depot.clone();
             thread::spawn(move || {
                 let mut out = [0; BATCH_MAX];
-                let len = depot.pop_batch(0, &mut out);
+                let len = pop_batch(&depot, 0, &mut out);
                 out[..len].to_vec()
             })
         };
@@ -117,8 +122,8 @@ fn model_depot_head_that_comes_back() {
             let depot = depot.clone();
             thread::spawn(move || {
                 let (mut a, mut b) = ([0; BATCH_MAX], [0; BATCH_MAX]);
-                let first = depot.pop_batch(0, &mut a);
-                let second = depot.pop_batch(0, &mut b);
+                let first = pop_batch(&depot, 0, &mut a);
+                let second = pop_batch(&depot, 0, &mut b);
                 if first > 0 {
                     depot.push_batch(0, &a);
                 }
@@ -126,7 +131,7 @@ fn model_depot_head_that_comes_back() {
             })
         };
         let mut out = [0; BATCH_MAX];
-        let len = depot.pop_batch(0, &mut out);
+        let len = pop_batch(&depot, 0, &mut out);
         let mut units = out[..len].to_vec();
         units.extend(other.join().unwrap());
         units.extend(drain(&depot));
@@ -157,12 +162,12 @@ fn model_depot_head_that_comes_back_after_all_was_taken() {
             })
         };
         let mut out = [0; BATCH_MAX];
-        let len = depot.pop_batch(0, &mut out);
+        let len = pop_batch(&depot, 0, &mut out);
         let mut units = out[..len].to_vec();
         units.extend(other.join().unwrap());
         units.extend(drain(&depot));
         loop {
-            match depot.pop_batch(1, &mut out) {
+            match pop_batch(&depot, 1, &mut out) {
                 0 => break,
                 len => units.extend(&out[..len]),
             }
@@ -181,7 +186,7 @@ fn model_depot_three_threads() {
                 let depot = depot.clone();
                 thread::spawn(move || {
                     let mut out = [0; BATCH_MAX];
-                    let len = depot.pop_batch(0, &mut out);
+                    let len = pop_batch(&depot, 0, &mut out);
                     depot.push_batch(0, &batch(number));
                     out[..len].to_vec()
                 })
@@ -206,7 +211,7 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
             let depot = depot.clone();
             thread::spawn(move || {
                 let mut out = [0; BATCH_MAX];
-                let len = depot.pop_batch(0, &mut out);
+                let len = pop_batch(&depot, 0, &mut out);
                 depot.put(0, &[6]);
                 depot.push_batch(0, &batch(2));
                 out[..len].to_vec()

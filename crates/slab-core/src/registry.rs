@@ -1,7 +1,6 @@
 //! The threads that have caches in the pool: they register on first use, and give back what they hold
 //! when they end.
 
-use crate::geometry::BATCH_MAX;
 use crate::guard::{PRESSURE, SCRUB};
 use crate::inner::Inner;
 use crate::local;
@@ -9,7 +8,6 @@ use crate::magazine::Magazine;
 use crate::sync::Ordering;
 use crate::thread_cache::ThreadCache;
 use alloc::sync::Arc;
-use arrayvec::ArrayVec;
 
 #[derive(Debug)]
 pub(crate) struct Registered {
@@ -93,13 +91,7 @@ impl Inner {
             if !magazine.guard.enter_slow() {
                 continue; // Under pressure it is empty; a closed pool has counted it all.
             }
-            loop {
-                let mut units = ArrayVec::<u32, BATCH_MAX>::new();
-                if magazine.take_bottom(BATCH_MAX, &mut units) == 0 {
-                    break;
-                }
-                self.depot.put(class, &units);
-            }
+            magazine.take_bottom(usize::MAX, |units| self.depot.put(class, units));
             magazine.guard.leave_slow();
         }
     }

@@ -27,45 +27,35 @@ fn in_pieces(units: &[u32], mut copy: impl FnMut(&[u32])) {
     }
 }
 
+/// Calls `f` with the slots' indices.
+///
+/// # Safety
+/// Nobody writes the slots meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn with_units<R>(slots: &[AtomicU32], f: impl FnOnce(&[u32]) -> R) -> R {
+    if MODELLED {
+        let load = |slot: &AtomicU32| slot.load(Ordering::Relaxed);
+        return f(&slots.iter().map(load).collect::<ArrayVec<u32, 8>>());
+    }
+    let start = slots.as_ptr().cast::<u32>();
+    // SAFETY: core's `AtomicU32` has the layout of a `u32`, the slots are initialised, and by
+    // contract nobody writes them.
+    f(unsafe { core::slice::from_raw_parts(start, slots.len()) })
+}
+
 /// Adds all of the slots' indices to `out`, which has room for them.
 ///
 /// # Safety
 /// Nobody else writes the slots meanwhile.
 #[inline]
 pub(crate) unsafe fn read_units<const N: usize>(slots: &[AtomicU32], out: &mut ArrayVec<u32, N>) {
-    if MODELLED {
-        out.extend(slots.iter().map(|slot| slot.load(Ordering::Relaxed)));
-        return;
-    }
-    let start = slots.as_ptr().cast::<u32>();
-    // SAFETY: core's `AtomicU32` has the layout of a `u32`, the slots are initialised, and by
-    // contract nobody writes them.
-    let plain = unsafe { core::slice::from_raw_parts(start, slots.len()) };
-    in_pieces(plain, |piece| {
-        out.try_extend_from_slice(piece).expect("has room");
-    });
-}
-
-/// Copies all of a block, so that the length of the copy is a constant; only the first `len` indices
-/// have a meaning.
-///
-/// # Safety
-/// Nobody else writes the block meanwhile.
-#[inline(always)]
-pub(crate) unsafe fn read_block<const N: usize>(
-    block: &[AtomicU32; N],
-    len: usize,
-    out: &mut [u32; N],
-) {
-    if MODELLED {
-        for (unit, slot) in out.iter_mut().zip(&block[..len]) {
-            *unit = slot.load(Ordering::Relaxed);
-        }
-        return;
-    }
-    // SAFETY: core's `AtomicU32` has the layout of a `u32`, all are initialised, and by contract
-    // nobody writes them.
-    *out = unsafe { block.as_ptr().cast::<[u32; N]>().read() };
+    let copy = |units: &[u32]| {
+        in_pieces(units, |piece| {
+            out.try_extend_from_slice(piece).expect("has room");
+        });
+    };
+    // SAFETY: the caller's promise.
+    unsafe { with_units(slots, copy) };
 }
 
 /// Sets as many slots as there are units.
@@ -90,6 +80,25 @@ pub(crate) unsafe fn write_units(slots: &[AtomicU32], units: &[u32]) {
         front.copy_from_slice(piece);
         to = behind;
     });
+}
+
+/// Moves what is in the slots from `from` on to the first ones. The rest keeps what it has.
+///
+/// # Safety
+/// Nobody else reads or writes the slots meanwhile.
+#[inline]
+pub(crate) unsafe fn move_to_front(slots: &[AtomicU32], from: usize) {
+    let moved = &slots[from..];
+    if MODELLED {
+        for (slot, unit) in slots.iter().zip(moved) {
+            slot.store(unit.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        return;
+    }
+    let to = slots.as_ptr().cast::<u32>().cast_mut();
+    // SAFETY: core's `AtomicU32` may be written through a shared reference and has the layout of a
+    // `u32`, both ranges lie in the slots, and by contract nobody else is there.
+    unsafe { to.copy_from(moved.as_ptr().cast(), moved.len()) };
 }
 
 #[cfg(test)]
