@@ -6,6 +6,7 @@ use super::socket::{BoundSocket, Socket, SocketOptions};
 use super::stats::SocketMonitor;
 use super::sys;
 use super::transmit::{Plan, PlannedMessage, Progress, Transmit};
+use arrayvec::ArrayVec;
 use core::future::poll_fn;
 use core::task::{Poll, ready};
 use std::io;
@@ -221,14 +222,16 @@ impl UdpSender {
     /// Makes one system call and counts it. The only error is `WouldBlock`.
     fn step(&self, transmits: &[Transmit<'_>], progress: &mut Progress) -> io::Result<Step> {
         let backend = &self.socket.backend;
-        let plan = match Plan::new(transmits, progress, backend.max_segments()) {
-            Ok(plan) => plan,
-            Err(kind) => return Ok(Step::Failed(kind)),
-        };
+        let mut plan = Plan::default();
+        if let Err(kind) = plan.fill(transmits, progress, backend.max_segments()) {
+            return Ok(Step::Failed(kind));
+        }
         let Some(first) = plan.planned.first() else {
             return Ok(Step::Done);
         };
-        match backend.send(&self.socket.io, &plan.messages(transmits)) {
+        let mut messages = ArrayVec::new();
+        plan.write_messages(transmits, &mut messages);
+        match backend.send(&self.socket.io, &messages) {
             Ok(taken) => {
                 self.count(&plan.planned[..taken]);
                 for message in &plan.planned[..taken] {

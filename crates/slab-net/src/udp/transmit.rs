@@ -193,7 +193,8 @@ pub(super) struct PlannedMessage {
     next: (usize, usize),
 }
 
-/// The plan of one system call.
+/// The plan of one system call. Filled in place: it has several KiB, which would be copied on each way out of a
+/// function.
 #[derive(Debug, Default)]
 pub(super) struct Plan<'a> {
     parts: ArrayVec<IoSlice<'a>, MAX_PARTS>,
@@ -201,28 +202,28 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Plans as much as fits into one system call; nothing when everything has been sent.
-    pub(super) fn new(
+    /// Plans as much as fits into one system call; nothing when everything has been sent. The plan is empty before.
+    pub(super) fn fill(
+        &mut self,
         transmits: &[Transmit<'a>],
         progress: &Progress,
         max_segments: usize,
-    ) -> Result<Self, SendErrorKind> {
-        let mut plan = Self::default();
+    ) -> Result<(), SendErrorKind> {
         let max_segments = match progress.without_gso {
             true => 1,
             false => max_segments,
         };
         let (mut index, mut at) = (progress.transmit, progress.at);
-        while index < transmits.len() && !plan.planned.is_full() {
-            let Some(planned) = plan.push_message(transmits, index, at, max_segments) else {
+        while index < transmits.len() && !self.planned.is_full() {
+            let Some(planned) = self.push_message(transmits, index, at, max_segments) else {
                 break;
             };
             (index, at) = planned.next;
-            plan.planned.push(planned);
+            self.planned.push(planned);
         }
-        match plan.planned.is_empty() && index < transmits.len() {
+        match self.planned.is_empty() && index < transmits.len() {
             true => Err(SendErrorKind::TooManyParts { most: MAX_PARTS }),
-            false => Ok(plan),
+            false => Ok(()),
         }
     }
 
@@ -287,11 +288,12 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Returns the plan in the form that the system call takes.
-    pub(super) fn messages<'p>(
+    /// Adds the plan to `to`, which is empty, in the form that the system call takes.
+    pub(super) fn write_messages<'p>(
         &'p self,
         transmits: &[Transmit<'a>],
-    ) -> ArrayVec<Message<'p>, MAX_BATCH> {
+        to: &mut ArrayVec<Message<'p>, MAX_BATCH>,
+    ) {
         let mut rest = &self.parts[..];
         let message = |planned: &PlannedMessage| {
             let (parts, others) = rest.split_at(planned.parts);
@@ -306,7 +308,7 @@ impl<'a> Plan<'a> {
                 segment_size: planned.segment_size,
             }
         };
-        self.planned.iter().map(message).collect()
+        to.extend(self.planned.iter().map(message));
     }
 }
 
@@ -341,11 +343,14 @@ mod tests {
         let mut all = Vec::new();
         let mut bytes = Vec::new();
         loop {
-            let plan = Plan::new(transmits, &progress, max_segments).unwrap();
+            let mut plan = Plan::default();
+            plan.fill(transmits, &progress, max_segments).unwrap();
             if plan.planned.is_empty() {
                 break;
             }
-            for (planned, message) in plan.planned.iter().zip(plan.messages(transmits)) {
+            let mut messages = ArrayVec::new();
+            plan.write_messages(transmits, &mut messages);
+            for (planned, message) in plan.planned.iter().zip(&messages) {
                 let len: usize = message.parts.iter().map(|part| part.len()).sum();
                 assert_eq!(len, planned.bytes);
                 assert_eq!(message.segment_size.is_some(), planned.datagrams > 1);
@@ -459,17 +464,15 @@ mod tests {
         let one = [IoSlice::new(b"x")];
         let many = vec![one[0]; MAX_PARTS + 1];
         let transmit = Transmit::gather(&many, TO);
+        let mut plan = Plan::default();
         assert!(matches!(
-            Plan::new(&[transmit], &Progress::default(), 64),
+            plan.fill(&[transmit], &Progress::default(), 64),
             Err(SendErrorKind::TooManyParts { most: MAX_PARTS })
         ));
         // Behind others, it is refused when its turn comes.
-        let plan = Plan::new(
-            &[Transmit::new(b"a", TO), transmit],
-            &Progress::default(),
-            64,
-        );
-        assert_eq!(plan.unwrap().planned.len(), 1);
+        let both = [Transmit::new(b"a", TO), transmit];
+        plan.fill(&both, &Progress::default(), 64).unwrap();
+        assert_eq!(plan.planned.len(), 1);
         let segmented = transmit.segment_size(2);
         let sizes = messages(&[segmented], 64, false);
         assert_eq!(sizes.iter().map(|&(_, n)| n).sum::<usize>(), 65);
