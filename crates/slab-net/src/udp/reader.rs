@@ -9,6 +9,7 @@ use super::spare::SpareBuffers;
 use super::stats::ReceiveCounters;
 use super::sys::Received;
 use super::tally::{Amount, bump};
+use arrayvec::ArrayVec;
 use slab_core::{AllocError, Chunk, SlabPool};
 use std::collections::VecDeque;
 use std::io;
@@ -78,7 +79,8 @@ impl Reader {
             },
         };
         let read = {
-            let mut buffers = self.slots.buffers();
+            let mut buffers = ArrayVec::new();
+            self.slots.write_buffers(&mut buffers);
             let backend = &socket.backend;
             backend.receive(&socket.io, &mut buffers, &mut self.received)
         };

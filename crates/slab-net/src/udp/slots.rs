@@ -52,15 +52,13 @@ impl Slots {
         Ok(self.filled)
     }
 
-    /// Returns the buffers for the system call, as many as `fill` returned.
+    /// Adds the buffers for the system call to `to`, which is empty: as many as `fill` returned.
     #[inline]
-    pub(super) fn buffers(&mut self) -> ArrayVec<Buffer<'_>, MAX_SLOTS> {
+    pub(super) fn write_buffers<'a>(&'a mut self, to: &mut ArrayVec<Buffer<'a>, MAX_SLOTS>) {
         let len = self.buffer_bytes;
         let filled = self.chunks[..self.filled].iter_mut().flatten();
-        filled
-            // SAFETY: prepared by `fill`, and since then nobody else had the chunk.
-            .map(|chunk| unsafe { Buffer::prepared(bytes_mut(chunk, len)) })
-            .collect()
+        // SAFETY: prepared by `fill`, and since then nobody else had the chunk.
+        to.extend(filled.map(|chunk| unsafe { Buffer::prepared(bytes_mut(chunk, len)) }));
     }
 
     /// Returns the first `len` bytes of a buffer.
@@ -125,14 +123,19 @@ fn bytes_mut(chunk: &mut Chunk, len: usize) -> &mut [MaybeUninit<u8>] {
 mod tests {
     use super::*;
 
+    fn buffer_lens(slots: &mut Slots) -> Vec<usize> {
+        let mut buffers = ArrayVec::new();
+        slots.write_buffers(&mut buffers);
+        buffers.iter().map(Buffer::len).collect()
+    }
+
     #[test]
     fn buffers_are_kept_until_taken_and_gaps_are_closed() {
         let pool = SlabPool::builder().max_memory(4 << 20).build().unwrap();
         let mut slots = Slots::new(2000);
         assert_eq!(slots.fill(&pool, 4), Ok(4));
         assert_eq!(slots.fill(&pool, 2), Ok(4), "buffers at hand are used");
-        let lens: Vec<usize> = slots.buffers().iter().map(Buffer::len).collect();
-        assert_eq!(lens, [2000; 4]);
+        assert_eq!(buffer_lens(&mut slots), [2000; 4]);
         let fourth = slots.chunks[3].as_mut().unwrap();
         fourth.copy_from_slice(&[42]).unwrap();
         drop(slots.take(0));
@@ -159,6 +162,6 @@ mod tests {
         let mut held = held.into_iter();
         drop((held.next(), held.next()));
         assert_eq!(slots.fill(&pool, 8), Ok(2));
-        assert!(slots.buffers()[1].len() == 65536);
+        assert_eq!(buffer_lens(&mut slots), [65536; 2]);
     }
 }

@@ -57,20 +57,21 @@ impl GsoBuffer {
         self.lengths.len()
     }
 
-    /// All datagrams; those in a row that GSO takes are one transmit.
-    pub(super) fn transmits(
-        &self,
+    /// Adds all datagrams to `transmits`, which is empty; those in a row that GSO takes are one transmit. (Returned,
+    /// the 7 KiB would be copied.)
+    pub(super) fn write_transmits<'a>(
+        &'a self,
         to: SocketAddr,
         from: Option<SocketAddr>,
-    ) -> ArrayVec<Transmit<'_>, MAX_DATAGRAMS> {
-        let (mut transmits, mut at, mut start) = (ArrayVec::new(), 0, 0);
+        transmits: &mut ArrayVec<Transmit<'a>, MAX_DATAGRAMS>,
+    ) {
+        let (mut at, mut start) = (0, 0);
         while at < self.lengths.len() {
             let run = self.run(at);
             let transmit = Transmit::new(&self.buf[start..start + run.bytes], to);
             transmits.push(transmit.segment_size(run.size).source(from));
             (at, start) = (at + run.datagrams, start + run.bytes);
         }
-        transmits
     }
 
     /// The first run of datagrams left once `sent` are sent.

@@ -7,6 +7,7 @@ use crate::packet::Packet;
 use crate::rudp::core::Session;
 use crate::rudp::time::Time;
 use crate::udp::{SendError, SendErrorKind, UdpSender};
+use arrayvec::ArrayVec;
 use std::net::SocketAddr;
 
 /// Datagrams that the socket had no room for, and the length of each.
@@ -57,7 +58,9 @@ impl Protection {
             let sealed = buffer.push(front + datagram.len() + behind);
             sealed[front..front + datagram.len()].copy_from_slice(datagram);
             self.encrypt(sealed);
-            let _ = sender.try_send_many(&buffer.transmits(to, from));
+            let mut transmits = ArrayVec::new();
+            buffer.write_transmits(to, from, &mut transmits);
+            let _ = sender.try_send_many(&transmits);
         });
     }
 
@@ -73,7 +76,9 @@ impl Protection {
 /// there is any; the rest is treated as lost on the way, as is what the system refuses to send.
 fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent) -> Option<SendError> {
     let shared = &link.shared;
-    let transmits = buffer.transmits(shared.to_socket_family(link.peer()), link.local());
+    let mut transmits = ArrayVec::new();
+    let to = shared.to_socket_family(link.peer());
+    buffer.write_transmits(to, link.local(), &mut transmits);
     let (lost, failed) = match shared.sender.try_send_many(&transmits) {
         Ok(sent) if sent < buffer.datagrams() => {
             let rest = buffer.rest(sent);
