@@ -168,7 +168,7 @@ families! {
     NET_TRUNCATED_DATAGRAMS_TOTAL = Counter "slab_net_truncated_datagrams_total",
         "Datagrams longer than their buffer, dropped or delivered cut.";
     NET_KERNEL_DROPPED_DATAGRAMS_TOTAL = Counter "slab_net_kernel_dropped_datagrams_total",
-        "Datagrams that the kernel dropped before they could be read; 0 where it does not say.";
+        "Datagrams that the kernel dropped before they could be read, coalesced ones counted as one; 0 where it does not say.";
 
     NET_RECEIVED_DATAGRAMS_TOTAL = Counter "slab_net_received_datagrams_total",
         "Datagrams read from the kernel, those dropped afterwards included.";
