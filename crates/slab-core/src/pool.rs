@@ -37,6 +37,14 @@ use core::ptr::NonNull;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// # Many pools
+/// A process has 255 places for the size classes of its pools with magazines, typed slabs and allocators
+/// included: enough for 18 pools with the 14 classes of [`SizeClasses::network`]. A pool takes them when it
+/// is built and gives them back when its last chunk is freed. Classes beyond that work the same, but each of
+/// their allocations and frees looks for the magazine in a list of the thread's pools, which takes longer.
+/// A program with a pool per tenant or per core should give each fewer [classes](SizeClasses::explicit), or
+/// let several share a pool.
+///
 /// # Fork
 /// On Linux, with the feature `std`, the child of a `fork` may use the pools that it inherits, whatever
 /// other threads were doing: the forking thread waits until no other thread is inside a pool. Memory is
