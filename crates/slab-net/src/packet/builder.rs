@@ -83,6 +83,9 @@ impl PacketPoolBuilder {
     }
 
     /// Sets the free bytes in front of the data of each new buffer, for headers. Default: 0.
+    ///
+    /// Only buffers that are allocated have them. A received datagram has none: to forward it with another
+    /// header, send both by [`Transmit::gather`](crate::udp::Transmit::gather), which copies nothing.
     pub fn headroom(mut self, bytes: usize) -> Self {
         self.headroom = bytes;
         self

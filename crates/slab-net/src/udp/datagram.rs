@@ -13,7 +13,9 @@ pub struct Datagram<P = Packet> {
     pub packet: P,
     /// The sender.
     pub source: SocketAddr,
-    /// The local address that the datagram was sent to, if the system reports it.
+    /// The address that the datagram was sent to, if the system reports it. That may be a multicast or
+    /// broadcast address, from which nothing can be sent; [`PacketBatch::reply`](super::PacketBatch::reply)
+    /// answers from it only if it is an address of this host.
     pub destination: Option<IpAddr>,
     /// The ECN codepoint; `None` if the sender does not use ECN.
     pub ecn: Option<Ecn>,

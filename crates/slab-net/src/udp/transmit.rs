@@ -88,8 +88,9 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// Sets the local address to send from, for a socket that is bound to all addresses. Linux refuses
-    /// to send from an address that is not the system's, or not of the socket's family.
+    /// Sets the local address to send from, for a socket that is bound to all addresses: in an answer, the
+    /// [destination](super::Datagram::destination) of what it answers. Linux refuses to send from an address
+    /// that is not the system's, such as a broadcast address, or not of the socket's family.
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
         self.source_ip = Some(ip);
