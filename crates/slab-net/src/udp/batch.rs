@@ -183,7 +183,7 @@ impl PacketBatch {
         self.chunk.capacity()
     }
 
-    /// The sender of the datagrams.
+    /// The sender of the datagrams; an IPv4 peer may be in mapped form, see [`Datagram::source`].
     #[must_use]
     pub fn source(&self) -> SocketAddr {
         self.meta.source

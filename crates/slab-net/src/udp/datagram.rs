@@ -11,7 +11,8 @@ use std::time::{Duration, SystemTime};
 pub struct Datagram<P = Packet> {
     /// The payload; empty for a datagram of length zero.
     pub packet: P,
-    /// The sender.
+    /// The sender. A socket of both families, such as one bound to `[::]`, reports an IPv4 peer in mapped form,
+    /// `::ffff:192.0.2.1`, and sends to either form: see [`IpAddr::to_canonical`].
     pub source: SocketAddr,
     /// The address that the datagram was sent to, if the system reports it. That may be a multicast or
     /// broadcast address, from which nothing can be sent; [`PacketBatch::reply`](super::PacketBatch::reply)
