@@ -17,10 +17,11 @@ use core::ptr::NonNull;
 /// It owns a pool that serves nothing else, as a [`Slab`](crate::Slab) does: what a collection stores may have
 /// padding, which is uninitialised as far as the language is concerned, and does not get into a byte pool.
 ///
-/// A block is one chunk. Growing and shrinking within its size class moves nothing. A request fails if it
-/// is above the largest class, needs an alignment that no class [has](crate::SizeClasses::align), or meets
-/// the cap. Use `try_reserve` and the like: methods that cannot return an error end the process then, as
-/// they do when the heap has no memory.
+/// A block is one chunk, so the largest class limits what a `Vec` or a map can hold: 64 KiB by default, 1 MiB
+/// with [`SizeClasses::general`](crate::SizeClasses::general). Growing and shrinking within its size class
+/// moves nothing. A request fails if it is above the largest class, needs an alignment that no class
+/// [has](crate::SizeClasses::align), or meets the cap. Use `try_reserve` and the like: methods that cannot
+/// return an error end the process then, as they do when the heap has no memory.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
