@@ -460,6 +460,15 @@ async fn sockets_of_either_family_reply_to_broadcasts() {
         let answer = client.recv_batch().await.unwrap();
         assert_eq!(answer.contents(), b"hello");
         assert_eq!(answer.source(), (Ipv4Addr::LOCALHOST, port).into());
+        let datagram = batch.iter().next().unwrap();
+        server
+            .sender()
+            .send(&datagram.reply_with(b"you"))
+            .await
+            .unwrap();
+        let answer = client.recv_batch().await.unwrap();
+        assert_eq!(answer.contents(), b"you");
+        assert_eq!(answer.source(), (Ipv4Addr::LOCALHOST, port).into());
     }
 }
 

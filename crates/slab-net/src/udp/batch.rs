@@ -11,7 +11,7 @@ use bytes::Bytes;
 use core::fmt;
 use core::ptr::NonNull;
 use slab_core::{Clones, SharedChunk};
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::time::SystemTime;
 
 /// The most datagrams that the kernel puts into one buffer.
@@ -306,7 +306,7 @@ impl PacketBatch {
 
     /// Returns a transmit of the whole batch back to its sender, from the address that it was sent to
     /// unless that is a multicast or broadcast address. With GSO it takes one system call and no copy
-    /// on our side.
+    /// on our side. [`Datagram::reply_with`] answers with other contents.
     #[must_use]
     pub fn reply(&self) -> Transmit<'_> {
         Transmit::new(self.contents(), self.source())
@@ -315,21 +315,9 @@ impl PacketBatch {
     }
 
     /// Returns the local address to answer from: the one that the batch was sent to, unless that is a
-    /// multicast or broadcast address. It has no port, and the interface only if it is link-local: a
-    /// peer that uses such an address may have another address itself, which would not tell the
-    /// interface.
+    /// multicast or broadcast address.
     pub(crate) fn reply_source(&self) -> Option<SocketAddr> {
-        Some(
-            match self
-                .destination()
-                .filter(|_| self.meta.destination_is_unicast)?
-            {
-                IpAddr::V6(ip) if ip.is_unicast_link_local() => {
-                    SocketAddrV6::new(ip, 0, 0, self.interface().unwrap_or(0)).into()
-                }
-                ip => (ip, 0).into(),
-            },
-        )
+        self.meta.reply_source()
     }
 }
 

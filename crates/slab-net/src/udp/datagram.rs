@@ -1,7 +1,8 @@
 //! [`Datagram`]: one packet and its metadata from the kernel.
 
+use super::transmit::Transmit;
 use crate::packet::Packet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::time::{Duration, SystemTime};
 
 /// One received datagram: its payload, owned as a [`Packet`] or borrowed as `&[u8]`, and its
@@ -15,8 +16,8 @@ pub struct Datagram<P = Packet> {
     /// `::ffff:192.0.2.1`, and sends to either form: see [`IpAddr::to_canonical`].
     pub source: SocketAddr,
     /// The address that the datagram was sent to, if the system reports it. That may be a multicast or
-    /// broadcast address, from which nothing can be sent; [`PacketBatch::reply`](super::PacketBatch::reply)
-    /// answers from it only if it is an address of this host.
+    /// broadcast address, from which nothing can be sent; [`reply_with`](Self::reply_with) answers from it
+    /// only if it is an address of this host.
     pub destination: Option<IpAddr>,
     /// The ECN codepoint; `None` if the sender does not use ECN.
     pub ecn: Option<Ecn>,
@@ -29,6 +30,49 @@ pub struct Datagram<P = Packet> {
     /// Whether the datagram was longer than the receiver's buffers. The payload is then its beginning.
     /// Only with [`deliver_truncated`](crate::udp::UdpReceiverBuilder::deliver_truncated).
     pub truncated: bool,
+    destination_is_unicast: bool,
+}
+
+impl<P> Datagram<P> {
+    /// Returns a transmit of `contents` to the sender of this datagram, from the address that it was sent
+    /// to unless that is a multicast or broadcast address.
+    /// [`PacketBatch::reply`](super::PacketBatch::reply) sends what was received itself back.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut client = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let mut server = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// # client.sender().send(&Transmit::new(b"ping", server.local_addr())).await?;
+    /// let sender = server.sender();
+    /// for datagram in &server.recv_batch().await? {
+    ///     let answer = if datagram.packet == b"ping" { "pong" } else { "what?" };
+    ///     sender.send(&datagram.reply_with(answer.as_bytes())).await?;
+    /// }
+    /// # assert_eq!(client.recv_batch().await?.contents(), b"pong");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reply_with<'a>(&self, contents: &'a [u8]) -> Transmit<'a> {
+        let destination = self.destination.filter(|_| self.destination_is_unicast);
+        Transmit::new(contents, self.source).source(reply_source(destination, self.interface))
+    }
+}
+
+/// Returns the local address to answer from what was sent to this address of ours. It has no port, and the
+/// interface only if it is link-local: a peer that uses such an address may have another address itself,
+/// which would not tell the interface.
+fn reply_source(destination: Option<IpAddr>, interface: Option<u32>) -> Option<SocketAddr> {
+    Some(match destination? {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, 0, 0, interface.unwrap_or(0)).into()
+        }
+        ip => (ip, 0).into(),
+    })
 }
 
 /// An ECN codepoint (RFC 3168) other than "not ECN-capable".
@@ -105,6 +149,14 @@ impl Metadata {
             interface: self.interface,
             timestamp: self.timestamp(),
             truncated: self.truncated,
+            destination_is_unicast: self.destination_is_unicast,
         }
+    }
+
+    /// Returns the local address to answer from; `None` for what was sent to a multicast or broadcast
+    /// address.
+    pub(super) fn reply_source(&self) -> Option<SocketAddr> {
+        let destination = self.destination.filter(|_| self.destination_is_unicast);
+        reply_source(destination, self.interface)
     }
 }
