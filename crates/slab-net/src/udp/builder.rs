@@ -87,7 +87,8 @@ impl UdpReceiverBuilder {
     /// [truncated](super::Datagram::truncated). Default: no, the datagram is dropped. It is counted in
     /// both cases.
     ///
-    /// Only relevant to [`Coalescing::Off`]: nothing exceeds the buffers of [`Coalescing::On`].
+    /// Only relevant to [`Coalescing::Off`]: nothing exceeds the buffers of [`Coalescing::On`]. Windows does
+    /// not tell the sender of such a datagram, whose source is then `[::]:0`.
     pub fn deliver_truncated(mut self, deliver: bool) -> Self {
         self.deliver_truncated = deliver;
         self

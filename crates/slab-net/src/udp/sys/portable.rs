@@ -60,7 +60,11 @@ impl Backend {
         let slices = buffers.iter_mut().take(count);
         let slices = slices.map(|buffer| IoSliceMut::new(buffer.bytes_mut()));
         let mut slices: ArrayVec<IoSliceMut<'_>, MAX_BATCH> = slices.collect();
-        let read = self.state.recv(socket, &mut slices, &mut metas[..count])?;
+        let mut read = self.state.recv(socket, &mut slices, &mut metas[..count]);
+        if cfg!(windows) {
+            read = or_truncated(read, &mut metas[0], slices[0].len());
+        }
+        let read = read?;
         for ((slice, meta), out) in slices.iter().zip(&metas).zip(received).take(read) {
             *out = decode(meta, slice.len());
         }
@@ -117,6 +121,23 @@ impl Backend {
     }
 }
 
+/// Windows fills the buffer with the beginning of a datagram that is too long for it, but returns an error
+/// in place of the length and the sender. Makes it a truncated datagram of an unknown sender.
+fn or_truncated(
+    read: io::Result<usize>,
+    meta: &mut RecvMeta,
+    buffer_bytes: usize,
+) -> io::Result<usize> {
+    match read {
+        Err(error) if is_too_large(&error) => {
+            *meta = RecvMeta::default();
+            (meta.len, meta.stride) = (buffer_bytes, buffer_bytes);
+            Ok(1)
+        }
+        read => read,
+    }
+}
+
 fn decode(meta: &RecvMeta, buffer_bytes: usize) -> Received {
     let mut out = Received {
         len: meta.len,
@@ -152,19 +173,21 @@ fn codepoint(ecn: Ecn) -> EcnCodepoint {
 }
 
 /// Returns `true` if the message is longer than the path allows.
-#[cfg_attr(target_os = "linux", expect(dead_code, reason = "Linux has its own"))]
 pub(in crate::udp) fn is_too_large(error: &io::Error) -> bool {
     quinn_udp::is_msg_size_err(error)
 }
 
 /// Returns `true` if a host or router reported this about an earlier datagram.
-#[cfg(not(target_os = "linux"))]
 pub(crate) fn is_icmp_error(error: &io::Error) -> bool {
     use io::ErrorKind as E;
+    // Windows reports a refused datagram as a reset connection, and even to sockets without a peer; and by
+    // this code, which no other system has, one that was under way for too many hops.
+    const WSAENETRESET: i32 = 10052;
     matches!(
         error.kind(),
-        E::ConnectionRefused | E::HostUnreachable | E::NetworkUnreachable
-    )
+        E::ConnectionRefused | E::ConnectionReset | E::HostUnreachable | E::NetworkUnreachable
+    ) || is_too_large(error)
+        || error.raw_os_error() == Some(WSAENETRESET)
 }
 
 /// Returns `true` if the system has no memory for outgoing datagrams at the moment.
@@ -210,6 +233,7 @@ impl DropProbe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::udp::tally::Amount;
     use socket2::{Domain, Socket, Type};
     use std::net::{Ipv4Addr, SocketAddr};
 
@@ -255,5 +279,42 @@ mod tests {
         );
         assert_eq!(received[0].meta.destination, Some(here.ip()));
         assert_eq!((&first, &second[..3]), (b"onetwo", &b"one"[..]));
+    }
+    /// Others can cause these errors at will, those of a refused datagram on Windows by a closed port.
+    #[test]
+    fn errors_that_others_cause_are_told_from_the_sockets_own() {
+        let by_others = [
+            io::ErrorKind::ConnectionRefused.into(),
+            io::ErrorKind::ConnectionReset.into(),
+            io::ErrorKind::HostUnreachable.into(),
+            io::ErrorKind::NetworkUnreachable.into(),
+            io::Error::from_raw_os_error(10052),
+            io::Error::from_raw_os_error(libc::EMSGSIZE),
+        ];
+        for error in by_others {
+            assert!(is_icmp_error(&error), "{error}");
+        }
+        let own = [
+            io::ErrorKind::NetworkDown.into(),
+            io::ErrorKind::NotConnected.into(),
+            io::Error::from_raw_os_error(libc::ENOMEM),
+        ];
+        for error in own {
+            assert!(!is_icmp_error(&error), "{error}");
+        }
+    }
+
+    /// As it is on Windows.
+    #[test]
+    fn an_error_for_a_datagram_that_is_too_long_makes_it_truncated() {
+        let mut meta = RecvMeta::default();
+        let too_long = Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        assert_eq!(or_truncated(too_long, &mut meta, 7).unwrap(), 1);
+        let received = decode(&meta, 7);
+        assert!(received.meta.truncated);
+        assert_eq!(received.amount(), Amount::new(1, 7));
+        let refused = Err(io::ErrorKind::ConnectionReset.into());
+        assert!(or_truncated(refused, &mut meta, 7).is_err());
+        assert_eq!(or_truncated(Ok(1), &mut meta, 7).unwrap(), 1);
     }
 }
