@@ -288,6 +288,7 @@ fn infallible_methods_fall_back_to_the_heap_at_the_cap() {
 
 #[test]
 fn heap_fallback_stops_at_the_heap_limit() {
+    use std::fmt::Write as _;
     setup();
     let pool = PacketPool::builder()
         .size_classes(SizeClasses::explicit(&[64]).unwrap())
@@ -307,6 +308,11 @@ fn heap_fallback_stops_at_the_heap_limit() {
     assert_eq!((&buf[..], buf.capacity()), (&b"kept"[..], 400));
     drop(pool.with_capacity(100));
     assert_eq!(pool.packet_stats().heap_refused, 4);
+    // Where an error can be returned there is no panic.
+    assert!(write!(buf, ", {}", "x".repeat(600)).is_err());
+    assert_eq!((&buf[..], buf.capacity()), (&b"kept, "[..], 400));
+    buf.truncate(4);
+    assert_eq!(pool.packet_stats().heap_refused, 5);
     drop(other);
     // Not doubled, because less than that is left.
     buf.reserve(500);

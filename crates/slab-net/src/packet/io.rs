@@ -116,11 +116,11 @@ impl Buf for Packet {
 }
 
 impl fmt::Write for PacketBuf {
+    /// Returns an error where [`reserve`](PacketBuf::reserve) panics for want of memory. What was written
+    /// before stays.
     #[inline]
     fn write_str(&mut self, s: &str) -> fmt::Result {
-        if self.remaining_mut() < s.len() {
-            return Err(fmt::Error);
-        }
+        self.reserve_or_refuse(s.len()).map_err(|_| fmt::Error)?;
         self.put_slice(s.as_bytes());
         Ok(())
     }
