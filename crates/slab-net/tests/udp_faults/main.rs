@@ -8,6 +8,7 @@
 //! | `kernel` | the three system calls |
 //! | `sending` | each datagram is sent once, in order, or reported |
 //! | `receiving` | each datagram is delivered once, in order, or counted under the right reason |
+//! | `quinn_receiving` | the same for what quinn gets (feature `quinn`) |
 //!
 //! A failure names its seed: see `programs`.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -15,5 +16,7 @@
 mod kernel;
 #[path = "../programs/mod.rs"]
 mod programs;
+#[cfg(feature = "quinn")]
+mod quinn_receiving;
 mod receiving;
 mod sending;

@@ -61,7 +61,9 @@ impl Received {
                 meta.destination_is_unicast = !to.to_canonical().is_multicast();
             }
             (libc::SOL_UDP, libc::UDP_GRO) => {
-                self.stride = usize::try_from(c_int::from_ne_bytes(first(data)?)).ok()?;
+                // 0 would be a kernel bug, and quinn would cut off datagrams of no bytes for ever.
+                let stride = usize::try_from(c_int::from_ne_bytes(first(data)?)).ok();
+                self.stride = stride.filter(|&bytes| bytes > 0)?;
             }
             (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => {
                 let (seconds, rest) = data.split_first_chunk()?;

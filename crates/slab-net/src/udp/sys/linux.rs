@@ -118,8 +118,13 @@ impl Backend {
         buffers: &mut [Buffer<'_>],
         received: &mut [Received],
     ) -> io::Result<usize> {
-        if self.reports_only_source && buffers.len() <= MAX_RECVFROM_BATCH {
-            return self.receive_by_recvfrom(socket, buffers, received);
+        if self.reports_only_source {
+            if let Some(late) = self.take_deferred_error() {
+                return Err(late);
+            }
+            if buffers.len() <= MAX_RECVFROM_BATCH {
+                return self.receive_by_recvfrom(socket, buffers, received);
+            }
         }
         let vectors = buffers.iter_mut().map(|buffer| iovec {
             iov_base: buffer.as_mut_ptr(),
@@ -153,9 +158,6 @@ impl Backend {
         buffers: &mut [Buffer<'_>],
         received: &mut [Received],
     ) -> io::Result<usize> {
-        if let Some(late) = self.take_deferred_error() {
-            return Err(late);
-        }
         let mut read = 0;
         for (buffer, out) in buffers.iter_mut().zip(received) {
             match receive_one(socket.as_raw_fd(), buffer) {
