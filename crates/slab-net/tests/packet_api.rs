@@ -200,6 +200,52 @@ macro_rules! surface {
                 ));
                 out
             }
+
+            /// What panics say, up to the numbers.
+            pub(super) fn panics() -> Vec<String> {
+                use bytes::{Buf, BufMut};
+                use std::ops::Bound::{Excluded, Unbounded};
+                use std::panic::{AssertUnwindSafe, catch_unwind};
+
+                let text = |n: usize| BytesMut::from(&"text of sixteen "[..n]);
+                let frozen = |n: usize| text(n).freeze();
+                let (whole, whole_mut) = (frozen(16), || text(16));
+                let part = whole.slice(4..8);
+                let misuses: [&dyn Fn(); 20] = [
+                    &|| drop(whole_mut().split_off(1 << 20)),
+                    &|| drop(whole_mut().split_to(17)),
+                    &|| drop(whole_mut().copy_to_bytes(17)),
+                    &|| whole_mut().advance(17),
+                    &|| whole_mut().extend_from_within(17..),
+                    &|| whole_mut().extend_from_within(..=16),
+                    // SAFETY: refused, because there is not so much room.
+                    &|| unsafe { whole_mut().advance_mut(1 << 20) },
+                    &|| assert_ne!(text(7).get_u64(), 0),
+                    &|| drop(frozen(16).split_off(17)),
+                    &|| drop(frozen(16).split_to(17)),
+                    &|| drop(frozen(16).copy_to_bytes(17)),
+                    &|| frozen(16).advance(17),
+                    &|| assert_ne!(frozen(7).get_u64(), 0),
+                    &|| frozen(7).copy_to_slice(&mut [0; 8]),
+                    &|| drop(whole.slice(..17)),
+                    &|| drop(whole.slice(17..)),
+                    &|| drop(whole.slice(..=usize::MAX)),
+                    &|| drop(whole.slice((Excluded(usize::MAX), Unbounded))),
+                    &|| drop(part.slice_ref(&whole[..1])),
+                    &|| drop(part.slice_ref(&whole[7..9])),
+                ];
+                let said = |misuse: &&dyn Fn()| {
+                    let panic = catch_unwind(AssertUnwindSafe(misuse)).expect_err("misuse");
+                    let panic = match panic.downcast::<String>() {
+                        Ok(said) => *said,
+                        Err(panic) => (*panic.downcast_ref::<&str>().unwrap()).to_owned(),
+                    };
+                    panic
+                        .split_once(|c: char| c.is_ascii_digit())
+                        .map_or(panic.clone(), |(words, _)| words.to_owned())
+                };
+                misuses.iter().map(said).collect()
+            }
         }
     };
 }
@@ -300,6 +346,12 @@ fn every_public_method_of_bytes_is_listed() {
 #[test]
 fn common_idioms_give_the_same_results() {
     assert_eq!(ours::idioms(), theirs::idioms());
+}
+
+/// As far as tests may expect it: `#[should_panic(expected = "split_to out of bounds")]`.
+#[test]
+fn misuse_panics_with_the_same_words() {
+    assert_eq!(ours::panics(), theirs::panics());
 }
 
 /// In addition, the two families compare and convert with each other.

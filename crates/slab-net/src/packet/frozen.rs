@@ -320,14 +320,18 @@ impl Packet {
         if subset.is_empty() {
             return Self::new();
         }
-        let (whole, part) = (self.ptr.addr().get(), subset.as_ptr().addr());
-        let start = part.checked_sub(whole);
-        let start = start.expect("the subset starts before the packet");
+        let (whole, part) = (self.ptr.as_ptr().cast_const(), subset.as_ptr());
+        let start = part.addr().checked_sub(whole.addr());
+        let Some(start) = start else {
+            panic!("subset pointer ({part:p}) is smaller than self pointer ({whole:p})");
+        };
         assert!(
             start
                 .checked_add(subset.len())
                 .is_some_and(|end| end <= self.len),
-            "the subset ends behind the packet"
+            "subset is out of bounds: self = ({whole:p}, {}), subset = ({part:p}, {})",
+            self.len,
+            subset.len()
         );
         self.slice(start..start + subset.len())
     }
@@ -345,7 +349,11 @@ impl Packet {
     /// If `at` is above the length.
     #[must_use = "use `truncate` if the other half is not needed"]
     pub fn split_off(&mut self, at: usize) -> Self {
-        assert!(at <= self.len, "split_off at {at} of {}", self.len);
+        assert!(
+            at <= self.len,
+            "split_off out of bounds: {at} <= {}",
+            self.len
+        );
         if at == self.len {
             return self.empty_at(at);
         }
@@ -373,7 +381,11 @@ impl Packet {
     /// If `at` is above the length.
     #[must_use = "use `advance` if the other half is not needed"]
     pub fn split_to(&mut self, at: usize) -> Self {
-        assert!(at <= self.len, "split_to at {at} of {}", self.len);
+        assert!(
+            at <= self.len,
+            "split_to out of bounds: {at} <= {}",
+            self.len
+        );
         if at == self.len {
             let empty = self.empty_at(at);
             return mem::replace(self, empty);

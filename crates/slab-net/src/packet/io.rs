@@ -24,7 +24,11 @@ impl Buf for PacketBuf {
 
     #[inline]
     fn advance(&mut self, cnt: usize) {
-        assert!(cnt <= self.len(), "advance by {cnt} of {}", self.len());
+        assert!(
+            cnt <= self.len(),
+            "cannot advance past `remaining`: {cnt} <= {}",
+            self.len()
+        );
         // SAFETY: just checked.
         unsafe { self.advance_unchecked(cnt) };
     }
@@ -45,7 +49,10 @@ unsafe impl BufMut for PacketBuf {
     #[inline]
     unsafe fn advance_mut(&mut self, cnt: usize) {
         let room = self.tailroom();
-        assert!(cnt <= room, "advance_mut by {cnt} with room for {room}");
+        assert!(
+            cnt <= room,
+            "advance out of bounds: the len is {room} but advancing by {cnt}"
+        );
         let len = self.len() + cnt;
         // SAFETY: within the capacity; the caller has written the bytes.
         unsafe { self.set_len(len) };
@@ -105,7 +112,11 @@ impl Buf for Packet {
 
     #[inline]
     fn advance(&mut self, cnt: usize) {
-        assert!(cnt <= self.len(), "advance by {cnt} of {}", self.len());
+        assert!(
+            cnt <= self.len(),
+            "cannot advance past `remaining`: {cnt} <= {}",
+            self.len()
+        );
         // SAFETY: just checked.
         unsafe { self.advance_unchecked(cnt) };
     }

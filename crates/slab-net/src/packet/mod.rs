@@ -36,12 +36,13 @@ pub use pool::{PacketPool, PacketPoolStats};
 
 use core::ops::{Bound, RangeBounds};
 
-/// Resolves `range` to start and end within `len` bytes.
+/// Resolves `range` to start and end within `len` bytes. The panics of packets have the words of `bytes`,
+/// which tests may expect.
 ///
 /// # Panics
 /// If the start is greater than the end, or the end greater than `len`.
 fn resolve(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
-    let next = |n: usize| n.checked_add(1).expect("range bound overflows usize");
+    let next = |n: usize| n.checked_add(1).expect("out of range");
     let start = match range.start_bound() {
         Bound::Included(&n) => n,
         Bound::Excluded(&n) => next(n),
@@ -52,8 +53,11 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
         Bound::Excluded(&n) => n,
         Bound::Unbounded => len,
     };
-    assert!(start <= end, "range starts at {start} but ends at {end}");
-    assert!(end <= len, "range ends at {end} of {len} bytes");
+    assert!(
+        start <= end,
+        "range start must not be greater than end: {start} <= {end}"
+    );
+    assert!(end <= len, "range end out of bounds: {end} <= {len}");
     (start, end)
 }
 

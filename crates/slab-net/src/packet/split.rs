@@ -19,7 +19,7 @@ impl PacketBuf {
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(
             at <= self.capacity(),
-            "split_off at {at}, but the capacity is {}",
+            "split_off out of bounds: {at} <= {}",
             self.capacity()
         );
         let at = narrow(at);
@@ -69,7 +69,7 @@ impl PacketBuf {
     pub fn split_to(&mut self, at: usize) -> Self {
         assert!(
             at <= self.len(),
-            "split_to at {at}, but the length is {}",
+            "split_to out of bounds: {at} <= {}",
             self.len()
         );
         let other = Self {
