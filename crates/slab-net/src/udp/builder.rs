@@ -193,6 +193,9 @@ impl UdpReceiverBuilder {
     /// usable. A waiting receiver is not woken for it; and Linux forgets it if it arrives between two
     /// messages of one system call. Default: no peer.
     ///
+    /// On Linux and Windows. Other systems refuse to send from a connected socket to an address, even its
+    /// peer's, as senders do; there it can only receive.
+    ///
     /// The socket is bound before it is connected: datagrams that anyone sent to it in between, or
     /// before it was [passed in](Self::from_std), are delivered. If that matters, check the source.
     pub fn connect(mut self, peer: SocketAddr) -> Self {
