@@ -7,6 +7,7 @@ use slab_net::udp::{BindError, Coalescing, Transmit, UdpReceiver, UdpSender};
 use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
 use udp_common::{payload, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -499,6 +500,10 @@ async fn bad_configurations_are_refused() {
     let first = UdpReceiver::bind(ANY, &pool).unwrap();
     let error = UdpReceiver::bind(first.local_addr(), &pool).unwrap_err();
     assert!(matches!(&error, BindError::Socket { address, .. } if *address == first.local_addr()));
+    // Shards beyond all memory: the system is asked first.
+    let builder = UdpReceiver::builder(&pool);
+    let refused = builder.bind_shards(first.local_addr(), NonZeroUsize::MAX);
+    assert!(matches!(refused, Err(BindError::Socket { .. })));
     assert!(error.to_string().contains(&first.local_addr().to_string()));
 }
 

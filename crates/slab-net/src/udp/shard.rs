@@ -24,7 +24,8 @@ impl UdpReceiverBuilder {
         count: NonZeroUsize,
     ) -> Result<Vec<Shard>, BindError> {
         let builder = self.reuse_port(true);
-        let mut shards = Vec::with_capacity(count.get());
+        // Grows: a number that is far too large is then the system's error for sockets.
+        let mut shards = Vec::new();
         // With port 0 the system chooses a port for the first socket; the others use it too.
         let mut address = address;
         for index in 0..count.get() {
