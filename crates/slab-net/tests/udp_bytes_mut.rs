@@ -105,6 +105,35 @@ async fn at_the_cap_datagrams_are_dropped_until_a_buffer_is_free() {
     assert_eq!(receiver.allocated_bytes(), 3 * BUFFER, "and none was added");
 }
 
+/// The one that short payloads share is free, though not among those to be used again.
+#[tokio::test]
+async fn the_buffer_of_short_payloads_is_used_before_anything_is_dropped() {
+    let mut receiver = bind(2 * BUFFER);
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    sender.send(&Transmit::new(b"short", to)).await.unwrap();
+    drop(receive(&mut receiver, 1).await);
+    let mut held = Vec::new();
+    for contents in [[1; 40_000], [2; 40_000]] {
+        sender.send(&Transmit::new(&contents, to)).await.unwrap();
+        let received = tokio::time::timeout(HANG, receiver.recv()).await;
+        let datagram = received.expect("dropped").unwrap();
+        assert!(datagram.packet == contents[..]);
+        held.push(datagram);
+    }
+    assert_eq!(receiver.monitor().stats().dropped(), 0);
+    // Short payloads share a buffer again once there is one to spare.
+    held.clear();
+    for _ in 0..2 {
+        sender.send(&Transmit::new(b"short", to)).await.unwrap();
+        held.push(receiver.recv().await.unwrap());
+    }
+    assert_eq!(receiver.allocated_bytes(), 2 * BUFFER);
+    assert_eq!(
+        held[0].packet.as_ptr().wrapping_add(5),
+        held[1].packet.as_ptr()
+    );
+}
+
 /// More is queued than one read drops, and nothing follows that would wake the receiver.
 #[tokio::test]
 async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {

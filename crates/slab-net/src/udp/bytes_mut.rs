@@ -220,7 +220,16 @@ impl BytesMutReceiver {
 
     fn read(&mut self, socket: &Socket) -> io::Result<()> {
         while self.slots.len() < self.slots_to_offer {
-            match self.ring.take() {
+            let mut free = self.ring.take();
+            if free.is_none()
+                && self.slots.is_empty()
+                && let Some(rest) = self.shared.take()
+            {
+                // The last resort: where short payloads were copied to, if they are all dropped.
+                self.ring.put(rest);
+                free = self.ring.take();
+            }
+            match free {
                 Some(mut buffer) => {
                     Buffer::prepare(buffer.spare_capacity_mut());
                     self.slots.push(buffer);
