@@ -229,21 +229,19 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
         Ok(()) => usize::MAX,
         Err(_) => MAX_DRAINED_BATCHES,
     };
-    let mut failed = 0;
+    errors.consecutive = 0;
     for _ in 0..max_batches {
         tokio::task::consume_budget().await;
         match receiver.try_recv_batch() {
             Ok(None) => return,
             Ok(Some(batch)) => {
-                failed = 0;
+                errors.consecutive = 0;
                 // The queue counts what it refuses.
                 let _ = queue.deliver(batch).await;
                 yield_if_half_full(queue).await;
             }
             Err(error) => {
-                errors.count(&error);
-                failed += 1;
-                if failed == MAX_CONSECUTIVE_ERRORS {
+                if errors.count_consecutive(&error).is_some() {
                     return;
                 }
             }

@@ -5,6 +5,7 @@ use crate::kernel::{Arrival, Arrived, install, kernel, uninstall};
 use crate::programs::{self, Random};
 use bytes::BytesMut;
 use slab_net::PacketPool;
+use slab_net::pipeline::{Ended, Overflow, forward, queue};
 use slab_net::slab_core::Chunk;
 use slab_net::udp::{
     BytesMutReceiver, Coalescing, Datagram, PacketBatch, SocketMonitor, UdpReceiver,
@@ -409,5 +410,35 @@ async fn an_error_behind_a_datagram_is_returned_to_who_waits_next() {
     let error = received.expect("hangs").unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     assert!(receiver.try_recv_batch().unwrap().is_none(), "once");
+    uninstall();
+}
+
+/// As it ends, `forward` delivers what is queued, however many errors others have caused in front of it.
+#[tokio::test]
+async fn what_is_queued_behind_errors_of_others_is_delivered_at_the_end() {
+    let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let receiver = UdpReceiver::builder(&pool)
+        .from_std(socket.try_clone().unwrap())
+        .unwrap();
+    install(receiver.as_fd().as_raw_fd(), socket, Random::new(0));
+    kernel(|kernel| {
+        for _ in 0..100 {
+            let refused = Arrival::Error(libc::ECONNREFUSED);
+            kernel.arrivals.push_back(refused);
+        }
+        let one = Arrived {
+            bytes: vec![1],
+            stride: None,
+            source: (Ipv4Addr::LOCALHOST, 1).into(),
+            ecn: 0,
+        };
+        kernel.arrivals.push_back(Arrival::Datagrams(one));
+    });
+    let (sender, batches) = queue(1.try_into().unwrap(), Overflow::DropNewest);
+    let report = forward(receiver, sender, std::future::ready(())).await;
+    assert_eq!(report.ended, Ended::Stopped);
+    assert_eq!(report.receive_errors, 100);
+    assert_eq!(batches.recv().await.expect("it is there").contents(), [1]);
     uninstall();
 }
