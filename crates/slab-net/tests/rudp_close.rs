@@ -304,7 +304,8 @@ fn finish_closes_if_the_peer_is_another_implementation() {
 
 #[test]
 fn the_end_mark_is_sent_once_there_is_memory_for_it() {
-    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let builder = PacketPool::builder().max_memory(1 << 20);
+    let pool = builder.max_heap_memory(0).build().unwrap();
     let mut line = Line::with_pool(&pool);
     let others: Vec<_> = core::iter::repeat_with(|| pool.try_alloc(24))
         .map_while(Result::ok)
@@ -315,6 +316,35 @@ fn the_end_mark_is_sent_once_there_is_memory_for_it() {
     drop(others);
     line.run(Duration::from_secs(2), |_| {});
     assert!(line.ends[1].is_read_closed());
+}
+
+/// Nobody may ever read the datagrams that have taken the last of the budget, and nobody calls again to finish.
+#[test]
+fn the_end_mark_does_not_wait_for_the_budget() {
+    let mut line = Line::new();
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    // Room for the receiver's window, and one datagram beside it.
+    let budgets = [1 << 20, 4 * 1536 * 5 / 4 + 100].map(MemoryBudget::new);
+    let config = SessionConfig::fast().window(4, 4);
+    line.ends = [(Side::Client, &budgets[0]), (Side::Server, &budgets[1])].map(|(side, budget)| {
+        Session::open(3, &config, side, &pool, budget, 7 << 32, line.now).unwrap()
+    });
+    line.ends[0].send_slice(b"hello").unwrap();
+    line.run(ONE_WAY * 10, |_| {});
+    for _ in 0..2 {
+        let datagram = pool.try_copy_from_slice(&[1; 60]).unwrap();
+        line.ends[0].send_datagram(datagram).unwrap();
+        line.run(ONE_WAY * 10, |_| {});
+    }
+    assert_eq!(
+        line.ends[1].stats().dropped_unreliable,
+        1,
+        "nothing is left"
+    );
+    line.ends[1].finish(line.now);
+    line.run(ONE_WAY * 10, |_| {});
+    assert!(line.ends[0].is_read_closed());
+    assert!(line.ends[1].has_datagram() && line.ends[1].is_sent());
 }
 
 /// The mark is accepted only from a peer that knows our token, and nothing is accepted behind it.

@@ -107,6 +107,9 @@ impl PacketPoolBuilder {
     /// Sets how many bytes of heap may stand in for the pool at one time, when a method that returns no
     /// error finds the pool at its cap or asks for more than the largest size class; beyond that, these
     /// methods panic. 0 keeps buffers off the heap altogether. Default: no limit.
+    ///
+    /// An RUDP session uses it, and does not panic, for a message above the largest size class, and to tell the peer
+    /// that it sends no more.
     pub fn max_heap_memory(mut self, bytes: usize) -> Self {
         self.max_heap_memory = bytes;
         self

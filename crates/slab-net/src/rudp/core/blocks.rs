@@ -112,6 +112,23 @@ impl Blocks {
         })
     }
 
+    /// As [`push`](Self::push), for a small segment that must not wait for memory: if the budget or the pool has
+    /// none, it comes from the heap, as far as the pool allows that.
+    pub(super) fn push_or_heap(&mut self, payload: &[u8], pool: &PacketPool) -> Option<Place> {
+        if let Some(place) = self.push(payload, 0, pool) {
+            return Some(place);
+        }
+        let mut buf = pool.try_from_heap(HEADER_BYTES + payload.len())?;
+        buf.extend_from_slice(&[0; HEADER_BYTES]);
+        buf.extend_from_slice(payload);
+        let block = self.add(buf, 1, 0);
+        Some(Place {
+            block,
+            offset: 0,
+            len: payload.len() as u32,
+        })
+    }
+
     /// Lengthens a segment by as much of `payload` as there is room for, up to `max` bytes, if it is the last one
     /// in the open block. Returns the number of bytes added.
     pub(super) fn extend(&mut self, place: &mut Place, payload: &[u8], max: usize) -> usize {

@@ -148,8 +148,9 @@ impl Session {
                 self.send_wask |= self.probe.is_none() && !self.peer.is_ours;
             }
         } else if self.send.room() > 0 {
-            // Its payload is written when it is sent.
-            match self.send.blocks.push(&[0; 4], 0, &self.pool) {
+            // Its payload is written when it is sent. Nobody calls again if there is no memory, and what keeps that in
+            // use may stay for ever, such as datagrams that nobody reads.
+            match self.send.blocks.push_or_heap(&[0; 4], &self.pool) {
                 Some(place) => {
                     self.send.push(place, END);
                     self.finish = Finish::Marked;
