@@ -3,7 +3,7 @@
 mod rudp_common;
 
 use rudp_common::lossy::{Conditions, Lossy};
-use rudp_common::pair::{segments_of, transmit};
+use rudp_common::pair::{datagram, push, segments_of, transmit};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 use slab_net::rudp::{
@@ -570,4 +570,36 @@ fn a_reader_that_is_slow_behind_a_small_window_ends_no_session() {
     run(Time::ZERO + hour, &mut read, false);
     run(Time::ZERO + hour + 10 * 1000 * MS, &mut read, true);
     assert_eq!(read, Vec::from_iter(0..40));
+}
+
+/// As many as are kept, in datagrams that they fill to the end: what comes again after that is acknowledged, too.
+#[test]
+fn acknowledgements_that_fill_their_datagrams_make_room_for_more() {
+    let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
+    let budget = MemoryBudget::new(1 << 20);
+    // An MTU with room for two acknowledgements, and a window for which four are kept.
+    let config = SessionConfig::fast().mtu(64).window(4, 4);
+    let (now, random) = (Time::ZERO, 7 << 32);
+    let mut session = Session::open(9, &config, Side::Client, &pool, &budget, random, now).unwrap();
+    transmit(&mut session, now);
+    let acknowledged = |session: &mut Session, sns: &[u32]| {
+        for &sn in sns {
+            let packet = datagram(
+                Header {
+                    sn,
+                    una: 0,
+                    ..push(b"x")
+                },
+                b"x",
+            );
+            let packet = pool.try_copy_from_slice(&packet).unwrap();
+            session.handle_datagram(now, packet).unwrap();
+        }
+        let sent = transmit(session, now);
+        let headers = sent.iter().flat_map(|datagram| segments_of(datagram));
+        let acks = headers.filter(|header| header.cmd == Command::Ack);
+        acks.map(|header| header.sn).collect::<Vec<_>>()
+    };
+    assert_eq!(acknowledged(&mut session, &[1, 2, 3, 1]), [1, 2, 3, 1]);
+    assert_eq!(acknowledged(&mut session, &[2]), [2]);
 }

@@ -119,6 +119,8 @@ impl Acks {
         if alone {
             self.application_answers = false;
         }
+        self.list.clear();
+        self.sent = 0;
         self.unacknowledged = 0;
         self.due = None;
         self.last_sent = Some(now);

@@ -210,13 +210,15 @@ impl Session {
         let payload = self.next_segment().is_some();
         if payload || self.acks.due().is_some_and(|due| due <= self.now) {
             let header = self.header(Command::Ack);
-            while control.has_room() {
-                let Some((sn, ts)) = self.acks.pop(header.una) else {
-                    self.acks.sent(self.now, !payload);
-                    break;
-                };
+            while control.has_room()
+                && let Some((sn, ts)) = self.acks.pop(header.una)
+            {
                 control.put(Header { sn, ts, ..header }, &[]);
                 self.stats.sent_acks += 1;
+            }
+            // Also if the last one has filled the datagram.
+            if !self.acks.is_pending() {
+                self.acks.sent(self.now, !payload);
             }
         }
     }
