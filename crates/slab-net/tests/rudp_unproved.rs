@@ -137,6 +137,40 @@ fn an_ack_with_the_ts_of_a_transmission_proves_the_address() {
     }
 }
 
+/// Nobody else has seen the token. Otherwise its datagrams would take memory that is not for unproved addresses.
+#[test]
+fn a_datagram_or_the_end_with_the_token_proves_the_address() {
+    for (cmd, frg) in [(Command::Datagram, 0), (Command::Push, 255)] {
+        let mut pair = Pair::new();
+        let hello = Header {
+            sn: 0,
+            una: 0,
+            ..push(&[1; 200])
+        };
+        let packet = pair.pool.try_copy_from_slice(&datagram(hello, &[1; 200]));
+        let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+        assert_eq!(taken, Ok(()));
+        let answer = transmit(&mut pair.server, pair.now).concat();
+        let mut asked = segments_of(&answer).into_iter();
+        let asked = asked.find(|header| header.cmd == Command::AskWindow);
+        let token = asked.expect("it asks").ts;
+        let shown = Header {
+            cmd,
+            frg,
+            ts: token,
+            una: 0,
+            ..push(&[0; 4])
+        };
+        assert!(!pair.server.is_validated());
+        let packet = datagram(shown, &token.to_le_bytes());
+        let packet = pair.pool.try_copy_from_slice(&packet).unwrap();
+        let taken = pair.server.handle_datagram(pair.now, packet);
+        assert_eq!(taken, Ok(()));
+        assert!(pair.server.is_validated(), "{cmd:?}");
+        assert!(pair.server.has_datagram() || pair.server.is_read_closed());
+    }
+}
+
 /// A server that only receives proves nothing by data; ends of this library still prove their addresses.
 #[test]
 fn ends_of_this_library_prove_their_addresses_without_data() {

@@ -229,6 +229,8 @@ impl Session {
                 Command::Datagram => {
                     let end = datagram.len() + cut;
                     let payload = take_payload(&mut datagram, &mut cut, payload, end);
+                    // It carries our token, which was sent to that address only.
+                    self.on_address_validated();
                     self.on_datagram(payload, batch.transient);
                 }
                 Command::Cookie => {}
@@ -378,7 +380,11 @@ impl Session {
         self.receive.end_train_after_pause(now, self.rtt_estimate());
         let place = (sn, self.peer.advertised_edge);
         let segment = match header.frg {
-            END => Packet::new(),
+            END => {
+                // Its payload was our token.
+                self.on_address_validated();
+                Packet::new()
+            }
             _ => segment,
         };
         let inserted = self
