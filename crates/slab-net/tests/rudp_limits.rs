@@ -113,6 +113,19 @@ fn session_open_returns_what_is_wrong() {
         matches!(error, OpenError::NoSegmentClass { needed, largest: 1280 } if needed > 1280),
         "{error}"
     );
+    // The longest segment fits, but not together with its header, as it is sent.
+    for (largest, fits) in [(8000 - 64, false), (8000, true)] {
+        let classes = SizeClasses::explicit(&[64, largest]).unwrap();
+        let builder = PacketPool::builder().size_classes(classes);
+        let opened = open(config.mtu(8000), &builder.build().unwrap(), 1 << 20);
+        assert_eq!(opened.is_ok(), fits);
+        if let Err(error) = opened {
+            assert!(
+                matches!(error, OpenError::NoSegmentClass { needed: 8000, .. }),
+                "{error}"
+            );
+        }
+    }
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ pub enum OpenError {
     Bind(BindError),
     /// A value of the session configuration is out of its range.
     Config(SessionConfigError),
-    /// The pool's largest size class is below what a segment needs.
+    /// The pool's largest size class is below what a segment needs, with its header if it is to be sent.
     NoSegmentClass {
         /// The bytes that a segment needs.
         needed: usize,

@@ -520,12 +520,14 @@ impl Session {
     }
 }
 
-/// The size of the chunk that the longest segment takes, in bytes.
+/// The size of the chunk that the longest segment received takes, in bytes.
 fn slot_bytes(config: &SessionConfig, pool: &PacketPool) -> Result<usize, OpenError> {
     let classes = pool.slab().size_classes();
-    let needed = config.max_segment() + pool.headroom() + pool.tailroom();
-    let largest = classes.largest();
-    let class = classes.class_for(needed);
+    let room = pool.headroom() + pool.tailroom();
+    let slot = config.max_segment() + room;
+    // A segment to be sent lies in a chunk with its header.
+    let (needed, largest) = (slot.max(config.mtu + room), classes.largest());
+    let class = classes.class_for(slot).filter(|_| needed <= largest);
     let class = class.ok_or(OpenError::NoSegmentClass { needed, largest })?;
     Ok(classes.sizes()[class])
 }
