@@ -93,7 +93,8 @@ impl SessionConfig {
         }
     }
 
-    /// Sets the longest datagram to send, in bytes. The two ends may differ. Default: 1400.
+    /// Sets the longest datagram to send, in bytes. The two ends may differ, but an end refuses segments of more than
+    /// 1500 bytes, header included, that are also longer than its own. Default: 1400.
     pub fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
         self
@@ -101,6 +102,9 @@ impl SessionConfig {
 
     /// Sets the most segments in flight, and the most segments received and not yet read. A session reserves memory
     /// for its receive window only as the traffic needs it. Default: 128 each.
+    ///
+    /// A peer assumes a receive window of 32 until it is told another. If it is smaller, and the peer's first message
+    /// is longer, that is refused however often it is sent, and nothing behind it can be read.
     pub fn window(mut self, send: u32, recv: u32) -> Self {
         self.send_window = send;
         self.recv_window = recv;

@@ -92,6 +92,10 @@ impl EndpointConfig {
     /// Sets the bytes of pool memory that all sessions together may reserve. Default: half of the pool's cap. The
     /// rest is for the socket's buffers and the application. A message of several segments is joined in a buffer
     /// from that rest, and waits while there is none.
+    ///
+    /// Each endpoint has a limit of its own, also that of a [`Connection::connect`](super::Connection::connect). If
+    /// several share a pool, their limits together should leave such a rest: what an endpoint promises and the pool
+    /// does not have is dropped when it comes, and sent again.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = Some(bytes);
         self
