@@ -132,6 +132,18 @@ fn with_causes(error: &(dyn Error + 'static)) -> String {
     texts.join(": ")
 }
 
+/// What a peer says, with the characters escaped that a terminal does not show or takes for commands.
+fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' | '\'' | '\\' => shown.push(c),
+            _ => shown.extend(c.escape_debug()),
+        }
+    }
+    shown
+}
+
 /// Prints a line. A reader that has gone away is no reason to stop.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
@@ -176,7 +188,8 @@ async fn chat(stream: Stream) -> Result<(), Box<dyn Error>> {
             .await?
             > 0
         {
-            say(&format!("> {}", String::from_utf8_lossy(&line).trim_end()));
+            let text = String::from_utf8_lossy(&line);
+            say(&format!("> {}", printable(text.trim_end())));
             line.clear();
         }
         Ok(())
@@ -257,4 +270,22 @@ fn start_kcp_go(server: SocketAddr, options: &Options) -> Result<Child, Box<dyn 
     // On Unix the program keeps running after its file is removed.
     let _ = std::fs::remove_file(&program);
     Ok(child?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn what_a_peer_says_cannot_control_the_terminal() {
+        // Erases the screen; sets the title; overwrites the line; turns the direction of writing around.
+        let said = "a\x1b[2Jb \x1b]0;title\x07 \rc \u{9b}31m \u{202e}d";
+        let shown = printable(said);
+        assert_eq!(
+            shown,
+            r"a\u{1b}[2Jb \u{1b}]0;title\u{7} \rc \u{9b}31m \u{202e}d"
+        );
+        let plain = r#"Grüße, "it's" c:\new 日本"#;
+        assert_eq!(printable(plain), plain);
+    }
 }
