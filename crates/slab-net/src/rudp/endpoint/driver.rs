@@ -236,7 +236,7 @@ fn dispatch_packets(
         let same_session = core::iter::from_fn(|| {
             datagrams.next_if(|datagram| conversation(datagram) == Some(conv))
         });
-        link.lock().session.handle_all(now, same_session, transient);
+        link.receive(now, same_session, transient);
         if touched.last().is_none_or(|last| !Arc::ptr_eq(last, &link)) {
             touched.push(link);
         }

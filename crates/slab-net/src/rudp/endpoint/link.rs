@@ -180,6 +180,23 @@ impl Link {
         }
     }
 
+    /// Takes what was received for this session. If the session was removed after it was looked up, its counters are
+    /// read no more, and this is counted as what comes a moment later.
+    pub(super) fn receive(
+        &self,
+        now: Time,
+        datagrams: impl Iterator<Item = Packet>,
+        transient: bool,
+    ) {
+        let mut inner = self.lock();
+        if inner.removed {
+            let late = datagrams.count() as u64;
+            self.shared.table().stats.unknown_session += late;
+        } else {
+            inner.session.handle_all(now, datagrams, transient);
+        }
+    }
+
     /// Locks the link, makes a change that others may have waited for, and [settles](Self::settle) it.
     pub(super) fn update(&self, now: Time, change: impl FnOnce(&mut Inner)) {
         let mut guard = self.lock();
@@ -397,5 +414,39 @@ impl core::fmt::Debug for Link {
             .field("peer", &self.peer())
             .field("conv", &self.conv)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Connection, Endpoint, EndpointConfig};
+    use super::*;
+    use crate::packet::PacketPool;
+
+    /// An endpoint with a session, and its link.
+    fn session() -> (Endpoint, Connection, Arc<Link>) {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let endpoint = Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap();
+        let connection = endpoint.connect(endpoint.local_addr()).unwrap();
+        let table = endpoint.handle.shared.table();
+        let link = table.get(connection.peer_addr(), connection.conv());
+        let link = Arc::clone(link.unwrap());
+        drop(table);
+        (endpoint, connection, link)
+    }
+
+    fn remove(connection: Connection) {
+        connection.abort();
+        drop(connection);
+    }
+
+    #[tokio::test]
+    async fn what_comes_for_a_session_that_was_just_removed_is_counted() {
+        let (endpoint, connection, link) = session();
+        remove(connection);
+        let datagrams = [Packet::from_static(b"one"), Packet::from_static(b"two")];
+        link.receive(Time::ZERO, datagrams.into_iter(), false);
+        assert_eq!(endpoint.stats().unknown_session, 2);
     }
 }
