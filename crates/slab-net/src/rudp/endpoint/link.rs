@@ -285,6 +285,9 @@ impl Link {
         }
         inner.removed = true;
         self.shared.timers().clear(self.place);
+        if inner.unsent.take().is_some() {
+            self.shared.forget_blocked(self.place);
+        }
         if let Some(protection) = &self.shared.protection {
             protection.leave(self.peer());
         }
@@ -448,5 +451,17 @@ mod tests {
         let datagrams = [Packet::from_static(b"one"), Packet::from_static(b"two")];
         link.receive(Time::ZERO, datagrams.into_iter(), false);
         assert_eq!(endpoint.stats().unknown_session, 2);
+    }
+
+    /// While the socket has no room, sessions come and go.
+    #[tokio::test]
+    async fn sessions_that_are_gone_do_not_wait_for_room_in_the_socket() {
+        let (endpoint, connection, link) = session();
+        link.lock().unsent = Some((Packet::from_static(b"waits"), 5));
+        link.shared.push_blocked(link.place);
+        assert!(link.shared.is_blocked());
+        remove(connection);
+        assert!(!link.shared.is_blocked());
+        assert_eq!(endpoint.stats().sessions, 0);
     }
 }

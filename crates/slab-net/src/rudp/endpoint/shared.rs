@@ -39,7 +39,7 @@ pub(super) struct Shared {
     table: Mutex<Table>,
     /// Locked after a link, never with the table.
     timers: Mutex<Timers>,
-    /// Links whose datagrams the socket had no room for.
+    /// Links whose datagrams the socket had no room for; each is in it once.
     blocked: Mutex<VecDeque<u32>>,
     /// When the endpoint's task wakes up by itself, in microseconds; 0 while it is awake. Needs no order of its
     /// own, and so no model: `arm` takes the lock of the timers before it reads this, the task after it wrote this
@@ -150,6 +150,12 @@ impl Shared {
     /// Not all of it could be sent: it comes first again.
     pub(super) fn requeue_blocked(&self, place: u32) {
         lock(&self.blocked).push_front(place);
+    }
+
+    /// Its session is gone. Otherwise the queue would grow for as long as the socket has no room and sessions come and
+    /// go.
+    pub(super) fn forget_blocked(&self, place: u32) {
+        lock(&self.blocked).retain(|&blocked| blocked != place);
     }
 
     pub(super) fn is_blocked(&self) -> bool {
