@@ -385,14 +385,13 @@ impl Session {
         Ok(receive::reservation(window, slot_bytes(config, pool)?))
     }
 
-    /// The most that a session reserves while its peer's address is not proved: what it opened with, as much again
-    /// for sending, and the slots of `more` segments.
+    /// The most that a session reserves while its peer's address is not proved: what it opened with, and as much again
+    /// for sending.
     pub(in super::super) fn half_open_bytes(
         config: &SessionConfig,
         pool: &PacketPool,
-        more: usize,
     ) -> Result<usize, OpenError> {
-        Ok(2 * Self::opening_bytes(config, pool)? + more * slot_bytes(config, pool)?)
+        Ok(2 * Self::opening_bytes(config, pool)?)
     }
 
     /// Returns the conversation number.

@@ -65,8 +65,8 @@ impl Shared {
         let memory = config.budget_bytes(&pool);
         let budget = MemoryBudget::new(memory);
         // Forged addresses must not take the memory that other sessions need.
-        let fec_shards = config.protection.max_kept_shards();
-        let each = Session::half_open_bytes(&config.session, &pool, fec_shards)?;
+        let kept = config.protection.max_kept_bytes(&config.session, &pool);
+        let each = Session::half_open_bytes(&config.session, &pool)? + kept;
         let room = memory / HALF_OPEN_DIVISOR / each;
         config.max_half_open = config.max_half_open.min(room.max(1));
         Ok(Self {

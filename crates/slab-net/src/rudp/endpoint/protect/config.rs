@@ -1,6 +1,10 @@
 //! [`ProtectionConfig`]: the protection that a configuration asks for.
 
 use super::super::EndpointConfig;
+#[cfg(feature = "fec")]
+use super::paths::longest_shards;
+use crate::packet::PacketPool;
+use crate::rudp::config::SessionConfig;
 #[cfg(feature = "aes-gcm")]
 use crate::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 #[cfg(feature = "fec")]
@@ -38,11 +42,21 @@ impl ProtectionConfig {
         0
     }
 
-    /// The most datagrams from and for one peer that error correction keeps.
-    pub(in super::super) fn max_kept_shards(&self) -> usize {
+    /// The most pool memory that error correction keeps for datagrams from and for one peer, in bytes.
+    pub(in super::super) fn max_kept_bytes(
+        &self,
+        session: &SessionConfig,
+        pool: &PacketPool,
+    ) -> usize {
+        let _ = (session, pool);
         #[cfg(feature = "fec")]
         if let Some(shards) = self.shards {
-            return max_kept_shards(shards) + shards.parity();
+            let room = pool.headroom() + pool.tailroom();
+            let classes = pool.slab().size_classes();
+            // Where the longest fit no chunk, shorter ones are kept.
+            let chunk = |bytes| classes.round_up(bytes + room).unwrap_or(classes.largest());
+            let [sent, received] = longest_shards(session).map(chunk);
+            return max_kept_shards(shards) * received + shards.parity() * sent;
         }
         0
     }

@@ -331,9 +331,10 @@ impl Inbound {
 #[cfg(all(test, feature = "fec"))]
 mod tests {
     use super::*;
-    use crate::rudp::SessionConfig;
     use crate::rudp::core::{Session, Side};
     use crate::rudp::fec::FecShards;
+    use crate::rudp::{Endpoint, SessionConfig};
+    use slab_core::SizeClasses;
 
     /// Another thread may remove the path while a session still has a notice to send.
     #[test]
@@ -363,5 +364,34 @@ mod tests {
                 assert!(!header.contains(&b'S'));
             });
         }
+    }
+
+    /// A shard may take a larger chunk than a segment, because its header counts.
+    #[tokio::test]
+    async fn half_open_sessions_are_limited_by_what_error_correction_keeps_for_them() {
+        let classes = SizeClasses::explicit(&[64, 1536, 65_536]).unwrap();
+        let builder = PacketPool::builder().size_classes(classes).headroom(60);
+        let pool = builder.max_memory(64 << 20).build().unwrap();
+        let shards = FecShards::new(10, 3).unwrap();
+        let config = EndpointConfig::new(SessionConfig::fast()).fec(shards);
+        let endpoint = Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config).unwrap();
+        let shared = &endpoint.handle.shared;
+        let protection = shared.protection.as_ref().unwrap();
+        let peer = "192.0.2.1:9".parse().unwrap();
+        protection.join(peer);
+        let path = protection.paths.as_ref().unwrap().get(peer).unwrap();
+        // All that can be kept of data shards: in each group one is missing.
+        for seqid in (0..65_u32).filter(|seqid| seqid % 13 < 9) {
+            let mut shard = vec![7; 1500];
+            shard[..4].copy_from_slice(&seqid.to_le_bytes());
+            shard[4..6].copy_from_slice(&0xf1_u16.to_le_bytes());
+            shard[6..8].copy_from_slice(&1494_u16.to_le_bytes());
+            path.decoder().handle_shard(&shard, &mut Vec::new());
+        }
+        let kept = path.decoder().held_bytes();
+        assert_eq!(kept, 45 * 65_536);
+        let each = kept + 2 * Session::opening_bytes(&shared.config.session, &pool).unwrap();
+        let all = shared.config.max_half_open * each;
+        assert!(all <= shared.budget.limit() / 4, "{all}");
     }
 }

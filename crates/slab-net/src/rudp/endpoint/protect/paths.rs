@@ -17,6 +17,12 @@ const ETHERNET_SHARD: usize = 1500;
 /// How often busy paths are checked for being at rest.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
+/// The longest shard that is sent, and the longest that is taken, in bytes.
+pub(super) fn longest_shards(session: &SessionConfig) -> [usize; 2] {
+    let sent = session.mtu + FEC_HEADER_BYTES;
+    [sent, sent.max(ETHERNET_SHARD)]
+}
+
 pub(super) struct Paths {
     code: Arc<Code>,
     longest_sent: usize,
@@ -86,11 +92,11 @@ impl Paths {
         pool: &PacketPool,
         budget: &MemoryBudget,
     ) -> Self {
-        let longest_sent = session.mtu + FEC_HEADER_BYTES;
+        let [longest_sent, longest_received] = longest_shards(session);
         Self {
             code: Arc::new(Code::new(shards)),
             longest_sent,
-            longest_received: longest_sent.max(ETHERNET_SHARD),
+            longest_received,
             pool: pool.clone(),
             budget: budget.clone(),
             paths: Mutex::default(),
