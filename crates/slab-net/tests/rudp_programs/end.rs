@@ -381,12 +381,10 @@ impl End {
         assert!(self.closed || gone, "cannot read: {reason}");
     }
 
-    /// Reads whatever comes: datagrams that nobody reads may keep the last memory that their own session needs.
+    /// Reads whatever comes, but for datagrams if no task does: those may keep the last of the budget, and yet what
+    /// was accepted arrives, and the end of it.
     pub(crate) fn read_everything(&mut self) {
         self.reads = 1000;
-        if !self.tasks.iter().any(|task| task.role == Role::Datagrams) {
-            self.tasks.push(Task::new(Role::Datagrams));
-        }
     }
 
     /// [Reads everything](Self::read_everything). The buffers that messages are joined in may be missing for ever if
