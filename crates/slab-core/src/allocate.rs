@@ -57,10 +57,13 @@ impl Inner {
     pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
         // Mostly it was empty, and a batch of the depot fills it. As that happens for every batch, it
         // must not cost a look into the thread's list of caches.
-        let quick = local::with_owned_magazine(self, class, |magazine| {
-            self.alloc_from_depot(magazine, class)
-        });
-        let found = match quick {
+        let quick = || {
+            let place = self.classes.place(class);
+            local::with_owned_magazine(self.id, place, |magazine| {
+                self.alloc_from_depot(magazine, class)
+            })
+        };
+        let found = match self.has_magazines().then(quick).flatten() {
             Some(unit) => {
                 self.end_exhaustion(class, unit);
                 Ok(Found::used(unit))
@@ -137,8 +140,8 @@ impl Inner {
         }
     }
 
-    /// From the magazine (another pool of this thread may have displaced it from the fast table) or a
-    /// batch of the depot.
+    /// From the magazine (the fast path does not see one without an entry, nor any of a pool that looks after
+    /// each chunk) or a batch of the depot.
     fn alloc_from_depot(&self, magazine: &Magazine, class: u8) -> Option<u32> {
         if !self.enter(magazine) {
             return None;

@@ -36,11 +36,14 @@ impl Inner {
         }
         // Mostly it was full, and half of it goes to the depot. As that happens for every batch, it must
         // not cost a look into the thread's list of caches.
-        let freed = local::with_owned_magazine(pool, class, |magazine| {
-            // SAFETY: the caller's promise.
-            unsafe { Self::free_cached(this, magazine, class, unit) }.then_some(())
-        });
-        if freed.is_none() {
+        let (id, place) = (pool.id, pool.classes.place(class));
+        let freed = pool.has_magazines()
+            && local::with_owned_magazine(id, place, |magazine| {
+                // SAFETY: the caller's promise.
+                unsafe { Self::free_cached(this, magazine, class, unit) }.then_some(())
+            })
+            .is_some();
+        if !freed {
             let cache = pool.attach();
             // SAFETY: the caller's promise.
             unsafe { Self::free_with(this, cache.as_deref(), class, unit) };

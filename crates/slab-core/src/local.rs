@@ -85,22 +85,22 @@ pub(crate) fn with_magazine<R>(
 }
 
 /// As [`with_magazine`], for the slow paths: also finds the magazine of a class without an entry. `f` runs no
-/// foreign code.
+/// foreign code. The pool is known by its id: when `f` gives up a chunk, the pool may be gone before this returns,
+/// but a reference argument would have to stay valid until then.
 pub(crate) fn with_owned_magazine<R>(
-    pool: &Inner,
-    class: u8,
+    pool_id: u64,
+    place: Place,
     f: impl FnOnce(&Magazine) -> Option<R>,
 ) -> Option<R> {
-    let place = Some(pool.classes.place(class));
-    if Place::entry_offset(place) != 0 {
-        return with_magazine(place, f);
+    if Place::entry_offset(Some(place)) != 0 {
+        return with_magazine(Some(place), f);
     }
     let run = |owned: &OwnedList| {
         let mut list = owned.0.try_borrow_mut().ok()?;
-        let found = list.iter().position(|known| known.id == pool.id)?;
+        let found = list.iter().position(|known| known.id == pool_id)?;
         // To the front: it is probably the next to be looked for.
         list.swap(0, found);
-        f(list[0].cache.magazine(class))
+        f(list[0].cache.magazine(place.class()))
     };
     OWNED.try_with(run).ok().flatten()
 }
@@ -182,8 +182,26 @@ impl Drop for OwnedList {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::OWNED;
+    use super::{OWNED, current, with_owned_magazine};
     use crate::SlabPool;
+    use core::mem::ManuallyDrop;
+
+    /// What `with_magazine` relies on.
+    fn assert_entries_lead_to_owned_caches() {
+        let assert_all = |list: &[super::Owned]| {
+            current(|table| {
+                assert!(table[0].0.get().is_null());
+                for entry in table.iter().filter(|entry| !entry.0.get().is_null()) {
+                    let in_cache = |known: &super::Owned| {
+                        let magazines = known.cache.magazines().as_ptr_range();
+                        magazines.contains(&entry.0.get())
+                    };
+                    assert!(list.iter().any(in_cache), "{entry:?}");
+                }
+            });
+        };
+        OWNED.with(|owned| assert_all(&owned.0.borrow()));
+    }
 
     /// A cache takes 512 bytes a class, and a thread may meet any number of pools in its life.
     #[test]
@@ -199,7 +217,23 @@ mod tests {
         for _ in 0..10 {
             drop(open());
             assert!(owned() <= before + 2, "{}", owned());
+            assert_entries_lead_to_owned_caches();
         }
         drop(living);
+    }
+
+    /// A chunk that is in a magazine keeps no pool alive: another thread may end the pool while the look-up in
+    /// which it was freed returns. Only Miri sees a reference that lasts too long.
+    #[test]
+    fn pool_may_end_before_the_look_up_of_a_magazine_returns() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let chunk = ManuallyDrop::new(pool.try_alloc(1).unwrap());
+        let (id, place) = (pool.inner().id, pool.inner().classes.place(0));
+        let found = with_owned_magazine(id, place, |magazine| {
+            let pushed = magazine.try_push(chunk.unit());
+            drop(pool);
+            Some(pushed)
+        });
+        assert_eq!(found, Some(true));
     }
 }

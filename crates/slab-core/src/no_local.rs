@@ -16,8 +16,8 @@ pub(crate) fn with_magazine<R>(
 }
 
 pub(crate) fn with_owned_magazine<R>(
-    _: &Inner,
-    _: u8,
+    _: u64,
+    _: Place,
     _: impl FnOnce(&Magazine) -> Option<R>,
 ) -> Option<R> {
     None

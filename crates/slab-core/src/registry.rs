@@ -16,8 +16,13 @@ pub(crate) struct Registered {
 }
 
 impl Inner {
+    /// Do threads have magazines in this pool? If not, none has to be looked for.
+    pub(crate) fn has_magazines(&self) -> bool {
+        self.max_thread_caches != 0
+    }
+
     pub(crate) fn attach(&self) -> Option<Arc<ThreadCache>> {
-        if self.max_thread_caches == 0 {
+        if !self.has_magazines() {
             return None;
         }
         local::attach(self, &self.home, || self.register())
