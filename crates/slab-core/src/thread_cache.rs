@@ -10,6 +10,8 @@ use alloc::boxed::Box;
 pub(crate) struct ThreadCache {
     magazines: Box<[Magazine]>,
     /// Its place in the pool's registry.
+    // Without thread-locals nobody asks.
+    #[cfg_attr(not(feature = "std"), allow(dead_code))]
     pub(crate) id: usize,
 }
 
