@@ -9,24 +9,37 @@
 //! empty: their threads find their magazines on the slow paths.
 
 use crate::class::MAX_CLASSES;
-// Plain atomics: models have no global state, and nothing in a model depends on which entry a class has.
-use core::sync::atomic::{AtomicU64, Ordering};
+// Plain atomics for shuttle, which knows no weak memory and whose schedules do not depend on the entries.
+#[cfg(not(loom))]
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering;
+#[cfg(loom)]
+use loom::sync::atomic::AtomicU64;
 
 /// Entries of a table, the one that stays empty included.
 pub(crate) const TABLE_LEN: usize = 256;
 /// The size of an entry, which is a pointer; all pointers have 64 bits here.
 pub(crate) const ENTRY_BYTES: u16 = 8;
 const WORDS: usize = TABLE_LEN / u64::BITS as usize;
+/// The bit of the first entry.
+const STAYS_EMPTY: u64 = 1;
 
 const _: () = assert!(TABLE_LEN * ENTRY_BYTES as usize <= u16::MAX as usize + 1);
 
 /// One bit an entry, set while a class has it. Without a lock, which would have to be held across a `fork`.
+#[cfg(not(loom))]
 static TAKEN: [AtomicU64; WORDS] = {
     let mut words = [const { AtomicU64::new(0) }; WORDS];
-    // The entry that stays empty.
-    words[0] = AtomicU64::new(1);
+    words[0] = AtomicU64::new(STAYS_EMPTY);
     words
 };
+
+// Anew in each execution of a model.
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref TAKEN: [AtomicU64; WORDS] =
+        core::array::from_fn(|word| AtomicU64::new(if word == 0 { STAYS_EMPTY } else { 0 }));
+}
 
 /// The entries of one pool's classes; dropping them gives them back.
 #[derive(Debug)]
@@ -58,19 +71,19 @@ impl Drop for Entries {
     fn drop(&mut self) {
         for entry in self.0.into_iter().filter(|&entry| entry != 0) {
             let (word, bit) = (entry / 64, 1 << (entry % 64));
-            // Release: the next pool that has the entry finds this one's magazines shut.
+            // Release: whoever has the next pool that gets the entry finds this one's magazines shut.
             TAKEN[usize::from(word)].fetch_and(!bit, Ordering::Release);
         }
     }
 }
 
 fn take_one() -> Option<u16> {
-    (0..).zip(&TAKEN).find_map(|(word, taken)| {
+    (0..).zip(TAKEN.iter()).find_map(|(word, taken)| {
         let mut before = taken.load(Ordering::Relaxed);
         while before != u64::MAX {
             let free = before.trailing_ones() as u16;
             let after = before | 1 << free;
-            // Acquire: pairs with the release of the former owner.
+            // Acquire: pairs with the release of the former owner, also if others changed the word since.
             match taken.compare_exchange_weak(before, after, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(word * 64 + free),
                 Err(now) => before = now,

@@ -10,8 +10,9 @@ pub(crate) mod pools;
 
 use crate::class::SizeClasses;
 use crate::depot::Depot;
+use crate::entries::Entries;
 use crate::geometry::{BATCH_MAX, ClassTable};
-use crate::guard::FENCED;
+use crate::guard::{CLOSED, FENCED};
 use crate::shared::count;
 use crate::sync::{AtomicU32, Ordering};
 use crate::thread_cache::ThreadCache;
@@ -401,6 +402,40 @@ fn model_guard_owner_acknowledges_between_takers() {
         }
         assert_each_once(units, 3);
     });
+}
+
+/// A pool ends, and another gets its entry in the threads' tables, in which a thread still has a magazine of the
+/// first: that one is shut. (The end of a pool issues a barrier, too; here the entry alone has to bring the news,
+/// and the owner has no fence, as with `membarrier`.)
+#[test]
+fn model_entry_of_a_closed_pool_goes_to_another() {
+    std::thread_local!(static SAME: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
+    model(None, || {
+        let _no_barriers = membarrier::install(None);
+        let entries = Entries::take(1);
+        let offset = entries.offset(0);
+        assert_ne!(offset, 0, "that one stays empty");
+        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        assert!(cache.magazine(0).try_push(0));
+        let closer = {
+            let cache = cache.clone();
+            thread::spawn(move || {
+                cache.magazine(0).guard.raise(CLOSED);
+                drop(entries);
+            })
+        };
+        let next = Entries::take(1);
+        assert_ne!(next.offset(0), 0);
+        if next.offset(0) == offset {
+            SAME.set(true);
+            let magazine = cache.magazine(0);
+            assert_eq!(magazine.try_pop(), None, "it is another pool's");
+            assert!(!magazine.try_push(1), "it would be lost");
+            assert!(!magazine.guard.enter_slow());
+        }
+        closer.join().unwrap();
+    });
+    assert!(SAME.replace(false), "one got the other's");
 }
 
 #[test]
