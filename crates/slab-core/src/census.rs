@@ -112,6 +112,11 @@ impl Inner {
             committed_bytes: 0,
             slab_bytes: self.arena.slab_bytes(),
             thread_caches: 0,
+            slow_classes: if self.has_magazines() {
+                self.classes.without_entry()
+            } else {
+                0
+            },
             too_large: self.too_large.load(Ordering::Relaxed),
             oversize_bytes: self.oversize.bytes(),
             oversize_allocs: self.oversize.allocs(),

@@ -6,7 +6,7 @@
 //! for ever (see `local`), or none.
 //!
 //! There are [`TABLE_LEN`] entries in a process. Classes of further pools share the first one, which stays
-//! empty: their threads find their magazines on the slow paths.
+//! empty: their threads find their magazines on the slow paths. `PoolStats::slow_classes` counts them.
 
 use crate::class::MAX_CLASSES;
 // Plain atomics for shuttle, which knows no weak memory and whose schedules do not depend on the entries.
@@ -61,6 +61,14 @@ impl Entries {
         entries
     }
 
+    /// How many of so many classes have none of their own.
+    pub(crate) fn missing(&self, classes: usize) -> usize {
+        self.0[..classes]
+            .iter()
+            .filter(|&&entry| entry == 0)
+            .count()
+    }
+
     /// Where the class's entry is in a table, in bytes; 0 if it has none of its own.
     pub(crate) fn offset(&self, class: u8) -> u16 {
         self.0[usize::from(class)] * ENTRY_BYTES
@@ -113,5 +121,6 @@ mod tests {
         }
         assert_eq!(first.offset(1), first.0[1] * ENTRY_BYTES);
         assert_eq!(first.offset(3), 0, "it has three classes");
+        assert_eq!((first.missing(3), first.missing(5)), (0, 2));
     }
 }

@@ -137,6 +137,11 @@ impl ClassTable {
         self.with_places()
     }
 
+    /// How many classes have no such entry.
+    pub(crate) fn without_entry(&self) -> usize {
+        self.entries.missing(self.count())
+    }
+
     /// Fills the tables that lead to the classes.
     fn with_places(mut self) -> Self {
         let mut from = 0;

@@ -98,6 +98,10 @@ pub struct PoolStats {
     pub slab_bytes: usize,
     /// Threads that have magazines in this pool now.
     pub thread_caches: usize,
+    /// Size classes whose magazines a thread has to search for, which takes a few times as long as otherwise:
+    /// the pool was built when 255 classes of the process's pools had magazines already. 0 in other modes than
+    /// [`Mode::ThreadCached`](crate::Mode::ThreadCached).
+    pub slow_classes: usize,
     /// Requests refused because they were above the largest size class. Those that
     /// [`try_alloc_any`](crate::SlabPool::try_alloc_any) passes on to the heap are counted below instead.
     pub too_large: u64,

@@ -3,21 +3,27 @@
 
 use slab_core::{Chunk, SizeClasses, SlabPool};
 
-/// A thread's table has 255 entries for the classes of a process.
-const POOLS: usize = if cfg!(miri) { 258 } else { 300 };
+/// A thread's table has so many entries for the classes of a process.
+const ENTRIES: usize = 255;
+/// Of 16 classes each: one has entries for 15 of them, and some for none.
+const POOLS: usize = 20;
 
-fn open() -> SlabPool {
-    let classes = SizeClasses::explicit(&[64]).unwrap();
-    let builder = SlabPool::builder().size_classes(classes);
-    builder.max_memory(64 << 10).build().unwrap()
+fn open(step: usize, classes: usize) -> SlabPool {
+    let sizes: Vec<usize> = (1..=classes).map(|class| class * step).collect();
+    let builder = SlabPool::builder().size_classes(SizeClasses::explicit(&sizes).unwrap());
+    builder.max_memory(1 << 20).build().unwrap()
 }
 
-/// Allocates from each pool on this thread, writes, and frees in another order.
+/// Allocates from each class of each pool on this thread, writes, and frees in another order.
 fn use_all(pools: &[SlabPool]) {
-    let chunks: Vec<Chunk> = (pools.iter().enumerate())
-        .map(|(number, pool)| {
-            let mut chunk = pool.try_alloc(64).unwrap();
-            assert!(chunk.belongs_to(pool));
+    let classes = pools.iter().flat_map(|pool| {
+        let sizes = pool.size_classes().sizes();
+        sizes.iter().map(move |&bytes| (pool, bytes))
+    });
+    let chunks: Vec<Chunk> = (classes.enumerate())
+        .map(|(number, (pool, bytes))| {
+            let mut chunk = pool.try_alloc(bytes).unwrap();
+            assert!(chunk.belongs_to(pool) && chunk.capacity() == bytes);
             chunk.copy_from_slice(&number.to_ne_bytes()).unwrap();
             chunk
         })
@@ -29,14 +35,21 @@ fn use_all(pools: &[SlabPool]) {
     }
 }
 
-fn magazine_hits(pool: &SlabPool) -> u64 {
-    let class = pool.stats().classes()[0];
-    class.allocs - class.allocs_from_depot - class.allocs_from_slab
+fn slow_classes(pools: &[SlabPool]) -> usize {
+    pools.iter().map(|pool| pool.stats().slow_classes).sum()
 }
 
 #[test]
 fn pools_beyond_the_table_of_magazines_work_the_same() {
-    let pools: Vec<SlabPool> = (0..POOLS).map(|_| open()).collect();
+    // Without `std` no thread has magazines.
+    let has_magazines = cfg!(feature = "std");
+    let pools: Vec<SlabPool> = (0..POOLS).map(|_| open(64, 16)).collect();
+    let slow = if has_magazines {
+        16 * POOLS - ENTRIES
+    } else {
+        0
+    };
+    assert_eq!(slow_classes(&pools), slow);
     for _ in 0..3 {
         use_all(&pools);
         std::thread::scope(|scope| {
@@ -44,15 +57,21 @@ fn pools_beyond_the_table_of_magazines_work_the_same() {
         });
     }
     for pool in &pools {
-        let stats = pool.stats();
-        let class = &stats.classes()[0];
-        assert_eq!((class.allocs, class.frees, class.in_use), (6, 6, 0));
-        // Also without an entry: this thread's magazine was filled once, and each of the others'.
-        assert_eq!(magazine_hits(pool), 2);
+        for class in pool.stats().classes() {
+            assert_eq!((class.allocs, class.frees, class.in_use), (6, 6, 0));
+            // Also without an entry: this thread's magazine was filled once, and each of the others'.
+            let hits = if has_magazines { 2 } else { 0 };
+            assert_eq!(class.allocs_from_magazine(), hits);
+        }
     }
-    // Entries come back: pools of a later time, of other classes, among those that are left.
+    // Entries come back: just as many as pools of other classes need, among those that are left. These have
+    // all of theirs, but one that has 15, and one that has none.
     let left: Vec<SlabPool> = pools.into_iter().step_by(3).collect();
-    let later: Vec<SlabPool> = (0..POOLS / 2).map(|_| open()).collect();
+    let free = ENTRIES - (16 * left.len() - 1 - 16);
+    let later: Vec<SlabPool> = (0..free / 8).map(|_| open(128, 8)).collect();
+    assert_eq!(slow_classes(&later), 0);
+    let none = [open(64, 1)];
+    assert_eq!(slow_classes(&none), usize::from(has_magazines));
     for _ in 0..3 {
         use_all(&left);
         use_all(&later);

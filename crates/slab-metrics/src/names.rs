@@ -131,6 +131,8 @@ families! {
         "Slabs that the operating system would not back with memory.";
     POOL_THREAD_CACHES = Gauge "slab_pool_thread_caches",
         "Threads that have magazines in the pool.";
+    POOL_SLOW_CLASSES = Gauge "slab_pool_slow_classes",
+        "Size classes whose magazines threads have to search for.";
 
     HTTP_CONNECTIONS = Gauge "slab_metrics_connections",
         "Open connections to the metrics server, this scrape's included.";

@@ -69,6 +69,7 @@ const ROWS: &[Row<PoolStats>] = &[
         s.committed_bytes.saturating_sub(assigned) as u64
     }),
     Row(&POOL_THREAD_CACHES, None, |s| s.thread_caches as u64),
+    Row(&POOL_SLOW_CLASSES, None, |s| s.slow_classes as u64),
     Row(&POOL_TOO_LARGE_TOTAL, None, |s| s.too_large),
     Row(&POOL_OVERSIZE_BYTES, None, |s| s.oversize_bytes as u64),
     Row(&POOL_OVERSIZE_ALLOCS_TOTAL, None, |s| s.oversize_allocs),
@@ -300,6 +301,7 @@ mod tests {
             max_memory = 1 => "slab_pool_capacity_bytes";
             committed_bytes = 1 => "slab_pool_unassigned_bytes";
             thread_caches = 1 => "slab_pool_thread_caches";
+            slow_classes = 1 => "slab_pool_slow_classes";
             too_large = 1 => "slab_pool_too_large_total";
             oversize_bytes = 1 => "slab_pool_oversize_bytes";
             oversize_allocs = 1 => "slab_pool_oversize_allocs_total";
