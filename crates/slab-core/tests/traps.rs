@@ -446,3 +446,63 @@ fn pool_with_a_closed_pools_entries_ignores_stale_magazines() {
         held.truncate(3);
     }
 }
+
+/// The same on many threads at once: each builds pools of different classes and passes some of their chunks on,
+/// which outlive the pool's handle; so entries go from one thread's pool to another's all the time.
+#[test]
+fn pools_that_come_and_go_on_many_threads_do_not_mix() {
+    const THREADS: usize = 3;
+    const SIZES: [usize; 4] = [512, 1024, 2048, 4096];
+    type Marked = (Chunk, u64);
+    let rounds = if cfg!(miri) { 4 } else { 400 };
+    let free = |(chunk, mark): Marked| {
+        // SAFETY: its owner wrote the mark there, and passed it on together with the chunk.
+        assert_eq!(unsafe { chunk.as_ptr().cast::<u64>().read() }, mark);
+    };
+    let (senders, inboxes): (Vec<_>, Vec<_>) = (0..THREADS)
+        .map(|_| std::sync::mpsc::channel::<Vec<Marked>>())
+        .unzip();
+    thread::scope(|scope| {
+        for (number, inbox) in inboxes.into_iter().enumerate() {
+            let next = senders[(number + 1) % THREADS].clone();
+            scope.spawn(move || {
+                let mut mark = (number as u64) << 32;
+                for round in 0..rounds {
+                    let sizes = &SIZES[..(number + round) % SIZES.len() + 1];
+                    let pool = SlabPool::builder()
+                        .size_classes(SizeClasses::explicit(sizes).unwrap())
+                        .max_memory(256 << 10)
+                        .build()
+                        .unwrap();
+                    let mut chunks: Vec<Marked> = Vec::new();
+                    for &len in sizes.iter().cycle().take(3 * sizes.len()) {
+                        let chunk = pool.try_alloc(len).unwrap();
+                        assert!(chunk.belongs_to(&pool) && chunk.capacity() == len);
+                        mark += 1;
+                        // SAFETY: the chunk is ours alone, and large enough.
+                        unsafe { chunk.as_ptr().cast::<u64>().write(mark) };
+                        chunks.push((chunk, mark));
+                        if mark.is_multiple_of(3) {
+                            free(chunks.swap_remove(0));
+                        }
+                    }
+                    let in_use = chunks.len() as u64;
+                    assert_eq!(pool.stats().in_use(), in_use);
+                    // Every other pool ends with its handle, the others with the last chunk.
+                    if round % 2 == 0 {
+                        next.send(chunks.split_off(chunks.len() / 2)).unwrap();
+                        drop(pool);
+                        chunks.into_iter().for_each(free);
+                    } else {
+                        chunks.into_iter().for_each(free);
+                        drop(pool);
+                    }
+                    inbox.try_iter().flatten().for_each(free);
+                }
+                drop(next);
+                inbox.into_iter().flatten().for_each(free);
+            });
+        }
+        drop(senders);
+    });
+}
