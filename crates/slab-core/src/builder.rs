@@ -149,9 +149,9 @@ impl SlabPoolBuilder {
     }
 
     /// Sets the cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
-    /// Bookkeeping comes on top: some 12 KiB a thread, and for chunks of 64 bytes that were each shared at
-    /// some time up to a seventh of their memory (14 % as measured), less for larger ones. Default:
-    /// 64 MiB.
+    /// Bookkeeping comes on top: a thread takes half a KiB for each size class of the pools that it uses, and
+    /// 2 KiB besides; chunks of 64 bytes that were each shared at some time take up to a seventh of their
+    /// memory (14 % as measured), larger ones less. Default: 64 MiB.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
         self

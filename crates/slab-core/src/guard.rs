@@ -10,8 +10,8 @@
 //!
 //! What the guard keeps is the length of a stack, as two words: `puts` counts up with each thing put
 //! on it, `takes` counts *down* with each taken off, so that `length = puts + takes`, modulo 2^64.
-//! There are two because a load soon after a store to the same word has to wait for it (`thread_cache`
-//! says when not): with one word for the length, each operation waits for the one before it; with two a
+//! There are two because a load soon after a store to the same word has to wait for it (but see
+//! `ARCHITECTURE.md`): with one word for the length, each operation waits for the one before it; with two a
 //! put does not wait for a take.
 //!
 //! **Only the owner ever writes them.** To announce that it is inside, the owner copies the word that it
