@@ -292,6 +292,45 @@ fn schedule_end_of_the_pool() {
     });
 }
 
+/// Threads build pools while others end, whose entries in the threads' tables they get: a thread still has the
+/// magazines of the pool before there, with its chunks in them.
+#[test]
+fn schedule_pools_one_after_another() {
+    explore(|| {
+        ENDED.set(0);
+        let first = pool();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let mut before = (first.clone(), first.try_alloc(128).unwrap());
+                thread::spawn(move || {
+                    for _ in 0..3 {
+                        let (last, chunk) = before;
+                        drop(last.try_alloc(1024));
+                        drop(last);
+                        if thread_rng().gen_bool(0.5) {
+                            drop(chunk); // Otherwise when the next pool is there.
+                        }
+                        let next = pool();
+                        let in_use = InUse::default();
+                        let held: Vec<_> = [128, 1024, 1024]
+                            .map(|len| in_use.alloc(&next, len).unwrap())
+                            .into();
+                        assert!(held.iter().all(|one| one.belongs_to(&next)));
+                        assert_eq!(next.stats().in_use(), 3);
+                        held.into_iter().for_each(|one| in_use.free(one));
+                        in_use.assert_counted(&next, [0, 0]);
+                        let chunk = next.try_alloc(128).unwrap();
+                        before = (next, chunk);
+                    }
+                })
+            })
+            .collect();
+        drop(first);
+        threads.into_iter().for_each(|one| one.join().unwrap());
+        assert_eq!(ENDED.replace(0), 1 + 2 * 3);
+    });
+}
+
 /// A thread ends, with full magazines and a chunk in a thread-local, while another needs every
 /// chunk there is.
 #[test]
