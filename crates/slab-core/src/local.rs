@@ -183,7 +183,7 @@ impl Drop for OwnedList {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::{OWNED, current, with_owned_magazine};
-    use crate::SlabPool;
+    use crate::{SizeClasses, SlabPool};
     use core::mem::ManuallyDrop;
 
     /// What `with_magazine` relies on.
@@ -206,17 +206,21 @@ mod tests {
     /// A cache takes 512 bytes a class, and a thread may meet any number of pools in its life.
     #[test]
     fn threads_drop_caches_of_closed_pools() {
-        let open = || {
-            let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let open_with = |classes| {
+            let builder = SlabPool::builder().size_classes(classes);
+            let pool = builder.max_memory(1 << 20).build().unwrap();
             drop(pool.try_alloc(1).unwrap());
             pool
         };
+        let open = || open_with(SizeClasses::network());
         let owned = || OWNED.with(|owned| owned.0.borrow().len());
         let before = owned();
         let living = open();
         for _ in 0..10 {
             drop(open());
             assert!(owned() <= before + 2, "{}", owned());
+            // Has fewer entries, so it leaves others as the pool before left them.
+            drop(open_with(SizeClasses::explicit(&[64]).unwrap()));
             assert_entries_lead_to_owned_caches();
         }
         drop(living);
