@@ -41,7 +41,8 @@ use core::ptr::NonNull;
 /// A process has 255 places for the size classes of its pools with magazines, typed slabs and allocators
 /// included: enough for 18 pools with the 14 classes of [`SizeClasses::network`]. A pool takes them when it
 /// is built and gives them back when its last chunk is freed. Classes beyond that work the same, but each of
-/// their allocations and frees looks for the magazine in a list of the thread's pools, which takes longer.
+/// their allocations and frees looks for the magazine in a list of the thread's pools, which takes longer;
+/// [`PoolStats::slow_classes`] tells how many they are.
 /// A program with a pool per tenant or per core should give each fewer [classes](SizeClasses::explicit), or
 /// let several share a pool.
 ///
