@@ -34,14 +34,26 @@ async fn a_line_without_end_takes_bounded_memory_and_is_shown() {
     let mut stream = connection.into_stream();
     stream.write_all(&vec![b'a'; BYTES]).await.unwrap();
     // Nor is it text.
-    stream.write_all(b"\n\xFF\nthe last\n").await.unwrap();
+    stream.write_all(b"\n\xFF\n").await.unwrap();
+    // Erases the screen; sets the title; overwrites the line; turns the direction of writing around.
+    let control = "a\x1b[2Jb \x1b]0;title\x07 \rc \u{9b}31m \u{202e}d\n";
+    stream.write_all(control.as_bytes()).await.unwrap();
+    let plain = r#"Grüße, "it's" c:\new 日本"#;
+    stream.write_all(plain.as_bytes()).await.unwrap();
+    stream.write_all(b"\nthe last\n").await.unwrap();
     stream.connection().close().await.unwrap();
 
     let shown = shown.join().unwrap();
-    assert_eq!(shown.last().unwrap(), "> the last");
+    let [.., escaped, unchanged, last] = &shown[..] else {
+        panic!("{shown:?}");
+    };
+    let control = r"> a\u{1b}[2Jb \u{1b}]0;title\u{7} \rc \u{9b}31m \u{202e}d";
+    assert_eq!(escaped, control);
+    assert_eq!(unchanged, &format!("> {plain}"));
+    assert_eq!(last, "> the last");
     assert!(shown.iter().all(|line| line.len() < LONGEST));
-    let of_the_line = shown.iter().filter_map(|line| line.strip_prefix("> a"));
-    assert_eq!(of_the_line.map(|rest| 1 + rest.len()).sum::<usize>(), BYTES);
+    let of_the_line = shown.iter().filter_map(|line| line.strip_prefix("> aa"));
+    assert_eq!(of_the_line.map(|rest| 2 + rest.len()).sum::<usize>(), BYTES);
     assert!(chat.wait().unwrap().success());
 }
 

@@ -271,21 +271,3 @@ fn start_kcp_go(server: SocketAddr, options: &Options) -> Result<Child, Box<dyn 
     let _ = std::fs::remove_file(&program);
     Ok(child?)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::printable;
-
-    #[test]
-    fn what_a_peer_says_cannot_control_the_terminal() {
-        // Erases the screen; sets the title; overwrites the line; turns the direction of writing around.
-        let said = "a\x1b[2Jb \x1b]0;title\x07 \rc \u{9b}31m \u{202e}d";
-        let shown = printable(said);
-        assert_eq!(
-            shown,
-            r"a\u{1b}[2Jb \u{1b}]0;title\u{7} \rc \u{9b}31m \u{202e}d"
-        );
-        let plain = r#"Grüße, "it's" c:\new 日本"#;
-        assert_eq!(printable(plain), plain);
-    }
-}
