@@ -271,20 +271,27 @@ pub(super) const RESOLUTION: f64 = 1.0 / COUNTED_PACKETS as f64;
 fn of(counted: bool, items: usize, mut step: impl FnMut() + 'static) -> Sampler {
     if counted {
         // Allocations that happen only once are not counted.
-        (0..1000).for_each(|_| step());
+        repeat(&mut step, 1000);
         return Sampler::single_run(move || {
             let steps = COUNTED_PACKETS / items;
             let before = heap::allocations();
-            (0..steps).for_each(|_| step());
+            repeat(&mut step, steps);
             (heap::allocations() - before) as f64 / (steps * items) as f64
         });
     }
     Sampler::timed(move |ops| {
-        let steps = ops.div_ceil(items as u64);
+        let steps = ops.div_ceil(items as u64) as usize;
         let clock = ThreadClock::start();
-        for _ in 0..steps {
-            step();
-        }
-        (clock.elapsed_ns() / (steps * items as u64) as f64).into()
+        repeat(&mut step, steps);
+        (clock.elapsed_ns() / (steps * items) as f64).into()
     })
+}
+
+/// The one place that calls a step, so that each is inlined into its loop: with several, the compiler did so for
+/// some steps and not for others, and the latter were charged with a call.
+#[inline(never)]
+fn repeat(step: &mut impl FnMut(), times: usize) {
+    for _ in 0..times {
+        step();
+    }
 }
