@@ -143,7 +143,8 @@ impl Collector {
     }
 
     /// Registers a UDP socket, with `name` as the label `socket`. Names should come from a small fixed
-    /// set, such as shard numbers, and never be addresses.
+    /// set, such as shard numbers, and never be addresses. The series stay when the socket is closed:
+    /// [unregister](Self::unregister) it before its successor takes the name.
     ///
     /// # Errors
     /// Another socket has this name, or the collector is full.
@@ -161,7 +162,8 @@ impl Collector {
         self.register(SourceKind::Socket, &name, source)
     }
 
-    /// Registers a hand-off queue, with `name` as the label `queue`.
+    /// Registers a hand-off queue, with `name` as the label `queue`. The series stay when the queue has
+    /// ended, as those of a socket do.
     ///
     /// # Errors
     /// Another queue has this name, or the collector is full.
@@ -183,7 +185,7 @@ impl Collector {
     /// and drops it once it is gone: the program's handles are dropped, and its sessions have ended.
     ///
     /// A scrape locks each session of the endpoint briefly. The endpoint's socket, whose series have what
-    /// the kernel dropped, is another source:
+    /// the kernel dropped, is another source, and stays until it is unregistered:
     ///
     /// ```
     /// # use slab_metrics::{Collector, Exporter};

@@ -53,7 +53,7 @@ fn the_dashboard_queries_all_exported_metrics_and_no_others() {
     let unknown: Vec<_> = asked.difference(&exported).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
     let mut missing: BTreeSet<_> = exported.difference(&asked).copied().collect();
-    // In bytes there, from the other metrics of the same states; and only in the rules.
+    // In bytes there, from the other metrics of the same states; and a setting.
     assert!(missing.remove("slab_pool_chunks"));
     assert!(missing.remove("slab_net_queue_capacity_batches"));
     assert!(missing.is_empty(), "not on the dashboard: {missing:?}");
@@ -66,6 +66,65 @@ fn the_dashboard_queries_all_exported_metrics_and_no_others() {
         assert!(described, "{title}");
         let place = |key: &str| panel["gridPos"][key].as_u64().unwrap();
         assert!(place("x") + place("w") <= 24, "{title}");
+    }
+}
+
+/// Returns what a panel shows for the query `id`: its own `setting`, or else that of the panel.
+fn setting<'a>(
+    panel: &'a serde_json::Value,
+    id: &serde_json::Value,
+    name: &str,
+) -> &'a serde_json::Value {
+    let fields = &panel["fieldConfig"];
+    let overrides = fields["overrides"].as_array().unwrap().iter();
+    let of_query = overrides
+        .filter(|o| o["matcher"]["id"] == "byFrameRefID" && o["matcher"]["options"] == *id);
+    let mut properties = of_query.flat_map(|o| o["properties"].as_array().unwrap());
+    let own = properties.find(|property| property["id"] == name);
+    let of_all = name
+        .split('.')
+        .fold(&fields["defaults"], |at, key| &at[key]);
+    own.map_or(of_all, |property| &property["value"])
+}
+
+#[test]
+fn panels_stack_only_what_adds_up_and_show_numbers_in_their_unit() {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let (mut stacked, mut in_bytes) = (0, 0);
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let no_targets = Vec::new();
+        for target in panel["targets"].as_array().unwrap_or(&no_targets) {
+            let (id, expr) = (&target["refId"], target["expr"].as_str().unwrap());
+            // The resident bytes are a part of the committed ones, not in addition to them.
+            if setting(panel, id, "custom.stacking")["mode"] == "normal" {
+                stacked += 1;
+                assert!(!expr.contains("slab_pool_resident_bytes"), "{panel:#}");
+            }
+            if setting(panel, id, "unit") == "bytes" {
+                in_bytes += 1;
+                assert!(
+                    metrics_in(expr).iter().all(|name| name.ends_with("_bytes")),
+                    "{expr}"
+                );
+            }
+        }
+    }
+    assert!(stacked > 5 && in_bytes > 10, "{stacked}, {in_bytes}");
+}
+
+#[test]
+fn queries_of_the_readme_keep_the_labels_of_the_target() {
+    // A target can have more labels than job and instance. What is divided by a result of `on (job, instance)`
+    // has them and that result has not, so the two do not match.
+    let queries = README
+        .lines()
+        .flat_map(|line| line.split('`').skip(1).step_by(2));
+    let queries: Vec<_> = queries
+        .filter(|query| query.contains("rate(slab_"))
+        .collect();
+    assert!(queries.len() > 5, "{queries:?}");
+    for query in queries {
+        assert!(!query.contains(" on (job"), "{query}");
     }
 }
 
