@@ -148,7 +148,7 @@ const READ: &str = r#"(() => {
     [...table.querySelectorAll("tbody tr")].map(row => [...row.cells].map(text)),
   ]));
   return {
-    health: text(document.getElementById("health")), bad: document.getElementById("health").className,
+    health: text(document.getElementById("health")), spoken: document.querySelector("[role=status]").textContent, bad: document.getElementById("health").className,
     when: text(document.getElementById("when")), pools: [...document.querySelectorAll("h2")].map(text),
     facts: [...document.querySelectorAll(".pool")].map(text), bars, tables,
     curves: [...document.querySelectorAll("main svg path:last-child")].map(path => path.getAttribute("d").length),
@@ -250,6 +250,10 @@ fn the_page_shows_a_running_pipeline_and_its_problems() {
     assert_eq!(page["bad"], "bad");
     assert!(page["health"].as_str().unwrap().contains("1 waiting"));
     assert!(!page["health"].as_str().unwrap().contains("pool rx"));
+    // A screen reader hears of them once, not of each number that changes.
+    let spoken = page["spoken"].as_str().unwrap();
+    assert!(spoken.contains("pool full: class 2 KiB at the cap"));
+    assert!(!spoken.contains("(for ") && !spoken.contains("waiting"));
 
     // Numbers and curves move.
     let later = wait_until(&mut browser, "numbers that move", |later| {
@@ -308,8 +312,9 @@ fn the_page_shows_a_running_pipeline_and_its_problems() {
     // The page says that the program has ended.
     assert_eq!(pipeline.full.stats().in_use_bytes(), 1 << 20);
     pipeline.server.abort();
-    wait_until(&mut browser, "that there is no answer", |page| {
+    let page = wait_until(&mut browser, "that there is no answer", |page| {
         let health = page["health"].as_str().unwrap();
         health.contains("No answer from the program") && health.contains("s old")
     });
+    assert_eq!(page["spoken"], "No answer from the program.");
 }
