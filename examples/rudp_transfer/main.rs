@@ -32,6 +32,7 @@ use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
 use std::collections::hash_map::RandomState;
 use std::error::Error;
 use std::hash::BuildHasher;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -86,12 +87,11 @@ fn interruption() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Prints the error and its causes, in one line.
-#[expect(clippy::print_stderr, reason = "a program's last words")]
+/// Prints the error and its causes, in one line. If the reader is gone, nobody can be told.
 fn print_error(error: &(dyn Error + 'static), status: u8) -> ExitCode {
     let chain = std::iter::successors(Some(error), |&error| error.source());
     let texts: Vec<_> = chain.map(ToString::to_string).collect();
-    eprintln!("rudp_transfer: {}", texts.join(": "));
+    let _ = writeln!(std::io::stderr(), "rudp_transfer: {}", texts.join(": "));
     ExitCode::from(status)
 }
 
@@ -174,10 +174,11 @@ async fn run(endpoints: Endpoints, source: &source::Source) -> Result<()> {
         bytes: source.len(),
         hash: sent,
         times: [there, back],
-        retransmits: [stats, served].map(|s| s.retransmits_fast + s.retransmits_timeout),
+        retransmits: [stats, served]
+            .map(|s| s.retransmits_fast + s.retransmits_tail + s.retransmits_timeout),
         lost: counts.lost(),
         in_use: chunks_left_in_use(&pool).await,
-    });
+    })?;
     Ok(())
 }
 
@@ -214,11 +215,12 @@ struct Summary {
     in_use: u64,
 }
 
-#[expect(clippy::print_stdout, reason = "what the program is for")]
-fn summary(summary: &Summary) {
+fn summary(summary: &Summary) -> std::io::Result<()> {
     let rate = |time: Duration| summary.bytes as f64 / 1e6 / time.as_secs_f64();
-    println!("sha256 {} at both ends", transfer::hex(&summary.hash));
-    println!(
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "sha256 {} at both ends", transfer::hex(&summary.hash))?;
+    writeln!(
+        out,
         "summary bytes={} there_mb_per_s={:.1} back_mb_per_s={:.1} retransmits={},{} \
          lost_on_the_path={} pool_in_use={}",
         summary.bytes,
@@ -228,5 +230,5 @@ fn summary(summary: &Summary) {
         summary.retransmits[1],
         summary.lost,
         summary.in_use,
-    );
+    )
 }
