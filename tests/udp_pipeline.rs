@@ -17,6 +17,16 @@ fn mode_pool_accounts_for_every_packet_and_allocates_for_none() {
 }
 
 #[test]
+fn cpu_time_is_shown_only_where_the_system_reports_it() {
+    let output = run(&["--duration=500ms", "--rate=20000", "--metrics=off"]);
+    let stdout = text(&output.stdout);
+    // Some containers have `/proc` without the scheduler's statistics.
+    let is_reported = std::fs::exists("/proc/thread-self/schedstat").unwrap();
+    assert_eq!(stdout.contains("\nCPU: "), is_reported, "{stdout}");
+    assert_eq!(stdout.contains(" cpu_ns_per_packet=n/a\n"), !is_reported);
+}
+
+#[test]
 fn shards_share_the_address() {
     let summary = summary_of(&[
         "--duration=500ms",

@@ -12,19 +12,20 @@ pub(crate) fn resident_bytes() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Returns the CPU time so far of all threads with these names.
+/// Returns the CPU time so far of all threads with these names; `None` too if the kernel keeps no statistics
+/// of its scheduler: a sum without a thread would be wrong, and smaller than the one before.
 pub(crate) fn cpu_time(names: &[&str]) -> Option<Duration> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?;
-    let nanos = threads.filter_map(|thread| {
+    let mut nanos = 0;
+    for thread in threads {
         let thread = thread.ok()?.path();
         let name = std::fs::read_to_string(thread.join("comm")).ok()?;
-        if !names.contains(&name.trim()) {
-            return None;
+        if names.contains(&name.trim()) {
+            let stat = std::fs::read_to_string(thread.join("schedstat")).ok()?;
+            nanos += stat.split(' ').next()?.parse::<u64>().ok()?;
         }
-        let stat = std::fs::read_to_string(thread.join("schedstat")).ok()?;
-        stat.split(' ').next()?.parse::<u64>().ok()
-    });
-    Some(Duration::from_nanos(nanos.sum()))
+    }
+    Some(Duration::from_nanos(nanos))
 }
 
 /// Returns how many buffers the kernel has dropped because the receive buffer of a socket at this address

@@ -252,7 +252,10 @@ impl Mark {
             time: end.at - self.at,
             packets: end.packets - self.packets,
             allocations: end.allocations - self.allocations,
-            cpu: end.cpu.zip(self.cpu).map(|(end, start)| end - start),
+            cpu: end
+                .cpu
+                .zip(self.cpu)
+                .and_then(|(end, start)| end.checked_sub(start)),
         }
     }
 }
