@@ -18,10 +18,10 @@ use packet_slab::slab_net::PacketPool;
 use packet_slab::slab_net::pipeline::{
     Forwarded, Overflow, QueueMonitor, QueueReceiver, forward, queue,
 };
-use packet_slab::slab_net::udp::UdpReceiver;
+use packet_slab::slab_net::udp::{BindError, UdpReceiver};
 use std::error::Error;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -62,6 +62,14 @@ struct Published {
 impl Gateway {
     /// Connects to the server and starts receiving.
     pub(crate) async fn start(options: &Options) -> Result<Self, Box<dyn Error>> {
+        let several = options.shards.get() > 1;
+        let mut address = options.listen;
+        if several && !options.reuse_port {
+            // SO_REUSEPORT, which the shards need, would share the address with other programs, so try without
+            // it first.
+            let alone = UdpSocket::bind(address).and_then(|socket| socket.local_addr());
+            address = alone.map_err(|error| BindError::Socket { address, error })?;
+        }
         let pool = PacketPool::builder()
             .name("rx")
             .max_memory(options.max_memory_bytes())
@@ -90,10 +98,9 @@ impl Gateway {
         drop(batches);
 
         let mut receivers = JoinSet::new();
-        let mut address = options.listen;
         for shard in 0..options.shards.get() {
             let receiver = UdpReceiver::builder(&pool)
-                .reuse_port(options.reuse_port || options.shards.get() > 1)
+                .reuse_port(options.reuse_port || several)
                 .receive_buffer_bytes(RECEIVE_BUFFER_BYTES)
                 .bind(address)?;
             // The other shards use the port that the system chose.

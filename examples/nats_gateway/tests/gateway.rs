@@ -4,7 +4,8 @@
 //!     cargo test -p nats_gateway -- --include-ignored
 
 use futures_util::StreamExt;
-use packet_slab::slab_net::udp::{Transmit, UdpSender};
+use packet_slab::slab_net::PacketPool;
+use packet_slab::slab_net::udp::{Transmit, UdpReceiver, UdpSender};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -262,6 +263,24 @@ fn the_server_is_named_and_its_password_is_not_shown() {
         "{said}"
     );
     assert!(!said.contains("secret"), "{said}");
+}
+
+/// SO_REUSEPORT, which several shards need, would share it.
+#[test]
+fn an_address_that_another_program_has_is_refused_without_reuse_port() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let builder = UdpReceiver::builder(&pool);
+    let any = "127.0.0.1:0".parse().unwrap();
+    let other = builder.bind_shards(any, 1.try_into().unwrap()).unwrap();
+    let address = other[0].local_addr().to_string();
+    let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+        .args(["--listen", &address, "--shards", "2"])
+        .args(["--nats", "nats://127.0.0.1:1", "--metrics", "127.0.0.1:0"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(run.stderr).unwrap();
+    assert!(!run.status.success());
+    assert!(said.contains(&address), "{said}");
 }
 
 #[test]
