@@ -13,6 +13,10 @@ impl UdpReceiverBuilder {
     /// Binds `count` sockets to one address (`SO_REUSEPORT`, Unix only). The kernel chooses one by a
     /// hash of a datagram's source and destination, so that one peer's datagrams stay in order.
     ///
+    /// The address is shared with every other socket that has the option, and so with another program of
+    /// the same user: the kernel then gives each of them a part of the datagrams. To be sure that the address
+    /// is free, bind a plain socket to it first, and close that again.
+    ///
     /// Needs no runtime: each shard is [started](Shard::start) in the runtime that is to drive it, all
     /// in one or each in its own. Until then datagrams queue in the kernel.
     ///
