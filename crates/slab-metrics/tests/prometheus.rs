@@ -214,6 +214,12 @@ fn a_real_prometheus_answers_every_documented_query() {
         .build()
         .unwrap();
     let _held: Vec<_> = std::iter::from_fn(|| full.try_alloc(2048).ok()).collect();
+    // Pools until there are more size classes than the process has fast ones.
+    let open = || SlabPool::builder().name("slow").build().unwrap();
+    let mut many = vec![open()];
+    while many.last().unwrap().stats().slow_classes == 0 {
+        many.push(open());
+    }
 
     let mut receiver = UdpReceiver::bind("127.0.0.1:0".parse().unwrap(), &rx).unwrap();
     let (to_consumer, batches) = queue(64.try_into().unwrap(), Overflow::DropNewest);
@@ -221,6 +227,7 @@ fn a_real_prometheus_answers_every_documented_query() {
     collector.register_packet_pool(&rx).unwrap();
     collector.register_pool(&hostile).unwrap();
     collector.register_pool(&full).unwrap();
+    collector.register_pool(many.last().unwrap()).unwrap();
     collector.register_socket("0", receiver.monitor()).unwrap();
     collector
         .register_queue("handoff", batches.monitor())
