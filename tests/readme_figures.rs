@@ -19,7 +19,7 @@ const SECTIONS: &[Section] = &[
         output("udp_pipeline-mode-all")
     }),
     (README, "versus", || compared(VERSUS, "")),
-    (README, "versus-amd", || compared(VERSUS, "amd-epyc/")),
+    (README, "versus-intel", || compared(VERSUS, "intel-xeon/")),
     (SLAB_NET, "packet", packets),
     (SLAB_NET, "uring", || compared(URING, "")),
     (SLAB_NET, "rudp", sessions),
