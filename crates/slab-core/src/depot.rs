@@ -135,9 +135,7 @@ impl Stack {
             }
         }
     }
-}
 
-impl Stack {
     /// Takes the whole stack; returns its top block.
     fn take_all(&self) -> u32 {
         let mut head = self.head.load(Ordering::Relaxed);

@@ -37,7 +37,7 @@ use crate::magazine::Tally;
 use crate::oversize::Oversize;
 use crate::place::Place;
 use crate::reclaim::SlabLayer;
-use crate::registry::Registered;
+use crate::registry::{Registered, magazines};
 use crate::singles::Singles;
 use crate::slab::Slabs;
 use crate::sync::{
@@ -423,15 +423,10 @@ impl Inner {
         let layer = self.slabs.lock();
         let registry = self.registry.lock();
         self.closed.store(true, Ordering::Relaxed);
-        let classes = 0..self.classes.count() as u8;
-        for entry in registry.iter() {
-            for magazine in entry.cache.magazines() {
-                magazine.guard.raise(CLOSED);
-            }
-        }
+        magazines(&registry).for_each(|magazine| magazine.guard.raise(CLOSED));
         heavy_barrier();
         let mut live = 0;
-        for class in classes {
+        for class in 0..self.classes.count() as u8 {
             let mut tally = Tally::default();
             for entry in registry.iter() {
                 let magazine = entry.cache.magazine(class);

@@ -15,6 +15,11 @@ pub(crate) struct Registered {
     pub(crate) attached: bool,
 }
 
+/// All magazines of a pool, also those of caches that no thread has now.
+pub(crate) fn magazines(registry: &[Registered]) -> impl Iterator<Item = &Magazine> {
+    registry.iter().flat_map(|entry| entry.cache.magazines())
+}
+
 impl Inner {
     /// Do threads have magazines in this pool? If not, none has to be looked for.
     pub(crate) fn has_magazines(&self) -> bool {
