@@ -431,4 +431,26 @@ mod tests {
                 .with_open(0, |open| inner.depot.put_in(0, open, unit));
         }
     }
+
+    /// A batch on its way from the depot to a magazine is in one place at most.
+    #[test]
+    fn snapshot_beside_a_refill_shows_no_fewer_chunks_in_use() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let inner = pool.inner();
+        let _held = pool.try_alloc(64).unwrap();
+        let mut batch = vec![0; inner.depot.batch_len(0)];
+        let carved = inner.carve(&mut inner.slabs.lock(), 0, &mut batch);
+        assert_eq!(carved.unwrap().chunks, batch.len());
+        inner.depot.push_batch(0, &batch);
+        pool.flush_thread_cache();
+        let cache = inner.attach().unwrap();
+        let magazine = cache.magazine(0);
+        assert!(inner.enter(magazine));
+        let popped = inner.depot.pop_batch(0, |batch| {
+            assert_eq!(magazine.refill(batch), batch.len());
+            assert_eq!(pool.stats().in_use(), 1);
+        });
+        magazine.guard.leave_slow();
+        assert_eq!(popped, batch.len());
+    }
 }

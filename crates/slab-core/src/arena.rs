@@ -174,7 +174,7 @@ impl Arena {
             Memory::System(region) if self.guard == 0 => region.commit(offset, bytes)?,
             Memory::System(region) => {
                 for slab in slab..slab + count {
-                    region.commit(slab * self.slab_bytes, self.slab_bytes - self.guard)?;
+                    region.commit(slab * self.slab_bytes, self.usable_bytes())?;
                 }
             }
             // SAFETY: nobody has any part of slabs that were not usable before.
@@ -193,8 +193,7 @@ impl Arena {
                 region.populate(0, self.bytes(), self.locked)
             }
             Memory::System(region) => (0..self.slabs).try_for_each(|slab| {
-                let bytes = self.slab_bytes - self.guard;
-                region.populate(slab * self.slab_bytes, bytes, self.locked)
+                region.populate(slab * self.slab_bytes, self.usable_bytes(), self.locked)
             }),
             Memory::Lent(_) => Ok(()),
         }

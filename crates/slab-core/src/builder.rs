@@ -69,14 +69,20 @@ pub enum Mode {
     Locked,
 }
 
+impl Mode {
+    /// The mode that a pool asked for this one has: without `std` no thread has magazines.
+    pub(crate) fn in_effect(self) -> Self {
+        match self {
+            Self::ThreadCached if cfg!(not(feature = "std")) => Self::DepotOnly,
+            mode => mode,
+        }
+    }
+}
+
 impl Default for Mode {
     /// [`ThreadCached`](Self::ThreadCached) where there are threads.
     fn default() -> Self {
-        if cfg!(feature = "std") {
-            Self::ThreadCached
-        } else {
-            Self::DepotOnly
-        }
+        Self::ThreadCached.in_effect()
     }
 }
 

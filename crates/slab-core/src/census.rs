@@ -3,7 +3,7 @@
 use crate::inner::Inner;
 use crate::magazine::Tally;
 use crate::reclaim::SlabLayer;
-use crate::registry::Registered;
+use crate::registry::{Registered, threads};
 use crate::slab::ClassSlabs;
 use crate::stats::{ClassStats, PoolStats};
 use crate::sync::Ordering;
@@ -89,7 +89,7 @@ impl Inner {
     pub(crate) fn update_in_use_peak(&self, class: u8) {
         let mut layer = self.slabs.lock();
         let registry = self.registry.lock();
-        layer.slabs.set_threads(registry.len());
+        layer.slabs.set_threads(threads(&registry));
         let tally = self.tally(&registry, class);
         drop(registry);
         let counts = self.count_chunks(layer.slabs.class(class), class, &tally);
@@ -128,7 +128,7 @@ impl Inner {
         let registry = self.registry.lock();
         stats.committed_bytes = layer.slabs.committed() * self.arena.slab_bytes();
         stats.commit_failures = layer.slabs.commit_failures;
-        stats.thread_caches = registry.iter().filter(|entry| entry.attached).count();
+        stats.thread_caches = threads(&registry);
         for class in 0..self.classes.count() as u8 {
             let class = self.class_stats(&layer, &registry, class);
             // SAFETY: there are at most as many classes as it has room for. (A check between the reads

@@ -162,7 +162,7 @@ impl Chunk {
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.inner().classes.geometry_at(self.id.place()).bytes
+        self.inner().classes.geometry(self.class_index()).bytes
     }
 
     /// Returns the index of the chunk's class in [`SlabPool::size_classes`].

@@ -135,9 +135,7 @@ impl Stack {
             }
         }
     }
-}
 
-impl Stack {
     /// Takes the whole stack; returns its top block.
     fn take_all(&self) -> u32 {
         let mut head = self.head.load(Ordering::Relaxed);
@@ -246,9 +244,15 @@ impl Depot {
             return 0;
         };
         let batch = self.blocks.at(block as usize);
+        let take = |units: &[u32]| {
+            // First: for the statistics, a chunk is never in two places.
+            stack
+                .chunks
+                .fetch_sub(units.len() as u64, Ordering::Relaxed);
+            sink(units);
+        };
         // SAFETY: the block was just taken off its stack.
-        let len = unsafe { batch.read(sink) };
-        stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
+        let len = unsafe { batch.read(take) };
         self.empty.push(&self.blocks, block);
         len
     }

@@ -15,7 +15,7 @@ use crate::guard::SHUT;
 use crate::inner::Inner;
 use crate::magazine::Magazine;
 use crate::reclaim::SlabLayer;
-use crate::registry::Registered;
+use crate::registry::{Registered, magazines};
 use crate::sync::{Mutex, MutexGuard, barrier_is_asymmetric, heavy_barrier};
 #[cfg(feature = "leak-tracking")]
 use crate::track::Record;
@@ -152,10 +152,6 @@ impl Drop for PausedPool {
         // as before.
         magazines(&self.registry).for_each(|magazine| magazine.guard.lower(SHUT));
     }
-}
-
-fn magazines(registry: &[Registered]) -> impl Iterator<Item = &Magazine> {
-    registry.iter().flat_map(|entry| entry.cache.magazines())
 }
 
 #[cfg(all(test, not(miri)))]

@@ -241,11 +241,6 @@ impl ClassTable {
         unsafe { self.geometry.get_unchecked(usize::from(class)) }
     }
 
-    #[inline(always)]
-    pub(crate) fn geometry_at(&self, place: Place) -> &Geometry {
-        self.geometry(place.class())
-    }
-
     pub(crate) fn least_count_shift(&self) -> u32 {
         let classes = &self.geometry[..self.count()];
         let shifts = classes.iter().map(|geometry| geometry.count_shift);

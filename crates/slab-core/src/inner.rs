@@ -37,7 +37,7 @@ use crate::magazine::Tally;
 use crate::oversize::Oversize;
 use crate::place::Place;
 use crate::reclaim::SlabLayer;
-use crate::registry::Registered;
+use crate::registry::{Registered, magazines};
 use crate::singles::Singles;
 use crate::slab::Slabs;
 use crate::sync::{
@@ -185,7 +185,8 @@ impl Inner {
         if options.huge_pages {
             arena.advise_huge_pages();
         }
-        let classes = if options.mode == Mode::ThreadCached && cfg!(feature = "std") {
+        let mode = options.mode.in_effect();
+        let classes = if mode == Mode::ThreadCached {
             classes.with_entries()
         } else {
             classes
@@ -202,7 +203,7 @@ impl Inner {
         let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let mut slabs = Slabs::new(&arena, options.growth).map_err(reserve_error)?;
         let share = arena.slabs() / classes.count();
-        if options.mode == Mode::Ring {
+        if mode == Mode::Ring {
             if share == 0 {
                 return Err(ConfigError::CapBelowClasses {
                     slabs: arena.slabs(),
@@ -211,7 +212,7 @@ impl Inner {
             }
             slabs.fix_shares(classes.count());
         }
-        let singles = Singles::new(options.mode, classes.count() as u8, |class| {
+        let singles = Singles::new(mode, classes.count() as u8, |class| {
             share * classes.geometry(class).chunks_per_slab as usize
         })
         .map_err(reserve_error)?;
@@ -260,7 +261,7 @@ impl Inner {
             under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
             home: Weak::clone(home),
-            max_thread_caches: if options.mode == Mode::ThreadCached {
+            max_thread_caches: if mode == Mode::ThreadCached {
                 MAX_THREAD_CACHES
             } else {
                 0
@@ -422,15 +423,10 @@ impl Inner {
         let layer = self.slabs.lock();
         let registry = self.registry.lock();
         self.closed.store(true, Ordering::Relaxed);
-        let classes = 0..self.classes.count() as u8;
-        for entry in registry.iter() {
-            for magazine in entry.cache.magazines() {
-                magazine.guard.raise(CLOSED);
-            }
-        }
+        magazines(&registry).for_each(|magazine| magazine.guard.raise(CLOSED));
         heavy_barrier();
         let mut live = 0;
-        for class in classes {
+        for class in 0..self.classes.count() as u8 {
             let mut tally = Tally::default();
             for entry in registry.iter() {
                 let magazine = entry.cache.magazine(class);

@@ -40,7 +40,8 @@
 //!
 //! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`),
 //! exhaustion and its end, memory that the system refuses, leaks. It reports raids and sweeps while it
-//! is locked, so a subscriber must not use the pool that an event comes from: it would deadlock.
+//! is locked, so a subscriber must not use the pool that an event comes from: it would deadlock. Where the
+//! process forks it must not use another one either, for a `fork` waits for all pools in turn.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

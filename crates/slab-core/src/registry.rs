@@ -15,6 +15,16 @@ pub(crate) struct Registered {
     pub(crate) attached: bool,
 }
 
+/// All magazines of a pool, also those of caches that no thread has now.
+pub(crate) fn magazines(registry: &[Registered]) -> impl Iterator<Item = &Magazine> {
+    registry.iter().flat_map(|entry| entry.cache.magazines())
+}
+
+/// How many threads have magazines now.
+pub(crate) fn threads(registry: &[Registered]) -> usize {
+    registry.iter().filter(|entry| entry.attached).count()
+}
+
 impl Inner {
     /// Do threads have magazines in this pool? If not, none has to be looked for.
     pub(crate) fn has_magazines(&self) -> bool {
@@ -81,9 +91,12 @@ impl Inner {
     /// Takes back the cache of a thread that ends; its counters stay part of the statistics.
     #[cfg(feature = "std")]
     pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
+        // The slab layer, so that it knows at once that there is a thread less.
+        let mut layer = self.slabs.lock();
         let mut registry = self.registry.lock();
         self.flush(&registry, cache);
         registry[cache.id].attached = false;
+        layer.slabs.set_threads(threads(&registry));
         self.no_cache_left.store(false, Ordering::Relaxed);
     }
 

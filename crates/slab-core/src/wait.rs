@@ -26,6 +26,7 @@ use crate::guard::PRESSURE;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::reclaim::SlabLayer;
+use crate::registry::magazines;
 use crate::sync::{MODELLED, Ordering};
 use crate::thread_cache::ThreadCache;
 use crate::wait_times::{WaitStart, WaitTimes};
@@ -205,11 +206,7 @@ impl Inner {
         }
 
         self.under_pressure.store(true, Ordering::Relaxed);
-        for entry in self.registry.lock().iter() {
-            for class in 0..self.classes.count() as u8 {
-                entry.cache.magazine(class).guard.raise(PRESSURE);
-            }
-        }
+        magazines(&self.registry.lock()).for_each(|magazine| magazine.guard.raise(PRESSURE));
         let end_on_panic = EndOnPanic(self, layer);
         // Has the barrier that makes the gates effective, and takes what lies behind them.
         self.sweep(end_on_panic.1);
@@ -225,11 +222,7 @@ impl Inner {
         let registry = self.registry.lock();
         self.under_pressure.store(false, Ordering::Relaxed);
         self.reopen_singles();
-        for entry in registry.iter() {
-            for class in 0..self.classes.count() as u8 {
-                entry.cache.magazine(class).guard.lower(PRESSURE);
-            }
-        }
+        magazines(&registry).for_each(|magazine| magazine.guard.lower(PRESSURE));
     }
 
     /// Puts free chunks into their slabs and serves the waiters that can now be served; returns their

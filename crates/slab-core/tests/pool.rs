@@ -440,3 +440,29 @@ fn statistics_balance_while_threads_run() {
     assert_eq!(stats.in_use(), 0);
     assert_balanced(&stats);
 }
+
+/// The peak is added up once for as many batches as there are threads: those that have ended do not count.
+#[test]
+#[cfg(all(feature = "std", not(miri)))]
+fn peak_is_exact_to_a_batch_after_many_threads_have_ended() {
+    const THREADS: usize = 100;
+    // More than the threads leave behind.
+    const HELD: usize = 8000;
+    let pool = SlabPool::builder().build().unwrap();
+    let all_at_once = std::sync::Barrier::new(THREADS);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                drop(pool.try_alloc(64).unwrap());
+                all_at_once.wait();
+            });
+        }
+    });
+    while pool.stats().thread_caches > 0 {
+        thread::yield_now();
+    }
+    let held: Vec<_> = (0..HELD).map(|_| pool.try_alloc(64).unwrap()).collect();
+    drop(held);
+    let peak = pool.stats().classes()[0].in_use_peak as usize;
+    assert!((HELD - 56..=HELD).contains(&peak), "{peak}");
+}

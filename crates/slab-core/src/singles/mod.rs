@@ -41,7 +41,7 @@ pub(crate) struct SinglesCount {
 }
 
 impl Singles {
-    /// `population` is how many chunks of a class there can be.
+    /// For a mode [in effect](Mode::in_effect); `population` is how many chunks of a class there can be.
     ///
     /// # Errors
     /// The system's error number, if it would not give memory for a ring.
@@ -55,10 +55,6 @@ impl Singles {
             Mode::Ring => {
                 let rings = (0..classes).map(|class| Ring::new(population(class)));
                 Self::Rings(rings.collect::<Result<_, _>>()?)
-            }
-            // Without `std` no thread has magazines.
-            Mode::ThreadCached if cfg!(not(feature = "std")) => {
-                return Self::new(Mode::DepotOnly, classes, population);
             }
             Mode::ThreadCached | Mode::Locked => Self::None,
         })
@@ -166,6 +162,19 @@ mod kinds {
         let locked = pool(Mode::Locked);
         assert!(matches!(locked.inner().singles, Singles::None));
         assert_eq!(locked.inner().max_thread_caches, 0);
+    }
+
+    /// A pool that has no magazines has none that are slow to find either.
+    #[test]
+    #[cfg(not(feature = "std"))]
+    fn thread_cached_is_depot_only_without_std() {
+        let pool = SlabPool::builder()
+            .mode(Mode::ThreadCached)
+            .build()
+            .unwrap();
+        assert_eq!(pool.stats().slow_classes, 0);
+        assert!(!pool.inner().has_magazines());
+        assert!(matches!(pool.inner().singles, Singles::Stacks(_)));
     }
 }
 

@@ -1,8 +1,7 @@
 //! Slabs in a `static`, and [`GlobalBox`], whose type identifies its slab.
 
 use super::owner::as_its_value;
-use super::slab_box::lies_in;
-use super::{Slab, SlabBox};
+use super::{Slab, SlabBox, unit_at};
 use crate::error::ConfigError;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -150,7 +149,8 @@ impl<T: 'static, Tag: GlobalTag<T>> GlobalBox<T, Tag> {
         let this = ManuallyDrop::new(this);
         let slab = Tag::slab().slab.get().expect(SAME_SLAB);
         // The value is alive, so its arena is mapped; it can lie in the arena of its own slab only.
-        assert!(lies_in(this.value, slab.pool.inner()), "{SAME_SLAB}");
+        let unit = unit_at(slab.pool.inner(), this.value.cast());
+        assert!(unit.is_some(), "{SAME_SLAB}");
         // SAFETY: the value lies in a chunk of this slab and was this handle's.
         unsafe { SlabBox::from_parts(this.value, slab.pool.inner_ptr()) }
     }

@@ -194,9 +194,3 @@ impl<T, Tag> Drop for SlabBox<T, Tag> {
 }
 
 as_its_value!([T, Tag] SlabBox<T, Tag>);
-
-/// Does the value lie in the arena of this pool?
-#[cfg(feature = "std")]
-pub(super) fn lies_in<T>(value: NonNull<T>, pool: &Inner) -> bool {
-    super::unit_at(pool, value.cast()).is_some()
-}
