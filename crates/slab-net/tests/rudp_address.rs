@@ -184,7 +184,7 @@ async fn a_server_bound_to_all_answers_from_the_address_that_was_sent_to() {
             .aes_gcm(slab_net::rudp::crypto::AesGcm::new(&[7; 16]).unwrap()),
     ];
     for config in configs {
-        for all in ["0.0.0.0:0", "[::]:0"] {
+        for all in ["0.0.0.0:0", "[::]:0", "[::ffff:0.0.0.0]:0"] {
             let Ok(server) = Endpoint::bind(all.parse().unwrap(), &pool, config.clone()) else {
                 assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "{all}");
                 continue;
@@ -203,7 +203,7 @@ async fn a_server_bound_to_all_answers_from_the_address_that_was_sent_to() {
 #[tokio::test]
 async fn connecting_to_the_unspecified_address_reaches_loopback() {
     let pool = pool();
-    for all in ["0.0.0.0:0", "[::]:0"] {
+    for all in ["0.0.0.0:0", "[::]:0", "[::ffff:0.0.0.0]:0"] {
         let Ok(server) = Endpoint::bind(all.parse().unwrap(), &pool, fast()) else {
             assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "{all}");
             continue;

@@ -124,6 +124,26 @@ fn datagram_queues_are_bounded_and_the_newest_are_kept() {
     assert_eq!(world.ends[0].reserved_bytes(), 0);
 }
 
+/// Whether the session ends before they are read, or others take their place.
+#[test]
+fn datagrams_that_nobody_reads_are_counted_at_the_end_of_the_session() {
+    let mut world = world(0, 1);
+    run(&mut world, 100);
+    for n in 0..3_u32 {
+        let packet = world.pool.try_copy_from_slice(&n.to_le_bytes()).unwrap();
+        world.ends[0].send_datagram(packet).unwrap();
+    }
+    run(&mut world, 100);
+    assert!(world.ends[1].recv_datagram().is_some());
+    world.ends[1].abort();
+    assert!(world.ends[1].recv_datagram().is_none());
+    let stats = world.ends[1].stats();
+    assert_eq!(
+        (stats.received_unreliable, stats.dropped_unreliable),
+        (3, 2)
+    );
+}
+
 /// An attacker who does not see the traffic cannot slip one in.
 #[test]
 fn forged_datagrams_are_refused() {

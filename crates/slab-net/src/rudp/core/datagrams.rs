@@ -73,6 +73,7 @@ impl Datagrams {
     /// Drops all datagrams.
     pub(super) fn clear(&mut self) {
         self.unsent = VecDeque::new();
+        self.dropped += self.received.len() as u64;
         self.received = VecDeque::new();
         self.account.release(self.account.bytes());
     }

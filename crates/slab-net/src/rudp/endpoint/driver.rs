@@ -134,7 +134,8 @@ impl Driver {
         let datagrams = self.batches.iter().map(PacketBatch::datagrams).sum();
         let transient = self.receiver.used_spare_buffers();
         // A socket bound to one address sends everything from that.
-        let bound_to_any = self.receiver.local_addr().ip().is_unspecified();
+        let bound_to = self.receiver.local_addr().ip().to_canonical();
+        let bound_to_any = bound_to.is_unspecified();
         for batch in self.batches.drain(..) {
             let (shared, touched) = (&self.shared, &mut self.touched);
             let arrival = Arrival {

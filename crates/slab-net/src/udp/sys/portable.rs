@@ -7,6 +7,7 @@ use arrayvec::ArrayVec;
 use quinn_udp::{EcnCodepoint, RecvMeta, UdpSockRef, UdpSocketState};
 use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The bytes that a buffer needs beyond the longest datagram, to detect a longer one.
@@ -146,12 +147,20 @@ fn decode(meta: &RecvMeta, buffer_bytes: usize) -> Received {
         meta: Metadata::new(meta.addr),
     };
     out.meta.destination = meta.dst_ip;
-    out.meta.destination_is_unicast = meta.dst_ip.is_some_and(|ip| !ip.is_multicast());
+    out.meta.destination_is_unicast = meta.dst_ip.is_some_and(is_unicast);
     out.meta.ecn = meta.ecn.and_then(|ecn| Ecn::from_bits(ecn as u8));
     out.meta.interface = meta.interface_index;
     out.meta.since_epoch = meta.timestamp;
     out.meta.truncated = meta.len >= buffer_bytes;
     out
+}
+
+/// As far as the address tells. That of a subnet's broadcast looks like any other.
+fn is_unicast(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => !ip.is_multicast() && !ip.is_broadcast(),
+        IpAddr::V6(ip) => !ip.is_multicast(),
+    }
 }
 
 /// Returns the parts as one slice, since quinn-udp takes only one. Copies unless there is only one
@@ -280,6 +289,25 @@ mod tests {
         assert_eq!(received[0].meta.destination, Some(here.ip()));
         assert_eq!((&first, &second[..3]), (b"onetwo", &b"one"[..]));
     }
+
+    /// A socket of both families reports an IPv4 destination in mapped form.
+    #[test]
+    fn nothing_is_answered_from_a_multicast_or_broadcast_address() {
+        let is_unicast = |to: &str| {
+            let mut meta = RecvMeta::default();
+            meta.dst_ip = Some(to.parse().unwrap());
+            decode(&meta, 7).meta.destination_is_unicast
+        };
+        for to in ["192.0.2.1", "::ffff:192.0.2.1", "2001:db8::1"] {
+            assert!(is_unicast(to), "{to}");
+        }
+        let groups = ["224.0.0.1", "::ffff:224.0.0.1", "ff02::1"];
+        let broadcast = ["255.255.255.255", "::ffff:255.255.255.255"];
+        for to in groups.into_iter().chain(broadcast) {
+            assert!(!is_unicast(to), "{to}");
+        }
+    }
+
     /// Others can cause these errors at will, those of a refused datagram on Windows by a closed port.
     #[test]
     fn errors_that_others_cause_are_told_from_the_sockets_own() {

@@ -44,11 +44,15 @@ struct PathTable {
     /// Paths used since they last freed their memory, and when to check whether they are at rest.
     busy: Vec<Weak<Path>>,
     next_check: Option<Time>,
+    /// Sessions that have joined, with whatever address.
+    joins: u64,
 }
 
 struct Entry {
     path: Arc<Path>,
     sessions: usize,
+    /// Which of all joins was the last with this address.
+    last_join: u64,
 }
 
 pub(super) struct Path {
@@ -157,6 +161,8 @@ impl Paths {
         let (pool, budget) = (&self.pool, &self.budget);
         let code = || Arc::clone(&self.code);
         let mut table = lock(&self.paths);
+        table.joins += 1;
+        let last_join = table.joins;
         let entry = table.paths.entry(peer).or_insert_with(|| Entry {
             path: Arc::new(Path {
                 encoder: FecEncoder::with_code(code(), self.longest_sent, pool, budget).into(),
@@ -164,8 +170,10 @@ impl Paths {
                 busy: AtomicBool::new(false),
             }),
             sessions: 0,
+            last_join,
         });
         entry.sessions += 1;
+        entry.last_join = last_join;
         let path = Arc::clone(&entry.path);
         drop(table);
         path.decoder().clear_if_late();
@@ -180,14 +188,15 @@ impl Paths {
         if entry.sessions > 0 {
             return;
         }
-        let path = Arc::clone(&entry.path);
+        let (path, last_join) = (Arc::clone(&entry.path), entry.last_join);
         drop(table);
         // A thread that uses the path now finishes before its counters are read, or its counts are lost.
         let stats = path.stats();
-        // Moved in one step, so that no reader of the sum misses them. A session may have joined meanwhile.
+        // Moved in one step, so that no reader of the sum misses them. A session may have joined meanwhile; if it is
+        // gone, too, the path goes with what it has counted.
         let mut table = lock(&self.paths);
         if let hash_map::Entry::Occupied(entry) = table.paths.entry(peer)
-            && entry.get().sessions == 0
+            && entry.get().last_join == last_join
         {
             entry.remove();
             table.removed_stats += &stats;
@@ -280,6 +289,41 @@ mod tests {
             }
         });
         assert_eq!(paths.stats().sent_parity, 5000);
+    }
+
+    /// The last session with an address ends, another begins and ends, and then both look whether the path goes.
+    #[test]
+    fn a_path_goes_with_the_counts_of_its_last_session() {
+        const ROUNDS: u64 = 50;
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let shards = FecShards::new(2, 1).unwrap();
+        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
+        let peer = "192.0.2.1:9".parse().unwrap();
+        let wait_for_sessions = |sessions| {
+            while lock(&paths.paths).paths[&peer].sessions != sessions {
+                std::thread::yield_now();
+            }
+            // Until the other thread waits for the decoder.
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        for _ in 0..ROUNDS {
+            paths.join(peer);
+            let path = paths.get(peer).unwrap();
+            std::thread::scope(|scope| {
+                let held = path.decoder();
+                scope.spawn(|| paths.leave(peer));
+                wait_for_sessions(0);
+                scope.spawn(|| paths.join(peer));
+                wait_for_sessions(1);
+                group(&mut path.encoder());
+                scope.spawn(|| paths.leave(peer));
+                wait_for_sessions(0);
+                drop(held);
+            });
+        }
+        assert_eq!(paths.stats().sent_parity, ROUNDS);
+        assert!(lock(&paths.paths).paths.is_empty());
     }
 
     /// One thread looks whether a path rests that another has found, and not used yet.
