@@ -19,9 +19,11 @@ use core::ptr::NonNull;
 ///
 /// A block is one chunk, so the largest class limits what a `Vec` or a map can hold: 64 KiB by default, 1 MiB
 /// with [`SizeClasses::general`](crate::SizeClasses::general). Growing and shrinking within its size class
-/// moves nothing. A request fails if it is above the largest class, needs an alignment that no class
-/// [has](crate::SizeClasses::align), or meets the cap. Use `try_reserve` and the like: methods that cannot
-/// return an error end the process then, as they do when the heap has no memory.
+/// moves nothing. A collection that grows from nothing passes through many classes, so the
+/// [cap](SlabPoolBuilder::max_memory) should be many slabs; one made with its capacity takes one class. A request
+/// fails if it is above the largest class, needs an alignment that no class [has](crate::SizeClasses::align), or
+/// meets the cap. Use `try_reserve` and the like: methods that cannot return an error end the process then, as they
+/// do when the heap has no memory.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -35,6 +37,26 @@ use core::ptr::NonNull;
 /// // More than the largest class.
 /// assert!(line.try_reserve(1 << 20).is_err());
 /// # Ok::<(), slab_core::ConfigError>(())
+/// ```
+///
+/// A table of sessions, which lie in a typed slab:
+///
+/// ```
+/// use hashbrown::{DefaultHashBuilder, HashMap};
+/// use slab_core::{Slab, SlabAllocator, SlabBox, SlabPool};
+///
+/// type Table = HashMap<u64, SlabBox<[u64; 8]>, DefaultHashBuilder, SlabAllocator>;
+///
+/// let sessions = Slab::<[u64; 8]>::builder().name("sessions").max_objects(1000).build()?;
+/// let alloc = SlabAllocator::open(SlabPool::builder().name("table"))?;
+/// let mut table = Table::with_capacity_in(1000, alloc.clone());
+/// table.insert(7, sessions.try_insert([0; 8])?);
+/// assert_eq!((sessions.stats().in_use(), alloc.stats().in_use()), (1, 1));
+///
+/// table.remove(&7);
+/// drop(table);
+/// assert_eq!((sessions.stats().in_use(), alloc.stats().in_use()), (0, 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct SlabAllocator {

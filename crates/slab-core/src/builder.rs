@@ -158,6 +158,23 @@ impl SlabPoolBuilder {
     /// Bookkeeping comes on top: a thread takes half a KiB for each size class of the pools that it uses, and
     /// 2 KiB besides; chunks of 64 bytes that were each shared at some time take up to a seventh of their
     /// memory (14 % as measured), larger ones less. Default: 64 MiB.
+    ///
+    /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB
+    /// with the default classes, 4 MiB with [`SizeClasses::general`]. It serves one class as long as any of its
+    /// chunks is in use. So if the cap holds fewer slabs than there are classes in use at once, some class finds no
+    /// memory while chunks of others are free: give a small pool few [classes](SizeClasses::explicit).
+    ///
+    /// ```
+    /// # use slab_core::{SizeClasses, SlabPool};
+    /// let small = SlabPool::builder().max_memory(256 << 10).build()?;
+    /// let held = small.try_alloc(1500)?;
+    /// assert!(small.try_alloc(64).is_err(), "the only slab serves 1536 bytes");
+    ///
+    /// let classes = SizeClasses::explicit(&[256, 2048])?; // slabs of 64 KiB
+    /// let small = SlabPool::builder().max_memory(256 << 10).size_classes(classes).build()?;
+    /// let held = (small.try_alloc(1500)?, small.try_alloc(64)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
         self
@@ -242,6 +259,8 @@ impl SlabPoolBuilder {
     /// The recorded place is where the library was called, as far as the language passes that on: with
     /// `slab-net` not through chains and the methods of foreign traits, such as `Extend` of a packet buffer,
     /// where it is a line of the library. What the heap serves, above the largest class, is not recorded.
+    ///
+    /// Feature `leak-tracking`.
     #[cfg(feature = "leak-tracking")]
     pub fn track_leaks(mut self, one_in: u32) -> Self {
         self.track_leaks = Some(one_in);

@@ -138,7 +138,8 @@ impl SizeClasses {
             .expect("the list is ascending and aligned")
     }
 
-    /// Returns the default for general use: powers of two from 64 B to 1 MiB.
+    /// Returns the default for general use: powers of two from 64 B to 1 MiB. Slabs then have 4 MiB, so that the
+    /// [cap](crate::SlabPoolBuilder::max_memory) should hold many of them.
     #[must_use]
     pub fn general() -> Self {
         Self::geometric(64, 1 << 20, 2.0).expect("fifteen powers of two")

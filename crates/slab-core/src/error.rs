@@ -165,7 +165,8 @@ impl core::error::Error for ConfigError {}
 #[non_exhaustive]
 pub enum AllocError {
     /// No chunk of the size class is free, and the pool is at its cap, or in
-    /// [`Mode::Ring`](crate::Mode::Ring) the class at its share of the cap.
+    /// [`Mode::Ring`](crate::Mode::Ring) the class at its share of the cap. Other classes may have free chunks:
+    /// see [`max_memory`](crate::SlabPoolBuilder::max_memory).
     Exhausted {
         /// The chunk size in bytes that was needed.
         chunk_bytes: usize,

@@ -222,3 +222,20 @@ async fn finish_after_the_peer_closed_succeeds_if_nothing_was_lost() {
         assert_eq!(finished, expected);
     }
 }
+
+#[tokio::test]
+async fn a_reader_is_told_that_the_peer_never_answered_though_writing_was_shut_down() {
+    let pool = pool();
+    let silent = std::net::UdpSocket::bind(any()).unwrap();
+    let session = SessionConfig::fast().linger(Duration::from_millis(300));
+    let config = EndpointConfig::new(session.stream(true));
+    let client = Connection::connect(silent.local_addr().unwrap(), &pool, config).unwrap();
+    let mut client = client.into_stream();
+    client.write_all(b"request").await.unwrap();
+    client.shutdown().await.unwrap();
+    let read = timeout(TIMEOUT, client.read_to_end(&mut Vec::new())).await;
+    let error = read.unwrap().expect_err("an answer of no bytes");
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+    let ended = client.connection().ended();
+    assert_eq!(ended, Some(CloseReason::LingerExpired));
+}

@@ -102,6 +102,7 @@ impl PacketPool {
     /// assert_eq!(pool.slab().stats().max_memory, 8 << 20);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(alias = "stats")]
     #[must_use]
     pub fn slab(&self) -> &SlabPool {
         &self.slab

@@ -175,7 +175,10 @@ impl Blocks {
         };
         let wanted = (needed + more).max(likely).min(MAX_BLOCK).min(largest);
         let sizes = [wanted.max(needed), needed];
-        let (buf, reserved) = sizes.iter().find_map(|&bytes| self.allocate(bytes, pool))?;
+        let (buf, reserved) = sizes
+            .iter()
+            .find_map(|&bytes| self.allocate(bytes, pool))
+            .or_else(|| self.allocate_larger(needed, pool))?;
         self.last_bytes = buf.capacity() as u32;
         let block = self.add(buf, 0, reserved);
         self.close();
@@ -197,6 +200,18 @@ impl Blocks {
                 None
             }
         }
+    }
+
+    /// If nothing is in flight, whose acknowledgement would free memory: takes a chunk of the next larger class that
+    /// has one. Otherwise what is unread, of this session and others, could keep its class in use for as long as
+    /// their readers wait to send.
+    fn allocate_larger(&mut self, bytes: usize, pool: &PacketPool) -> Option<(PacketBuf, usize)> {
+        if self.blocks.len() > self.free.len() {
+            return None;
+        }
+        let buf = pool.try_alloc_or_larger(bytes, usize::MAX).ok()?;
+        let reserved = buf.headroom() + buf.capacity();
+        self.reserve(reserved).then_some((buf, reserved))
     }
 
     fn add(&mut self, buf: PacketBuf, live: u32, reserved: usize) -> u32 {
@@ -338,6 +353,28 @@ mod tests {
         packet.resize(10, 1);
         assert!(blocks.adopt(packet).is_err());
         assert_eq!((pool.slab().stats().in_use(), budget.reserved()), (0, 0));
+    }
+
+    #[test]
+    fn a_larger_chunk_serves_if_nothing_is_in_flight() {
+        let (pool, budget) = (pool(0), MemoryBudget::new(1 << 20));
+        // Slabs of a class above that of the segment, with one free chunk.
+        let mut held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(2048).ok()).collect();
+        held.pop();
+        assert!(pool.try_alloc(1400).is_err());
+
+        let mut blocks = Blocks::new(budget.account());
+        let first = blocks.push(&[0; 1300], 0, &pool).unwrap();
+        assert_eq!(budget.reserved(), 2048);
+        held.pop();
+        let next = blocks.push(&[0; 1300], 0, &pool);
+        assert_eq!(
+            next, None,
+            "the acknowledgement of the first will free memory"
+        );
+        blocks.release(first);
+        assert_eq!(budget.reserved(), 0);
+        assert!(blocks.push(&[0; 1300], 0, &pool).is_some());
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub(super) enum Finish {
     },
     /// No, and the segment that says so is queued or sent.
     Marked,
+    /// No, and as the peer could not be told, the session was closed.
+    GivenUp,
 }
 
 impl Session {
@@ -137,6 +139,7 @@ impl Session {
         if !self.peer.accepts_close_notices() {
             if until <= self.now {
                 self.close(self.now);
+                self.finish = Finish::GivenUp;
             } else if self.peer.is_foreign() {
                 // So it seems; but anybody can answer in its name, and the real answer may still come.
                 let soon = self.now + self.recovery.timeout() * MIN_NOTICE_TIMEOUTS;
@@ -227,6 +230,12 @@ impl Session {
     #[must_use]
     pub fn is_read_closed(&self) -> bool {
         self.phase != Phase::Open || self.receive.is_at_end()
+    }
+
+    /// Was the session closed because it could not be finished? Whether that is an error for who reads is known when
+    /// it has ended.
+    pub(in super::super) fn has_given_up_finishing(&self) -> bool {
+        self.finish == Finish::GivenUp
     }
 
     /// Has the peer finished, and has everything arrived that it sent?

@@ -95,7 +95,11 @@ impl EndpointConfig {
     ///
     /// Each endpoint has a limit of its own, also that of a [`Connection::connect`](super::Connection::connect). If
     /// several share a pool, their limits together should leave such a rest: what an endpoint promises and the pool
-    /// does not have is dropped when it comes, and sent again.
+    /// does not have is dropped when it comes, and sent again. If they promise many times what the pool has, sessions
+    /// that read no more until they have sent, such as those of an echo server, can block each other until they
+    /// time out.
+    ///
+    /// A small pool should have few [size classes](slab_core::SlabPoolBuilder::max_memory).
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = Some(bytes);
         self

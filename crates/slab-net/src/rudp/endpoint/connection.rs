@@ -348,7 +348,8 @@ impl Connection {
     ///
     /// This works between two ends of this library. KCP has no half-close: with a peer of another implementation,
     /// or one that is not known within the linger time, this is [`close`](Self::close); what that peer still sends
-    /// is lost, as is what was not yet received here.
+    /// is lost, as is what was not yet received here. A reader is told when the session has ended: as an error if not
+    /// everything could be delivered.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -501,6 +502,7 @@ pub(super) fn end_of_input(inner: &Inner) -> Option<Result<(), CloseReason>> {
         Some(CloseReason::ClosedByPeer | CloseReason::Closed) => Some(Ok(())),
         Some(_) if inner.session.has_received_all() => Some(Ok(())),
         Some(reason) => Some(Err(reason)),
+        None if inner.session.has_given_up_finishing() => None,
         None if inner.session.is_read_closed() => Some(Ok(())),
         None => None,
     }

@@ -19,7 +19,8 @@ use tokio::task::coop::poll_proceed;
 ///
 /// A write waits while what is in flight uses up the window or the memory. It fails as
 /// [`OutOfMemory`](io::ErrorKind::OutOfMemory) if there is no memory and nothing in flight whose acknowledgement
-/// would free some. The session goes on: the next write may succeed.
+/// would free some. The session goes on: the next write may succeed. A `Framed` still has the frame then: flush it
+/// again, after a pause. `write_all` cannot be continued, as it does not say how much it wrote.
 ///
 /// Dropping the stream closes the session, also after shutting down: what the peer has not taken within the [linger
 /// time](super::super::SessionConfig::linger) is lost, and the peer learns that by a
