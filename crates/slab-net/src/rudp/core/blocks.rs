@@ -74,6 +74,11 @@ impl Blocks {
         self.limit = bytes;
     }
 
+    /// Whether no segment is held: nothing is in flight, nor laid out to be sent.
+    fn is_empty(&self) -> bool {
+        self.blocks.len() == self.free.len()
+    }
+
     fn reserve(&mut self, bytes: usize) -> bool {
         let limited = self.limit < u32::MAX && self.account.bytes() + bytes > self.limit as usize;
         !limited && self.account.reserve(bytes)
@@ -168,10 +173,10 @@ impl Blocks {
         let room = pool.headroom() + pool.tailroom();
         let largest = pool.slab().size_classes().largest().saturating_sub(room);
         // While earlier segments are in flight, more than was announced is likely to come.
-        let likely = if self.blocks.len() > self.free.len() {
-            self.last_bytes as usize * 2
-        } else {
+        let likely = if self.is_empty() {
             0
+        } else {
+            self.last_bytes as usize * 2
         };
         let wanted = (needed + more).max(likely).min(MAX_BLOCK).min(largest);
         let sizes = [wanted.max(needed), needed];
@@ -206,7 +211,7 @@ impl Blocks {
     /// has one. Otherwise what is unread, of this session and others, could keep its class in use for as long as
     /// their readers wait to send.
     fn allocate_larger(&mut self, bytes: usize, pool: &PacketPool) -> Option<(PacketBuf, usize)> {
-        if self.blocks.len() > self.free.len() {
+        if !self.is_empty() {
             return None;
         }
         let buf = pool.try_alloc_or_larger(bytes, usize::MAX).ok()?;
@@ -268,7 +273,7 @@ impl Blocks {
 
     /// Frees the lists' memory if they hold no block.
     pub(super) fn shrink(&mut self) {
-        if self.blocks.len() == self.free.len() {
+        if self.is_empty() {
             self.blocks = Vec::new();
             self.free = Vec::new();
         }
