@@ -32,11 +32,13 @@ use core::ptr::NonNull;
 /// # drop(one);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-// Aligned so that the indices never lie across two pages, which would double the time to copy them.
-#[repr(align(512))]
+// Aligned so that the indices never lie across two pages, which would double the time to copy them; and in this
+// order, so that what copies 16 bytes of them at a time never lies across two cache lines, which costs a tenth.
+#[repr(C, align(512))]
 pub struct ChunkBatch {
     pool: SlabPool,
     place: Place,
+    _padding: u32,
     units: ArrayVec<u32, { Self::MAX }>,
 }
 
@@ -51,6 +53,7 @@ impl SlabPool {
         Ok(ChunkBatch {
             place: self.place_for(len)?,
             pool: self.clone(),
+            _padding: 0,
             units: ArrayVec::new(),
         })
     }
@@ -234,5 +237,18 @@ impl fmt::Debug for ChunkBatch {
         f.debug_struct("ChunkBatch")
             .field("chunks", &self.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, target_pointer_width = "64", not(any(loom, shuttle))))]
+mod tests {
+    use crate::SlabPool;
+
+    /// `ArrayVec` keeps its length in front of its elements, which no type says.
+    #[test]
+    fn indices_begin_where_wide_copies_cross_no_cache_line() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let batch = pool.chunk_batch(64).unwrap();
+        assert_eq!(batch.units.as_ptr().addr() % 16, 0);
     }
 }

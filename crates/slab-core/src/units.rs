@@ -17,6 +17,10 @@ fn in_pieces(units: &[u32], mut copy: impl FnMut(&[u32])) {
         ($($len:literal),*) => {$(
             if let Some((piece, more)) = rest.split_first_chunk::<$len>() {
                 copy(piece);
+                // Not to ask for all the shorter ones is a few per cent of a batch of 32.
+                if more.is_empty() {
+                    return;
+                }
                 rest = more;
             }
         )*};
