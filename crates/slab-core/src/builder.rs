@@ -299,7 +299,7 @@ impl SlabPoolBuilder {
     }
 
     /// Builds the pool: reserves its address range. No memory is used yet, unless
-    /// [`backing`](Self::backing) asks for it.
+    /// [`backing`](Self::backing) asks for it. Building takes some 80 KiB of the stack, in a debug build 128 KiB.
     ///
     /// # Errors
     /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed, or

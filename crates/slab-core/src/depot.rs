@@ -179,29 +179,40 @@ pub(crate) struct Depot {
 }
 
 impl Depot {
-    /// For `slabs` slabs and at most `movers` threads that move batches at the same time.
+    /// Blocks for `slabs` slabs and at most `movers` threads that move batches at the same time.
     ///
     /// # Errors
     /// The system's error number, if it would not give the address range.
-    pub(crate) fn new(classes: &ClassTable, slabs: usize, movers: usize) -> Result<Self, i32> {
-        let mut batch = [1; MAX_CLASSES];
-        let mut batches_per_slab = 0;
-        for (class, len) in (0..classes.count() as u8).zip(&mut batch) {
+    pub(crate) fn blocks(
+        classes: &ClassTable,
+        slabs: usize,
+        movers: usize,
+    ) -> Result<Table<Batch>, i32> {
+        let batches_per_slab = |class| {
             let geometry = classes.geometry(class);
-            *len = geometry.batch;
-            batches_per_slab =
-                batches_per_slab.max(geometry.chunks_per_slab.div_ceil(geometry.batch));
+            geometry.chunks_per_slab.div_ceil(geometry.batch)
+        };
+        let of_classes = (0..classes.count() as u8).map(batches_per_slab);
+        let most = of_classes.max().unwrap_or(0) as usize;
+        Table::new(slabs * most + movers + 1)
+    }
+
+    /// Of [`blocks`](Self::blocks), which can fail: to return all of a depot in a `Result` takes several times its
+    /// 9 KiB of stack.
+    pub(crate) fn new(blocks: Table<Batch>, classes: &ClassTable) -> Self {
+        let mut batch = [1; MAX_CLASSES];
+        for (class, len) in (0..classes.count() as u8).zip(&mut batch) {
+            *len = classes.geometry(class).batch;
         }
-        let blocks = slabs * batches_per_slab as usize + movers + 1;
-        Ok(Self {
-            blocks: Table::new(blocks)?,
+        Self {
+            blocks,
             fresh: AtomicU32::new(NIL + 1),
             empty: Stack::new(),
             full: core::array::from_fn(|_| Stack::new()),
             open: core::array::from_fn(|_| Mutex::new(Open::new())),
             open_lens: core::array::from_fn(|_| StatCounter::new(0)),
             batch,
-        })
+        }
     }
 
     fn empty_block(&self) -> u32 {

@@ -10,6 +10,7 @@ use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 use crate::entries::Entries;
 use crate::place::Place;
 use crate::sync::MODELLED;
+use alloc::boxed::Box;
 
 /// Requests of up to this many bytes find their class by one load.
 // Fewer in models: a pool is built on the stack, of which loom's threads have little.
@@ -87,7 +88,8 @@ pub(crate) struct ClassTable {
 }
 
 impl ClassTable {
-    pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Self {
+    /// In a box, because it is 12 KiB long: copies of it would be most of the stack that building a pool takes.
+    pub(crate) fn new(classes: SizeClasses, max_memory: usize) -> Box<Self> {
         let slab_bytes = slab_bytes_for(classes.largest());
         let empty = Geometry {
             bytes: 0,
@@ -120,21 +122,22 @@ impl ClassTable {
             place: Place::new(0, 0, 0),
             bytes: 0,
         };
-        Self {
+        let mut table = Box::new(Self {
             lookup: [None; TABLE_LEN],
             geometry,
             coarse: [none; COARSE_LEN],
             classes,
             slab_bytes,
             entries: Entries::NONE,
-        }
-        .with_places()
+        });
+        table.fill_in_places();
+        table
     }
 
     /// Gives each class an entry in the threads' tables of magazines.
-    pub(crate) fn with_entries(mut self) -> Self {
+    pub(crate) fn take_entries(&mut self) {
         self.entries = Entries::take(self.count());
-        self.with_places()
+        self.fill_in_places();
     }
 
     /// How many classes have no such entry.
@@ -143,7 +146,7 @@ impl ClassTable {
     }
 
     /// Fills the tables that lead to the classes.
-    fn with_places(mut self) -> Self {
+    fn fill_in_places(&mut self) {
         let mut from = 0;
         for class in 0..self.count() as u8 {
             let to = (self.geometry(class).bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
@@ -151,24 +154,23 @@ impl ClassTable {
             self.lookup[from..to].fill(Some(place));
             from = to;
         }
-        self.coarse = core::array::from_fn(|at| {
-            let class = self.classes.class_for(at * COARSE_BYTES + 1);
-            class.map_or(self.coarse[at], |class| CoarseEntry {
-                place: self.place(class as u8),
-                bytes: self.geometry(class as u8).bytes,
-            })
-        });
-        self
+        for at in 0..COARSE_LEN {
+            if let Some(class) = self.classes.class_for(at * COARSE_BYTES + 1) {
+                self.coarse[at] = CoarseEntry {
+                    place: self.place(class as u8),
+                    bytes: self.geometry(class as u8).bytes,
+                };
+            }
+        }
     }
 
     /// Keeps the last `guard` bytes of each slab out of use.
-    pub(crate) fn with_guard(mut self, guard: usize) -> Self {
+    pub(crate) fn keep_out(&mut self, guard: usize) {
         let usable = self.slab_bytes - guard;
         for geometry in &mut self.geometry[..self.classes.sizes().len()] {
             geometry.chunks_per_slab = (usable / geometry.bytes) as u32;
             debug_assert!(geometry.chunks_per_slab > 0);
         }
-        self
     }
 
     /// The class for a request, or `None` if it is above the largest class. The look-up of small

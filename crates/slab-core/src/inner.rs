@@ -165,32 +165,31 @@ fn next_id() -> u64 {
 impl Inner {
     /// Builds a pool; returns the one handle whose drop closes it.
     pub(crate) fn open(
-        classes: ClassTable,
+        mut classes: Box<ClassTable>,
         options: &SlabPoolBuilder,
     ) -> Result<Arc<Handle>, ConfigError> {
         let guard = options.guard_bytes(classes.slab_bytes());
+        classes.keep_out(guard);
         let arena = Arena::reserve(options.max_memory, classes.slab_bytes())?;
         let arena = arena
             .with_guard(guard)
             .with_lock(options.backing == Backing::Locked);
-        Self::open_in(arena, classes.with_guard(guard), options)
+        Self::open_in(arena, classes, options)
     }
 
     /// As [`open`](Self::open), in this arena.
     pub(crate) fn open_in(
         arena: Arena,
-        classes: ClassTable,
+        mut classes: Box<ClassTable>,
         options: &SlabPoolBuilder,
     ) -> Result<Arc<Handle>, ConfigError> {
         if options.huge_pages {
             arena.advise_huge_pages();
         }
         let mode = options.mode.in_effect();
-        let classes = if mode == Mode::ThreadCached {
-            classes.with_entries()
-        } else {
-            classes
-        };
+        if mode == Mode::ThreadCached {
+            classes.take_entries();
+        }
         let reserve_error = |errno| ConfigError::Reserve {
             bytes: arena.bytes(),
             errno,
@@ -200,7 +199,7 @@ impl Inner {
         let counts = counts.map_err(reserve_error)?;
         // One more mover a class: an open batch that becomes whole is moved under its lock.
         let movers = MAX_THREAD_CACHES + MAX_CLASSES;
-        let depot = Depot::new(&classes, arena.slabs(), movers).map_err(reserve_error)?;
+        let blocks = Depot::blocks(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let mut slabs = Slabs::new(&arena, options.growth).map_err(reserve_error)?;
         let share = arena.slabs() / classes.count();
         if mode == Mode::Ring {
@@ -233,14 +232,14 @@ impl Inner {
             .map(|one_in| Tracker::new(arena.bytes(), one_in))
             .transpose()
             .map_err(reserve_error)?;
-        let open = |home: &Weak<Handle>| Self {
+        let mut inner = Box::new(Self {
             id: next_id(),
             base: arena.base(),
             slab_unit_mask: arena.slab_units() - 1,
             counts,
             counts_from,
-            classes,
-            depot,
+            depot: Depot::new(blocks, &classes),
+            classes: *classes,
             singles,
             uncached: core::array::from_fn(|_| Uncached {
                 from_depot: AtomicU64::new(0),
@@ -260,7 +259,7 @@ impl Inner {
             closed: AtomicBool::new(false),
             under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
-            home: Weak::clone(home),
+            home: Weak::new(),
             max_thread_caches: if mode == Mode::ThreadCached {
                 MAX_THREAD_CACHES
             } else {
@@ -273,9 +272,12 @@ impl Inner {
             tracker,
             oversize: Oversize::new(options.max_oversize_memory, options.zero_on_free),
             name: options.name.as_str().into(),
-        };
-        let handle = Arc::new_cyclic(|home| Handle {
-            inner: NonNull::from(Box::leak(Box::new(open(home)))),
+        });
+        let handle = Arc::new_cyclic(|home| {
+            inner.home = Weak::clone(home);
+            Handle {
+                inner: NonNull::from(Box::leak(inner)),
+            }
         });
         fork::watch(handle.as_ptr());
         Ok(handle)

@@ -52,12 +52,16 @@ pub(crate) fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) 
     said.expect("stderr is open");
 }
 
-pub(crate) fn classes() -> ClassTable {
+pub(crate) fn classes() -> Box<ClassTable> {
     ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 8 << 10)
 }
 
 fn depot() -> Depot {
-    Depot::new(&classes(), 2, 4).unwrap()
+    depot_of(&classes())
+}
+
+fn depot_of(classes: &ClassTable) -> Depot {
+    Depot::new(Depot::blocks(classes, 2, 4).unwrap(), classes)
 }
 
 /// A batch of two chunks, recognisable.
@@ -146,7 +150,7 @@ fn model_depot_head_that_comes_back() {
 fn model_depot_head_that_comes_back_after_all_was_taken() {
     model(None, || {
         let sizes = SizeClasses::explicit(&[512, 1024]).unwrap();
-        let depot = Arc::new(Depot::new(&ClassTable::new(sizes, 8 << 10), 2, 4).unwrap());
+        let depot = Arc::new(depot_of(&ClassTable::new(sizes, 8 << 10)));
         depot.push_batch(0, &batch(0));
         depot.push_batch(0, &batch(1));
         let other = {

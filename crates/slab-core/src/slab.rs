@@ -463,7 +463,7 @@ pub(super) mod tests {
     use super::*;
     use crate::class::SizeClasses;
 
-    pub(super) fn fixture() -> (Arena, ClassTable) {
+    pub(super) fn fixture() -> (Arena, Box<ClassTable>) {
         let list = SizeClasses::explicit(&[192, 1536]).unwrap();
         let classes = ClassTable::new(list, 256 << 10);
         let arena = Arena::reserve(256 << 10, classes.slab_bytes()).unwrap();

@@ -31,6 +31,15 @@ fn builder_defaults_are_as_documented() {
     assert_eq!((slab.name(), slab.capacity()), ("default", 1 << 20));
 }
 
+/// Twice what the builder's page says of debug builds. A thread that has less ends the process.
+#[test]
+#[cfg_attr(miri, ignore = "Miri's stacks have no end")]
+fn pool_is_built_on_a_small_stack() {
+    let small = std::thread::Builder::new().stack_size(256 << 10);
+    let build = || drop(SlabPool::builder().build().unwrap());
+    small.spawn(build).unwrap().join().unwrap();
+}
+
 #[test]
 fn zero_on_free_zeroes_chunks_before_reuse() {
     for mode in [
