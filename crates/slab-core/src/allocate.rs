@@ -147,7 +147,8 @@ impl Inner {
             return None;
         }
         let unit = magazine.pop().or_else(|| {
-            let count = self.depot.pop_batch(class, |batch| {
+            let lane = magazine.guard.lane();
+            let count = self.depot.pop_batch(lane, class, |batch| {
                 let stored = magazine.refill(batch);
                 debug_assert_eq!(stored, batch.len(), "an empty magazine holds two");
             });
@@ -441,12 +442,12 @@ mod tests {
         let mut batch = vec![0; inner.depot.batch_len(0)];
         let carved = inner.carve(&mut inner.slabs.lock(), 0, &mut batch);
         assert_eq!(carved.unwrap().chunks, batch.len());
-        inner.depot.push_batch(0, &batch);
+        inner.depot.push_batch(0, 0, &batch);
         pool.flush_thread_cache();
         let cache = inner.attach().unwrap();
         let magazine = cache.magazine(0);
         assert!(inner.enter(magazine));
-        let popped = inner.depot.pop_batch(0, |batch| {
+        let popped = inner.depot.pop_batch(0, 0, |batch| {
             assert_eq!(magazine.refill(batch), batch.len());
             assert_eq!(pool.stats().in_use(), 1);
         });

@@ -11,10 +11,19 @@
 //! theirs and slow paths come there. So the number of blocks is bounded by the number of chunks:
 //!
 //! `blocks <= chunks / batch + one in the hand of each thread that moves a batch`
+//!
+//! # Lanes
+//!
+//! All stacks exist [`LANES`] times. A thread uses those of its own lane, and looks into the others only if its own
+//! is empty. So threads that get back what they gave away change no head that other cores change, and find their
+//! batches in their own caches; and where one thread gives what another takes, batches pass from lane to lane as they
+//! would through a single stack. A stack that was empty when it was looked at may not be when the last one is: who finds
+//! nothing in any lane knows of each that it was empty at some moment, not of all at the same. For batches that is no
+//! less than a thread knows that comes a moment earlier. For blocks it is: see [`Depot::empty_block`].
 
 use crate::class::MAX_CLASSES;
 use crate::geometry::{BATCH_MAX, ClassTable};
-use crate::sync::{AtomicU32, AtomicU64, MODELLED, Mutex, Ordering, Table, Zeroable};
+use crate::sync::{AtomicU32, AtomicU64, Backoff, MODELLED, Mutex, Ordering, Table, Zeroable};
 use crate::units::{with_units, write_units};
 use arrayvec::ArrayVec;
 
@@ -23,6 +32,18 @@ const NIL: u32 = 0;
 
 /// In models the tag wraps at its first change.
 const FIRST_TAG: u64 = if MODELLED { u32::MAX as u64 } else { 0 };
+
+/// More than the threads that exchange batches at the same moment, mostly.
+const LANES: usize = if MODELLED { 2 } else { 8 };
+/// How often a thread looks for an empty block where there has to be one.
+const MAX_LOOKS: u32 = if MODELLED { 3 } else { 1 << 16 };
+/// The lane of those who have no magazine.
+pub(crate) const COMMON_LANE: u8 = 0;
+
+/// The lane of the thread that has the cache of this number.
+pub(crate) fn lane_of(cache: usize) -> u8 {
+    (cache % LANES) as u8
+}
 
 /// A block of 232 bytes: the link, and the chunk indices of one batch. Not aligned to a cache line:
 /// that would take 24 bytes more for 56 free chunks, 0.7 % of their memory if they have 64 bytes, and
@@ -86,14 +107,16 @@ struct Stack {
     chunks: AtomicU64,
 }
 
-impl Stack {
-    fn new() -> Self {
+impl Default for Stack {
+    fn default() -> Self {
         Self {
             head: AtomicU64::new(FIRST_TAG << 32 | u64::from(NIL)),
             chunks: AtomicU64::new(0),
         }
     }
+}
 
+impl Stack {
     fn push(&self, blocks: &Table<Batch>, block: u32) {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
@@ -158,6 +181,17 @@ fn next_tag(head: u64) -> u64 {
     (head & !u64::from(u32::MAX)).wrapping_add(1 << 32)
 }
 
+/// See [Lanes](self#lanes).
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    empty: Stack,
+    full: [Stack; MAX_CLASSES],
+}
+
+const _: () = assert!(MODELLED || FIRST_TAG == 0 && NIL == 0);
+// SAFETY: zero is an empty stack, as just asserted, and none needs dropping.
+unsafe impl Zeroable for Lane {}
+
 /// A plain atomic: nothing depends on its order with anything else, so models need not see it.
 type StatCounter = core::sync::atomic::AtomicU32;
 
@@ -165,12 +199,14 @@ type StatCounter = core::sync::atomic::AtomicU32;
 pub(crate) type Open = ArrayVec<u32, BATCH_MAX>;
 
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Depot {
     blocks: Table<Batch>,
     /// Blocks never used so far start here.
     fresh: AtomicU32,
-    empty: Stack,
-    full: [Stack; MAX_CLASSES],
+    lanes: Table<Lane>,
+    /// Lanes from here on are of no thread so far: nobody looks into them.
+    used_lanes: StatCounter,
     pub(crate) open: [Mutex<Open>; MAX_CLASSES],
     /// How many chunks the open batches hold, for the statistics: a lock a class would be most of
     /// what a snapshot costs.
@@ -197,9 +233,15 @@ impl Depot {
         Table::new(slabs * most + movers + 1)
     }
 
-    /// Of [`blocks`](Self::blocks), which can fail: to return all of a depot in a `Result` takes several times its
-    /// 9 KiB of stack.
-    pub(crate) fn new(blocks: Table<Batch>, classes: &ClassTable) -> Self {
+    /// # Errors
+    /// As [`blocks`](Self::blocks).
+    pub(crate) fn lanes() -> Result<Table<Lane>, i32> {
+        Table::new(LANES)
+    }
+
+    /// Of [`blocks`](Self::blocks) and [`lanes`](Self::lanes), which can fail: to return all of a depot in a `Result`
+    /// takes several times its 6 KiB of stack.
+    pub(crate) fn new(blocks: Table<Batch>, lanes: Table<Lane>, classes: &ClassTable) -> Self {
         let mut batch = [1; MAX_CLASSES];
         for (class, len) in (0..classes.count() as u8).zip(&mut batch) {
             *len = classes.geometry(class).batch;
@@ -207,24 +249,57 @@ impl Depot {
         Self {
             blocks,
             fresh: AtomicU32::new(NIL + 1),
-            empty: Stack::new(),
-            full: core::array::from_fn(|_| Stack::new()),
+            lanes,
+            used_lanes: StatCounter::new(1),
             open: core::array::from_fn(|_| Mutex::new(Open::new())),
             open_lens: core::array::from_fn(|_| StatCounter::new(0)),
             batch,
         }
     }
 
-    fn empty_block(&self) -> u32 {
-        if let Some(block) = self.empty.pop(&self.blocks) {
-            return block;
+    /// There is a cache of this number from now on. Under the registry's lock.
+    pub(crate) fn open_lane(&self, cache: usize) {
+        let used = (cache + 1).min(LANES) as u32;
+        if used > self.used_lanes.load(Ordering::Relaxed) {
+            self.used_lanes.store(used, Ordering::Relaxed);
         }
-        let block = self.fresh.fetch_add(1, Ordering::Relaxed);
-        assert!(
-            (block as usize) < self.blocks.len(),
-            "more batches than the pool has chunks for: a chunk was freed twice"
-        );
-        block
+    }
+
+    /// All lanes in use, this one first.
+    fn lanes_from(&self, lane: u8) -> impl Iterator<Item = &Lane> {
+        let lanes = &self.lanes[..self.used_lanes.load(Ordering::Relaxed) as usize];
+        let (before, own) = lanes.split_at(usize::from(lane));
+        own.iter().chain(before)
+    }
+
+    fn own(&self, lane: u8) -> &Lane {
+        self.lanes.at(lane.into())
+    }
+
+    /// One that others gave back, before one that was never used.
+    ///
+    /// There are enough, but those that others gave back may have passed from lane to lane behind this look for them.
+    /// So it looks again when no other is left.
+    fn empty_block(&self, lane: u8) -> u32 {
+        let mut backoff = Backoff::default();
+        for _ in 0..MAX_LOOKS {
+            let given_back = || {
+                self.lanes_from(lane)
+                    .find_map(|lane| lane.empty.pop(&self.blocks))
+            };
+            if let Some(block) = given_back().or_else(|| self.fresh_block()) {
+                return block;
+            }
+            backoff.snooze();
+        }
+        panic!("more batches than the pool has chunks for: a chunk was freed twice");
+    }
+
+    fn fresh_block(&self) -> Option<u32> {
+        let next = |block| ((block as usize) < self.blocks.len()).then_some(block + 1);
+        self.fresh
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .ok()
     }
 
     /// Chunks in a batch of this class.
@@ -232,14 +307,14 @@ impl Depot {
         self.batch[usize::from(class)] as usize
     }
 
-    /// Adds one whole batch; `units` has exactly [`batch_len`](Self::batch_len) chunks.
-    pub(crate) fn push_batch(&self, class: u8, units: &[u32]) {
+    /// Adds one whole batch to a lane; `units` has exactly [`batch_len`](Self::batch_len) chunks.
+    pub(crate) fn push_batch(&self, lane: u8, class: u8, units: &[u32]) {
         debug_assert_eq!(units.len(), self.batch_len(class));
-        let block = self.empty_block();
+        let block = self.empty_block(lane);
         let batch = self.blocks.at(block as usize);
         // SAFETY: the block was just taken off the stack of empty ones, or never used before.
         unsafe { batch.write(units) };
-        let stack = &self.full[usize::from(class)];
+        let stack = &self.own(lane).full[usize::from(class)];
         // Before they can be popped, so that the sum never wraps below zero.
         stack
             .chunks
@@ -247,11 +322,14 @@ impl Depot {
         stack.push(&self.blocks, block);
     }
 
-    /// Takes one whole batch and gives it to `sink`, which takes no lock and waits for nothing; returns its
-    /// length, 0 if there is none.
-    pub(crate) fn pop_batch(&self, class: u8, sink: impl FnOnce(&[u32])) -> usize {
-        let stack = &self.full[usize::from(class)];
-        let Some(block) = stack.pop(&self.blocks) else {
+    /// Takes one whole batch, of this lane if it has one, and gives it to `sink`, which takes no lock and waits for
+    /// nothing; returns its length, 0 if there is none.
+    pub(crate) fn pop_batch(&self, lane: u8, class: u8, sink: impl FnOnce(&[u32])) -> usize {
+        let popped = self.lanes_from(lane).find_map(|lane| {
+            let stack = &lane.full[usize::from(class)];
+            Some((stack, stack.pop(&self.blocks)?))
+        });
+        let Some((stack, block)) = popped else {
             return 0;
         };
         let batch = self.blocks.at(block as usize);
@@ -264,14 +342,15 @@ impl Depot {
         };
         // SAFETY: the block was just taken off its stack.
         let len = unsafe { batch.read(take) };
-        self.empty.push(&self.blocks, block);
+        self.own(lane).empty.push(&self.blocks, block);
         len
     }
 
     /// Chunks of the class in the depot now; exact while nobody moves any.
     pub(crate) fn chunks(&self, class: u8) -> u64 {
         let class = usize::from(class);
-        let stacked = self.full[class].chunks.load(Ordering::Relaxed);
+        let of_lane = |lane: &Lane| lane.full[class].chunks.load(Ordering::Relaxed);
+        let stacked: u64 = self.lanes_from(COMMON_LANE).map(of_lane).sum();
         stacked + u64::from(self.open_lens[class].load(Ordering::Relaxed))
     }
 
@@ -282,19 +361,21 @@ impl Depot {
     pub(crate) fn take_all(&self, class: u8, mut sink: impl FnMut(&[u32])) {
         let open = self.with_open(class, core::mem::take);
         sink(&open);
-        let stack = &self.full[usize::from(class)];
-        let mut block = stack.take_all();
-        while block != NIL {
-            let batch = self.blocks.at(block as usize);
-            let mut units = Open::new();
-            let copy = |batch: &[u32]| units.extend(batch.iter().copied());
-            // SAFETY: the whole stack was just taken.
-            let len = unsafe { batch.read(copy) };
-            let next = batch.next.load(Ordering::Relaxed);
-            stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
-            self.empty.push(&self.blocks, block);
-            sink(&units);
-            block = next;
+        for lane in self.lanes_from(COMMON_LANE) {
+            let stack = &lane.full[usize::from(class)];
+            let mut block = stack.take_all();
+            while block != NIL {
+                let batch = self.blocks.at(block as usize);
+                let mut units = Open::new();
+                let copy = |batch: &[u32]| units.extend(batch.iter().copied());
+                // SAFETY: the whole stack was just taken.
+                let len = unsafe { batch.read(copy) };
+                let next = batch.next.load(Ordering::Relaxed);
+                stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
+                lane.empty.push(&self.blocks, block);
+                sink(&units);
+                block = next;
+            }
         }
     }
 
@@ -311,7 +392,7 @@ impl Depot {
         self.open_lens[usize::from(class)].store(open.len() as u32, Ordering::Relaxed);
     }
 
-    /// Adds single chunks to the open batch; whole batches leave it for the stack.
+    /// Adds single chunks to the open batch; whole batches leave it for the common lane.
     pub(crate) fn put(&self, class: u8, units: &[u32]) {
         self.with_open(class, |open| {
             for &unit in units {
@@ -324,7 +405,7 @@ impl Depot {
     pub(crate) fn put_in(&self, class: u8, open: &mut Open, unit: u32) {
         open.push(unit);
         if open.len() == self.batch_len(class) {
-            self.push_batch(class, open);
+            self.push_batch(COMMON_LANE, class, open);
             open.clear();
         }
     }
@@ -332,8 +413,78 @@ impl Depot {
     /// Takes a single chunk from the open batch, or from a batch that it opens.
     pub(crate) fn take_in(&self, class: u8, open: &mut Open) -> Option<u32> {
         if open.is_empty() {
-            self.pop_batch(class, |batch| open.extend(batch.iter().copied()));
+            self.pop_batch(COMMON_LANE, class, |batch| {
+                open.extend(batch.iter().copied());
+            });
         }
         open.pop()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::class::SizeClasses;
+    use std::sync::Barrier;
+
+    fn depot(slabs: usize, movers: usize) -> Depot {
+        let classes = ClassTable::new(SizeClasses::explicit(&[1024]).unwrap(), 1 << 20);
+        let blocks = Depot::blocks(&classes, slabs, movers).unwrap();
+        Depot::new(blocks, Depot::lanes().unwrap(), &classes)
+    }
+
+    fn batch(depot: &Depot, first: u32) -> Vec<u32> {
+        (first..first + depot.batch_len(0) as u32).collect()
+    }
+
+    #[test]
+    fn each_lane_serves_its_thread_first_and_then_the_others() {
+        let depot = depot(1, 1);
+        for cache in 0..3 {
+            depot.open_lane(cache);
+        }
+        let (mine, others) = (batch(&depot, 0), batch(&depot, 100));
+        depot.push_batch(2, 0, &mine);
+        depot.push_batch(0, 0, &others);
+        assert_eq!(depot.chunks(0) as usize, mine.len() + others.len());
+        assert_eq!(
+            depot.pop_batch(2, 0, |units| assert_eq!(units, mine)),
+            mine.len()
+        );
+        assert_eq!(
+            depot.pop_batch(2, 0, |units| assert_eq!(units, others)),
+            others.len()
+        );
+        assert_eq!(depot.pop_batch(2, 0, |_| panic!("there is none")), 0);
+        depot.push_batch(1, 0, &mine);
+        let mut taken = Vec::new();
+        depot.take_all(0, |units| taken.extend_from_slice(units));
+        assert_eq!((taken, depot.chunks(0)), (mine, 0));
+    }
+
+    /// Where no block is left, one is about to come back: here from a thread that has just taken its chunks out.
+    #[test]
+    fn a_block_that_is_about_to_come_back_is_waited_for() {
+        let depot = depot(0, 1);
+        assert_eq!(depot.blocks.len(), 2, "one, and that of no number");
+        depot.open_lane(1);
+        let (first, second) = (batch(&depot, 0), batch(&depot, 100));
+        depot.push_batch(0, 0, &first);
+        let taken = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                depot.pop_batch(1, 0, |_| {
+                    taken.wait();
+                    // Gives the other one some time to look in vain.
+                    (0..100).for_each(|_| std::thread::yield_now());
+                });
+            });
+            taken.wait();
+            depot.push_batch(0, 0, &second);
+        });
+        assert_eq!(
+            depot.pop_batch(0, 0, |units| assert_eq!(units, second)),
+            second.len()
+        );
     }
 }

@@ -80,7 +80,7 @@ impl Inner {
         if !pushed {
             // A full magazine holds two batches.
             magazine.take_bottom(pool.depot.batch_len(class), |batch| {
-                pool.depot.push_batch(class, batch);
+                pool.depot.push_batch(magazine.guard.lane(), class, batch);
             });
             pushed = magazine.push(unit);
         }

@@ -71,7 +71,9 @@ pub(crate) struct Guard {
     intent: AtomicU64,
     gate: AtomicU32,
     ceiling: AtomicU16,
-    capacity: u16,
+    capacity: u8,
+    /// Where the owner exchanges batches. Here because here is room.
+    lane: u8,
 }
 
 /// The owner has announced that it will put or take: the word that says so, and the length.
@@ -95,15 +97,16 @@ fn length(puts: u64, takes: u64) -> usize {
 }
 
 impl Guard {
-    pub(crate) fn new(capacity: u16) -> Self {
+    pub(crate) fn new(capacity: u8, lane: u8) -> Self {
         let gate = if barrier_is_asymmetric() { 0 } else { FENCED };
         Self {
             puts: AtomicU64::new(FIRST_PUT),
             takes: AtomicU64::new(FIRST_PUT.wrapping_neg()),
             intent: AtomicU64::new(OUTSIDE),
             gate: AtomicU32::new(gate),
-            ceiling: AtomicU16::new(if gate == 0 { capacity } else { 0 }),
+            ceiling: AtomicU16::new(if gate == 0 { capacity.into() } else { 0 }),
             capacity,
+            lane,
         }
     }
 
@@ -122,6 +125,11 @@ impl Guard {
     #[inline(always)]
     pub(crate) fn capacity(&self) -> usize {
         self.capacity.into()
+    }
+
+    /// The lane of the depot in which the owner exchanges batches.
+    pub(crate) fn lane(&self) -> u8 {
+        self.lane
     }
 
     /// The owner's way in on the fast path, to take something off: it may [`take`](Self::take) if it then
@@ -254,7 +262,7 @@ impl Guard {
     }
 
     fn set_gate(&self, gate: u32) {
-        let ceiling = if gate == 0 { self.capacity } else { 0 };
+        let ceiling = if gate == 0 { self.capacity.into() } else { 0 };
         self.gate.store(gate, Ordering::Relaxed);
         self.ceiling.store(ceiling, Ordering::Relaxed);
     }

@@ -200,6 +200,7 @@ impl Inner {
         // One more mover a class: an open batch that becomes whole is moved under its lock.
         let movers = MAX_THREAD_CACHES + MAX_CLASSES;
         let blocks = Depot::blocks(&classes, arena.slabs(), movers).map_err(reserve_error)?;
+        let lanes = Depot::lanes().map_err(reserve_error)?;
         let mut slabs = Slabs::new(&arena, options.growth).map_err(reserve_error)?;
         let share = arena.slabs() / classes.count();
         if mode == Mode::Ring {
@@ -238,7 +239,7 @@ impl Inner {
             slab_unit_mask: arena.slab_units() - 1,
             counts,
             counts_from,
-            depot: Depot::new(blocks, &classes),
+            depot: Depot::new(blocks, lanes, &classes),
             classes: *classes,
             singles,
             uncached: core::array::from_fn(|_| Uncached {

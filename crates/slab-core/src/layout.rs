@@ -1,7 +1,7 @@
 //! Tests of false sharing: what different threads write lies in different cache lines. (A processor
 //! fetches lines in pairs, so 128 bytes.)
 
-use crate::depot::Depot;
+use crate::depot::{Depot, Lane};
 use crate::guard::Guard;
 use crate::inner::Inner;
 use crate::magazine::Magazine;
@@ -18,7 +18,8 @@ fn false_sharing_of_magazines_of_two_threads() {
 /// Trap: false sharing, between the depot's heads, which threads of different classes change.
 #[test]
 fn false_sharing_of_heads_of_two_classes() {
-    assert_eq!(align_of::<Depot>(), 128, "each head is aligned so");
+    assert_eq!(align_of::<Lane>(), 128, "each head is aligned so");
+    assert_eq!(align_of::<Depot>(), 128);
 }
 
 /// Trap: false sharing, between what every fast path reads and what slow paths write.

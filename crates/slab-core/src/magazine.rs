@@ -18,6 +18,7 @@ use crate::units::{move_to_front, read_units, with_units, write_units};
 use arrayvec::ArrayVec;
 
 const SLOTS: usize = 2 * BATCH_MAX;
+const _: () = assert!(SLOTS <= u8::MAX as usize, "a capacity has a byte");
 const _: () = assert!(
     SLOTS < FIRST_PUT as usize - 2,
     "what a magazine takes in without counting it leaves the guard's words apart"
@@ -70,10 +71,10 @@ pub(crate) enum Source {
 }
 
 impl Magazine {
-    pub(crate) fn new(capacity: u16) -> Self {
+    pub(crate) fn new(capacity: u8, lane: u8) -> Self {
         debug_assert!(usize::from(capacity) <= SLOTS);
         Self {
-            guard: Guard::new(capacity),
+            guard: Guard::new(capacity, lane),
             refilled: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             from_depot: AtomicU64::new(0),
@@ -318,7 +319,7 @@ mod tests {
 
     #[test]
     fn take_bottom_takes_the_oldest_chunks_first() {
-        let magazine = Magazine::new(SLOTS as u16);
+        let magazine = Magazine::new(SLOTS as u8, 0);
         for unit in 0..magazine.guard.capacity() as u32 {
             assert!(magazine.push(unit));
         }
@@ -337,7 +338,7 @@ mod tests {
 
     #[test]
     fn refill_stops_at_capacity() {
-        let magazine = Magazine::new(SLOTS as u16);
+        let magazine = Magazine::new(SLOTS as u8, 0);
         let units: Vec<u32> = (0..200).collect();
         assert_eq!(magazine.refill(&units), SLOTS);
         assert_eq!(magazine.refill(&units), 0);
@@ -351,7 +352,7 @@ mod tests {
         if !crate::sync::barrier_is_asymmetric() {
             return; // The fast paths are shut for ever.
         }
-        let magazine = Magazine::new(SLOTS as u16);
+        let magazine = Magazine::new(SLOTS as u8, 0);
         let mut out = ArrayVec::<u32, 4>::new();
         assert!(!magazine.try_pop_many(4, &mut out), "empty");
         assert_eq!(magazine.refill(&[1, 2, 3, 4, 5]), 5);
@@ -376,7 +377,7 @@ mod tests {
         if !crate::sync::barrier_is_asymmetric() {
             return;
         }
-        let magazine = Magazine::new(SLOTS as u16);
+        let magazine = Magazine::new(SLOTS as u8, 0);
         magazine.shut();
         assert!(!magazine.try_push(1), "shut");
         magazine.take(|_| panic!("there is nothing"));
@@ -391,7 +392,7 @@ mod tests {
     #[test]
     fn without_membarrier_only_the_slow_path_is_used() {
         const ROUNDS: u32 = if cfg!(miri) { 100 } else { 100_000 };
-        let magazine = Magazine::new(SLOTS as u16);
+        let magazine = Magazine::new(SLOTS as u8, 0);
         magazine.guard.raise(FENCED);
         assert!(!magazine.try_push(0));
         assert_eq!(magazine.try_pop(), None);

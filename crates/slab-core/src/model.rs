@@ -61,7 +61,8 @@ fn depot() -> Depot {
 }
 
 fn depot_of(classes: &ClassTable) -> Depot {
-    Depot::new(Depot::blocks(classes, 2, 4).unwrap(), classes)
+    let blocks = Depot::blocks(classes, 2, 4).unwrap();
+    Depot::new(blocks, Depot::lanes().unwrap(), classes)
 }
 
 /// A batch of two chunks, recognisable.
@@ -71,7 +72,7 @@ fn batch(number: u32) -> [u32; BATCH_MAX] {
 
 /// Pops one batch; returns its length.
 fn pop_batch(depot: &Depot, class: u8, out: &mut [u32; BATCH_MAX]) -> usize {
-    depot.pop_batch(class, |units| out[..units.len()].copy_from_slice(units))
+    depot.pop_batch(0, class, |units| out[..units.len()].copy_from_slice(units))
 }
 
 /// Pops until the depot is empty.
@@ -97,7 +98,7 @@ fn assert_each_once(mut units: Vec<u32>, count: u32) {
 fn model_depot_push_and_pop() {
     model(None, || {
         let depot = Arc::new(depot());
-        depot.push_batch(0, &batch(0));
+        depot.push_batch(0, 0, &batch(0));
         let other = {
             let depot = depot.clone();
             thread::spawn(move || {
@@ -106,10 +107,35 @@ fn model_depot_push_and_pop() {
                 out[..len].to_vec()
             })
         };
-        depot.push_batch(0, &batch(1));
+        depot.push_batch(0, 0, &batch(1));
         let mut units = other.join().unwrap();
         units.extend(drain(&depot));
         assert_each_once(units, 4);
+    });
+}
+
+/// Two threads exchange batches, each in its own lane and in the other's.
+#[test]
+fn model_depot_lanes() {
+    model(None, || {
+        let depot = Arc::new(depot());
+        depot.open_lane(1);
+        depot.push_batch(0, 0, &batch(0));
+        let other = {
+            let depot = depot.clone();
+            thread::spawn(move || {
+                let mut units = Vec::new();
+                depot.pop_batch(1, 0, |batch| units.extend_from_slice(batch));
+                depot.push_batch(1, 0, &batch(1));
+                units
+            })
+        };
+        let mut units = Vec::new();
+        depot.pop_batch(0, 0, |batch| units.extend_from_slice(batch));
+        depot.push_batch(0, 0, &batch(2));
+        units.extend(other.join().unwrap());
+        units.extend(drain(&depot));
+        assert_each_once(units, 6);
     });
 }
 
@@ -121,8 +147,8 @@ fn model_depot_push_and_pop() {
 fn model_depot_head_that_comes_back() {
     model(None, || {
         let depot = Arc::new(depot());
-        depot.push_batch(0, &batch(0));
-        depot.push_batch(0, &batch(1));
+        depot.push_batch(0, 0, &batch(0));
+        depot.push_batch(0, 0, &batch(1));
         let other = {
             let depot = depot.clone();
             thread::spawn(move || {
@@ -130,7 +156,7 @@ fn model_depot_head_that_comes_back() {
                 let first = pop_batch(&depot, 0, &mut a);
                 let second = pop_batch(&depot, 0, &mut b);
                 if first > 0 {
-                    depot.push_batch(0, &a);
+                    depot.push_batch(0, 0, &a);
                 }
                 b[..second].to_vec()
             })
@@ -151,16 +177,16 @@ fn model_depot_head_that_comes_back_after_all_was_taken() {
     model(None, || {
         let sizes = SizeClasses::explicit(&[512, 1024]).unwrap();
         let depot = Arc::new(depot_of(&ClassTable::new(sizes, 8 << 10)));
-        depot.push_batch(0, &batch(0));
-        depot.push_batch(0, &batch(1));
+        depot.push_batch(0, 0, &batch(0));
+        depot.push_batch(0, 0, &batch(1));
         let other = {
             let depot = depot.clone();
             thread::spawn(move || {
                 let mut units: Vec<u32> = Vec::new();
                 depot.take_all(0, |taken| units.extend(taken));
                 if units.len() == 2 * BATCH_MAX {
-                    depot.push_batch(1, &batch(0));
-                    depot.push_batch(0, &batch(1));
+                    depot.push_batch(0, 1, &batch(0));
+                    depot.push_batch(0, 0, &batch(1));
                     units.clear();
                 }
                 units
@@ -185,14 +211,14 @@ fn model_depot_head_that_comes_back_after_all_was_taken() {
 fn model_depot_three_threads() {
     model(Some(BOUND), || {
         let depot = Arc::new(depot());
-        depot.push_batch(0, &batch(0));
+        depot.push_batch(0, 0, &batch(0));
         let threads: Vec<_> = (1..3)
             .map(|number| {
                 let depot = depot.clone();
                 thread::spawn(move || {
                     let mut out = [0; BATCH_MAX];
                     let len = pop_batch(&depot, 0, &mut out);
-                    depot.push_batch(0, &batch(number));
+                    depot.push_batch(0, 0, &batch(number));
                     out[..len].to_vec()
                 })
             })
@@ -210,15 +236,15 @@ fn model_depot_three_threads() {
 fn model_depot_taken_whole_while_others_push_and_pop() {
     model(None, || {
         let depot = Arc::new(depot());
-        depot.push_batch(0, &batch(0));
-        depot.push_batch(0, &batch(1));
+        depot.push_batch(0, 0, &batch(0));
+        depot.push_batch(0, 0, &batch(1));
         let other = {
             let depot = depot.clone();
             thread::spawn(move || {
                 let mut out = [0; BATCH_MAX];
                 let len = pop_batch(&depot, 0, &mut out);
                 depot.put(0, &[6]);
-                depot.push_batch(0, &batch(2));
+                depot.push_batch(0, 0, &batch(2));
                 out[..len].to_vec()
             })
         };

@@ -55,6 +55,7 @@ impl Inner {
             return None;
         }
         let id = registry.len();
+        self.depot.open_lane(id);
         let cache = Arc::new(ThreadCache::new(id, &self.classes));
         let mut gates = 0;
         if self.under_pressure.load(Ordering::Relaxed) {

@@ -1,5 +1,6 @@
 //! The magazines of one thread in one pool.
 
+use crate::depot::lane_of;
 use crate::geometry::ClassTable;
 use crate::magazine::Magazine;
 use alloc::boxed::Box;
@@ -17,7 +18,8 @@ pub(crate) struct ThreadCache {
 
 impl ThreadCache {
     pub(crate) fn new(id: usize, classes: &ClassTable) -> Self {
-        let magazine = |class| Magazine::new(2 * classes.geometry(class).batch as u16);
+        let lane = lane_of(id);
+        let magazine = |class| Magazine::new(2 * classes.geometry(class).batch as u8, lane);
         Self {
             magazines: (0..classes.count() as u8).map(magazine).collect(),
             id,

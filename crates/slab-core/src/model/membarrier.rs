@@ -189,7 +189,7 @@ fn interrupted(put: fn(&Stack, u32) -> bool, take: fn(&Stack) -> Option<u32>) {
         model(Some(BOUND), move || {
             let _installed = install(Some(points));
             let stack = Arc::new(Stack {
-                guard: Guard::new(2),
+                guard: Guard::new(2, 0),
                 slots: [UnsafeCell::new(0), UnsafeCell::new(0)],
             });
             let taker = {
