@@ -33,8 +33,13 @@ const NIL: u32 = 0;
 /// In models the tag wraps at its first change.
 const FIRST_TAG: u64 = if MODELLED { u32::MAX as u64 } else { 0 };
 
-/// More than the threads that exchange batches at the same moment, mostly.
-const LANES: usize = if MODELLED { 2 } else { 8 };
+/// More than the threads that exchange batches at the same moment, mostly. Without std none has a magazine.
+const LANES: usize = match (MODELLED, cfg!(feature = "std")) {
+    (true, _) => 2,
+    (_, true) => 8,
+    (_, false) => 1,
+};
+const _: () = assert!(LANES.is_power_of_two());
 /// How often a thread looks for an empty block where there has to be one.
 const MAX_LOOKS: u32 = if MODELLED { 3 } else { 1 << 16 };
 /// The lane of those who have no magazine.
@@ -42,7 +47,7 @@ pub(crate) const COMMON_LANE: u8 = 0;
 
 /// The lane of the thread that has the cache of this number.
 pub(crate) fn lane_of(cache: usize) -> u8 {
-    (cache % LANES) as u8
+    (cache & (LANES - 1)) as u8
 }
 
 /// A block of 232 bytes: the link, and the chunk indices of one batch. Not aligned to a cache line:
@@ -421,7 +426,7 @@ impl Depot {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, feature = "std", not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::class::SizeClasses;
