@@ -71,6 +71,36 @@ fn chunks_go_back_to_the_pool_as_they_are_read() {
     assert_eq!(chain.pop_front(), None);
 }
 
+/// The drop of a foreign owner is foreign code, and so is the waker of who waits for the memory.
+#[test]
+fn a_packet_whose_drop_panics_leaves_the_chain_consistent() {
+    struct PanicsOnDrop;
+
+    impl AsRef<[u8]> for PanicsOnDrop {
+        fn as_ref(&self) -> &[u8] {
+            b"first"
+        }
+    }
+
+    impl Drop for PanicsOnDrop {
+        fn drop(&mut self) {
+            panic!("by an owner");
+        }
+    }
+
+    let make = || {
+        let mut chain = PacketChain::from(Packet::from_owner(PanicsOnDrop));
+        chain.push_back(Packet::from_static(b"second")).unwrap();
+        chain
+    };
+    let mut chain = make();
+    assert!(panics(|| chain.advance(7)));
+    assert_eq!((chain.len(), chain.chunk()), (6, &b"second"[..]));
+    let mut chain = make();
+    assert!(panics(|| chain.clear()));
+    assert_eq!((chain.len(), chain.packets()), (0, 0));
+}
+
 #[test]
 fn chunks_vectored_returns_at_most_the_requested_packet_slices() {
     let pool = pool();

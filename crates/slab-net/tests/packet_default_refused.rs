@@ -53,14 +53,29 @@ fn default_pool_users_panic_until_address_space_is_available() {
     for (name, user) in uses {
         assert!(catch_unwind(user).is_err(), "{name}");
     }
-    // A buffer without a pool is unchanged after a failed growth.
+    // A buffer without a pool is unchanged after a failed growth, with memory of its own or without.
+    let grow: [fn(&mut PacketBuf); 4] = [
+        |buf| buf.extend_from_slice(b"text"),
+        |buf| buf.prepend(b"text"),
+        |buf| buf.try_reserve(4).unwrap(),
+        |buf| buf.try_prepend(b"text").unwrap(),
+    ];
+    let own = b"own".to_vec().into_boxed_slice();
+    let mut own = Packet::from(own).try_into_mut().unwrap();
     let mut buf = PacketBuf::new();
-    let grown = catch_unwind(AssertUnwindSafe(|| buf.extend_from_slice(b"text")));
-    assert!(grown.is_err() && buf.is_empty());
+    for grow in grow {
+        let grown = catch_unwind(AssertUnwindSafe(|| grow(&mut own)));
+        assert!(grown.is_err());
+        assert_eq!(own, "own");
+        let grown = catch_unwind(AssertUnwindSafe(|| grow(&mut buf)));
+        assert!(grown.is_err() && buf.is_empty());
+    }
     // What needs no memory does not need the pool either.
     drop((PacketBuf::new(), PacketBuf::zeroed(0), Packet::new()));
 
     set_limit(before);
     buf.extend_from_slice(b"text");
     assert_eq!(buf, "text");
+    own.prepend(b"its ");
+    assert_eq!(own, "its own");
 }

@@ -4,6 +4,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use slab_net::{Packet, PacketBuf, PacketChain, PacketPool, SizeClasses};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -185,4 +186,40 @@ fn heap_fallback_buffers_of_a_zeroing_pool_are_wiped() {
         drop(Packet::from(secrets));
         assert_eq!(FREED.replace((0, 0)), (1, SECRETS));
     }
+}
+
+/// A subscriber of `tracing` is foreign code.
+#[test]
+fn a_subscriber_that_panics_takes_nothing_of_the_heap_limit() {
+    use tracing::subscriber::{NoSubscriber, with_default};
+    use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
+
+    struct PanickingSubscriber;
+
+    impl Subscriber for PanickingSubscriber {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() <= Level::WARN
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, _: &Event<'_>) {
+            panic!("by a subscriber");
+        }
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    let builder = PacketPool::builder().max_memory(8 << 20);
+    let pool = builder.max_heap_memory(100_000).build().unwrap();
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
+    let _second = Dispatch::new(NoSubscriber::new());
+    with_default(PanickingSubscriber, || {
+        let alloc = AssertUnwindSafe(|| pool.with_capacity(100_000));
+        assert!(catch_unwind(alloc).is_err(), "the panic is its caller's");
+    });
+    assert_eq!(pool.packet_stats().heap_bytes, 0);
+    assert!(pool.with_capacity(100_000).capacity() >= 100_000);
 }

@@ -1,6 +1,10 @@
 //! Waiting for packet memory at the cap: in order, cancel-safe, with an optional time limit.
 
 use slab_net::{AllocError, Packet, PacketBuf, PacketPool, SizeClasses};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 /// One slab of 16 KiB chunks, all taken.
@@ -130,6 +134,37 @@ fn documented_panics() {
     let timed = || poll_once(Box::pin(pool.alloc_timeout(1, Duration::ZERO)).as_mut()).is_none();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(timed));
     assert!(outcome.is_err());
+}
+
+/// The chunk that a growing buffer moves out of is freed, which wakes whoever waits for it.
+#[test]
+fn a_buffer_keeps_its_contents_if_a_waker_panics_while_it_grows() {
+    struct PanickingWaker;
+
+    impl Wake for PanickingWaker {
+        fn wake(self: Arc<Self>) {
+            panic!("by a waker");
+        }
+    }
+
+    let grow: [fn(&mut PacketBuf); 3] = [
+        |buf| buf.reserve(20_000),
+        |buf| buf.prepend(&[7; 20_000]),
+        |buf| buf.prepend_header(20_000).fill(7),
+    ];
+    for grow in grow {
+        let (pool, mut all) = full();
+        let mut buf = all.pop().unwrap();
+        buf.extend_from_slice(b"contents");
+        let waker = Waker::from(Arc::new(PanickingWaker));
+        let mut waits = pin!(pool.alloc(1000));
+        let poll = waits.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(poll.is_pending());
+        assert!(catch_unwind(AssertUnwindSafe(|| grow(&mut buf))).is_err());
+        assert_eq!(buf, "contents");
+        assert_eq!(buf.class(), None, "it has moved to the heap");
+        assert!(poll_once(waits).expect("it got the chunk").is_ok());
+    }
 }
 
 #[test]

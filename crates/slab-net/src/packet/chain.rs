@@ -158,8 +158,9 @@ impl PacketChain {
 
     /// Drops all packets; keeps the memory of the list.
     pub fn clear(&mut self) {
-        self.packets.clear();
+        // Before the packets go: the drop of one may panic (a foreign owner's, or a waker's).
         self.len = 0;
+        self.packets.clear();
     }
 
     /// Returns an iterator over the packets in their order.
@@ -219,14 +220,15 @@ impl Buf for PacketChain {
 
     fn advance(&mut self, mut cnt: usize) {
         assert!(cnt <= self.len, "advance by {cnt} of {}", self.len);
-        self.len -= cnt;
         while let Some(first) = self.packets.front_mut() {
             if cnt < first.len() {
                 first.advance(cnt);
+                self.len -= cnt;
                 return;
             }
             cnt -= first.len();
-            self.packets.pop_front();
+            // One by one: if the drop of a packet panics, the length is that of those which are left.
+            drop(self.pop_front());
         }
     }
 

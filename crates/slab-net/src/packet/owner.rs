@@ -210,7 +210,8 @@ impl HeapBlock {
         // A boxed slice of this length would take as much, since the elements are bytes.
         debug_assert_eq!(vec.capacity(), capacity);
         let mut block = Self::from_vec(vec);
-        block.fallback_of = Some(pool);
+        // From here on the block's drop gives the bytes back.
+        block.fallback_of.insert(pool).count_heap_block(capacity);
         Ok(block)
     }
 

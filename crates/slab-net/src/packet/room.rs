@@ -3,7 +3,8 @@
 use super::buf::{PacketBuf, narrow};
 use super::pool::PacketPool;
 use super::settings::Refusal;
-use core::{mem, ptr};
+use core::mem::{self, ManuallyDrop};
+use core::ptr;
 use slab_core::AllocError;
 
 /// Which contents may be moved to the front of their own chunk.
@@ -14,6 +15,25 @@ enum Shift {
     Cheap,
     /// Contents of any length, for when there is no other memory.
     Any,
+}
+
+/// Puts a buffer back into its place when slow code is done with it, also if that code panics: it runs
+/// foreign code (a waker of who waits for the freed chunk, a subscriber of `tracing`), and makes the default
+/// pool.
+///
+/// The slow code gets the buffer in another place: the address of its own would keep it out of registers even
+/// where it never grows.
+struct PutBack<'a> {
+    home: &'a mut PacketBuf,
+    away: &'a mut PacketBuf,
+}
+
+impl Drop for PutBack<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Not by `swap`, which copies both lengths as one: they would share a register from then on.
+        mem::forget(mem::replace(self.home, mem::take(self.away)));
+    }
 }
 
 impl PacketBuf {
@@ -43,8 +63,8 @@ impl PacketBuf {
     ///
     /// # Panics
     /// If the new capacity is above `u32::MAX`, or if neither the pool nor the heap within its
-    /// [limit](super::PacketPoolBuilder::max_heap_memory) can serve it. The buffer is unchanged after either
-    /// of these panics. If the buffer has no pool, also if [`PacketPool::default_pool`] panics.
+    /// [limit](super::PacketPoolBuilder::max_heap_memory) can serve it. If the buffer has no pool, also if
+    /// [`PacketPool::default_pool`] panics. The buffer is unchanged after any of these panics.
     #[inline]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn reserve(&mut self, additional: usize) {
@@ -61,37 +81,35 @@ impl PacketBuf {
         if additional <= self.tailroom() {
             return Ok(());
         }
-        // Passed and returned by value: taking its address would keep the buffer out of registers even
-        // where it never grows.
-        let (grown, result) = mem::take(self).with_room_for(additional);
-        mem::forget(mem::replace(self, grown));
-        result
+        let mut away = ManuallyDrop::new(mem::take(self));
+        let put_back = PutBack {
+            home: self,
+            away: &mut away,
+        };
+        put_back.away.make_room_for(additional)
     }
 
-    /// Returns the buffer with room for `additional` more bytes, or unchanged with the reason.
+    /// Makes room for `additional` more bytes; changes nothing if it returns an error.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
-    fn with_room_for(mut self, additional: usize) -> (Self, Result<(), Refusal>) {
+    fn make_room_for(&mut self, additional: usize) -> Result<(), Refusal> {
         if self.reclaim(additional, Shift::Cheap) {
-            return (self, Ok(()));
+            return Ok(());
         }
         let Some(needed) = self.len().checked_add(additional) else {
-            return (self, Err(Refusal::Overflow));
+            return Err(Refusal::Overflow);
         };
         let pool = self.growth_pool();
         if self.move_to(&pool, needed).is_ok() || self.reclaim(additional, Shift::Any) {
-            return (self, Ok(()));
+            return Ok(());
         }
         // Doubled if possible, so that appending byte by byte copies each byte a bounded number of times.
         let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
-        match pool.heap_fallback_up_to(needed, doubled) {
-            Ok(mut moved) => {
-                moved.extend_from_slice(self.as_slice());
-                (moved, Ok(()))
-            }
-            Err(refusal) => (self, Err(refusal)),
-        }
+        let mut moved = pool.heap_fallback_up_to(needed, doubled)?;
+        moved.extend_from_slice(self.as_slice());
+        *self = moved;
+        Ok(())
     }
 
     /// Like [`reserve`](Self::reserve), but takes memory from the pool only.
@@ -268,10 +286,12 @@ impl PacketBuf {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn extend_front(&mut self, n: usize) {
         if !self.extend_into_headroom(n) {
-            // By value, as in `reserve`.
-            let (extended, result) = mem::take(self).with_front_extended(n);
-            mem::forget(mem::replace(self, extended));
-            if let Err(refusal) = result {
+            let mut away = ManuallyDrop::new(mem::take(self));
+            let put_back = PutBack {
+                home: self,
+                away: &mut away,
+            };
+            if let Err(refusal) = put_back.away.extend_front_slow(n) {
                 refusal.panic();
             }
         }
@@ -284,9 +304,12 @@ impl PacketBuf {
         if self.extend_into_headroom(n) {
             return Ok(());
         }
-        let (extended, result) = mem::take(self).with_front_extended_in_pool(n);
-        mem::forget(mem::replace(self, extended));
-        result
+        let mut away = ManuallyDrop::new(mem::take(self));
+        let put_back = PutBack {
+            home: self,
+            away: &mut away,
+        };
+        put_back.away.extend_front_in_pool(n)
     }
 
     /// Extends the contents by `n` bytes in front, if the headroom has that many.
@@ -305,33 +328,28 @@ impl PacketBuf {
         true
     }
 
-    /// Returns the buffer, extended by `n` bytes in front that the caller writes, or unchanged with the
-    /// reason.
+    /// Extends the contents by `n` bytes in front that the caller writes; changes nothing if it returns an
+    /// error.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
-    fn with_front_extended(self, n: usize) -> (Self, Result<(), Refusal>) {
-        let (mut this, result) = self.with_front_extended_in_pool(n);
-        if result.is_ok() {
-            return (this, Ok(()));
+    fn extend_front_slow(&mut self, n: usize) -> Result<(), Refusal> {
+        if self.extend_front_in_pool(n).is_ok() {
+            return Ok(());
         }
-        let Some(needed) = this.len().checked_add(n) else {
-            return (this, Err(Refusal::Overflow));
+        let Some(needed) = self.len().checked_add(n) else {
+            return Err(Refusal::Overflow);
         };
-        match this.growth_pool().heap_fallback(needed) {
-            Ok(target) => {
-                this.move_into_leaving_gap(target, n);
-                (this, Ok(()))
-            }
-            Err(refusal) => (this, Err(refusal)),
-        }
+        let target = self.growth_pool().heap_fallback(needed)?;
+        self.move_behind_gap(target, n);
+        Ok(())
     }
 
-    /// Like [`with_front_extended`](Self::with_front_extended), but with memory of the pool only.
+    /// Like [`extend_front_slow`](Self::extend_front_slow), but with memory of the pool only.
     #[cold]
     #[inline(never)]
     #[cfg_attr(feature = "leak-tracking", track_caller)]
-    fn with_front_extended_in_pool(mut self, n: usize) -> (Self, Result<(), AllocError>) {
+    fn extend_front_in_pool(&mut self, n: usize) -> Result<(), AllocError> {
         let needed = self.len().saturating_add(n);
         if let Some((start, capacity)) = self.owner.region()
             && self.owner.is_unique()
@@ -345,27 +363,28 @@ impl PacketBuf {
             // SAFETY: the whole block is ours; the caller writes the header, and the body was copied
             // above.
             unsafe { self.set_range(start, narrow(needed), narrow(capacity)) };
-            return (self, Ok(()));
+            return Ok(());
         }
-        match self.growth_pool().try_alloc(needed) {
-            Ok(target) => {
-                self.move_into_leaving_gap(target, n);
-                (self, Ok(()))
-            }
-            Err(error) => (self, Err(error)),
-        }
+        let target = self.growth_pool().try_alloc(needed)?;
+        self.move_behind_gap(target, n);
+        Ok(())
     }
 
-    /// Moves the contents into `target`, which is empty and large enough, leaving `n` bytes in front
-    /// for the caller to write.
-    fn move_into_leaving_gap(&mut self, mut target: Self, n: usize) {
-        let (start, cap) = (target.ptr, narrow(target.capacity()));
-        assert!(self.len() + n <= target.capacity(), "no room to move to");
-        // SAFETY: the target has at least `n` bytes, and the caller writes them before they can be
-        // read.
-        unsafe { target.set_range(start, narrow(n), cap) };
+    /// Moves the contents into `target`, which is empty and large enough, and extends them by `n` bytes
+    /// in front for the caller to write.
+    fn move_behind_gap(&mut self, mut target: Self, n: usize) {
+        let (start, cap) = (target.ptr, target.capacity());
+        assert!(self.len() + n <= cap, "no room to move to");
+        // SAFETY: within the target, as just checked.
+        let body = unsafe { start.add(n) };
+        // SAFETY: from there to its end the target is ours alone.
+        unsafe { target.set_range(body, 0, narrow(cap - n)) };
         target.extend_from_slice(self.as_slice());
+        // Before the gap counts as contents: if the drop of the former memory panics, nobody writes it.
         *self = target;
+        let len = self.len() + n;
+        // SAFETY: the whole target is ours; the caller writes the gap, and the rest was copied.
+        unsafe { self.set_range(start, narrow(len), narrow(cap)) };
     }
 
     /// Makes room in place, if the memory is large enough and no other handle to it is alive.

@@ -82,8 +82,8 @@ impl Settings {
         Self::new(slab, 0, 0, COMPACT_RATIO, usize::MAX)
     }
 
-    /// Counts a heap block of `most` bytes, or as many as the limit leaves, and returns their number;
-    /// refuses it if that is less than `least`.
+    /// Sets aside `most` bytes of heap, or as many as the limit leaves, and returns their number; refuses
+    /// if that is less than `least`.
     ///
     /// Reads and takes what the limit leaves in one step, since other threads take from it too.
     pub(super) fn admit_heap_block(&self, least: usize, most: usize) -> Result<usize, Refusal> {
@@ -104,7 +104,12 @@ impl Settings {
             self.heap_refused.fetch_add(1, relaxed);
             return Err(Refusal::HeapLimit);
         }
-        let count = self.heap_fallbacks.fetch_add(1, relaxed) + 1;
+        Ok(bytes)
+    }
+
+    /// Counts a heap block, and logs some of them, which calls foreign code that may panic.
+    pub(super) fn count_heap_block(&self, bytes: usize) {
+        let count = self.heap_fallbacks.fetch_add(1, Ordering::Relaxed) + 1;
         // Rarely enough not to flood the log, often enough to show that it continues.
         if count.is_power_of_two() {
             tracing::warn!(
@@ -114,7 +119,6 @@ impl Settings {
                 "pool could not serve a packet buffer, allocated on the heap instead"
             );
         }
-        Ok(bytes)
     }
 
     pub(super) fn heap_block_freed(&self, bytes: usize) {
