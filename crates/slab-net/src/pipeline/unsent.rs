@@ -27,12 +27,27 @@ impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> UnsentBatches<I, F>
         self.is_over = next.is_none();
         next
     }
+
+    fn drop_all(&mut self) {
+        while !self.is_over {
+            self.next().into_iter().for_each(&mut self.drop_unsent);
+        }
+    }
 }
 
 impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for UnsentBatches<I, F> {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.batches.by_ref().for_each(&mut self.drop_unsent);
+        struct Rest<'a, I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)>(
+            &'a mut UnsentBatches<I, F>,
+        );
+
+        // If dropping one batch panics, drops the rest.
+        impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for Rest<'_, I, F> {
+            fn drop(&mut self) {
+                self.0.drop_all();
+            }
         }
+
+        Rest(self).0.drop_all();
     }
 }
