@@ -348,3 +348,30 @@ async fn a_send_to_a_flow_that_is_never_polled_is_counted() {
     drop(socket);
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
+
+/// An iterator over what there is at the moment, in another queue for example, may have more after its end.
+#[tokio::test]
+async fn send_many_takes_nothing_after_the_end_of_its_iterator() {
+    let (pool, mut socket) = socket();
+    let capacity = 4.try_into().unwrap();
+    let (to_queue, queued) = priority_queue(capacity, priority_of);
+    let (to_flow, flows) = flow_queues(1.try_into().unwrap(), capacity, Overflow::Wait);
+    for to_flows in [false, true] {
+        let now = Some(batch(&mut socket, [0, 1]).await);
+        let later = Some(batch(&mut socket, [0, 2]).await);
+        let mut looks = [now, None, later].into_iter();
+        let available = std::iter::from_fn(|| looks.next().flatten());
+        let receiver = if to_flows {
+            to_flow.send_many(available).await.unwrap();
+            &flows[0]
+        } else {
+            to_queue.send_many(available).await.unwrap();
+            &queued
+        };
+        assert_eq!(looks.next().flatten().unwrap().contents(), [0, 2]);
+        assert_eq!(drain(receiver), [[0, 1]]);
+        assert_eq!(receiver.monitor().stats().dropped(), 0);
+    }
+    drop(socket);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}

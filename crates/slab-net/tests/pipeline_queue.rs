@@ -307,6 +307,25 @@ async fn a_panicking_waker_leaves_the_arriving_batch_counted() {
     }
 }
 
+/// Of the batches that are not sent any more, the first calls the waker when it is dropped.
+#[tokio::test]
+async fn a_panicking_waker_leaves_all_unsent_batches_counted() {
+    let mut source = source_of_one_size();
+    let (sender, receiver) = make(1, Overflow::Wait);
+    let mut unsent = Vec::new();
+    for n in 0..3 {
+        unsent.push(source.batch(n).await);
+    }
+    let slab = source.pool.slab().clone();
+    let never_polled = sender.send_many(unsent);
+    let waiter = MemoryWaiter::new(&slab, || panic!("by a waker"));
+    assert_waker_panics(|| drop(never_polled));
+    drop(waiter);
+    assert_eq!(sender.monitor().stats().dropped_closed, 3);
+    assert!(receiver.try_recv().is_none());
+    assert_eq!(source.in_use(), 0);
+}
+
 /// Dropping the first of two batches calls a waker, which looks.
 #[tokio::test]
 async fn closed_completes_only_when_everything_is_counted() {

@@ -20,8 +20,6 @@ use std::time::Duration;
 use udp_common::network::{run_on_own_thread, set_link_up, unshare_network};
 use udp_common::skipped;
 use udp_common::tap::Tap;
-#[cfg(feature = "quinn")]
-use udp_common::tap::checksum;
 
 /// Limits only how long a broken test takes to fail.
 #[cfg(feature = "quinn")]
@@ -285,12 +283,7 @@ fn icmp_errors_do_not_end_a_quinn_socket() {
             let hello = Transmit::new(b"hello", peer);
             receiver.sender().send(&hello).await.unwrap();
             let socket = receiver.into_quinn();
-            // Of 'fragmentation needed', the last two bytes are the MTU.
-            let mut icmp = vec![kind, code, 0, 0, 0, 0, 3, 232];
-            icmp.extend_from_slice(&tap.packet()[..28]);
-            let sum = checksum(&icmp);
-            icmp[2..4].copy_from_slice(&sum);
-            tap.answer(1, &icmp);
+            tap.report(kind, code);
             let mut udp = [peer.port(), ours.port(), 8 + 2, 0]
                 .map(u16::to_be_bytes)
                 .concat();
@@ -341,6 +334,34 @@ fn a_datagram_above_the_mtu_fails_after_the_ones_before_it_are_sent() {
         assert_eq!(sender.send(&transmits[0]).await.unwrap(), 2);
         let lens: Vec<usize> = tap.datagrams(7777).iter().map(Vec::len).collect();
         assert_eq!(lens, [1000; 4]);
+    }
+    run_on_own_thread(unshare_network, test);
+}
+
+/// "Fragmentation needed" is about an earlier datagram, but the next call returns it: for a datagram that is
+/// sent alone, as for one of a run.
+#[test]
+fn an_earlier_datagram_too_long_for_the_path_makes_no_other_too_large() {
+    async fn test() {
+        let mut tap = match Tap::open() {
+            Ok(tap) => tap,
+            Err(why) => return skipped("there is no tap device", &why),
+        };
+        tap.add_arp_entry();
+        let peer = SocketAddr::from((Tap::THEIRS, 7777));
+        let bytes = [7; 1400];
+        for (segment_size, datagrams) in [(0, 1), (1, 3)] {
+            let receiver = UdpReceiver::builder(&pool())
+                .connect(peer)
+                .bind((Tap::OURS, 0).into())
+                .unwrap();
+            let sender = receiver.sender();
+            sender.send(&Transmit::new(&bytes, peer)).await.unwrap();
+            tap.report(3, 4);
+            let next = Transmit::new(&bytes[..3], peer).segment_size(segment_size);
+            assert_eq!(sender.send(&next).await.unwrap(), datagrams);
+            assert_eq!(tap.datagrams(7777).len(), datagrams);
+        }
     }
     run_on_own_thread(unshare_network, test);
 }

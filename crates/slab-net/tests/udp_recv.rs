@@ -119,15 +119,17 @@ async fn dropping_the_receiver_counts_the_rest_of_a_batch() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+struct Panics;
+
+impl std::task::Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("by a waker");
+    }
+}
+
 /// Dropping a batch frees memory for a waiter, and the waiter's waker is foreign code.
 #[tokio::test]
 async fn dropping_the_receiver_counts_even_if_a_waker_panics() {
-    struct Panics;
-    impl std::task::Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            panic!("by a waker");
-        }
-    }
     let one_size = SizeClasses::explicit(&[2048]).unwrap();
     let pool = PacketPool::builder().size_classes(one_size);
     let pool = pool.max_memory(1 << 20).build().unwrap();
@@ -149,6 +151,54 @@ async fn dropping_the_receiver_counts_even_if_a_waker_panics() {
     let stats = monitor.stats();
     assert_eq!((stats.received_datagrams, stats.dropped_closed), (2, 1));
     drop((first, all, waits));
+    assert_eq!(slab.stats().in_use(), 0);
+}
+
+/// The same when an empty socket makes the receiver return its buffers: it has to know afterwards which of
+/// them it still has.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_waker_that_panics_leaves_the_receiver_working() {
+    let sizes = SizeClasses::explicit(&[256, 2048]).unwrap();
+    let pool = PacketPool::builder().size_classes(sizes);
+    let pool = pool.max_memory(1 << 20).build().unwrap();
+    let mut receiver = bind(&pool, Coalescing::Off { max_datagram: 1500 });
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let to = receiver.local_addr();
+    let payloads = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"];
+    let send = |payloads: &[&str]| {
+        for payload in payloads {
+            let transmit = Transmit::new(payload.as_bytes(), to);
+            assert_eq!(sender.try_send(&transmit).unwrap(), 1);
+        }
+    };
+    // Copied out of their buffers, which it keeps: there may be more to read.
+    send(&payloads[..2]);
+    let mut delivered = vec![receiver.recv_batch().await.unwrap()];
+    delivered.push(receiver.recv_batch().await.unwrap());
+    assert!(receiver.held_bytes() >= 2 * 2048);
+    let slab = pool.slab();
+    let mut all: Vec<_> = std::iter::from_fn(|| slab.try_alloc(2048).ok()).collect();
+    let waker = Waker::from(Arc::new(Panics));
+    let mut waits = Box::pin(slab.alloc(2048));
+    let polled = waits.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    let empty = catch_unwind(AssertUnwindSafe(|| receiver.try_recv_batch()));
+    assert!(empty.is_err(), "the waker was called");
+    all.clear();
+    for some in [&payloads[2..5], &payloads[5..]] {
+        send(some);
+        while let Some(batch) = receiver.try_recv_batch().unwrap() {
+            delivered.push(batch);
+        }
+    }
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped()), (6, 0));
+    let contents = delivered
+        .iter()
+        .map(|batch| batch.contents().escape_ascii().to_string());
+    assert_eq!(contents.collect::<Vec<_>>(), payloads);
+    drop((receiver, waits, delivered));
     assert_eq!(slab.stats().in_use(), 0);
 }
 

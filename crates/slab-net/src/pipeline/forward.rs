@@ -135,7 +135,8 @@ pub enum Ended {
 /// socket and queue (if they have no other handles; consumers drain the queue and then get `None`), and
 /// returns a report. No loss is silent: every datagram that does not reach a consumer is counted. (Of those that
 /// the kernel drops, the number is exact only [without
-/// coalescing](crate::udp::SocketStats::kernel_dropped_datagrams).)
+/// coalescing](crate::udp::SocketStats::kernel_dropped_datagrams), and does not include the few that arrive
+/// between the last look at the kernel's count and the end of the socket.)
 ///
 /// Whenever a queue is half full it yields to the consumers before it goes on, under any overflow
 /// policy: in a flood, datagrams then stay in the socket's buffer instead of overflowing the queue.

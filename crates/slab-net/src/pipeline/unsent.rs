@@ -6,8 +6,9 @@ use crate::udp::PacketBatch;
 pub(super) struct UnsentBatches<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> {
     batches: I,
     drop_unsent: F,
-    /// Whether the iterator's `next` is running. An iterator that has panicked is not used again.
-    in_next: bool,
+    /// Whether the iterator is at its end, or has panicked. It is not used again: an iterator over what
+    /// there is at the moment may have more after its end, which nobody has sent.
+    is_over: bool,
 }
 
 impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> UnsentBatches<I, F> {
@@ -15,22 +16,38 @@ impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> UnsentBatches<I, F>
         Self {
             batches: batches.into_iter(),
             drop_unsent,
-            in_next: false,
+            is_over: false,
         }
     }
 
     pub(super) fn next(&mut self) -> Option<PacketBatch> {
-        self.in_next = true;
+        // For the case that it panics.
+        self.is_over = true;
         let next = self.batches.next();
-        self.in_next = false;
+        self.is_over = next.is_none();
         next
+    }
+
+    fn drop_all(&mut self) {
+        while !self.is_over {
+            self.next().into_iter().for_each(&mut self.drop_unsent);
+        }
     }
 }
 
 impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for UnsentBatches<I, F> {
     fn drop(&mut self) {
-        if !self.in_next {
-            self.batches.by_ref().for_each(&mut self.drop_unsent);
+        struct Rest<'a, I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)>(
+            &'a mut UnsentBatches<I, F>,
+        );
+
+        // If dropping one batch panics, drops the rest.
+        impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for Rest<'_, I, F> {
+            fn drop(&mut self) {
+                self.0.drop_all();
+            }
         }
+
+        Rest(self).0.drop_all();
     }
 }

@@ -190,7 +190,6 @@ impl Reader {
                 self.ready.push_back(batch);
             }
         }
-        self.slots.close_gaps();
         self.count(read, all, socket);
         bump(&counters.calls, 1);
         bump(&counters.chunk_bytes, chunk_bytes);

@@ -231,7 +231,13 @@ impl UdpSender {
         };
         let mut messages = ArrayVec::new();
         plan.write_messages(transmits, &mut messages);
-        match backend.send(&self.socket.io, &messages) {
+        let mut result = backend.send(&self.socket.io, &messages);
+        if first.datagrams == 1 && matches!(&result, Err(error) if sys::is_too_large(error)) {
+            // To a connected socket a router may have reported this about an earlier datagram (ICMP). The
+            // system says so once.
+            result = backend.send(&self.socket.io, &messages);
+        }
+        match result {
             Ok(taken) => {
                 self.count(&plan.planned[..taken]);
                 for message in &plan.planned[..taken] {

@@ -12,7 +12,7 @@ pub(super) const MAX_SLOTS: usize = super::sys::MAX_BATCH;
 /// dropped.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// The first `filled` are `Some`.
+    /// The first `filled` are `Some`, after `fill`; later some of them may be taken.
     chunks: [Option<Chunk>; MAX_SLOTS],
     filled: usize,
     /// The bytes of each chunk that the kernel may fill. No chunk is smaller.
@@ -38,6 +38,9 @@ impl Slots {
     /// # Errors
     /// The pool's error, if there is not even one buffer.
     pub(super) fn fill(&mut self, pool: &SlabPool, want: usize) -> Result<usize, AllocError> {
+        // Here, so that no gap is left whatever happened since the last call: freeing a buffer may wake a
+        // waiter for memory, and a waker may panic.
+        self.close_gaps();
         while self.filled < want {
             match pool.try_alloc(self.buffer_bytes) {
                 Ok(mut chunk) => {
@@ -85,13 +88,13 @@ impl Slots {
         self.chunks.iter().flatten().map(Chunk::capacity).sum()
     }
 
-    /// Takes a buffer out. Call [`close_gaps`](Self::close_gaps) before the next `fill`.
+    /// Takes a buffer out. The others keep their slots until the next `fill`.
     pub(super) fn take(&mut self, slot: usize) -> Option<Chunk> {
         self.chunks[slot].take()
     }
 
     /// Moves the remaining buffers to the front.
-    pub(super) fn close_gaps(&mut self) {
+    fn close_gaps(&mut self) {
         let mut kept = 0;
         for slot in 0..self.filled {
             if self.chunks[slot].is_some() {

@@ -2,9 +2,7 @@
 
 use super::network::{ioctl, request, set_link_up};
 use std::fs::{File, OpenOptions};
-#[cfg(feature = "quinn")]
-use std::io::Write;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::mem::zeroed;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::fs::OpenOptionsExt;
@@ -54,7 +52,6 @@ impl Tap {
     }
 
     /// Returns the next packet that contains a datagram.
-    #[cfg(feature = "quinn")]
     pub(crate) fn packet(&mut self) -> Vec<u8> {
         let mut frame = [0; 4096];
         loop {
@@ -66,7 +63,6 @@ impl Tap {
     }
 
     /// Makes the other end answer with a packet of this protocol.
-    #[cfg(feature = "quinn")]
     pub(crate) fn answer(&mut self, protocol: u8, body: &[u8]) {
         let len = (20 + body.len()) as u16;
         let mut header = [0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol, 0, 0].to_vec();
@@ -85,6 +81,15 @@ impl Tap {
         frame.extend_from_slice(&header);
         frame.extend_from_slice(body);
         self.file.write_all(&frame).unwrap();
+    }
+
+    /// Reports an ICMP error about the next packet. Of "fragmentation needed", the MTU is 1000 bytes.
+    pub(crate) fn report(&mut self, kind: u8, code: u8) {
+        let mut icmp = vec![kind, code, 0, 0, 0, 0, 3, 232];
+        icmp.extend_from_slice(&self.packet()[..28]);
+        let sum = checksum(&icmp);
+        icmp[2..4].copy_from_slice(&sum);
+        self.answer(1, &icmp);
     }
 
     /// Returns the payloads of all datagrams that arrived for this port.
@@ -106,8 +111,7 @@ impl Tap {
 }
 
 /// The checksum of IP and ICMP.
-#[cfg(feature = "quinn")]
-pub(crate) fn checksum(bytes: &[u8]) -> [u8; 2] {
+fn checksum(bytes: &[u8]) -> [u8; 2] {
     let words = bytes.chunks(2).map(|word| {
         let word = [word[0], word.get(1).copied().unwrap_or(0)];
         u32::from(u16::from_be_bytes(word))
