@@ -503,6 +503,7 @@ impl ReceiveQueue {
             self.ring = Ring::new(1);
             self.buffers = Vec::new();
             self.free_buffers = Vec::new();
+            self.release_surplus();
         }
     }
 
