@@ -221,6 +221,53 @@ fn any_kcp_implementation_proves_its_address_without_data() {
     }
 }
 
+/// KCP puts a WINS behind its acknowledgements in the header of the last one, with that one's `sn` and `ts`. If that
+/// was of the challenge, the WINS carries our token.
+#[test]
+fn the_answers_of_another_implementation_do_not_pass_for_ours() {
+    let mut pair = Pair::new();
+    let hello = Header {
+        sn: 0,
+        una: 0,
+        ..push(&[1; 100])
+    };
+    let packet = pair.pool.try_copy_from_slice(&datagram(hello, &[1; 100]));
+    let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+    assert_eq!(taken, Ok(()));
+    let sent = transmit(&mut pair.server, pair.now).concat();
+    let mut flushed = Header {
+        una: 0,
+        ..header(Command::Ack)
+    };
+    let (mut answer, mut asked) = (Vec::new(), false);
+    for header in segments_of(&sent) {
+        asked |= header.cmd == Command::AskWindow;
+        if header.cmd == Command::Push {
+            (flushed.sn, flushed.ts) = (header.sn, header.ts);
+            answer.extend(datagram(flushed, b""));
+        }
+    }
+    assert!(asked && !answer.is_empty());
+    flushed.cmd = Command::TellWindow;
+    answer.extend(datagram(flushed, b""));
+    let packet = pair.pool.try_copy_from_slice(&answer).unwrap();
+    assert_eq!(pair.server.handle_datagram(pair.now, packet), Ok(()));
+    assert!(pair.server.is_validated());
+    assert!(!pair.server.is_peer_ours());
+    // Nor does it get what only an end of this library understands, once it has asked for our window.
+    flushed.cmd = Command::AskWindow;
+    let packet = pair.pool.try_copy_from_slice(&datagram(flushed, b""));
+    let taken = pair.server.handle_datagram(pair.now, packet.unwrap());
+    assert_eq!(taken, Ok(()));
+    pair.server.finish(pair.now);
+    let sent = transmit(&mut pair.server, pair.now).concat();
+    let sent = segments_of(&sent);
+    assert!(
+        sent.iter().all(|header| header.cmd != Command::Push),
+        "{sent:?}"
+    );
+}
+
 /// A peer of another implementation that has said little, and has been acknowledged, says nothing more by itself.
 /// The allowance is not spent on the first question for the proof, whose answer may be lost.
 #[test]

@@ -248,7 +248,9 @@ impl Session {
                 Command::TellWindow => {
                     self.on_wins(&header);
                     self.peer.seems_ours = matches!(header.frg, OURS | OURS_UNPROVED);
-                    if header.ts == self.token {
+                    // Other implementations leave in a WINS the `ts` of the last acknowledgement in front of it,
+                    // which may be that of our challenge.
+                    if header.ts == self.token && self.peer.seems_ours {
                         self.peer.doubts_our_address = header.frg == OURS_UNPROVED;
                         // A peer that had to prove its address asks until it hears that it has.
                         self.send_wins |= !self.peer.is_ours;

@@ -104,6 +104,9 @@ pub(super) struct BatchBuffer {
 #[derive(Debug)]
 pub(super) struct ReceiveQueue {
     ring: Ring<Option<Held>>,
+    /// Segments in the ring. A peer that asks for the window again and again must not have the ring searched each
+    /// time.
+    held: u32,
     read: u32,
     next: u32,
     window: u32,
@@ -152,6 +155,7 @@ impl ReceiveQueue {
         }
         Some(Self {
             ring: Ring::new(1),
+            held: 0,
             read: first,
             next: first,
             window,
@@ -201,8 +205,9 @@ impl ReceiveQueue {
 
     /// Is no segment held, not even one without payload, which takes no memory?
     fn holds_nothing(&self) -> bool {
-        let mut held = (0..self.ring.capacity()).map(|n| self.ring.at(self.read.wrapping_add(n)));
-        held.all(Option::is_none)
+        let mut slots = (0..self.ring.capacity()).map(|n| self.ring.at(n));
+        debug_assert_eq!(self.held == 0, slots.all(Option::is_none));
+        self.held == 0
     }
 
     /// If the window has grown and is empty, tells the first window from now on. The rest stays promised until the
@@ -393,6 +398,7 @@ impl ReceiveQueue {
             return Inserted::NoMemory;
         };
         *self.ring.at_mut(sn) = Some(held);
+        self.held += 1;
         self.narrowed = false;
         let unread = self.unread();
         self.train.count(sn, edge, self.window, unread, now);
@@ -447,6 +453,7 @@ impl ReceiveQueue {
             self.to_follow = held.frg;
             if self.at_end {
                 *self.ring.at_mut(self.next) = None;
+                self.held -= 1;
             }
             self.next = self.next.wrapping_add(1);
         }
@@ -458,6 +465,7 @@ impl ReceiveQueue {
             return None;
         }
         let held = self.ring.at_mut(self.read).take()?;
+        self.held -= 1;
         self.read = self.read.wrapping_add(1);
         self.complete -= u32::from(held.frg == 0);
         self.charged -= held.charge as usize;
@@ -495,11 +503,13 @@ impl ReceiveQueue {
             self.ring = Ring::new(1);
             self.buffers = Vec::new();
             self.free_buffers = Vec::new();
+            self.release_surplus();
         }
     }
 
     /// Drops everything that is held.
     pub(super) fn clear(&mut self) {
+        self.held = 0;
         self.read = self.next;
         self.extra = 0;
         self.deferred = 0;

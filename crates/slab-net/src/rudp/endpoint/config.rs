@@ -68,6 +68,9 @@ impl EndpointConfig {
     /// take what the other sessions need. Their number is limited to what fits in that: for each its smallest
     /// window, 61 440 bytes with an MTU of 1400 and the default size classes, as much again for sending, and what
     /// error correction may keep.
+    ///
+    /// Allow fewer of them than [sessions](Self::max_sessions). If forged addresses can take every place, nobody else
+    /// gets in while they do: a cookie, too, needs a place.
     pub fn max_half_open(mut self, sessions: usize, per_prefix: usize) -> Self {
         self.max_half_open = sessions;
         self.max_half_open_per_prefix = per_prefix;

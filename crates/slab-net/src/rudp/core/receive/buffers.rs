@@ -1,6 +1,6 @@
 //! Receive buffers that segments share, and what is charged for them: see [`ReceiveQueue`].
 
-use super::{BatchBuffer, Held, MAX_OVERSIZE, ReceiveQueue, UNSHARED};
+use super::{BatchBuffer, Held, MAX_OVERSIZE, ReceiveQueue, UNSHARED, reservation};
 use crate::packet::{Packet, PacketPool};
 
 /// A receive buffer that segments share.
@@ -179,17 +179,25 @@ impl ReceiveQueue {
         }
         for n in 0..self.ring.capacity() {
             let sn = self.read.wrapping_add(n);
+            let buffer = self
+                .ring
+                .at(sn)
+                .as_ref()
+                .map_or(UNSHARED, |held| held.buffer);
+            if buffer == UNSHARED {
+                continue;
+            }
+            if !self.can_do_with_fewer(buffer) {
+                break;
+            }
             let Some(held) = self.ring.at_mut(sn) else {
                 continue;
             };
-            if held.buffer == UNSHARED {
-                continue;
-            }
             let Ok(copy) = pool.try_copy_from_slice(&held.packet) else {
-                return;
+                break;
             };
             let bytes = copy.len() + copy.pinned_bytes();
-            let buffer = core::mem::replace(&mut held.buffer, UNSHARED);
+            held.buffer = UNSHARED;
             held.packet = copy;
             held.charge = bytes as u32;
             self.charged += bytes;
@@ -201,6 +209,31 @@ impl ReceiveQueue {
             self.extra += shared.extra(self.slot);
             self.remove_from_buffer(buffer);
         }
+        self.release_surplus();
         self.check();
+    }
+
+    /// A buffer that gives up a slot takes more from the reserve, until its last segment has left it. Others may
+    /// have used that up, and there may be no memory to copy the last one: so it is reserved first, if need be.
+    fn can_do_with_fewer(&mut self, index: u32) -> bool {
+        let buffer = self.buffers[index as usize];
+        let fewer = Buffer {
+            count: buffer.count - 1,
+            ..buffer
+        };
+        let more = match buffer.live {
+            1 => 0,
+            _ => fewer.extra(self.slot) - buffer.extra(self.slot),
+        };
+        let promised = self.window as usize * self.slot() + self.extra + more;
+        let missing = promised.saturating_sub(self.account.bytes());
+        missing == 0 || (self.may_grow && self.account.reserve(missing))
+    }
+
+    /// Gives back what was reserved beyond the window's own reserve and is no longer needed.
+    pub(super) fn release_surplus(&mut self) {
+        let promised = self.window as usize * self.slot() + self.extra;
+        let needed = promised.max(reservation(self.window, self.slot()));
+        self.account.release(self.account.bytes() - needed);
     }
 }

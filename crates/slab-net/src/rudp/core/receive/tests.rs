@@ -462,3 +462,40 @@ fn a_segment_is_refused_if_the_pool_has_no_chunk_for_its_copy() {
     drop(held);
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
+
+/// The pool may run out of chunks while segments are copied out of several buffers, a few out of each.
+#[test]
+fn copying_out_of_buffers_in_part_promises_no_more_than_is_reserved() {
+    const BYTES: usize = 8192;
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let (mut queue, budget) = queue(32, 32);
+    let reserved = budget.reserved();
+    let buffer = || pool.try_copy_from_slice(&[7; BYTES]).unwrap();
+    let [first, odd, even] = [(); 3].map(|()| buffer());
+    let insert = |queue: &mut ReceiveQueue, buffer: &Packet, sns: &[u32]| {
+        let mut batch = BatchBuffer::default();
+        for &sn in sns {
+            let packet = buffer.slice(sn as usize * 100..sn as usize * 100 + 50);
+            let (place, frg) = ((sn, edge(queue)), 50 - sn as u8);
+            queue.insert(place, Time::ZERO, frg, packet, &pool, &mut batch);
+        }
+    };
+    insert(&mut queue, &first, &[0, 1, 2, 3, 4, 5]);
+    insert(&mut queue, &even, &[6, 8, 10, 12, 14, 16]);
+    insert(&mut queue, &odd, &[7, 9, 11, 13, 15, 17]);
+    assert_eq!((queue.copied, queue.unread()), (0, 18));
+    drop([first, even, odd]);
+    // A reader of bytes takes what there is; those slots are promised again once their buffer is gone.
+    for _ in 0..5 {
+        queue.pop();
+    }
+    assert_eq!(queue.deferred, 5);
+    let mut held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(50).ok()).collect();
+    held.truncate(held.len() - 11);
+    queue.copy_out_of_buffers(&pool);
+    assert_eq!(queue.copied, 11);
+    assert!(budget.reserved() > reserved);
+    while queue.pop().is_some() {}
+    queue.shrink();
+    assert_eq!(budget.reserved(), reserved);
+}
