@@ -120,7 +120,7 @@ families! {
     POOL_SLAB_TRIMS_TOTAL = Counter "slab_pool_slab_trims_total",
         "Slabs of the size class whose memory went back to the system.";
     POOL_TOO_LARGE_TOTAL = Counter "slab_pool_too_large_total",
-        "Requests above the largest size class.";
+        "Requests that the pool refused because they were above the largest size class.";
     POOL_OVERSIZE_BYTES = Gauge "slab_pool_oversize_bytes",
         "Bytes on the heap for requests above the largest size class.";
     POOL_OVERSIZE_ALLOCS_TOTAL = Counter "slab_pool_oversize_allocs_total",
