@@ -167,3 +167,32 @@ fn held_packets_are_exported_with_the_memory_that_they_pin() {
     assert_eq!(value("slab_net_held_packets"), 0.0);
     assert_eq!(value("slab_pool_pinned_bytes"), 0.0);
 }
+
+#[tokio::test]
+async fn peers_who_all_need_a_cookie_are_refused_before_they_have_it() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let bind = |config| Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config).unwrap();
+    let server = bind(config.clone().require_cookie(true));
+    let collector = Collector::new();
+    collector.register_rudp_endpoint("rx", &server).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    server.accept().await.unwrap();
+
+    let page = Page::parse(&Exporter::new(collector).scrape());
+    let (endpoint, reason) = (("endpoint", "rx"), ("reason", "half_open"));
+    let (cookies, refused) = (
+        "slab_rudp_sent_cookies_total",
+        "slab_rudp_refused_sessions_total",
+    );
+    assert!(page.value(cookies, &[endpoint]) >= 1.0);
+    assert!(page.value(refused, &[endpoint, reason]) >= 1.0);
+    // There was room for the one session that there is.
+    assert_eq!(
+        page.value("slab_rudp_opened_sessions_total", &[endpoint]),
+        1.0
+    );
+    assert!(page.families[cookies].help.contains("because all need one"));
+    assert!(page.families[refused].help.contains("each datagram"));
+}
