@@ -156,7 +156,7 @@ families! {
         "Packets that compact left in a larger chunk for want of memory.";
 
     POOL_PINNED_BYTES = Gauge "slab_pool_pinned_bytes",
-        "Bytes of memory that held packets keep in use beyond their own.";
+        "Bytes of memory that held packets keep in use beyond their own; what several share counts for each.";
     NET_HELD_PACKETS = Gauge "slab_net_held_packets",
         "Packets that are held: kept on purpose, and counted for that.";
     NET_HELD_BYTES = Gauge "slab_net_held_bytes",
