@@ -19,7 +19,7 @@ use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// Holds a datagram of any Ethernet MTU.
+/// Holds a datagram of any Ethernet MTU. The system cuts a longer one, and tokio does not say so.
 const BUFFER: usize = 2048;
 /// Packets taken from the channel at once; a slow consumer pauses after as many.
 const PACKETS_PER_BATCH: usize = 32;

@@ -75,7 +75,8 @@ pub(crate) enum Mode {
     Pool,
     /// Each 64 KiB GRO buffer copied to a `BytesMut`, from which packets are split
     BytesmutBatch,
-    /// A `BytesMut` of 2 KiB per packet
+    /// A `BytesMut` of 2 KiB per packet, or of `--payload` if that is more; longer datagrams are cut,
+    /// which is not counted
     BytesmutPacket,
     /// All three, one after the other, and a comparison
     All,

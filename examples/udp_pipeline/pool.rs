@@ -184,6 +184,7 @@ impl Server for PoolServer {
             totals.echoed += socket.sent_datagrams;
             drops.no_memory += socket.dropped_no_memory;
             drops.truncated += socket.dropped_truncated;
+            drops.closed += socket.dropped_closed;
         }
         Totals {
             drops,

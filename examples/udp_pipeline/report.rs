@@ -121,13 +121,14 @@ pub(crate) fn summary(options: &Options, outcome: &Outcome) {
     } = outcome;
     let drops = &totals.drops;
     say(format_args!(
-        "received {}, delivered {}, dropped {} (queue full {}, no memory {}, truncated {})",
+        "received {}, delivered {}, dropped {} (queue full {}, no memory {}, truncated {}, closed {})",
         thousands(totals.received),
         thousands(totals.delivered),
         thousands(drops.sum()),
         thousands(drops.queue_full),
         thousands(drops.no_memory),
         thousands(drops.truncated),
+        thousands(drops.closed),
     ));
     // The kernel counts what one call sent as one, however many datagrams it was.
     say(format_args!(

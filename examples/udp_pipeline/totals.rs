@@ -26,11 +26,13 @@ pub(crate) struct Drops {
     pub(crate) queue_full: u64,
     pub(crate) no_memory: u64,
     pub(crate) truncated: u64,
+    /// Read but not asked for when the receivers ended: where the system cannot refuse what arrives then.
+    pub(crate) closed: u64,
 }
 
 impl Drops {
     pub(crate) fn sum(&self) -> u64 {
-        self.queue_full + self.no_memory + self.truncated
+        self.queue_full + self.no_memory + self.truncated + self.closed
     }
 }
 

@@ -120,7 +120,7 @@ families! {
     POOL_SLAB_TRIMS_TOTAL = Counter "slab_pool_slab_trims_total",
         "Slabs of the size class whose memory went back to the system.";
     POOL_TOO_LARGE_TOTAL = Counter "slab_pool_too_large_total",
-        "Requests above the largest size class.";
+        "Requests that the pool refused because they were above the largest size class.";
     POOL_OVERSIZE_BYTES = Gauge "slab_pool_oversize_bytes",
         "Bytes on the heap for requests above the largest size class.";
     POOL_OVERSIZE_ALLOCS_TOTAL = Counter "slab_pool_oversize_allocs_total",
@@ -156,7 +156,7 @@ families! {
         "Packets that compact left in a larger chunk for want of memory.";
 
     POOL_PINNED_BYTES = Gauge "slab_pool_pinned_bytes",
-        "Bytes of memory that held packets keep in use beyond their own.";
+        "Bytes of memory that held packets keep in use beyond their own; what several share counts for each.";
     NET_HELD_PACKETS = Gauge "slab_net_held_packets",
         "Packets that are held: kept on purpose, and counted for that.";
     NET_HELD_BYTES = Gauge "slab_net_held_bytes",
@@ -231,11 +231,11 @@ families! {
     RUDP_OPENED_SESSIONS_TOTAL = Counter "slab_rudp_opened_sessions_total",
         "Sessions opened, by either side.";
     RUDP_REFUSED_SESSIONS_TOTAL = Counter "slab_rudp_refused_sessions_total",
-        "Sessions refused, by reason.";
+        "Sessions refused, by reason; each datagram that would have opened one counts.";
     RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL = Counter "slab_rudp_unknown_session_datagrams_total",
         "Datagrams that belonged to no session and opened none.";
     RUDP_SENT_COOKIES_TOTAL = Counter "slab_rudp_sent_cookies_total",
-        "Cookies sent to peers for whose unproved addresses there was no room.";
+        "Cookies sent to peers whose addresses were not proved, for want of room or because all need one.";
     RUDP_TAKEN_COOKIES_TOTAL = Counter "slab_rudp_taken_cookies_total",
         "Sessions opened because their peer had such a cookie.";
     RUDP_UNOPENED_DATAGRAMS_TOTAL = Counter "slab_rudp_unopened_datagrams_total",

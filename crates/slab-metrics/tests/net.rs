@@ -167,3 +167,51 @@ fn held_packets_are_exported_with_the_memory_that_they_pin() {
     assert_eq!(value("slab_net_held_packets"), 0.0);
     assert_eq!(value("slab_pool_pinned_bytes"), 0.0);
 }
+
+#[test]
+fn memory_that_held_packets_share_is_pinned_by_each() {
+    let pool = PacketPool::builder().name("rx").compact_ratio(u32::MAX);
+    let pool = pool.build().unwrap();
+    let collector = Collector::new();
+    collector.register_packet_pool(&pool).unwrap();
+    let mut buf = pool.try_alloc(65_536).unwrap();
+    buf.extend_from_slice(b"ten packets");
+    let packet = buf.freeze();
+    let held: Vec<_> = (0..10).map(|at| pool.hold(packet.slice(at..=at))).collect();
+    let page = Page::parse(&Exporter::new(collector).scrape());
+    let rx = ("pool", "rx");
+    assert_eq!(page.sum("slab_pool_in_use_bytes", &[rx]), 65_536.0);
+    let pinned = "slab_pool_pinned_bytes";
+    assert_eq!(page.value(pinned, &[rx]), 10.0 * 65_535.0);
+    assert!(page.families[pinned].help.contains("counts for each"));
+    drop(held);
+}
+
+#[tokio::test]
+async fn peers_who_all_need_a_cookie_are_refused_before_they_have_it() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let bind = |config| Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config).unwrap();
+    let server = bind(config.clone().require_cookie(true));
+    let collector = Collector::new();
+    collector.register_rudp_endpoint("rx", &server).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    server.accept().await.unwrap();
+
+    let page = Page::parse(&Exporter::new(collector).scrape());
+    let (endpoint, reason) = (("endpoint", "rx"), ("reason", "half_open"));
+    let (cookies, refused) = (
+        "slab_rudp_sent_cookies_total",
+        "slab_rudp_refused_sessions_total",
+    );
+    assert!(page.value(cookies, &[endpoint]) >= 1.0);
+    assert!(page.value(refused, &[endpoint, reason]) >= 1.0);
+    // There was room for the one session that there is.
+    assert_eq!(
+        page.value("slab_rudp_opened_sessions_total", &[endpoint]),
+        1.0
+    );
+    assert!(page.families[cookies].help.contains("because all need one"));
+    assert!(page.families[refused].help.contains("each datagram"));
+}

@@ -147,6 +147,27 @@ fn the_page_counts_what_the_callers_did() {
 }
 
 #[test]
+fn what_the_heap_served_within_the_oversize_limit_was_not_refused() {
+    let rx = SlabPool::builder()
+        .name("rx")
+        .max_oversize_memory(1 << 20)
+        .build()
+        .unwrap();
+    let served = rx.try_alloc_any(100_000).unwrap();
+    let page = page(&exporter(&[&rx]));
+    let value = |name| page.value(name, &[("pool", "rx")]);
+    assert_eq!(value("slab_pool_oversize_allocs_total"), 1.0);
+    assert_eq!(value("slab_pool_too_large_total"), 0.0);
+    // So it does not count all requests that were above the largest class.
+    assert!(
+        page.families["slab_pool_too_large_total"]
+            .help
+            .contains("refused")
+    );
+    drop(served);
+}
+
+#[test]
 fn states_add_up_and_counters_never_fall_while_threads_run() {
     let rx = pool("rx");
     let exporter = exporter(&[&rx]);

@@ -21,7 +21,9 @@ use packet_slab::slab_net::pipeline::{
 use packet_slab::slab_net::udp::{BindError, UdpReceiver};
 use std::error::Error;
 use std::fmt;
+use std::mem;
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -186,8 +188,17 @@ async fn publish(
     mut stop: watch::Receiver<bool>,
 ) -> Published {
     let (mut taken, mut refused) = (0, 0);
+    // A connection that is lost takes with it what the server had not read, and nobody says how much that was:
+    // of what was taken before the present one, nothing will be confirmed.
+    let statistics = client.statistics();
+    let connections = || statistics.connects.load(Relaxed);
+    let (mut present, mut before) = (connections(), 0);
     let all = async {
         while let Some(batch) = batches.recv().await {
+            let now = connections();
+            if mem::replace(&mut present, now) != now {
+                before = taken - refused;
+            }
             // Counted before publishing: this task may end in the middle of a batch.
             taken += batch.datagrams() as u64;
             // One owner for the whole batch; its memory goes back when the last payload is written.
@@ -220,16 +231,20 @@ async fn publish(
         () = too_long => false,
     };
     // A flush shows that everything was written; only an answer shows that the server read it.
-    let confirmed = complete && matches!(timeout(DRAIN_TIMEOUT, ping(&client)).await, Ok(true));
+    let answered = complete && matches!(timeout(DRAIN_TIMEOUT, ping(&client)).await, Ok(true));
     let sent = taken - refused;
+    let confirmed = match answered && connections() == present {
+        true => sent - before,
+        false => 0,
+    };
     Published {
-        confirmed: if confirmed { sent } else { 0 },
-        unconfirmed: if confirmed { 0 } else { sent },
+        confirmed,
+        unconfirmed: sent - confirmed,
         refused,
     }
 }
 
-/// Returns whether the server has read everything published before: it answers in order.
+/// Returns whether the server has read everything published before by the same connection: it answers in order.
 async fn ping(client: &Client) -> bool {
     let inbox = client.new_inbox();
     let Ok(mut answers) = client.subscribe(inbox.clone()).await else {

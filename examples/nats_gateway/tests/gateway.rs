@@ -9,8 +9,8 @@ use packet_slab::slab_net::udp::{Transmit, UdpReceiver, UdpSender};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long any step may take before the test gives up; no time is asserted.
@@ -60,20 +60,25 @@ fn info(address: SocketAddr, max_payload: usize) -> String {
     format!("INFO {info}\r\n")
 }
 
+/// Greets a client and reads nothing after that.
+fn greet(mut stream: &TcpStream, info: &str) {
+    stream.write_all(info.as_bytes()).unwrap();
+    let mut lines = BufReader::with_capacity(1, stream);
+    let mut line = String::new();
+    while line != "PING\r\n" {
+        line.clear();
+        lines.read_line(&mut line).unwrap();
+    }
+    stream.write_all(b"PONG\r\n").unwrap();
+}
+
 /// A server that sends its greeting and reads nothing after that.
 fn stalled_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.write_all(info(address, 1 << 20).as_bytes()).unwrap();
-        let mut lines = BufReader::with_capacity(1, &stream);
-        let mut line = String::new();
-        while line != "PING\r\n" {
-            line.clear();
-            lines.read_line(&mut line).unwrap();
-        }
-        (&stream).write_all(b"PONG\r\n").unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        greet(&stream, &info(address, 1 << 20));
         loop {
             std::thread::park();
         }
@@ -86,30 +91,51 @@ fn small_server(max_payload: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream
-            .write_all(info(address, max_payload).as_bytes())
-            .unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap());
-        let mut subscribed = (String::new(), String::new());
-        let mut line = String::new();
-        while lines.read_line(&mut line).unwrap_or(0) > 0 {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            match words[..] {
-                ["PING"] => write!(stream, "PONG\r\n").unwrap(),
-                ["SUB", subject, .., sid] => subscribed = (subject.into(), sid.into()),
-                ["PUB", subject, length] => {
-                    let mut payload = vec![0; length.parse::<usize>().unwrap() + 2];
-                    lines.read_exact(&mut payload).unwrap();
-                    if subject == subscribed.0 {
-                        write!(stream, "MSG {subject} {} {length}\r\n", subscribed.1).unwrap();
-                        stream.write_all(&payload).unwrap();
-                    }
+        let (stream, _) = listener.accept().unwrap();
+        serve(stream, &info(address, max_payload), &AtomicU64::new(0));
+    });
+    address
+}
+
+/// Serves one connection until its end, and counts the payloads.
+fn serve(mut stream: TcpStream, info: &str, payloads: &AtomicU64) {
+    stream.write_all(info.as_bytes()).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap());
+    let mut subscribed = (String::new(), String::new());
+    let mut line = String::new();
+    while lines.read_line(&mut line).unwrap_or(0) > 0 {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["PING"] => write!(stream, "PONG\r\n").unwrap(),
+            ["SUB", subject, .., sid] => subscribed = (subject.into(), sid.into()),
+            ["PUB", subject, length] => {
+                let mut payload = vec![0; length.parse::<usize>().unwrap() + 2];
+                lines.read_exact(&mut payload).unwrap();
+                if subject == subscribed.0 {
+                    write!(stream, "MSG {subject} {} {length}\r\n", subscribed.1).unwrap();
+                    stream.write_all(&payload).unwrap();
+                } else {
+                    payloads.fetch_add(1, Relaxed);
                 }
-                _ => {}
             }
-            line.clear();
+            _ => {}
         }
+        line.clear();
+    }
+}
+
+/// A server whose first connection reads nothing after the greeting, and ends when `restart` is told to.
+fn restarting_server(restart: mpsc::Receiver<()>, payloads: Arc<AtomicU64>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let info = info(address, 1 << 20);
+        let (stream, _) = listener.accept().unwrap();
+        greet(&stream, &info);
+        restart.recv().unwrap();
+        drop(stream);
+        let (stream, _) = listener.accept().unwrap();
+        serve(stream, &info, &payloads);
     });
     address
 }
@@ -166,6 +192,12 @@ fn in_use_bytes(stats: &serde_json::Value) -> u64 {
     let bytes =
         |c: &serde_json::Value| c["in_use"].as_u64().unwrap() * c["chunk_bytes"].as_u64().unwrap();
     classes.iter().map(bytes).sum()
+}
+
+/// Returns a number of the summary.
+fn field(summary: &str, name: &str) -> u64 {
+    let (_, rest) = summary.split_once(&format!(" {name}=")).expect(summary);
+    rest.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 fn received(metrics: SocketAddr) -> u64 {
@@ -230,6 +262,45 @@ async fn every_datagram_is_accounted_for_if_the_server_never_reads_again() {
     says.read_line(&mut summary).unwrap();
     assert!(gateway.0.wait().unwrap().success(), "{summary}");
     assert!(summary.contains(" published=0 "), "{summary}");
+}
+
+#[test]
+fn what_was_sent_to_a_lost_connection_is_not_confirmed() {
+    let (restart, told) = mpsc::channel();
+    let payloads = Arc::new(AtomicU64::new(0));
+    let server = restarting_server(told, Arc::clone(&payloads));
+    let (mut gateway, mut says, udp, metrics) = gateway(server);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut sent = 0;
+    let mut send = || {
+        socket.send_to(&[7; 10], udp).unwrap();
+        sent += 1;
+        until("taken from the queue", || {
+            let queue = &stats(metrics)["queues"][0];
+            (queue["delivered"] == sent).then_some(())
+        });
+    };
+    for _ in 0..5 {
+        send();
+    }
+    restart.send(()).unwrap();
+    // The client notices when it writes, and connects again.
+    until("a payload read", || {
+        send();
+        (payloads.load(Relaxed) > 0).then_some(())
+    });
+    send();
+    gateway.signal(libc::SIGTERM);
+    let mut summary = String::new();
+    says.read_line(&mut summary).unwrap();
+    assert!(gateway.0.wait().unwrap().success(), "{summary}");
+    let (read, published) = (payloads.load(Relaxed), field(&summary, "published"));
+    assert!((1..=read).contains(&published), "{read} read: {summary}");
+    assert_eq!(
+        field(&summary, "unconfirmed"),
+        sent - published,
+        "{summary}"
+    );
 }
 
 #[test]
@@ -370,10 +441,7 @@ async fn datagrams_reach_nats_and_a_stalled_server_costs_no_memory() {
     gateway.signal(libc::SIGINT);
     let mut summary = String::new();
     says.read_line(&mut summary).unwrap();
-    let field = |name: &str| -> u64 {
-        let (_, rest) = summary.split_once(&format!("{name}=")).expect(&summary);
-        rest.split_whitespace().next().unwrap().parse().unwrap()
-    };
+    let field = |name| field(&summary, name);
     assert_eq!(field("unconfirmed"), 0, "{summary}");
     assert_eq!(
         field("received"),
