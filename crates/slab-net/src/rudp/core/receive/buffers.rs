@@ -234,6 +234,7 @@ impl ReceiveQueue {
     pub(super) fn release_surplus(&mut self) {
         let promised = self.window as usize * self.slot() + self.extra;
         let needed = promised.max(reservation(self.window, self.slot()));
-        self.account.release(self.account.bytes() - needed);
+        self.account
+            .release(self.account.bytes().saturating_sub(needed));
     }
 }
