@@ -210,8 +210,9 @@ pub(crate) struct Depot {
     /// Blocks never used so far start here.
     fresh: AtomicU32,
     lanes: Table<Lane>,
-    /// Lanes from here on are of no thread so far: nobody looks into them.
-    used_lanes: StatCounter,
+    /// Lanes from here on are of no thread so far: nobody looks into them. Plain, as models need not see it: it grows
+    /// before anything is put into the lane, so who learns of that in any way sees the lane.
+    used_lanes: core::sync::atomic::AtomicU32,
     pub(crate) open: [Mutex<Open>; MAX_CLASSES],
     /// How many chunks the open batches hold, for the statistics: a lock a class would be most of
     /// what a snapshot costs.
@@ -255,7 +256,7 @@ impl Depot {
             blocks,
             fresh: AtomicU32::new(NIL + 1),
             lanes,
-            used_lanes: StatCounter::new(1),
+            used_lanes: core::sync::atomic::AtomicU32::new(1),
             open: core::array::from_fn(|_| Mutex::new(Open::new())),
             open_lens: core::array::from_fn(|_| StatCounter::new(0)),
             batch,
