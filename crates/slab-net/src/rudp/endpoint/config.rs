@@ -69,8 +69,8 @@ impl EndpointConfig {
     /// window, 61 440 bytes with an MTU of 1400 and the default size classes, as much again for sending, and what
     /// error correction may keep.
     ///
-    /// Allow fewer of them than [sessions](Self::max_sessions). If forged addresses can take every place, nobody else
-    /// gets in while they do: a cookie, too, needs a place.
+    /// They take at most three fourths of [all places](Self::max_sessions), rounded up: where forged addresses had
+    /// taken every place, a cookie would let nobody in.
     pub fn max_half_open(mut self, sessions: usize, per_prefix: usize) -> Self {
         self.max_half_open = sessions;
         self.max_half_open_per_prefix = per_prefix;

@@ -267,10 +267,17 @@ fn find_or_open(
     }
     let proved = cookie::proves_address(&shared.secret, peer, datagram, now);
     if let Err(refusal) = table.may_open(&shared.config, peer, datagram, proved, now) {
-        table.count_refusal(refusal);
-        if matches!(refusal, Refusal::HalfOpen | Refusal::Prefix)
-            && let Some(answer) = cookie::answer(&shared.secret, peer, datagram, now)
-        {
+        let answer = match refusal {
+            Refusal::HalfOpen | Refusal::Prefix | Refusal::NoCookie => {
+                cookie::answer(&shared.secret, peer, datagram, now)
+            }
+            _ => None,
+        };
+        // Where everybody needs a cookie, to be sent one is to be let in.
+        if refusal != Refusal::NoCookie || answer.is_none() {
+            table.count_refusal(refusal);
+        }
+        if let Some(answer) = answer {
             table.stats.cookies_sent += 1;
             drop(table);
             // If the answer is lost, the peer tries again.

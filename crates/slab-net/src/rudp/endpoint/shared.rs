@@ -64,11 +64,12 @@ impl Shared {
     ) -> Result<Self, OpenError> {
         let memory = config.budget_bytes(&pool);
         let budget = MemoryBudget::new(memory);
-        // Forged addresses must not take the memory that other sessions need.
+        // Forged addresses must not take the memory that other sessions need, nor all the places.
         let kept = config.protection.max_kept_bytes(&config.session, &pool);
         let each = Session::half_open_bytes(&config.session, &pool)? + kept;
         let room = memory / HALF_OPEN_DIVISOR / each;
-        config.max_half_open = config.max_half_open.min(room.max(1));
+        let places = config.max_sessions - config.max_sessions / 4;
+        config.max_half_open = config.max_half_open.min(room.max(1)).min(places);
         Ok(Self {
             protection: Protection::new(&config, &pool, &budget)?,
             sender,

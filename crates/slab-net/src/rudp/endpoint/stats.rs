@@ -79,7 +79,8 @@ pub struct EndpointStats {
     pub reserve_limit_bytes: usize,
     /// Sessions opened so far, by either side.
     pub opened: u64,
-    /// Datagrams that belonged to no session and opened none.
+    /// Datagrams that belonged to no session and opened none; among them, where [all need a
+    /// cookie](super::EndpointConfig::require_cookie), what peers send before they have theirs.
     pub unknown_session: u64,
     /// Sessions refused because there were too many.
     pub refused_table_full: u64,

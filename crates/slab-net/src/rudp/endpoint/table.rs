@@ -91,6 +91,8 @@ pub(super) enum Refusal {
     /// It is not the beginning of a session, or belongs to one that ended a short time ago.
     NotOpening,
     TableFull,
+    /// All need one.
+    NoCookie,
     HalfOpen,
     Prefix,
     Backlog,
@@ -167,7 +169,10 @@ impl Table {
         if proved {
             return Ok(());
         }
-        if config.require_cookie || self.half_open_count >= config.max_half_open {
+        if config.require_cookie {
+            return Err(Refusal::NoCookie);
+        }
+        if self.half_open_count >= config.max_half_open {
             return Err(Refusal::HalfOpen);
         }
         let same = self.half_open.get(&Prefix::of(peer)).copied();
@@ -220,7 +225,9 @@ impl Table {
     pub(super) fn count_refusal(&mut self, refusal: Refusal) {
         let stats = &mut self.stats;
         *match refusal {
-            Refusal::NotListening | Refusal::NotOpening => &mut stats.unknown_session,
+            Refusal::NotListening | Refusal::NotOpening | Refusal::NoCookie => {
+                &mut stats.unknown_session
+            }
             Refusal::TableFull => &mut stats.refused_table_full,
             Refusal::HalfOpen => &mut stats.refused_half_open,
             Refusal::Prefix => &mut stats.refused_prefix,
