@@ -117,7 +117,7 @@ impl Axis {
             Self::Threads => alloc::scaling::threads(side, position, 4 * ops),
             Self::Payload => alloc::scaling::payload(side, position, ops),
             Self::Classes => alloc::scaling::classes(side, position, ops),
-            Self::Sessions => rudp::scaling(side, position, 3 * ops),
+            Self::Sessions => rudp::scaling(side, position, 20 * ops),
         }
     }
 }
