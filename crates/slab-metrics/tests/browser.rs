@@ -44,6 +44,7 @@ impl Pipeline {
             .name("rx")
             .max_memory(16 << 20)
             .headroom(24)
+            .compact_ratio(u32::MAX)
             .build()
             .unwrap();
         let full = SlabPool::builder()
@@ -90,9 +91,9 @@ impl Pipeline {
             let mut held = Vec::new();
             while let Some(batch) = batches.recv().await {
                 let mut packets = batch.into_packets();
-                // Some are kept, and said to be.
-                if held.len() < 500 {
-                    held.extend(packets.next().map(|packet| rx.hold(packet)));
+                // Some are kept, and said to be: ten of a buffer, which is pinned once.
+                if held.len() < 300 {
+                    held.extend(packets.by_ref().take(10).map(|packet| rx.hold(packet)));
                 }
             }
         });
