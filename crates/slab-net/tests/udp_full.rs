@@ -29,6 +29,16 @@ fn pool() -> PacketPool {
     PacketPool::builder().max_memory(8 << 20).build().unwrap()
 }
 
+/// Runs a test in a network of its own, with an Ethernet.
+fn with_tap<F: Future<Output = ()> + 'static>(test: fn(Tap) -> F) {
+    run_on_own_thread(unshare_network, move || async move {
+        match Tap::open() {
+            Ok(tap) => test(tap).await,
+            Err(why) => skipped("there is no tap device", &why),
+        }
+    });
+}
+
 /// Polls a future once or a few times, and asserts that it waits.
 async fn assert_pending<T: std::fmt::Debug>(future: &mut (impl Future<Output = T> + Unpin)) {
     tokio::select! {
@@ -40,11 +50,7 @@ async fn assert_pending<T: std::fmt::Debug>(future: &mut (impl Future<Output = T
 
 #[test]
 fn sends_wait_for_a_full_send_buffer_and_send_each_datagram_once() {
-    async fn test() {
-        let mut tap = match Tap::open() {
-            Ok(tap) => tap,
-            Err(why) => return skipped("there is no tap device", &why),
-        };
+    async fn test(mut tap: Tap) {
         let pool = pool();
         let receiver = UdpReceiver::builder(&pool)
             .send_buffer_bytes(4096)
@@ -86,17 +92,13 @@ fn sends_wait_for_a_full_send_buffer_and_send_each_datagram_once() {
         assert_eq!(arrived, (0..60).collect::<Vec<u8>>());
         assert_eq!(sender.monitor().stats().sent_datagrams, 60);
     }
-    run_on_own_thread(unshare_network, test);
+    with_tap(test);
 }
 
 /// An ICMP error reported once must not end a connected socket: other tasks run while it waits for room.
 #[test]
 fn a_socket_with_an_icmp_error_still_waits_for_room() {
-    async fn test() {
-        let tap = match Tap::open() {
-            Ok(tap) => tap,
-            Err(why) => return skipped("there is no tap device", &why),
-        };
+    async fn test(tap: Tap) {
         set_link_up(b"lo", true);
         let pool = pool();
         let nobody = UdpSocket::bind((Tap::OURS, 0)).unwrap();
@@ -150,7 +152,7 @@ fn a_socket_with_an_icmp_error_still_waits_for_room() {
         assert!(ticks > 10, "{ticks}");
         drop(answer.join().unwrap());
     }
-    run_on_own_thread(unshare_network, test);
+    with_tap(test);
 }
 
 /// The same test, polled outside tokio: only the socket belongs to it.
@@ -213,13 +215,9 @@ fn a_socket_with_an_icmp_error_waits_for_room_outside_a_runtime() {
 #[cfg(feature = "quinn")]
 #[test]
 fn quinns_poller_waits_for_room_and_can_be_polled_again() {
-    async fn test() {
+    async fn test(tap: Tap) {
         use quinn::AsyncUdpSocket;
 
-        let tap = match Tap::open() {
-            Ok(tap) => tap,
-            Err(why) => return skipped("there is no tap device", &why),
-        };
         let receiver = UdpReceiver::builder(&pool())
             .send_buffer_bytes(4096)
             .bind((Tap::OURS, 0).into())
@@ -246,7 +244,7 @@ fn quinns_poller_waits_for_room_and_can_be_polled_again() {
         socket.try_send(&transmit).unwrap();
         assert_eq!(socket.monitor().stats().send_lost_datagrams, 0);
     }
-    run_on_own_thread(unshare_network, test);
+    with_tap(test);
 }
 
 /// A firewall's "administratively prohibited", which any host on the path may send, is about an earlier
@@ -254,13 +252,9 @@ fn quinns_poller_waits_for_room_and_can_be_polled_again() {
 #[cfg(feature = "quinn")]
 #[test]
 fn icmp_errors_do_not_end_a_quinn_socket() {
-    async fn test() {
+    async fn test(mut tap: Tap) {
         use quinn::AsyncUdpSocket;
 
-        let mut tap = match Tap::open() {
-            Ok(tap) => tap,
-            Err(why) => return skipped("there is no tap device", &why),
-        };
         tap.add_arp_entry();
         let peer = SocketAddr::from((Tap::THEIRS, 7777));
         // One of each kind of ICMP error that interrupts a connected socket.
@@ -299,17 +293,13 @@ fn icmp_errors_do_not_end_a_quinn_socket() {
             assert_eq!((meta[0].addr, &buffer[..meta[0].len]), (peer, &b"hi"[..]));
         }
     }
-    run_on_own_thread(unshare_network, test);
+    with_tap(test);
 }
 
 /// The device's MTU is less than the segments: EMSGSIZE is reported as such, and smaller ones are sent.
 #[test]
 fn a_datagram_above_the_mtu_fails_after_the_ones_before_it_are_sent() {
-    async fn test() {
-        let mut tap = match Tap::open() {
-            Ok(tap) => tap,
-            Err(why) => return skipped("there is no tap device", &why),
-        };
+    async fn test(mut tap: Tap) {
         tap.add_arp_entry();
         let sender = UdpSender::bind((Tap::OURS, 0).into()).unwrap();
         let to = SocketAddr::from((Tap::THEIRS, 7777));
@@ -335,18 +325,14 @@ fn a_datagram_above_the_mtu_fails_after_the_ones_before_it_are_sent() {
         let lens: Vec<usize> = tap.datagrams(7777).iter().map(Vec::len).collect();
         assert_eq!(lens, [1000; 4]);
     }
-    run_on_own_thread(unshare_network, test);
+    with_tap(test);
 }
 
 /// "Fragmentation needed" is about an earlier datagram, but the next call returns it: for a datagram that is
 /// sent alone, as for one of a run.
 #[test]
 fn an_earlier_datagram_too_long_for_the_path_makes_no_other_too_large() {
-    async fn test() {
-        let mut tap = match Tap::open() {
-            Ok(tap) => tap,
-            Err(why) => return skipped("there is no tap device", &why),
-        };
+    async fn test(mut tap: Tap) {
         tap.add_arp_entry();
         let peer = SocketAddr::from((Tap::THEIRS, 7777));
         let bytes = [7; 1400];
@@ -363,5 +349,5 @@ fn an_earlier_datagram_too_long_for_the_path_makes_no_other_too_large() {
             assert_eq!(tap.datagrams(7777).len(), datagrams);
         }
     }
-    run_on_own_thread(unshare_network, test);
+    with_tap(test);
 }

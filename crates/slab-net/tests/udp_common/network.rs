@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 /// Runs on a thread of its own, whose end undoes what it changed about itself.
 pub(crate) fn run_on_own_thread<F: Future<Output = ()> + 'static>(
     prepare: fn() -> io::Result<()>,
-    test: fn() -> F,
+    test: impl FnOnce() -> F + Send + 'static,
 ) {
     let run = move || {
         if let Err(why) = prepare() {
