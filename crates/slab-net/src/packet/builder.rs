@@ -150,7 +150,7 @@ impl PacketPoolBuilder {
     /// Builds the pool and makes it the process-wide one, which serves the constructors that take no
     /// pool. This cannot be undone.
     ///
-    /// ```
+    /// ```standalone_crate
     /// use slab_net::{PacketBuf, PacketPool};
     ///
     /// let pool = PacketPool::builder().name("all").max_memory(1 << 30).install_default()?;
