@@ -5,7 +5,7 @@
 //! - [`raid`](Inner::raid), when a class has run out: the chunks of that class that lie in the
 //!   magazines of other threads, idle or not, go to the depot.
 //! - [`sweep`](Inner::sweep), when that was not enough: *all* free chunks are collected, the
-//!   magazines' by the guard and the depot's by one swap a class, and stored in their slabs. Slabs
+//!   magazines' by the guard and the depot's by one swap a class and lane, and stored in their slabs. Slabs
 //!   that have all their chunks back become unused and can serve any class. The class's next
 //!   chunks come from the slabs again, in order of address, which also undoes what shuffled frees
 //!   have done to locality.
