@@ -18,8 +18,9 @@
 //! is empty. So threads that get back what they gave away change no head that other cores change, and find their
 //! batches in their own caches; and where one thread gives what another takes, batches pass from lane to lane as they
 //! would through a single stack. A stack that was empty when it was looked at may not be when the last one is: who finds
-//! nothing in any lane knows of each that it was empty at some moment, not of all at the same. For batches that is no
-//! less than a thread knows that comes a moment earlier. For blocks it is: see [`Depot::empty_block`].
+//! nothing in any lane knows of each that it was empty at some moment, not of all at the same. A batch may have been
+//! there all the time, in one lane or another. For batches that is no new case: who finds none goes on to the slabs and,
+//! at the cap, to reclaim, which expects batches to move (`reclaim.rs`). For blocks it is: see [`Depot::empty_block`].
 
 use crate::class::MAX_CLASSES;
 use crate::geometry::{BATCH_MAX, ClassTable};
@@ -318,7 +319,7 @@ impl Depot {
         debug_assert_eq!(units.len(), self.batch_len(class));
         let block = self.empty_block(lane);
         let batch = self.blocks.at(block as usize);
-        // SAFETY: the block was just taken off the stack of empty ones, or never used before.
+        // SAFETY: the block was just taken off a stack of empty ones, or never used before.
         unsafe { batch.write(units) };
         let stack = &self.own(lane).full[usize::from(class)];
         // Before they can be popped, so that the sum never wraps below zero.

@@ -5,7 +5,7 @@
 //! - [`raid`](Inner::raid), when a class has run out: the chunks of that class that lie in the
 //!   magazines of other threads, idle or not, go to the depot.
 //! - [`sweep`](Inner::sweep), when that was not enough: *all* free chunks are collected, the
-//!   magazines' by the guard and the depot's by one swap a class, and stored in their slabs. Slabs
+//!   magazines' by the guard and the depot's by one swap a class and lane, and stored in their slabs. Slabs
 //!   that have all their chunks back become unused and can serve any class. The class's next
 //!   chunks come from the slabs again, in order of address, which also undoes what shuffled frees
 //!   have done to locality.
@@ -59,14 +59,9 @@ impl Inner {
         out: &mut [u32],
         refused: AllocError,
     ) -> Result<Reclaimed, AllocError> {
-        loop {
-            // The thread that had the mutex before may have left something.
-            if let Some(unit) = self.alloc_single(class) {
-                return Ok(Reclaimed::Single(unit));
-            }
-            if !self.raid(layer, class) {
-                break;
-            }
+        // The thread that had the mutex before may have left something.
+        if let Some(unit) = self.alloc_by_raid(layer, class) {
+            return Ok(Reclaimed::Single(unit));
         }
         let out = if self.under_pressure.load(Ordering::Relaxed) {
             // There is nothing left to collect, and no magazine takes more than the one that is wanted.
@@ -80,19 +75,31 @@ impl Inner {
         let slabs = &mut layer.slabs;
         match slabs.carve_backed(&self.arena, &self.classes, class, out) {
             Ok(carved) => Ok(Reclaimed::Fresh(carved)),
-            Err(_) => match self.alloc_single(class) {
+            // A thread may have come between the steps of the sweep, and have taken a whole batch for one chunk.
+            Err(_) => match self.alloc_by_raid(layer, class) {
                 Some(unit) => Ok(Reclaimed::Single(unit)),
                 None => Err(refused),
             },
         }
     }
 
+    /// A single chunk, if need be out of other threads' magazines.
+    fn alloc_by_raid(&self, layer: &mut MutexGuard<'_, SlabLayer>, class: u8) -> Option<u32> {
+        loop {
+            let unit = self.alloc_single(class);
+            if unit.is_some() || !self.raid(layer, class) {
+                return unit;
+            }
+        }
+    }
+
     /// Moves the class's chunks from all magazines to the depot; `false` if there were none.
     fn raid(&self, _slabs_locked: &mut MutexGuard<'_, SlabLayer>, class: u8) -> bool {
         let registry = self.registry.lock();
+        // What an owner has in its hand is waited for: most of a batch that it has just taken, for one chunk.
         if registry
             .iter()
-            .all(|entry| entry.cache.magazine(class).len() == 0)
+            .all(|entry| entry.cache.magazine(class).len_at_most() == 0)
         {
             return false;
         }

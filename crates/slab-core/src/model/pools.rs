@@ -276,6 +276,69 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
     });
 }
 
+/// Two chunks are free, and while one thread has at most one more than before, another wants one: it gets it,
+/// wherever the free ones are on their way to.
+#[test]
+fn model_a_chunk_that_moves_is_not_overlooked() {
+    model(Some(BOUND), || {
+        let (handle, _way) = pool();
+        let pool = handle.inner();
+        let cache = pool.register().unwrap();
+        let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
+        let free = |cache, unit| {
+            // SAFETY: gives up a chunk allocated above.
+            unsafe { Inner::free_with(handle.as_ptr(), cache, 0, unit) };
+        };
+        // Together they are a batch.
+        free(None, units[0]);
+        free(None, units[1]);
+        let other = {
+            let inner = Sendable(handle.as_ptr());
+            thread::spawn(move || {
+                let inner = inner;
+                // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
+                unsafe { inner.0.as_ref() }.alloc_with(None, 0).unwrap()
+            })
+        };
+        let first = pool.alloc_with(Some(&cache), 0).unwrap();
+        free(Some(&cache), units[2]);
+        let second = pool.alloc_with(Some(&cache), 0).unwrap();
+        let mut held = [first, second, other.join().unwrap()];
+        held.sort_unstable();
+        assert_eq!(held, units[..3], "each chunk once");
+    });
+}
+
+/// As before, but a whole batch moves: to the depot, and back when the other has emptied all magazines.
+#[test]
+fn model_a_batch_that_moves_is_not_overlooked() {
+    model(Some(BOUND), || {
+        let (handle, _way) = pool();
+        let pool = handle.inner();
+        let cache = pool.register().unwrap();
+        let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
+        for &unit in &units[..4] {
+            // SAFETY: gives up a chunk allocated above.
+            unsafe { Inner::free_with(handle.as_ptr(), Some(&cache), 0, unit) };
+        }
+        let other = {
+            let (inner, unit) = (Sendable(handle.as_ptr()), units[4]);
+            thread::spawn(move || {
+                let inner = inner;
+                // SAFETY: gives up a chunk allocated above.
+                unsafe { Inner::free_with(inner.0, Some(&cache), 0, unit) };
+                // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
+                let pool = unsafe { inner.0.as_ref() };
+                [(); 4].map(|()| pool.alloc_with(Some(&cache), 0).unwrap())
+            })
+        };
+        let mut held = vec![pool.alloc_with(None, 0).unwrap()];
+        held.extend(other.join().unwrap());
+        held.sort_unstable();
+        assert_eq!(held, units[..5], "each chunk once");
+    });
+}
+
 /// Sets a flag; a thread that waits for it in vain never ends, which loom reports.
 #[derive(Default)]
 pub(crate) struct Flag(loom::sync::atomic::AtomicBool);
