@@ -83,6 +83,13 @@ impl Session {
         self.path.earn(datagram.len());
         self.last_received = self.now;
         self.keepalive_at = self.now + self.config.keepalive;
+        if !self.path.validated && is_challenge(&datagram) {
+            // Two servers, each of which takes the other for a client, as if that had begun: somebody greeted us
+            // in the peer's name, and the peer took our answer for a greeting. Each would prove its address to the
+            // other, and they would talk for as long as they find an answer. No client sends a challenge.
+            self.end(CloseReason::Reset);
+            return Ok(());
+        }
         self.apply(datagram, batch);
         Ok(())
     }
@@ -566,6 +573,14 @@ impl Session {
         self.send.mark_lost(sn, cause);
         true
     }
+}
+
+/// Does it carry what a server sends to be acknowledged, before the first of its segments? KCP counts from 0. See
+/// `write_challenge`.
+fn is_challenge(datagram: &[u8]) -> bool {
+    segments(datagram)
+        .flatten()
+        .any(|(header, _)| header.cmd == Command::Push && header.sn == u32::MAX && header.len == 0)
 }
 
 /// Takes the payload at `range` out of a datagram whose first `cut` bytes are already gone. The last payload takes
