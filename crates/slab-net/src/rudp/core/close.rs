@@ -281,11 +281,11 @@ impl Session {
         self.release_window();
     }
 
-    /// Once the peer has closed and everything is read, the window's reservation is of no use, however long the
+    /// Once the session has ended and everything is read, the window's reservation is of no use, however long the
     /// application keeps the session.
     pub(super) fn release_window(&mut self) {
-        if self.ended() == Some(CloseReason::ClosedByPeer) && self.receive.readable() == 0 {
-            self.receive.clear();
+        if self.ended().is_some() && self.receive.readable() == 0 {
+            self.receive.release();
         }
     }
 
