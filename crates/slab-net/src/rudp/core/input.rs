@@ -4,7 +4,7 @@ use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, OURS, OURS_UNPROVED, segments};
-use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET};
+use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET, needs_reminder};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
@@ -90,7 +90,11 @@ impl Session {
             self.end(CloseReason::Reset);
             return Ok(());
         }
+        let missed_the_end = self.ended().is_some() && needs_reminder(&datagram);
         self.apply(datagram, batch);
+        if missed_the_end {
+            self.queue_reminder();
+        }
         Ok(())
     }
 

@@ -293,7 +293,8 @@ impl Link {
         }
         let mut table = self.shared.table();
         table.ended_stats += &inner.session.stats();
-        table.remove(self, self.shared.now(), &self.shared.config);
+        let notice = inner.session.last_notice();
+        table.remove(self, notice, self.shared.now(), &self.shared.config);
         let empty = table.len() == 0;
         drop(table);
         if empty {
