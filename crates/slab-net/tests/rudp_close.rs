@@ -532,6 +532,116 @@ fn an_abort_resets_the_peer_also_with_data_in_flight() {
     }
 }
 
+/// It would go on for as long as it believes in silence, although each of its datagrams arrives.
+#[test]
+fn a_peer_that_missed_the_reset_is_told_again_when_it_says_something() {
+    for aborting in 0..2 {
+        let mut line = Line::new();
+        line.ends[aborting].abort();
+        line.run(2 * STEP, |_| {});
+        let lost = line.in_transit[1 - aborting].drain(..).count();
+        assert_eq!(lost, 1, "the reset");
+        line.run(Duration::from_secs(5), |_| {});
+        assert_eq!(line.ends[1 - aborting].ended(), None);
+        let sent = line.ends[aborting].stats().sent_datagrams;
+        line.ends[1 - aborting]
+            .send_slice(b"are you there?")
+            .unwrap();
+        line.run(ONE_WAY * 3, |_| {});
+        assert_eq!(line.ends[1 - aborting].ended(), Some(CloseReason::Reset));
+        assert_eq!(line.ends[aborting].stats().sent_datagrams, sent + 1);
+    }
+}
+
+/// Its machine slept, for example, and its clock with it.
+#[test]
+fn a_peer_that_was_given_up_for_silence_is_told_when_it_says_something() {
+    for closed in [false, true] {
+        let mut line = Line::new();
+        if closed {
+            line.ends[0].close(line.now);
+        }
+        let [end, peer] = &mut line.ends;
+        let mut scratch = [0; 4096];
+        let mut now = line.now;
+        while end.ended().is_none() {
+            while end.poll_transmit(now, &mut scratch, 1).is_some() {}
+            now = end.poll_timeout().unwrap_or(now);
+            end.handle_timeout(now);
+        }
+        while end.poll_transmit(now, &mut scratch, 1).is_some() {}
+        peer.send_slice(b"good morning").unwrap();
+        for _ in 0..2 {
+            while let Some(out) = peer.poll_transmit(line.now, &mut scratch, 1) {
+                let datagram = Packet::from(out.contents().to_vec());
+                end.handle_datagram(now, datagram).unwrap();
+            }
+            while let Some(out) = end.poll_transmit(now, &mut scratch, 1) {
+                let datagram = Packet::from(out.contents().to_vec());
+                peer.handle_datagram(line.now, datagram).unwrap();
+            }
+        }
+        let ended = line.ends.each_ref().map(Session::ended);
+        let told = match closed {
+            false => [CloseReason::TimedOut, CloseReason::Reset],
+            true => [CloseReason::Closed, CloseReason::ClosedByPeer],
+        };
+        assert_eq!(ended, told.map(Some));
+    }
+}
+
+/// A close that the peer was told of ends as closed, however silent the peer was before.
+#[test]
+fn a_delivered_close_does_not_time_out() {
+    let mut line = Line::new();
+    let client = &mut line.ends[0];
+    let mut scratch = [0; 4096];
+    let silent_for = |now: Time| now.since(line.now);
+    let mut now = line.now + Duration::from_secs(59);
+    client.close(now);
+    while client.ended().is_none() {
+        while client.poll_transmit(now, &mut scratch, 1).is_some() {}
+        now = client.poll_timeout().unwrap();
+        client.handle_timeout(now);
+    }
+    assert_eq!(client.ended(), Some(CloseReason::Closed));
+    assert!(silent_for(now) < Duration::from_secs(65), "for silence");
+}
+
+/// Whatever comes, and however much: what is sent again comes now and then, and is shorter than what it answers.
+#[test]
+fn what_an_ended_session_sends_again_is_limited() {
+    let mut line = Line::new();
+    line.ends[1].send_slice(&[7; 100]).unwrap();
+    let mut scratch = [0; 4096];
+    let out = line.ends[1].poll_transmit(line.now, &mut scratch, 1);
+    let late = out.unwrap().contents().to_vec();
+    line.ends[0].abort();
+    let out = line.ends[0].poll_transmit(line.now, &mut scratch, 1);
+    let reset = out.unwrap().contents().to_vec();
+    let answers = |line: &mut Line, datagram: &[u8]| {
+        let mut answers = 0;
+        for _ in 0..1000 {
+            line.now = line.now + STEP;
+            let datagram = Packet::from(datagram.to_vec());
+            let _ = line.ends[0].handle_datagram(line.now, datagram);
+            let mut scratch = [0; 4096];
+            while let Some(out) = line.ends[0].poll_transmit(line.now, &mut scratch, 1) {
+                assert_eq!(out.contents(), reset);
+                answers += 1;
+            }
+        }
+        answers
+    };
+    assert!((4..=5).contains(&answers(&mut line, &late)));
+    // Both may have reset the session at once: neither answers that.
+    let mut others = reset.clone();
+    others[8..12].copy_from_slice(&0x1234_5678_u32.to_le_bytes());
+    assert_eq!(line.ends[0].stats().rejected_datagrams(), 0);
+    assert_eq!(answers(&mut line, &others), 0);
+    assert_eq!(line.ends[0].stats().rejected_datagrams(), 0);
+}
+
 /// A peer that has restarted, with a session of the same conversation, would acknowledge what comes early in it and
 /// wait for ever for what came before: nobody would read it, and nobody would know.
 #[test]

@@ -7,6 +7,7 @@ use rudp_common::sockets::{
     TIMEOUT, accept, any, bytes, connected_pair, fast, pool, recv, wait_until,
     wait_until_pool_unused,
 };
+use slab_net::rudp::wire::Command;
 use slab_net::rudp::{
     CloseReason, Connection, Endpoint, EndpointConfig, OpenError, SendError, SessionConfig,
 };
@@ -482,4 +483,78 @@ async fn an_endpoint_takes_a_socket_and_keeps_its_options() {
 
     let refused = Endpoint::from_std(same, &pool, fast().max_sessions(0));
     assert!(matches!(refused, Err(OpenError::TableFull)), "{refused:?}");
+}
+
+/// The application has let go of the session, so only the endpoint knows that there was one.
+#[tokio::test]
+async fn a_peer_that_missed_the_reset_of_a_session_that_is_gone_is_told_again() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let to_server = server.local_addr();
+    let between = UdpSocket::bind(any()).await.unwrap();
+    let client = Connection::connect(between.local_addr().unwrap(), &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let session = async {
+        let session = accept(&server).await;
+        assert_eq!(recv(&session).await, b"hello");
+        session.send_slice(b"welcome").await.unwrap();
+        assert_eq!(recv(&client).await, b"welcome");
+        while !session.is_sent() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        session.abort();
+        drop(session);
+        assert_eq!(server.stats().sessions, 0);
+        // The first is sent at once, and another a moment later.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(client.ended(), None);
+        client.send_slice(&[7; 100]).await.unwrap();
+        assert_eq!(client.recv().await, Err(CloseReason::Reset));
+    };
+    let (mut from_client, mut resets) = (None, Vec::new());
+    let mut late = Vec::new();
+    let mut buf = [0; 2000];
+    let relay = async {
+        loop {
+            let (len, from) = between.recv_from(&mut buf).await.unwrap();
+            let to = if from == to_server {
+                if buf[4] == Command::Close as u8 {
+                    resets.push(buf[..len].to_vec());
+                    if resets.len() == 1 {
+                        continue;
+                    }
+                }
+                from_client.expect("it was heard before")
+            } else {
+                late = buf[..len].to_vec();
+                from_client = Some(from);
+                to_server
+            };
+            between.send_to(&buf[..len], to).await.unwrap();
+        }
+    };
+    tokio::select! {
+        () = relay => {}
+        done = timeout(TIMEOUT, session) => done.expect("nobody told it"),
+    }
+    assert_eq!((resets.len(), &resets[0]), (2, &resets[1]));
+
+    // Others may send the same again, as often as they like.
+    let started = std::time::Instant::now();
+    let before = server.stats().unknown_session;
+    for _ in 0..100 {
+        between.send_to(&late, to_server).await.unwrap();
+        between.send_to(&resets[0], to_server).await.unwrap();
+    }
+    wait_until(&server, "refused", |server| {
+        server.stats().unknown_session == before + 200
+    })
+    .await;
+    let most = started.elapsed().as_millis() as usize / 200 + 1;
+    let mut answers = 0;
+    while let Ok(received) = between.try_recv(&mut buf) {
+        assert_eq!(&buf[..received], resets[0]);
+        answers += 1;
+    }
+    assert!(answers <= most, "{answers} of {most}");
 }

@@ -524,3 +524,45 @@ async fn wakers_of_cancelled_accepts_are_bounded_and_waiting_ones_are_woken() {
     assert_eq!(recv(&accepted).await, b"hello");
     assert_eq!(held().count(), 0);
 }
+
+/// Somebody greets a server in the name of another server, which takes what it then hears for the beginning of a
+/// session. Each has what it needs to prove its address to the other, and answers whatever it is told.
+#[tokio::test]
+async fn two_servers_that_are_set_on_each_other_let_go() {
+    let pool = pool();
+    let session = SessionConfig::fast().unproved_timeout(Duration::from_millis(500));
+    let config = || EndpointConfig::new(session);
+    let first = Endpoint::bind(any(), &pool, config()).unwrap();
+    let socket = std::net::UdpSocket::bind(any()).unwrap();
+    let mut forged = opening(7);
+    forged[4] = Command::AskWindow as u8;
+    // As much as the answer and a greeting need.
+    for _ in 0..6 {
+        socket.send_to(&forged, first.local_addr()).unwrap();
+    }
+    wait_until(&first, "opened", |server| server.stats().opened == 1).await;
+    let second = Endpoint::from_std(socket, &pool, config()).unwrap();
+    let greet = async |server: &Endpoint| {
+        while let Some(session) = server.accept().await {
+            let mut message = b"welcome, whoever you are".to_vec();
+            while session.send_slice(&message).await.is_ok() {
+                let Ok(Some(answer)) = session.recv().await else {
+                    break;
+                };
+                message = answer.to_vec();
+            }
+        }
+    };
+    let both_let_go = async {
+        wait_until(&second, "opened", |server| server.stats().opened == 1).await;
+        for server in [&first, &second] {
+            wait_until(server, "let go", |server| server.stats().sessions == 0).await;
+        }
+    };
+    tokio::select! {
+        _ = async { tokio::join!(greet(&first), greet(&second)) } => unreachable!("they go on"),
+        () = both_let_go => {}
+        () = tokio::time::sleep(TIMEOUT) => panic!("{first:?} and {second:?} do not let go"),
+    }
+    assert_eq!((first.stats().opened, second.stats().opened), (1, 1));
+}

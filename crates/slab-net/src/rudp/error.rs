@@ -101,7 +101,8 @@ pub enum CloseReason {
     /// The peer closed it and said so.
     ClosedByPeer,
     /// The peer gave it up; what had not been delivered is lost. A peer that runs this library has said so, or a
-    /// peer of any implementation has lost its state, as after a restart.
+    /// peer of any implementation has lost its state, as after a restart. Or the peer, in whose name somebody opened
+    /// the session, is a server of this library as well.
     Reset,
     /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows, and nothing sent after
     /// it was acknowledged.

@@ -5,12 +5,15 @@
 //! acknowledged for a while ([`Phase::TimeWait`]). The notice is a segment of command 85, and its `frg` says which of
 //! four kinds it is. Only a notice whose sender waits is answered, so no two ends answer each other for ever.
 //!
+//! An end that has ended answers whatever else comes by its last notice, now and then: the peer has not received it,
+//! or there was none because the peer was silent. So does an endpoint for a session that is gone.
+//!
 //! An end that only finishes sending goes on receiving: its last segment is followed by one whose `frg` marks the
 //! end ([`END`]), with its own sequence number and acknowledged like any other.
 
 use super::super::error::CloseReason;
 use super::super::time::Time;
-use super::super::wire::{Command, Header};
+use super::super::wire::{Command, Header, segments};
 use super::Session;
 use core::time::Duration;
 
@@ -28,6 +31,19 @@ pub(super) const ENDED: u8 = 3;
 pub(super) const END: u8 = 255;
 /// A close notice is given the time of this many time-outs, even if the linger time is over.
 const MIN_NOTICE_TIMEOUTS: u32 = 3;
+
+/// The shortest time after which a session that has ended says so again, whatever comes meanwhile.
+pub(in super::super) const REMINDER_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Does this datagram show that its sender does not know that the session has ended? One that says that it has ended
+/// there, too, is never answered.
+pub(in super::super) fn needs_reminder(datagram: &[u8]) -> bool {
+    segments(datagram).all(|segment| {
+        segment.is_ok_and(|(header, _)| {
+            header.cmd != Command::Close || !matches!(header.frg, RESET | ENDED)
+        })
+    })
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -47,7 +63,11 @@ pub(super) enum Phase {
     TimeWait {
         until: Time,
     },
-    Ended(CloseReason),
+    /// The peer is told, and from that time on told again if something comes from it.
+    Ended {
+        reason: CloseReason,
+        remind_at: Time,
+    },
 }
 
 /// Will the application send more?
@@ -71,11 +91,13 @@ impl Session {
     pub(in super::super) fn close_result(&self) -> Option<Result<(), CloseReason>> {
         match self.phase {
             Phase::Open if self.finish != Finish::Marked => None,
-            Phase::Ended(_) if self.finish == Finish::Marked && !self.undelivered => Some(Ok(())),
-            Phase::Ended(CloseReason::Closed) => Some(Ok(())),
-            // It may have had everything by then.
-            Phase::Ended(CloseReason::ClosedByPeer) if !self.undelivered => Some(Ok(())),
-            Phase::Ended(reason) => Some(Err(reason)),
+            Phase::Ended { reason, .. } => Some(match reason {
+                _ if self.finish == Finish::Marked && !self.undelivered => Ok(()),
+                CloseReason::Closed => Ok(()),
+                // It may have had everything by then.
+                CloseReason::ClosedByPeer if !self.undelivered => Ok(()),
+                reason => Err(reason),
+            }),
             _ => self.send.is_empty().then_some(Ok(())),
         }
     }
@@ -196,14 +218,14 @@ impl Session {
     }
 
     /// Ends at once; what was not delivered is lost. The segment that [`poll_transmit`](Self::poll_transmit)
-    /// returns next tells the peer once, if it understands, and the peer's session ends as
-    /// [reset](CloseReason::Reset). A session that was closed and has delivered everything ends as closed, at both
-    /// ends.
+    /// returns next tells the peer, if it understands, and the peer's session ends as
+    /// [reset](CloseReason::Reset); so does what it returns when something comes from the peer later. A session that
+    /// was closed and has delivered everything ends as closed, at both ends.
     pub fn abort(&mut self) {
         self.reset(CloseReason::Aborted);
     }
 
-    /// Ends at once, and tells the peer once.
+    /// Ends at once, and tells the peer.
     pub(super) fn reset(&mut self, reason: CloseReason) {
         if self.ended().is_none() {
             self.send_close_notice = self.peer.accepts_close_notices();
@@ -221,7 +243,7 @@ impl Session {
     #[must_use]
     pub fn ended(&self) -> Option<CloseReason> {
         match self.phase {
-            Phase::Ended(reason) => Some(reason),
+            Phase::Ended { reason, .. } => Some(reason),
             _ => None,
         }
     }
@@ -246,7 +268,7 @@ impl Session {
     /// Why nothing is accepted for sending any more.
     pub(in super::super) fn send_closed(&self) -> Option<CloseReason> {
         match self.phase {
-            Phase::Ended(reason) => Some(reason),
+            Phase::Ended { reason, .. } => Some(reason),
             Phase::Open if self.finish == Finish::No => None,
             _ => Some(CloseReason::Closed),
         }
@@ -263,7 +285,10 @@ impl Session {
         if self.ended().is_some() {
             return;
         }
-        self.phase = Phase::Ended(reason);
+        self.phase = Phase::Ended {
+            reason,
+            remind_at: self.now,
+        };
         self.undelivered = !self.is_delivered();
         self.send.clear();
         if let Some(datagrams) = &mut self.datagrams {
@@ -281,11 +306,11 @@ impl Session {
         self.release_window();
     }
 
-    /// Once the peer has closed and everything is read, the window's reservation is of no use, however long the
+    /// Once the session has ended and everything is read, the window's reservation is of no use, however long the
     /// application keeps the session.
     pub(super) fn release_window(&mut self) {
-        if self.ended() == Some(CloseReason::ClosedByPeer) && self.receive.readable() == 0 {
-            self.receive.clear();
+        if self.ended().is_some() && self.receive.readable() == 0 {
+            self.receive.release();
         }
     }
 
@@ -329,12 +354,7 @@ impl Session {
     /// The next close notice to send, if there is one.
     pub(super) fn next_notice(&mut self) -> Option<Header> {
         let frg = match self.phase {
-            // The last that the peer hears from us.
-            Phase::Ended(
-                CloseReason::Aborted | CloseReason::MessageTooLong | CloseReason::LingerExpired,
-            ) => RESET,
-            Phase::Ended(CloseReason::ClosedByPeer | CloseReason::Closed) => ENDED,
-            Phase::Ended(_) => return None,
+            Phase::Ended { reason, .. } => last_notice_frg(reason)?,
             _ => DELIVERED,
         };
         let frg = if core::mem::take(&mut self.send_close_notice) {
@@ -344,12 +364,34 @@ impl Session {
         } else {
             return None;
         };
-        Some(Header {
+        if let Phase::Ended { remind_at, .. } = &mut self.phase {
+            *remind_at = self.now + REMINDER_INTERVAL;
+        }
+        Some(self.notice(frg))
+    }
+
+    fn notice(&self, frg: u8) -> Header {
+        Header {
             frg,
             ts: self.peer.token,
             sn: self.send.next(),
             ..self.header(Command::Close)
-        })
+        }
+    }
+
+    /// What tells a peer that has not noticed it that the session has ended here. `None` if the peer would not
+    /// understand, or is known to be gone.
+    pub(in super::super) fn last_notice(&self) -> Option<Header> {
+        let frg = last_notice_frg(self.ended()?)?;
+        let understands = self.peer.accepts_close_notices();
+        understands.then(|| self.notice(frg))
+    }
+
+    /// Something has come from a peer that has not noticed the end.
+    pub(super) fn queue_reminder(&mut self) {
+        if let Phase::Ended { remind_at, .. } = self.phase {
+            self.send_close_notice |= remind_at <= self.now && self.last_notice().is_some();
+        }
     }
 
     /// The peer has given the session up. Not answered.
@@ -383,7 +425,20 @@ impl Session {
             }),
             Phase::Notifying { .. } | Phase::TimeWait { .. } => self.end(CloseReason::Closed),
             // If the peer waits, it has not received our answer.
-            Phase::Ended(_) => {}
+            Phase::Ended { .. } => {}
         }
+    }
+}
+
+/// The `frg` of the last that the peer hears from an end that ended for this reason.
+fn last_notice_frg(reason: CloseReason) -> Option<u8> {
+    match reason {
+        CloseReason::Closed | CloseReason::ClosedByPeer => Some(ENDED),
+        CloseReason::Aborted
+        | CloseReason::LingerExpired
+        | CloseReason::MessageTooLong
+        | CloseReason::TimedOut
+        | CloseReason::DeadLink => Some(RESET),
+        CloseReason::Reset | CloseReason::Refused => None,
     }
 }

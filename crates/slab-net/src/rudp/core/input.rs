@@ -4,7 +4,7 @@ use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, OURS, OURS_UNPROVED, segments};
-use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET};
+use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET, needs_reminder};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
@@ -83,7 +83,18 @@ impl Session {
         self.path.earn(datagram.len());
         self.last_received = self.now;
         self.keepalive_at = self.now + self.config.keepalive;
+        if !self.path.validated && is_challenge(&datagram) {
+            // Two servers, each of which takes the other for a client, as if that had begun: somebody greeted us
+            // in the peer's name, and the peer took our answer for a greeting. Each would prove its address to the
+            // other, and they would talk for as long as they find an answer. No client sends a challenge.
+            self.end(CloseReason::Reset);
+            return Ok(());
+        }
+        let missed_the_end = self.ended().is_some() && needs_reminder(&datagram);
         self.apply(datagram, batch);
+        if missed_the_end {
+            self.queue_reminder();
+        }
         Ok(())
     }
 
@@ -566,6 +577,14 @@ impl Session {
         self.send.mark_lost(sn, cause);
         true
     }
+}
+
+/// Does it carry what a server sends to be acknowledged, before the first of its segments? KCP counts from 0. See
+/// `write_challenge`.
+fn is_challenge(datagram: &[u8]) -> bool {
+    segments(datagram)
+        .flatten()
+        .any(|(header, _)| header.cmd == Command::Push && header.sn == u32::MAX && header.len == 0)
 }
 
 /// Takes the payload at `range` out of a datagram whose first `cut` bytes are already gone. The last payload takes

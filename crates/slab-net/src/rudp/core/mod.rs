@@ -32,6 +32,7 @@ mod sn;
 mod timers;
 mod train;
 
+pub(super) use close::{REMINDER_INTERVAL, needs_reminder};
 pub use output::Outgoing;
 
 use super::budget::MemoryBudget;

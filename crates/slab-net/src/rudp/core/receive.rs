@@ -238,9 +238,9 @@ impl ReceiveQueue {
         self.next.wrapping_sub(self.read)
     }
 
-    /// Those of them that can be read: all but the mark of the end.
+    /// Those of them that can be read: all but the mark of the end, which [`release`](Self::release) drops.
     pub(super) fn readable(&self) -> u32 {
-        self.unread() - u32::from(self.at_end)
+        self.unread().saturating_sub(self.at_end.into())
     }
 
     /// Has everything arrived that the peer will send?
@@ -526,6 +526,13 @@ impl ReceiveQueue {
         self.account.release(bytes);
         self.window = 0;
         self.max_window = 0;
+    }
+
+    /// As [`clear`](Self::clear), but it is still known whether everything has arrived.
+    pub(super) fn release(&mut self) {
+        let at_end = self.at_end;
+        self.clear();
+        self.at_end = at_end;
     }
 
     #[inline]

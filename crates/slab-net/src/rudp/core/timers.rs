@@ -45,7 +45,7 @@ impl Session {
     /// even while nothing can be sent. `None` if it is over.
     pub(in super::super) fn poll_end(&self) -> Option<Time> {
         let phase = match self.phase {
-            Phase::Ended(_) => return None,
+            Phase::Ended { .. } => return None,
             Phase::Open => self.finish_deadline(),
             Phase::Lingering { until } | Phase::TimeWait { until } => Some(until),
             Phase::Notifying { at, .. } => Some(at),
@@ -131,7 +131,11 @@ impl Session {
             return;
         }
         if self.idle_deadline() <= now {
-            return self.end(CloseReason::TimedOut);
+            return self.end(match self.phase {
+                // The peer has everything, and a reset would discard that.
+                Phase::Notifying { .. } => CloseReason::Closed,
+                _ => CloseReason::TimedOut,
+            });
         }
         match self.phase {
             Phase::Lingering { until } if until <= now => {
@@ -385,8 +389,39 @@ mod tests {
             let later = now + Duration::from_secs(10);
             run(&mut ends, &pool, &mut now, later);
             assert_eq!(ends[0].ended(), Some(CloseReason::Closed));
-            let heard = ends[1].ended() == Some(CloseReason::ClosedByPeer);
-            assert_eq!(heard, dead_for < config.linger);
+            // When the linger time is over it hears only what answers its own question.
+            assert_eq!(ends[1].ended(), Some(CloseReason::ClosedByPeer));
+        }
+    }
+
+    /// However long the application keeps the session, and whether it read before the end or after it.
+    #[test]
+    fn the_window_is_released_once_a_finished_peer_is_silent_and_all_is_read() {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let budget = MemoryBudget::new(4 << 20);
+        let config = SessionConfig::fast();
+        for read_before in [false, true] {
+            let mut now = Time::ZERO;
+            let mut ends = [Side::Client, Side::Server]
+                .map(|side| Session::open(1, &config, side, &pool, &budget, 5, now).unwrap());
+            ends[0].send_slice(b"hello").unwrap();
+            ends[0].finish(now);
+            let settled = now + Duration::from_secs(1);
+            run(&mut ends, &pool, &mut now, settled);
+            let read = |end: &mut Session| assert_eq!(end.recv().unwrap(), b"hello"[..]);
+            if read_before {
+                read(&mut ends[1]);
+            }
+            let later = now + Duration::from_secs(100);
+            run_over(&mut ends, &pool, &mut now, later, false);
+            assert_eq!(ends[1].ended(), Some(CloseReason::TimedOut));
+            if !read_before {
+                assert!(ends[1].reserved_bytes() > 0);
+                read(&mut ends[1]);
+            }
+            assert_eq!(ends[1].reserved_bytes(), 0);
+            // The reader is not told of the silence.
+            assert!(ends[1].recv().is_none() && ends[1].has_received_all());
         }
     }
 

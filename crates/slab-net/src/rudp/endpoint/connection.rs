@@ -415,9 +415,9 @@ impl Connection {
         )
     }
 
-    /// Ends the session at once. What was not delivered is lost. A peer that runs this library is told, once: its
-    /// session ends as [reset](CloseReason::Reset). A session that was [closed](Self::close) and has delivered
-    /// everything ends as closed, at both ends.
+    /// Ends the session at once. What was not delivered is lost. A peer that runs this library is told, and told again
+    /// when something comes from it later: its session ends as [reset](CloseReason::Reset). A session that was
+    /// [closed](Self::close) and has delivered everything ends as closed, at both ends.
     pub fn abort(&self) {
         self.with(|inner| inner.session.abort());
     }

@@ -267,28 +267,28 @@ fn find_or_open(
     }
     let proved = cookie::proves_address(&shared.secret, peer, datagram, now);
     if let Err(refusal) = table.may_open(&shared.config, peer, datagram, proved, now) {
-        let answer = match refusal {
+        let cookie = match refusal {
             Refusal::HalfOpen | Refusal::Prefix | Refusal::NoCookie => {
                 cookie::answer(&shared.secret, peer, datagram, now)
             }
             _ => None,
         };
         // Where everybody needs a cookie, to be sent one is to be let in.
-        if refusal != Refusal::NoCookie || answer.is_none() {
+        if refusal != Refusal::NoCookie || cookie.is_none() {
             table.count_refusal(refusal);
         }
-        if let Some(answer) = answer {
+        if let Some(cookie) = cookie {
             table.stats.cookies_sent += 1;
             drop(table);
-            // If the answer is lost, the peer tries again.
-            let to = shared.to_socket_family(peer);
-            match &shared.protection {
-                Some(protection) => protection.send_sessionless(&shared.sender, to, local, &answer),
-                None => {
-                    let answer = Transmit::new(&answer, to).source(local);
-                    drop(shared.sender.try_send(&answer));
-                }
-            }
+            send_sessionless(shared, arrival, &cookie);
+        } else if matches!(refusal, Refusal::NotOpening | Refusal::NotListening)
+            && let Some(notice) = table.reminder(peer, conv, datagram, now)
+        {
+            drop(table);
+            // No longer than what it answers.
+            let mut answer = [0; HEADER_BYTES];
+            notice.encode(&mut answer);
+            send_sessionless(shared, arrival, &answer);
         }
         return None;
     }
@@ -301,4 +301,18 @@ fn find_or_open(
     table.acceptors.wake(&mut woken);
     drop(table); // before tasks are woken
     Some(link)
+}
+
+/// Answers a datagram for which there is no session. If the answer is lost, the peer tries again.
+fn send_sessionless(shared: &Shared, arrival: Arrival, answer: &[u8]) {
+    let to = shared.to_socket_family(arrival.peer);
+    match &shared.protection {
+        Some(protection) => {
+            protection.send_sessionless(&shared.sender, to, arrival.local, answer);
+        }
+        None => {
+            let answer = Transmit::new(answer, to).source(arrival.local);
+            drop(shared.sender.try_send(&answer));
+        }
+    }
 }

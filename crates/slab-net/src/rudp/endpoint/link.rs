@@ -255,7 +255,9 @@ impl Link {
                     inner.released = true;
                 }
             }
-            if inner.released {
+            // If the socket has no room for the notice of the end, that goes out once it has.
+            let tells_peer = inner.unsent.is_some() && inner.session.last_notice().is_some();
+            if inner.released && !tells_peer {
                 self.remove(inner);
                 return;
             }
@@ -293,7 +295,8 @@ impl Link {
         }
         let mut table = self.shared.table();
         table.ended_stats += &inner.session.stats();
-        table.remove(self, self.shared.now(), &self.shared.config);
+        let notice = inner.session.last_notice();
+        table.remove(self, notice, self.shared.now(), &self.shared.config);
         let empty = table.len() == 0;
         drop(table);
         if empty {
@@ -425,6 +428,7 @@ mod tests {
     use super::super::{Connection, Endpoint, EndpointConfig};
     use super::*;
     use crate::packet::PacketPool;
+    use core::time::Duration;
 
     /// An endpoint with a session, and its link.
     fn session() -> (Endpoint, Connection, Arc<Link>) {
@@ -451,6 +455,34 @@ mod tests {
         let datagrams = [Packet::from_static(b"one"), Packet::from_static(b"two")];
         link.receive(Time::ZERO, datagrams.into_iter(), false);
         assert_eq!(endpoint.stats().unknown_session, 2);
+    }
+
+    /// An end that loses patience has often filled its socket before.
+    #[tokio::test]
+    async fn a_peer_is_told_of_an_abort_although_the_socket_has_no_room() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let bind = || {
+            let address = "127.0.0.1:0".parse().unwrap();
+            Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap()
+        };
+        let (server, endpoint) = (bind(), bind());
+        let connection = endpoint.connect(server.local_addr()).unwrap();
+        connection.send_slice(b"hello").await.unwrap();
+        let accepted = server.accept().await.unwrap();
+        assert_eq!(accepted.recv().await.unwrap().unwrap(), b"hello"[..]);
+        accepted.send_slice(b"welcome").await.unwrap();
+        assert_eq!(connection.recv().await.unwrap().unwrap(), b"welcome"[..]);
+        let link = Arc::clone(endpoint.handle.shared.table().links().next().unwrap());
+        while !link.lock().session.is_peer_ours() {
+            tokio::task::yield_now().await;
+        }
+        link.lock().unsent = Some((Packet::from_static(b"waits"), 5));
+        link.shared.push_blocked(link.place);
+        remove(connection);
+        let told = tokio::time::timeout(Duration::from_secs(5), accepted.recv()).await;
+        assert_eq!(told.expect("nobody told it"), Err(CloseReason::Reset));
+        assert!(!link.shared.is_blocked());
+        assert_eq!(endpoint.stats().sessions, 0);
     }
 
     /// While the socket has no room, sessions come and go.

@@ -1,17 +1,28 @@
 //! Sessions that ended a short time ago: what their peers still send opens no new session.
 //!
-//! A retransmission from the beginning of a session looks like the beginning of a new one.
+//! A retransmission from the beginning of a session looks like the beginning of a new one. And a peer that goes on
+//! has not received the notice of the end: it is sent once more, now and then.
 
+use super::super::core::REMINDER_INTERVAL;
 use super::super::time::Time;
+use super::super::wire::Header;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 type Key = (SocketAddr, u32);
 
+#[derive(Debug)]
+struct Ended {
+    until: Time,
+    /// What tells its peer, and when that may be sent again. `None` if the peer would not understand.
+    notice: Option<Header>,
+    remind_at: Time,
+}
+
 /// A bounded set of sessions, each kept for a time.
 #[derive(Debug, Default)]
 pub(super) struct RecentlyEnded {
-    until: HashMap<Key, Time>,
+    sessions: HashMap<Key, Ended>,
     /// In the order they were added. A session added again has two entries, of which the last counts.
     order: VecDeque<(Time, Key)>,
 }
@@ -19,22 +30,45 @@ pub(super) struct RecentlyEnded {
 impl RecentlyEnded {
     /// Remembers a session until then, and forgets those whose time has come. Beyond `max`, the oldest are
     /// forgotten early.
-    pub(super) fn add(&mut self, key: Key, now: Time, until: Time, max: usize) {
+    pub(super) fn add(
+        &mut self,
+        key: Key,
+        notice: Option<Header>,
+        now: Time,
+        until: Time,
+        max: usize,
+    ) {
         while let Some(&(at, old)) = self.order.front() {
             if at > now && self.order.len() < max.max(1) {
                 break;
             }
             self.order.pop_front();
-            if self.until.get(&old) == Some(&at) {
-                self.until.remove(&old);
+            if self.sessions.get(&old).is_some_and(|old| old.until == at) {
+                self.sessions.remove(&old);
             }
         }
-        self.until.insert(key, until);
+        let ended = Ended {
+            until,
+            notice,
+            remind_at: now + REMINDER_INTERVAL,
+        };
+        self.sessions.insert(key, ended);
         self.order.push_back((until, key));
     }
 
     pub(super) fn contains(&self, key: &Key, now: Time) -> bool {
-        self.until.get(key).is_some_and(|&until| until > now)
+        let ended = self.sessions.get(key);
+        ended.is_some_and(|ended| ended.until > now)
+    }
+
+    /// Returns what to answer to a peer that has not noticed the end, unless that was sent a moment ago.
+    pub(super) fn reminder(&mut self, key: &Key, now: Time) -> Option<Header> {
+        let ended = self.sessions.get_mut(key)?;
+        if now < ended.remind_at {
+            return None;
+        }
+        ended.remind_at = now + REMINDER_INTERVAL;
+        ended.notice
     }
 }
 
@@ -48,14 +82,14 @@ mod tests {
         let key = |conv| ("127.0.0.1:1".parse().unwrap(), conv);
         let mut ended = RecentlyEnded::default();
         for conv in 0..10 {
-            ended.add(key(conv), at(0), at(100), 4);
+            ended.add(key(conv), None, at(0), at(100), 4);
         }
-        assert_eq!((ended.until.len(), ended.order.len()), (4, 4));
+        assert_eq!((ended.sessions.len(), ended.order.len()), (4, 4));
         assert!(ended.contains(&key(9), at(99)) && !ended.contains(&key(5), at(99)));
         assert!(!ended.contains(&key(9), at(100)));
         // Added again: kept for longer, whatever becomes of the first entry.
-        ended.add(key(9), at(50), at(150), 4);
-        ended.add(key(20), at(120), at(220), 4);
+        ended.add(key(9), None, at(50), at(150), 4);
+        ended.add(key(20), None, at(120), at(220), 4);
         assert!(ended.contains(&key(9), at(149)));
         assert_eq!(ended.order.len(), 2);
     }

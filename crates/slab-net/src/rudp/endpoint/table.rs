@@ -1,9 +1,9 @@
 //! The sessions of an endpoint, limited in number, by address and conversation.
 
-use super::super::core::MAX_FRAGMENTS;
+use super::super::core::{MAX_FRAGMENTS, needs_reminder};
 use super::super::stats::RudpStats;
 use super::super::time::Time;
-use super::super::wire::{Command, segments};
+use super::super::wire::{Command, Header, segments};
 use super::config::EndpointConfig;
 use super::link::Link;
 use super::recently_ended::RecentlyEnded;
@@ -212,14 +212,37 @@ impl Table {
         }
     }
 
-    /// Removes a session, and remembers it for as long as its peer may go on sending.
-    pub(super) fn remove(&mut self, link: &Link, now: Time, config: &EndpointConfig) {
+    /// Removes a session, and remembers it for as long as its peer may go on sending. `notice` tells the peer of the
+    /// end.
+    pub(super) fn remove(
+        &mut self,
+        link: &Link,
+        notice: Option<Header>,
+        now: Time,
+        config: &EndpointConfig,
+    ) {
         let until = now + config.session.idle_timeout;
+        let key = (link.peer(), link.conv);
         self.recently_ended
-            .add((link.peer(), link.conv), now, until, config.max_sessions);
+            .add(key, notice, now, until, config.max_sessions);
         self.places.remove(&(link.peer(), link.conv));
         self.links[link.place as usize] = None;
         self.free.push(link.place);
+    }
+
+    /// The answer to a datagram for a session that ended a short time ago, if its sender has not noticed.
+    pub(super) fn reminder(
+        &mut self,
+        peer: SocketAddr,
+        conv: u32,
+        datagram: &[u8],
+        now: Time,
+    ) -> Option<Header> {
+        let key = (peer, conv);
+        if !self.recently_ended.contains(&key, now) || !needs_reminder(datagram) {
+            return None;
+        }
+        self.recently_ended.reminder(&key, now)
     }
 
     pub(super) fn count_refusal(&mut self, refusal: Refusal) {
