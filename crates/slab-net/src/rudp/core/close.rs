@@ -15,6 +15,7 @@ use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
 use super::Session;
+use super::recovery::micros;
 use core::time::Duration;
 
 /// The `frg` of a close notice whose sender has delivered everything, and waits for an answer.
@@ -53,11 +54,11 @@ pub(super) enum Phase {
         until: Time,
     },
     /// Everything is delivered. The peer is told at once, again at `at`, and then after waits that double, until it
-    /// answers or `until` has come.
+    /// answers or `until` has come. A wait is in microseconds, in 32 bits: there are many sessions.
     Notifying {
         until: Time,
         at: Time,
-        wait: Duration,
+        wait: u32,
     },
     /// Closed, except for acknowledging what the peer sends again because an acknowledgement was lost.
     TimeWait {
@@ -347,7 +348,7 @@ impl Session {
         self.phase = Phase::Notifying {
             until,
             at: until.min(self.now + wait),
-            wait,
+            wait: micros(wait),
         };
     }
 

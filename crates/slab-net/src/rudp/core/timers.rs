@@ -149,7 +149,7 @@ impl Session {
                 return self.end(CloseReason::Closed);
             }
             Phase::Notifying { until, at, wait } if at <= now => {
-                self.start_notifying(until, wait * 2)
+                self.start_notifying(until, 2 * Duration::from_micros(wait.into()))
             }
             _ => {}
         }
