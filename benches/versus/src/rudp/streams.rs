@@ -176,8 +176,8 @@ pub(super) fn send_to<T: Transport>(address: SocketAddr, window: Duration) -> Ve
     })
 }
 
-/// Runs so many sessions that send as fast as they can. The first half of a window does not count, as not every
-/// library has many sessions going at once.
+/// Runs so many sessions that send as fast as they can. What comes in the half of a window before the window does not
+/// count, as not every library has many sessions going at once.
 ///
 /// # Panics
 /// If the library fails, or is too slow.
