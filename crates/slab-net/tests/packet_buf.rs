@@ -366,6 +366,31 @@ fn heap_buffers_above_the_largest_class_double() {
     );
 }
 
+/// Whether the system promises so much memory, which it backs only where that is written.
+#[cfg(all(target_pointer_width = "64", not(miri)))]
+fn is_promised(bytes: usize) -> bool {
+    use std::io::Write as _;
+    let is_promised = Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
+    if !is_promised {
+        // Not `eprintln!`, whose output the test harness captures.
+        let _ = writeln!(std::io::stderr(), "skipped: no {bytes} bytes are promised");
+    }
+    is_promised
+}
+
+#[test]
+#[cfg(all(target_pointer_width = "64", not(miri)))]
+fn heap_buffers_of_more_than_2_gib_still_double() {
+    const LONGEST: usize = u32::MAX as usize;
+    if !is_promised(2 * LONGEST) {
+        return;
+    }
+    let mut buf = one_slab(&[64]).with_capacity(3 << 30);
+    buf.put_u8(1);
+    buf.reserve(3 << 30);
+    assert_eq!((&buf[..], buf.capacity()), (&[1][..], LONGEST));
+}
+
 #[test]
 fn documented_panics() {
     let buf = || text("hello");
@@ -427,12 +452,9 @@ fn reserve_of_nearly_usize_max_panics_and_keeps_the_buffer_intact() {
 #[cfg(all(target_pointer_width = "64", not(miri)))]
 fn lengths_above_u32_max_are_refused_not_truncated() {
     use std::fmt::Write as _;
-    use std::io::Write as _;
     const LONGEST: usize = u32::MAX as usize;
     setup();
-    if Vec::<u8>::new().try_reserve_exact(LONGEST + 10).is_err() {
-        // Not `eprintln!`, whose output the test harness captures.
-        let _ = writeln!(std::io::stderr(), "skipped: the system promises no 4 GiB");
+    if !is_promised(LONGEST + 10) {
         return;
     }
     let longer = Packet::from(vec![0; LONGEST + 10]);

@@ -105,7 +105,7 @@ impl PacketBuf {
             return Ok(());
         }
         // Doubled if possible, so that appending byte by byte copies each byte a bounded number of times.
-        let doubled = (self.capacity() * 2).min(u32::MAX as usize / 2);
+        let doubled = self.capacity() * 2;
         let mut moved = pool.heap_fallback_up_to(needed, doubled)?;
         moved.extend_from_slice(self.as_slice());
         *self = moved;
