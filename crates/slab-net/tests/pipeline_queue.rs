@@ -7,6 +7,7 @@ use slab_net::{AllocError, PacketPool, PacketPoolBuilder, SizeClasses};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -324,6 +325,71 @@ async fn a_panicking_waker_leaves_all_unsent_batches_counted() {
     assert_eq!(sender.monitor().stats().dropped_closed, 3);
     assert!(receiver.try_recv().is_none());
     assert_eq!(source.in_use(), 0);
+}
+
+/// Of several tasks that are woken together, the first has a waker that panics. The others must not sleep on.
+#[tokio::test]
+async fn a_panicking_waker_keeps_nobody_asleep() {
+    type Waiting<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+    /// Counts how often it is woken, and panics then if it is to.
+    struct Woken {
+        times: AtomicUsize,
+        panics: bool,
+    }
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.times.fetch_add(1, Ordering::Relaxed);
+            assert!(!self.panics, "by a waker");
+        }
+    }
+    /// Waits in turn, and checks that `call` wakes them all.
+    fn assert_all_woken(waiting: &mut [Waiting<'_>], call: impl FnOnce()) {
+        let woken: Vec<_> = (0..waiting.len())
+            .map(|n| (AtomicUsize::new(0), n == 0))
+            .map(|(times, panics)| Arc::new(Woken { times, panics }))
+            .collect();
+        for (future, woken) in waiting.iter_mut().zip(&woken) {
+            let waker = Waker::from(Arc::clone(woken));
+            let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+            assert!(polled.is_pending());
+        }
+        assert_waker_panics(call);
+        for (n, woken) in woken.iter().enumerate() {
+            assert_eq!(woken.times.load(Ordering::Relaxed), 1, "number {n}");
+        }
+    }
+    let mut source = Source::new();
+    let mut batches = Vec::new();
+    for n in 0..5 {
+        batches.push(source.batch(n).await);
+    }
+
+    // Consumers, by several batches and by the end.
+    let (sender, receiver) = make(3, Overflow::Wait);
+    let consumer = || -> Waiting<'_> { Box::pin(async { drop(receiver.recv().await) }) };
+    let mut sending = Box::pin(sender.send_many(batches.drain(..3)));
+    assert_all_woken(&mut [consumer(), consumer(), consumer()], || {
+        let _ = sending
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+    });
+    drop(sending);
+    assert_eq!(drain(&receiver), [0, 1, 2]);
+    assert_all_woken(&mut [consumer(), consumer()], || drop(sender));
+
+    // Producers, by the end; and who waits for nothing else.
+    let (sender, receiver) = make(1, Overflow::Wait);
+    sender.send(source.batch(5).await).await.unwrap();
+    let producer = |batch| -> Waiting<'_> {
+        let sending = sender.send(batch);
+        Box::pin(async { _ = sending.await })
+    };
+    let (first, second) = (batches.remove(0), batches.remove(0));
+    let closed = Box::pin(sender.closed());
+    assert_all_woken(&mut [producer(first), producer(second), closed], || {
+        drop(receiver)
+    });
 }
 
 /// Dropping the first of two batches calls a waker, which looks.

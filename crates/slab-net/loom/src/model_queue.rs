@@ -135,21 +135,21 @@ fn who_gives_up_hands_the_notification_on() {
     });
 }
 
-/// A side ends while another begins to wait for it.
+/// A side ends while two others begin to wait for it.
 #[test]
-fn who_waits_for_the_end_is_woken() {
-    explore(None, || {
+fn all_who_wait_for_the_end_are_woken() {
+    explore(Some(3), || {
         let all = Arc::new((Gate::default(), AtomicBool::new(false)));
-        let waits = {
+        let waits = [(); 2].map(|()| {
             let all = Arc::clone(&all);
             thread::spawn(move || {
                 let ended = || all.1.load(Ordering::Relaxed).then_some(());
                 block_on(all.0.wait_for(ended));
             })
-        };
+        });
         all.1.store(true, Ordering::Relaxed);
         all.0.notify_all();
-        waits.join().unwrap();
+        waits.map(|waits| waits.join().unwrap());
     });
 }
 

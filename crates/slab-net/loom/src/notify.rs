@@ -1,15 +1,13 @@
 //! Of tokio's `Notify` what gates use, as its documentation has it. Two threads that use it are ordered
-//! no more than they are there: by what is done under its mutex, and by its count of broadcasts.
+//! no more than they are there: by what is done under its mutex.
 
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 use loom::sync::Mutex;
-use loom::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(Debug, Default)]
 pub struct Notify {
     list: Mutex<List>,
-    broadcasts: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -25,22 +23,16 @@ struct List {
 struct Waiter {
     number: usize,
     waker: Option<Waker>,
-    told: Option<Told>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Told {
-    Alone,
-    WithAll,
+    told: bool,
 }
 
 impl List {
     fn tell_one(&mut self) -> Option<Waker> {
-        let Some(one) = self.waiting.iter_mut().find(|one| one.told.is_none()) else {
+        let Some(one) = self.waiting.iter_mut().find(|one| !one.told) else {
             self.stored = true;
             return None;
         };
-        one.told = Some(Told::Alone);
+        one.told = true;
         one.waker.take()
     }
 
@@ -55,7 +47,6 @@ impl Notify {
     pub fn notified(&self) -> Notified<'_> {
         Notified {
             notify: self,
-            broadcasts: self.broadcasts.load(Ordering::Acquire),
             state: State::New,
         }
     }
@@ -64,24 +55,11 @@ impl Notify {
         let waker = self.list.lock().unwrap().tell_one();
         waker.into_iter().for_each(Waker::wake);
     }
-
-    pub fn notify_waiters(&self) {
-        let mut list = self.list.lock().unwrap();
-        self.broadcasts.fetch_add(1, Ordering::AcqRel);
-        let mut wakers = Vec::new();
-        for one in list.waiting.iter_mut().filter(|one| one.told.is_none()) {
-            one.told = Some(Told::WithAll);
-            wakers.extend(one.waker.take());
-        }
-        drop(list);
-        wakers.into_iter().for_each(Waker::wake);
-    }
 }
 
 #[derive(Debug)]
 pub struct Notified<'a> {
     notify: &'a Notify,
-    broadcasts: usize,
     state: State,
 }
 
@@ -101,14 +79,13 @@ impl Notified<'_> {
         let mut list = self.notify.list.lock().unwrap();
         match self.state {
             State::New => {
-                let broadcasts = self.notify.broadcasts.load(Ordering::Acquire);
-                if broadcasts == self.broadcasts && !core::mem::take(&mut list.stored) {
+                if !core::mem::take(&mut list.stored) {
                     let number = list.next;
                     list.next += 1;
                     list.waiting.push(Waiter {
                         number,
                         waker: waker.cloned(),
-                        told: None,
+                        told: false,
                     });
                     self.state = State::Waits(number);
                     return Poll::Pending;
@@ -116,7 +93,7 @@ impl Notified<'_> {
             }
             State::Waits(number) => {
                 let at = list.position(number);
-                if list.waiting[at].told.is_none() {
+                if !list.waiting[at].told {
                     list.waiting[at].waker = waker.cloned();
                     return Poll::Pending;
                 }
@@ -145,7 +122,7 @@ impl Drop for Notified<'_> {
         let mut list = self.notify.list.lock().unwrap();
         let at = list.position(number);
         let told = list.waiting.remove(at).told;
-        let next = (told == Some(Told::Alone)).then(|| list.tell_one());
+        let next = told.then(|| list.tell_one());
         drop(list);
         next.flatten().into_iter().for_each(Waker::wake);
     }

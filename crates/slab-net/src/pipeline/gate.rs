@@ -39,16 +39,20 @@ impl Gate {
         }
     }
 
-    #[cold]
-    fn wake(&self, count: usize) {
-        for _ in 0..count {
-            self.notify.notify_one();
-        }
+    /// Notifies all waiters: the other side has ended. One by one, because
+    /// [`notify_waiters`](Notify::notify_waiters) forgets those that come after a panic.
+    pub(super) fn notify_all(&self) {
+        self.notify(usize::MAX);
     }
 
-    /// Wakes all registered waiters: the other side has ended.
-    pub(super) fn notify_all(&self) {
-        self.notify.notify_waiters();
+    #[cold]
+    fn wake(&self, count: usize) {
+        let notify = &self.notify;
+        Notifications {
+            notify,
+            left: count,
+        }
+        .give();
     }
 
     /// Waits until `look` finds something. Call it after a first look in vain.
@@ -67,6 +71,27 @@ impl Gate {
                 return found;
             }
         }
+    }
+}
+
+/// Notifications to be given. If one of them panics, since a waker is foreign code, its drop gives the others.
+struct Notifications<'a> {
+    notify: &'a Notify,
+    left: usize,
+}
+
+impl Notifications<'_> {
+    fn give(&mut self) {
+        while self.left > 0 {
+            self.left -= 1;
+            self.notify.notify_one();
+        }
+    }
+}
+
+impl Drop for Notifications<'_> {
+    fn drop(&mut self) {
+        self.give();
     }
 }
 

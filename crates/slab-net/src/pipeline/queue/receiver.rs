@@ -106,15 +106,21 @@ impl Clone for QueueReceiver {
 
 impl Drop for QueueReceiver {
     fn drop(&mut self) {
-        struct NotifyWaiters<'a>(&'a Shared);
+        /// Tells producers that wait for room.
+        struct EndRoom<'a>(&'a Shared);
+        /// Tells those that wait for the end.
+        struct Abandon<'a>(&'a Shared);
 
-        // Runs after `drop_all_queued`, even if a drop panics: those who wait for the end find
-        // everything counted, and do not wait for ever.
-        impl Drop for NotifyWaiters<'_> {
+        impl Drop for EndRoom<'_> {
+            fn drop(&mut self) {
+                self.0.room.notify_all();
+            }
+        }
+
+        impl Drop for Abandon<'_> {
             fn drop(&mut self) {
                 // Release: whoever sees this also sees the counts.
                 self.0.is_abandoned.store(true, Ordering::Release);
-                self.0.room.notify_all();
                 self.0.closed.notify_all();
             }
         }
@@ -122,7 +128,10 @@ impl Drop for QueueReceiver {
         if self.shared.receivers.fetch_sub(1, Ordering::Relaxed) == 1 {
             // Before the queue is emptied: see `Shared::on_enqueued`.
             fence(Ordering::SeqCst);
-            let _notify = NotifyWaiters(&self.shared);
+            // Both run after `drop_all_queued`, even if a drop or a waker panics: those who wait find
+            // everything counted, and do not wait for ever.
+            let _abandon = Abandon(&self.shared);
+            let _end_room = EndRoom(&self.shared);
             self.shared.drop_all_queued();
         }
     }
