@@ -12,8 +12,10 @@ use slab_net::udp::{
 use slab_net::{PacketPool, SizeClasses};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Context;
 use std::time::Duration;
 use udp_common::{fail_syscall, skipped};
 
@@ -585,6 +587,39 @@ async fn dropping_the_receiver_counts_unread_batches_and_frees_all_memory() {
         let stats = monitor.stats();
         assert_eq!((stats.received_datagrams, stats.dropped_closed), (8, 7));
     }
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// The first of the ring's buffers that is freed wakes somebody who waits for memory.
+#[tokio::test]
+async fn a_panicking_waker_leaves_unread_batches_counted() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("by a waker");
+        }
+    }
+    let pool = pool(4);
+    let Some(mut receiver) = bind(&pool, Coalescing::On) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    for n in 0..3_u8 {
+        let one = [n; 100];
+        let transmit = Transmit::new(&one, receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    drop(receiver.try_recv_batch().unwrap().unwrap());
+    let held = exhaust(&pool);
+    let mut waiting = Box::pin(pool.alloc(66 << 10));
+    let waker = Arc::new(Panics).into();
+    let polled = waiting.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| drop(receiver)));
+    assert!(dropped.is_err(), "the waker was called");
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped_closed), (3, 2));
+    drop((waiting, held));
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 

@@ -97,15 +97,6 @@ impl UdpReceiver {
         self
     }
 
-    /// Returns to readiness; batches that the ring has read are then in `ready`.
-    #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    fn stop_uring(&mut self) -> io::Result<()> {
-        match self.uring.take() {
-            Some(uring) => uring.stop(&self.socket, &mut self.reader),
-            None => Ok(()),
-        }
-    }
-
     /// Returns `true` if it receives by io_uring: `false` if that was not
     /// [requested](UdpReceiverBuilder::io_uring), if the system or the pool does not support it, and
     /// after [`stop`](Self::stop).
@@ -343,7 +334,9 @@ impl UdpReceiver {
         sys::drop_new_arrivals(&self.socket.io)?;
         self.is_stopped = true;
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
-        self.stop_uring()?;
+        if let Some(mut uring) = self.uring.take() {
+            uring.stop(&self.socket, &mut self.reader)?;
+        }
         Ok(())
     }
 
@@ -413,8 +406,14 @@ impl UdpReceiver {
 
 impl Drop for UdpReceiver {
     fn drop(&mut self) {
+        // Dropped after the rest is counted: that frees its buffers, and so may wake a waiter for memory,
+        // whose waker may panic.
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
-        if let Err(error) = self.stop_uring() {
+        let mut uring = self.uring.take();
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        if let Some(uring) = &mut uring
+            && let Err(error) = uring.stop(&self.socket, &mut self.reader)
+        {
             tracing::warn!(%error, "cannot cancel the io_uring request, its buffers are leaked");
         }
         self.reader.drop_ready(&self.socket.counters.receive);

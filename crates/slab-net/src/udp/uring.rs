@@ -178,7 +178,8 @@ impl Uring {
     }
 
     /// Ends receiving by io_uring; what the kernel has already read is then in `reader.ready`.
-    pub(super) fn stop(mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
+    /// Its buffers are freed when it is dropped.
+    pub(super) fn stop(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
         let mut rest = Vec::new();
         let end = self.ring.stop(&mut rest);
         for completion in rest {
