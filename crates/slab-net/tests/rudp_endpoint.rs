@@ -53,6 +53,22 @@ async fn messages_of_all_lengths_are_echoed_and_the_peer_sees_the_close() {
     wait_until_pool_unused(&pool).await;
 }
 
+/// Only for what the peer's window may take does a sender wait until that is known.
+#[tokio::test]
+async fn what_no_window_takes_is_refused_before_the_peer_answers() {
+    let pool = pool();
+    let silent = UdpSocket::bind(any()).await.unwrap();
+    let peer = silent.local_addr().unwrap();
+    // A stream's limit is that of the send queue, one and a half windows here.
+    for (stream, max) in [(false, 32), (true, 384)] {
+        let config = EndpointConfig::new(SessionConfig::fast().stream(stream));
+        let client = Connection::connect(peer, &pool, config).unwrap();
+        let sent = timeout(TIMEOUT, client.send_slice(&bytes(0, 600_000))).await;
+        let segments = 600_000_usize.div_ceil(1376);
+        assert_eq!(sent.unwrap(), Err(SendError::TooLong { segments, max }));
+    }
+}
+
 #[tokio::test]
 async fn a_message_with_headroom_is_not_copied() {
     let pool = pool();

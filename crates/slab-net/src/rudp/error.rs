@@ -189,7 +189,7 @@ impl fmt::Display for SendError {
             Self::NoMemory => f.write_str("no memory for a segment"),
             Self::TooLong { segments, max } => write!(
                 f,
-                "a message of {segments} segments is too long for the peer's window of {max}"
+                "a message of {segments} segments is too long, the most is {max}"
             ),
             Self::DatagramTooLong { max } => {
                 write!(f, "a datagram of more than {max} bytes")

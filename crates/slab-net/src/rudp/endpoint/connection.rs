@@ -1,5 +1,6 @@
 //! [`Connection`]: a session as the application sees it.
 
+use super::super::core::MAX_FRAGMENTS;
 use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::stats::RudpStats;
 use super::link::{Inner, Link, LinkGuard};
@@ -485,8 +486,11 @@ pub(super) fn wait_to_send(
         SendError::Blocked => true,
         // Acknowledgements free memory.
         SendError::NoMemory => !session.is_sent(),
-        // The peer's answer will tell its window.
-        SendError::TooLong { .. } => !session.is_peer_window_known(),
+        // The peer's answer will tell its window; but no window takes more segments than this, nor, in stream mode,
+        // does a send queue hold fewer.
+        SendError::TooLong { segments, .. } => {
+            segments <= MAX_FRAGMENTS as usize && !session.is_peer_window_known()
+        }
         _ => false,
     };
     if !wait {
