@@ -231,6 +231,22 @@ impl fmt::Display for AllocError {
 
 impl core::error::Error for AllocError {}
 
+/// An error of the kind that fits, with this one in it.
+#[cfg(feature = "std")]
+impl From<AllocError> for std::io::Error {
+    fn from(error: AllocError) -> Self {
+        use std::io::ErrorKind;
+        let kind = match error {
+            AllocError::Exhausted { .. }
+            | AllocError::OversizeExhausted { .. }
+            | AllocError::Commit { .. } => ErrorKind::OutOfMemory,
+            AllocError::TooLarge { .. } => ErrorKind::InvalidInput,
+            AllocError::TooManyWaiters { .. } => ErrorKind::QuotaExceeded,
+        };
+        Self::new(kind, error)
+    }
+}
+
 /// A pointer that is not the start of a chunk of the pool that was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -321,6 +337,8 @@ mod tests {
         let all = [
             boxed(config_errors()),
             boxed(alloc_errors()),
+            #[cfg(feature = "std")]
+            boxed(alloc_errors().into_iter().map(std::io::Error::from)),
             boxed([NotAChunk(())]),
             boxed([insert_error()]),
         ];
@@ -332,6 +350,21 @@ mod tests {
                     assert!(!said.contains(&source.to_string()), "{said}: {source}");
                 }
             }
+        }
+    }
+
+    #[cfg(feature = "std")]
+    #[test]
+    fn an_io_error_has_the_reason_in_it() {
+        for error in alloc_errors() {
+            let io = std::io::Error::from(error);
+            let kept = io.get_ref().and_then(|inner| inner.downcast_ref());
+            assert_eq!(kept, Some(&error));
+            let is_memory = !matches!(
+                error,
+                AllocError::TooLarge { .. } | AllocError::TooManyWaiters { .. }
+            );
+            assert_eq!(io.kind() == std::io::ErrorKind::OutOfMemory, is_memory);
         }
     }
 

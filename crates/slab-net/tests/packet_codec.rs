@@ -112,7 +112,7 @@ impl Decoder for PacketCodec {
     fn decode(&mut self, src: &mut BytesMut) -> io::Result<Option<Packet>> {
         let frame = self.inner.decode(src)?;
         let copy = |frame: BytesMut| self.pool.try_copy_from_slice(&frame);
-        frame.map(copy).transpose().map_err(io::Error::other)
+        Ok(frame.map(copy).transpose()?)
     }
 }
 

@@ -248,6 +248,13 @@ impl From<Unsent> for SendError {
     }
 }
 
+/// That of the reason, with it inside; the message is dropped.
+impl From<Unsent> for io::Error {
+    fn from(unsent: Unsent) -> Self {
+        unsent.error.into()
+    }
+}
+
 /// Why a datagram was refused. It is refused as a whole: none of its segments has an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
@@ -378,5 +385,9 @@ mod tests {
         assert_eq!(kind, io::ErrorKind::ConnectionReset);
         let blocked = kind_of(SendError::Blocked, &SendError::Blocked.to_string());
         assert_eq!(blocked, io::ErrorKind::WouldBlock);
+        let error = SendError::NoMemory;
+        let packet = Packet::from_static(b"late");
+        let unsent = io::Error::from(Unsent { packet, error });
+        assert_eq!(unsent.kind(), io::ErrorKind::OutOfMemory);
     }
 }
