@@ -46,6 +46,9 @@ use std::sync::Arc;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Panics
+/// As [`queue`].
 #[must_use]
 pub fn flow_queues(
     consumers: NonZeroUsize,

@@ -50,6 +50,9 @@ pub enum Overflow {
 /// producer's loop has something to read, the consumer that it woke does not run, and a queue that
 /// drops overflows beside idle threads. [`forward`](super::forward()) yields when the queue is half
 /// full; a loop of your own should do so too ([`tokio::task::yield_now`]).
+///
+/// # Panics
+/// As [`Vec::with_capacity`], if that many batches exceed `isize::MAX` bytes.
 #[must_use]
 pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
     let batches = ArrayQueue::new(capacity.get());
@@ -89,6 +92,9 @@ pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueR
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # Panics
+/// As [`queue`].
 #[must_use]
 pub fn priority_queue(
     capacity: NonZeroUsize,
