@@ -44,12 +44,19 @@ impl Episode {
     }
 }
 
-/// Milliseconds since the first call, and one: never 0.
+#[cfg(feature = "std")]
+static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+
+/// Starts the clock, unless it runs.
+#[cfg(feature = "std")]
+pub(crate) fn start_clock() -> std::time::Instant {
+    *START.get_or_init(std::time::Instant::now)
+}
+
+/// Milliseconds since the clock started, and one: never 0.
 #[cfg(feature = "std")]
 fn now() -> u64 {
-    use std::{sync::OnceLock, time::Instant};
-    static START: OnceLock<Instant> = OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
+    start_clock().elapsed().as_millis() as u64 + 1
 }
 
 #[cfg(not(feature = "std"))]

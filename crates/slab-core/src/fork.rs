@@ -8,7 +8,7 @@
 //!
 //! Locks are taken in the order of `inner.rs`; that of the list of pools comes before all of them. Not
 //! covered: a slot of a ring (`Mode::Ring`) on which another thread is between its two steps, and the
-//! moment in which the very first pool is built. `SlabPool`'s documentation names both.
+//! moment in which the very first pool is built, or a static slab opens. `SlabPool`'s documentation names them.
 
 use crate::depot::Open;
 use crate::guard::SHUT;
@@ -49,8 +49,10 @@ std::thread_local! {
 pub(crate) fn watch(pool: NonNull<Inner>) {
     let mut pools = POOLS.lock();
     if !pools.has_handlers {
-        // Asks the system now and once: not after a fork, in two processes.
+        // Asks the system now and once: not after a fork, in two processes. Nor does a child find the clock's start
+        // half made by another thread, which would be waited for in vain.
         barrier_is_asymmetric();
+        crate::episode::start_clock();
         // SAFETY: the handlers are functions of this library, which take no arguments and do not
         // unwind. If there is no memory for them, forks are what they are without this module.
         unsafe {

@@ -55,7 +55,7 @@ use core::ptr::NonNull;
 /// use for ever in the child, which does not have those threads.
 ///
 /// Four cases are not supported, and nothing detects them:
-/// - a fork while another thread builds the first pool of the process;
+/// - a fork while another thread builds the first pool of the process, or opens a `StaticSlab`;
 /// - a fork by a destructor of a thread-local;
 /// - the child's use of a pool with [`Mode::Ring`](crate::Mode::Ring) that other threads were using: it
 ///   may wait for one of them for ever;
