@@ -174,7 +174,7 @@ impl Inner {
 
     /// Free chunks of the class in magazines and in the depot; rather too many than too few.
     fn free_outside_slabs(&self, registry: &[Registered], class: u8) -> u64 {
-        let in_depot = || self.depot.chunks(class) + self.count_singles(class).chunks;
+        let in_depot = || self.depot.chunks(class) + self.singles_at_most(class);
         // Read twice, so that a batch that moves either way meanwhile is seen.
         let before = in_depot();
         let magazines = registry.iter().map(|entry| entry.cache.magazine(class));

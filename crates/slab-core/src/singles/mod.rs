@@ -138,6 +138,14 @@ impl Inner {
         }
     }
 
+    /// The most chunks of a class that a sweep for another class may find here.
+    pub(crate) fn singles_at_most(&self, class: u8) -> u64 {
+        match &self.singles {
+            Singles::Stacks(stacks) => stacks[usize::from(class)].len_at_most(),
+            Singles::None | Singles::Rings(_) => 0,
+        }
+    }
+
     pub(crate) fn count_singles(&self, class: u8) -> SinglesCount {
         match &self.singles {
             Singles::None => SinglesCount::default(),
@@ -183,6 +191,8 @@ mod kinds {
 mod tests {
     use super::*;
     use crate::builder::SlabPoolBuilder;
+    use crate::class::SizeClasses;
+    use crate::geometry::ClassTable;
     use crate::inner::{ENDED, Handle};
     use crate::model::pools::{Flag, Sendable};
     use crate::model::{classes, model};
@@ -228,6 +238,42 @@ mod tests {
                 assert_eq!(ENDED.replace(0), 1, "the pool ends once");
             });
         }
+    }
+
+    /// All chunks of a slab are free while another chunk comes and goes: an allocation of another class gets the slab.
+    #[test]
+    fn model_singles_of_a_free_slab_are_not_overlooked() {
+        model(Some(3), || {
+            let sizes = SizeClasses::explicit(&[512, 1024]).unwrap();
+            let options = SlabPoolBuilder::default()
+                .mode(Mode::DepotOnly)
+                .max_memory(8 << 10);
+            let handle = Inner::open(ClassTable::new(sizes, 8 << 10), &options).unwrap();
+            let pool = handle.inner();
+            let free = |unit| {
+                // SAFETY: gives up a chunk allocated below.
+                unsafe { Inner::free_with(handle.as_ptr(), None, 0, unit) };
+            };
+            let mut units: Vec<u32> = (0..9).map(|_| alloc(&handle).unwrap()).collect();
+            let mut comes_and_goes = units.pop().unwrap();
+            let stays = units.pop().unwrap();
+            units.into_iter().for_each(free);
+            pool.sweep(&mut pool.slabs.lock());
+            free(stays);
+            let other = {
+                let inner = Sendable(handle.as_ptr());
+                thread::spawn(move || {
+                    let inner = inner;
+                    // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
+                    unsafe { inner.0.as_ref() }.alloc_with(None, 1).unwrap()
+                })
+            };
+            for _ in 0..2 {
+                free(comes_and_goes);
+                comes_and_goes = alloc(&handle).unwrap();
+            }
+            other.join().unwrap();
+        });
     }
 
     /// The pool is full. One thread waits for a chunk while two others free one each: the waiter

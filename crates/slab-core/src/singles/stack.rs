@@ -73,8 +73,9 @@ impl Stack {
             }
         }
         link.store(0, Ordering::Relaxed);
-        // As if it had been swept at once: taken back, the count of frees would fall for a moment.
-        this.swept.fetch_add(1, Ordering::Relaxed);
+        // As if it had been swept at once: taken back, the count of frees would fall for a moment. Release: for
+        // `len_at_most`.
+        this.swept.fetch_add(1, Ordering::Release);
         false
     }
 
@@ -98,7 +99,8 @@ impl Stack {
             ) {
                 Ok(_) => {
                     link.store(0, Ordering::Relaxed);
-                    self.takes.fetch_add(1, Ordering::Relaxed);
+                    // Release: for `len_at_most`.
+                    self.takes.fetch_add(1, Ordering::Release);
                     return Some(unit);
                 }
                 Err(now) => head = now,
@@ -141,6 +143,14 @@ impl Stack {
     pub(super) fn reopen(&self) {
         // Relaxed: nobody concludes anything from its being open.
         self.head.fetch_and(!SHUT, Ordering::Relaxed);
+    }
+
+    /// The most chunks that may be here. Those that go in or out meanwhile make it larger, where they make the one of
+    /// [`count`](Self::count) smaller.
+    pub(super) fn len_at_most(&self) -> u64 {
+        // Acquire: of each chunk that is seen to be gone, the put is seen too.
+        let gone = self.takes.load(Ordering::Acquire) + self.swept.load(Ordering::Acquire);
+        self.puts.load(Ordering::Relaxed).saturating_sub(gone)
     }
 
     pub(super) fn count(&self) -> SinglesCount {
@@ -276,6 +286,40 @@ mod tests {
             other.join().unwrap();
             let count = all.stack.count();
             assert_eq!((count.chunks, count.allocs), (0, 0));
+        });
+    }
+
+    /// What lies in the stack all the time is never overlooked, whatever goes in and out.
+    #[test]
+    fn model_stack_is_at_least_as_long_as_what_stays_in_it() {
+        model(None, || {
+            let all = Fixture::with(1);
+            let other = thread::spawn({
+                let all = all.clone();
+                move || {
+                    assert!(all.put(1));
+                    assert_eq!(all.take(), Some(1));
+                }
+            });
+            assert!(all.stack.len_at_most() >= 1);
+            other.join().unwrap();
+            assert_eq!(all.stack.len_at_most(), 1);
+        });
+    }
+
+    #[test]
+    fn model_stack_is_at_least_as_long_while_it_refuses_a_chunk() {
+        model(None, || {
+            let all = Fixture::with(0);
+            assert_eq!(all.take_all(true), []);
+            let other = thread::spawn({
+                let all = all.clone();
+                move || all.put(1)
+            });
+            all.stack.reopen();
+            assert!(all.put(0));
+            assert!(all.stack.len_at_most() >= 1);
+            other.join().unwrap();
         });
     }
 }
