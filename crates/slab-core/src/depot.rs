@@ -204,6 +204,10 @@ type StatCounter = core::sync::atomic::AtomicU32;
 /// Less than a batch of free chunks, for callers without magazines.
 pub(crate) type Open = ArrayVec<u32, BATCH_MAX>;
 
+/// The tops of a class's stacks, by lane, which were taken with all that lies under them.
+#[derive(Debug)]
+pub(crate) struct Detached([u32; LANES]);
+
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Depot {
@@ -341,10 +345,11 @@ impl Depot {
         };
         let batch = self.blocks.at(block as usize);
         let take = |units: &[u32]| {
-            // First: for the statistics, a chunk is never in two places.
+            // First: for the statistics, a chunk is never in two places. Release: who misses them here sees that this
+            // thread has them.
             stack
                 .chunks
-                .fetch_sub(units.len() as u64, Ordering::Relaxed);
+                .fetch_sub(units.len() as u64, Ordering::Release);
             sink(units);
         };
         // SAFETY: the block was just taken off its stack.
@@ -356,26 +361,43 @@ impl Depot {
     /// Chunks of the class in the depot now; exact while nobody moves any.
     pub(crate) fn chunks(&self, class: u8) -> u64 {
         let class = usize::from(class);
-        let of_lane = |lane: &Lane| lane.full[class].chunks.load(Ordering::Relaxed);
+        // Acquire: pairs with `pop_batch`.
+        let of_lane = |lane: &Lane| lane.full[class].chunks.load(Ordering::Acquire);
         let stacked: u64 = self.lanes_from(COMMON_LANE).map(of_lane).sum();
         stacked + u64::from(self.open_lens[class].load(Ordering::Relaxed))
     }
 
-    /// Takes every chunk of the class that is in the depot now, and gives it to `sink`.
+    /// Takes every chunk of the class that is in the depot now: those of the open batch, which go to `sink`, and all
+    /// stacks, for [`take_detached`](Self::take_detached).
     ///
-    /// The open batch first: what was put there before is then either in it, or has gone to the
-    /// stack as part of a whole batch. The other way round, such a batch would be missed.
-    pub(crate) fn take_all(&self, class: u8, mut sink: impl FnMut(&[u32])) {
-        let open = self.with_open(class, core::mem::take);
-        sink(&open);
-        for lane in self.lanes_from(COMMON_LANE) {
+    /// All under the lock of the open batch: with that, single chunks move between it and the stacks. So while no
+    /// owner of a magazine moves a batch either, none is missed. `sink` takes no lock and waits for nothing.
+    pub(crate) fn detach(&self, class: u8, sink: impl FnOnce(&[u32])) -> Detached {
+        self.with_open(class, |open| {
+            sink(open);
+            open.clear();
+            let mut tops = [NIL; LANES];
+            for (top, lane) in tops.iter_mut().zip(self.lanes_from(COMMON_LANE)) {
+                *top = lane.full[usize::from(class)].take_all();
+            }
+            Detached(tops)
+        })
+    }
+
+    /// Gives all chunks of the stacks to `sink`.
+    pub(crate) fn take_detached(
+        &self,
+        class: u8,
+        detached: Detached,
+        mut sink: impl FnMut(&[u32]),
+    ) {
+        for (lane, mut block) in self.lanes_from(COMMON_LANE).zip(detached.0) {
             let stack = &lane.full[usize::from(class)];
-            let mut block = stack.take_all();
             while block != NIL {
                 let batch = self.blocks.at(block as usize);
                 let mut units = Open::new();
                 let copy = |batch: &[u32]| units.extend(batch.iter().copied());
-                // SAFETY: the whole stack was just taken.
+                // SAFETY: the whole stack was taken.
                 let len = unsafe { batch.read(copy) };
                 let next = batch.next.load(Ordering::Relaxed);
                 stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);
@@ -465,7 +487,8 @@ mod tests {
         assert_eq!(depot.pop_batch(2, 0, |_| panic!("there is none")), 0);
         depot.push_batch(1, 0, &mine);
         let mut taken = Vec::new();
-        depot.take_all(0, |units| taken.extend_from_slice(units));
+        let detached = depot.detach(0, |open| assert!(open.is_empty()));
+        depot.take_detached(0, detached, |units| taken.extend_from_slice(units));
         assert_eq!((taken, depot.chunks(0)), (mine, 0));
     }
 

@@ -89,6 +89,14 @@ fn drain(depot: &Depot) -> Vec<u32> {
     units
 }
 
+/// Takes what is in the depot, as a sweep does.
+fn take_all(depot: &Depot) -> Vec<u32> {
+    let mut units = Vec::new();
+    let detached = depot.detach(0, |open| units.extend_from_slice(open));
+    depot.take_detached(0, detached, |batch| units.extend_from_slice(batch));
+    units
+}
+
 fn assert_each_once(mut units: Vec<u32>, count: u32) {
     units.sort_unstable();
     assert_eq!(units, (0..count).collect::<Vec<_>>());
@@ -182,8 +190,7 @@ fn model_depot_head_that_comes_back_after_all_was_taken() {
         let other = {
             let depot = depot.clone();
             thread::spawn(move || {
-                let mut units: Vec<u32> = Vec::new();
-                depot.take_all(0, |taken| units.extend(taken));
+                let mut units = take_all(&depot);
                 if units.len() == 2 * BATCH_MAX {
                     depot.push_batch(0, 1, &batch(0));
                     depot.push_batch(0, 0, &batch(1));
@@ -248,8 +255,7 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
                 out[..len].to_vec()
             })
         };
-        let mut units = Vec::new();
-        depot.take_all(0, |taken| units.extend(taken));
+        let mut units = take_all(&depot);
         units.extend(other.join().unwrap());
         units.extend(drain(&depot));
         assert_each_once(units, 7);

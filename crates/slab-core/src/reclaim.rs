@@ -5,7 +5,8 @@
 //! - [`raid`](Inner::raid), when a class has run out: the chunks of that class that lie in the
 //!   magazines of other threads, idle or not, go to the depot.
 //! - [`sweep`](Inner::sweep), when that was not enough: *all* free chunks are collected, the
-//!   magazines' by the guard and the depot's by one swap a class and lane, and stored in their slabs. Slabs
+//!   magazines' by the guard and the depot's by one swap a class and lane, and stored in their slabs. The
+//!   magazines are shut until the depot is taken, so that no chunk passes from the one to the other unseen. Slabs
 //!   that have all their chunks back become unused and can serve any class. The class's next
 //!   chunks come from the slabs again, in order of address, which also undoes what shuffled frees
 //!   have done to locality.
@@ -23,6 +24,7 @@
 //! [`is_sweep_worth_while`](Inner::is_sweep_worth_while). So refused requests for large chunks do not
 //! disturb threads that allocate and free small ones.
 
+use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
 use crate::inner::Inner;
 use crate::magazine::Magazine;
@@ -30,6 +32,7 @@ use crate::registry::Registered;
 use crate::slab::{Carved, Slabs};
 use crate::sync::{MutexGuard, Ordering, heavy_barrier};
 use crate::wait::Waiters;
+use arrayvec::ArrayVec;
 use core::ops::Range;
 
 /// The slab table and the waiters for memory, under one mutex.
@@ -73,14 +76,8 @@ impl Inner {
             out
         };
         let slabs = &mut layer.slabs;
-        match slabs.carve_backed(&self.arena, &self.classes, class, out) {
-            Ok(carved) => Ok(Reclaimed::Fresh(carved)),
-            // A thread may have come between the steps of the sweep, and have taken a whole batch for one chunk.
-            Err(_) => match self.alloc_by_raid(layer, class) {
-                Some(unit) => Ok(Reclaimed::Single(unit)),
-                None => Err(refused),
-            },
-        }
+        let carved = slabs.carve_backed(&self.arena, &self.classes, class, out);
+        carved.map(Reclaimed::Fresh).map_err(|_| refused)
     }
 
     /// A single chunk, if need be out of other threads' magazines.
@@ -106,6 +103,7 @@ impl Inner {
         let chunk_bytes = self.classes.geometry(class).bytes;
         let _span = tracing::debug_span!("raid", pool = %self.name, chunk_bytes).entered();
         let mut found = false;
+        shut_magazines(&registry, class..class + 1);
         drain_magazines(&registry, class..class + 1, |class, units| {
             self.depot.put(class, units);
             found = true;
@@ -113,26 +111,29 @@ impl Inner {
         found
     }
 
-    /// Brings every free chunk back to its slab.
+    /// Brings every free chunk back to its slab: each that is free all the time, wherever it moves meanwhile.
     pub(crate) fn sweep(&self, layer: &mut SlabLayer) {
         let _span = tracing::debug_span!("sweep", pool = %self.name).entered();
+        let before = layer.slabs.in_classes();
+        let classes = 0..self.classes.count() as u8;
+        let mut store = |class, units: &[u32]| layer.slabs.store(&self.arena, class, units);
+        let mut stacks = ArrayVec::<_, MAX_CLASSES>::new();
         {
             // All magazines at once, and shut only for as long as it takes to empty them.
             let registry = self.registry.lock();
-            drain_magazines(&registry, 0..self.classes.count() as u8, |class, units| {
-                self.depot.put(class, units);
-            });
+            shut_magazines(&registry, classes.clone());
+            // Before any is open again: its owner would take a whole batch for one chunk, behind this sweep's back.
+            for class in classes.clone() {
+                stacks.push(self.depot.detach(class, |units| store(class, units)));
+            }
+            drain_magazines(&registry, classes.clone(), &mut store);
         }
-        let before = layer.slabs.in_classes();
-        for class in 0..self.classes.count() as u8 {
-            self.depot.take_all(class, |units| {
-                layer.slabs.store(&self.arena, class, units);
-            });
+        for (class, detached) in classes.zip(stacks) {
+            self.depot
+                .take_detached(class, detached, |units| store(class, units));
             // Under pressure none may come in from here on.
             let shut = self.under_pressure.load(Ordering::Relaxed);
-            self.take_singles(class, shut, |unit| {
-                layer.slabs.store(&self.arena, class, &[unit]);
-            });
+            self.take_singles(class, shut, |unit| store(class, &[unit]));
         }
         let slabs = before - layer.slabs.in_classes();
         tracing::debug!(pool = %self.name, slabs, "pool swept");
@@ -162,8 +163,7 @@ impl Inner {
     /// May a sweep find a chunk of the class, or all chunks of some slab?
     ///
     /// A slab becomes whole only if as many chunks of its class are free outside as it lacks, and counting
-    /// those disturbs nobody. The count may miss a batch that moves from the depot to a magazine, or back,
-    /// when only one of the two was looked at; but so may a sweep.
+    /// those disturbs nobody.
     fn is_sweep_worth_while(&self, layer: &mut SlabLayer, class: u8) -> bool {
         let registry = self.registry.lock();
         (0..self.classes.count() as u8).any(|other| {
@@ -172,7 +172,8 @@ impl Inner {
         })
     }
 
-    /// Free chunks of the class in magazines and in the depot; rather too many than too few.
+    /// Free chunks of the class in magazines and in the depot; rather too many than too few. (Too few if a batch
+    /// moves to and fro while both are looked at.)
     fn free_outside_slabs(&self, registry: &[Registered], class: u8) -> u64 {
         let in_depot = || self.depot.chunks(class) + self.singles_at_most(class);
         // Read twice, so that a batch that moves either way meanwhile is seen.
@@ -191,21 +192,31 @@ pub(crate) enum Reclaimed {
     Fresh(Carved),
 }
 
-/// Empties the magazines of some classes while their owners cannot use them. The registry's lock
-/// keeps caches from being attached, detached and flushed meanwhile.
-fn drain_magazines(registry: &[Registered], classes: Range<u8>, mut sink: impl FnMut(u8, &[u32])) {
-    let magazines = || {
-        registry.iter().flat_map(|entry| {
-            classes
-                .clone()
-                .map(|class| (class, entry.cache.magazine(class)))
-        })
-    };
-    for (_, magazine) in magazines() {
+/// Keeps the owners of some classes' magazines outside, until these are [drained](drain_magazines). The
+/// registry's lock keeps caches from being attached, detached and flushed meanwhile.
+fn shut_magazines(registry: &[Registered], classes: Range<u8>) {
+    for (_, magazine) in magazines_of(registry, classes.clone()) {
         magazine.shut();
     }
     heavy_barrier();
-    for (class, magazine) in magazines() {
+    for (_, magazine) in magazines_of(registry, classes) {
+        magazine.guard.wait_idle();
+    }
+}
+
+/// Empties magazines that were shut, and opens them.
+fn drain_magazines(registry: &[Registered], classes: Range<u8>, mut sink: impl FnMut(u8, &[u32])) {
+    for (class, magazine) in magazines_of(registry, classes) {
         magazine.take(|units| sink(class, units));
     }
+}
+
+fn magazines_of(
+    registry: &[Registered],
+    classes: Range<u8>,
+) -> impl Iterator<Item = (u8, &Magazine)> {
+    registry.iter().flat_map(move |entry| {
+        let classes = classes.clone();
+        classes.map(|class| (class, entry.cache.magazine(class)))
+    })
 }

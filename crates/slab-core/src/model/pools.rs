@@ -339,6 +339,38 @@ fn model_a_batch_that_moves_is_not_overlooked() {
     });
 }
 
+/// The last two free chunks of a class that are not in their slabs are a batch, and lie in different slabs. While
+/// one thread takes one of them, so that one slab or the other is free all the time, another needs a slab.
+#[test]
+fn model_a_free_slab_whose_chunk_moves_is_not_overlooked() {
+    model(Some(BOUND), || {
+        let sizes = SizeClasses::explicit(&[512, 1024]).unwrap();
+        let options = SlabPoolBuilder::default().max_memory(8 << 10);
+        let handle = Inner::open(ClassTable::new(sizes, 8 << 10), &options).unwrap();
+        let pool = handle.inner();
+        let cache = pool.register().unwrap();
+        let mut units: Vec<u32> = (0..16).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
+        let batch = [units.pop().unwrap(), units.remove(0)];
+        let free = |unit| {
+            // SAFETY: gives up a chunk allocated above.
+            unsafe { Inner::free_with(handle.as_ptr(), None, 0, unit) };
+        };
+        units.into_iter().for_each(free);
+        pool.sweep(&mut pool.slabs.lock());
+        batch.into_iter().for_each(free);
+        let other = {
+            let inner = Sendable(handle.as_ptr());
+            thread::spawn(move || {
+                let inner = inner;
+                // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
+                unsafe { inner.0.as_ref() }.alloc_with(None, 1).unwrap()
+            })
+        };
+        pool.alloc_with(Some(&cache), 0).unwrap();
+        other.join().unwrap();
+    });
+}
+
 /// Sets a flag; a thread that waits for it in vain never ends, which loom reports.
 #[derive(Default)]
 pub(crate) struct Flag(loom::sync::atomic::AtomicBool);
