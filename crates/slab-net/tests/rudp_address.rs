@@ -5,7 +5,8 @@ mod rudp_common;
 use rudp_common::pair::Pair;
 use rudp_common::sockets::{TIMEOUT, any, fast, pool, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
-use slab_net::rudp::{CloseReason, Connection, Endpoint};
+use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
+use std::time::Duration;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
@@ -306,4 +307,46 @@ async fn a_client_is_refused_if_nobody_listens() {
     client.send_slice(b"hello").await.unwrap();
     let end = timeout(TIMEOUT, client.recv()).await.unwrap();
     assert_eq!(end, Err(CloseReason::Refused));
+}
+
+/// The client's questions do not look like the beginning of a session, although it has received nothing: otherwise the
+/// new server would answer them, and take nothing of what comes next.
+#[tokio::test]
+async fn a_client_that_only_sends_notices_that_its_server_has_restarted() {
+    let pool = pool();
+    let [first, second] = [(); 2].map(|()| Endpoint::bind(any(), &pool, fast()).unwrap());
+    let front = UdpSocket::bind(any()).await.unwrap();
+    let back = UdpSocket::bind(any()).await.unwrap();
+    let session = SessionConfig::fast();
+    let session = session.keepalive(Duration::from_millis(200), Duration::from_secs(1));
+    let config = EndpointConfig::new(session);
+    let client = Connection::connect(front.local_addr().unwrap(), &pool, config).unwrap();
+    let (restart, restarted) = tokio::sync::watch::channel(first.local_addr());
+    let proxy = tokio::spawn(async move {
+        let (mut there, mut here, mut client) = ([0; 2000], [0; 2000], None);
+        loop {
+            let server = *restarted.borrow();
+            tokio::select! {
+                Ok((len, from)) = front.recv_from(&mut there) => {
+                    client = Some(from);
+                    back.send_to(&there[..len], server).await.unwrap();
+                }
+                Ok((len, from)) = back.recv_from(&mut here) => {
+                    let client = client.filter(|_| from == server);
+                    if let Some(client) = client {
+                        front.send_to(&here[..len], client).await.unwrap();
+                    }
+                }
+            }
+        }
+    });
+    for n in 0..40 {
+        client.send_slice(&[n]).await.unwrap();
+    }
+    wait_until(&first, "acknowledged", |_| client.is_sent()).await;
+    restart.send(second.local_addr()).unwrap();
+    let end = timeout(TIMEOUT, client.recv()).await;
+    assert_eq!(end.expect("it goes on"), Err(CloseReason::TimedOut));
+    assert_eq!(second.stats().opened, 0);
+    proxy.abort();
 }

@@ -76,7 +76,8 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 ///
 /// - A WASK carries a random `ts`, the token, and a WINS echoes it. The `frg` of both is 1; that of a WINS to an
 ///   address that is not proved is 2. In this way two ends recognise each other and prove their addresses.
-/// - The `sn` of a WINS, which means nothing in KCP, says how large the window can become.
+/// - The `sn` of a WINS, which means nothing in KCP, says how large the window can become; that of a WASK, from where
+///   on the peer has acknowledged nothing. So a question of an old session does not begin a new one.
 /// - A WASK may tell a peer with nothing in flight a smaller window than before: an idle session asks for its
 ///   memory back.
 /// - Only between two ends of this library: a segment of command 85 closes the session, or resets it if its `frg`

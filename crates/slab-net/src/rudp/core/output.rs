@@ -271,6 +271,8 @@ impl Session {
         let header = Header {
             frg: OURS,
             ts: self.token,
+            // Tells a server that has restarted that this session is not new.
+            sn: self.send.una(),
             ..self.header(Command::AskWindow)
         };
         control.put(header, &[]);

@@ -73,7 +73,9 @@ fn opening_conversation(datagram: &[u8], proved: bool) -> Option<u32> {
         let (header, _) = segment.ok()?;
         let fits = match header.cmd {
             Command::Push => header.sn < OPENING_WINDOW && u32::from(header.frg) < MAX_FRAGMENTS,
-            Command::AskWindow | Command::Cookie => true,
+            // A peer that goes on after a restart of this end has been acknowledged before, though perhaps sent nothing.
+            Command::AskWindow => header.sn == 0,
+            Command::Cookie => true,
             _ => opens,
         };
         if !fits || header.una != 0 || *conv.get_or_insert(header.conv) != header.conv {
