@@ -1,6 +1,7 @@
 //! [`Wakers`]: the tasks that wait for one event.
 
 use core::task::Waker;
+use std::collections::VecDeque;
 
 /// The most tasks that wait for one event of a session, or for the next session. A cancelled wait leaves its waker
 /// here until something comes. If there are too many, a new one wakes a task that has waited for long, which waits
@@ -39,28 +40,43 @@ impl Wakers {
 }
 
 /// Tasks to wake; dropping it wakes them. A waker is foreign code, which may take any lock: drop this after those
-/// that are held.
+/// that are held. If one panics, the others are woken all the same.
 #[must_use]
 #[derive(Default)]
 pub(super) struct Woken {
     /// As many as usually wait, without an allocation.
     few: [Option<Waker>; 4],
-    more: Vec<Waker>,
+    more: VecDeque<Waker>,
 }
 
 impl Woken {
     fn push(&mut self, waker: Waker) {
         match self.few.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some(waker),
-            None => self.more.push(waker),
+            None => self.more.push_back(waker),
+        }
+    }
+
+    fn wake_rest(&mut self) {
+        let few = self.few.iter_mut().filter_map(Option::take);
+        few.for_each(Waker::wake);
+        while let Some(waker) = self.more.pop_front() {
+            waker.wake();
         }
     }
 }
 
 impl Drop for Woken {
     fn drop(&mut self) {
-        let few = self.few.iter_mut().map_while(Option::take);
-        few.chain(self.more.drain(..)).for_each(Waker::wake);
+        struct Rest<'a>(&'a mut Woken);
+
+        impl Drop for Rest<'_> {
+            fn drop(&mut self) {
+                self.0.wake_rest();
+            }
+        }
+
+        Rest(self).0.wake_rest();
     }
 }
 
@@ -106,5 +122,35 @@ mod tests {
         drop(last);
         assert!(woken().iter().all(|&times| times == 1));
         assert_eq!(Arc::strong_count(&tasks[0]), 1);
+    }
+
+    #[test]
+    fn a_waker_that_panics_takes_no_wake_up_from_the_others() {
+        struct Panics;
+
+        impl Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("a foreign waker");
+            }
+        }
+
+        for panics_at in 0..6 {
+            let mut wakers = Wakers::default();
+            let tasks: Vec<_> = (0..5).map(|_| Arc::new(Task::default())).collect();
+            let mut others = tasks.iter().map(|task| Waker::from(Arc::clone(task)));
+            for at in 0..6 {
+                let waker = match at == panics_at {
+                    true => Waker::from(Arc::new(Panics)),
+                    false => others.next().unwrap(),
+                };
+                wakers.add(&waker, &mut Woken::default());
+            }
+            let mut woken = Woken::default();
+            wakers.wake(&mut woken);
+            let waking = std::panic::AssertUnwindSafe(|| drop(woken));
+            assert!(std::panic::catch_unwind(waking).is_err());
+            let woken = |task: &Arc<Task>| task.woken.load(Ordering::Relaxed) == 1;
+            assert!(tasks.iter().all(woken), "{panics_at}");
+        }
     }
 }
