@@ -485,6 +485,35 @@ fn a_peer_is_reset_when_the_linger_time_expires() {
     );
 }
 
+/// There may be no room for the mark of the end, and the close says the same.
+#[test]
+fn a_close_after_a_finish_needs_no_room_for_the_mark_of_the_end() {
+    let mut line = Line::new();
+    let (mut sent, quiet) = (0, ONE_WAY * 6);
+    while line.ends[0].is_sent() {
+        line.ends[0].send_slice(&[sent]).unwrap();
+        sent += 1;
+        line.run(quiet, |_| {});
+    }
+    // Room for the one that is left, and none behind it.
+    assert_eq!(line.ends[1].recv().unwrap(), [0][..]);
+    line.run(Duration::from_secs(2), |_| {});
+    assert!(line.ends[0].is_sent());
+
+    line.ends[0].finish(line.now);
+    line.run(quiet, |_| {});
+    assert!(!line.ends[0].is_sent());
+    line.ends[0].close(line.now);
+    line.run(quiet, |_| {});
+    let ended = line.ends.each_ref().map(Session::ended);
+    assert_eq!(
+        ended,
+        [Some(CloseReason::Closed), Some(CloseReason::ClosedByPeer)]
+    );
+    let unread = std::iter::from_fn(|| line.ends[1].recv());
+    assert!(unread.map(|message| message[0]).eq(1..sent));
+}
+
 /// A session whose peer answers nothing but acknowledgements is closed when the linger time is over.
 #[test]
 fn finish_closes_after_the_linger_time_if_the_peer_is_unknown() {

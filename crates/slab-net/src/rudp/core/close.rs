@@ -320,6 +320,11 @@ impl Session {
         let Phase::Lingering { until } = self.phase else {
             return;
         };
+        if self.finish == Finish::Marked && self.send.outstanding() == 0 && self.send.queued() == 1
+        {
+            // Only the mark of the end is left. The close notice says more, and needs no room in the peer's window.
+            self.send.take_back(1);
+        }
         if !self.send.is_empty() {
             return;
         }
