@@ -3,7 +3,7 @@
 mod rudp_common;
 
 use rudp_common::sockets::{TIMEOUT, accept, any, fast, pool, recv, wait_until};
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 use slab_net::rudp::{
     Connection, Endpoint, EndpointConfig, MemoryBudget, OpenError, Session, SessionConfig, Side,
     Time,
@@ -497,6 +497,47 @@ async fn late_datagrams_do_not_reopen_an_ended_session() {
     .await;
     send(2).await.unwrap();
     wait_until(&server, "another", |server| server.stats().opened == 2).await;
+}
+
+/// Anybody can have sessions of forged addresses begin and end.
+#[tokio::test]
+async fn sessions_of_unproved_addresses_do_not_crowd_out_the_memory_of_others() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast().max_sessions(4)).unwrap();
+    let bind = async || {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        socket.connect(server.local_addr()).await.unwrap();
+        socket
+    };
+    let (proved, forged) = (bind().await, bind().await);
+    proved.send(&opening(1)).await.unwrap();
+    let session = accept(&server).await;
+    // It acknowledges the question for the proof of its address.
+    let mut asked = [0; 2000];
+    let len = proved.recv(&mut asked).await.unwrap();
+    let mut asked = segments(&asked[..len]).map(|segment| segment.unwrap().0);
+    let challenge = asked.find(|header| header.cmd == Command::Push);
+    let echo = Header {
+        cmd: Command::Ack,
+        una: 0,
+        ..challenge.unwrap()
+    };
+    let mut datagram = [0; HEADER_BYTES];
+    echo.encode(&mut datagram);
+    proved.send(&datagram).await.unwrap();
+    wait_until(&server, "proved", |server| server.stats().half_open == 0).await;
+    session.abort();
+    drop(session);
+    for conv in 2..20 {
+        forged.send(&opening(conv)).await.unwrap();
+        accept(&server).await.abort();
+    }
+    proved.send(&opening(1)).await.unwrap();
+    wait_until(&server, "refused", |server| {
+        server.stats().unknown_session == 1
+    })
+    .await;
+    assert_eq!(server.stats().opened, 19);
 }
 
 /// A cancelled wait leaves its waker behind until a session comes.

@@ -295,8 +295,8 @@ impl Link {
         }
         let mut table = self.shared.table();
         table.ended_stats += &inner.session.stats();
-        let notice = inner.session.last_notice();
-        table.remove(self, notice, self.shared.now(), &self.shared.config);
+        let (proved, notice) = (inner.session.is_validated(), inner.session.last_notice());
+        table.remove(self, proved, notice, self.shared.now(), &self.shared.config);
         let empty = table.len() == 0;
         drop(table);
         if empty {

@@ -107,6 +107,9 @@ pub(super) struct Table {
     links: Vec<Option<Arc<Link>>>,
     free: Vec<u32>,
     recently_ended: RecentlyEnded,
+    /// Those whose peers had not proved their address: anybody can have any number of them end, and must not have the
+    /// others forgotten.
+    recently_ended_unproved: RecentlyEnded,
     half_open: HashMap<Prefix, usize>,
     half_open_count: usize,
     /// Opened by peers, and not yet accepted.
@@ -156,8 +159,8 @@ impl Table {
             return Err(Refusal::NotListening);
         }
         let opens = opening_conversation(datagram, proved).is_some_and(|conv| {
-            let before = self.recently_ended.contains(&(peer, conv), now);
-            !before
+            let both = [&self.recently_ended, &self.recently_ended_unproved];
+            !both.iter().any(|ended| ended.contains(&(peer, conv), now))
         });
         if !opens {
             return Err(Refusal::NotOpening);
@@ -214,25 +217,30 @@ impl Table {
         }
     }
 
-    /// Removes a session, and remembers it for as long as its peer may go on sending. `notice` tells the peer of the
-    /// end.
+    /// Removes a session, and remembers it for as long as its peer may go on sending. `proved` if the peer has proved
+    /// its address; `notice` tells it of the end.
     pub(super) fn remove(
         &mut self,
         link: &Link,
+        proved: bool,
         notice: Option<Header>,
         now: Time,
         config: &EndpointConfig,
     ) {
         let until = now + config.session.idle_timeout;
         let key = (link.peer(), link.conv);
-        self.recently_ended
-            .add(key, notice, now, until, config.max_sessions);
+        let ended = match proved {
+            true => &mut self.recently_ended,
+            false => &mut self.recently_ended_unproved,
+        };
+        ended.add(key, notice, now, until, config.max_sessions);
         self.places.remove(&(link.peer(), link.conv));
         self.links[link.place as usize] = None;
         self.free.push(link.place);
     }
 
-    /// The answer to a datagram for a session that ended a short time ago, if its sender has not noticed.
+    /// The answer to a datagram for a session that ended a short time ago, if its sender has not noticed. None for an
+    /// unproved address.
     pub(super) fn reminder(
         &mut self,
         peer: SocketAddr,
