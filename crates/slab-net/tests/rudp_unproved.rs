@@ -2,9 +2,9 @@
 
 mod rudp_common;
 
-use rudp_common::pair::{Pair, datagram, header, push, segments_of, transmit};
+use rudp_common::pair::{CONV, Pair, datagram, header, push, segments_of, transmit};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
-use slab_net::rudp::{CloseReason, Rejection, SessionConfig, Time};
+use slab_net::rudp::{CloseReason, Rejection, Session, SessionConfig, Side, Time};
 use std::time::Duration;
 
 /// 25 bytes make kcp-go send 158 KB to the address that they claim to come from.
@@ -475,4 +475,50 @@ fn a_message_beyond_the_first_window_arrives_once_address_is_proved() {
         pair.server.handle_datagram(pair.now, packet).unwrap();
     }
     assert_eq!(pair.server.recv().unwrap(), message[..]);
+}
+
+/// Somebody greeted each of them in the name of the other, and the first answer of one is lost, which would have said
+/// that it is a server.
+#[test]
+fn two_servers_that_talk_to_each_other_notice_it() {
+    let mut pair = Pair::new();
+    let open = |random| {
+        let (config, now) = (SessionConfig::fast(), Time::ZERO);
+        let (pool, budget) = (&pair.pool, &pair.budget);
+        Session::open(CONV, &config, Side::Server, pool, budget, random, now).unwrap()
+    };
+    let mut ends = [open(1 << 32), open(2 << 32)];
+    let greeting = Header {
+        sn: 0,
+        una: 0,
+        ..header(Command::AskWindow)
+    };
+    for _ in 0..6 {
+        let packet = pair.pool.try_copy_from_slice(&datagram(greeting, b""));
+        let taken = ends[0].handle_datagram(pair.now, packet.unwrap());
+        assert_eq!(taken, Ok(()));
+    }
+    // The answer opens no session there; what the application sends does.
+    assert!(!transmit(&mut ends[0], pair.now).is_empty());
+    ends[0].send_slice(b"welcome").unwrap();
+    let (mut echoed, mut lost) = (0, false);
+    while pair.now < Time::from_micros(5_000_000) {
+        for from in 0..2 {
+            while let Some(message) = ends[from].recv() {
+                echoed += 1;
+                let _ = ends[from].send(message);
+            }
+            for datagram in transmit(&mut ends[from], pair.now) {
+                let loses = from == 1 && !core::mem::replace(&mut lost, true);
+                let packet = pair.pool.try_copy_from_slice(&datagram).unwrap();
+                if !loses && let Err(why) = ends[1 - from].handle_datagram(pair.now, packet) {
+                    panic!("{why}");
+                }
+            }
+        }
+        pair.now = pair.now + Duration::from_millis(10);
+    }
+    assert!(echoed < 100, "{echoed} messages, and {ends:?}");
+    let ended = ends.each_ref().map(Session::ended);
+    assert!(ended.contains(&Some(CloseReason::Reset)), "{ended:?}");
 }

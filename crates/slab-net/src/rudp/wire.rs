@@ -22,8 +22,10 @@ pub const HEADER_BYTES: usize = 24;
 
 /// The `frg` of this library's WASK and WINS. Other implementations send 0 and ignore it.
 pub(super) const OURS: u8 = 1;
-/// The `frg` of a WINS whose sender has not yet seen the proof of the address that it sends to.
+/// The `frg` of a WINS whose sender, a server, has not yet seen the proof of the address that it sends to.
 pub(super) const OURS_UNPROVED: u8 = 2;
+/// The `frg` of a server's WINS from then on.
+pub(super) const OURS_SERVER: u8 = 3;
 
 /// What a segment is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,14 +3,14 @@
 use super::super::config::DEFAULT_WINDOW;
 use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
-use super::super::wire::{Command, Header, OURS, OURS_UNPROVED, segments};
+use super::super::wire::{Command, Header, OURS, OURS_SERVER, OURS_UNPROVED, segments};
 use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET, needs_reminder};
 use super::congestion::{CongestionControl, Progress};
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
 use super::send::{Cause, State};
 use super::sn::{before, diff};
-use super::{MAX_FRAGMENTS, Session};
+use super::{MAX_FRAGMENTS, Session, Side};
 use crate::packet::Packet;
 use bytes::Buf;
 use core::num::NonZeroU64;
@@ -258,10 +258,15 @@ impl Session {
                 }
                 Command::TellWindow => {
                     self.on_wins(&header);
-                    self.peer.seems_ours = matches!(header.frg, OURS | OURS_UNPROVED);
+                    let of_server = matches!(header.frg, OURS_UNPROVED | OURS_SERVER);
+                    self.peer.seems_ours = header.frg == OURS || of_server;
                     // Other implementations leave in a WINS the `ts` of the last acknowledgement in front of it,
                     // which may be that of our challenge.
                     if header.ts == self.token && self.peer.seems_ours {
+                        if self.side == Side::Server && of_server {
+                            // Two servers, as in `handle`, whose challenges were lost.
+                            return self.end(CloseReason::Reset);
+                        }
                         self.peer.doubts_our_address = header.frg == OURS_UNPROVED;
                         // A peer that had to prove its address asks until it hears that it has.
                         self.send_wins |= !self.peer.is_ours;

@@ -74,8 +74,9 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 ///
 /// Nothing that another implementation would notice:
 ///
-/// - A WASK carries a random `ts`, the token, and a WINS echoes it. The `frg` of both is 1; that of a WINS to an
-///   address that is not proved is 2. In this way two ends recognise each other and prove their addresses.
+/// - A WASK carries a random `ts`, the token, and a WINS echoes it. The `frg` of both is 1; that of a server's
+///   WINS is 2 until the address is proved, and 3 then. In this way two ends recognise each other, prove their
+///   addresses, and notice if both are servers.
 /// - The `sn` of a WINS, which means nothing in KCP, says how large the window can become; that of a WASK, from where
 ///   on the peer has acknowledged nothing. So a question of an old session does not begin a new one.
 /// - A WASK may tell a peer with nothing in flight a smaller window than before: an idle session asks for its
@@ -108,6 +109,7 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// ```
 pub struct Session {
     conv: u32,
+    side: Side,
     /// Shared by the sessions of an endpoint.
     config: Arc<SessionConfig>,
     pool: PacketPool,
@@ -318,6 +320,7 @@ impl Session {
         let limit = (config.send_window + config.send_window / 2).max(MAX_FRAGMENTS + 1);
         Ok(Self {
             conv,
+            side,
             pool: pool.clone(),
             now,
             send: SendQueue::new(first_sent, limit, blocks),

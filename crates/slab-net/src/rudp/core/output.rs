@@ -6,11 +6,11 @@
 
 use super::super::config::Congestion;
 use super::super::time::Time;
-use super::super::wire::{Command, HEADER_BYTES, Header, OURS, OURS_UNPROVED};
-use super::Session;
+use super::super::wire::{Command, HEADER_BYTES, Header, OURS, OURS_SERVER, OURS_UNPROVED};
 use super::close::END;
 use super::congestion::CongestionControl;
 use super::send::Cause;
+use super::{Session, Side};
 
 /// One or more datagrams to send to the peer, returned by [`poll_transmit`](Session::poll_transmit).
 #[derive(Debug, Clone, Copy)]
@@ -252,9 +252,10 @@ impl Session {
         if self.send_wins && control.has_room() {
             self.send_wins = false;
             let header = Header {
-                frg: match self.path.validated {
-                    true => OURS,
-                    false => OURS_UNPROVED,
+                frg: match (self.side, self.path.validated) {
+                    (Side::Client, _) => OURS,
+                    (Side::Server, false) => OURS_UNPROVED,
+                    (Side::Server, true) => OURS_SERVER,
                 },
                 ts: self.peer.token,
                 sn: self.config.recv_window,
