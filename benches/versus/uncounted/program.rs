@@ -1,12 +1,13 @@
 //! Allocates and frees as often as it is told, for `ci/uncounted`, which counts the instructions.
 
-use slab_core::{Chunk, SlabPool};
+use crate::measured::{Chunk, SlabPool};
+use std::error::Error;
 use std::hint::black_box;
 
 /// Chunks that are held before they are freed: more than the magazines take.
 const DEEP: usize = 256;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let deep = arguments.next().as_deref() == Some("deep");
     let count: usize = arguments.next().ok_or("how often?")?.parse()?;
