@@ -1,5 +1,7 @@
 //! With the crates `kcp` and `tokio_kcp` at the other end, both ways round.
 
+#![cfg(not(miri))]
+
 mod rudp_common;
 
 use rudp_common::sockets::any;

@@ -1,5 +1,7 @@
 //! The metadata of datagrams, and the counters of datagrams that do not arrive.
 
+#![cfg(not(miri))]
+
 mod udp_common;
 
 use slab_net::PacketPool;

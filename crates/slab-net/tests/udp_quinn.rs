@@ -1,5 +1,5 @@
 //! A real quinn connection over our socket.
-#![cfg(feature = "quinn")]
+#![cfg(all(feature = "quinn", not(miri)))]
 
 mod udp_common;
 
