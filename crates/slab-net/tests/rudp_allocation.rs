@@ -3,54 +3,17 @@
 
 mod rudp_common;
 
+use rudp_common::counting::{Counting, allocations, bytes};
 use rudp_common::sockets::any;
 use slab_net::rudp::{
     Connection, Endpoint, EndpointConfig, MemoryBudget, Session, SessionConfig, Side, Time,
 };
 use slab_net::{Packet, PacketPool};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    static BYTES: Cell<isize> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to the system allocator, which upholds the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as isize));
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        BYTES.with(|bytes| bytes.set(bytes.get() - layout.size() as isize));
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        let more = new_size as isize - layout.size() as isize;
-        BYTES.with(|bytes| bytes.set(bytes.get() + more));
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.realloc(ptr, layout, new_size) }
-    }
-}
-
 #[global_allocator]
 static GLOBAL: Counting = Counting;
-
-/// Allocations of this thread so far.
-fn allocations() -> u64 {
-    ALLOCATIONS.with(Cell::get)
-}
 
 fn pool() -> PacketPool {
     PacketPool::builder()
@@ -232,7 +195,7 @@ async fn idle_sessions_use_little_heap_no_pool_memory_and_no_time() {
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Endpoint::bind(any(), &pool, config).unwrap();
     let mut open = Vec::with_capacity(sessions);
-    let before = BYTES.with(Cell::get);
+    let before = bytes();
     for _ in 0..sessions / 2 {
         let here = client.connect(server.local_addr()).unwrap();
         here.send_slice(b"question").await.unwrap();
@@ -242,7 +205,7 @@ async fn idle_sessions_use_little_heap_no_pool_memory_and_no_time() {
         assert_eq!(here.recv().await.unwrap().unwrap(), b"answer"[..]);
         open.extend([here, there]);
     }
-    let heap = BYTES.with(Cell::get) - before;
+    let heap = bytes() - before;
     let each = heap / sessions as isize;
     println!("{sessions} sessions: {each} bytes of heap each, {heap} in all");
     assert!(each <= 1500, "{each} bytes each");
@@ -285,14 +248,14 @@ async fn sessions_that_ended_leave_no_heap_memory_in_use() {
     let mut before = 0;
     for n in 0..3000 {
         if n == 1000 {
-            before = BYTES.with(Cell::get);
+            before = bytes();
         }
         // Nothing is sent to this address.
         let peer = ([127, 0, 0, 1], 10_000 + n).into();
         endpoint.connect(peer).unwrap().abort();
     }
     assert_eq!(endpoint.stats().sessions, 0);
-    let more = BYTES.with(Cell::get) - before;
+    let more = bytes() - before;
     assert!(more <= 2000, "{more} bytes");
 }
 
@@ -303,26 +266,26 @@ async fn a_busy_session_frees_its_heap_memory_when_it_is_idle() {
     let session = SessionConfig::fast()
         .window(1024, 1024)
         .keepalive(idle, 1000 * idle);
-    let before = BYTES.with(Cell::get);
+    let before = bytes();
     let (server, client) = endpoints(session.stream(true));
     let mut out = client.clone().into_stream();
     out.write_all(b"x").await.unwrap();
     let mut input = server.accept().await.unwrap().into_stream();
     let (data, mut buf) = (vec![7; 1 << 20], vec![0; (1 << 20) + 1]);
-    let small = BYTES.with(Cell::get) - before;
+    let small = bytes() - before;
     let (written, read) = tokio::join!(out.write_all(&data), input.read_exact(&mut buf));
     written.unwrap();
     read.unwrap();
-    let large = BYTES.with(Cell::get) - before;
+    let large = bytes() - before;
     assert!(large > small + 20_000, "{small} to {large}");
     for _ in 0..100 {
         tokio::time::sleep(idle).await;
-        let now = BYTES.with(Cell::get) - before;
+        let now = bytes() - before;
         if now < small + 10_000 {
             return;
         }
     }
-    panic!("{} bytes", BYTES.with(Cell::get) - before);
+    panic!("{} bytes", bytes() - before);
 }
 
 /// A burst of them that waited to be read takes no memory once it was read.
@@ -350,15 +313,15 @@ fn queues_of_unreliable_datagrams_free_their_heap_memory_when_idle() {
     ends[0].send_slice(b"hello").unwrap();
     run(&mut ends, Duration::from_secs(1));
     assert!(ends[1].recv().is_some());
-    let before = BYTES.with(Cell::get);
+    let before = bytes();
     for _ in 0..32 {
         while ends[0].send_datagram(Packet::new()).is_ok() {}
         run(&mut ends, Duration::from_millis(10));
     }
-    assert!(BYTES.with(Cell::get) > before + 20_000);
+    assert!(bytes() > before + 20_000);
     let read = std::iter::from_fn(|| ends[1].recv_datagram()).count();
     assert_eq!(read, 32 * 64);
     run(&mut ends, Duration::from_secs(60));
-    let more = BYTES.with(Cell::get) - before;
+    let more = bytes() - before;
     assert!(more < 1000, "{more} bytes");
 }

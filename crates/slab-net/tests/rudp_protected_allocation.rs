@@ -5,52 +5,16 @@
 
 mod rudp_common;
 
+use rudp_common::counting::{Counting, allocations};
 use rudp_common::sockets::any;
 use slab_net::PacketPool;
 use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards};
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, MemoryBudget, SessionConfig, Time};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    ALLOCATIONS.with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call goes to the system allocator, which upholds the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller upholds the contract.
-        unsafe { System.realloc(ptr, layout, new_size) }
-    }
-}
 
 #[global_allocator]
 static GLOBAL: Counting = Counting;
-
-/// Allocations of this thread so far.
-fn allocations() -> u64 {
-    ALLOCATIONS.with(Cell::get)
-}
 
 fn pool() -> PacketPool {
     let builder = PacketPool::builder().max_memory(64 << 20).headroom(24);

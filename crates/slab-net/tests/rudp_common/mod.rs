@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub(crate) mod arbitrary_peer;
+pub(crate) mod counting;
 #[cfg(feature = "fec")]
 pub(crate) mod fec;
 pub(crate) mod lossy;
