@@ -6,6 +6,7 @@ pub(crate) mod arbitrary_peer;
 pub(crate) mod counting;
 #[cfg(feature = "fec")]
 pub(crate) mod fec;
+pub(crate) mod line;
 pub(crate) mod lossy;
 pub(crate) mod pair;
 pub(crate) mod proxy;
