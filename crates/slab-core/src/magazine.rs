@@ -248,15 +248,14 @@ impl Magazine {
     }
 
     /// First step of a taker, with the registry's lock: shuts the magazine. Then comes one
-    /// `heavy_barrier` for all that were shut, then [`take`](Self::take) on each.
+    /// `heavy_barrier` for all that were shut, then [`wait_idle`](Guard::wait_idle) on each guard.
     pub(crate) fn shut(&self) {
         self.guard.raise(SHUT);
     }
 
-    /// Second step of a taker: gives all chunks to `sink`, in pieces, and opens the magazine again;
-    /// if there were any, its owner will find that they are gone.
+    /// Last step of a taker, while the owner is kept out: gives all chunks to `sink`, in pieces, and opens the
+    /// magazine again; if there were any, its owner will find that they are gone.
     pub(crate) fn take(&self, mut sink: impl FnMut(&[u32])) {
-        self.guard.wait_idle();
         let len = self.len();
         let mut piece = ArrayVec::<u32, BATCH_MAX>::new();
         for index in 0..len {
@@ -405,6 +404,7 @@ mod tests {
                     let _registry = registry.lock().unwrap();
                     magazine.shut();
                     crate::sync::fence(Ordering::SeqCst);
+                    magazine.guard.wait_idle();
                     magazine.take(|units| taken.extend_from_slice(units));
                 }
                 taken

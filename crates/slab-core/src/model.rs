@@ -267,6 +267,7 @@ fn take(cache: &ThreadCache) -> Vec<u32> {
     let magazine = cache.magazine(0);
     magazine.shut();
     crate::sync::heavy_barrier();
+    magazine.guard.wait_idle();
     let mut out = Vec::new();
     magazine.take(|units| out.extend_from_slice(units));
     out
