@@ -397,7 +397,7 @@ impl Depot {
                 let batch = self.blocks.at(block as usize);
                 let mut units = Open::new();
                 let copy = |batch: &[u32]| units.extend(batch.iter().copied());
-                // SAFETY: the whole stack was taken.
+                // SAFETY: `detach` took the whole stack, and what it returned is used up here.
                 let len = unsafe { batch.read(copy) };
                 let next = batch.next.load(Ordering::Relaxed);
                 stack.chunks.fetch_sub(len as u64, Ordering::Relaxed);

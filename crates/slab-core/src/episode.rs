@@ -47,7 +47,7 @@ impl Episode {
 #[cfg(feature = "std")]
 static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
 
-/// Starts the clock, unless it runs.
+/// Returns when the clock started, which the first call does.
 #[cfg(feature = "std")]
 pub(crate) fn start_clock() -> std::time::Instant {
     *START.get_or_init(std::time::Instant::now)
