@@ -1,16 +1,13 @@
-//! The case `bulk`: [`COUNT`] blocks allocated and freed in one step, which only ours has; the peers
+//! The case `bulk`: [`BULK`] blocks allocated and freed in one step, which only ours has; the peers
 //! allocate and free them one by one.
 
 use super::OURS;
 use super::peers::{self, Missing};
-use crate::alloc::local::{Local, Shape};
+use crate::alloc::local::{BULK, Local, Shape};
 use crate::cpu::ThreadClock;
 use crate::measure::Sampler;
 use slab_core::{ChunkBatch, SlabPool};
 use std::hint::black_box;
-
-/// Blocks in one step.
-pub(crate) const COUNT: usize = 32;
 
 pub(crate) fn sampler(peer: &str, len: usize) -> Result<Sampler, Missing> {
     if peer != OURS {
@@ -28,13 +25,13 @@ pub(crate) fn sampler(peer: &str, len: usize) -> Result<Sampler, Missing> {
 /// The chunks stay indices in the batch; their addresses are computed on demand.
 #[inline(never)]
 fn bulk(batch: &mut ChunkBatch, ops: u64) -> f64 {
-    let steps = ops.div_ceil(COUNT as u64);
+    let steps = ops.div_ceil(BULK as u64);
     let clock = ThreadClock::start();
     for _ in 0..steps {
-        let filled = batch.fill(black_box(COUNT));
-        assert_eq!(filled.ok(), Some(COUNT), "the pool has room");
+        let filled = batch.fill(black_box(BULK));
+        assert_eq!(filled.ok(), Some(BULK), "the pool has room");
         black_box(&mut *batch);
         batch.clear();
     }
-    clock.elapsed_ns() / (steps * COUNT as u64) as f64
+    clock.elapsed_ns() / (steps * BULK as u64) as f64
 }

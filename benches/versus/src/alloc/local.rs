@@ -1,7 +1,6 @@
 //! Cases that stay on one thread: `pair`, `batch`, `random`, and the peers' side of `bulk`. Blocks are
 //! neither written nor read.
 
-use super::bulk;
 use super::peers::{Peer, Visit};
 use crate::cpu::ThreadClock;
 use crate::measure::Sampler;
@@ -10,6 +9,8 @@ use std::mem;
 
 /// Blocks of a `batch`.
 pub(super) const BATCH: usize = 64;
+/// Blocks of a `bulk`.
+pub(super) const BULK: usize = 32;
 /// Blocks that live at once in `random`.
 const LIVE: usize = 1024;
 
@@ -19,7 +20,7 @@ pub(crate) enum Shape {
     Pair,
     /// Allocate [`BATCH`] blocks, free them in the same order.
     Batch,
-    /// Allocate [`bulk::COUNT`] blocks, free them in the same order.
+    /// Allocate [`BULK`] blocks, free them in the same order.
     Bulk,
     /// Replace a random one of [`LIVE`] blocks by a new one.
     Random,
@@ -45,8 +46,8 @@ impl Visit for Local {
                 Sampler::timed(move |ops| batch::<P, BATCH>(&peer, len, ops).into())
             }
             Shape::Bulk => {
-                let peer = P::open(len, bulk::COUNT);
-                Sampler::timed(move |ops| batch::<P, { bulk::COUNT }>(&peer, len, ops).into())
+                let peer = P::open(len, BULK);
+                Sampler::timed(move |ops| batch::<P, BULK>(&peer, len, ops).into())
             }
             Shape::Random => {
                 let peer = P::open(len, LIVE + 1);

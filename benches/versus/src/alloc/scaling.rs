@@ -6,7 +6,7 @@ use super::local::{self, random_numbers};
 use super::peers::{self, Ours, Peer, Visit, VisitShared};
 use super::threads::{BLOCKS_PER_ROUND, run_threads};
 use crate::cpu::{Cpus, ThreadClock};
-use crate::scaling::Point;
+use crate::scaling::point::Point;
 use std::hint::black_box;
 use std::mem;
 use std::time::Instant;

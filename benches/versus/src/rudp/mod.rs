@@ -17,7 +17,7 @@ use crate::cpu::Cpus;
 use crate::heap::{self, Choice};
 use crate::measure::{catch_panic, compare};
 use crate::report::{Filter, Report, Row};
-use crate::scaling::Point;
+use crate::scaling::point::Point;
 use scenario::{Figure, Scenario, Size};
 use std::process::{Command, Stdio};
 use std::time::Duration;

@@ -7,7 +7,7 @@ use super::scenario::{
 };
 use crate::cpu::process_cpu_ns;
 use crate::heap::allocations;
-use crate::scaling::Point;
+use crate::scaling::point::Point;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,34 +5,16 @@
 //! machine affect all of them.
 
 mod plots;
+pub(crate) mod point;
 
 use crate::cpu::{Cpus, pin};
 use crate::machine::{self, Watch};
 use crate::measure::{Spread, catch_panic};
 use crate::{alloc, rudp};
+use point::Point;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::Path;
-
-/// The reading of one sample.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Point {
-    /// Throughput of all threads, in the unit of the plot.
-    throughput: f64,
-    /// CPU time per operation, of all threads, likewise.
-    cpu: f64,
-}
-
-impl Point {
-    /// Converts so many operations to millions per second and nanoseconds each.
-    pub(crate) fn new(ops: u64, wall_seconds: f64, cpu_ns: f64) -> Self {
-        Self::of(ops as f64 / 1e6 / wall_seconds, cpu_ns / ops as f64)
-    }
-
-    pub(crate) fn of(throughput: f64, cpu: f64) -> Self {
-        Self { throughput, cpu }
-    }
-}
 
 /// What is varied along a plot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! `batch`: datagrams are read where the kernel put them, until the receiver has to wait.
 
-use super::peers::{Quinn, check};
+use super::payload::check;
+use super::peers::Quinn;
 use super::rig::{BUFFERS, Filler, QUEUED, SUPER_BUFFER, Wire};
 use super::rig::{DATAGRAM_BUFFER, our_receiver_with_metadata, pool, runtime, their_socket};
 use crate::cpu::ThreadClock;

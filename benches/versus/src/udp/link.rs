@@ -1,6 +1,6 @@
 //! Channels between a task that receives and one that consumes.
 
-use super::peers::Payload;
+use super::payload::Payload;
 use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, queue};
 use slab_net::udp::PacketBatch;
 use std::marker::PhantomData;

@@ -6,6 +6,7 @@ mod inplace;
 mod link;
 mod memory;
 mod paced;
+mod payload;
 mod peers;
 mod rig;
 mod targets;

@@ -1,6 +1,6 @@
 //! `paced`: a live sender on another CPU, so slow that the queue is short; counts the receiver's CPU time.
 
-use super::peers::check;
+use super::payload::check;
 use super::rig::{ANY, DATAGRAM_BUFFER, Wire};
 use super::rig::{our_receiver, our_receiver_with_metadata, pool, runtime, their_socket};
 use super::rig::{uring_available, uring_receiver};

@@ -2,6 +2,7 @@
 
 use super::Unit;
 use super::link::{Link, OneByOne, Queue, QueueOfBytes, RecvMany};
+use super::payload::KeptChunk;
 use super::rig::{BUFFERS, DATAGRAM_BUFFER, SUPER_BUFFER, Wire};
 use super::rig::{our_receiver, our_receiver_with_metadata, pool, their_socket};
 use bytes::{Bytes, BytesMut};
@@ -33,46 +34,6 @@ pub(super) trait Peer: Send + Sized + 'static {
 
 pub(super) type To<P> = <<P as Peer>::Link as Link>::To;
 pub(super) type From<P> = <<P as Peer>::Link as Link>::From;
-
-/// An item that travels through a channel.
-pub(super) trait Payload: Send + 'static {
-    /// Reads a byte of each datagram, drops them, and returns how many there were.
-    fn consume(self) -> usize;
-}
-
-impl Payload for Bytes {
-    fn consume(self) -> usize {
-        check(&self);
-        1
-    }
-}
-
-impl Payload for Packet {
-    fn consume(self) -> usize {
-        check(&self);
-        1
-    }
-}
-
-impl Payload for PacketBatch {
-    fn consume(self) -> usize {
-        self.iter().map(|datagram| check(datagram.packet)).count()
-    }
-}
-
-/// A whole chunk behind one datagram.
-pub(super) struct KeptChunk(Chunk);
-
-impl Payload for KeptChunk {
-    fn consume(self) -> usize {
-        std::hint::black_box(self.0.as_ptr());
-        1
-    }
-}
-
-pub(super) fn check(payload: &[u8]) {
-    assert_eq!(payload[0], 7);
-}
 
 /// Calls `visit` with the peer of that name.
 pub(super) fn visit<V: Visit>(name: &str, unit: Unit, visit: V) -> Result<V::Out, String> {
