@@ -167,6 +167,31 @@ fn counters_continue_when_a_new_pool_takes_an_old_name() {
 }
 
 #[test]
+fn a_new_pool_is_added_to_an_old_one_of_its_name_in_all_counters_or_in_none() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let collector = Collector::new();
+    let mut sampler = Sampler::new(collector.clone(), &recorder);
+    // The second has refused less than the first, and handed out more.
+    for (refused, handed_out) in [(2, 1), (1, 5)] {
+        let pool = SlabPool::builder().name("rx").build().unwrap();
+        for _ in 0..refused {
+            pool.try_alloc(1 << 20).unwrap_err();
+        }
+        for _ in 0..handed_out {
+            drop(pool.try_alloc(100).unwrap());
+        }
+        collector.register_pool(&pool).unwrap();
+        sampler.sample();
+        assert!(collector.unregister(SourceKind::Pool, "rx"));
+    }
+    let page = page(&recorder.handle());
+    let sum = |name: &str| page.sum(name, &[("pool", "rx")]);
+    assert_eq!(sum("slab_pool_too_large_total"), 3.0);
+    assert_eq!(sum("slab_pool_allocs_total"), 6.0);
+    assert_eq!(sum("slab_pool_frees_total"), 6.0);
+}
+
+#[test]
 fn a_pool_registered_again_shows_no_free_twice() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let pool = SlabPool::builder().name("rx").build().unwrap();
