@@ -362,6 +362,44 @@ fn an_address_that_another_program_has_is_refused_without_reuse_port() {
     assert!(said.contains(&address), "{said}");
 }
 
+/// The client is built without TLS and WebSockets: it panics at the former, and takes the latter for plain TCP.
+#[test]
+fn a_server_that_needs_tls_or_websockets_is_refused_on_the_command_line() {
+    for server in [
+        "tls://127.0.0.1:1",
+        "ws://127.0.0.1:1",
+        "http://127.0.0.1:1",
+    ] {
+        let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+            .args(["--nats", server])
+            .output()
+            .unwrap();
+        assert_eq!(run.status.code(), Some(2), "{server}");
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert!(said.contains("--nats <URL>"), "{said}");
+    }
+}
+
+#[test]
+fn a_failure_to_start_names_the_address() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = taken.local_addr().unwrap().to_string();
+    let server = format!("nats://{}", small_server(1 << 20));
+    for (server, metrics, named) in [
+        (server.as_str(), metrics.as_str(), metrics.as_str()),
+        ("nats://[::1]:1", "127.0.0.1:0", "nats://[::1]:1"),
+    ] {
+        let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+            .args(["--listen", "127.0.0.1:0", "--metrics", metrics])
+            .args(["--nats", server])
+            .output()
+            .unwrap();
+        assert_eq!(run.status.code(), Some(2), "{named}");
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert!(said.lines().last().unwrap().contains(named), "{said}");
+    }
+}
+
 #[test]
 fn an_invalid_subject_is_refused_on_the_command_line() {
     for subject in ["", "a b", ".a", "a.", "udp.>", "*.in"] {
