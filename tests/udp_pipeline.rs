@@ -40,6 +40,19 @@ fn shards_share_the_address() {
 }
 
 #[test]
+fn of_a_rate_that_is_too_high_nothing_is_made_up_for_at_the_end() {
+    let output = run(&["--duration=100ms", "--rate=4000000000", "--metrics=off"]);
+    let stdout = text(&output.stdout);
+    assert!(output.status.success(), "{stdout}");
+    let sent = stdout.split_once("load: ").unwrap().1;
+    let (_, sent) = sent.split_once("\nload: ").unwrap();
+    let (sent, _) = sent.split_once(" datagrams sent").unwrap();
+    let sent: u64 = sent.replace(' ', "").parse().unwrap();
+    // No machine sends as many in that time; ten times as many were due within the longest catch-up.
+    assert!(sent < 10_000_000, "{sent}");
+}
+
+#[test]
 fn modes_without_a_pool_account_for_every_packet_and_allocate() {
     for (mode, at_least) in [("bytesmut-batch", 0.01), ("bytesmut-packet", 1.0)] {
         let summary = summary_of(&[

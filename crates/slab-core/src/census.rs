@@ -86,6 +86,21 @@ impl Inner {
         in_use.max(before)
     }
 
+    /// Splits the frees since the last snapshot between local and remote; returns how many are remote of
+    /// all. What was sure to be remote once stays so, though the bound falls when a thread that has freed
+    /// for others allocates; and what counted as local was, so that neither falls.
+    #[inline(always)]
+    fn frees_remote(&self, _slabs_locked: &SlabLayer, class: u8, tally: &Tally) -> u64 {
+        let uncached = &self.uncached[usize::from(class)];
+        let local = uncached.frees_local.load(Ordering::Relaxed);
+        let before = uncached.frees_remote.load(Ordering::Relaxed);
+        let remote = before.max(tally.frees_remote.min(tally.frees.saturating_sub(local)));
+        uncached.frees_remote.store(remote, Ordering::Relaxed);
+        let local = tally.frees.saturating_sub(remote);
+        uncached.frees_local.store(local, Ordering::Relaxed);
+        remote
+    }
+
     pub(crate) fn update_in_use_peak(&self, class: u8) {
         let mut layer = self.slabs.lock();
         let registry = self.registry.lock();
@@ -158,7 +173,7 @@ impl Inner {
             allocs_from_depot: tally.from_depot,
             allocs_from_slab: tally.from_slab,
             frees: tally.frees,
-            frees_remote: tally.frees_remote.min(tally.frees),
+            frees_remote: self.frees_remote(layer, class, &tally),
             chunks_flushed: tally.flushed,
             slab_commits: owned.commits,
             slab_rebalances: owned.rebalances,

@@ -97,6 +97,9 @@ pub(crate) struct Uncached {
     pub(crate) waiters_refused: AtomicU64,
     pub(crate) exhaustion: Episode,
     pub(crate) in_use_peak: AtomicU64,
+    /// The latest snapshot's frees, split so that neither part ever falls.
+    pub(crate) frees_local: AtomicU64,
+    pub(crate) frees_remote: AtomicU64,
 }
 
 /// Everything of a pool. The first fields are all that the fast path reads.
@@ -251,6 +254,8 @@ impl Inner {
                 waiters_refused: AtomicU64::new(0),
                 exhaustion: Episode::new(),
                 in_use_peak: AtomicU64::new(0),
+                frees_local: AtomicU64::new(0),
+                frees_remote: AtomicU64::new(0),
             }),
             too_large: AtomicU64::new(0),
             commit_refusals: Episode::new(),

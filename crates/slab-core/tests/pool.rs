@@ -224,6 +224,30 @@ fn freed_chunks_come_back_from_the_depot_by_the_batch() {
 
 #[test]
 #[cfg(feature = "std")]
+fn neither_remote_nor_local_frees_fall_when_the_freeing_thread_allocates() {
+    let pool = pool(256 << 10, &[256]);
+    let take = || -> Vec<_> { (0..50).map(|_| pool.try_alloc(256).unwrap()).collect() };
+    let frees = || {
+        let class = pool.stats().classes()[0];
+        (class.frees - class.frees_remote, class.frees_remote)
+    };
+    let held = take();
+    thread::scope(|scope| {
+        let elsewhere = || {
+            drop(held);
+            assert_eq!(frees(), (0, 50));
+            // Now this thread has freed no more than it has allocated.
+            let held = take();
+            assert_eq!(frees(), (0, 50));
+            held
+        };
+        drop(scope.spawn(elsewhere).join().unwrap());
+        assert_eq!(frees(), (50, 50));
+    });
+}
+
+#[test]
+#[cfg(feature = "std")]
 fn threads_that_come_and_go_reuse_a_cache() {
     let pool = pool(256 << 10, &[256]);
     let threads = if cfg!(miri) { 3 } else { 2000 };

@@ -4,15 +4,19 @@
 //!     cargo run --release -p slab-metrics --example alloc_free -- alone
 //!     cargo run --release -p slab-metrics --example alloc_free -- scraped
 
-#![allow(clippy::print_stdout)]
-
 use slab_core::SlabPool;
 use slab_metrics::{Collector, Exporter};
 use std::error::Error;
+use std::ffi::OsStr;
 use std::hint::black_box;
+use std::io::{self, Write};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let scraped = match std::env::args().nth(1).as_deref() {
+    let scraped = match std::env::args_os()
+        .nth(1)
+        .as_deref()
+        .and_then(OsStr::to_str)
+    {
         Some("alone") => false,
         Some("scraped") => true,
         _ => return Err("say whether: alone or scraped".into()),
@@ -28,7 +32,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let before = exporter.scrape();
     counted(&pool);
     let after = exporter.scrape();
-    println!("{} bytes of metrics, then {}", before.len(), after.len());
+    let (before, after) = (before.len(), after.len());
+    writeln!(io::stdout(), "{before} bytes of metrics, then {after}")?;
     Ok(())
 }
 

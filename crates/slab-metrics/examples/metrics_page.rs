@@ -6,7 +6,7 @@
 //! last KEPT packets, by default 100; with 10000 the pool is soon at its cap. A failure to start is one line on
 //! stderr and exit status 2.
 
-#![allow(clippy::print_stdout, clippy::print_stderr)]
+#![allow(clippy::print_stderr)]
 
 use slab_metrics::{Collector, DEFAULT_ADDRESS, Exporter, MetricsServer};
 use slab_net::PacketPool;
@@ -14,6 +14,8 @@ use slab_net::pipeline::{Overflow, queue};
 use slab_net::udp::{Transmit, UdpReceiver};
 use std::collections::VecDeque;
 use std::error::Error;
+use std::ffi::OsString;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -32,16 +34,17 @@ async fn main() -> ExitCode {
 }
 
 /// The next argument, or what there is without one.
-fn argument<T: FromStr>(given: Option<String>, default: T) -> Result<T, String> {
-    let Some(text) = given else {
+fn argument<T: FromStr>(given: Option<OsString>, default: T) -> Result<T, String> {
+    let Some(given) = given else {
         return Ok(default);
     };
     let usage = "expected an address such as 127.0.0.1:9465, then how many packets to keep";
-    text.parse().map_err(|_| format!("{usage}, not {text:?}"))
+    let parsed = given.to_str().and_then(|text| text.parse().ok());
+    parsed.ok_or_else(|| format!("{usage}, not {given:?}"))
 }
 
 async fn run() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args_os().skip(1);
     let address = argument(arguments.next(), DEFAULT_ADDRESS)?;
     let to_keep = argument(arguments.next(), 100)?;
     let pool = PacketPool::builder()
@@ -60,7 +63,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         .bind()
         .await
         .map_err(|error| format!("cannot serve at {address}: {error}"))?;
-    println!("http://{}/metrics", server.local_addr());
+    writeln!(io::stdout(), "http://{}/metrics", server.local_addr())?;
 
     let (sender, destination) = (receiver.sender(), receiver.local_addr());
     tokio::spawn(async move {

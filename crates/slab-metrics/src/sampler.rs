@@ -35,7 +35,8 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 ///
 /// The facade cannot remove a series: when a source is unregistered, its gauges go to 0 and its counters
 /// stand still. If a source is registered under the same name again, its counters and histograms go on
-/// from there; if it has counted less, it is taken for a new source and its counts are added. A recorder
+/// from there; if it has counted less in any of them, it is taken for a new source and all its counts are
+/// added. A recorder
 /// with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between two samples)
 /// drops series later; a histogram dropped while nobody waits reappears, from 0, with the next wait.
 ///
@@ -135,6 +136,18 @@ impl<R: Recorder> Sampler<R> {
         for (tracked, (_, source)) in self.tracked.iter_mut().zip(&sources) {
             self.values.clear();
             source.read(&mut self.values);
+            // Totals of one source do not fall, so if one has, this is a new source with the name of an ended
+            // one, also where it has counted more already.
+            let mut values = &*self.values;
+            let mut is_new = false;
+            for handle in &tracked.handles {
+                let (fell, rest) = handle.fell(values);
+                is_new |= fell;
+                values = rest;
+            }
+            if is_new {
+                tracked.handles.iter_mut().for_each(Handle::restart);
+            }
             let mut values = &*self.values;
             for handle in &mut tracked.handles {
                 values = handle.set(&self.recorder, values);
@@ -222,6 +235,30 @@ impl Handle {
         }
     }
 
+    /// Returns whether any of its totals is less than at the last sample, and the other series' values.
+    fn fell<'a>(&self, values: &'a [u64]) -> (bool, &'a [u64]) {
+        match self {
+            Self::Counter { last, .. } => (values[0] < *last, &values[1..]),
+            Self::Gauge(_) => (false, &values[1..]),
+            Self::Histogram { recorded, .. } => {
+                let (counts, rest) = values.split_at(recorded.len());
+                let fell = counts.iter().zip(recorded).any(|(now, last)| now < last);
+                (fell, &rest[1..])
+            }
+        }
+    }
+
+    /// What follows was counted by a new source, from 0 on.
+    fn restart(&mut self) {
+        match self {
+            Self::Counter {
+                ended_total, last, ..
+            } => *ended_total += std::mem::take(last),
+            Self::Gauge(_) => {}
+            Self::Histogram { recorded, .. } => recorded.fill(0),
+        }
+    }
+
     /// Sets the series from the first values; returns the rest.
     fn set<'a>(&mut self, recorder: &impl Recorder, values: &'a [u64]) -> &'a [u64] {
         match self {
@@ -232,10 +269,6 @@ impl Handle {
                 last,
                 ..
             } => {
-                // Totals of one source do not fall: this is a new source with the name of an ended one.
-                if values[0] < *last {
-                    *ended_total += *last;
-                }
                 *last = values[0];
                 counter.absolute((*ended_total + *last) / *divisor);
                 &values[1..]
@@ -251,14 +284,6 @@ impl Handle {
                 recorded,
             } => {
                 let (counts, rest) = values.split_at(recorded.len());
-                // Counts of one source do not fall: this is a new source with the name of an ended one.
-                if counts
-                    .iter()
-                    .zip(&*recorded)
-                    .any(|(count, recorded)| count < recorded)
-                {
-                    recorded.fill(0);
-                }
                 // The last bucket has no bound: feed some value above the one before.
                 let beyond = bounds_nanos.last().map_or(0, |last| 2 * last);
                 let at = bounds_nanos.iter().copied().chain([beyond]);

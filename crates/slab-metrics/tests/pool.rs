@@ -333,9 +333,8 @@ fn remote_frees_never_fall_when_the_freeing_thread_allocates() {
                     (frees(&before, "local"), frees(&before, "remote")),
                     (0.0, 50.0)
                 );
-                // slab-core's bound falls to 0 with these.
+                // Now this thread has freed no more than it has allocated.
                 let _held: Vec<_> = (0..50).map(|_| rx.try_alloc(1500).unwrap()).collect();
-                assert_eq!(rx.stats().classes()[1].frees_remote, 0);
                 let after = page(&exporter);
                 assert_eq!(
                     (frees(&after, "local"), frees(&after, "remote")),

@@ -14,7 +14,7 @@ use slab_net::rudp::{Endpoint, EndpointConfig};
 use slab_net::udp::{Transmit, UdpReceiver};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,10 +48,6 @@ impl Prometheus {
              - job_name: packet-slab\n    static_configs:\n      - targets: [\"{target}\"]\n"
         );
         std::fs::write(&config, yaml).unwrap();
-        // Prometheus does not report the port that it got for 0, so take one that was free just now.
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
         let log = std::fs::File::create(directory.join("log")).unwrap();
         let process = Command::new("prometheus")
             .arg(format!("--config.file={}", config.display()))
@@ -59,18 +55,18 @@ impl Prometheus {
                 "--storage.tsdb.path={}",
                 directory.join("data").display()
             ))
-            .arg(format!("--web.listen-address={address}"))
+            .arg("--web.listen-address=127.0.0.1:0")
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .expect("Debian's package prometheus is not installed: see ci/prometheus");
         let mut this = Self {
             process,
-            address,
+            address: ([127, 0, 0, 1], 0).into(),
             directory,
         };
         let start = Instant::now();
-        while TcpStream::connect(address).is_err() || !this.get("/-/ready").contains("Ready") {
+        while !this.is_ready() {
             let ended = this.process.try_wait().unwrap().is_some();
             if ended || start.elapsed() > TIMEOUT {
                 panic!("Prometheus did not start:\n{}", this.log());
@@ -78,6 +74,19 @@ impl Prometheus {
             std::thread::sleep(Duration::from_millis(50));
         }
         this
+    }
+
+    /// Returns whether it answers; finds out in its log which port it got.
+    fn is_ready(&mut self) -> bool {
+        let log = self.log();
+        let listens = log
+            .lines()
+            .find(|line| line.contains("msg=\"Listening on\""));
+        let address = listens.and_then(|line| line.split_once("address="));
+        if let Some(address) = address.and_then(|(_, address)| address.trim().parse().ok()) {
+            self.address = address;
+        }
+        self.address.port() != 0 && self.get("/-/ready").contains("Ready")
     }
 
     fn log(&self) -> String {

@@ -46,31 +46,24 @@ scrape_configs:
 EOF
 promtool check config "$work/prometheus.yml" >/dev/null || exit 1
 
-# Port 0 is not shown by Prometheus anywhere, so take one that is free now, and another if somebody
-# was faster.
-for port in 19090 19091 19092 19093 19094; do
-    prometheus --config.file="$work/prometheus.yml" --storage.tsdb.path="$work/data" \
-        --web.listen-address="127.0.0.1:$port" --log.level=warn >"$work/log" 2>&1 &
-    server=$!
-    while kill -0 "$server" 2>/dev/null; do
-        # The config file's path tells ours from another that has the port.
-        if curl -s --max-time 2 "http://127.0.0.1:$port/api/v1/status/flags" | grep -qF "$work/"; then
-            break 2
-        fi
-        sleep 0.2
-    done
-    wait "$server" || true
-    server=
+prometheus --config.file="$work/prometheus.yml" --storage.tsdb.path="$work/data" \
+    --web.listen-address=127.0.0.1:0 >"$work/log" 2>&1 &
+server=$!
+at=
+while [ -z "$at" ]; do
+    # The log says which port it got.
+    at=$(sed -n 's/.*msg="Listening on".* address=\([^ ]*\).*/\1/p' "$work/log")
+    if ! kill -0 "$server" 2>/dev/null; then
+        echo "prometheus.sh: Prometheus did not start:" >&2
+        cat "$work/log" >&2
+        exit 1
+    fi
+    [ -n "$at" ] || sleep 0.2
 done
-if [ -z "$server" ]; then
-    echo "prometheus.sh: Prometheus did not start:" >&2
-    cat "$work/log" >&2
-    exit 1
-fi
 
 deadline=$(($(date +%s) + seconds))
 while [ "$(date +%s)" -lt "$deadline" ]; do
-    answer=$(curl -s --max-time 5 --data-urlencode "query=$query" "http://127.0.0.1:$port/api/v1/query") || answer=
+    answer=$(curl -s --max-time 5 --data-urlencode "query=$query" "http://$at/api/v1/query") || answer=
     case $answer in
     *'"status":"error"'*)
         echo "prometheus.sh: $answer" >&2
@@ -78,13 +71,13 @@ while [ "$(date +%s)" -lt "$deadline" ]; do
         ;;
     *'"status":"success"'*'"value":['*)
         echo "query: $query"
-        promtool query instant "http://127.0.0.1:$port" "$query"
+        promtool query instant "http://$at" "$query"
         exit 0
         ;;
     esac
     sleep 0.5
 done
 echo "prometheus.sh: no data for '$query' in $seconds s; the target:" >&2
-curl -s "http://127.0.0.1:$port/api/v1/targets" >&2 || true
+curl -s "http://$at/api/v1/targets" >&2 || true
 echo >&2
 exit 1

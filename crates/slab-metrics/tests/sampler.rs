@@ -166,6 +166,65 @@ fn counters_continue_when_a_new_pool_takes_an_old_name() {
     }
 }
 
+#[test]
+fn a_new_pool_is_added_to_an_old_one_of_its_name_in_all_counters_or_in_none() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let collector = Collector::new();
+    let mut sampler = Sampler::new(collector.clone(), &recorder);
+    // The second has refused less than the first, and handed out more.
+    for (refused, handed_out) in [(2, 1), (1, 5)] {
+        let pool = SlabPool::builder().name("rx").build().unwrap();
+        for _ in 0..refused {
+            pool.try_alloc(1 << 20).unwrap_err();
+        }
+        for _ in 0..handed_out {
+            drop(pool.try_alloc(100).unwrap());
+        }
+        collector.register_pool(&pool).unwrap();
+        sampler.sample();
+        assert!(collector.unregister(SourceKind::Pool, "rx"));
+    }
+    let page = page(&recorder.handle());
+    let sum = |name: &str| page.sum(name, &[("pool", "rx")]);
+    assert_eq!(sum("slab_pool_too_large_total"), 3.0);
+    assert_eq!(sum("slab_pool_allocs_total"), 6.0);
+    assert_eq!(sum("slab_pool_frees_total"), 6.0);
+}
+
+#[test]
+fn a_pool_registered_again_shows_no_free_twice() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let pool = SlabPool::builder().name("rx").build().unwrap();
+    let collector = Collector::new();
+    let mut sampler = Sampler::new(collector.clone(), &recorder);
+    let exporter = slab_metrics::Exporter::new(collector.clone());
+    let mut frees = || {
+        sampler.sample();
+        let of = |page: Page| {
+            ["local", "remote"]
+                .map(|path| page.sum("slab_pool_frees_total", &[("pool", "rx"), ("path", path)]))
+        };
+        let recorded = of(page(&recorder.handle()));
+        assert_eq!(of(Page::parse(&exporter.scrape())), recorded);
+        recorded
+    };
+    let held: Vec<_> = (0..50).map(|_| pool.try_alloc(100).unwrap()).collect();
+    std::thread::scope(|scope| {
+        let elsewhere = || {
+            collector.register_pool(&pool).unwrap();
+            drop(held);
+            assert_eq!(frees(), [0.0, 50.0]);
+            assert!(collector.unregister(SourceKind::Pool, "rx"));
+            // Now this thread has freed no more than it has allocated.
+            let _held: Vec<_> = (0..50).map(|_| pool.try_alloc(100).unwrap()).collect();
+            collector.register_pool(&pool).unwrap();
+            assert_eq!(frees(), [0.0, 50.0]);
+        };
+        scope.spawn(elsewhere).join().unwrap();
+    });
+    assert_eq!(frees(), [50.0, 50.0]);
+}
+
 /// As with `MetricKindMask::ALL`: series that were idle for long are forgotten.
 #[tokio::test]
 async fn a_histogram_dropped_by_the_recorder_returns_with_the_next_wait() {

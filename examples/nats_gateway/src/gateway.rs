@@ -122,7 +122,8 @@ impl Gateway {
         let server = MetricsServer::builder(exporter)
             .address(options.metrics)
             .bind()
-            .await?;
+            .await
+            .map_err(|error| format!("cannot serve metrics at {}: {error}", options.metrics))?;
         let metrics_address = server.local_addr();
         tokio::spawn(server.serve(std::future::pending()));
         Ok(Self {

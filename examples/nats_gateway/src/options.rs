@@ -3,6 +3,7 @@
 use async_nats::{ServerAddr, Subject};
 use clap::Parser;
 use packet_slab::slab_metrics::DEFAULT_ADDRESS;
+use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 
@@ -22,8 +23,8 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) reuse_port: bool,
 
-    /// URL of the NATS server
-    #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222")]
+    /// URL of the NATS server, without TLS
+    #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222", value_parser = server)]
     pub(crate) nats: ServerAddr,
 
     /// Subject to publish the datagrams to
@@ -38,6 +39,17 @@ pub(crate) struct Options {
     /// Address to serve /metrics and the live page on; port 0 picks any free port
     #[arg(long, value_name = "ADDR", default_value_t = DEFAULT_ADDRESS)]
     pub(crate) metrics: SocketAddr,
+}
+
+/// Parses the URL of a server that can be reached without what the client is built without.
+fn server(text: &str) -> Result<ServerAddr, String> {
+    let server: ServerAddr = text.parse().map_err(|error: io::Error| error.to_string())?;
+    match server.scheme() {
+        "nats" => Ok(server),
+        other => Err(format!(
+            "{other} is not supported; expected nats://HOST:PORT"
+        )),
+    }
 }
 
 /// Parses a subject that can be published to.
@@ -56,7 +68,11 @@ fn subject(text: &str) -> Result<Subject, String> {
 impl Options {
     /// The NATS server, without the name and password that its URL may have.
     pub(crate) fn server(&self) -> String {
-        format!("nats://{}:{}", self.nats.host(), self.nats.port())
+        let (host, port) = (self.nats.host(), self.nats.port());
+        match host.contains(':') {
+            true => format!("nats://[{host}]:{port}"),
+            false => format!("nats://{host}:{port}"),
+        }
     }
 
     /// The pool's cap in bytes.

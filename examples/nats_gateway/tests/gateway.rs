@@ -8,10 +8,11 @@ use packet_slab::slab_net::PacketPool;
 use packet_slab::slab_net::udp::{Transmit, UdpReceiver, UdpSender};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use tokio::net::TcpSocket;
 
 /// How long any step may take before the test gives up; no time is asserted.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,18 +38,25 @@ impl Drop for Process {
     }
 }
 
-fn nats_server() -> (Process, SocketAddr) {
-    // A port that was free just now.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
-    let server = Command::new("nats-server")
-        .args(["--addr", "127.0.0.1", "--port", &address.port().to_string()])
-        .stderr(Stdio::null())
+/// A server, which must not outlive its output, and where it listens.
+fn nats_server() -> (Process, BufReader<ChildStderr>, SocketAddr) {
+    let mut server = Command::new("nats-server")
+        .args(["--addr", "127.0.0.1", "--port", "-1"])
+        .stderr(Stdio::piped())
         .spawn()
         .expect("Debian's package nats-server is not installed: see ci/nats");
-    until("nats-server listens", || TcpStream::connect(address).ok());
-    (Process(server), address)
+    let mut says = BufReader::new(server.stderr.take().unwrap());
+    let server = Process(server);
+    let (mut line, mut log) = (String::new(), String::new());
+    let address = loop {
+        line.clear();
+        assert!(says.read_line(&mut line).unwrap() > 0, "{log}");
+        if let Some((_, address)) = line.split_once("Listening for client connections on ") {
+            break address.trim().parse().expect(&line);
+        }
+        log.push_str(&line);
+    };
+    (server, says, address)
 }
 
 /// What a server sends to a client that connects.
@@ -321,10 +329,10 @@ fn the_server_is_named_and_its_password_is_not_shown() {
     assert!(!line.contains("secret"), "{line}");
     drop(gateway);
 
-    // A port that was free just now.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    // A port that is taken and on which nobody listens.
+    let nobody = TcpSocket::new_v4().unwrap();
+    nobody.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let server = nobody.local_addr().unwrap();
-    drop(nobody);
     let run = command(server).output().unwrap();
     assert_eq!(run.status.code(), Some(2));
     let said = String::from_utf8(run.stderr).unwrap();
@@ -354,6 +362,44 @@ fn an_address_that_another_program_has_is_refused_without_reuse_port() {
     assert!(said.contains(&address), "{said}");
 }
 
+/// The client is built without TLS and WebSockets: it panics at the former, and takes the latter for plain TCP.
+#[test]
+fn a_server_that_needs_tls_or_websockets_is_refused_on_the_command_line() {
+    for server in [
+        "tls://127.0.0.1:1",
+        "ws://127.0.0.1:1",
+        "http://127.0.0.1:1",
+    ] {
+        let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+            .args(["--nats", server])
+            .output()
+            .unwrap();
+        assert_eq!(run.status.code(), Some(2), "{server}");
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert!(said.contains("--nats <URL>"), "{said}");
+    }
+}
+
+#[test]
+fn a_failure_to_start_names_the_address() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = taken.local_addr().unwrap().to_string();
+    let server = format!("nats://{}", small_server(1 << 20));
+    for (server, metrics, named) in [
+        (server.as_str(), metrics.as_str(), metrics.as_str()),
+        ("nats://[::1]:1", "127.0.0.1:0", "nats://[::1]:1"),
+    ] {
+        let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+            .args(["--listen", "127.0.0.1:0", "--metrics", metrics])
+            .args(["--nats", server])
+            .output()
+            .unwrap();
+        assert_eq!(run.status.code(), Some(2), "{named}");
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert!(said.lines().last().unwrap().contains(named), "{said}");
+    }
+}
+
 #[test]
 fn an_invalid_subject_is_refused_on_the_command_line() {
     for subject in ["", "a b", ".a", "a.", "udp.>", "*.in"] {
@@ -370,7 +416,7 @@ fn an_invalid_subject_is_refused_on_the_command_line() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs nats-server: ci/nats"]
 async fn datagrams_reach_nats_and_a_stalled_server_costs_no_memory() {
-    let (nats, at) = nats_server();
+    let (nats, _says, at) = nats_server();
     let client = async_nats::connect(format!("nats://{at}")).await.unwrap();
     let mut arriving = client.subscribe("udp.in").await.unwrap();
     client.flush().await.unwrap();

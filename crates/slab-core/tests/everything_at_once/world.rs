@@ -217,6 +217,8 @@ impl<'p> World<'p> {
             let counted = [before, class].map(|one| {
                 [
                     one.frees,
+                    one.frees_remote,
+                    one.frees - one.frees_remote,
                     one.allocs_from_depot,
                     one.allocs_from_slab,
                     one.chunks_flushed,
