@@ -8,6 +8,7 @@
 //! | `end` | what the tasks at one end do, and what they may find |
 //! | `task` | calls, polled by hand, so that a wake-up that is missing shows |
 //! | `path` | what happens to datagrams on the way |
+//! | `rough` | the path is cut for longer than sessions wait, and the server begins anew |
 //! | `coverage` | what the programs have reached |
 
 #![cfg(all(feature = "fec", feature = "aes-gcm"))]
@@ -15,6 +16,7 @@
 mod coverage;
 mod end;
 mod path;
+mod rough;
 #[path = "../rudp_common/mod.rs"]
 mod rudp_common;
 mod task;

@@ -3,6 +3,7 @@
 use crate::coverage::Coverage;
 use crate::end::{End, Use};
 use crate::path::{Conditions, Path};
+use crate::rough;
 use crate::rudp_common::{Random, sockets::any};
 use crate::task::{Role, Task};
 use slab_net::rudp::crypto::AesGcm;
@@ -29,18 +30,18 @@ const SMALL_POOL: usize = 2 << 20;
 const QUIET: Duration = Duration::from_secs(130);
 
 pub(crate) struct World {
-    random: Random,
+    pub(crate) random: Random,
     start: Instant,
-    path: Path,
-    pools: [PacketPool; 2],
-    server: Option<Endpoint>,
+    pub(crate) path: Path,
+    pub(crate) pools: [PacketPool; 2],
+    pub(crate) server: Option<Endpoint>,
     /// Of both sides; those of clients with a socket of their own are not counted here.
     client: Option<Endpoint>,
-    monitors: Vec<EndpointMonitor>,
+    pub(crate) monitors: Vec<EndpointMonitor>,
     /// The client's end, and the server's once it is accepted.
-    sessions: Vec<(u32, [Option<End>; 2])>,
-    usage: Use,
-    config: EndpointConfig,
+    pub(crate) sessions: Vec<(u32, [Option<End>; 2])>,
+    pub(crate) usage: Use,
+    pub(crate) config: EndpointConfig,
     /// What somebody else takes of the pools.
     taken: Vec<PacketBuf>,
     /// Does it try to do harm, or only wait for the end?
@@ -79,6 +80,11 @@ impl World {
             )
             .unproved_timeout(Duration::from_secs(100_000))
             .linger(LINGER);
+        let rough = random.chance(300);
+        let session = match rough {
+            true => rough::shorten(session, &mut random),
+            false => session,
+        };
         let mut config = EndpointConfig::new(session)
             .offload(random.chance(500))
             .require_cookie(random.chance(200));
@@ -140,6 +146,7 @@ impl World {
                     false => mss * segments,
                 },
                 max_datagram: mss,
+                rough,
             },
             config,
             taken: Vec::new(),
@@ -152,7 +159,7 @@ impl World {
         }
     }
 
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
@@ -185,7 +192,11 @@ impl World {
             }
             let session = self.sessions.iter_mut().find(|s| s.0 == accepted.conv());
             let session = session.expect("a session that nobody opened");
-            assert!(session.1[1].is_none(), "accepted twice");
+            if let [Some(client), Some(before)] = &mut session.1 {
+                assert!(before.is_broken(), "accepted twice");
+                self.coverage.accepted_again += 1;
+                end.succeed(before, client);
+            }
             session.1[1] = Some(end);
             self.progress = self.start.elapsed();
         }
@@ -225,6 +236,9 @@ impl World {
         }
         if self.sessions.len() < 3 && self.random.chance(30) {
             self.connect();
+        }
+        if self.usage.rough {
+            self.disturb_rough();
         }
         if self.random.chance(2) {
             // What was not accepted is closed.
@@ -404,6 +418,7 @@ impl World {
             }
         }
         self.count();
+        self.count_breaks();
         self.accepts = false;
         for session in 0..self.sessions.len() {
             for side in 0..2 {
@@ -443,15 +458,17 @@ impl World {
 
     /// Nothing has happened for long: who waits has nothing to wait for, and would not get anything by asking.
     fn check_all_is_read(&mut self) {
+        self.check_nobody_waits_for_the_dead();
         for at in 0..self.sessions.len() {
             let (_, [Some(client), Some(server)]) = &self.sessions[at] else {
                 continue;
             };
             let aborted = client.aborted || server.aborted;
-            let stuck = self.may_be_stuck || aborted;
+            let broken = self.usage.rough && (client.is_broken() || server.is_broken());
+            let stuck = self.may_be_stuck || aborted || broken;
             for (from, to) in [(client, server), (server, client)] {
                 let late = from.closed && to.end_read == Some(Err(CloseReason::Reset));
-                if stuck || to.closed || late {
+                if stuck || to.closed || late || from.anew {
                     continue;
                 }
                 let state = (&from.connection, &to.connection);
