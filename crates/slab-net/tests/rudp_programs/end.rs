@@ -14,7 +14,7 @@ use std::time::Duration;
 #[derive(Default)]
 pub(crate) struct Sent {
     /// All that was accepted, for a peer that begins anew.
-    all: (Vec<Vec<u8>>, Vec<u8>),
+    pub(crate) all: (Vec<Vec<u8>>, Vec<u8>),
     /// Accepted and not yet read by the other end.
     pub(crate) messages: VecDeque<Vec<u8>>,
     pub(crate) bytes: VecDeque<u8>,
@@ -33,12 +33,6 @@ impl Sent {
             self.all.0.push(message.clone());
             self.messages.push_back(message);
         }
-    }
-
-    /// The other end reads from the beginning.
-    pub(crate) fn begin_anew(&mut self) {
-        let (messages, bytes) = self.all.clone();
-        (self.messages, self.bytes) = (messages.into(), bytes.into());
     }
 
     pub(crate) fn is_read(&self) -> bool {
@@ -144,13 +138,6 @@ impl End {
             aborted: false,
             end_read: None,
         }
-    }
-
-    /// Has its session ended other than by a close, or is it gone with its endpoint?
-    pub(crate) fn is_broken(&self) -> bool {
-        use CloseReason::{Closed, ClosedByPeer};
-        let ended = self.connection.as_ref().map(Connection::ended);
-        !matches!(ended, Some(None | Some(Closed | ClosedByPeer)))
     }
 
     /// The next call of a task, if it makes one.

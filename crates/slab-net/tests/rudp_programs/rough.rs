@@ -70,12 +70,20 @@ impl World {
 }
 
 impl End {
+    /// Has its session ended other than by a close, or is it gone with its endpoint?
+    pub(crate) fn is_broken(&self) -> bool {
+        use CloseReason::{Closed, ClosedByPeer};
+        let ended = self.connection.as_ref().map(Connection::ended);
+        !matches!(ended, Some(None | Some(Closed | ClosedByPeer)))
+    }
+
     /// It is the server's end of a session that had one `before`, of which it knows nothing: reads from the beginning,
     /// and sends nothing, as it might not be told from what the other had sent.
     pub(crate) fn succeed(&mut self, before: &mut Self, client: &mut Self) {
         self.sent = std::mem::take(&mut before.sent);
         self.writes_left = 0;
         self.anew = true;
-        client.sent.begin_anew();
+        let (messages, bytes) = client.sent.all.clone();
+        (client.sent.messages, client.sent.bytes) = (messages.into(), bytes.into());
     }
 }

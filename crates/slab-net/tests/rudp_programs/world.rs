@@ -9,8 +9,7 @@ use crate::task::{Role, Task};
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::{
-    CloseReason, Congestion, Connection, Endpoint, EndpointConfig, EndpointMonitor, OpenError,
-    SessionConfig,
+    Congestion, Connection, Endpoint, EndpointConfig, EndpointMonitor, OpenError, SessionConfig,
 };
 use slab_net::{PacketBuf, PacketPool};
 use std::future::Future;
@@ -48,7 +47,7 @@ pub(crate) struct World {
     calm: bool,
     /// May the sessions have taken so much of the pools that nobody gets what he needs to go on? They may if each of
     /// its few slabs holds a segment.
-    may_be_stuck: bool,
+    pub(crate) may_be_stuck: bool,
     /// Are sessions still accepted?
     accepts: bool,
     /// When something was last sent, read or finished.
@@ -453,74 +452,6 @@ impl World {
                 0..=SMALL_POOL => end.calm_down(),
                 _ => end.read_everything(),
             }
-        }
-    }
-
-    /// Nothing has happened for long: who waits has nothing to wait for, and would not get anything by asking.
-    fn check_all_is_read(&mut self) {
-        self.check_nobody_waits_for_the_dead();
-        for at in 0..self.sessions.len() {
-            let (_, [Some(client), Some(server)]) = &self.sessions[at] else {
-                continue;
-            };
-            let aborted = client.aborted || server.aborted;
-            let broken = self.usage.rough && (client.is_broken() || server.is_broken());
-            let stuck = self.may_be_stuck || aborted || broken;
-            for (from, to) in [(client, server), (server, client)] {
-                let late = from.closed && to.end_read == Some(Err(CloseReason::Reset));
-                if stuck || to.closed || late || from.anew {
-                    continue;
-                }
-                let state = (&from.connection, &to.connection);
-                assert!(from.sent.is_read(), "never read: {state:?}");
-                if from.finished {
-                    assert_eq!(to.end_read, Some(Ok(())), "no end: {state:?}");
-                }
-                let writing = |task: &Task| task.role == Role::Writer && task.is_waiting();
-                assert!(!from.tasks.iter().any(writing), "still writing: {state:?}");
-            }
-            for side in 0..2 {
-                let Some(end) = &mut self.sessions[at].1[side] else {
-                    continue;
-                };
-                for task in &mut end.tasks {
-                    // A writer whose peer is stuck may have a little room, but not enough to be woken for.
-                    let may_write = task.role == Role::Writer && stuck;
-                    if !task.is_waiting() || task.is_woken() || may_write {
-                        continue;
-                    }
-                    let outcome = task.poll(true);
-                    assert!(outcome.is_none(), "a {:?} was not woken", task.role);
-                }
-            }
-        }
-    }
-
-    fn count(&mut self) {
-        for monitor in &self.monitors {
-            let Some(stats) = monitor.stats() else {
-                continue;
-            };
-            let coverage = &mut self.coverage;
-            coverage.segments_dropped += stats.total.dropped_no_memory;
-            coverage.window_refused += stats.total.window_refused;
-            coverage.cookies += stats.cookies_taken;
-            coverage.recovered += stats.fec.recovered;
-        }
-        for pool in &self.pools {
-            let classes = 0..pool.slab().size_classes().sizes().len();
-            let times = classes.filter_map(|class| pool.slab().wait_times(class));
-            self.coverage.memory_waits += times.map(|times| times.count()).sum::<u64>();
-        }
-    }
-
-    fn check_all_is_back(&mut self) {
-        for monitor in &self.monitors {
-            assert!(monitor.is_gone(), "an endpoint goes on: {monitor:?}");
-        }
-        for pool in &self.pools {
-            let in_use = pool.slab().stats().in_use();
-            assert_eq!(in_use, 0, "chunks still in use");
         }
     }
 }

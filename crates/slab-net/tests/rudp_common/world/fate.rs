@@ -177,7 +177,12 @@ impl World {
         let (from, until) = self.path.outage;
         let few = self.life.as_ref().is_some_and(|life| life.dead_link < 1000);
         let harsh = self.path.drop > 0 || from < until || few || self.exhausts_pool;
-        harsh || me.did.leap || peer.did.leap || peer.did.crash || me.did.crash || peer.did.abort
+        harsh
+            || me.did.leap
+            || peer.did.leap
+            || peer.did.crash
+            || me.did.crash
+            || peer.did.abort && !peer.session.is_peer_ours()
     }
 
     /// Nothing is held for sessions that have ended and are read, though both are still there.
