@@ -6,7 +6,8 @@ mod rudp_common;
 use rudp_common::arbitrary_peer::ArbitraryPeer;
 use rudp_common::random::seeds;
 use rudp_common::world::World;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
@@ -88,6 +89,28 @@ fn what_was_accepted_before_a_close_at_any_time_arrives() {
     });
 }
 
+/// They are closed, finished, aborted, not read, cut off, told another time, or lose their peer, in any order.
+#[test]
+fn whatever_happens_to_sessions_they_end_and_keep_their_word() {
+    let seen = RefCell::new((HashSet::new(), 0));
+    for_each_seed(300, |seed| {
+        let mut world = World::eventful(seed);
+        world.live();
+        world.check_memory();
+        let (reasons, anew) = world.fates();
+        let mut seen = seen.borrow_mut();
+        seen.0.extend(reasons);
+        seen.1 += u32::from(anew);
+        world.finish();
+    });
+    let (reasons, anew) = seen.into_inner();
+    if seeds(300).count() >= 300 {
+        // All but `Refused` and `MessageTooLong`, and a session that was gone before it ended.
+        assert_eq!(reasons.len(), 8, "{reasons:?}");
+        assert!(anew > 0, "no server has begun anew");
+    }
+}
+
 #[test]
 fn the_same_seed_makes_the_same_trace() {
     for seed in [3, 77_777] {
@@ -97,5 +120,11 @@ fn the_same_seed_makes_the_same_trace() {
             world.finish()
         };
         assert_eq!(run(), run());
+        let live = || {
+            let mut world = World::eventful(seed);
+            world.live();
+            world.finish()
+        };
+        assert_eq!(live(), live());
     }
 }

@@ -22,6 +22,15 @@ impl Line {
     }
 
     pub(crate) fn with_pool(pool: &PacketPool) -> Self {
+        let mut line = Self::unused(pool);
+        line.ends[0].send_slice(b"hello").unwrap();
+        line.run(ONE_WAY * 10, |_| {});
+        assert_eq!(line.ends[1].recv().unwrap(), b"hello"[..]);
+        line
+    }
+
+    /// Both ends know each other, and have sent nothing.
+    pub(crate) fn unused(pool: &PacketPool) -> Self {
         let budget = MemoryBudget::new(16 << 20);
         let config = SessionConfig::fast();
         let open = |side| {
@@ -33,9 +42,7 @@ impl Line {
             ends: [open(Side::Client), open(Side::Server)],
             in_transit: Default::default(),
         };
-        line.ends[0].send_slice(b"hello").unwrap();
         line.run(ONE_WAY * 10, |_| {});
-        assert_eq!(line.ends[1].recv().unwrap(), b"hello"[..]);
         assert!(line.ends.iter().all(Session::is_peer_ours));
         line
     }

@@ -46,4 +46,11 @@ counters! {
     window_refused,
     cookies,
     recovered,
+    /// The path was cut, the server begun anew, and a session that had begun before accepted there.
+    cuts,
+    restarts,
+    accepted_again,
+    /// Sessions that ended for want of an answer, or by a peer that knew nothing of them.
+    timed_out,
+    reset,
 }

@@ -13,6 +13,8 @@ use std::time::Duration;
 /// What one end has sent, as the other has to find it.
 #[derive(Default)]
 pub(crate) struct Sent {
+    /// All that was accepted, for a peer that begins anew.
+    pub(crate) all: (Vec<Vec<u8>>, Vec<u8>),
     /// Accepted and not yet read by the other end.
     pub(crate) messages: VecDeque<Vec<u8>>,
     pub(crate) bytes: VecDeque<u8>,
@@ -22,6 +24,17 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
+    fn push(&mut self, message: Vec<u8>, stream: bool) {
+        if stream {
+            self.written += message.len() as u64;
+            self.all.1.extend(&message);
+            self.bytes.extend(message);
+        } else {
+            self.all.0.push(message.clone());
+            self.messages.push_back(message);
+        }
+    }
+
     pub(crate) fn is_read(&self) -> bool {
         self.messages.is_empty() && self.bytes.is_empty()
     }
@@ -34,6 +47,8 @@ pub(crate) struct Use {
     /// The longest message, or the most bytes of one call.
     pub(crate) longest: u64,
     pub(crate) max_datagram: u64,
+    /// Is the world [rough](crate::rough)? Any session may break then.
+    pub(crate) rough: bool,
 }
 
 pub(crate) struct End {
@@ -46,6 +61,8 @@ pub(crate) struct End {
     pub(crate) writes_left: u64,
     /// How often it reads, in thousandths.
     pub(crate) reads: u64,
+    /// It knows nothing of the one before, whose last words nobody sends again.
+    pub(crate) anew: bool,
     /// It was accepted only once there was memory for it.
     pub(crate) late: bool,
     /// How often it wants messages in one piece.
@@ -89,6 +106,7 @@ impl End {
             usage,
             writes_left: random.pick(&[0, 3, 20, 60]),
             reads: random.pick(&[1000, 1000, 100, 10]),
+            anew: false,
             late: false,
             joins: 800,
             finished: false,
@@ -110,6 +128,7 @@ impl End {
             usage,
             writes_left: 0,
             reads: 0,
+            anew: false,
             late: false,
             joins: 0,
             finished: gone,
@@ -244,11 +263,7 @@ impl End {
         coverage: &mut Coverage,
     ) {
         match sent {
-            Ok(()) if self.usage.stream => {
-                self.sent.written += message.len() as u64;
-                self.sent.bytes.extend(message);
-            }
-            Ok(()) => self.sent.messages.push_back(message),
+            Ok(()) => self.sent.push(message, self.usage.stream),
             Err(SendError::NoMemory) => {
                 coverage.no_memory += 1;
                 self.check_nothing_in_flight();
@@ -286,7 +301,8 @@ impl End {
         coverage: &mut Coverage,
     ) -> bool {
         let gave_up = self.gave_up || peer.gave_up;
-        let gone = peer.closed || peer.aborted || self.aborted || gave_up;
+        let rough = self.usage.rough;
+        let gone = peer.closed || peer.aborted || self.aborted || gave_up || rough;
         // A peer that nobody accepts in time is taken for one that cannot be told of the end.
         let is_absent = (peer.connection.is_none() || peer.late) && self.finished;
         let moves = match &outcome {
@@ -298,11 +314,11 @@ impl End {
         };
         match outcome {
             Outcome::Sent(message, sent) => self.on_sent(message, sent, gone, coverage),
-            Outcome::Written(bytes, Ok(written)) => {
+            Outcome::Written(mut bytes, Ok(written)) => {
                 assert!((1..=bytes.len()).contains(&written), "wrote {written}");
                 coverage.short_writes += u64::from(written < bytes.len());
-                self.sent.written += written as u64;
-                self.sent.bytes.extend(&bytes[..written]);
+                bytes.truncate(written);
+                self.sent.push(bytes, true);
             }
             Outcome::Written(_, Err(error)) => {
                 let reason = error.get_ref().map(ToString::to_string);
@@ -328,9 +344,11 @@ impl End {
                 coverage.ends += 1;
                 self.end_read.get_or_insert(Ok(()));
                 // If the peer has given up, a finish here may have become a close.
-                if !self.closed && !self.aborted && !peer.aborted {
+                let left = self.closed || self.aborted || rough && self.finished;
+                if !left && !peer.aborted {
                     assert!(peer.finished || is_absent, "the end of what goes on");
-                    assert!(peer.sent.is_read() || gave_up, "the end before everything");
+                    let all = peer.sent.is_read() || peer.anew;
+                    assert!(all || gave_up, "the end before everything");
                 }
             }
             Outcome::Message(Err(reason)) => self.on_error(reason, gone || is_absent),
@@ -345,7 +363,8 @@ impl End {
                 assert!(sent, "a datagram that nobody sent");
             }
             Outcome::Datagram(Ok(None)) => {
-                let ended = self.closed || self.aborted || peer.finished || is_absent;
+                let left = self.closed || self.aborted || rough && self.finished;
+                let ended = left || peer.finished || is_absent;
                 assert!(ended, "the end of what goes on");
             }
             Outcome::Datagram(Err(reason)) => {

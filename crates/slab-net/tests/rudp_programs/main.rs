@@ -8,13 +8,17 @@
 //! | `end` | what the tasks at one end do, and what they may find |
 //! | `task` | calls, polled by hand, so that a wake-up that is missing shows |
 //! | `path` | what happens to datagrams on the way |
+//! | `rough` | the path is cut for longer than sessions wait, and the server begins anew |
+//! | `checks` | what must hold once nothing happens any more, and at the end |
 //! | `coverage` | what the programs have reached |
 
 #![cfg(all(feature = "fec", feature = "aes-gcm"))]
 
+mod checks;
 mod coverage;
 mod end;
 mod path;
+mod rough;
 #[path = "../rudp_common/mod.rs"]
 mod rudp_common;
 mod task;

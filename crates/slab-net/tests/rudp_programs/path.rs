@@ -24,6 +24,8 @@ enum To {
 pub(crate) struct Path {
     pub(crate) conditions: Conditions,
     pub(crate) address: SocketAddr,
+    /// Nothing arrives before that.
+    pub(crate) cut_until: Duration,
     front: UdpSocket,
     server: SocketAddr,
     /// The clients, each with the socket that stands for it towards the server.
@@ -40,12 +42,19 @@ fn socket() -> UdpSocket {
     socket
 }
 
+fn socket_to(server: SocketAddr) -> UdpSocket {
+    let socket = socket();
+    socket.connect(server).unwrap();
+    socket
+}
+
 impl Path {
     pub(crate) fn new(server: SocketAddr, conditions: Conditions, seed: u64) -> Self {
         let front = socket();
         Self {
             conditions,
             address: front.local_addr().unwrap(),
+            cut_until: Duration::ZERO,
             front,
             server,
             clients: Vec::new(),
@@ -56,15 +65,21 @@ impl Path {
         }
     }
 
+    /// Another server is where the first was, which reaches nobody any more.
+    pub(crate) fn replace_server(&mut self, server: SocketAddr) {
+        self.server = server;
+        for (_, back) in &mut self.clients {
+            *back = socket_to(server);
+        }
+    }
+
     /// Takes what was sent, and delivers what is due; returns `false` if there was neither.
     pub(crate) fn pump(&mut self, now: Duration) -> bool {
         let mut moved = false;
         while let Ok((len, from)) = self.front.recv_from(&mut self.buffer) {
             let known = self.clients.iter().position(|client| client.0 == from);
             let client = known.unwrap_or_else(|| {
-                let back = socket();
-                back.connect(self.server).unwrap();
-                self.clients.push((from, back));
+                self.clients.push((from, socket_to(self.server)));
                 self.clients.len() - 1
             });
             self.enter(To::Server(client), len, now);
@@ -98,7 +113,7 @@ impl Path {
             reordered,
             delay,
         } = self.conditions;
-        if self.random.chance(lost) {
+        if self.random.chance(lost) || now < self.cut_until {
             return;
         }
         for _ in 0..1 + u64::from(self.random.chance(duplicated)) {

@@ -3,13 +3,13 @@
 use crate::coverage::Coverage;
 use crate::end::{End, Use};
 use crate::path::{Conditions, Path};
+use crate::rough;
 use crate::rudp_common::{Random, sockets::any};
 use crate::task::{Role, Task};
 use slab_net::rudp::crypto::AesGcm;
 use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::{
-    CloseReason, Congestion, Connection, Endpoint, EndpointConfig, EndpointMonitor, OpenError,
-    SessionConfig,
+    Congestion, Connection, Endpoint, EndpointConfig, EndpointMonitor, OpenError, SessionConfig,
 };
 use slab_net::{PacketBuf, PacketPool};
 use std::future::Future;
@@ -29,25 +29,25 @@ const SMALL_POOL: usize = 2 << 20;
 const QUIET: Duration = Duration::from_secs(130);
 
 pub(crate) struct World {
-    random: Random,
+    pub(crate) random: Random,
     start: Instant,
-    path: Path,
-    pools: [PacketPool; 2],
-    server: Option<Endpoint>,
+    pub(crate) path: Path,
+    pub(crate) pools: [PacketPool; 2],
+    pub(crate) server: Option<Endpoint>,
     /// Of both sides; those of clients with a socket of their own are not counted here.
     client: Option<Endpoint>,
-    monitors: Vec<EndpointMonitor>,
+    pub(crate) monitors: Vec<EndpointMonitor>,
     /// The client's end, and the server's once it is accepted.
-    sessions: Vec<(u32, [Option<End>; 2])>,
-    usage: Use,
-    config: EndpointConfig,
+    pub(crate) sessions: Vec<(u32, [Option<End>; 2])>,
+    pub(crate) usage: Use,
+    pub(crate) config: EndpointConfig,
     /// What somebody else takes of the pools.
     taken: Vec<PacketBuf>,
     /// Does it try to do harm, or only wait for the end?
     calm: bool,
     /// May the sessions have taken so much of the pools that nobody gets what he needs to go on? They may if each of
     /// its few slabs holds a segment.
-    may_be_stuck: bool,
+    pub(crate) may_be_stuck: bool,
     /// Are sessions still accepted?
     accepts: bool,
     /// When something was last sent, read or finished.
@@ -79,6 +79,11 @@ impl World {
             )
             .unproved_timeout(Duration::from_secs(100_000))
             .linger(LINGER);
+        let rough = random.chance(300);
+        let session = match rough {
+            true => rough::shorten(session, &mut random),
+            false => session,
+        };
         let mut config = EndpointConfig::new(session)
             .offload(random.chance(500))
             .require_cookie(random.chance(200));
@@ -140,6 +145,7 @@ impl World {
                     false => mss * segments,
                 },
                 max_datagram: mss,
+                rough,
             },
             config,
             taken: Vec::new(),
@@ -152,7 +158,7 @@ impl World {
         }
     }
 
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
@@ -185,7 +191,11 @@ impl World {
             }
             let session = self.sessions.iter_mut().find(|s| s.0 == accepted.conv());
             let session = session.expect("a session that nobody opened");
-            assert!(session.1[1].is_none(), "accepted twice");
+            if let [Some(client), Some(before)] = &mut session.1 {
+                assert!(before.is_broken(), "accepted twice");
+                self.coverage.accepted_again += 1;
+                end.succeed(before, client);
+            }
             session.1[1] = Some(end);
             self.progress = self.start.elapsed();
         }
@@ -225,6 +235,9 @@ impl World {
         }
         if self.sessions.len() < 3 && self.random.chance(30) {
             self.connect();
+        }
+        if self.usage.rough {
+            self.disturb_rough();
         }
         if self.random.chance(2) {
             // What was not accepted is closed.
@@ -404,6 +417,7 @@ impl World {
             }
         }
         self.count();
+        self.count_breaks();
         self.accepts = false;
         for session in 0..self.sessions.len() {
             for side in 0..2 {
@@ -438,72 +452,6 @@ impl World {
                 0..=SMALL_POOL => end.calm_down(),
                 _ => end.read_everything(),
             }
-        }
-    }
-
-    /// Nothing has happened for long: who waits has nothing to wait for, and would not get anything by asking.
-    fn check_all_is_read(&mut self) {
-        for at in 0..self.sessions.len() {
-            let (_, [Some(client), Some(server)]) = &self.sessions[at] else {
-                continue;
-            };
-            let aborted = client.aborted || server.aborted;
-            let stuck = self.may_be_stuck || aborted;
-            for (from, to) in [(client, server), (server, client)] {
-                let late = from.closed && to.end_read == Some(Err(CloseReason::Reset));
-                if stuck || to.closed || late {
-                    continue;
-                }
-                let state = (&from.connection, &to.connection);
-                assert!(from.sent.is_read(), "never read: {state:?}");
-                if from.finished {
-                    assert_eq!(to.end_read, Some(Ok(())), "no end: {state:?}");
-                }
-                let writing = |task: &Task| task.role == Role::Writer && task.is_waiting();
-                assert!(!from.tasks.iter().any(writing), "still writing: {state:?}");
-            }
-            for side in 0..2 {
-                let Some(end) = &mut self.sessions[at].1[side] else {
-                    continue;
-                };
-                for task in &mut end.tasks {
-                    // A writer whose peer is stuck may have a little room, but not enough to be woken for.
-                    let may_write = task.role == Role::Writer && stuck;
-                    if !task.is_waiting() || task.is_woken() || may_write {
-                        continue;
-                    }
-                    let outcome = task.poll(true);
-                    assert!(outcome.is_none(), "a {:?} was not woken", task.role);
-                }
-            }
-        }
-    }
-
-    fn count(&mut self) {
-        for monitor in &self.monitors {
-            let Some(stats) = monitor.stats() else {
-                continue;
-            };
-            let coverage = &mut self.coverage;
-            coverage.segments_dropped += stats.total.dropped_no_memory;
-            coverage.window_refused += stats.total.window_refused;
-            coverage.cookies += stats.cookies_taken;
-            coverage.recovered += stats.fec.recovered;
-        }
-        for pool in &self.pools {
-            let classes = 0..pool.slab().size_classes().sizes().len();
-            let times = classes.filter_map(|class| pool.slab().wait_times(class));
-            self.coverage.memory_waits += times.map(|times| times.count()).sum::<u64>();
-        }
-    }
-
-    fn check_all_is_back(&mut self) {
-        for monitor in &self.monitors {
-            assert!(monitor.is_gone(), "an endpoint goes on: {monitor:?}");
-        }
-        for pool in &self.pools {
-            let in_use = pool.slab().stats().in_use();
-            assert_eq!(in_use, 0, "chunks still in use");
         }
     }
 }

@@ -449,6 +449,9 @@ impl Session {
                 acknowledged += u32::from(self.send.acknowledge(sn));
             }
             self.on_window(una, window, digest.may_narrow);
+            if self.has_peer_lost_some() {
+                return self.end(CloseReason::Reset);
+            }
         }
         if let Some((_, rtt)) = digest.sample {
             self.recovery.sample(rtt);
@@ -472,6 +475,14 @@ impl Session {
         }
         self.queue_end_mark();
         self.continue_close();
+    }
+
+    /// Has every segment been acknowledged, but not by one peer? The last acknowledgement of a peer that has them all
+    /// says so by its `una`; one that began anew lacks what only the one before had. Others than this library keep
+    /// their `una` back while their reader is slow.
+    fn has_peer_lost_some(&self) -> bool {
+        let all = self.peer.is_ours && self.send.outstanding() == 0;
+        all && before(self.peer.latest_una, self.send.next())
     }
 
     /// The round-trip time, as far as it is known.

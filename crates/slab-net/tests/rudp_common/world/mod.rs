@@ -6,9 +6,13 @@
 //! | `path` | what happens to datagrams on the way |
 //! | `correction` | error correction around that, if the feature is on |
 //! | `traffic` | what the two sides send, and what they expect to read |
+//! | `life` | what else happens to sessions: they end, or lose their peer, their reader or their clock |
+//! | `fate` | what may become of them then |
 
 #[cfg(feature = "fec")]
 mod correction;
+mod fate;
+mod life;
 mod path;
 mod scenario;
 mod traffic;
@@ -37,6 +41,36 @@ pub(crate) struct End {
     next_read: Time,
     /// The earliest wake-up that is set.
     armed: Option<Time>,
+    /// What the application, or somebody else, did to it.
+    did: life::Did,
+    /// When something last came, the bytes sent since, and the calls since that did nothing.
+    heard: Time,
+    bytes_unheard: usize,
+    idle_calls: u32,
+}
+
+impl End {
+    fn new(session: Session, plan: Plan, stream: bool, now: Time) -> Self {
+        Self {
+            session,
+            plan,
+            sent: 0,
+            received: 0,
+            datagrams: 0,
+            stream: stream.then_some((0, 0)),
+            next_read: now,
+            armed: Some(now),
+            did: life::Did::default(),
+            heard: now,
+            bytes_unheard: 0,
+            idle_calls: 0,
+        }
+    }
+
+    /// What was accepted of it, in messages or bytes.
+    fn accepted(&self) -> u32 {
+        self.stream.map_or(self.sent, |(sent, _)| sent as u32)
+    }
 }
 
 enum Event {
@@ -46,6 +80,8 @@ enum Event {
         chunk_bytes: usize,
     },
     Wake(usize),
+    /// Something in the life of an end.
+    Act(usize, life::Act),
     /// Somebody else takes all of the pool.
     ExhaustPool,
     /// There is memory again: those who wait for it are told.
@@ -84,6 +120,8 @@ pub(crate) struct World {
     pub(crate) pool: PacketPool,
     pub(crate) budget: MemoryBudget,
     pub(crate) ends: [End; 2],
+    opening: scenario::Opening,
+    life: Option<life::Life>,
     pub(crate) path: Path,
     mtu: usize,
     pub(crate) now: Time,
@@ -146,6 +184,10 @@ impl World {
             self.skew[end] = (self.skew[end] + jump).max(-(1 << 30));
         }
         let end = match at.event {
+            Event::Act(end, act) => {
+                self.act(end, act);
+                end
+            }
             Event::ExhaustPool => {
                 self.exhaust_pool();
                 return true;
@@ -177,6 +219,11 @@ impl World {
                     Some(correction) => correction.unwrap(to, datagrams, &self.pool),
                     None => datagrams,
                 };
+                if !self.is_up(to, &datagrams) {
+                    return true;
+                }
+                self.ends[to].heard = self.now;
+                self.ends[to].bytes_unheard = 0;
                 self.ends[to].session.handle_batch(now, datagrams);
                 to
             }
@@ -222,22 +269,32 @@ impl World {
 
     /// What a driver does after any event: read, write, transmit, set the timer.
     pub(crate) fn drive(&mut self, end: usize) {
+        if self.ends[end].did.is_down() {
+            return;
+        }
         let now = self.clock(end);
-        if self.ends[end]
-            .session
-            .poll_timeout()
-            .is_some_and(|at| at <= now)
-        {
-            self.ends[end].session.handle_timeout(now);
+        let before = (self.ends[end].received, self.ends[end].session.stats());
+        let session = &mut self.ends[end].session;
+        let due = session.poll_timeout().is_some_and(|at| at <= now);
+        if due {
+            session.handle_timeout(now);
         }
         self.read(end);
         self.write(end);
         self.transmit(end);
+        let me = &mut self.ends[end];
+        if before != (me.received, me.session.stats()) {
+            me.idle_calls = 0;
+        }
+        me.idle_calls += u32::from(due);
+        assert!(me.idle_calls < 50, "called in vain: {:?}", me.session);
         let mut next = None;
         if let Some(at) = self.ends[end].session.poll_timeout() {
             next = Some(self.now + at.since(now).max(Duration::from_micros(1)));
         }
-        if self.ends[end].next_read > self.now {
+        let session = &self.ends[end].session;
+        let unread = session.has_message() || session.has_bytes() || session.has_datagram();
+        if unread && self.ends[end].next_read > self.now {
             let read = self.ends[end].next_read;
             next = Some(next.map_or(read, |at| at.min(read)));
         }
@@ -261,6 +318,8 @@ impl World {
             assert!(out.datagrams() <= self.path.burst && out.segment_size() <= self.mtu);
             let datagrams = out.contents().chunks(out.segment_size());
             let datagrams: Vec<_> = datagrams.map(<[u8]>::to_vec).collect();
+            self.ends[end].bytes_unheard += datagrams.iter().map(Vec::len).sum::<usize>();
+            self.check_sends_little_into_silence(end);
             #[cfg(feature = "fec")]
             let datagrams = match &mut self.correction {
                 Some(correction) => correction.wrap(end, now, &datagrams),
@@ -353,8 +412,7 @@ impl World {
     /// Closes one end now, and runs until the other has read all that was accepted before, and has said so.
     pub(crate) fn close_and_run(&mut self) {
         let end = self.random.below(2) as usize;
-        let closing = &self.ends[end];
-        let accepted = closing.stream.map_or(closing.sent, |(sent, _)| sent as u32);
+        let accepted = self.ends[end].accepted();
         let (now, limit) = (self.clock(end), self.now + Duration::from_secs(20_000));
         self.ends[end].session.close(now);
         self.drive(end);

@@ -14,6 +14,8 @@ pub(crate) struct Path {
     pub(crate) jitter: Duration,
     /// Nothing arrives in this interval.
     pub(crate) outage: (Duration, Duration),
+    /// To which end: nearly always to both.
+    pub(crate) cut: [bool; 2],
     /// The most datagrams in a burst.
     pub(crate) burst: usize,
     /// Scratch memory for segments to be gathered in, in datagrams.
@@ -27,7 +29,8 @@ impl World {
         self.note(bytes as u64 ^ ((datagrams[0].len() as u64) << 20));
         let mut together: Vec<Vec<u8>> = Vec::new();
         let since = self.now.since(self.started);
-        let in_outage = since >= self.path.outage.0 && since < self.path.outage.1;
+        let (from, until) = self.path.outage;
+        let in_outage = self.path.cut[to] && (from..until).contains(&since);
         self.outage_drops += u64::from(in_outage);
         for mut datagram in datagrams {
             if self.random.chance(self.path.drop) || in_outage {

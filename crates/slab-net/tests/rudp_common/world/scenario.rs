@@ -2,17 +2,69 @@
 
 #[cfg(feature = "fec")]
 use super::correction::Correction;
+use super::life::Life;
 use super::{End, Event, Path, Plan, Random, World};
 use slab_net::PacketPool;
 use slab_net::rudp::{Congestion, MemoryBudget, Session, SessionConfig, Side, Time};
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
+/// What sessions are opened with; windows and first sequence numbers by end.
+pub(super) struct Opening {
+    conv: u32,
+    config: SessionConfig,
+    send_window: u32,
+    windows: [u32; 2],
+    first: [u32; 2],
+}
+
+impl Opening {
+    pub(super) fn send_window(&self) -> usize {
+        self.send_window as usize
+    }
+
+    pub(super) fn open(
+        &self,
+        end: usize,
+        pool: &PacketPool,
+        budget: &MemoryBudget,
+        random: u64,
+        now: Time,
+    ) -> Session {
+        let session = Session::open_at(
+            self.conv,
+            &self.config.window(self.send_window, self.windows[end]),
+            [Side::Client, Side::Server][end],
+            pool,
+            budget,
+            random,
+            now,
+            (self.first[end], self.first[1 - end]),
+        );
+        session.expect("the budget has two windows")
+    }
+}
+
 impl World {
     /// Creates a world in which every choice comes from the seed.
     pub(crate) fn new(seed: u64, corrupt: bool) -> Self {
+        Self::create(seed, corrupt, None)
+    }
+
+    /// As [`new`](Self::new); there is more in the [life](super::life) of its sessions than their traffic.
+    pub(crate) fn eventful(seed: u64) -> Self {
+        let mut random = Random::new(!seed);
+        let life = Life::new(&mut random);
+        let mut world = Self::create(seed, false, Some(life));
+        world.schedule_life();
+        world
+    }
+
+    fn create(seed: u64, corrupt: bool, life: Option<Life>) -> Self {
         let mut random = Random::new(seed);
-        let stream = random.chance(300);
+        // What a server that begins anew sends again has to be cut into the same segments.
+        let begins_anew = life.as_ref().is_some_and(Life::crashes);
+        let stream = random.chance(300) && !begins_anew;
         let windows = [(); 2].map(|()| random.pick(&[1, 8, 32, 100, 256]));
         let mtu = random.pick(&[100, 576, 1200, 1400]);
         let send_window = random.pick(&[1, 4, 32, 256]);
@@ -31,6 +83,10 @@ impl World {
             )
             .unproved_timeout(Duration::from_secs(100_000))
             .linger(Duration::from_secs(5000));
+        let config = match &life {
+            Some(life) => life.configure(config),
+            None => config,
+        };
         let outage = if random.chance(200) {
             let from = Duration::from_millis(random.below(300));
             (from, from + Duration::from_millis(random.below(5000)))
@@ -49,6 +105,7 @@ impl World {
             delay: Duration::from_micros(random.pick(&[5, 1000, 10_000, 150_000])),
             jitter: Duration::from_micros(random.pick(&[1, 1, 500, 30_000])),
             outage,
+            cut: [true; 2],
             burst: random.pick(&[1, 4, 64]),
             scratch: random.pick(&[1, 8]),
         };
@@ -76,35 +133,26 @@ impl World {
         };
         let now = Time::from_micros(start + (1 << 40));
         let conv = random.pick(&[0, 1, 77, u32::MAX]);
-        let mut end = |side, mine: usize| {
+        let opening = Opening {
+            conv,
+            config,
+            send_window,
+            windows,
+            first: if begins_anew { [0, 0] } else { first },
+        };
+        let mut end = |mine: usize| {
+            // A client that has received something is not taken for a new one.
+            let silent = mine == 1 && begins_anew && random.chance(700);
             let plan = Plan {
-                messages: random.below(60) as u32,
+                messages: if silent { 0 } else { random.below(60) as u32 },
                 longest,
                 finishes: random.chance(500),
                 reads_every: random.pick(&[0, 0, 0, 7, 400]),
             };
-            let session = Session::open_at(
-                conv,
-                &config.window(send_window, windows[mine]),
-                side,
-                &pool,
-                &budget,
-                random.next(),
-                now,
-                (first[mine], first[1 - mine]),
-            );
-            End {
-                session: session.expect("the budget has two windows"),
-                plan,
-                sent: 0,
-                received: 0,
-                datagrams: 0,
-                stream: stream.then_some((0, 0)),
-                next_read: now,
-                armed: Some(now),
-            }
+            let session = opening.open(mine, &pool, &budget, random.next(), now);
+            End::new(session, plan, stream, now)
         };
-        let ends = [end(Side::Client, 0), end(Side::Server, 1)];
+        let ends = [end(0), end(1)];
         let clock_jumps = random.chance(100);
         let datagrams = random.chance(500);
         let exhausts_pool = random.chance(200);
@@ -116,6 +164,8 @@ impl World {
             pool,
             budget,
             ends,
+            opening,
+            life,
             path,
             mtu,
             now,
