@@ -354,9 +354,9 @@ impl SlabPool {
     /// Memory is not given back twice: a second call only visits slabs in which chunks were freed since
     /// the first, and then gives back all of their free pages. Memory that is locked
     /// ([`Backing::Locked`](crate::Backing::Locked)) or [lent](crate::SlabPoolBuilder::build_in) stays
-    /// where it is. Without the feature `std`, and on systems without `mmap`, all memory belongs to the
-    /// allocator: giving it back only zeroes it. The pool's bookkeeping (the depot's blocks, the reference
-    /// counts, the map of free chunks) stays.
+    /// where it is, and trimming it does nothing. Without the feature `std`, and on systems without `mmap`,
+    /// all memory belongs to the allocator: giving it back only zeroes it. The pool's bookkeeping (the
+    /// depot's blocks, the reference counts, the map of free chunks) stays.
     ///
     /// Collects the free chunks of all threads' magazines first, in time proportional to their number,
     /// then gives memory back in pieces of 4 MiB or a slab. Frees go on meanwhile, and so do allocations:

@@ -97,3 +97,18 @@ fn lent_memory_below_one_slab_is_an_error() {
         );
     }
 }
+
+/// A timer that trims would otherwise send all threads to the slow path each time, for nothing.
+#[test]
+#[cfg(feature = "std")]
+#[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
+fn trim_of_lent_memory_leaves_magazines_alone() {
+    let pool = SlabPool::builder().size_classes(classes());
+    let pool = pool.build_in(lent(300 << 10)).unwrap();
+    drop(pool.try_alloc(4096).unwrap());
+    let cached = |pool: &SlabPool| pool.stats().classes()[1].in_magazines;
+    let before = cached(&pool);
+    assert_ne!(before, 0);
+    assert_eq!((pool.trim(), pool.trim_above(0, 0)), (0, 0));
+    assert_eq!(cached(&pool), before);
+}
