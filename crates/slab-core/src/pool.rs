@@ -52,7 +52,9 @@ use core::ptr::NonNull;
 /// private, so the pools of parent and child are independent. Memory that was
 /// [lent](crate::SlabPoolBuilder::build_in) and is shared between processes is the exception: both would
 /// hand out the same chunks, so only one of them may use the pool. Chunks that other threads held stay in
-/// use for ever in the child, which does not have those threads.
+/// use for ever in the child, which does not have those threads. (With
+/// [`Mode::DepotOnly`](crate::Mode::DepotOnly), those that were just being allocated or freed count as free
+/// in the child's statistics.)
 ///
 /// Four cases are not supported, and nothing detects them:
 /// - a fork while another thread builds the first pool of the process, or opens a `StaticSlab`;
