@@ -508,3 +508,11 @@ fn global_tag_that_changes_its_slab_panics() {
         "leaked, not given to the wrong slab"
     );
 }
+
+#[test]
+fn an_owner_is_unwind_safe_if_its_value_is() {
+    let cells = slab::<Cell<u8>>(1);
+    let cell = cells.try_insert(Cell::new(1)).unwrap();
+    // As with a `Box`.
+    assert_eq!(catch_unwind(move || cell.get()).unwrap(), 1);
+}
