@@ -390,7 +390,7 @@ mod tests {
         // Few chunks, for Miri.
         let classes = crate::SizeClasses::explicit(&[64 << 10]).unwrap();
         let builder = SlabPool::builder().size_classes(classes);
-        let pool = builder.max_memory(1 << 20).build().unwrap();
+        let pool = builder.max_memory(256 << 10).build().unwrap();
         let inner = pool.inner();
         let mut fresh = [0; 3];
         let carved = inner.carve(&mut inner.slabs.lock(), 0, &mut fresh);

@@ -98,7 +98,7 @@ pub enum Backing {
     Prefault,
     /// As [`Prefault`](Self::Prefault), and locked into memory (`mlock`), which the system may limit.
     /// Nothing of it goes back to the system: [`trim`](SlabPool::trim) returns 0. Where there is no
-    /// `mmap`, nothing is locked.
+    /// `mmap`, nothing is locked; nor is it in the child of a `fork`, for the system does not pass locks on.
     Locked,
 }
 
@@ -229,7 +229,8 @@ impl SlabPoolBuilder {
     }
 
     /// Makes the last page of each slab inaccessible, so that an access past the end of a slab's last
-    /// chunk ends the process at once. Default: no.
+    /// chunk ends the process, at once where chunks fill the slab up to that page (less than a chunk can be
+    /// left over). Default: no.
     ///
     /// Costs that page of the cap and the chunk that no longer fits (for the largest class, if its size
     /// is a power of two, a quarter of the slab), but no time. Systems limit the number of mappings of a

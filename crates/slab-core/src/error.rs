@@ -312,15 +312,16 @@ mod tests {
         )
     }
 
-    fn insert_error() -> InsertError<[u8; 4096]> {
-        let slab = Slab::<[u8; 4096]>::builder()
+    fn insert_error() -> InsertError<[u8; 16384]> {
+        // Four of them fill a slab, which is few, for Miri.
+        let slab = Slab::<[u8; 16384]>::builder()
             .max_objects(1)
             .build()
             .unwrap();
         let held: Vec<_> = (0..slab.capacity())
-            .map(|_| slab.try_insert([0; 4096]).unwrap())
+            .map(|_| slab.try_insert([0; 16384]).unwrap())
             .collect();
-        let refused = slab.try_insert([1; 4096]).unwrap_err();
+        let refused = slab.try_insert([1; 16384]).unwrap_err();
         drop(held);
         refused
     }

@@ -12,12 +12,13 @@ use crate::place::Place;
 use crate::sync::MODELLED;
 use alloc::boxed::Box;
 
+/// In models, because a pool is built on the stack, of which loom's threads have little; and for Miri, where filling
+/// larger ones was most of what its tests took.
+const SMALL_TABLES: bool = MODELLED || cfg!(miri);
 /// Requests of up to this many bytes find their class by one load.
-// Fewer in models: a pool is built on the stack, of which loom's threads have little.
-const TABLE_BYTES: usize = if MODELLED { 4 << 10 } else { 64 << 10 };
+const TABLE_BYTES: usize = if SMALL_TABLES { 4 << 10 } else { 64 << 10 };
 const TABLE_LEN: usize = TABLE_BYTES / CHUNK_ALIGN + 1;
-// Fewer entries in models, for the same reason.
-const COARSE_BYTES: usize = if MODELLED { 4 << 20 } else { 64 << 10 };
+const COARSE_BYTES: usize = if SMALL_TABLES { 4 << 20 } else { 64 << 10 };
 const COARSE_LEN: usize = MAX_CHUNK_BYTES / COARSE_BYTES;
 /// A slab holds at least this many chunks of the largest class.
 const MIN_CHUNKS_PER_SLAB: usize = 4;
@@ -147,20 +148,14 @@ impl ClassTable {
 
     /// Fills the tables that lead to the classes.
     fn fill_in_places(&mut self) {
-        let mut from = 0;
+        let (mut from, mut coarse_from) = (0, 0);
         for class in 0..self.count() as u8 {
-            let to = (self.geometry(class).bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
-            let place = self.place(class);
+            let (place, bytes) = (self.place(class), self.geometry(class).bytes);
+            let to = (bytes / CHUNK_ALIGN + 1).min(TABLE_LEN);
             self.lookup[from..to].fill(Some(place));
-            from = to;
-        }
-        for at in 0..COARSE_LEN {
-            if let Some(class) = self.classes.class_for(at * COARSE_BYTES + 1) {
-                self.coarse[at] = CoarseEntry {
-                    place: self.place(class as u8),
-                    bytes: self.geometry(class as u8).bytes,
-                };
-            }
+            let coarse_to = bytes.div_ceil(COARSE_BYTES);
+            self.coarse[coarse_from..coarse_to].fill(CoarseEntry { place, bytes });
+            (from, coarse_from) = (to, coarse_to);
         }
     }
 

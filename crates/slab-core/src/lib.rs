@@ -22,7 +22,7 @@
 //! | many chunks in one step; chunks with several owners | [`ChunkBatch`], [`SharedChunk`] |
 //! | values of one type | [`Slab`], [`SlabBox`]; in a `static`, `StaticSlab` |
 //! | `Vec`, `Box` and maps in a pool | `SlabAllocator` |
-//! | a pool in memory of your own | [`SlabPoolBuilder::build_in`] |
+//! | a pool in memory of your own | [`SlabPoolBuilder::build_in`], [`SlabBuilder::build_in`] |
 //! | what is where; which classes fit | [`PoolStats`]; [`SizeHistogram`] |
 //!
 //! # Features

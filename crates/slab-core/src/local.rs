@@ -216,8 +216,8 @@ mod tests {
         let owned = || OWNED.with(|owned| owned.0.borrow().len());
         let before = owned();
         let living = open();
-        // Miri takes ten seconds for each.
-        for _ in 0..if cfg!(miri) { 3 } else { 10 } {
+        // Miri takes seconds for each.
+        for _ in 0..if cfg!(miri) { 2 } else { 10 } {
             drop(open());
             assert!(owned() <= before + 2, "{}", owned());
             // Has fewer entries, so it leaves others as the pool before left them.

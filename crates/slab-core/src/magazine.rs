@@ -390,7 +390,7 @@ mod tests {
     /// here a missing one would hardly ever be noticed.)
     #[test]
     fn without_membarrier_only_the_slow_path_is_used() {
-        const ROUNDS: u32 = if cfg!(miri) { 100 } else { 100_000 };
+        const ROUNDS: u32 = if cfg!(miri) { 50 } else { 100_000 };
         let magazine = Magazine::new(SLOTS as u8, 0);
         magazine.guard.raise(FENCED);
         assert!(!magazine.try_push(0));

@@ -52,7 +52,9 @@ use core::ptr::NonNull;
 /// private, so the pools of parent and child are independent. Memory that was
 /// [lent](crate::SlabPoolBuilder::build_in) and is shared between processes is the exception: both would
 /// hand out the same chunks, so only one of them may use the pool. Chunks that other threads held stay in
-/// use for ever in the child, which does not have those threads.
+/// use for ever in the child, which does not have those threads. (With
+/// [`Mode::DepotOnly`](crate::Mode::DepotOnly), those that were just being allocated or freed count as free
+/// in the child's statistics.)
 ///
 /// Four cases are not supported, and nothing detects them:
 /// - a fork while another thread builds the first pool of the process, or opens a `StaticSlab`;
@@ -354,9 +356,9 @@ impl SlabPool {
     /// Memory is not given back twice: a second call only visits slabs in which chunks were freed since
     /// the first, and then gives back all of their free pages. Memory that is locked
     /// ([`Backing::Locked`](crate::Backing::Locked)) or [lent](crate::SlabPoolBuilder::build_in) stays
-    /// where it is. Without the feature `std`, and on systems without `mmap`, all memory belongs to the
-    /// allocator: giving it back only zeroes it. The pool's bookkeeping (the depot's blocks, the reference
-    /// counts, the map of free chunks) stays.
+    /// where it is, and trimming it does nothing. Without the feature `std`, and on systems without `mmap`,
+    /// all memory belongs to the allocator: giving it back only zeroes it. The pool's bookkeeping (the
+    /// depot's blocks, the reference counts, the map of free chunks) stays.
     ///
     /// Collects the free chunks of all threads' magazines first, in time proportional to their number,
     /// then gives memory back in pieces of 4 MiB or a slab. Frees go on meanwhile, and so do allocations:

@@ -142,18 +142,19 @@ impl Inner {
     /// Gives memory back to the system until at most `target` bytes are committed, or nothing
     /// more can be given; returns how many bytes went.
     pub(crate) fn trim(&self, target: usize) -> usize {
+        if !self.arena.can_release() {
+            return 0;
+        }
         let mut layer = self.slabs.lock();
         self.sweep(&mut layer);
         let mut bytes = 0;
-        if self.arena.can_release() {
-            let mut trim = layer.slabs.begin_trim(target);
-            while let Some(piece) = layer
-                .slabs
-                .trim_piece(&self.arena, &self.classes, &mut trim)
-            {
-                bytes += piece;
-                layer = self.slabs.hand_over(layer);
-            }
+        let mut trim = layer.slabs.begin_trim(target);
+        while let Some(piece) = layer
+            .slabs
+            .trim_piece(&self.arena, &self.classes, &mut trim)
+        {
+            bytes += piece;
+            layer = self.slabs.hand_over(layer);
         }
         drop(layer);
         tracing::debug!(pool = %self.name, bytes, "pool trimmed");

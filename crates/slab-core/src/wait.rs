@@ -417,7 +417,7 @@ mod tests {
     /// What is left would count towards [`MAX_WAITERS`] for ever, until everybody is refused.
     #[test]
     fn ended_waits_leave_no_entries() {
-        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let pool = SlabPool::builder().max_memory(256 << 10).build().unwrap();
         let left = || pool.inner().slabs.lock().waiters.len();
         let all: Vec<_> = core::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
         let mut cx = Context::from_waker(Waker::noop());
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn no_snapshot_shows_a_waiter_without_its_wait() {
-        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let pool = SlabPool::builder().max_memory(256 << 10).build().unwrap();
         let inner = pool.inner();
         let class = inner.classes.place_for(65536).unwrap().class();
         let _all: Vec<_> = core::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();

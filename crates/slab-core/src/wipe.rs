@@ -31,7 +31,8 @@ mod tests {
     #[test]
     fn wipe_zeroes_exactly_the_given_range() {
         for from in 0..10 {
-            for to in from..30 {
+            // Miri takes a step per byte.
+            for to in (from..30).step_by(if cfg!(miri) { 7 } else { 1 }) {
                 let mut bytes = [MaybeUninit::new(7_u8); 32];
                 wipe(&mut bytes[from..to]);
                 for (at, byte) in bytes.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Pools over memory that the caller owns.
 #![cfg(not(loom))]
 
-use slab_core::{AllocError, ConfigError, SizeClasses, SlabPool};
+use slab_core::{AllocError, ConfigError, SizeClasses, Slab, SlabPool};
 use std::mem::MaybeUninit;
 
 fn lent(bytes: usize) -> &'static mut [MaybeUninit<u8>] {
@@ -96,4 +96,45 @@ fn lent_memory_below_one_slab_is_an_error() {
             "{error}"
         );
     }
+}
+
+/// Whatever the type's alignment, and wherever the memory begins.
+#[test]
+#[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
+fn lent_memory_holds_typed_values_up_to_its_end() {
+    #[repr(align(4096))]
+    struct Page(u8);
+    let memory = &mut lent(300 << 10)[1..];
+    let range = memory.as_ptr_range();
+    let slab = Slab::<Page>::builder().max_objects(1).build_in(memory);
+    let slab = slab.unwrap();
+    assert_eq!(slab.capacity(), (256 << 10) / 4096);
+    let held: Vec<_> = (0..slab.capacity())
+        .map(|i| slab.try_insert(Page(i as u8)).unwrap_or_else(|_| panic!()))
+        .collect();
+    assert!(slab.try_insert(Page(0)).is_err());
+    for (i, page) in held.iter().enumerate() {
+        let at: *const Page = &**page;
+        assert!(range.contains(&at.cast()) && at.is_aligned());
+        assert_eq!(page.0, i as u8);
+    }
+    drop(slab);
+    drop(held);
+    let refused = Slab::<Page>::builder().build_in(&mut []).unwrap_err();
+    assert!(matches!(refused, ConfigError::CapBelowOneSlab { .. }));
+}
+
+/// A timer that trims would otherwise send all threads to the slow path each time, for nothing.
+#[test]
+#[cfg(feature = "std")]
+#[cfg_attr(miri, ignore = "leaks, as memory for ever does")]
+fn trim_of_lent_memory_leaves_magazines_alone() {
+    let pool = SlabPool::builder().size_classes(classes());
+    let pool = pool.build_in(lent(300 << 10)).unwrap();
+    drop(pool.try_alloc(4096).unwrap());
+    let cached = |pool: &SlabPool| pool.stats().classes()[1].in_magazines;
+    let before = cached(&pool);
+    assert_ne!(before, 0);
+    assert_eq!((pool.trim(), pool.trim_above(0, 0)), (0, 0));
+    assert_eq!(cached(&pool), before);
 }

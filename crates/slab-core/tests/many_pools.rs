@@ -54,9 +54,9 @@ fn pools_beyond_the_table_of_magazines_work_the_same() {
     assert_eq!(slow_classes(&pools), slow);
     for _ in 0..ROUNDS {
         use_all(&pools);
-        std::thread::scope(|scope| {
-            scope.spawn(|| use_all(&pools));
-        });
+        // The end of the scope alone does not wait for the destructors of thread-locals, which keep a pool, and
+        // so its entries, for a moment.
+        std::thread::scope(|scope| scope.spawn(|| use_all(&pools)).join().unwrap());
     }
     for pool in &pools {
         for class in pool.stats().classes() {

@@ -177,7 +177,7 @@ fn a_producer_and_a_consumer_on_two_threads_balance_exactly() {
 
 #[test]
 fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
-    const LEN: usize = if cfg!(miri) { 8192 } else { 256 };
+    const LEN: usize = if cfg!(miri) { 32768 } else { 256 };
     let pool = pool(256 << 10, &[LEN]);
     let all = fill(&pool, LEN).len();
     thread::scope(|scope| {
@@ -456,6 +456,7 @@ fn statistics_balance_while_threads_run() {
             .collect();
         while workers.iter().any(|worker| !worker.is_finished()) {
             assert_balanced(&pool.stats());
+            thread::yield_now();
         }
         // The end of the scope alone does not wait for the destructors of thread-locals.
         workers.into_iter().for_each(|one| one.join().unwrap());

@@ -17,13 +17,15 @@ use std::thread::{self, Thread};
 use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, Level};
 
-/// A chunk; Miri interprets, and gets pools of few of them.
-const LEN: usize = if cfg!(miri) { 8192 } else { 1024 };
+/// A chunk, and a larger one; Miri interprets, and gets pools of few of them.
+const LEN: usize = if cfg!(miri) { 16384 } else { 1024 };
+const LARGE: usize = if cfg!(miri) { 32768 } else { 16384 };
+const CAP: usize = if cfg!(miri) { 128 << 10 } else { 256 << 10 };
 
 fn pool(sizes: &[usize]) -> SlabPool {
     SlabPool::builder()
         .size_classes(SizeClasses::explicit(sizes).unwrap())
-        .max_memory(if cfg!(miri) { 128 << 10 } else { 256 << 10 })
+        .max_memory(CAP)
         .build()
         .unwrap()
 }
@@ -148,7 +150,7 @@ fn fast_path_reopens_when_nobody_waits() {
 fn ring_reopens_when_nobody_waits() {
     let pool = SlabPool::builder()
         .size_classes(SizeClasses::explicit(&[LEN]).unwrap())
-        .max_memory(256 << 10)
+        .max_memory(CAP)
         .mode(Mode::Ring)
         .build()
         .unwrap();
@@ -167,24 +169,25 @@ fn ring_reopens_when_nobody_waits() {
 /// slab served.
 #[test]
 fn served_waits_count_as_allocations_from_slabs() {
+    const WAITS: u64 = if cfg!(miri) { 2 } else { 5 };
     for mode in [Mode::ThreadCached, Mode::DepotOnly] {
         let pool = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[LEN]).unwrap())
-            .max_memory(256 << 10)
+            .max_memory(CAP)
             .mode(mode)
             .build()
             .unwrap();
         let mut all = fill(&pool, LEN);
         let before = pool.stats().classes()[0];
-        for _ in 0..5 {
+        for _ in 0..WAITS {
             let mut waiter = Waiter::new(&pool, LEN);
             drop(Waiter::new(&pool, LEN));
             drop(all.pop());
             all.push(waiter.poll().unwrap().unwrap());
         }
         let after = pool.stats().classes()[0];
-        assert_eq!(after.allocs - before.allocs, 5);
-        assert_eq!(after.allocs_from_slab - before.allocs_from_slab, 5);
+        assert_eq!(after.allocs - before.allocs, WAITS);
+        assert_eq!(after.allocs_from_slab - before.allocs_from_slab, WAITS);
         assert_eq!(after.allocs_from_magazine(), before.allocs_from_magazine());
     }
 }
@@ -250,30 +253,30 @@ fn panicking_waker_does_not_prevent_other_wakeups() {
 /// A subscriber to the pool's events is foreign code, as a waker is.
 #[test]
 fn panicking_subscriber_leaves_no_waiter_behind() {
-    let pool = pool(&[1024]);
+    let pool = pool(&[LEN]);
     // As many as there are, not until the pool refuses, which would emit an event already.
-    let mut all: Vec<_> = (0..pool.max_memory() / 1024)
-        .map(|_| pool.try_alloc(1024).unwrap())
+    let mut all: Vec<_> = (0..pool.max_memory() / LEN)
+        .map(|_| pool.try_alloc(LEN).unwrap())
         .collect();
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
     tracing::subscriber::with_default(PanickingSubscriber::new(0, Level::WARN), || {
-        let mut waits = pin!(pool.alloc(1024));
+        let mut waits = pin!(pool.alloc(LEN));
         let mut cx = Context::from_waker(Waker::noop());
         let poll = AssertUnwindSafe(|| waits.as_mut().poll(&mut cx).is_pending());
         assert!(catch_unwind(poll).is_err(), "the panic is its caller's");
     });
     assert_eq!(pool.stats().classes()[0].waiting, 0);
     drop(all.pop());
-    assert!(pool.try_alloc(1024).is_ok(), "not for who is gone");
+    assert!(pool.try_alloc(LEN).is_ok(), "not for who is gone");
 }
 
 #[test]
 fn small_chunks_freed_in_any_order_serve_a_large_request() {
     const SMALL: usize = LEN / 4;
-    let pool = pool(&[SMALL, 16384]);
+    let pool = pool(&[SMALL, LARGE]);
     let mut small = fill(&pool, SMALL);
-    let mut waiter = Waiter::new(&pool, 16384);
+    let mut waiter = Waiter::new(&pool, LARGE);
     // Every second one first: no slab is whole before the rest is freed.
     let mut keep = false;
     small.retain(|_| {
@@ -292,8 +295,8 @@ fn small_chunks_freed_in_any_order_serve_a_large_request() {
 #[test]
 fn whole_slab_serves_the_longest_waiting_request() {
     const SMALL: usize = LEN / 4;
-    for (first, second) in [(SMALL, 16384), (16384, SMALL)] {
-        let pool = pool(&[SMALL, LEN, 16384]);
+    for (first, second) in [(SMALL, LARGE), (LARGE, SMALL)] {
+        let pool = pool(&[SMALL, LEN, LARGE]);
         let mut all = fill(&pool, LEN);
         all.sort_by_key(Chunk::as_ptr);
         let first = Waiter::new(&pool, first);
@@ -306,8 +309,8 @@ fn whole_slab_serves_the_longest_waiting_request() {
 /// Chunks set aside for waiters were in use, whether or not anybody took a snapshot meanwhile.
 #[test]
 fn chunks_granted_to_waiters_raise_the_high_water_mark() {
-    let pool = pool(&[LEN, 16384]);
-    let all = fill(&pool, 16384);
+    let pool = pool(&[LEN, LARGE]);
+    let all = fill(&pool, LARGE);
     let count = pool.max_memory() / LEN;
     let mut waiters: Vec<_> = (0..count).map(|_| Waiter::new(&pool, LEN)).collect();
     drop(all);
@@ -471,7 +474,7 @@ fn many_threads_share_few_chunks_by_waiting() {
 #[test]
 #[cfg(feature = "std")]
 fn every_wait_that_ended_is_in_the_histogram_of_its_class() {
-    let pool = pool(&[LEN, 16384]);
+    let pool = pool(&[LEN, LARGE]);
     let mut all = fill(&pool, LEN);
     assert_eq!(pool.wait_times(0).unwrap().count(), 0);
     let mut served = Waiter::new(&pool, LEN);

@@ -6,6 +6,7 @@ use crate::error::ConfigError;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
+use core::panic::UnwindSafe;
 use core::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -137,6 +138,8 @@ unsafe impl<T: Send + 'static, Tag: GlobalTag<T>> Send for GlobalBox<T, Tag> {}
 unsafe impl<T: Sync + 'static, Tag: GlobalTag<T>> Sync for GlobalBox<T, Tag> {}
 /// Moving the box does not move the value.
 impl<T: 'static, Tag: GlobalTag<T>> Unpin for GlobalBox<T, Tag> {}
+/// As a `Box` is.
+impl<T: UnwindSafe + 'static, Tag: GlobalTag<T>> UnwindSafe for GlobalBox<T, Tag> {}
 
 impl<T: 'static, Tag: GlobalTag<T>> GlobalBox<T, Tag> {
     /// Turns the handle into a [`SlabBox`], which carries its slab with it and has all the methods.

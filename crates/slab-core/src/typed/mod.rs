@@ -409,17 +409,12 @@ impl<T, Tag> SlabBuilder<T, Tag> {
     /// [`MAX_CHUNK_BYTES`](crate::MAX_CHUNK_BYTES), [`ConfigError::NoObjects`] if
     /// [`max_objects`](Self::max_objects) is 0; otherwise as [`SlabPoolBuilder::build`].
     pub fn build(self) -> Result<Slab<T, Tag>, ConfigError> {
-        if align_of::<T>() > MAX_CHUNK_ALIGN {
-            return Err(ConfigError::BadAlignment {
-                align: align_of::<T>(),
-            });
-        }
-        let bytes = chunk_bytes::<T>();
-        let classes = SizeClasses::explicit(&[bytes])?;
+        let classes = Self::classes()?;
         // Not before: the default of values that are too large is 0.
         if self.max_objects == 0 {
             return Err(ConfigError::NoObjects);
         }
+        let bytes = classes.largest();
         let slab_bytes = slab_bytes_for(bytes);
         let usable = slab_bytes - self.pool.guard_bytes(slab_bytes);
         let slabs = self.max_objects.div_ceil(usable / bytes);
@@ -432,6 +427,42 @@ impl<T, Tag> SlabBuilder<T, Tag> {
             pool,
             of: PhantomData,
         })
+    }
+
+    /// Builds the slab over memory that the caller owns, as [`SlabPoolBuilder::build_in`] does. It holds as many
+    /// values as fit there; [`max_objects`](Self::max_objects) is ignored.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// # use std::mem::MaybeUninit;
+    /// let memory = Box::leak(Box::<[u8]>::new_uninit_slice(1 << 20));
+    /// let here = memory.as_ptr_range();
+    /// let slab = Slab::<[u64; 8]>::builder().build_in(memory)?;
+    /// let value = slab.try_insert([7; 8])?;
+    /// assert!(here.contains(&(&raw const *value).cast()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    pub fn build_in(
+        self,
+        memory: &'static mut [MaybeUninit<u8>],
+    ) -> Result<Slab<T, Tag>, ConfigError> {
+        let pool = self.pool.size_classes(Self::classes()?);
+        Ok(Slab {
+            pool: pool.build_in(memory)?,
+            of: PhantomData,
+        })
+    }
+
+    fn classes() -> Result<SizeClasses, ConfigError> {
+        if align_of::<T>() > MAX_CHUNK_ALIGN {
+            return Err(ConfigError::BadAlignment {
+                align: align_of::<T>(),
+            });
+        }
+        SizeClasses::explicit(&[chunk_bytes::<T>()])
     }
 }
 

@@ -7,6 +7,7 @@ use crate::inner::Inner;
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ops::{Deref, DerefMut};
+use core::panic::UnwindSafe;
 use core::pin::Pin;
 use core::ptr::NonNull;
 
@@ -42,6 +43,8 @@ unsafe impl<T: Send, Tag> Send for SlabBox<T, Tag> {}
 unsafe impl<T: Sync, Tag> Sync for SlabBox<T, Tag> {}
 /// Moving the box does not move the value.
 impl<T, Tag> Unpin for SlabBox<T, Tag> {}
+/// As a `Box` is.
+impl<T: UnwindSafe, Tag> UnwindSafe for SlabBox<T, Tag> {}
 
 impl<T, Tag> SlabBox<T, Tag> {
     /// Puts the result of `make` into the chunk, which is large enough and aligned for a `T`.
