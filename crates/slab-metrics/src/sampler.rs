@@ -36,9 +36,9 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// The facade cannot remove a series: when a source is unregistered, its gauges go to 0 and its counters
 /// stand still. If a source is registered under the same name again, its counters and histograms go on
 /// from there; if it has counted less in any of them, it is taken for a new source and all its counts are
-/// added. A recorder
-/// with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between two samples)
-/// drops series later; a histogram dropped while nobody waits reappears, from 0, with the next wait.
+/// added. A recorder with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between
+/// two samples) drops series later; a histogram dropped while nobody waits reappears, from 0, with the next
+/// wait.
 ///
 /// ```
 /// use metrics_exporter_prometheus::PrometheusBuilder;
