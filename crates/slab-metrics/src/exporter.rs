@@ -97,7 +97,7 @@ impl Exporter {
     /// Reads all statistics and renders them as the JSON that the live page shows.
     pub(crate) fn stats_json(&self) -> String {
         let uptime_ms = self.shared.started.elapsed().as_millis();
-        crate::json::stats(&self.shared.collector, uptime_ms as u64)
+        crate::stats_json::render(&self.shared.collector, uptime_ms as u64)
     }
 
     fn own_page(&self, format: Format) -> String {

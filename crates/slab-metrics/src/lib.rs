@@ -13,7 +13,7 @@
 //! | `collector` | [`Collector`]: the sources that a scrape reads |
 //! | `text` | the page, written straight from the statistics |
 //! | `openmetrics` | converts the program's own metrics to OpenMetrics |
-//! | `json` | the same statistics as `/stats.json` |
+//! | `stats_json`, `json` | the same statistics as `/stats.json`; how JSON is written |
 //! | `pool`, `net`, `rudp`, `build` | one kind of source each, and its series |
 //! | `series`, `names` | from a source to its series; names, types, help texts |
 //!
@@ -60,6 +60,7 @@ mod pool;
 mod rudp;
 mod sampler;
 mod series;
+mod stats_json;
 mod text;
 
 pub use collector::{Collector, MAX_SOURCES};
