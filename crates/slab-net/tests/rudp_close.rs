@@ -336,6 +336,35 @@ fn what_a_peer_had_before_it_restarted_does_not_count_as_delivered() {
     assert_eq!(line.ends[0].ended(), Some(CloseReason::Reset));
 }
 
+/// A server that requires cookies, and has begun anew, asks for one again. It is there, but not for this session.
+#[test]
+fn who_does_not_know_the_session_does_not_keep_it_alive() {
+    let mut line = Line::new();
+    let idle = Duration::from_secs(60);
+    line.ends[1].abort();
+    line.run(STEP, |_| {});
+    line.in_transit = Default::default();
+    let last_heard = line.now;
+    while line.ends[0].ended().is_none() {
+        line.run(STEP, |_| {});
+        for (at, datagram) in std::mem::take(&mut line.in_transit[1]) {
+            let asked = Header::decode(&datagram).unwrap();
+            assert_eq!(asked.cmd, Command::AskWindow);
+            let mut cookie = from_a_forged_address(Command::Cookie, 0, asked.ts).to_vec();
+            cookie[20..HEADER_BYTES].copy_from_slice(&8_u32.to_le_bytes());
+            cookie.extend_from_slice(&7_u64.to_le_bytes());
+            line.in_transit[0].push_back((at + ONE_WAY, Packet::from(cookie)));
+        }
+        assert!(line.now.since(last_heard) < idle * 2, "it lives for ever");
+    }
+    assert_eq!(line.ends[0].ended(), Some(CloseReason::TimedOut));
+    let stats = line.ends[0].stats();
+    assert!(
+        stats.rejected_datagrams() == 0 && stats.probes > 2,
+        "{stats:?}"
+    );
+}
+
 #[test]
 fn a_reset_without_the_token_is_refused() {
     let mut line = Line::new();

@@ -61,7 +61,7 @@ pub(crate) struct End {
     pub(crate) writes_left: u64,
     /// How often it reads, in thousandths.
     pub(crate) reads: u64,
-    /// It knows nothing of the one before, whose last words nobody sends again.
+    /// It knows nothing of the one before, or its server is gone: what that had sent last, nobody sends again.
     pub(crate) anew: bool,
     /// It was accepted only once there was memory for it.
     pub(crate) late: bool,

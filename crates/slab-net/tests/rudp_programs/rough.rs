@@ -41,6 +41,8 @@ impl World {
         for (_, [_, end]) in &mut self.sessions {
             if let Some(end) = end {
                 end.drop_handles(&mut self.random);
+                // The other server may close the session without having accepted it.
+                end.anew = true;
             }
         }
     }

@@ -81,8 +81,10 @@ impl Session {
         self.stats.received_datagrams += 1;
         self.stats.received_bytes += datagram.len() as u64;
         self.path.earn(datagram.len());
-        self.last_received = self.now;
-        self.keepalive_at = self.now + self.config.keepalive;
+        if !(self.peer.has_told_window && is_only_cookie(&datagram)) {
+            self.last_received = self.now;
+            self.keepalive_at = self.now + self.config.keepalive;
+        }
         if !self.path.validated && is_challenge(&datagram) {
             // Two servers, each of which takes the other for a client, as if that had begun: somebody greeted us
             // in the peer's name, and the peer took our answer for a greeting. Each would prove its address to the
@@ -601,6 +603,12 @@ fn is_challenge(datagram: &[u8]) -> bool {
     segments(datagram)
         .flatten()
         .any(|(header, _)| header.cmd == Command::Push && header.sn == u32::MAX && header.len == 0)
+}
+
+/// Does a server say that it would open a session for a cookie? If it had one before, it does not know that any more:
+/// this is no sign of life.
+fn is_only_cookie(datagram: &[u8]) -> bool {
+    segments(datagram).all(|segment| segment.is_ok_and(|(header, _)| header.cmd == Command::Cookie))
 }
 
 /// Takes the payload at `range` out of a datagram whose first `cut` bytes are already gone. The last payload takes
