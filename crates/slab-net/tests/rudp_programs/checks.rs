@@ -19,7 +19,7 @@ impl World {
                 let late = from.closed && to.end_read == Some(Err(CloseReason::Reset));
                 // What one that began anew has no room for it does not acknowledge, until the link counts as dead.
                 let unsent = from.connection.as_ref().is_some_and(|c| !c.is_sent());
-                if stuck || to.closed || late || from.anew || to.anew && unsent {
+                if stuck || to.closed || to.gave_up || late || from.anew || to.anew && unsent {
                     continue;
                 }
                 let state = (&from.connection, &to.connection);

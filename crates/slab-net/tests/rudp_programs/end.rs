@@ -72,7 +72,7 @@ pub(crate) struct End {
     /// When it did that.
     finished_at: Option<Duration>,
     /// The peer had answered nothing for the linger time after that: a finish towards it has become a close.
-    gave_up: bool,
+    pub(crate) gave_up: bool,
     /// It closed both directions, or dropped all handles.
     pub(crate) closed: bool,
     pub(crate) aborted: bool,
