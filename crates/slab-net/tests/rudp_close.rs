@@ -336,6 +336,30 @@ fn what_a_peer_had_before_it_restarted_does_not_count_as_delivered() {
     assert_eq!(line.ends[0].ended(), Some(CloseReason::Reset));
 }
 
+/// As above, and the window of the one that began anew ends with what only the one before has.
+#[test]
+fn no_end_waits_for_room_behind_what_its_peer_has_lost() {
+    let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+    let mut line = Line::unused(&pool);
+    for message in 0..5 {
+        line.ends[0].send_slice(&[message; 1376]).unwrap();
+    }
+    line.run(STEP, |_| {});
+    line.in_transit[1].pop_front().expect("the first is lost");
+    line.run(ONE_WAY * 2 + STEP, |_| {});
+    line.in_transit = Default::default();
+    let (config, budget) = (
+        SessionConfig::fast().window(32, 2),
+        MemoryBudget::new(16 << 20),
+    );
+    let anew = Session::open(3, &config, Side::Server, &pool, &budget, 7 << 32, line.now);
+    line.ends[1] = anew.unwrap();
+    // More than the window takes, as far as the peer has said.
+    while line.ends[0].send_slice(&[7; 1376]).is_ok() {}
+    line.run(ONE_WAY * 100, |_| {});
+    assert_eq!(line.ends[0].ended(), Some(CloseReason::Reset));
+}
+
 /// A server that requires cookies, and has begun anew, asks for one again. It is there, but not for this session.
 #[test]
 fn who_does_not_know_the_session_does_not_keep_it_alive() {

@@ -479,12 +479,11 @@ impl Session {
         self.continue_close();
     }
 
-    /// Has every segment been acknowledged, but not by one peer? The last acknowledgement of a peer that has them all
-    /// says so by its `una`; one that began anew lacks what only the one before had. Others than this library keep
-    /// their `una` back while their reader is slow.
+    /// Is a segment acknowledged that the peer says it has not? Whichever segment reached it last, its acknowledgement
+    /// says by its `una` that all before have arrived, too. A peer that began anew lacks what only the one before had,
+    /// and nobody would send it that again. Others than this library keep their `una` back while their reader is slow.
     fn has_peer_lost_some(&self) -> bool {
-        let all = self.peer.is_ours && self.send.outstanding() == 0;
-        all && before(self.peer.latest_una, self.send.next())
+        self.peer.is_ours && before(self.peer.latest_una, self.send.una())
     }
 
     /// The round-trip time, as far as it is known.
