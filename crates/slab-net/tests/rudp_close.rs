@@ -305,9 +305,7 @@ fn what_an_ended_session_sends_again_is_limited() {
 fn a_restarted_peer_is_not_mistaken_for_the_one_before() {
     let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
     let mut line = Line::with_pool(&pool);
-    let (config, budget) = (SessionConfig::fast(), MemoryBudget::new(16 << 20));
-    let anew = Session::open(3, &config, Side::Server, &pool, &budget, 7 << 32, line.now);
-    line.ends[1] = anew.unwrap();
+    line.restart_server(&pool, SessionConfig::fast());
     line.ends[0].send_slice(b"and more").unwrap();
     line.run(ONE_WAY * 10, |_| {});
     assert!(!line.ends[1].has_message());
@@ -326,9 +324,7 @@ fn what_a_peer_had_before_it_restarted_does_not_count_as_delivered() {
     line.in_transit[1].pop_front().expect("the first is lost");
     line.run(ONE_WAY * 2 + STEP, |_| {});
     line.in_transit[1].clear();
-    let (config, budget) = (SessionConfig::fast(), MemoryBudget::new(16 << 20));
-    let anew = Session::open(3, &config, Side::Server, &pool, &budget, 7 << 32, line.now);
-    line.ends[1] = anew.unwrap();
+    line.restart_server(&pool, SessionConfig::fast());
     line.ends[0].close(line.now);
     line.run(ONE_WAY * 20, |_| {});
     assert_eq!(line.ends[1].recv().unwrap(), [1; 1376][..]);
@@ -348,12 +344,7 @@ fn no_end_waits_for_room_behind_what_its_peer_has_lost() {
     line.in_transit[1].pop_front().expect("the first is lost");
     line.run(ONE_WAY * 2 + STEP, |_| {});
     line.in_transit = Default::default();
-    let (config, budget) = (
-        SessionConfig::fast().window(32, 2),
-        MemoryBudget::new(16 << 20),
-    );
-    let anew = Session::open(3, &config, Side::Server, &pool, &budget, 7 << 32, line.now);
-    line.ends[1] = anew.unwrap();
+    line.restart_server(&pool, SessionConfig::fast().window(32, 2));
     // More than the window takes, as far as the peer has said.
     while line.ends[0].send_slice(&[7; 1376]).is_ok() {}
     line.run(ONE_WAY * 100, |_| {});

@@ -47,6 +47,14 @@ impl Line {
         line
     }
 
+    /// The server begins anew, and knows nothing of the session.
+    pub(crate) fn restart_server(&mut self, pool: &PacketPool, config: SessionConfig) {
+        let budget = MemoryBudget::new(16 << 20);
+        let (side, random) = (Side::Server, 7 << 32);
+        let anew = Session::open(3, &config, side, pool, &budget, random, self.now);
+        self.ends[1] = anew.unwrap();
+    }
+
     pub(crate) fn run(&mut self, time: Duration, mut each: impl FnMut(&mut [Session; 2])) {
         let until = self.now + time;
         while self.now < until {

@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `application` | what the application does: send and receive |
-//! | `input` | what a datagram does: checked as a whole, then applied |
+//! | `check`, `input` | whether a datagram can be the peer's, and then what it does |
 //! | `output` | what is to be sent, laid out for as few calls to the kernel as possible |
 //! | `close` | how a session ends |
 //! | `timers` | when a session has to be called, and what it does then |
@@ -19,6 +19,7 @@
 mod ack;
 mod application;
 mod blocks;
+mod check;
 mod close;
 mod congestion;
 mod counts;
