@@ -9,6 +9,7 @@ use rudp_common::Random;
 use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecDecoder, FecEncoder, FecShards, Framing};
 use slab_net::rudp::{MemoryBudget, Time};
 use slab_net::{Packet, PacketPool};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 const LONGEST: usize = 1500;
@@ -234,6 +235,31 @@ fn the_headers_are_those_of_kcp_go() {
     assert_eq!(Framing::of(parity), Some(Framing::Parity));
     assert_eq!(pair.shards(b"x")[0][..4], *b"\x03\0\0\0");
     pair.finish();
+}
+
+#[test]
+fn shards_too_short_or_too_long_to_protect_panic() {
+    let encoder = |longest| {
+        let pair = Pair::new(2, 2);
+        FecEncoder::new(
+            FecShards::new(2, 2).unwrap(),
+            longest,
+            &pair.pool,
+            &pair.budget,
+        )
+    };
+    let protect = |longest, len| {
+        let mut shard = vec![0; len];
+        let protect = || encoder(longest).protect(Time::ZERO, &mut shard);
+        catch_unwind(AssertUnwindSafe(protect)).map(|()| u16::from_le_bytes([shard[6], shard[7]]))
+    };
+    assert!(protect(LONGEST, FEC_HEADER_BYTES - 1).is_err());
+    assert_eq!(protect(LONGEST, FEC_HEADER_BYTES).unwrap(), 2);
+    assert_eq!(protect(LONGEST, LONGEST).unwrap(), 1494);
+    assert!(protect(LONGEST, LONGEST + 1).is_err());
+    // The size that the header can say.
+    assert_eq!(protect(1 << 20, 65_541).unwrap(), u16::MAX);
+    assert!(protect(1 << 20, 65_542).is_err());
 }
 
 /// As in kcp-go, the numbers of the parity are left out.

@@ -4,7 +4,8 @@
 
 use super::code::Code;
 use super::{
-    COVERED_AT, DATA, FEC_HEADER_BYTES, FecShards, FecStats, MAX_PAUSE, PARITY, seqid, write_header,
+    COVERED_AT, DATA, FEC_HEADER_BYTES, FecShards, FecStats, LONGEST_SHARD, MAX_PAUSE, PARITY,
+    seqid, write_header,
 };
 use crate::packet::{PacketBuf, PacketPool};
 use crate::rudp::budget::{Account, MemoryBudget};
@@ -62,7 +63,8 @@ pub struct FecEncoder {
 }
 
 impl FecEncoder {
-    /// Creates an encoder for shards of at most `longest_shard` bytes, headers included.
+    /// Creates an encoder for shards of at most `longest_shard` bytes, headers included. A shard has no more than
+    /// 65 541 in any case: there are two bytes for its size.
     #[must_use]
     pub fn new(
         shards: FecShards,
@@ -82,7 +84,7 @@ impl FecEncoder {
         Self {
             parity_taken: code.shards.parity(),
             code,
-            longest_shard,
+            longest_shard: longest_shard.min(LONGEST_SHARD),
             pool: pool.clone(),
             account: budget.account(),
             next: 0,
@@ -97,7 +99,7 @@ impl FecEncoder {
     /// [`next_parity`](Self::next_parity) after each one until it returns `None`; parity not taken is not sent.
     ///
     /// # Panics
-    /// If the shard is shorter than its header, or longer than `longest_shard`.
+    /// If the shard is shorter than its header, or longer than a shard may be here.
     pub fn protect(&mut self, now: Time, shard: &mut [u8]) {
         assert!(
             shard.len() >= FEC_HEADER_BYTES && shard.len() <= self.longest_shard,

@@ -39,6 +39,8 @@ use core::time::Duration;
 pub const FEC_HEADER_BYTES: usize = 8;
 /// The bytes of a shard in front of what the code covers.
 const COVERED_AT: usize = 6;
+/// What the code covers begins with its size, in two bytes.
+const LONGEST_SHARD: usize = COVERED_AT + u16::MAX as usize;
 /// No parity is sent if this long passed between the last two datagrams of its group: it would come too late.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 const DATA: u16 = 0xf1;
