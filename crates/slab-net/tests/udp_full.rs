@@ -18,8 +18,8 @@ use std::task::{Context, Wake};
 use std::thread;
 use std::time::Duration;
 use udp_common::network::{run_on_own_thread, set_link_up, unshare_network};
-use udp_common::skipped;
 use udp_common::tap::Tap;
+use udp_common::{fail_syscall, skipped};
 
 /// Limits only how long a broken test takes to fail.
 #[cfg(feature = "quinn")]
@@ -91,6 +91,30 @@ fn sends_wait_for_a_full_send_buffer_and_send_each_datagram_once() {
         arrived.sort_unstable();
         assert_eq!(arrived, (0..60).collect::<Vec<u8>>());
         assert_eq!(sender.monitor().stats().sent_datagrams, 60);
+    }
+    with_tap(test);
+}
+
+/// Whoever waits for room needs one more.
+#[test]
+fn a_send_waits_for_room_even_if_no_descriptor_is_left() {
+    async fn test(tap: Tap) {
+        let receiver = UdpReceiver::builder(&pool())
+            .send_buffer_bytes(4096)
+            .bind((Tap::OURS, 0).into())
+            .unwrap();
+        if let Err(why) = fail_syscall(libc::SYS_fcntl, libc::EMFILE) {
+            return skipped("this thread's system cannot be changed", &why);
+        }
+        let (sender, to) = (receiver.sender(), SocketAddr::from((Tap::THEIRS, 7777)));
+        let one = Transmit::new(&[7; 1000], to);
+        while sender.try_send(&one).unwrap() > 0 {}
+        let mut next = pin!(sender.send(&one));
+        for _ in 0..10 {
+            assert_pending(&mut next).await;
+        }
+        tap.add_arp_entry();
+        next.await.unwrap();
     }
     with_tap(test);
 }

@@ -13,19 +13,17 @@ use slab_net::udp::{BindError, Outgoing, SendErrorKind, Transmit, UdpReceiver, U
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use udp_common::network::{ioctl, request, run_on_own_thread, set_link_up, unshare_network};
-use udp_common::{checked, fail_syscall, fail_syscall_if, skipped};
+use udp_common::{checked, fail_sends, fail_syscall_if, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 fn pool() -> PacketPool {
     PacketPool::builder().max_memory(8 << 20).build().unwrap()
-}
-
-fn fail_sendmmsg(code: i32) -> io::Result<()> {
-    fail_syscall(libc::SYS_sendmmsg, code)
 }
 
 #[test]
@@ -75,9 +73,45 @@ fn send_errors_have_a_kind_and_the_sink_continues_after_them() {
             other => panic!("{other:?}"),
         }
     }
-    run_on_own_thread(|| fail_sendmmsg(libc::ENOBUFS), no_buffers);
-    run_on_own_thread(|| fail_sendmmsg(libc::EMSGSIZE), too_large);
-    run_on_own_thread(|| fail_sendmmsg(libc::EPERM), forbidden);
+    run_on_own_thread(|| fail_sends(libc::ENOBUFS), no_buffers);
+    run_on_own_thread(|| fail_sends(libc::EMSGSIZE), too_large);
+    run_on_own_thread(|| fail_sends(libc::EPERM), forbidden);
+}
+
+/// The system says that there is room in the send buffer again whenever it lets go of a datagram, and nobody waits
+/// for that.
+#[test]
+fn what_was_sent_does_not_wake_the_runtime() {
+    let parks = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&parks);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .on_thread_park(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        })
+        .build()
+        .unwrap();
+    let peer = UdpSocket::bind(ANY).unwrap();
+    let to = peer.local_addr().unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let (tell, is_sent) = mpsc::channel();
+    let server = thread::spawn(move || {
+        runtime.block_on(async {
+            let sender = UdpSender::bind(ANY).unwrap();
+            sender.send(&Transmit::new(b"x", to)).await.unwrap();
+            let before = parks.load(Ordering::Relaxed);
+            tell.send(()).unwrap();
+            stopped.await.unwrap();
+            parks.load(Ordering::Relaxed) - before
+        })
+    });
+    is_sent.recv().unwrap();
+    assert_eq!(peer.recv(&mut [0; 9]).unwrap(), 1);
+    // For an event to come, if there is one.
+    thread::sleep(Duration::from_millis(50));
+    stop.send(()).unwrap();
+    let parks = server.join().unwrap();
+    assert!(parks <= 1, "the runtime went to sleep {parks} times");
 }
 
 /// Older kernels refuse it on devices without checksum offloading.

@@ -24,7 +24,6 @@ use futures_core::Stream;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use tokio::io::Interest;
 
 /// The most buffers in one system call.
 const MAX_SLOTS: usize = 8;
@@ -180,8 +179,8 @@ impl BytesMutReceiver {
                 return Poll::Ready(Ok(datagram));
             }
             let socket = Arc::clone(&self.socket);
-            ready!(socket.io.poll_recv_ready(cx))?;
-            match socket.io.try_io(Interest::READABLE, || self.read(&socket)) {
+            ready!(socket.io.poll_read_ready(cx))?;
+            match socket.io.try_read(|| self.read(&socket)) {
                 Ok(()) if self.ready.is_empty() => {
                     // All were dropped. Lets other tasks run, which may free memory.
                     cx.waker().wake_by_ref();

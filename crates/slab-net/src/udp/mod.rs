@@ -52,6 +52,7 @@ mod bytes_mut;
 mod datagram;
 mod episode;
 mod error;
+mod io;
 mod prefetch;
 #[cfg(feature = "quinn")]
 mod quinn;

@@ -19,7 +19,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
-use tokio::io::Interest;
 
 /// The most that the kernel coalesces, in datagrams of 1200 bytes. quinn multiplies this by its largest
 /// datagram, which is never smaller, so each of its buffers holds at least 64 KiB.
@@ -182,8 +181,8 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
         let buffers = bufs.iter_mut().take(MAX_BATCH).map(|buf| Buffer::new(buf));
         let mut buffers: ArrayVec<Buffer<'_>, MAX_BATCH> = buffers.collect();
         loop {
-            ready!(io.poll_recv_ready(cx))?;
-            let read = io.try_io(Interest::READABLE, || {
+            ready!(io.poll_read_ready(cx))?;
+            let read = io.try_read(|| {
                 let received = &mut received[..most];
                 self.socket.backend.receive(io, &mut buffers, received)
             });

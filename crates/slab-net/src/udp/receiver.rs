@@ -19,7 +19,6 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use tokio::io::Interest;
 
 /// The most reads of [`UdpReceiver::try_recv_batch`] that yield no batch.
 const MAX_FRUITLESS_READS: usize = 8;
@@ -275,7 +274,7 @@ impl UdpReceiver {
             was_called = true;
             reader.read(socket)
         };
-        let outcome = socket.io.try_io(Interest::READABLE, &mut read);
+        let outcome = socket.io.try_read(&mut read);
         if was_called {
             outcome
         } else {
@@ -297,13 +296,13 @@ impl UdpReceiver {
         loop {
             // Uses up tokio's budget at each turn, so that reads whose datagrams are all dropped cannot
             // monopolize the thread.
-            let Poll::Ready(is_ready) = socket.io.poll_recv_ready(cx) else {
+            let Poll::Ready(is_ready) = socket.io.poll_read_ready(cx) else {
                 // There are some if `try_recv_batch` filled all that it had, and found no end.
                 reader.release_buffers();
                 return Poll::Pending;
             };
             is_ready?;
-            let read = socket.io.try_io(Interest::READABLE, || reader.read(socket));
+            let read = socket.io.try_read(|| reader.read(socket));
             if !reader.ready.is_empty() {
                 return Poll::Ready(Ok(()));
             }

@@ -14,7 +14,6 @@ use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::io::Interest;
 use tokio::task::coop::poll_proceed;
 
 /// Sends datagrams. Clones share one socket and its counters.
@@ -148,7 +147,7 @@ impl UdpSender {
         loop {
             let step = poll_fn(|cx| {
                 let coop = ready!(poll_proceed(cx));
-                let step = self.try_step(transmits, &mut progress);
+                let step = self.socket.io.write(|| self.step(transmits, &mut progress));
                 if !would_block(&step) {
                     coop.made_progress();
                 }
@@ -156,7 +155,7 @@ impl UdpSender {
             });
             let mut step = step.await;
             if would_block(&step) {
-                step = self.socket.writable().await.map(|()| Step::More);
+                step = self.socket.io.writable().await.map(|()| Step::More);
             }
             if let Some(outcome) = Self::outcome(step, &progress) {
                 return outcome;
@@ -172,24 +171,10 @@ impl UdpSender {
     pub fn try_send_many(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut progress = Progress::default();
         loop {
-            let step = self.try_step(transmits, &mut progress);
+            let step = self.socket.io.write(|| self.step(transmits, &mut progress));
             if let Some(outcome) = Self::outcome(step, &progress) {
                 return outcome;
             }
-        }
-    }
-
-    fn try_step(&self, transmits: &[Transmit<'_>], progress: &mut Progress) -> io::Result<Step> {
-        let mut was_called = false;
-        let step = self.socket.io.try_io(Interest::WRITABLE, || {
-            was_called = true;
-            self.step(transmits, progress)
-        });
-        // Tokio may not have noticed yet that there is room, and then would not call `step`.
-        if was_called {
-            step
-        } else {
-            self.step(transmits, progress)
         }
     }
 
@@ -200,7 +185,7 @@ impl UdpSender {
 
     /// Completes once the socket's send buffer may have room.
     pub(crate) async fn writable(self) -> io::Result<()> {
-        self.socket.writable().await
+        self.socket.io.writable().await
     }
 
     fn outcome(result: io::Result<Step>, progress: &Progress) -> Option<Result<usize, SendError>> {

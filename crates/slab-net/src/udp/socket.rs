@@ -1,6 +1,7 @@
 //! The socket that a receiver and its senders share.
 
 use super::error::BindError;
+use super::io::Io;
 use super::stats::SocketCounters;
 use super::sys::{Backend, Features};
 use socket2::{Domain, Protocol, Type};
@@ -8,7 +9,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use tokio::io::Interest;
 
 /// The most that the system call takes; the system's own limit is usually far lower.
 const MAX_BUFFER_BYTES: usize = i32::MAX as usize;
@@ -110,14 +110,12 @@ impl BoundSocket {
     /// Registers the socket with the current runtime.
     pub(super) fn register(self) -> Result<Arc<Socket>, BindError> {
         let address = self.address;
-        let io = tokio::net::UdpSocket::from_std(self.socket.into())
+        let io = Io::register(self.socket.into())
             .map_err(|error| BindError::Socket { address, error })?;
         let counters = Arc::<SocketCounters>::default();
         counters.kernel.attach(&io);
         Ok(Arc::new(Socket {
             io,
-            #[cfg(unix)]
-            runtime: tokio::runtime::Handle::current(),
             backend: self.backend,
             address,
             counters,
@@ -128,37 +126,12 @@ impl BoundSocket {
 
 #[derive(Debug)]
 pub(super) struct Socket {
-    pub(super) io: tokio::net::UdpSocket,
-    /// The runtime that drives the socket.
-    #[cfg(unix)]
-    runtime: tokio::runtime::Handle,
+    pub(super) io: Io,
     pub(super) backend: Backend,
     pub(super) address: SocketAddr,
     pub(super) counters: Arc<SocketCounters>,
     /// Whether the refusal of GSO has been logged.
     pub(super) gso_refused: AtomicBool,
-}
-
-impl Socket {
-    /// Waits until the send buffer may have room.
-    pub(super) async fn writable(&self) -> io::Result<()> {
-        let ready = self.io.ready(Interest::WRITABLE).await?;
-        // To tokio an ICMP error on a connected socket looks like the closed end of a pipe, and it
-        // reports "ready" ever after. A new registration has not seen the error.
-        #[cfg(unix)]
-        if ready.is_write_closed() {
-            use std::os::fd::AsFd;
-            let duplicate = self.io.as_fd().try_clone_to_owned()?;
-            let duplicate = {
-                // The caller may poll this outside any runtime.
-                let _inside = self.runtime.enter();
-                tokio::net::UdpSocket::from_std(duplicate.into())?
-            };
-            return duplicate.writable().await;
-        }
-        let _ = ready;
-        Ok(())
-    }
 }
 
 impl Drop for Socket {

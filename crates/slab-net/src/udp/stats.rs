@@ -1,5 +1,6 @@
 //! The counters of a socket, which a monitor can read at any time.
 
+use super::io::Io;
 use super::sys::DropProbe;
 use super::tally::Tally;
 use std::sync::Arc;
@@ -162,12 +163,12 @@ pub(crate) struct KernelDrops {
 
 impl KernelDrops {
     #[cfg(target_os = "linux")]
-    pub(crate) fn attach(&self, socket: &tokio::net::UdpSocket) {
+    pub(in crate::udp) fn attach(&self, socket: &Io) {
         self.probe.attach(socket);
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub(crate) fn attach(&self, _: &tokio::net::UdpSocket) {}
+    pub(in crate::udp) fn attach(&self, _: &Io) {}
 
     /// Takes a last reading; the socket is about to be closed.
     pub(crate) fn detach(&self) {

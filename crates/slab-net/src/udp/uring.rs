@@ -134,8 +134,8 @@ impl Uring {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            ready!(socket.io.poll_recv_ready(cx))?;
-            let read = socket.io.try_io(Interest::READABLE, || reader.read(socket));
+            ready!(socket.io.poll_read_ready(cx))?;
+            let read = socket.io.try_read(|| reader.read(socket));
             reader.release_buffers();
             match read {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => {

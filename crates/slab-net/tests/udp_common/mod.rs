@@ -38,6 +38,13 @@ pub(crate) fn fail_syscall(call: libc::c_long, code: i32) -> io::Result<()> {
     fail_syscall_if(call, None, code)
 }
 
+/// Makes all calls that send datagrams fail with this error, for this thread and for good.
+#[cfg(target_os = "linux")]
+pub(crate) fn fail_sends(code: i32) -> io::Result<()> {
+    fail_syscall(libc::SYS_sendmmsg, code)?;
+    fail_syscall(libc::SYS_sendto, code)
+}
+
 /// Like [`fail_syscall`], but only if the call's third argument is this number.
 #[cfg(target_os = "linux")]
 pub(crate) fn fail_syscall_if(call: libc::c_long, third: Option<u32>, code: i32) -> io::Result<()> {

@@ -1,0 +1,167 @@
+//! [`Io`]: a socket that a runtime drives.
+//!
+//! On Unix it is registered for reading only, until its send buffer is full for the first time. Registered for
+//! writing too, it would cause an event each time the system lets go of a datagram that it sent, although nobody
+//! waits for room: an echo would wake its runtime twice.
+
+use std::io;
+use std::task::{Context, Poll};
+use tokio::io::Interest;
+#[cfg(unix)]
+use {
+    std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    std::sync::OnceLock,
+    tokio::io::unix::AsyncFd,
+    tokio::runtime::Handle,
+};
+
+#[cfg(unix)]
+#[derive(Debug)]
+pub(super) struct Io {
+    socket: AsyncFd<std::net::UdpSocket>,
+    runtime: Handle,
+    /// A duplicate, registered for writing. A descriptor can be registered only once.
+    to_write: OnceLock<AsyncFd<OwnedFd>>,
+}
+
+#[cfg(unix)]
+impl Io {
+    /// Registers a socket, which is in non-blocking mode, with the current runtime.
+    pub(super) fn register(socket: std::net::UdpSocket) -> io::Result<Self> {
+        Ok(Self {
+            socket: register(socket, Interest::READABLE)?,
+            runtime: Handle::current(),
+            to_write: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ready = self.socket.poll_read_ready(cx);
+        ready.map_ok(|mut ready| ready.retain_ready())
+    }
+
+    /// Calls `read` if the runtime believes that there is something to read. If that returns `WouldBlock`,
+    /// [`poll_read_ready`](Self::poll_read_ready) waits for something new.
+    pub(super) fn try_read<T>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.socket.try_io(Interest::READABLE, |_| read())
+    }
+
+    /// Calls `write`. If that returns `WouldBlock`, [`writable`](Self::writable) waits for room.
+    pub(super) fn write<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let Some(registered) = self.to_write.get() else {
+            return write();
+        };
+        let mut was_called = false;
+        let written = registered.try_io(Interest::WRITABLE, |_| {
+            was_called = true;
+            write()
+        });
+        // Tokio may not have noticed yet that there is room, and then does not call it.
+        if was_called { written } else { write() }
+    }
+
+    /// Waits until the send buffer may have room.
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        let mut registered = self.to_write.get();
+        if registered.is_none()
+            && let Some(new) = self.register_to_write()?
+        {
+            registered = Some(self.to_write.get_or_init(|| new));
+        }
+        let Some(registered) = registered else {
+            return try_again().await;
+        };
+        let mut ready = registered.writable().await?;
+        ready.retain_ready();
+        if !ready.ready().is_write_closed() {
+            return Ok(());
+        }
+        // To tokio an ICMP error on a connected socket looks like the closed end of a pipe, and it
+        // reports "ready" ever after. A new registration has not seen the error.
+        match self.register_to_write()? {
+            Some(new) => new.writable().await.map(|mut ready| ready.retain_ready()),
+            None => try_again().await,
+        }
+    }
+
+    /// Makes a registration that is told at once if there is room; `None` if no descriptor is left.
+    #[cold]
+    fn register_to_write(&self) -> io::Result<Option<AsyncFd<OwnedFd>>> {
+        let Ok(duplicate) = self.as_fd().try_clone_to_owned() else {
+            return Ok(None);
+        };
+        // The caller may poll this outside any runtime.
+        let _inside = self.runtime.enter();
+        register(duplicate, Interest::WRITABLE).map(Some)
+    }
+}
+
+/// Where nothing would wake the caller: lets it try again once other tasks have run.
+#[cfg(unix)]
+#[cold]
+async fn try_again() -> io::Result<()> {
+    tokio::task::yield_now().await;
+    Ok(())
+}
+
+#[cfg(unix)]
+fn register<T: AsRawFd>(socket: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    // The socket stays open as long as it is registered, which the function's successor in tokio 1.54 requires
+    // the caller to state.
+    #[allow(deprecated)]
+    AsyncFd::with_interest(socket, interest)
+}
+
+#[cfg(unix)]
+impl AsFd for Io {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.get_ref().as_fd()
+    }
+}
+
+#[cfg(unix)]
+impl AsRawFd for Io {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.get_ref().as_raw_fd()
+    }
+}
+
+#[cfg(not(unix))]
+#[derive(Debug)]
+pub(super) struct Io(tokio::net::UdpSocket);
+
+#[cfg(not(unix))]
+impl Io {
+    pub(super) fn register(socket: std::net::UdpSocket) -> io::Result<Self> {
+        tokio::net::UdpSocket::from_std(socket).map(Self)
+    }
+
+    pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_recv_ready(cx)
+    }
+
+    pub(super) fn try_read<T>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.0.try_io(Interest::READABLE, read)
+    }
+
+    pub(super) fn write<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        let mut was_called = false;
+        let written = self.0.try_io(Interest::WRITABLE, || {
+            was_called = true;
+            write()
+        });
+        // As above.
+        if was_called { written } else { write() }
+    }
+
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        self.0.writable().await
+    }
+}
+
+#[cfg(windows)]
+impl std::os::windows::io::AsSocket for Io {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.0.as_socket()
+    }
+}
