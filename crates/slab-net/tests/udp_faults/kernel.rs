@@ -430,6 +430,38 @@ unsafe extern "C" fn sendmmsg(
 /// # Safety
 /// As the system call.
 #[unsafe(no_mangle)]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    payload: *const libc::c_void,
+    len: usize,
+    flags: c_int,
+    name: *const sockaddr,
+    name_len: socklen_t,
+) -> ssize_t {
+    let ours = with_kernel(fd, |kernel| {
+        let plain = Message {
+            // SAFETY: as the system call.
+            to: address(unsafe { bytes(name.cast(), name_len as usize) }),
+            from: None,
+            ecn: 0,
+            segment: None,
+            // SAFETY: as the system call.
+            bytes: unsafe { bytes(payload, len) }.to_vec(),
+        };
+        match outcome(kernel.send(&[plain])) {
+            1 => len as ssize_t,
+            failed => failed as ssize_t,
+        }
+    });
+    // SAFETY: the same call.
+    ours.unwrap_or_else(|| unsafe {
+        libc::syscall(libc::SYS_sendto, fd, payload, len, flags, name, name_len) as ssize_t
+    })
+}
+
+/// # Safety
+/// As the system call.
+#[unsafe(no_mangle)]
 unsafe extern "C" fn recvmmsg(
     fd: c_int,
     headers: *mut mmsghdr,

