@@ -53,6 +53,12 @@ fn of_a_rate_that_is_too_high_nothing_is_made_up_for_at_the_end() {
 }
 
 #[test]
+fn a_rate_of_less_than_one_datagram_per_catch_up_is_sent() {
+    let summary = summary_of(&["--duration=1s", "--rate=100", "--metrics=off"]);
+    assert!(summary.count("received") > 0);
+}
+
+#[test]
 fn modes_without_a_pool_account_for_every_packet_and_allocate() {
     for (mode, at_least) in [("bytesmut-batch", 0.01), ("bytesmut-packet", 1.0)] {
         let summary = summary_of(&[

@@ -157,8 +157,9 @@ impl Source {
                     let passed = now.saturating_duration_since(since).min(MAX_CATCH_UP);
                     since = now;
                     due += rate * passed.as_secs_f64();
-                    // If the rate is more than can be sent, what is too late is not sent, and the end is noticed.
-                    due = due.min(rate * MAX_CATCH_UP.as_secs_f64());
+                    // If the rate is more than can be sent, what is too late is not sent, and the end is noticed. The
+                    // one is for a rate so low that nothing would ever be due.
+                    due = due.min(1.0 + rate * MAX_CATCH_UP.as_secs_f64());
                     while due >= 1.0 && self.is_call_due(due, rate) && now.elapsed() < MAX_CATCH_UP
                     {
                         due -= self.send(server, due as usize).await as f64;
