@@ -6,8 +6,6 @@
 //! last KEPT packets, by default 100; with 10000 the pool is soon at its cap. A failure to start is one line on
 //! stderr and exit status 2.
 
-#![allow(clippy::print_stderr)]
-
 use slab_metrics::{Collector, DEFAULT_ADDRESS, Exporter, MetricsServer};
 use slab_net::PacketPool;
 use slab_net::pipeline::{Overflow, queue};
@@ -27,7 +25,8 @@ async fn main() -> ExitCode {
         Err(error) => {
             let causes = std::iter::successors(Some(&*error), |&error| error.source());
             let texts: Vec<_> = causes.map(ToString::to_string).collect();
-            eprintln!("metrics_page: {}", texts.join(": "));
+            // If the reader is gone, nobody can be told.
+            let _ = writeln!(io::stderr(), "metrics_page: {}", texts.join(": "));
             ExitCode::from(2)
         }
     }
