@@ -278,7 +278,7 @@ async fn a_header_too_large_or_with_too_many_fields_gets_431() {
 
 #[tokio::test]
 async fn one_connection_too_many_is_refused_and_counted() {
-    let server = Running::start(|builder| builder.limits.connections = 3).await;
+    let server = Running::start(|builder| *builder = builder.clone().max_connections(3)).await;
     let mut held = Vec::new();
     for count in 1..=3 {
         held.push(server.connect().await);
@@ -304,9 +304,9 @@ async fn one_connection_too_many_is_refused_and_counted() {
 
 #[tokio::test]
 async fn a_client_that_does_not_finish_its_header_is_disconnected() {
+    let soon = Duration::from_millis(50);
     let server =
-        Running::start(|builder| builder.limits.header_read_timeout = Duration::from_millis(50))
-            .await;
+        Running::start(|builder| *builder = builder.clone().header_read_timeout(soon)).await;
     // Clients that send nothing, a part of a header, or a whole request and then nothing.
     let mut silent = server.connect().await;
     let mut partial = server.connect().await;
