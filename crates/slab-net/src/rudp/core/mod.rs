@@ -434,12 +434,6 @@ impl Session {
         self.path.validated
     }
 
-    /// Returns `true` if anything has come from the peer.
-    #[must_use]
-    pub fn has_heard(&self) -> bool {
-        self.peer.has_told_window
-    }
-
     /// Returns `true` if the peer has answered a question for its window. Until then a message has at most 32
     /// segments, or as many as the window that its other segments tell.
     #[must_use]
