@@ -18,7 +18,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 /// Polls a future at most `times` times, whenever it is woken, and then drops it.
@@ -383,4 +383,13 @@ async fn a_dropped_endpoint_frees_everything_with_or_without_sessions() {
         timeout(TIMEOUT, gone).await.expect("the socket is closed");
         wait_until_pool_unused(&pool).await;
     }
+}
+
+/// As documented: where the endpoint's task would panic, nobody would be told.
+#[test]
+#[should_panic(expected = "time")]
+fn an_endpoint_in_a_runtime_without_time_is_refused() {
+    let runtime = Builder::new_current_thread().enable_io().build().unwrap();
+    let _runtime = runtime.enter();
+    let _ = Endpoint::bind(any(), &pool(), fast());
 }

@@ -121,6 +121,9 @@ impl MetricsServerBuilder {
     /// The system's error, such as [`io::ErrorKind::AddrInUse`] if something listens there already;
     /// [`io::ErrorKind::AlreadyExists`] if the exporter's collector already has a server, whose series
     /// would be the same; [`io::ErrorKind::QuotaExceeded`] if the collector is full.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with I/O enabled.
     pub async fn bind(self) -> io::Result<MetricsServer> {
         let listener = TcpListener::bind(self.address).await?;
         let local_addr = listener.local_addr()?;
@@ -175,6 +178,9 @@ impl MetricsServer {
     /// Serves until `shutdown` completes, then gives the answers under way one second to finish.
     ///
     /// Dropping the future ends all connections at once and leaves no task behind.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with time enabled.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) {
         let mut shutdown = pin!(shutdown);
         let mut upkeep = interval(UPKEEP_PERIOD);

@@ -41,6 +41,7 @@ use driver::Driver;
 use shared::Shared;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 use table::reachable;
 use tokio::task::coop::poll_proceed;
 use wakers::Woken;
@@ -163,6 +164,8 @@ impl Endpoint {
         if config.budget_bytes(pool) < each {
             return Err(OpenError::NoMemory);
         }
+        // Panics in a runtime without time, where the endpoint's task would, and nobody would be told.
+        drop(tokio::time::sleep(Duration::ZERO));
         let receiver = open(config.receiver(pool))?;
         if !config.offload {
             receiver.sender().disable_gso();
