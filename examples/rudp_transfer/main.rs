@@ -14,8 +14,8 @@
 //! | `options` | the command line |
 //!
 //! A wrong option is explained on stderr, any other failure to start is one line there, and the exit status is 2;
-//! a failed transfer, a hash that differs, or Ctrl-C is one line and status 1. However it ends, it leaves no file
-//! behind.
+//! a failed transfer, a hash that differs, or Ctrl-C is one line and status 1. Unless another signal kills it, it
+//! leaves no file behind.
 
 mod options;
 mod path;

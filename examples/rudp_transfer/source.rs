@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::options::Options;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// A file, and whether it is removed at the end.
@@ -19,19 +19,19 @@ impl Source {
     pub(crate) fn of(options: &Options) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("rudp_transfer-{}", std::process::id()));
         if let Some(path) = &options.file {
-            let about = |error| format!("{}: {error}", path.display());
-            let metadata = fs::metadata(path).map_err(about)?;
+            let metadata = fs::metadata(path).map_err(|error| about(path, &error))?;
             if !metadata.is_file() {
                 return Err(format!("{}: not a file", path.display()).into());
             }
-            fs::create_dir(&folder)?;
+            File::open(path).map_err(|error| about(path, &error))?;
+            fs::create_dir(&folder).map_err(|error| about(&folder, &error))?;
             return Ok(Self {
                 path: path.clone(),
                 len: metadata.len(),
                 folder,
             });
         }
-        fs::create_dir(&folder)?;
+        fs::create_dir(&folder).map_err(|error| about(&folder, &error))?;
         let source = Self {
             path: folder.join("source"),
             len: options.size << 20,
@@ -66,6 +66,10 @@ impl Source {
     pub(crate) fn sibling(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
+}
+
+fn about(path: &Path, error: &io::Error) -> String {
+    format!("{}: {error}", path.display())
 }
 
 impl Drop for Source {
