@@ -78,4 +78,15 @@ mod tests {
         assert!(!episode.record_success());
         assert!(!episode.record_refusal(), "still the same");
     }
+
+    #[test]
+    fn episode_lasts_from_its_latest_refusal() {
+        start_clock();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        let episode = Episode {
+            last: AtomicU64::new(1),
+        };
+        assert!(!episode.record_refusal());
+        assert!(episode.last.load(Ordering::Relaxed) > 1);
+    }
 }

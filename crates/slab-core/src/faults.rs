@@ -401,14 +401,14 @@ fn refused_commit_is_served_by_an_idle_threads_magazine() {
     drop(chunks);
 }
 
-/// Counts the events of at least level `warn`.
+/// Counts the events of at least level `info`.
 #[cfg(all(unix, feature = "std"))]
-struct Warnings(std::sync::Arc<core::sync::atomic::AtomicU32>);
+struct Events(std::sync::Arc<core::sync::atomic::AtomicU32>);
 
 #[cfg(all(unix, feature = "std"))]
-impl tracing::Subscriber for Warnings {
+impl tracing::Subscriber for Events {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN
+        *metadata.level() <= tracing::Level::INFO
     }
     fn event(&self, _: &tracing::Event<'_>) {
         self.0.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
@@ -424,19 +424,27 @@ impl tracing::Subscriber for Warnings {
 
 #[test]
 #[cfg(all(unix, feature = "std"))]
-fn repeated_commit_refusals_log_one_warning() {
+fn commit_refusals_and_their_end_are_logged_once_each() {
     let pool = two_sizes();
-    let warning_count = std::sync::Arc::default();
-    let warnings = Warnings(std::sync::Arc::clone(&warning_count));
+    let count = std::sync::Arc::default();
+    let events = Events(std::sync::Arc::clone(&count));
+    let logged = || count.load(core::sync::atomic::Ordering::Relaxed);
+    let _held = pool.try_alloc(1024).unwrap();
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-    tracing::subscriber::with_default(warnings, || {
+    tracing::subscriber::with_default(events, || {
         refuse_requests(0..u32::MAX, || {
             for _ in 0..1000 {
-                pool.try_alloc(1024).unwrap_err();
+                pool.try_alloc(16384).unwrap_err();
             }
         });
+        assert_eq!(logged(), 1);
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        // Of the slab that is there: that the system gave nothing is no news.
+        let _rest = [(); 63].map(|()| pool.try_alloc(1024).unwrap());
+        assert_eq!(logged(), 1);
+        drop(pool.try_alloc(16384).unwrap());
     });
-    assert_eq!(warning_count.load(core::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(logged(), 2);
     assert_eq!(pool.stats().commit_failures, 1000);
 }

@@ -28,7 +28,8 @@ fn vec_moves_only_when_its_size_class_changes() {
     bytes.extend_from_slice(b"0123456789");
     assert_eq!(in_use(&alloc), [1, 0, 0]);
     let at = bytes.as_ptr();
-    bytes.reserve_exact(50);
+    // To the last byte.
+    bytes.reserve_exact(54);
     assert_eq!((bytes.as_ptr(), &in_use(&alloc)[..]), (at, &[1, 0, 0][..]));
     bytes.reserve_exact(500);
     assert_eq!(in_use(&alloc), [0, 1, 0]);

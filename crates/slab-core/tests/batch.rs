@@ -113,8 +113,11 @@ fn from_raw_finds_the_chunk_of_a_pointer() {
 #[test]
 fn pointers_that_are_no_chunks_are_refused() {
     let (pool, other) = (pool(), self::pool());
-    let chunk = pool.try_alloc(192).unwrap();
-    let at = chunk.as_ptr();
+    // The first of its slab.
+    let mut all: Vec<_> = (0..60).map(|_| pool.try_alloc(192).unwrap()).collect();
+    all.sort_by_key(Chunk::as_ptr);
+    all.truncate(1);
+    let at = all[0].as_ptr();
     let mut byte = 0u8;
     let wrong = [
         NonNull::from(&mut byte),

@@ -148,6 +148,8 @@ fn locked_backing_locks_memory_or_returns_the_system_error() {
             drop(fill(&pool, 16384));
             assert_eq!(pool.trim(), 0);
             assert_eq!(pool.stats().committed_bytes, 512 << 10);
+            #[cfg(feature = "std")]
+            assert_ne!(pool.stats().classes()[1].in_magazines, 0, "left alone");
             // The sanitizers lock nothing.
             #[cfg(all(
                 target_os = "linux",
@@ -235,6 +237,7 @@ fn oversize_requests_use_the_heap_up_to_their_own_cap() {
     let mut second = AnyChunk::from(block);
     assert_eq!((second.as_ptr(), second.capacity()), (at, 40_000));
     assert_eq!(second.copy_from_slice(&[7; 40_001]), None);
+    assert!(second.copy_from_slice(&[7; 40_000]).is_some());
     assert_eq!(second.copy_from_slice(b"front").unwrap(), b"front");
     let stats = pool.stats();
     assert_eq!(
@@ -297,4 +300,8 @@ fn memory_fresh_from_the_system_is_not_zeroed_again() {
         assert_eq!(pool.trim(), 512 << 10);
         assert_eq!(resident_after_zeroed(&pool), 0, "{mode:?}: touched");
     }
+    // Of a page, and where a batch has many chunks: each is carved alone.
+    let pool = SlabPool::builder().build().unwrap();
+    let _all = [(); 20].map(|()| pool.try_alloc_zeroed(4096).unwrap());
+    assert_eq!(pool.resident_bytes(), Some(0), "touched");
 }

@@ -398,6 +398,12 @@ fn clones_take_references_at_once_and_return_unused_ones() {
     assert_eq!(clones.len(), 10);
     let kept: Vec<_> = clones.by_ref().take(3).collect();
     assert!(kept.iter().all(|clone| clone.same_chunk(&first)));
+    let other = self::pool(64 << 10, &[1024]);
+    let other = other.try_alloc(1).unwrap().into_shared();
+    assert!(
+        !other.same_chunk(&first),
+        "in the same place of another pool"
+    );
     drop(clones);
     drop(first);
     let mut kept = kept.into_iter();
@@ -417,6 +423,7 @@ fn clones_take_references_at_once_and_return_unused_ones() {
     let too_many = AssertUnwindSafe(|| last.clones((1 << 16) + 1));
     assert!(catch_unwind(too_many).is_err());
     assert!(last.is_unique(), "paid for none");
+    assert_eq!(last.clones(1 << 16).len(), 1 << 16);
     let clones = last.clones(5);
     drop(last);
     assert_eq!(pool.stats().in_use(), 1);

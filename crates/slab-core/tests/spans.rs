@@ -312,22 +312,35 @@ fn pool_stays_whole_at_whichever_call_a_subscriber_panics() {
 #[test]
 fn panic_at_the_end_of_an_exhaustion_leaks_no_chunk() {
     let _second = Dispatch::new(NoSubscriber::new());
-    // Where the next chunk comes from: the depot, a stack of single chunks, a slab.
-    let pools = [Mode::ThreadCached, Mode::DepotOnly, Mode::ThreadCached]
-        .map(|mode| builder().mode(mode).build().unwrap());
-    for pool in &pools {
+    // Where the next chunk comes from: the depot, a stack of single chunks, a slab, another thread's magazine.
+    let modes = [Mode::ThreadCached, Mode::DepotOnly];
+    let pools =
+        [modes[0], modes[1], modes[0], modes[0]].map(|mode| builder().mode(mode).build().unwrap());
+    for pool in &pools[..3] {
         drop(fill(pool, LARGE));
         pool.flush_thread_cache();
     }
     pools[2].trim();
+    let mut held = fill(&pools[3], LARGE);
+    let (one, (done, wait)) = (held.pop(), channel::<()>());
+    let (freed, seen) = channel();
+    let idle = std::thread::spawn(move || {
+        drop(one);
+        freed.send(()).unwrap();
+        wait.recv().unwrap_err();
+    });
+    seen.recv().unwrap();
     // Longer than an exhaustion lasts after the last refusal.
     std::thread::sleep(std::time::Duration::from_millis(1100));
     for pool in pools {
         let subscriber = PanickingSubscriber::new(0, Level::INFO);
+        let before = pool.stats().in_use();
         tracing::subscriber::with_default(subscriber, || {
             assert!(attempt(|| pool.try_alloc(LARGE)).is_none(), "no event");
-            assert_eq!(pool.stats().in_use(), 0);
+            assert_eq!(pool.stats().in_use(), before);
             assert!(pool.try_alloc(LARGE).is_ok());
         });
     }
+    drop(done);
+    idle.join().unwrap();
 }

@@ -299,8 +299,7 @@ fn whole_slab_serves_the_longest_waiting_request() {
         let pool = pool(&[SMALL, LEN, LARGE]);
         let mut all = fill(&pool, LEN);
         all.sort_by_key(Chunk::as_ptr);
-        let first = Waiter::new(&pool, first);
-        let second = Waiter::new(&pool, second);
+        let [first, second, _last] = [first, second, first].map(|len| Waiter::new(&pool, len));
         all.drain(..pool.stats().slab_bytes / LEN);
         assert_eq!((first.woken.get(), second.woken.get()), (1, 0));
     }
@@ -381,6 +380,8 @@ fn waker_that_panics_when_dropped_loses_no_chunk() {
     // Memory becomes free just before the request would wait.
     FREED_BY_CLONE.set(all.pop());
     poll_and_panic(&mut pool.alloc(LEN));
+    #[cfg(feature = "std")]
+    assert_ne!(pool.stats().classes()[0].in_magazines, 0, "nobody waits");
     let one = pool.try_alloc(LEN).expect("the chunk that nobody got");
     all.push(one);
 

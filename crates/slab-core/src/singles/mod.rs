@@ -170,6 +170,9 @@ mod kinds {
         let locked = pool(Mode::Locked);
         assert!(matches!(locked.inner().singles, Singles::None));
         assert_eq!(locked.inner().max_thread_caches, 0);
+        for pool in [stacks, rings, locked] {
+            assert_eq!(pool.stats().slow_classes, 0, "it has no magazines");
+        }
     }
 
     /// A pool that has no magazines has none that are slow to find either.
