@@ -129,10 +129,14 @@ fn prepend_shifts_within_the_chunk_before_reallocating() {
     assert_eq!(buf.capacity(), 128);
     assert_eq!(pool.slab().stats().in_use(), 1);
     assert_eq!((&buf[..100], &buf[100..]), (&[1; 100][..], &b"body"[..]));
+    // To its last byte.
+    let start = buf.as_ptr();
+    buf.prepend(&[3; 24]);
+    assert_eq!((buf.as_ptr(), buf.len()), (start, 128));
     buf.prepend(&[2; 100]);
     assert_eq!(pool.slab().stats().in_use(), 1);
-    assert_eq!(buf.len(), 204);
-    assert_eq!((&buf[..100], &buf[200..]), (&[2; 100][..], &b"body"[..]));
+    assert_eq!(buf.len(), 228);
+    assert_eq!((&buf[..100], &buf[224..]), (&[2; 100][..], &b"body"[..]));
 }
 
 #[test]
@@ -185,6 +189,18 @@ fn reserve_after_split_allocates_a_chunk_of_the_same_size() {
     let _held = buf.split();
     buf.reserve(2000);
     assert_eq!((buf.headroom(), buf.capacity()), (64, 65_536 - 64));
+
+    // Where there is none of that size, one that suffices is taken before the heap's memory.
+    let two = PacketPool::builder().size_classes(SizeClasses::explicit(&[1024, 4096]).unwrap());
+    let two = two.max_memory(2 * 65_536).max_heap_memory(0).build();
+    let two = two.unwrap();
+    let _small = two.try_alloc(1024).unwrap();
+    let mut all = drain(&two, 4096);
+    let mut buf = all.pop().unwrap();
+    buf.put_bytes(1, 4000);
+    let _held = buf.split();
+    buf.reserve(500);
+    assert_eq!(buf.capacity(), 1024);
 }
 
 #[test]
@@ -224,6 +240,14 @@ fn try_reclaim_moves_no_more_bytes_than_were_consumed() {
         assert_eq!((buf.try_reclaim(2), theirs.try_reclaim(2)), (moves, moves));
         assert_eq!((&buf[..], buf.class()), (&theirs[..], Some(0)));
     }
+    // None, if the rest of the chunk is just large enough.
+    let mut buf = pool.try_alloc(1024).unwrap();
+    buf.put_bytes(1, 100);
+    drop(buf.split_off(100));
+    buf.advance(50);
+    let start = buf.as_ptr();
+    assert!(buf.try_reclaim(1024 - 100));
+    assert_eq!(buf.as_ptr(), start);
 }
 
 #[test]
