@@ -4,7 +4,8 @@
 //! the child for ever: a lock, or a guard whose owner is inside (snmalloc #735). So the forking thread
 //! first takes every lock of every pool and waits until all owners are outside, and releases everything
 //! in parent and child afterwards, as the C library does for its allocator. An owner may have come to a
-//! shut gate meanwhile, and have been copied before it backed out: the child backs out in its stead.
+//! shut gate meanwhile, and have been copied before it backed out: the child backs out in its stead. Then it
+//! gives the caches of the threads that it does not have to those that it will have.
 //!
 //! Locks are taken in the order of `inner.rs`; that of the list of pools comes before all of them. Not
 //! covered: a slot of a ring (`Mode::Ring`) on which another thread is between its two steps, and the
@@ -13,10 +14,11 @@
 use crate::depot::Open;
 use crate::guard::SHUT;
 use crate::inner::Inner;
+use crate::local;
 use crate::magazine::Magazine;
 use crate::reclaim::SlabLayer;
-use crate::registry::{Registered, magazines};
-use crate::sync::{Mutex, MutexGuard, barrier_is_asymmetric, heavy_barrier};
+use crate::registry::{Registered, magazines, threads};
+use crate::sync::{Mutex, MutexGuard, Ordering, barrier_is_asymmetric, heavy_barrier};
 #[cfg(feature = "leak-tracking")]
 use crate::track::Record;
 use alloc::vec::Vec;
@@ -88,8 +90,9 @@ extern "C" fn after_fork_in_parent() {
 /// Runs in the copy of that thread, the only thread of the child.
 extern "C" fn after_fork_in_child() {
     let _ = PAUSED.try_with(|paused| {
-        if let Some(pools) = paused.take() {
+        if let Some(mut pools) = paused.take() {
             pools.paused.iter().for_each(PausedPool::back_out_all);
+            pools.paused.iter_mut().for_each(PausedPool::detach_others);
         }
     });
 }
@@ -122,7 +125,8 @@ struct PausedPool {
     _tracked: Option<MutexGuard<'static, BTreeMap<u32, Record>>>,
     _open: Vec<MutexGuard<'static, Open>>,
     registry: MutexGuard<'static, Vec<Registered>>,
-    _slabs: MutexGuard<'static, SlabLayer>,
+    slabs: MutexGuard<'static, SlabLayer>,
+    pool: &'static Inner,
 }
 
 impl PausedPool {
@@ -137,7 +141,8 @@ impl PausedPool {
             _tracked: pool.tracker.as_ref().map(|tracker| tracker.live.lock()),
             _open: pool.depot.open.iter().map(Mutex::lock).collect(),
             registry,
-            _slabs: slabs,
+            slabs,
+            pool,
         }
     }
 
@@ -145,6 +150,16 @@ impl PausedPool {
     /// was refused, and has changed nothing.
     fn back_out_all(&self) {
         magazines(&self.registry).for_each(|magazine| magazine.guard.back_out());
+    }
+
+    /// For the child: the caches of threads that it does not have are for those that it starts, with all that
+    /// lies in them.
+    fn detach_others(&mut self) {
+        for entry in &mut *self.registry {
+            entry.attached &= !local::is_known_to_be_anothers(&entry.cache);
+        }
+        self.slabs.slabs.set_threads(threads(&self.registry));
+        self.pool.no_cache_left.store(false, Ordering::Relaxed);
     }
 }
 

@@ -143,6 +143,14 @@ pub(crate) fn attach(
         .flatten()
 }
 
+/// Is the cache surely not this thread's? `false` while the thread's list is in use or gone: then nobody knows.
+#[cfg(all(target_os = "linux", not(any(loom, shuttle, miri))))]
+pub(crate) fn is_known_to_be_anothers(cache: &Arc<ThreadCache>) -> bool {
+    let is_in = |list: &[Owned]| list.iter().any(|known| Arc::ptr_eq(&known.cache, cache));
+    let look = |owned: &OwnedList| owned.0.try_borrow().is_ok_and(|list| !is_in(&list));
+    OWNED.try_with(look).unwrap_or(false)
+}
+
 /// Keeps the list as short as the number of living pools.
 fn forget_closed_pools(list: &mut Vec<Owned>) {
     list.retain(|known| {

@@ -9,6 +9,8 @@ use common::fill;
 use slab_core::Mode;
 use slab_core::{Chunk, SizeClasses, SlabPool};
 #[cfg(not(slab_tsan))]
+use std::sync::Barrier;
+#[cfg(not(slab_tsan))]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -192,6 +194,50 @@ fn the_child_of_a_fork_has_a_pool_of_its_own() {
     assert_eq!(bytes, b"parent");
     assert_eq!(pool.stats().in_use(), 2);
     drop(chunks);
+    assert_whole(&pool);
+}
+
+/// The other threads of the parent are none of the child's: it does not count them, and their magazines, with
+/// what lies there, are for threads of its own.
+#[test]
+#[cfg(not(slab_tsan))] // As above.
+#[cfg_attr(not(feature = "std"), ignore = "no thread has magazines")]
+fn child_of_a_fork_has_the_caches_of_its_own_threads_alone() {
+    let pool = pool(1 << 20);
+    drop(pool.try_alloc(1024).unwrap());
+    let (cached, over) = (Barrier::new(4), Barrier::new(4));
+    let status = thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                drop(pool.try_alloc(1024).unwrap());
+                cached.wait();
+                over.wait();
+            });
+        }
+        cached.wait();
+        assert_eq!(pool.stats().thread_caches, 4);
+        let status = fork(|| {
+            let stats = || {
+                let stats = pool.stats();
+                (stats.thread_caches, stats.classes()[1].in_magazines)
+            };
+            let (own, all) = stats();
+            assert_eq!(own, 1);
+            let one = thread::scope(|scope| {
+                let new = scope.spawn(|| {
+                    let one = pool.try_alloc(1024).unwrap();
+                    assert_eq!(stats(), (2, all - 1), "out of a magazine that was there");
+                    one
+                });
+                new.join().unwrap()
+            });
+            drop(one);
+            assert_whole(&pool);
+        });
+        over.wait();
+        status
+    });
+    assert_eq!(status, 0, "the child failed");
     assert_whole(&pool);
 }
 
