@@ -171,8 +171,11 @@ pub(crate) use assert_each_field_has_its_series;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{POOL_THREAD_CACHES, POOL_TOO_LARGE_TOTAL};
-    use crate::{Collector, Exporter, SourceKind};
+    #[cfg(feature = "net")]
+    use crate::names::RUDP_MEMORY_BLOCKED_SECONDS_TOTAL;
+    use crate::names::{POOL_THREAD_CACHES, POOL_TOO_LARGE_TOTAL, POOL_WAIT_SECONDS};
+    use crate::{Collector, Exporter, Sampler, SourceKind, WAIT_SECONDS_BOUNDS};
+    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     struct FallingSource(AtomicU64);
@@ -181,11 +184,12 @@ mod tests {
         fn describe(&self, to: &mut Describe<'_>) {
             to(&POOL_THREAD_CACHES, &[]);
             to(&POOL_TOO_LARGE_TOTAL, &[]);
+            to(&POOL_WAIT_SECONDS, &[]);
         }
 
         fn read(&self, values: &mut Vec<u64>) {
             let now = self.0.fetch_sub(1, Relaxed);
-            values.extend([now, now]);
+            values.extend(vec![now; 2 + POOL_WAIT_SECONDS.width()]);
         }
 
         fn write_json(&self, _json: &mut Json) {}
@@ -197,7 +201,9 @@ mod tests {
         let mut values = vec![77];
         source.read(&mut values);
         source.read(&mut values);
-        assert_eq!(values, [77, 9, 9, 8, 9]);
+        // And the numbers of a histogram.
+        let counters = &*vec![9; 1 + POOL_WAIT_SECONDS.width()];
+        assert_eq!(values, [&[77, 9], counters, &[8], counters].concat());
 
         // The same holds for every registered source.
         let collector = Collector::new();
@@ -212,5 +218,47 @@ mod tests {
             );
             assert!(page.contains("\nslab_pool_too_large_total 9\n"), "{page}");
         }
+    }
+
+    /// One wait above all bounds, and 3.9 seconds.
+    struct LongTimes;
+
+    impl Source for LongTimes {
+        fn describe(&self, to: &mut Describe<'_>) {
+            to(&POOL_WAIT_SECONDS, &[]);
+            #[cfg(feature = "net")]
+            to(&RUDP_MEMORY_BLOCKED_SECONDS_TOTAL, &[]);
+        }
+
+        fn read(&self, values: &mut Vec<u64>) {
+            values.extend(WAIT_SECONDS_BOUNDS.map(|_| 0));
+            values.extend([1, 20_000_000_000]);
+            #[cfg(feature = "net")]
+            values.push(3_900_000_000);
+        }
+
+        fn write_json(&self, _json: &mut Json) {}
+    }
+
+    #[test]
+    fn long_times_are_exported_in_seconds() {
+        let waits = Matcher::Full(POOL_WAIT_SECONDS.name.into());
+        let recorder = PrometheusBuilder::new();
+        let recorder = recorder.set_buckets_for_metric(waits, &WAIT_SECONDS_BOUNDS);
+        let recorder = recorder.unwrap().build_recorder();
+        let collector = Collector::new();
+        collector.register(SourceKind::Pool, "", LongTimes).unwrap();
+        Sampler::new(collector.clone(), &recorder).sample();
+        let page = recorder.handle().render();
+        for line in [
+            "slab_pool_wait_seconds_bucket{le=\"10\"} 0",
+            "slab_pool_wait_seconds_bucket{le=\"+Inf\"} 1",
+            #[cfg(feature = "net")]
+            "slab_rudp_memory_blocked_seconds_total 3",
+        ] {
+            assert!(page.lines().any(|other| other == line), "{line}: {page}");
+        }
+        let page = Exporter::new(collector).scrape();
+        assert!(page.contains("\nslab_pool_wait_seconds_sum 20\n"), "{page}");
     }
 }

@@ -260,6 +260,14 @@ fn waiters_are_exported_and_not_counted_as_rejected() {
         "{counts:?}"
     );
     assert_eq!(exhausted(&now, "too_many_waiters"), 0.0);
+
+    // The histogram is of all classes.
+    held.extend(std::iter::from_fn(|| rx.try_alloc(2048).ok()));
+    let mut given_up = Box::pin(rx.alloc(1));
+    assert!(given_up.as_mut().poll(&mut context).is_pending());
+    drop(given_up);
+    let now = page(&exporter);
+    assert_eq!(now.value("slab_pool_wait_seconds_count", &class[..1]), 2.0);
 }
 
 #[test]
@@ -501,4 +509,23 @@ fn a_sampler_feeds_any_recorder_and_zeroes_gauges_of_removed_pools() {
         }
     }
     assert_eq!(page.sum("slab_pool_allocs_total", &[("pool", "rx")]), 1.0);
+}
+
+#[test]
+fn a_sampler_keeps_the_gauges_of_pools_behind_a_removed_one() {
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let collector = Collector::new();
+    let pools = ["a", "b", "c", "d"].map(pool);
+    let mut held = Vec::new();
+    for (before, pool) in pools.iter().enumerate() {
+        collector.register_pool(pool).unwrap();
+        held.extend((0..=before).map(|_| pool.try_alloc(256).unwrap()));
+    }
+    let mut sampler = Sampler::new(collector.clone(), &recorder);
+    sampler.sample();
+    collector.unregister(SourceKind::Pool, "a");
+    sampler.sample();
+    let page = Page::parse(&recorder.handle().render());
+    let chunks = |pool| page.sum("slab_pool_in_use_bytes", &[("pool", pool)]) / 256.0;
+    assert_eq!(["a", "b", "c", "d"].map(chunks), [0.0, 2.0, 3.0, 4.0]);
 }

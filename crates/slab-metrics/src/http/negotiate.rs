@@ -78,6 +78,7 @@ mod tests {
              text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
         ));
         assert!(asks("Application/OpenMetrics-Text"));
+        assert!(asks("text/plain;q=0.5,application/openmetrics-text;q=0.5"));
         assert!(asks(
             "application/openmetrics-text; version=\"1.0.0\"; charset=utf-8"
         ));
