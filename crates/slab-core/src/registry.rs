@@ -116,7 +116,8 @@ impl Inner {
     }
 
     pub(crate) fn flush_current(&self) {
-        if let Some(cache) = self.attach() {
+        // A thread that has no cache needs none for this.
+        if let Some(cache) = local::attach(self, &self.home, || None) {
             self.flush(&self.registry.lock(), &cache);
         }
     }
@@ -145,5 +146,21 @@ mod tests {
         drop(pool.try_alloc(64).unwrap());
         assert_eq!(pool.stats().thread_caches, caches.len());
         assert_ne!(pool.stats().classes()[0].in_magazines, 0);
+    }
+
+    /// Threads of a runtime flush whenever they park, whether they use the pool or not.
+    #[test]
+    fn thread_that_only_flushes_has_no_cache() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        pool.flush_thread_cache();
+        assert_eq!(pool.stats().thread_caches, 0);
+        drop(pool.try_alloc(64).unwrap());
+        assert_ne!(pool.stats().classes()[0].in_magazines, 0);
+        pool.flush_thread_cache();
+        let stats = pool.stats();
+        assert_eq!(
+            (stats.thread_caches, stats.classes()[0].in_magazines),
+            (1, 0)
+        );
     }
 }
