@@ -103,6 +103,44 @@ async fn a_connection_carries_streams_both_ways() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// quinn makes its buffers once, as long as the first socket of the endpoint requires.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endpoint_that_rebinds_to_a_coalescing_socket_loses_nothing() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let (server_config, client_config) = configs();
+    let (server, _) = endpoint(UdpReceiver::builder(&pool), Some(server_config));
+    let off = Coalescing::Off { max_datagram: 1500 };
+    let (client, _) = endpoint(UdpReceiver::builder(&pool).coalescing(off), None);
+    let address = server.local_addr().unwrap();
+    let sent: Vec<u8> = (0..1_u32 << 20).map(|n| (n / 251) as u8).collect();
+    let payload = sent.clone();
+    let sending = tokio::spawn(async move {
+        let connection = server.accept().await.unwrap().await.unwrap();
+        let (mut send, mut receive) = connection.accept_bi().await.unwrap();
+        assert_eq!(receive.read_to_end(9).await.unwrap(), b"go");
+        send.write_all(&payload).await.unwrap();
+        send.finish().unwrap();
+        connection.closed().await;
+    });
+
+    let connecting = client.connect_with(client_config, address, "localhost");
+    let connection = connecting.unwrap().await.unwrap();
+    let socket = UdpReceiver::bind(ANY, &pool).unwrap().into_quinn();
+    let monitor = socket.monitor();
+    client.rebind_abstract(Arc::new(socket)).unwrap();
+    let (mut send, mut receive) = connection.open_bi().await.unwrap();
+    send.write_all(b"go").await.unwrap();
+    send.finish().unwrap();
+    let got = receive.read_to_end(2 << 20).await.unwrap();
+    assert!(got == sent, "what comes is what was sent");
+    connection.close(0_u32.into(), b"done");
+    client.wait_idle().await;
+    sending.await.unwrap();
+    let stats = monitor.stats();
+    assert!(stats.received_bytes > 1 << 20, "{stats:?}");
+    assert_eq!(stats.dropped(), 0, "{stats:?}");
+}
+
 /// One receive call of quinn's, with a buffer of this many bytes.
 #[cfg(target_os = "linux")]
 async fn recv_once(socket: &QuinnSocket, bytes: usize) -> (quinn::udp::RecvMeta, Vec<u8>) {

@@ -1,6 +1,5 @@
 //! [`QuinnSocket`]: our socket under quinn 0.11.
 
-use super::builder::Coalescing;
 use super::datagram::Ecn;
 use super::receiver::UdpReceiver;
 use super::sender::UdpSender;
@@ -22,6 +21,9 @@ use std::task::{Context, Poll, ready};
 
 /// The most that the kernel coalesces, in datagrams of 1200 bytes. quinn multiplies this by its largest
 /// datagram, which is never smaller, so each of its buffers holds at least 64 KiB.
+///
+/// The same for a socket that does not coalesce: an endpoint makes its buffers once, and may rebind to one that
+/// does. What is not used of them is never touched.
 const MAX_COALESCED_DATAGRAMS: usize = (64_usize << 10).div_ceil(1200);
 
 /// A socket for [`quinn::Endpoint::new_with_abstract_socket`], made by [`UdpReceiver::into_quinn`].
@@ -68,7 +70,6 @@ const MAX_COALESCED_DATAGRAMS: usize = (64_usize << 10).div_ceil(1200);
 pub struct QuinnSocket {
     socket: Arc<Socket>,
     sender: UdpSender,
-    coalescing: Coalescing,
 }
 
 impl UdpReceiver {
@@ -81,7 +82,6 @@ impl UdpReceiver {
         QuinnSocket {
             socket: Arc::clone(self.socket()),
             sender: self.sender(),
-            coalescing: self.coalescing(),
         }
     }
 }
@@ -208,10 +208,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
     }
 
     fn max_receive_segments(&self) -> usize {
-        match self.coalescing {
-            Coalescing::On => MAX_COALESCED_DATAGRAMS,
-            Coalescing::Off { .. } => 1,
-        }
+        MAX_COALESCED_DATAGRAMS
     }
 
     fn may_fragment(&self) -> bool {
