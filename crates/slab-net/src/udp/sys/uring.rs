@@ -320,7 +320,8 @@ struct BufferRing {
 }
 
 impl BufferRing {
-    const LAYOUT: Layout = match Layout::from_size_align(MAX_LENT * 16, 4096) {
+    /// The kernel takes it at the beginning of a page, which has at most 64 KiB (on some ARM and POWER).
+    const LAYOUT: Layout = match Layout::from_size_align(MAX_LENT * 16, 64 << 10) {
         Ok(layout) => layout,
         Err(_) => unreachable!(),
     };
