@@ -42,11 +42,15 @@ async fn awaited_packets_record_the_call_site() {
     check(pool, (line!(), pool.alloc_timeout(9, soon).await.unwrap()));
 }
 
+fn long() -> Packet {
+    Packet::from(vec![7; 500])
+}
+
 #[test]
 fn growth_records_the_call_site() {
     let pool = &builder().build().unwrap();
     type Grow = fn(&mut PacketBuf);
-    let grow: [(u32, Grow); 10] = [
+    let grow: [(u32, Grow); 17] = [
         (line!(), |buf| buf.reserve(500)),
         (line!(), |buf| buf.try_reserve(500).unwrap()),
         (line!(), |buf| buf.extend_from_slice(&[7; 500])),
@@ -57,10 +61,17 @@ fn growth_records_the_call_site() {
         (line!(), |buf| buf.put(&[7; 500][..])),
         (line!(), |buf| buf.prepend(&[7; 500])),
         (line!(), |buf| buf.try_prepend(&[7; 500]).unwrap()),
+        (line!(), |buf| buf.prepend_header(500).fill(7)),
+        (line!(), |buf| buf.extend_from_within(..)),
+        (line!(), |buf| buf.unsplit(long().into())),
+        (line!(), |buf| buf.extend([7; 500])),
+        (line!(), |buf| buf.extend(&[7; 500])),
+        (line!(), |buf| buf.extend([7; 500].iter().filter(|_| true))),
+        (line!(), |buf| buf.extend([long()])),
     ];
     for (line, grow) in grow {
         let mut buf = pool.with_capacity(9);
-        buf.extend_from_slice(b"contents");
+        buf.extend_from_slice(&[7; 40]);
         grow(&mut buf);
         check(pool, (line, buf));
     }

@@ -213,16 +213,19 @@ read_traits!(PacketBuf);
 read_traits!(Packet);
 
 impl Extend<u8> for PacketBuf {
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn extend<T: IntoIterator<Item = u8>>(&mut self, iter: T) {
         let iter = iter.into_iter();
         self.reserve(iter.size_hint().0);
         for byte in iter {
-            self.put_u8(byte);
+            // Not by `put_u8`, whose caller would be a line of `bytes`.
+            self.put_slice(&[byte]);
         }
     }
 }
 
 impl<'a> Extend<&'a u8> for PacketBuf {
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
     fn extend<T: IntoIterator<Item = &'a u8>>(&mut self, iter: T) {
         self.extend(iter.into_iter().copied());
     }
@@ -232,6 +235,7 @@ impl<'a> Extend<&'a u8> for PacketBuf {
 macro_rules! extend_by {
     ($($part:ty),*) => {$(
         impl Extend<$part> for PacketBuf {
+            #[cfg_attr(feature = "leak-tracking", track_caller)]
             fn extend<T: IntoIterator<Item = $part>>(&mut self, iter: T) {
                 for part in iter {
                     self.extend_from_slice(&part);
