@@ -164,6 +164,30 @@ fn a_system_without_timestamps_refuses_only_those_who_ask_for_them() {
     );
 }
 
+/// Whichever step it refuses, the receiver works without, and no memory meant for the kernel is lost.
+#[cfg(feature = "io-uring")]
+#[test]
+fn a_system_that_refuses_io_uring_costs_no_memory() {
+    async fn test() {
+        let pool = pool();
+        let off = slab_net::udp::Coalescing::Off { max_datagram: 1500 };
+        let builder = UdpReceiver::builder(&pool).coalescing(off).io_uring(true);
+        let mut receiver = builder.bind(ANY).unwrap();
+        assert!(!receiver.uses_io_uring());
+        assert_eq!(pool.slab().stats().in_use(), 0);
+        let hello = Transmit::new(b"hello", receiver.local_addr());
+        receiver.sender().send(&hello).await.unwrap();
+        let batch = receiver.recv_batch().await.unwrap();
+        assert_eq!(batch.contents(), b"hello");
+    }
+    fn refuse(step: libc::c_long) -> io::Result<()> {
+        fail_syscall(step, libc::EAGAIN)
+    }
+    run_on_own_thread(|| refuse(libc::SYS_io_uring_setup), test);
+    run_on_own_thread(|| refuse(libc::SYS_io_uring_register), test);
+    run_on_own_thread(|| refuse(libc::SYS_io_uring_enter), test);
+}
+
 #[test]
 fn sending_recovers_when_the_interface_comes_up_again() {
     async fn test() {

@@ -332,6 +332,24 @@ async fn a_refused_request_is_submitted_again() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// The kernel has nothing of a request that it refused. See `udp_system` for the first request.
+#[tokio::test]
+async fn a_refused_request_leaks_no_buffer() {
+    let pool = pool(16);
+    let Some((mut receiver, held)) = receiver_without_request(&pool).await else {
+        return;
+    };
+    let refused = std::thread::spawn(move || {
+        if let Err(why) = fail_syscall(libc::SYS_io_uring_enter, libc::EBUSY) {
+            return skipped("this thread's system cannot be changed", &why);
+        }
+        receiver.try_recv_batch().unwrap_err();
+        drop((held, receiver));
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    });
+    refused.join().unwrap();
+}
+
 /// The kernel has completed datagrams, followed by an error, before anything is reaped.
 #[tokio::test]
 async fn an_error_after_datagrams_is_reported_after_them_and_once() {

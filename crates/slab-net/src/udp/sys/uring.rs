@@ -111,6 +111,8 @@ pub(in crate::udp) struct Ring {
     buffer_bytes: usize,
     /// Whether a request is under way.
     is_armed: bool,
+    /// Whether it is to be cancelled.
+    is_cancelled: bool,
     /// An error that followed datagrams, to be returned before the next ones.
     pub(in crate::udp) deferred_error: Option<io::Error>,
 }
@@ -153,6 +155,7 @@ impl Ring {
             ids: (0..MAX_LENT as u16).collect(),
             buffer_bytes,
             is_armed: false,
+            is_cancelled: false,
             deferred_error: None,
         })
     }
@@ -248,11 +251,17 @@ impl Ring {
     /// Ends the request, and waits until the kernel has returned all buffers. Appends everything that
     /// it completed to `out`.
     pub(in crate::udp) fn stop(&mut self, out: &mut Vec<Completion>) -> io::Result<()> {
-        let cancel = opcode::AsyncCancel::new(RECEIVE_TAG)
-            .build()
-            .user_data(CANCEL_TAG);
-        if self.is_armed {
-            self.push(&cancel)?;
+        if self.is_armed && !self.is_cancelled {
+            if self.ring.submission().is_empty() {
+                let cancel = opcode::AsyncCancel::new(RECEIVE_TAG)
+                    .build()
+                    .user_data(CANCEL_TAG);
+                self.push(&cancel)?;
+                self.is_cancelled = true;
+            } else {
+                // The kernel has not accepted the request, and is not asked again.
+                self.is_armed = false;
+            }
         }
         while self.is_armed {
             match self.ring.submit_and_wait(1) {
