@@ -738,6 +738,7 @@ impl tracing::Subscriber for Warnings {
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
     fn event(&self, event: &tracing::Event<'_>) {
         event.record(&mut self.clone());
+        panic!("a subscriber may panic");
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
@@ -751,8 +752,11 @@ async fn without_a_large_enough_class_it_falls_back_with_one_warning() {
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let _guard = tracing::subscriber::set_default(warnings.clone());
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let bind = || builder(&pool, Coalescing::On).bind(ANY);
+    let warned = std::panic::catch_unwind(AssertUnwindSafe(bind));
+    assert_eq!(warned.is_err(), !warnings.0.lock().unwrap().is_empty());
     for _ in 0..3 {
-        let mut receiver = builder(&pool, Coalescing::On).bind(ANY).unwrap();
+        let mut receiver = bind().unwrap();
         assert!(!receiver.uses_io_uring());
         let hello = Transmit::new(b"hello", receiver.local_addr());
         receiver.sender().send(&hello).await.unwrap();
@@ -760,7 +764,7 @@ async fn without_a_large_enough_class_it_falls_back_with_one_warning() {
     }
     let said = std::mem::take(&mut *warnings.0.lock().unwrap());
     // Without io_uring another test may have caused the warning before.
-    let is_ours = bind(&self::pool(16), OFF).is_some();
+    let is_ours = self::bind(&self::pool(16), OFF).is_some();
     assert!(said.len() <= 1 && (!is_ours || said.len() == 1), "{said:?}");
     if let Some(reason) = said.first().filter(|_| is_ours) {
         assert!(reason.contains("65792"), "{reason}");

@@ -91,8 +91,11 @@ impl UdpReceiver {
     /// Only Linux has io_uring.
     #[cfg(all(not(target_os = "linux"), feature = "io-uring"))]
     pub(super) fn with_uring(self) -> Self {
-        static WARNING: std::sync::Once = std::sync::Once::new();
-        WARNING.call_once(|| tracing::warn!("io_uring is not available, receiving by readiness"));
+        use std::sync::atomic::{AtomicBool, Ordering};
+        static IS_WARNED: AtomicBool = AtomicBool::new(false);
+        if !IS_WARNED.swap(true, Ordering::Relaxed) {
+            tracing::warn!("io_uring is not available, receiving by readiness");
+        }
         self
     }
 

@@ -17,7 +17,7 @@ use core::fmt;
 use core::task::{Context, Poll, ready};
 use slab_core::SlabPool;
 use std::io;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -39,10 +39,11 @@ impl Uring {
         match Self::try_start(socket, reader) {
             Ok(uring) => Some(Box::new(uring)),
             Err(error) => {
-                static WARNING: Once = Once::new();
-                WARNING.call_once(|| {
+                // Not a `Once`: a subscriber may panic, or bind such a receiver itself.
+                static IS_WARNED: AtomicBool = AtomicBool::new(false);
+                if !IS_WARNED.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "io_uring is not available, receiving by readiness");
-                });
+                }
                 None
             }
         }
