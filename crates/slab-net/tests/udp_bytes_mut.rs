@@ -1,9 +1,12 @@
 //! Genuine `BytesMut` from a ring of buffers: none corrupted or aliased, the cap kept, everything counted.
 
 use bytes::BytesMut;
+use futures_util::FutureExt;
 use slab_net::PacketPool;
 use slab_net::udp::{BytesMutReceiver, Coalescing, Transmit, UdpReceiver};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -280,4 +283,51 @@ async fn truncated_and_undelivered_datagrams_are_counted() {
     );
     let delivered = stats.received_bytes - stats.dropped_bytes();
     assert_eq!(delivered, 100 + 99 + 1);
+}
+
+/// Panics at the first warning, which is that of a drop.
+struct PanicOnce(AtomicBool);
+
+impl tracing::Subscriber for PanicOnce {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        assert!(self.0.swap(true, Ordering::Relaxed), "a subscriber panics");
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test]
+async fn a_subscriber_that_panics_costs_neither_buffers_nor_datagrams() {
+    // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    let _guard = tracing::subscriber::set_default(PanicOnce(AtomicBool::new(false)));
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
+    let mut receiver = builder.bind(ANY).unwrap().into_bytes_mut(2 * 100);
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let to = receiver.local_addr();
+    // Makes the next read one into two buffers.
+    sender.send(&Transmit::new(&[1; 80], to)).await.unwrap();
+    receive(&mut receiver, 1).await;
+    for len in [101, 99] {
+        let transmit = Transmit::new(&[1; 101][..len], to);
+        sender.send(&transmit).await.unwrap();
+    }
+    let panicked = AssertUnwindSafe(receive(&mut receiver, 1)).catch_unwind();
+    assert!(panicked.await.is_err());
+    sender.send(&Transmit::new(&[1; 98], to)).await.unwrap();
+    let got = tokio::time::timeout(HANG, receive(&mut receiver, 2)).await;
+    let got = got.expect("hangs");
+    assert_eq!((got[0].len(), got[1].len()), (99, 98));
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped()), (4, 1));
+    assert_eq!(stats.dropped_truncated, 1);
 }

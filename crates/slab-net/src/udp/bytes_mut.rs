@@ -255,18 +255,23 @@ impl BytesMutReceiver {
             true => (offered * 2).min(MAX_SLOTS),
             false => (read + 1).min(MAX_SLOTS),
         };
-        let mut all = Amount::default();
+        let (mut all, mut truncated) = (Amount::default(), 0);
         let mut filled = self.slots.take();
         // Before the others are cut: a copy may take one of these.
         self.slots.extend(filled.drain(read..));
         for (index, buffer) in filled.into_iter().enumerate() {
             let received = self.received[index];
             all += received.amount();
+            truncated += u64::from(received.meta.truncated);
             self.split_into_datagrams(buffer, &received);
         }
         self.count(socket, read, all);
+        // Last, when all buffers are in their place: a subscriber may panic.
         self.no_memory.record_success();
-        self.truncated.record_success();
+        match truncated {
+            0 => self.truncated.record_success(),
+            datagrams => self.truncated.dropped(datagrams),
+        }
         Ok(())
     }
 
@@ -276,7 +281,6 @@ impl BytesMutReceiver {
         let counters = &self.socket.counters.receive;
         if received.meta.truncated {
             counters.truncated_dropped.bump(received.amount());
-            self.truncated.dropped(1);
             self.ring.put(buffer);
             return;
         }
