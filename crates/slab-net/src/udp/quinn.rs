@@ -41,6 +41,10 @@ const MAX_COALESCED_DATAGRAMS: usize = (64_usize << 10).div_ceil(1200);
 /// pool's cap bounds quinn's buffers, and no copy is saved. A server that drives `quinn_proto` itself
 /// can avoid the copy: see [`BytesMutReceiver`](super::BytesMutReceiver).
 ///
+/// quinn makes these buffers once, as long as the endpoint's first socket requires. Where that was this socket or
+/// quinn's own, an endpoint can be rebound to any of either; what a buffer of a third kind of socket is too short
+/// for is dropped and counted as truncated.
+///
 /// [`quinn_proto`]: https://docs.rs/quinn-proto/0.11
 ///
 /// `TokioRuntime` needs quinn's feature `runtime-tokio`, which this crate does not enable.
