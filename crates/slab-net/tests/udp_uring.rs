@@ -641,6 +641,34 @@ async fn a_panicking_waker_leaves_unread_batches_counted() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// Buffers that the kernel may still write to are lost then, but not those that it has filled.
+#[tokio::test]
+async fn stop_delivers_datagrams_in_the_ring_even_if_it_cannot_end_the_request() {
+    let pool = pool(16);
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let sender = receiver.sender();
+    for n in 0..5_u8 {
+        let one = [n; 100];
+        let transmit = Transmit::new(&one, receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    let refused = std::thread::spawn(move || {
+        if let Err(why) = fail_syscall(libc::SYS_io_uring_enter, libc::EBUSY) {
+            return skipped("this thread's system cannot be changed", &why);
+        }
+        let error = receiver.stop().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
+        for n in 0..5_u8 {
+            let batch = receiver.try_recv_batch().unwrap();
+            assert_eq!(batch.expect("it was filled").contents(), [n; 100]);
+        }
+        assert!(receiver.try_recv_batch().unwrap().is_none());
+    });
+    refused.join().unwrap();
+}
+
 #[tokio::test]
 async fn stop_delivers_datagrams_in_the_ring_and_in_the_socket() {
     let pool = pool(16);

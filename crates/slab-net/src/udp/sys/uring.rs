@@ -249,7 +249,7 @@ impl Ring {
     }
 
     /// Ends the request, and waits until the kernel has returned all buffers. Appends everything that
-    /// it completed to `out`.
+    /// it completed to `out`, also if the request cannot be ended.
     pub(in crate::udp) fn stop(&mut self, out: &mut Vec<Completion>) -> io::Result<()> {
         if self.is_armed && !self.is_cancelled {
             if self.ring.submission().is_empty() {
@@ -263,14 +263,19 @@ impl Ring {
                 self.is_armed = false;
             }
         }
-        while self.is_armed {
-            match self.ring.submit_and_wait(1) {
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-                _ => out.extend(std::iter::from_fn(|| self.next())),
-            }
+        let mut waited = Ok(());
+        while self.is_armed && waited.is_ok() {
+            waited = match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+                _ => Ok(()),
+            };
+            out.extend(std::iter::from_fn(|| self.next()));
         }
         out.extend(std::iter::from_fn(|| self.next()));
-        Ok(())
+        match self.is_armed {
+            true => waited,
+            false => Ok(()),
+        }
     }
 
     fn take_lent(&mut self, id: usize) -> Option<Chunk> {
