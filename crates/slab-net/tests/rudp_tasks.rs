@@ -238,10 +238,13 @@ async fn a_waker_may_use_the_session() {
             found: Mutex::default(),
         })
     });
-    let wait = || {
-        for task in &tasks {
+    let mut waiting: Vec<_> = tasks
+        .iter()
+        .map(|_| Box::pin(client.recv_datagram()))
+        .collect();
+    let mut wait = || {
+        for (task, waiting) in tasks.iter().zip(&mut waiting) {
             let waker = Waker::from(Arc::clone(task));
-            let mut waiting = pin!(client.recv_datagram());
             let waiting = waiting.as_mut().poll(&mut Context::from_waker(&waker));
             assert_eq!(waiting, Poll::Pending);
         }
@@ -257,7 +260,7 @@ async fn a_waker_may_use_the_session() {
     wait_until(&server, "all are woken", all_woken).await;
     wait();
     client.abort();
-    for task in tasks {
+    for task in &tasks {
         assert_eq!(*task.found.lock().unwrap(), [true, true]);
     }
 }

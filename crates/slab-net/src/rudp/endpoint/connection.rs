@@ -5,6 +5,7 @@ use super::super::error::{CloseReason, SendError, Unsent};
 use super::super::stats::RudpStats;
 use super::link::{Inner, Link, LinkGuard};
 use super::stream::Stream;
+use super::wakers::Wait;
 use crate::packet::{Packet, PacketBuf};
 use core::fmt;
 use core::future::{Future, poll_fn};
@@ -86,6 +87,7 @@ impl Connection {
     /// nothing in flight whose acknowledgement would free some.
     pub async fn send(&self, message: impl Into<Packet>) -> Result<(), SendError> {
         let mut message = Some(message.into());
+        let mut waits = self.link().waits();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let Some(packet) = message.take() else {
@@ -96,7 +98,7 @@ impl Connection {
                 Ok(()) => Ok(()),
                 Err(Unsent { packet, error }) => {
                     message = Some(packet);
-                    Err(ready!(wait_to_send(inner, cx, error)))
+                    Err(ready!(wait_to_send(inner, &mut waits.to_write, cx, error)))
                 }
             };
             coop.made_progress();
@@ -110,12 +112,13 @@ impl Connection {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_slice(&self, message: &[u8]) -> Result<(), SendError> {
+        let mut waits = self.link().waits();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let (sent, inner) = self.with_guard(|inner| inner.session.send_slice(message));
             let sent = match sent {
                 Ok(()) => Ok(()),
-                Err(error) => Err(ready!(wait_to_send(inner, cx, error))),
+                Err(error) => Err(ready!(wait_to_send(inner, &mut waits.to_write, cx, error))),
             };
             coop.made_progress();
             Poll::Ready(sent)
@@ -207,6 +210,7 @@ impl Connection {
         &self,
         mut take: impl FnMut(&mut Inner) -> Option<T>,
     ) -> Result<Input<T>, CloseReason> {
+        let mut waits = self.link().waits();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let (taken, mut inner) = self.with_guard(&mut take);
@@ -218,7 +222,7 @@ impl Connection {
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| Input::End)
             } else {
-                inner.wait_to_read(cx.waker());
+                inner.wait_to_read(&mut waits.to_read, cx.waker());
                 return Poll::Pending;
             };
             coop.made_progress();
@@ -233,6 +237,7 @@ impl Connection {
         /// How long to pause if too many already wait.
         const RETRY_DELAY: Duration = Duration::from_millis(10);
         let mut alloc = pin!(self.link().shared.pool.alloc(bytes));
+        let mut waits = self.link().waits();
         let buf = poll_fn(|cx| {
             if let Poll::Ready(buf) = alloc.as_mut().poll(cx) {
                 return Poll::Ready(Some(buf));
@@ -243,7 +248,7 @@ impl Connection {
             }
             // Woken if the session ends, or another task takes the message.
             inner.awaited_bytes = bytes as u32;
-            inner.wait_to_read(cx.waker());
+            inner.wait_to_read(&mut waits.to_read, cx.waker());
             Poll::Pending
         });
         match buf.await? {
@@ -292,6 +297,7 @@ impl Connection {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub async fn recv_datagram(&self) -> Result<Option<Packet>, CloseReason> {
+        let mut waits = self.link().waits();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let mut inner = self.link().lock();
@@ -300,7 +306,7 @@ impl Connection {
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| None)
             } else {
-                inner.wait_to_read(cx.waker());
+                inner.wait_to_read(&mut waits.to_read, cx.waker());
                 return Poll::Pending;
             };
             coop.made_progress();
@@ -329,6 +335,7 @@ impl Connection {
     pub async fn ready(&self) -> Result<(), CloseReason> {
         // Sends a WASK, if nothing sent so far included one.
         self.with(|_| ());
+        let mut waits = self.link().waits();
         poll_fn(|cx| {
             let mut inner = self.link().lock();
             if inner.session.is_peer_window_known() {
@@ -337,7 +344,7 @@ impl Connection {
             if let Some(reason) = inner.session.ended() {
                 return Poll::Ready(Err(reason));
             }
-            inner.wait_to_write(cx.waker());
+            inner.wait_to_write(&mut waits.to_write, cx.waker());
             Poll::Pending
         })
         .await
@@ -380,7 +387,7 @@ impl Connection {
     /// Says why the session ended before the peer had everything.
     pub async fn finish(&self) -> Result<(), CloseReason> {
         self.start_finish();
-        poll_fn(|cx| self.poll_closed(cx)).await
+        self.closed().await
     }
 
     pub(super) fn start_finish(&self) {
@@ -396,7 +403,7 @@ impl Connection {
     /// [`CloseReason::ClosedByPeer`] if the peer closed before it had everything.
     pub async fn close(&self) -> Result<(), CloseReason> {
         self.start_close();
-        poll_fn(|cx| self.poll_closed(cx)).await
+        self.closed().await
     }
 
     fn start_close(&self) {
@@ -404,16 +411,17 @@ impl Connection {
         self.link().update(now, |inner| inner.session.close(now));
     }
 
-    fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<Result<(), CloseReason>> {
-        let mut inner = self.link().lock();
-        let closed = inner.session.close_result();
-        closed.map_or_else(
-            || {
-                inner.wait_to_write(cx.waker());
-                Poll::Pending
-            },
-            Poll::Ready,
-        )
+    async fn closed(&self) -> Result<(), CloseReason> {
+        let mut waits = self.link().waits();
+        poll_fn(|cx| {
+            let mut inner = self.link().lock();
+            if let Some(closed) = inner.session.close_result() {
+                return Poll::Ready(closed);
+            }
+            inner.wait_to_write(&mut waits.to_write, cx.waker());
+            Poll::Pending
+        })
+        .await
     }
 
     /// Ends the session at once. What was not delivered is lost. A peer that runs this library is told, and told again
@@ -478,6 +486,7 @@ impl Connection {
 /// Nothing was accepted for sending: waits if that may change, otherwise returns why.
 pub(super) fn wait_to_send(
     mut inner: LinkGuard<'_>,
+    to_write: &mut Wait,
     cx: &mut Context<'_>,
     error: SendError,
 ) -> Poll<SendError> {
@@ -496,7 +505,7 @@ pub(super) fn wait_to_send(
     if !wait {
         return Poll::Ready(error);
     }
-    inner.wait_to_write(cx.waker());
+    inner.wait_to_write(to_write, cx.waker());
     Poll::Pending
 }
 

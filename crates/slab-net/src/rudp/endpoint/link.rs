@@ -4,7 +4,7 @@ use super::super::core::Session;
 use super::super::error::CloseReason;
 use super::super::time::Time;
 use super::shared::Shared;
-use super::wakers::{Wakers, Woken};
+use super::wakers::{Wait, Wakers, Woken};
 use crate::packet::Packet;
 use crate::udp::{SendErrorKind, Transmit};
 use bytes::Buf;
@@ -106,13 +106,13 @@ pub(super) struct LinkGuard<'a> {
 
 impl LinkGuard<'_> {
     /// Wakes this task when there is something to read, or never will be.
-    pub(super) fn wait_to_read(&mut self, waker: &Waker) {
-        self.inner.readers.add(waker, &mut self.woken);
+    pub(super) fn wait_to_read(&mut self, wait: &mut Wait, waker: &Waker) {
+        self.inner.readers.add(wait, waker, &mut self.woken);
     }
 
     /// Wakes this task when there is room to write, the session is ready, or it ends.
-    pub(super) fn wait_to_write(&mut self, waker: &Waker) {
-        self.inner.writers.add(waker, &mut self.woken);
+    pub(super) fn wait_to_write(&mut self, wait: &mut Wait, waker: &Waker) {
+        self.inner.writers.add(wait, waker, &mut self.woken);
     }
 }
 
@@ -127,6 +127,19 @@ impl Deref for LinkGuard<'_> {
 impl DerefMut for LinkGuard<'_> {
     fn deref_mut(&mut self) -> &mut Inner {
         &mut self.inner
+    }
+}
+
+/// A future's waits for a session. They end with the future, which may be cancelled.
+pub(super) struct Waits<'a> {
+    link: &'a Link,
+    pub(super) to_read: Wait,
+    pub(super) to_write: Wait,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.link.end_waits(&self.to_read, &self.to_write);
     }
 }
 
@@ -177,6 +190,27 @@ impl Link {
             // A panic in a session leaves it as it was between two calls, or is a bug that the next call shows again.
             inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner),
             woken: Woken::default(),
+        }
+    }
+
+    pub(super) fn waits(&self) -> Waits<'_> {
+        Waits {
+            link: self,
+            to_read: Wait::default(),
+            to_write: Wait::default(),
+        }
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn end_waits(&self, to_read: &Wait, to_write: &Wait) {
+        if to_read.has_begun() || to_write.has_begun() {
+            let mut inner = self.lock();
+            let wakers = [
+                inner.readers.remove(to_read),
+                inner.writers.remove(to_write),
+            ];
+            drop(inner);
+            drop(wakers); // a waker is foreign code
         }
     }
 

@@ -44,7 +44,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 use table::reachable;
 use tokio::task::coop::poll_proceed;
-use wakers::Woken;
+use wakers::{Wait, Woken};
 
 /// A UDP socket with sessions: those that peers open, to be [accepted](Self::accept), and those opened [to
 /// peers](Self::connect).
@@ -205,7 +205,20 @@ impl Endpoint {
     ///
     /// Cancel-safe. Counts against tokio's cooperative budget.
     pub async fn accept(&self) -> Option<Connection> {
+        /// A wait for the next session. It ends with the future, which may be cancelled.
+        struct Waiting<'a>(&'a Shared, Wait);
+
+        impl Drop for Waiting<'_> {
+            fn drop(&mut self) {
+                if self.1.has_begun() {
+                    let waker = self.0.table().acceptors.remove(&self.1);
+                    drop(waker); // after the table is free: it is foreign code
+                }
+            }
+        }
+
         let shared = &self.handle.shared;
+        let mut waiting = Waiting(shared, Wait::default());
         let link = poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let mut table = shared.table();
@@ -215,7 +228,7 @@ impl Endpoint {
                 return Poll::Ready(next);
             }
             let mut woken = Woken::default();
-            table.acceptors.add(cx.waker(), &mut woken);
+            table.acceptors.add(&mut waiting.1, cx.waker(), &mut woken);
             drop(table); // before tasks are woken
             Poll::Pending
         });

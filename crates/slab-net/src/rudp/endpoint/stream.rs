@@ -1,6 +1,7 @@
 //! [`Stream`]: a session as a stream of bytes.
 
 use super::connection::{Connection, end_of_input, wait_to_send};
+use super::wakers::Wait;
 use crate::packet::Packet;
 use bytes::Buf;
 use core::pin::Pin;
@@ -56,6 +57,15 @@ pub struct Stream {
     connection: Connection,
     /// What was taken from the session and not yet read from the stream.
     front: Packet,
+    to_read: Wait,
+    to_write: Wait,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let link = self.connection.link();
+        link.end_waits(&self.to_read, &self.to_write);
+    }
 }
 
 impl Stream {
@@ -63,6 +73,8 @@ impl Stream {
         Self {
             connection,
             front: Packet::new(),
+            to_read: Wait::default(),
+            to_write: Wait::default(),
         }
     }
 
@@ -98,7 +110,7 @@ impl Stream {
                         return Poll::Ready(end.map_err(Into::into));
                     }
                     None => {
-                        inner.wait_to_read(cx.waker());
+                        inner.wait_to_read(&mut self.to_read, cx.waker());
                         return Poll::Pending;
                     }
                 },
@@ -108,7 +120,7 @@ impl Stream {
     }
 
     fn poll_write_slices(
-        &self,
+        &mut self,
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
@@ -132,7 +144,10 @@ impl Stream {
         });
         let written = match written {
             Ok(written) => Ok(written),
-            Err(error) => Err(ready!(wait_to_send(inner, cx, error)).into()),
+            Err(error) => {
+                let refused = wait_to_send(inner, &mut self.to_write, cx, error);
+                Err(ready!(refused).into())
+            }
         };
         coop.made_progress();
         Poll::Ready(written)
@@ -145,7 +160,12 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { connection, front } = self.get_mut();
+        let Self {
+            connection,
+            front,
+            to_read,
+            ..
+        } = self.get_mut();
         let coop = ready!(poll_proceed(cx));
         let before = buf.filled().len();
         drain_into(front, buf);
@@ -171,7 +191,7 @@ impl AsyncRead for Stream {
             coop.made_progress();
             return Poll::Ready(end.map_err(Into::into));
         }
-        inner.wait_to_read(cx.waker());
+        inner.wait_to_read(to_read, cx.waker());
         Poll::Pending
     }
 }
@@ -204,7 +224,7 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.poll_write_slices(cx, &[IoSlice::new(buf)])
+        self.get_mut().poll_write_slices(cx, &[IoSlice::new(buf)])
     }
 
     fn poll_write_vectored(
@@ -212,7 +232,7 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_write_slices(cx, bufs)
+        self.get_mut().poll_write_slices(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {

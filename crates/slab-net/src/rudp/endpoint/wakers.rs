@@ -3,40 +3,87 @@
 use core::task::Waker;
 use std::collections::VecDeque;
 
-/// The most tasks that wait for one event of a session, or for the next session. A cancelled wait leaves its waker
-/// here until something comes. If there are too many, a new one wakes a task that has waited for long, which waits
-/// again if it still has to.
-const MAX_WAKERS: usize = 256;
+/// So many tasks may wait without an allocation each time.
+const MAX_KEPT: usize = 64;
 
 /// Tasks that wait for one event; seldom more than one.
 #[derive(Debug, Default)]
 pub(super) struct Wakers {
-    first: Option<Waker>,
-    more: Vec<Waker>,
+    first: Option<(u64, Waker)>,
+    /// In the order of their numbers.
+    #[expect(clippy::box_collection, reason = "kept small: few sessions need it")]
+    more: Option<Box<Vec<(u64, Waker)>>>,
+    /// The last number that a wait was given.
+    last: u64,
+}
+
+/// One wait for the event. When it is over [take it back](Wakers::remove): the event may be long in coming.
+#[derive(Debug, Default)]
+pub(super) struct Wait {
+    /// 0 before it has begun.
+    number: u64,
+}
+
+impl Wait {
+    pub(super) fn has_begun(&self) -> bool {
+        self.number != 0
+    }
 }
 
 impl Wakers {
-    pub(super) fn add(&mut self, waker: &Waker, woken: &mut Woken) {
-        match &self.first {
-            None => self.first = Some(waker.clone()),
-            Some(first) if first.will_wake(waker) => {}
-            Some(_) if self.more.iter().any(|known| known.will_wake(waker)) => {}
-            Some(_) => {
-                if self.more.len() + 1 == MAX_WAKERS {
-                    woken.push(self.more.remove(0));
-                }
-                self.more.push(waker.clone());
+    /// Has the event wake this task, and not the one for which this wait was added before.
+    pub(super) fn add(&mut self, wait: &mut Wait, waker: &Waker, woken: &mut Woken) {
+        if let Some(known) = self.get_mut(wait) {
+            if !known.will_wake(waker) {
+                woken.replaced = Some(core::mem::replace(known, waker.clone()));
             }
+            return;
         }
+        self.last += 1;
+        wait.number = self.last;
+        let new = (wait.number, waker.clone());
+        match self.first {
+            None => self.first = Some(new),
+            Some(_) => self.more.get_or_insert_default().push(new),
+        }
+    }
+
+    /// The wait is over, whether the event has come or not. Drop the waker after all locks that are held: it is
+    /// foreign code.
+    pub(super) fn remove(&mut self, wait: &Wait) -> Option<Waker> {
+        let first = self.first.take_if(|first| first.0 == wait.number);
+        let (_, waker) = first.or_else(|| {
+            let more = self.more.as_mut()?;
+            Some(more.remove(position(more, wait)?))
+        })?;
+        Some(waker)
+    }
+
+    fn get_mut(&mut self, wait: &Wait) -> Option<&mut Waker> {
+        let first = self.first.as_mut().filter(|first| first.0 == wait.number);
+        let (_, waker) = first.or_else(|| {
+            let more = self.more.as_mut()?;
+            let at = position(more, wait)?;
+            Some(&mut more[at])
+        })?;
+        Some(waker)
     }
 
     /// Moves all of them to `woken`.
     pub(super) fn wake(&mut self, woken: &mut Woken) {
-        if let Some(first) = self.first.take() {
+        if let Some((_, first)) = self.first.take() {
             woken.push(first);
         }
-        self.more.drain(..).for_each(|waker| woken.push(waker));
+        if let Some(more) = &mut self.more {
+            more.drain(..).for_each(|(_, waker)| woken.push(waker));
+            more.shrink_to(MAX_KEPT);
+        }
     }
+}
+
+fn position(more: &[(u64, Waker)], wait: &Wait) -> Option<usize> {
+    let found = more.binary_search_by_key(&wait.number, |&(number, _)| number);
+    found.ok()
 }
 
 /// Tasks to wake; dropping it wakes them. A waker is foreign code, which may take any lock: drop this after those
@@ -47,6 +94,8 @@ pub(super) struct Woken {
     /// As many as usually wait, without an allocation.
     few: [Option<Waker>; 4],
     more: VecDeque<Waker>,
+    /// Not to be woken, but dropped as late.
+    replaced: Option<Waker>,
 }
 
 impl Woken {
@@ -99,29 +148,51 @@ mod tests {
     }
 
     #[test]
-    fn wakers_of_cancelled_waits_are_bounded_and_none_is_lost() {
+    fn waits_that_are_over_leave_nothing_and_all_others_are_woken_once() {
+        const TASKS: usize = 1000;
         let mut wakers = Wakers::default();
-        let tasks: Vec<_> = (0..10_000).map(|_| Arc::new(Task::default())).collect();
-        let woken = || {
-            let woken = tasks.iter().map(|task| task.woken.load(Ordering::Relaxed));
-            woken.collect::<Vec<_>>()
-        };
-        for (added, task) in (1..).zip(&tasks) {
-            for _ in 0..2 {
-                wakers.add(&Waker::from(Arc::clone(task)), &mut Woken::default());
+        let tasks: Vec<_> = (0..TASKS).map(|_| Arc::new(Task::default())).collect();
+        let mut waits: Vec<_> = tasks.iter().map(|_| Wait::default()).collect();
+        let is_over = |task: usize| (task % 7).is_multiple_of(3);
+        for round in 1..=2 {
+            for (task, wait) in tasks.iter().zip(&mut waits) {
+                let waker = Waker::from(Arc::clone(task));
+                for _ in 0..2 {
+                    wakers.add(wait, &waker, &mut Woken::default());
+                }
             }
-            let held = tasks.iter().filter(|task| Arc::strong_count(task) > 1);
-            if added % 100 == 0 {
-                assert_eq!(held.count(), added.min(MAX_WAKERS));
-                assert_eq!(woken().iter().sum::<usize>(), added - added.min(MAX_WAKERS));
+            for (task, wait) in waits.iter().enumerate().filter(|&(task, _)| is_over(task)) {
+                assert!(wakers.remove(wait).is_some());
+                assert!(wakers.remove(wait).is_none());
+                assert_eq!(Arc::strong_count(&tasks[task]), 1);
+            }
+            let mut woken = Woken::default();
+            wakers.wake(&mut woken);
+            drop(woken);
+            for (at, task) in tasks.iter().enumerate() {
+                let times = if is_over(at) { 0 } else { round };
+                assert_eq!(task.woken.load(Ordering::Relaxed), times, "{at}");
+                assert_eq!(Arc::strong_count(task), 1);
             }
         }
-        let mut last = Woken::default();
-        wakers.wake(&mut last);
-        assert_eq!(woken().iter().sum::<usize>(), tasks.len() - MAX_WAKERS);
-        drop(last);
-        assert!(woken().iter().all(|&times| times == 1));
+    }
+
+    /// A stream is polled by another task than before.
+    #[test]
+    fn a_wait_wakes_the_last_task_that_polled_for_it() {
+        let mut wakers = Wakers::default();
+        let tasks = [(); 3].map(|()| Arc::new(Task::default()));
+        let mut waits = [(); 2].map(|()| Wait::default());
+        for (wait, task) in [(0, 0), (1, 0), (1, 1), (0, 2)] {
+            let waker = Waker::from(Arc::clone(&tasks[task]));
+            wakers.add(&mut waits[wait], &waker, &mut Woken::default());
+        }
         assert_eq!(Arc::strong_count(&tasks[0]), 1);
+        let mut woken = Woken::default();
+        wakers.wake(&mut woken);
+        drop(woken);
+        let times = tasks.map(|task| task.woken.load(Ordering::Relaxed));
+        assert_eq!(times, [0, 1, 1]);
     }
 
     #[test]
@@ -143,7 +214,7 @@ mod tests {
                     true => Waker::from(Arc::new(Panics)),
                     false => others.next().unwrap(),
                 };
-                wakers.add(&waker, &mut Woken::default());
+                wakers.add(&mut Wait::default(), &waker, &mut Woken::default());
             }
             let mut woken = Woken::default();
             wakers.wake(&mut woken);
