@@ -227,7 +227,7 @@ pub struct SessionConfigError {
 impl fmt::Display for SessionConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let range = match self.what {
-            "mtu" => "64 to 65507 bytes beside what error correction and encryption add",
+            "mtu" => "64 to 65507 bytes, of which error correction and encryption must leave 64",
             "interval" => "10 ms to 5 s",
             "dead link" => "2 to 1000 transmissions",
             "keepalive" => "more than nothing and less than the idle timeout",

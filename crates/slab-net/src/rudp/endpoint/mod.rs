@@ -156,6 +156,8 @@ impl Endpoint {
         listening: bool,
         open: impl FnOnce(UdpReceiverBuilder) -> Result<UdpReceiver, BindError>,
     ) -> Result<Self, OpenError> {
+        // Of the MTU as it is on the wire, too: no datagram is longer than that.
+        config.session.validate()?;
         config.reduce_mtu_for_protection();
         let each = Session::opening_bytes(&config.session, pool)?;
         if config.max_sessions == 0 {
