@@ -4,36 +4,41 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::{TIMEOUT, accept, any, recv};
-use slab_net::rudp::crypto::AesGcm;
+use rudp_common::sockets::{TIMEOUT, accept, any, pool, recv, wait_until};
+use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 use slab_net::rudp::fec::FecShards;
 use slab_net::rudp::wire::HEADER_BYTES;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, OpenError, SessionConfig};
 use slab_net::{PacketPool, SizeClasses};
+use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-fn with_fec(config: EndpointConfig) -> EndpointConfig {
-    config.fec(FecShards::new(2, 1).unwrap())
-}
+const KEY: &[u8] = b"sixteen secret b";
 
-fn with_key(config: EndpointConfig) -> EndpointConfig {
-    config.aes_gcm(AesGcm::new(b"sixteen secret b").unwrap())
+fn config(session: SessionConfig, fec: bool, encrypt: bool) -> EndpointConfig {
+    let mut config = EndpointConfig::new(session);
+    if fec {
+        config = config.fec(FecShards::new(2, 1).unwrap());
+    }
+    if encrypt {
+        config = config.aes_gcm(AesGcm::new(KEY).unwrap());
+    }
+    config
 }
 
 /// No datagram is longer than UDP takes, what protection adds included.
 #[tokio::test]
 async fn the_longest_mtu_is_that_of_udp_with_any_protection() {
-    let kinds: [(fn(EndpointConfig) -> EndpointConfig, usize); 4] = [
-        (|config| config, 0),
-        (with_fec, 8),
-        (with_key, 28),
-        (|config| with_key(with_fec(config)), 36),
-    ];
-    for (protect, overhead) in kinds {
+    for (fec, encrypt, overhead) in [
+        (false, false, 0),
+        (true, false, 8),
+        (false, true, 28),
+        (true, true, 36),
+    ] {
         let classes = SizeClasses::explicit(&[64, 2048, 65_536, 131_072]).unwrap();
         let builder = PacketPool::builder().size_classes(classes);
         let pool = builder.max_memory(256 << 20).build().unwrap();
-        let config = |mtu| protect(EndpointConfig::new(SessionConfig::fast().mtu(mtu)));
+        let config = |mtu| config(SessionConfig::fast().mtu(mtu), fec, encrypt);
         for mtu in [63 + overhead, 65_508] {
             let refused = Endpoint::bind(any(), &pool, config(mtu)).unwrap_err();
             assert!(matches!(refused, OpenError::Config(_)), "{mtu}: {refused}");
@@ -50,5 +55,51 @@ async fn the_longest_mtu_is_that_of_udp_with_any_protection() {
                 assert_eq!(recv(&accepted).await.len(), len);
             }
         }
+    }
+}
+
+/// Also parity, which names no session, and what is empty.
+#[tokio::test]
+async fn each_datagram_of_a_stranger_is_counted_once() {
+    let pool = pool();
+    let stranger = UdpSocket::bind(any()).await.unwrap();
+    let shard = |kind: u8, len: usize| {
+        let mut shard = vec![0; len];
+        shard[4] = kind;
+        shard
+    };
+    let strays = [
+        vec![],
+        vec![7; 10],
+        vec![7; 100],
+        shard(0xf1, 20),
+        shard(0xf1, 100),
+        shard(0xf2, 20),
+        shard(0xf2, 100),
+    ];
+    let key = AesGcm::new(KEY).unwrap();
+    for (fec, encrypt) in [(true, false), (false, true), (true, true)] {
+        let config = config(SessionConfig::fast(), fec, encrypt);
+        let server = Endpoint::bind(any(), &pool, config).unwrap();
+        let mut sent = 0;
+        for stray in &strays {
+            let mut sealed = [&[0; NONCE_BYTES], &stray[..], &[0; TAG_BYTES]].concat();
+            key.seal(&mut sealed);
+            for datagram in [stray, &sealed] {
+                stranger
+                    .send_to(datagram, server.local_addr())
+                    .await
+                    .unwrap();
+                sent += 1;
+                wait_until(&server, "it is counted", |server| {
+                    let stats = server.stats();
+                    let total = stats.total;
+                    stats.unknown_session + stats.unopened + total.rejected_datagrams() == sent
+                })
+                .await;
+            }
+        }
+        let unopened = if encrypt { strays.len() as u64 } else { 0 };
+        assert_eq!(server.stats().unopened, unopened);
     }
 }

@@ -224,18 +224,18 @@ impl Protection {
             self.unopened.fetch_add(refused, Ordering::Relaxed);
             return;
         };
-        // Which datagrams did not open. Beyond 128, which kernels do not make, bits are shared.
-        let mut bad = 0u128;
+        // Which datagrams did not open. Beyond 128, which kernels do not make, bits are shared. An empty one is no
+        // chunk.
+        let mut bad = u128::from(contents.is_empty());
         for (at, datagram) in contents.chunks_mut(stride).enumerate() {
             // What we have sealed ourselves says nothing about the peer, whoever sends it back.
             if key.has_sealed(datagram) || key.open(datagram).is_none() {
                 bad |= 1 << (at % 128);
-                self.unopened.fetch_add(1, Ordering::Relaxed);
             }
         }
         for (at, mut datagram) in batch.into_packets().enumerate() {
-            // With a stride of zero a datagram is empty, and is none of the chunks above.
-            if bad >> (at % 128) & 1 == 1 || datagram.len() < NONCE_BYTES + TAG_BYTES {
+            if bad >> (at % 128) & 1 == 1 {
+                self.unopened.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             datagram.truncate(datagram.len() - TAG_BYTES);
@@ -313,18 +313,22 @@ impl Inbound {
             opened.clear();
         }
         deliver(datagrams.drain(..));
-        // The shard that opened a session is the first one kept for it.
-        if known.is_none()
-            && let Some(path) = paths.get(peer)
-        {
+        if known.is_some() {
+            return;
+        }
+        if let Some(path) = paths.get(peer) {
+            // The shard that opened a session is the first one kept for it.
             let mut decoder = path.decoder();
             for shard in opened.iter().filter(|shard| !shard.is_empty()) {
                 decoder.handle_shard(shard, datagrams);
             }
-            drop(decoder);
-            deliver(datagrams.drain(..));
+        } else {
+            // Parity from nowhere is counted like whatever else belongs to no session.
+            let is_parity = |shard: &Packet| Framing::of(shard) == Some(Framing::Parity);
+            datagrams.extend(opened.drain(..).filter(is_parity));
         }
         opened.clear();
+        deliver(datagrams.drain(..));
     }
 }
 
