@@ -1,13 +1,15 @@
-//! Waits for a session: any number of them at once, and any number that are cancelled.
+//! Waits for a session, any number of them at once and any number cancelled; and foreign code in what is sent.
 
 mod rudp_common;
 
-use rudp_common::sockets::{TIMEOUT, any, connected_pair, pool};
+use rudp_common::sockets::{TIMEOUT, any, connected_pair, pool, recv};
+use slab_net::Packet;
+use slab_net::rudp::Connection;
 use std::future::{Future, poll_fn};
 use std::net::UdpSocket;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -104,4 +106,66 @@ async fn cancelled_waits_leave_no_waker() {
     cancel(&task, unanswered.ready());
     cancel(&task, unanswered.close());
     assert_eq!(Arc::strong_count(&task), 1);
+}
+
+/// What is sent, and whose bytes.
+struct Message {
+    of: Connection,
+    used: Arc<AtomicUsize>,
+}
+
+impl Message {
+    /// Another thread would wait for ever for a lock that this one holds.
+    fn use_the_session(&self) {
+        let (done, (of, used)) = (mpsc::channel(), (self.of.clone(), Arc::clone(&self.used)));
+        std::thread::spawn(move || {
+            let _ = of.stats();
+            used.fetch_add(1, Ordering::Relaxed);
+            let _ = done.0.send(());
+        });
+        let _ = done.1.recv_timeout(Duration::from_secs(5));
+    }
+}
+
+impl From<Message> for Packet {
+    fn from(message: Message) -> Self {
+        message.use_the_session();
+        Self::from_owner(message)
+    }
+}
+
+impl AsRef<[u8]> for Message {
+    fn as_ref(&self) -> &[u8] {
+        b"message"
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        self.use_the_session();
+    }
+}
+
+/// When it becomes a packet, and when that is dropped.
+#[tokio::test]
+async fn a_message_may_use_the_session_that_it_is_sent_by() {
+    let pool = pool();
+    let (_server, client, accepted) = connected_pair(&pool).await;
+    timeout(TIMEOUT, client.ready()).await.unwrap().unwrap();
+    let used = Arc::default();
+    let message = || Message {
+        of: client.clone(),
+        used: Arc::clone(&used),
+    };
+    client.send(message()).await.unwrap();
+    assert_eq!(used.load(Ordering::Relaxed), 2);
+    client.try_send(message()).unwrap();
+    assert_eq!(used.load(Ordering::Relaxed), 4);
+    client.send_datagram(message()).unwrap();
+    assert_eq!(used.load(Ordering::Relaxed), 6);
+    for _ in 0..2 {
+        assert_eq!(recv(&accepted).await, b"message");
+    }
+    let datagram = timeout(TIMEOUT, accepted.recv_datagram()).await.unwrap();
+    assert_eq!(datagram.unwrap().unwrap(), b"message"[..]);
 }

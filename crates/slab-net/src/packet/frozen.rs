@@ -225,6 +225,11 @@ impl Packet {
         self.owner.class()
     }
 
+    /// Does dropping it run foreign code?
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.owner.as_foreign().is_some()
+    }
+
     /// The number of bytes that the packet keeps from being freed beyond its own length. Memory that
     /// packets share is counted for each of them. 0 for static bytes; of a foreign owner, only the
     /// bytes that it shows are counted.

@@ -13,14 +13,30 @@ impl Session {
     ///
     /// # Errors
     /// Gives the message back, with the reason.
-    pub fn send(&mut self, message: Packet) -> Result<(), Unsent> {
-        match self.check_message(message.len()) {
-            Ok(segments) => self.push_message(message, segments),
-            Err(error) => Err(Unsent {
-                packet: message,
-                error,
-            }),
+    pub fn send(&mut self, mut message: Packet) -> Result<(), Unsent> {
+        self.send_from(&mut message).map_err(|error| Unsent {
+            packet: message,
+            error,
+        })
+    }
+
+    /// As [`send`](Self::send), but leaves a message that was copied: who drops it may run foreign code, its owner's.
+    pub(in super::super) fn send_from(&mut self, message: &mut Packet) -> Result<(), SendError> {
+        let segments = self.check_message(message.len())?;
+        if segments == 1 {
+            let unshared = core::mem::take(message).try_into_mut();
+            let adopted = unshared.map(|unshared| self.send.blocks.adopt(unshared));
+            *message = match adopted {
+                Ok(Ok(place)) => {
+                    self.lacks_send_memory = false;
+                    self.send.push(place, 0);
+                    return Ok(());
+                }
+                Ok(Err(refused)) => refused.freeze(),
+                Err(shared) => shared,
+            };
         }
+        self.push_copy(message, segments)
     }
 
     /// As [`send`](Self::send), but copies the message.
@@ -55,28 +71,6 @@ impl Session {
             return Err(SendError::Blocked);
         }
         Ok(segments as u32)
-    }
-
-    fn push_message(&mut self, message: Packet, segments: u32) -> Result<(), Unsent> {
-        let message = if segments == 1 {
-            match message.try_into_mut() {
-                Ok(message) => match self.send.blocks.adopt(message) {
-                    Ok(place) => {
-                        self.lacks_send_memory = false;
-                        self.send.push(place, 0);
-                        return Ok(());
-                    }
-                    Err(message) => message.freeze(),
-                },
-                Err(message) => message,
-            }
-        } else {
-            message
-        };
-        self.push_copy(&message, segments).map_err(|error| Unsent {
-            packet: message,
-            error,
-        })
     }
 
     fn push_copy(&mut self, message: &[u8], segments: u32) -> Result<(), SendError> {

@@ -86,20 +86,14 @@ impl Connection {
     /// The session has ended, the message is empty or longer than the peer's window, or there is no memory and
     /// nothing in flight whose acknowledgement would free some.
     pub async fn send(&self, message: impl Into<Packet>) -> Result<(), SendError> {
-        let mut message = Some(message.into());
+        let mut message = message.into();
         let mut waits = self.link().waits();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
-            let Some(packet) = message.take() else {
-                return Poll::Ready(Ok(()));
-            };
-            let (sent, inner) = self.with_guard(|inner| inner.session.send(packet));
+            let (sent, inner) = self.with_guard(|inner| inner.session.send_from(&mut message));
             let sent = match sent {
                 Ok(()) => Ok(()),
-                Err(Unsent { packet, error }) => {
-                    message = Some(packet);
-                    Err(ready!(wait_to_send(inner, &mut waits.to_write, cx, error)))
-                }
+                Err(error) => Err(ready!(wait_to_send(inner, &mut waits.to_write, cx, error))),
             };
             coop.made_progress();
             Poll::Ready(sent)
@@ -131,7 +125,9 @@ impl Connection {
     /// # Errors
     /// As [`send`](Self::send), or the send queue is full. Gives the message back.
     pub fn try_send(&self, message: impl Into<Packet>) -> Result<(), Unsent> {
-        self.with(|inner| inner.session.send(message.into()))
+        let mut packet = message.into();
+        let sent = self.with(|inner| inner.session.send_from(&mut packet));
+        sent.map_err(|error| Unsent { packet, error })
     }
 
     /// Waits for the next message; returns `None` if the peer has closed the session or [finished](Self::finish),
@@ -285,7 +281,17 @@ impl Connection {
     /// Gives the datagram back: the session has ended, the peer runs another implementation or has not answered
     /// yet, the datagram is too long, the queue of 64 is full, or there is no memory.
     pub fn send_datagram(&self, datagram: impl Into<Packet>) -> Result<(), Unsent> {
-        self.with(|inner| inner.session.send_datagram(datagram.into()))
+        let packet = datagram.into();
+        if !packet.is_foreign() || packet.len() > self.max_datagram() {
+            return self.with(|inner| inner.session.send_datagram(packet));
+        }
+        // What is queued is dropped where the session is locked, and this one's owner may look at it then.
+        let Ok(copy) = self.link().shared.pool.try_copy_from_slice(&packet) else {
+            let error = SendError::NoMemory;
+            return Err(Unsent { packet, error });
+        };
+        let sent = self.with(|inner| inner.session.send_datagram(copy));
+        sent.map_err(|Unsent { error, .. }| Unsent { packet, error })
     }
 
     /// Waits for the next datagram; returns `None` if the peer has closed the session or [finished](Self::finish).
