@@ -2,7 +2,7 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::any;
+use rudp_common::sockets::{TIMEOUT, accept, any, fast, pool};
 use rudp_common::{Random, lossy};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{
@@ -10,6 +10,7 @@ use slab_net::rudp::{
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
+use tokio::time::timeout;
 
 fn world(lost: u64, seed: u64) -> lossy::Lossy {
     let conditions = lossy::Conditions {
@@ -212,4 +213,32 @@ async fn datagrams_arrive_over_sockets() {
     assert_eq!(got, vec![7; max]);
     client.close().await.unwrap();
     assert_eq!(accepted.recv_datagram().await, Ok(None));
+}
+
+/// As a subscriber does. No timer makes it speak within the time of this test.
+#[tokio::test]
+async fn a_client_that_only_waits_for_datagrams_is_heard_of() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, fast()).unwrap();
+    for waits in [false, true] {
+        let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+        let reading = tokio::spawn(async move {
+            if waits {
+                return client.recv_datagram().await.unwrap().unwrap();
+            }
+            loop {
+                match client.try_recv_datagram() {
+                    Some(got) => break got,
+                    None => tokio::task::yield_now().await,
+                }
+            }
+        });
+        let accepted = accept(&server).await;
+        timeout(TIMEOUT, accepted.ready()).await.unwrap().unwrap();
+        accepted
+            .send_datagram(Packet::from_static(b"news"))
+            .unwrap();
+        let got = timeout(TIMEOUT, reading).await.unwrap().unwrap();
+        assert_eq!(got, b"news"[..]);
+    }
 }

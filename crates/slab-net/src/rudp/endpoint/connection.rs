@@ -306,13 +306,16 @@ impl Connection {
         let mut waits = self.link().waits();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
-            let mut inner = self.link().lock();
+            let link = self.link();
+            let mut inner = link.lock();
             let input = if let Some(datagram) = inner.session.recv_datagram() {
                 Ok(Some(datagram))
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| None)
             } else {
                 inner.wait_to_read(&mut waits.to_read, cx.waker());
+                // The peer has not heard of a session that has sent nothing so far.
+                link.settle(&mut inner, link.shared.now(), false);
                 return Poll::Pending;
             };
             coop.made_progress();
@@ -324,7 +327,13 @@ impl Connection {
     /// Returns the next datagram if there is one now.
     #[must_use]
     pub fn try_recv_datagram(&self) -> Option<Packet> {
-        self.link().lock().session.recv_datagram()
+        let link = self.link();
+        let mut inner = link.lock();
+        let datagram = inner.session.recv_datagram();
+        if datagram.is_none() {
+            link.settle(&mut inner, link.shared.now(), false);
+        }
+        datagram
     }
 
     /// Returns the length of the longest [datagram](Self::send_datagram) in bytes: what error correction and
