@@ -18,7 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use udp_common::network::{ioctl, request, run_on_own_thread, set_link_up, unshare_network};
-use udp_common::{checked, fail_sends, fail_syscall_if, skipped};
+use udp_common::{checked, fail_sends, fail_syscall, fail_syscall_if, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 

@@ -13,6 +13,8 @@ const MIN_MTU: usize = 64;
 /// The payload of the largest IPv4 datagram.
 const MAX_MTU: usize = 65507;
 pub(super) const MAX_WINDOW: u32 = 32768;
+/// Below the resolution of a session's clock, 1 us, it would ask all the time.
+const MIN_KEEPALIVE: Duration = Duration::from_millis(1);
 
 /// How a session sends when the network, rather than the peer's window, is the limit.
 ///
@@ -193,7 +195,7 @@ impl SessionConfig {
             ("dead link", (2..=1000).contains(&self.dead_link)),
             (
                 "keepalive",
-                !self.keepalive.is_zero() && self.keepalive < self.idle_timeout,
+                self.keepalive >= MIN_KEEPALIVE && self.keepalive < self.idle_timeout,
             ),
         ];
         match checks.iter().find(|(_, ok)| !ok) {
@@ -230,7 +232,7 @@ impl fmt::Display for SessionConfigError {
             "mtu" => "64 to 65507 bytes, of which error correction and encryption must leave 64",
             "interval" => "10 ms to 5 s",
             "dead link" => "2 to 1000 transmissions",
-            "keepalive" => "more than nothing and less than the idle timeout",
+            "keepalive" => "1 ms or more, and less than the idle timeout",
             _ => "1 to 32768 segments",
         };
         write!(
@@ -261,7 +263,7 @@ mod tests {
             ok.interval(Duration::from_millis(9)),
             ok.dead_link(1),
             ok.dead_link(1001),
-            ok.keepalive(Duration::ZERO, Duration::from_secs(1)),
+            ok.keepalive(Duration::from_micros(999), Duration::from_secs(1)),
             ok.keepalive(Duration::from_secs(1), Duration::from_secs(1)),
         ];
         for config in wrong {
