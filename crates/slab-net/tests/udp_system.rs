@@ -18,7 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use udp_common::network::{ioctl, request, run_on_own_thread, set_link_up, unshare_network};
-use udp_common::{checked, fail_sends, fail_syscall, fail_syscall_if, skipped};
+use udp_common::{checked, fail_sends, fail_syscall_if, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -181,7 +181,7 @@ fn a_system_that_refuses_io_uring_costs_no_memory() {
         assert_eq!(batch.contents(), b"hello");
     }
     fn refuse(step: libc::c_long) -> io::Result<()> {
-        fail_syscall(step, libc::EAGAIN)
+        udp_common::fail_syscall(step, libc::EAGAIN)
     }
     run_on_own_thread(|| refuse(libc::SYS_io_uring_setup), test);
     run_on_own_thread(|| refuse(libc::SYS_io_uring_register), test);

@@ -46,6 +46,12 @@ use table::reachable;
 use tokio::task::coop::poll_proceed;
 use wakers::{Wait, Woken};
 
+/// Is a socket bound to all addresses? Then it has to know to which of them a datagram was sent. Others need no more
+/// of the system than a datagram's source, which costs less.
+fn is_any(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_unspecified()
+}
+
 /// A UDP socket with sessions: those that peers open, to be [accepted](Self::accept), and those opened [to
 /// peers](Self::connect).
 ///
@@ -115,7 +121,9 @@ impl Endpoint {
         pool: &PacketPool,
         config: EndpointConfig,
     ) -> Result<Self, OpenError> {
-        Self::start(pool, config, true, |receiver| receiver.bind(address))
+        Self::start(pool, config, true, |receiver| {
+            receiver.source_only(!is_any(address)).bind(address)
+        })
     }
 
     /// As [`bind`](Self::bind), on a socket that is bound already: by a service manager, to a device, or before
@@ -147,7 +155,10 @@ impl Endpoint {
         pool: &PacketPool,
         config: EndpointConfig,
     ) -> Result<Self, OpenError> {
-        Self::start(pool, config, true, |receiver| receiver.from_std(socket))
+        let source_only = socket.local_addr().is_ok_and(|address| !is_any(address));
+        Self::start(pool, config, true, |receiver| {
+            receiver.source_only(source_only).from_std(socket)
+        })
     }
 
     fn start(
@@ -192,7 +203,8 @@ impl Endpoint {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
-        Self::start(pool, config, false, |mut receiver| {
+        Self::start(pool, config, false, |receiver| {
+            let mut receiver = receiver.source_only(true);
             // The BSDs refuse to send on a connected socket if an address is given, even its own. There the table
             // drops what others send.
             if cfg!(any(target_os = "linux", windows)) {
