@@ -196,16 +196,21 @@ async fn a_server_bound_to_all_answers_from_the_address_that_was_sent_to() {
     ];
     for config in configs {
         for all in ["0.0.0.0:0", "[::]:0", "[::ffff:0.0.0.0]:0"] {
-            let Ok(server) = Endpoint::bind(all.parse().unwrap(), &pool, config.clone()) else {
-                assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "{all}");
-                continue;
-            };
-            // Not the address that the system would choose to answer from.
-            let to = ([127, 0, 0, 2], server.local_addr().port()).into();
-            let client = Connection::connect(to, &pool, config.clone()).unwrap();
-            timeout(TIMEOUT, assert_echo(&server, &client))
-                .await
-                .expect(all);
+            let bound = Endpoint::bind(all.parse().unwrap(), &pool, config.clone());
+            let adopted = std::net::UdpSocket::bind(all)
+                .map(|socket| Endpoint::from_std(socket, &pool, config.clone()).unwrap());
+            for server in [bound.ok(), adopted.ok()] {
+                let Some(server) = server else {
+                    assert!(std::env::var_os("SLAB_NET_NO_SKIP").is_none(), "{all}");
+                    continue;
+                };
+                // Not the address that the system would choose to answer from.
+                let to = ([127, 0, 0, 2], server.local_addr().port()).into();
+                let client = Connection::connect(to, &pool, config.clone()).unwrap();
+                timeout(TIMEOUT, assert_echo(&server, &client))
+                    .await
+                    .expect(all);
+            }
         }
     }
 }
