@@ -90,9 +90,12 @@ impl Connection {
         let mut waits = self.link().waits();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
-            let (sent, inner) = self.with_guard(|inner| inner.session.send_from(&mut message));
+            let (sent, mut inner) = self.with_guard(|inner| inner.session.send_from(&mut message));
             let sent = match sent {
-                Ok(()) => Ok(()),
+                Ok(()) => {
+                    inner.end_wait_to_write(&mut waits.to_write);
+                    Ok(())
+                }
                 Err(error) => Err(ready!(wait_to_send(inner, &mut waits.to_write, cx, error))),
             };
             coop.made_progress();
@@ -109,9 +112,12 @@ impl Connection {
         let mut waits = self.link().waits();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
-            let (sent, inner) = self.with_guard(|inner| inner.session.send_slice(message));
+            let (sent, mut inner) = self.with_guard(|inner| inner.session.send_slice(message));
             let sent = match sent {
-                Ok(()) => Ok(()),
+                Ok(()) => {
+                    inner.end_wait_to_write(&mut waits.to_write);
+                    Ok(())
+                }
                 Err(error) => Err(ready!(wait_to_send(inner, &mut waits.to_write, cx, error))),
             };
             coop.made_progress();
@@ -221,6 +227,7 @@ impl Connection {
                 inner.wait_to_read(&mut waits.to_read, cx.waker());
                 return Poll::Pending;
             };
+            inner.end_wait_to_read(&mut waits.to_read);
             coop.made_progress();
             Poll::Ready(input)
         })
@@ -318,6 +325,7 @@ impl Connection {
                 link.settle(&mut inner, link.shared.now(), false);
                 return Poll::Pending;
             };
+            inner.end_wait_to_read(&mut waits.to_read);
             coop.made_progress();
             Poll::Ready(input)
         })

@@ -114,6 +114,16 @@ impl LinkGuard<'_> {
     pub(super) fn wait_to_write(&mut self, wait: &mut Wait, waker: &Waker) {
         self.inner.writers.add(wait, waker, &mut self.woken);
     }
+
+    /// What was waited for has come, so that the wait need not take the lock again to end.
+    pub(super) fn end_wait_to_read(&mut self, wait: &mut Wait) {
+        self.inner.readers.end(wait, &mut self.woken);
+    }
+
+    /// As [`end_wait_to_read`](Self::end_wait_to_read).
+    pub(super) fn end_wait_to_write(&mut self, wait: &mut Wait) {
+        self.inner.writers.end(wait, &mut self.woken);
+    }
 }
 
 impl Deref for LinkGuard<'_> {

@@ -59,6 +59,14 @@ impl Wakers {
         Some(waker)
     }
 
+    /// As [`remove`](Self::remove), where a lock is held: what is to be dropped goes to `woken`.
+    pub(super) fn end(&mut self, wait: &mut Wait, woken: &mut Woken) {
+        if wait.has_begun() {
+            woken.replaced = self.remove(wait);
+            *wait = Wait::default();
+        }
+    }
+
     fn get_mut(&mut self, wait: &Wait) -> Option<&mut Waker> {
         let first = self.first.as_mut().filter(|first| first.0 == wait.number);
         let (_, waker) = first.or_else(|| {
