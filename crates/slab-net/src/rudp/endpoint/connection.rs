@@ -87,16 +87,16 @@ impl Connection {
     /// nothing in flight whose acknowledgement would free some.
     pub async fn send(&self, message: impl Into<Packet>) -> Result<(), SendError> {
         let mut message = message.into();
-        let mut waits = self.link().waits();
+        let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let (sent, mut inner) = self.with_guard(|inner| inner.session.send_from(&mut message));
             let sent = match sent {
                 Ok(()) => {
-                    inner.end_wait_to_write(&mut waits.to_write);
+                    inner.end(&mut waiting.wait);
                     Ok(())
                 }
-                Err(error) => Err(ready!(wait_to_send(inner, &mut waits.to_write, cx, error))),
+                Err(error) => Err(ready!(wait_to_send(inner, &mut waiting.wait, cx, error))),
             };
             coop.made_progress();
             Poll::Ready(sent)
@@ -109,16 +109,16 @@ impl Connection {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_slice(&self, message: &[u8]) -> Result<(), SendError> {
-        let mut waits = self.link().waits();
+        let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let (sent, mut inner) = self.with_guard(|inner| inner.session.send_slice(message));
             let sent = match sent {
                 Ok(()) => {
-                    inner.end_wait_to_write(&mut waits.to_write);
+                    inner.end(&mut waiting.wait);
                     Ok(())
                 }
-                Err(error) => Err(ready!(wait_to_send(inner, &mut waits.to_write, cx, error))),
+                Err(error) => Err(ready!(wait_to_send(inner, &mut waiting.wait, cx, error))),
             };
             coop.made_progress();
             Poll::Ready(sent)
@@ -212,7 +212,7 @@ impl Connection {
         &self,
         mut take: impl FnMut(&mut Inner) -> Option<T>,
     ) -> Result<Input<T>, CloseReason> {
-        let mut waits = self.link().waits();
+        let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let (taken, mut inner) = self.with_guard(&mut take);
@@ -224,10 +224,10 @@ impl Connection {
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| Input::End)
             } else {
-                inner.wait_to_read(&mut waits.to_read, cx.waker());
+                inner.wait_to_read(&mut waiting.wait, cx.waker());
                 return Poll::Pending;
             };
-            inner.end_wait_to_read(&mut waits.to_read);
+            inner.end(&mut waiting.wait);
             coop.made_progress();
             Poll::Ready(input)
         })
@@ -240,7 +240,7 @@ impl Connection {
         /// How long to pause if too many already wait.
         const RETRY_DELAY: Duration = Duration::from_millis(10);
         let mut alloc = pin!(self.link().shared.pool.alloc(bytes));
-        let mut waits = self.link().waits();
+        let mut waiting = self.link().waiting();
         let buf = poll_fn(|cx| {
             if let Poll::Ready(buf) = alloc.as_mut().poll(cx) {
                 return Poll::Ready(Some(buf));
@@ -251,7 +251,7 @@ impl Connection {
             }
             // Woken if the session ends, or another task takes the message.
             inner.awaited_bytes = bytes as u32;
-            inner.wait_to_read(&mut waits.to_read, cx.waker());
+            inner.wait_to_read(&mut waiting.wait, cx.waker());
             Poll::Pending
         });
         match buf.await? {
@@ -310,7 +310,7 @@ impl Connection {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub async fn recv_datagram(&self) -> Result<Option<Packet>, CloseReason> {
-        let mut waits = self.link().waits();
+        let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
             let link = self.link();
@@ -320,12 +320,12 @@ impl Connection {
             } else if let Some(end) = end_of_input(&inner) {
                 end.map(|()| None)
             } else {
-                inner.wait_to_read(&mut waits.to_read, cx.waker());
+                inner.wait_to_read(&mut waiting.wait, cx.waker());
                 // The peer has not heard of a session that has sent nothing so far.
                 link.settle(&mut inner, link.shared.now(), false);
                 return Poll::Pending;
             };
-            inner.end_wait_to_read(&mut waits.to_read);
+            inner.end(&mut waiting.wait);
             coop.made_progress();
             Poll::Ready(input)
         })
@@ -358,7 +358,7 @@ impl Connection {
     pub async fn ready(&self) -> Result<(), CloseReason> {
         // Sends a WASK, if nothing sent so far included one.
         self.with(|_| ());
-        let mut waits = self.link().waits();
+        let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let mut inner = self.link().lock();
             if inner.session.is_peer_window_known() {
@@ -367,7 +367,7 @@ impl Connection {
             if let Some(reason) = inner.session.ended() {
                 return Poll::Ready(Err(reason));
             }
-            inner.wait_to_write(&mut waits.to_write, cx.waker());
+            inner.wait_to_write(&mut waiting.wait, cx.waker());
             Poll::Pending
         })
         .await
@@ -435,13 +435,13 @@ impl Connection {
     }
 
     async fn closed(&self) -> Result<(), CloseReason> {
-        let mut waits = self.link().waits();
+        let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let mut inner = self.link().lock();
             if let Some(closed) = inner.session.close_result() {
                 return Poll::Ready(closed);
             }
-            inner.wait_to_write(&mut waits.to_write, cx.waker());
+            inner.wait_to_write(&mut waiting.wait, cx.waker());
             Poll::Pending
         })
         .await
@@ -509,12 +509,12 @@ impl Connection {
 /// Nothing was accepted for sending: waits if that may change, otherwise returns why.
 pub(super) fn wait_to_send(
     mut inner: LinkGuard<'_>,
-    to_write: &mut Wait,
+    wait: &mut Wait,
     cx: &mut Context<'_>,
     error: SendError,
 ) -> Poll<SendError> {
     let session = &inner.session;
-    let wait = match error {
+    let may_change = match error {
         SendError::Blocked => true,
         // Acknowledgements free memory.
         SendError::NoMemory => !session.is_sent(),
@@ -525,10 +525,10 @@ pub(super) fn wait_to_send(
         }
         _ => false,
     };
-    if !wait {
+    if !may_change {
         return Poll::Ready(error);
     }
-    inner.wait_to_write(to_write, cx.waker());
+    inner.wait_to_write(wait, cx.waker());
     Poll::Pending
 }
 

@@ -82,6 +82,8 @@ pub(super) struct Inner {
     pub(super) session: Session,
     readers: Wakers,
     writers: Wakers,
+    /// The last number of a [`Wait`].
+    last_wait: u64,
     /// Datagrams that the socket had no room for, and the length of each.
     unsent: Option<(Packet, usize)>,
     /// When the endpoint's task will look at it, at the latest.
@@ -107,22 +109,23 @@ pub(super) struct LinkGuard<'a> {
 impl LinkGuard<'_> {
     /// Wakes this task when there is something to read, or never will be.
     pub(super) fn wait_to_read(&mut self, wait: &mut Wait, waker: &Waker) {
-        self.inner.readers.add(wait, waker, &mut self.woken);
+        let inner = &mut *self.inner;
+        wait.begin(&mut inner.last_wait);
+        inner.readers.add(wait, waker, &mut self.woken);
     }
 
     /// Wakes this task when there is room to write, the session is ready, or it ends.
     pub(super) fn wait_to_write(&mut self, wait: &mut Wait, waker: &Waker) {
-        self.inner.writers.add(wait, waker, &mut self.woken);
+        let inner = &mut *self.inner;
+        wait.begin(&mut inner.last_wait);
+        inner.writers.add(wait, waker, &mut self.woken);
     }
 
     /// What was waited for has come, so that the wait need not take the lock again to end.
-    pub(super) fn end_wait_to_read(&mut self, wait: &mut Wait) {
-        self.inner.readers.end(wait, &mut self.woken);
-    }
-
-    /// As [`end_wait_to_read`](Self::end_wait_to_read).
-    pub(super) fn end_wait_to_write(&mut self, wait: &mut Wait) {
-        self.inner.writers.end(wait, &mut self.woken);
+    pub(super) fn end(&mut self, wait: &mut Wait) {
+        if wait.has_begun() {
+            self.woken.replaced = self.inner.remove(&core::mem::take(wait));
+        }
     }
 }
 
@@ -140,16 +143,21 @@ impl DerefMut for LinkGuard<'_> {
     }
 }
 
-/// A future's waits for a session. They end with the future, which may be cancelled.
-pub(super) struct Waits<'a> {
-    link: &'a Link,
-    pub(super) to_read: Wait,
-    pub(super) to_write: Wait,
+impl Inner {
+    fn remove(&mut self, wait: &Wait) -> [Option<Waker>; 2] {
+        [self.readers.remove(wait), self.writers.remove(wait)]
+    }
 }
 
-impl Drop for Waits<'_> {
+/// A future's wait for something of a session. It ends with the future, which may be cancelled.
+pub(super) struct Waiting<'a> {
+    link: &'a Link,
+    pub(super) wait: Wait,
+}
+
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.link.end_waits(&self.to_read, &self.to_write);
+        self.link.end(&self.wait);
     }
 }
 
@@ -171,6 +179,7 @@ impl Link {
                 session,
                 readers: Wakers::default(),
                 writers: Wakers::default(),
+                last_wait: 0,
                 unsent: None,
                 armed: None,
                 awaited_bytes: 0,
@@ -203,24 +212,16 @@ impl Link {
         }
     }
 
-    pub(super) fn waits(&self) -> Waits<'_> {
-        Waits {
-            link: self,
-            to_read: Wait::default(),
-            to_write: Wait::default(),
-        }
+    pub(super) fn waiting(&self) -> Waiting<'_> {
+        let wait = Wait::default();
+        Waiting { link: self, wait }
     }
 
-    /// Nobody waits any more.
-    pub(super) fn end_waits(&self, to_read: &Wait, to_write: &Wait) {
-        if to_read.has_begun() || to_write.has_begun() {
-            let mut inner = self.lock();
-            let wakers = [
-                inner.readers.remove(to_read),
-                inner.writers.remove(to_write),
-            ];
-            drop(inner);
-            drop(wakers); // a waker is foreign code
+    /// The wait is over, whatever it was for.
+    pub(super) fn end(&self, wait: &Wait) {
+        if wait.has_begun() {
+            let removed = self.lock().remove(wait);
+            drop(removed); // after the lock: a waker is foreign code
         }
     }
 

@@ -242,7 +242,9 @@ impl Endpoint {
                 return Poll::Ready(next);
             }
             let mut woken = Woken::default();
-            table.acceptors.add(&mut waiting.1, cx.waker(), &mut woken);
+            let known = &mut *table;
+            waiting.1.begin(&mut known.last_wait);
+            known.acceptors.add(&waiting.1, cx.waker(), &mut woken);
             drop(table); // before tasks are woken
             Poll::Pending
         });

@@ -57,14 +57,13 @@ pub struct Stream {
     connection: Connection,
     /// What was taken from the session and not yet read from the stream.
     front: Packet,
-    to_read: Wait,
-    to_write: Wait,
+    /// To read, to write, or both.
+    wait: Wait,
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let link = self.connection.link();
-        link.end_waits(&self.to_read, &self.to_write);
+        self.connection.link().end(&self.wait);
     }
 }
 
@@ -73,8 +72,7 @@ impl Stream {
         Self {
             connection,
             front: Packet::new(),
-            to_read: Wait::default(),
-            to_write: Wait::default(),
+            wait: Wait::default(),
         }
     }
 
@@ -110,7 +108,7 @@ impl Stream {
                         return Poll::Ready(end.map_err(Into::into));
                     }
                     None => {
-                        inner.wait_to_read(&mut self.to_read, cx.waker());
+                        inner.wait_to_read(&mut self.wait, cx.waker());
                         return Poll::Pending;
                     }
                 },
@@ -145,7 +143,7 @@ impl Stream {
         let written = match written {
             Ok(written) => Ok(written),
             Err(error) => {
-                let refused = wait_to_send(inner, &mut self.to_write, cx, error);
+                let refused = wait_to_send(inner, &mut self.wait, cx, error);
                 Err(ready!(refused).into())
             }
         };
@@ -163,8 +161,7 @@ impl AsyncRead for Stream {
         let Self {
             connection,
             front,
-            to_read,
-            ..
+            wait,
         } = self.get_mut();
         let coop = ready!(poll_proceed(cx));
         let before = buf.filled().len();
@@ -191,7 +188,7 @@ impl AsyncRead for Stream {
             coop.made_progress();
             return Poll::Ready(end.map_err(Into::into));
         }
-        inner.wait_to_read(to_read, cx.waker());
+        inner.wait_to_read(wait, cx.waker());
         Poll::Pending
     }
 }

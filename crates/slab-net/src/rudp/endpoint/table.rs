@@ -115,6 +115,8 @@ pub(super) struct Table {
     /// Opened by peers, and not yet accepted.
     pub(super) backlog: VecDeque<Arc<Link>>,
     pub(super) acceptors: Wakers,
+    /// The last number of one of their waits.
+    pub(super) last_wait: u64,
     /// Are sessions opened for peers?
     pub(super) listening: bool,
     /// No more sessions are opened.

@@ -13,38 +13,48 @@ pub(super) struct Wakers {
     /// In the order of their numbers.
     #[expect(clippy::box_collection, reason = "kept small: few sessions need it")]
     more: Option<Box<Vec<(u64, Waker)>>>,
-    /// The last number that a wait was given.
-    last: u64,
 }
 
-/// One wait for the event. When it is over [take it back](Wakers::remove): the event may be long in coming.
+/// Who waits: a future, or a stream, which may wait for two events. When it is over, take it back from
+/// [each](Wakers::remove): an event may be long in coming.
 #[derive(Debug, Default)]
 pub(super) struct Wait {
-    /// 0 before it has begun.
+    /// Nobody else's, among all that wait for the same events. 0 before it has begun.
     number: u64,
 }
 
 impl Wait {
+    /// `last` is the last number that was given to one.
+    pub(super) fn begin(&mut self, last: &mut u64) {
+        if !self.has_begun() {
+            *last += 1;
+            self.number = *last;
+        }
+    }
+
     pub(super) fn has_begun(&self) -> bool {
         self.number != 0
     }
 }
 
 impl Wakers {
-    /// Has the event wake this task, and not the one for which this wait was added before.
-    pub(super) fn add(&mut self, wait: &mut Wait, waker: &Waker, woken: &mut Woken) {
+    /// Has the event wake this task, and not the one for which this wait, which has begun, was added before.
+    pub(super) fn add(&mut self, wait: &Wait, waker: &Waker, woken: &mut Woken) {
         if let Some(known) = self.get_mut(wait) {
             if !known.will_wake(waker) {
-                woken.replaced = Some(core::mem::replace(known, waker.clone()));
+                woken.replaced[0] = Some(core::mem::replace(known, waker.clone()));
             }
             return;
         }
-        self.last += 1;
-        wait.number = self.last;
         let new = (wait.number, waker.clone());
         match self.first {
             None => self.first = Some(new),
-            Some(_) => self.more.get_or_insert_default().push(new),
+            Some(_) => {
+                let more = self.more.get_or_insert_default();
+                // At the end, but for a stream that has waited before.
+                let at = more.partition_point(|&(number, _)| number < wait.number);
+                more.insert(at, new);
+            }
         }
     }
 
@@ -57,14 +67,6 @@ impl Wakers {
             Some(more.remove(position(more, wait)?))
         })?;
         Some(waker)
-    }
-
-    /// As [`remove`](Self::remove), where a lock is held: what is to be dropped goes to `woken`.
-    pub(super) fn end(&mut self, wait: &mut Wait, woken: &mut Woken) {
-        if wait.has_begun() {
-            woken.replaced = self.remove(wait);
-            *wait = Wait::default();
-        }
     }
 
     fn get_mut(&mut self, wait: &Wait) -> Option<&mut Waker> {
@@ -103,7 +105,7 @@ pub(super) struct Woken {
     few: [Option<Waker>; 4],
     more: VecDeque<Waker>,
     /// Not to be woken, but dropped as late.
-    replaced: Option<Waker>,
+    pub(super) replaced: [Option<Waker>; 2],
 }
 
 impl Woken {
@@ -155,18 +157,27 @@ mod tests {
         }
     }
 
+    fn begun(count: usize) -> Vec<Wait> {
+        let mut last = 0;
+        let mut waits: Vec<_> = (0..count).map(|_| Wait::default()).collect();
+        waits.iter_mut().for_each(|wait| wait.begin(&mut last));
+        waits
+    }
+
     #[test]
     fn waits_that_are_over_leave_nothing_and_all_others_are_woken_once() {
         const TASKS: usize = 1000;
         let mut wakers = Wakers::default();
         let tasks: Vec<_> = (0..TASKS).map(|_| Arc::new(Task::default())).collect();
-        let mut waits: Vec<_> = tasks.iter().map(|_| Wait::default()).collect();
+        let waits = begun(TASKS);
         let is_over = |task: usize| (task % 7).is_multiple_of(3);
         for round in 1..=2 {
-            for (task, wait) in tasks.iter().zip(&mut waits) {
-                let waker = Waker::from(Arc::clone(task));
+            // Also those that have waited before, in another order.
+            let both = (0..TASKS).map(|at| at * [1, 7][round - 1] % TASKS);
+            for at in both {
+                let waker = Waker::from(Arc::clone(&tasks[at]));
                 for _ in 0..2 {
-                    wakers.add(wait, &waker, &mut Woken::default());
+                    wakers.add(&waits[at], &waker, &mut Woken::default());
                 }
             }
             for (task, wait) in waits.iter().enumerate().filter(|&(task, _)| is_over(task)) {
@@ -190,10 +201,10 @@ mod tests {
     fn a_wait_wakes_the_last_task_that_polled_for_it() {
         let mut wakers = Wakers::default();
         let tasks = [(); 3].map(|()| Arc::new(Task::default()));
-        let mut waits = [(); 2].map(|()| Wait::default());
+        let waits = begun(2);
         for (wait, task) in [(0, 0), (1, 0), (1, 1), (0, 2)] {
             let waker = Waker::from(Arc::clone(&tasks[task]));
-            wakers.add(&mut waits[wait], &waker, &mut Woken::default());
+            wakers.add(&waits[wait], &waker, &mut Woken::default());
         }
         assert_eq!(Arc::strong_count(&tasks[0]), 1);
         let mut woken = Woken::default();
@@ -217,12 +228,12 @@ mod tests {
             let mut wakers = Wakers::default();
             let tasks: Vec<_> = (0..5).map(|_| Arc::new(Task::default())).collect();
             let mut others = tasks.iter().map(|task| Waker::from(Arc::clone(task)));
-            for at in 0..6 {
+            for (at, wait) in begun(6).iter().enumerate() {
                 let waker = match at == panics_at {
                     true => Waker::from(Arc::new(Panics)),
                     false => others.next().unwrap(),
                 };
-                wakers.add(&mut Wait::default(), &waker, &mut Woken::default());
+                wakers.add(wait, &waker, &mut Woken::default());
             }
             let mut woken = Woken::default();
             wakers.wake(&mut woken);
