@@ -1,5 +1,7 @@
 //! Genuine `BytesMut` from a ring of buffers: none corrupted or aliased, the cap kept, everything counted.
 
+mod udp_common;
+
 use bytes::BytesMut;
 use futures_util::FutureExt;
 use slab_net::PacketPool;
@@ -8,6 +10,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use udp_common::warnings::on_warning;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
@@ -285,30 +288,16 @@ async fn truncated_and_undelivered_datagrams_are_counted() {
     assert_eq!(delivered, 100 + 99 + 1);
 }
 
-/// Panics at the first warning, which is that of a drop.
-struct PanicOnce(AtomicBool);
-
-impl tracing::Subscriber for PanicOnce {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, _: &tracing::Event<'_>) {
-        assert!(self.0.swap(true, Ordering::Relaxed), "a subscriber panics");
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[tokio::test]
 async fn a_subscriber_that_panics_costs_neither_buffers_nor_datagrams() {
-    // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-    let _guard = tracing::subscriber::set_default(PanicOnce(AtomicBool::new(false)));
+    // The first warning is that of a drop.
+    let panicked = AtomicBool::new(false);
+    let _watching = on_warning(move |_| {
+        assert!(
+            panicked.swap(true, Ordering::Relaxed),
+            "a subscriber panics"
+        );
+    });
     let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
     let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
     let mut receiver = builder.bind(ANY).unwrap().into_bytes_mut(2 * 100);

@@ -12,6 +12,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 #[cfg(target_os = "linux")]
 use udp_common::skipped;
+#[cfg(target_os = "linux")]
+use udp_common::warnings::{field, on_warning};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -213,38 +215,9 @@ async fn every_kernel_drop_is_counted() {
 async fn kernel_drops_are_logged() {
     use std::sync::{Arc, Mutex};
 
-    #[derive(Clone, Default)]
-    struct Reasons(Arc<Mutex<Vec<String>>>);
-
-    impl tracing::field::Visit for Reasons {
-        fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
-            if field.name() == "reason" {
-                self.0.lock().unwrap().push(value.to_owned());
-            }
-        }
-        fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn std::fmt::Debug) {}
-    }
-
-    impl tracing::Subscriber for Reasons {
-        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-            *metadata.level() == tracing::Level::WARN
-        }
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-        fn event(&self, event: &tracing::Event<'_>) {
-            event.record(&mut self.clone());
-        }
-        fn enter(&self, _: &tracing::span::Id) {}
-        fn exit(&self, _: &tracing::span::Id) {}
-    }
-
-    let reasons = Reasons::default();
-    // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
-    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-    let _guard = tracing::subscriber::set_default(reasons.clone());
+    let reasons = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&reasons);
+    let _watching = on_warning(move |event| log.lock().unwrap().extend(field(event, "reason")));
     let pool = pool();
     let mut receiver = UdpReceiver::builder(&pool)
         .receive_buffer_bytes(1 << 14)
@@ -258,10 +231,10 @@ async fn kernel_drops_are_logged() {
         }
         drain(&mut receiver);
     }
-    assert_eq!(*reasons.0.lock().unwrap(), ["kernel"], "once an episode");
+    assert_eq!(*reasons.lock().unwrap(), ["kernel"], "once an episode");
     drop(receiver);
     drop(sender);
-    assert_eq!(*reasons.0.lock().unwrap(), ["kernel", "kernel"]);
+    assert_eq!(*reasons.lock().unwrap(), ["kernel", "kernel"]);
 }
 
 #[cfg(target_os = "linux")]

@@ -5,6 +5,7 @@
 pub(crate) mod network;
 #[cfg(target_os = "linux")]
 pub(crate) mod tap;
+pub(crate) mod warnings;
 
 use std::io::{self, Write as _};
 

@@ -1,0 +1,171 @@
+//! The end of a receiver: nothing is lost uncounted, and all memory comes back.
+
+use crate::exhausted::exhaust;
+use crate::udp_common::{fail_syscall, skipped};
+use crate::{OFF, bind, pool, receive};
+use slab_net::pipeline::{Overflow, forward, queue};
+use slab_net::udp::{Coalescing, Transmit};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Context;
+
+#[tokio::test]
+async fn dropping_the_receiver_counts_unread_batches_and_frees_all_memory() {
+    let pool = pool(16);
+    for coalescing in [Coalescing::On, OFF] {
+        let Some(mut receiver) = bind(&pool, coalescing) else {
+            return;
+        };
+        let (sender, monitor) = (receiver.sender(), receiver.monitor());
+        assert!(receiver.try_recv_batch().unwrap().is_none());
+        // As many as it has buffers for: only the kernel would have the others.
+        for n in 0..8_u8 {
+            let one = [n; 100];
+            let transmit = Transmit::new(&one, receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        let first = receiver.try_recv_batch().unwrap().unwrap();
+        assert_eq!(first.contents(), [0; 100]);
+        drop(receiver);
+        let stats = monitor.stats();
+        assert_eq!((stats.received_datagrams, stats.dropped_closed), (8, 7));
+    }
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// The first of the ring's buffers that is freed wakes somebody who waits for memory.
+#[tokio::test]
+async fn a_panicking_waker_leaves_unread_batches_counted() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("by a waker");
+        }
+    }
+    let pool = pool(4);
+    let Some(mut receiver) = bind(&pool, Coalescing::On) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    for n in 0..3_u8 {
+        let one = [n; 100];
+        let transmit = Transmit::new(&one, receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    drop(receiver.try_recv_batch().unwrap().unwrap());
+    let held = exhaust(&pool);
+    let mut waiting = Box::pin(pool.alloc(66 << 10));
+    let waker = Arc::new(Panics).into();
+    let polled = waiting.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| drop(receiver)));
+    assert!(dropped.is_err(), "the waker was called");
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped_closed), (3, 2));
+    drop((waiting, held));
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// Buffers that the kernel may still write to are lost then, but not those that it has filled.
+#[tokio::test]
+async fn stop_delivers_datagrams_in_the_ring_even_if_it_cannot_end_the_request() {
+    let pool = pool(16);
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let sender = receiver.sender();
+    for n in 0..5_u8 {
+        let one = [n; 100];
+        let transmit = Transmit::new(&one, receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    let refused = std::thread::spawn(move || {
+        if let Err(why) = fail_syscall(libc::SYS_io_uring_enter, libc::EBUSY) {
+            return skipped("this thread's system cannot be changed", &why);
+        }
+        let error = receiver.stop().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
+        for n in 0..5_u8 {
+            let batch = receiver.try_recv_batch().unwrap();
+            assert_eq!(batch.expect("it was filled").contents(), [n; 100]);
+        }
+        assert!(receiver.try_recv_batch().unwrap().is_none());
+    });
+    refused.join().unwrap();
+}
+
+#[tokio::test]
+async fn stop_delivers_datagrams_in_the_ring_and_in_the_socket() {
+    let pool = pool(16);
+    let Some(receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    // More than the ring has buffers for.
+    for n in 0..100_u8 {
+        let one = [n; 100];
+        let transmit = Transmit::new(&one, receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    let (to_consumer, batches) = queue(128.try_into().unwrap(), Overflow::DropNewest);
+    let report = forward(receiver, to_consumer, std::future::ready(())).await;
+    assert_eq!(report.socket.received_datagrams, 100);
+    for n in 0..100_u8 {
+        assert_eq!(batches.recv().await.unwrap().contents(), [n; 100]);
+    }
+    assert!(batches.recv().await.is_none());
+    assert_eq!(monitor.stats().dropped(), 0);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// The kernel ends a request when the thread that made it ends.
+#[test]
+fn receiving_survives_the_end_of_the_thread_that_made_the_ring() {
+    let pool = pool(16);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_io()
+        .build()
+        .unwrap();
+    let handle = runtime.handle().clone();
+    let of = pool.clone();
+    let made = std::thread::spawn(move || {
+        let _inside = handle.enter();
+        bind(&of, Coalescing::On)
+    });
+    let Some(mut receiver) = made.join().unwrap() else {
+        return;
+    };
+    runtime.block_on(async {
+        let sender = receiver.sender();
+        let to = receiver.local_addr();
+        let arrived = Arc::<AtomicU32>::default();
+        let arrives = Arc::clone(&arrived);
+        let task = tokio::spawn(async move {
+            let mut got = 0_u32;
+            while got < 2000 {
+                for one in receive(&mut receiver, 1).await {
+                    assert_eq!(one, got.to_le_bytes());
+                    got += 1;
+                }
+                arrives.store(got, Ordering::Relaxed);
+                if got.is_multiple_of(50) {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        for n in 0..2000_u32 {
+            sender
+                .send(&Transmit::new(&n.to_le_bytes(), to))
+                .await
+                .unwrap();
+            // No more in flight than the socket's queue holds, however late the receiver runs.
+            while n - arrived.load(Ordering::Relaxed).min(n) > 100 && !task.is_finished() {
+                tokio::task::yield_now().await;
+            }
+        }
+        task.await.unwrap();
+    });
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}

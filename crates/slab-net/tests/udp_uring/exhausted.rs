@@ -1,0 +1,166 @@
+//! A pool without memory: what arrives is dropped and counted, and receiving recovers.
+
+use crate::{HANG, OFF, bind, bound, builder, pool, receive};
+use slab_net::PacketPool;
+use slab_net::udp::{Coalescing, Transmit};
+use std::time::Duration;
+
+/// Allocates all memory of the pool, down to its smallest class.
+pub(crate) fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
+    let mut chunks = Vec::new();
+    for &size in pool.slab().size_classes().sizes().iter().rev() {
+        while let Ok(chunk) = pool.slab().try_alloc(size) {
+            chunks.push(chunk);
+        }
+    }
+    chunks
+}
+
+#[tokio::test]
+async fn an_exhausted_pool_drops_and_counts_and_receiving_recovers() {
+    let pool = pool(4);
+    let Some(mut receiver) = bind(&pool, Coalescing::On) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let full = vec![5; 54 * 1200];
+    let transmit = Transmit::new(&full, receiver.local_addr()).segment_size(1200);
+    for round in 1..=3_u64 {
+        let mut chunks = exhaust(&pool);
+        let mut held = Vec::new();
+        // Lent buffers come back full and are kept; the rest is dropped.
+        for _ in 0..40 {
+            sender.send(&transmit).await.unwrap();
+            for _ in 0..4 {
+                tokio::select! {
+                    biased;
+                    batch = receiver.recv_batch() => held.push(batch.unwrap()),
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+        }
+        while monitor.stats().received_datagrams < round * 40 * 54 + (round - 1) {
+            tokio::select! {
+                biased;
+                batch = receiver.recv_batch() => held.push(batch.unwrap()),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+        assert!(monitor.stats().dropped_no_memory > 0);
+        assert!(
+            held.iter()
+                .all(|batch| batch.contents().iter().all(|&b| b == 5))
+        );
+        chunks.clear();
+        held.clear();
+        let after = Transmit::new(b"after", receiver.local_addr());
+        sender.send(&after).await.unwrap();
+        assert_eq!(receiver.recv_batch().await.unwrap().contents(), b"after");
+    }
+    drop(receiver);
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// More is queued than one read drops, and nothing follows that would wake the receiver.
+#[tokio::test]
+async fn a_waiting_receiver_drains_the_socket_without_memory() {
+    let pool = pool(4);
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let to = receiver.local_addr();
+    let chunks = exhaust(&pool);
+    let mut held = Vec::new();
+    while receiver.held_bytes() > 0 {
+        sender.send(&Transmit::new(&[1; 1500], to)).await.unwrap();
+        held.push(receiver.recv_batch().await.unwrap());
+    }
+    for _ in 0..300 {
+        sender.send(&Transmit::new(b"x", to)).await.unwrap();
+    }
+    let receiving = tokio::spawn(async move { receiver.recv_batch().await });
+    let all_dropped = async {
+        while monitor.stats().dropped_no_memory < 300 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
+    all_dropped.expect("the receiver stalled");
+    drop((chunks, held));
+    sender.send(&Transmit::new(b"after", to)).await.unwrap();
+    assert_eq!(receiving.await.unwrap().unwrap().contents(), b"after");
+}
+
+/// The class of the ring's buffers is exhausted, but not the classes that single system calls read into.
+#[tokio::test]
+async fn reads_without_the_ring_keep_no_buffers() {
+    const RING: usize = 2048;
+    let pool = pool(4);
+    let slab = pool.slab();
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    // One slab each, so that they have free chunks when everything else is in the ring's class.
+    let others = [slab.try_alloc(100).unwrap(), slab.try_alloc(1500).unwrap()];
+    let mut taken: Vec<_> = std::iter::from_fn(|| slab.try_alloc(RING).ok()).collect();
+    let mut held = Vec::new();
+    for _ in 0..32 {
+        sender.send(&Transmit::new(&[1; 1500], to)).await.unwrap();
+        held.push(receiver.recv_batch().await.unwrap());
+    }
+    assert_eq!(receiver.held_bytes(), 0, "nothing is lent");
+    // Each time as many as a call has buffers for, and all are copied out of them.
+    for burst in [2, 4, 8, 16, 32] {
+        for _ in 0..burst {
+            sender.send(&Transmit::new(&[2; 100], to)).await.unwrap();
+        }
+        assert_eq!(receive(&mut receiver, burst).await, vec![[2; 100]; burst]);
+    }
+    taken.clear();
+    sender.send(&Transmit::new(b"after", to)).await.unwrap();
+    assert_eq!(receiver.recv_batch().await.unwrap().contents(), b"after");
+    assert_eq!(receiver.held_bytes(), 32 * RING);
+    drop((others, held, receiver));
+    assert_eq!(slab.stats().in_use(), 0);
+}
+
+/// More than the ring has buffers for, and none is delivered.
+#[tokio::test]
+async fn try_recv_batch_reads_past_dropped_datagrams() {
+    let pool = pool(4);
+    let builder = builder(&pool, Coalescing::Off { max_datagram: 1000 });
+    let Some(mut receiver) = bound(builder) else {
+        return;
+    };
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    for _ in 0..100 {
+        sender.send(&Transmit::new(&[1; 1001], to)).await.unwrap();
+    }
+    sender.send(&Transmit::new(&[1; 1000], to)).await.unwrap();
+    let batch = receiver
+        .try_recv_batch()
+        .unwrap()
+        .expect("a datagram is queued");
+    assert_eq!(batch.contents(), [1; 1000]);
+
+    // With the pool exhausted, and all lent chunks retained.
+    let chunks = exhaust(&pool);
+    let mut held = Vec::new();
+    while receiver.held_bytes() > 0 {
+        sender.send(&Transmit::new(&[1; 1000], to)).await.unwrap();
+        held.push(receiver.recv_batch().await.unwrap());
+    }
+    for _ in 0..300 {
+        sender.send(&Transmit::new(b"x", to)).await.unwrap();
+    }
+    assert!(receiver.try_recv_batch().unwrap().is_none());
+    let stats = receiver.monitor().stats();
+    assert_eq!(
+        (stats.dropped_truncated, stats.dropped_no_memory),
+        (100, 300)
+    );
+    drop((batch, chunks, held, receiver));
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
