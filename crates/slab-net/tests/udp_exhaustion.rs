@@ -1,5 +1,8 @@
 //! A pool at its cap: datagrams without memory are counted, and the receiver recovers.
 
+#[cfg(target_os = "linux")]
+mod udp_common;
+
 use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -240,4 +243,44 @@ async fn a_waiting_receiver_drains_the_socket_without_memory() {
     drop(held);
     sender.send(&Transmit::new(b"after", to)).await.unwrap();
     assert_eq!(receiving.await.unwrap().unwrap().contents(), b"after");
+}
+
+/// What the kernel dropped is logged between reading datagrams and dropping them.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_subscriber_that_panics_at_a_drop_leaves_none_uncounted() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use udp_common::warnings::{field, on_warning};
+
+    let panicked = Arc::new(AtomicBool::new(false));
+    let once = Arc::clone(&panicked);
+    let _watching = on_warning(move |event| {
+        let kernel = field(event, "reason").as_deref() == Some("kernel");
+        assert!(
+            !kernel || once.swap(true, Ordering::Relaxed),
+            "a subscriber panics"
+        );
+    });
+    let pool = small_pool();
+    let builder = UdpReceiver::builder(&pool).receive_buffer_bytes(1 << 14);
+    let mut receiver = builder.bind(ANY).unwrap();
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let held = exhaust(&pool);
+    while !panicked.load(Ordering::Relaxed) {
+        for _ in 0..100 {
+            let transmit = Transmit::new(&[1; 1000], receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        let _ = catch_unwind(AssertUnwindSafe(|| receiver.try_recv_batch()));
+    }
+    drop(held);
+    let mut got = 0;
+    while let Some(batch) = receiver.try_recv_batch().unwrap() {
+        got += batch.datagrams() as u64;
+    }
+    let stats = monitor.stats();
+    assert!(stats.dropped_no_memory > 0, "{stats:?}");
+    assert_eq!(stats.received_datagrams, got + stats.dropped(), "{stats:?}");
 }

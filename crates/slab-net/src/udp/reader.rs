@@ -232,9 +232,10 @@ impl Reader {
         for _ in 0..DRAIN_CALLS {
             let read = socket.backend.discard(&socket.io, &mut self.received)?;
             let all = self.received[..read].iter().map(Received::amount).sum();
-            self.count(read, all, socket);
             bump(&counters.calls, 1);
+            // Before `count`, whose subscriber may panic.
             counters.no_memory.bump(all);
+            self.count(read, all, socket);
             self.no_memory.dropped(all.datagrams);
         }
         Ok(())
