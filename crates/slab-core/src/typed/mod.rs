@@ -29,9 +29,13 @@ use crate::geometry::slab_bytes_for;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::stats::PoolStats;
+#[cfg(feature = "leak-tracking")]
+use crate::track::LiveChunk;
 #[cfg(feature = "std")]
 use crate::wait_times::WaitTimes;
 use alloc::string::String;
+#[cfg(feature = "leak-tracking")]
+use alloc::vec::Vec;
 use core::fmt;
 use core::future::Future;
 use core::marker::PhantomData;
@@ -310,6 +314,22 @@ impl<T, Tag> Slab<T, Tag> {
     #[must_use]
     pub fn resident_bytes(&self) -> Option<usize> {
         self.pool.resident_bytes()
+    }
+
+    /// Returns the recorded values that are in use, as [`SlabPool::live_chunks`] does.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// let slab = Slab::<u64>::builder().pool(|pool| pool.track_leaks(1)).build()?;
+    /// let forgotten = slab.try_insert(7)?; // This line is what will be found.
+    /// assert_eq!(slab.live_chunks()[0].place.line(), line!() - 1);
+    /// # drop(forgotten);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "leak-tracking")]
+    #[must_use]
+    pub fn live_chunks(&self) -> Vec<LiveChunk> {
+        self.pool.live_chunks()
     }
 
     /// Flushes this thread's magazine as [`SlabPool::flush_thread_cache`] does.
