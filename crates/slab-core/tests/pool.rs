@@ -95,6 +95,16 @@ fn handles_are_small_and_optional_handles_no_larger() {
     assert_eq!(size_of::<Owner>(), 16);
 }
 
+/// With and without `std`.
+#[test]
+fn handles_are_unwind_safe() {
+    fn check<T: std::panic::UnwindSafe + std::panic::RefUnwindSafe>() {}
+    check::<SlabPool>();
+    check::<Chunk>();
+    check::<slab_core::SharedChunk>();
+    check::<slab_core::SlabBox<u64>>();
+}
+
 #[test]
 fn the_cap_is_reached_and_never_passed_and_chunks_do_not_overlap() {
     const CAP: usize = if cfg!(miri) { 64 << 10 } else { 1 << 20 };
