@@ -200,8 +200,13 @@ impl Inner {
         let counts_from = (arena.bytes() / CHUNK_ALIGN).next_power_of_two();
         let counts = Table::new((2 * counts_from) >> classes.least_count_shift());
         let counts = counts.map_err(reserve_error)?;
+        let max_thread_caches = if mode == Mode::ThreadCached {
+            MAX_THREAD_CACHES
+        } else {
+            0
+        };
         // One more mover a class: an open batch that becomes whole is moved under its lock.
-        let movers = MAX_THREAD_CACHES + MAX_CLASSES;
+        let movers = max_thread_caches + MAX_CLASSES;
         let blocks = Depot::blocks(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let lanes = Depot::lanes().map_err(reserve_error)?;
         let mut slabs = Slabs::new(&arena, options.growth).map_err(reserve_error)?;
@@ -266,11 +271,7 @@ impl Inner {
             under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
             home: Weak::new(),
-            max_thread_caches: if mode == Mode::ThreadCached {
-                MAX_THREAD_CACHES
-            } else {
-                0
-            },
+            max_thread_caches,
             no_cache_left: core::sync::atomic::AtomicBool::new(false),
             zero_on_free: options.zero_on_free,
             hardening,
