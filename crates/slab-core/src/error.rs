@@ -368,6 +368,11 @@ mod tests {
             );
             assert_eq!(io.kind() == std::io::ErrorKind::OutOfMemory, is_memory);
         }
+        let refused = insert_error();
+        let why = refused.error;
+        let io = std::io::Error::from(refused);
+        let kept = io.get_ref().and_then(|inner| inner.downcast_ref());
+        assert_eq!(kept, Some(&why));
     }
 
     #[test]

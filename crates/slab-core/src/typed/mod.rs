@@ -542,3 +542,11 @@ impl<T> From<InsertError<T>> for AllocError {
         refused.error
     }
 }
+
+/// The reason alone, as [`AllocError`] converts; the value is dropped.
+#[cfg(feature = "std")]
+impl<T> From<InsertError<T>> for std::io::Error {
+    fn from(refused: InsertError<T>) -> Self {
+        refused.error.into()
+    }
+}
