@@ -302,7 +302,8 @@ impl SlabPoolBuilder {
     }
 
     /// Builds the pool: reserves its address range. No memory is used yet, unless
-    /// [`backing`](Self::backing) asks for it. Building takes some 80 KiB of the stack, in a debug build 128 KiB.
+    /// [`backing`](Self::backing) asks for it; but without `mmap`, or the feature `std`, all of it is taken from
+    /// the heap. Building takes some 80 KiB of the stack, in a debug build 128 KiB.
     ///
     /// # Errors
     /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed, or
