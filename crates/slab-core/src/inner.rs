@@ -86,7 +86,7 @@ impl Drop for Handle {
     }
 }
 
-/// A class's counters of what bypasses the magazines.
+/// A class's counters of what bypasses the magazines, and of those of threads that have ended.
 #[derive(Debug)]
 pub(crate) struct Uncached {
     pub(crate) from_depot: AtomicU64,
@@ -100,6 +100,27 @@ pub(crate) struct Uncached {
     /// The latest snapshot's frees, split so that neither part ever falls.
     pub(crate) frees_local: AtomicU64,
     pub(crate) frees_remote: AtomicU64,
+    /// By threads that have ended; see [`Tally`].
+    pub(crate) ended_remote: AtomicU64,
+    pub(crate) ended_flushed: AtomicU64,
+}
+
+#[cfg(feature = "std")]
+impl Uncached {
+    /// Adds the counters of an empty magazine that is about to go. Under the registry's lock, as every look at
+    /// both.
+    pub(crate) fn take_over(&self, ended: &Tally) {
+        debug_assert_eq!(ended.cached, 0);
+        for (counter, more) in [
+            (&self.frees, ended.frees),
+            (&self.from_depot, ended.from_depot),
+            (&self.from_slab, ended.from_slab),
+            (&self.ended_remote, ended.frees_remote),
+            (&self.ended_flushed, ended.flushed),
+        ] {
+            counter.fetch_add(more, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Everything of a pool. The first fields are all that the fast path reads.
@@ -261,6 +282,8 @@ impl Inner {
                 in_use_peak: AtomicU64::new(0),
                 frees_local: AtomicU64::new(0),
                 frees_remote: AtomicU64::new(0),
+                ended_remote: AtomicU64::new(0),
+                ended_flushed: AtomicU64::new(0),
             }),
             too_large: AtomicU64::new(0),
             commit_refusals: Episode::new(),

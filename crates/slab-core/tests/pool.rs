@@ -258,7 +258,7 @@ fn neither_remote_nor_local_frees_fall_when_the_freeing_thread_allocates() {
 
 #[test]
 #[cfg(feature = "std")]
-fn threads_that_come_and_go_reuse_a_cache() {
+fn counts_of_threads_that_come_and_go_stay() {
     let pool = pool(256 << 10, &[256]);
     let threads = if cfg!(miri) { 3 } else { 2000 };
     for _ in 0..threads {
