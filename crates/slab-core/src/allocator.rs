@@ -275,8 +275,9 @@ unsafe impl Allocator for SlabAllocator {
         let class = classes.class_for_aligned(new.size(), new.align());
         let in_place =
             is_aligned(at, new).then(|| NonNull::slice_from_raw_parts(at, chunk.capacity()));
+        // Above it, if the block happens to be aligned to more than its class promises.
         if let Some(block) = in_place
-            && class == Some(chunk.class())
+            && class >= Some(chunk.class())
         {
             return Ok(block);
         }

@@ -157,7 +157,9 @@ impl SlabPoolBuilder {
     /// Sets the cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
     /// Bookkeeping comes on top: a thread takes half a KiB for each size class of the pools that it uses, and
     /// 2 KiB besides; chunks of 64 bytes that were each shared at some time take up to a seventh of their
-    /// memory (14 % as measured), larger ones less. Default: 64 MiB.
+    /// memory (14 % as measured), larger ones less. Without the feature `std`, room for all of it is taken from
+    /// the heap when the pool is built: a fifth of the cap if the smallest chunks have 64 bytes, in
+    /// [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes, a quarter. Default: 64 MiB.
     ///
     /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB
     /// with the default classes, 4 MiB with [`SizeClasses::general`]. It serves one class as long as any of its
@@ -300,7 +302,8 @@ impl SlabPoolBuilder {
     }
 
     /// Builds the pool: reserves its address range. No memory is used yet, unless
-    /// [`backing`](Self::backing) asks for it. Building takes some 80 KiB of the stack, in a debug build 128 KiB.
+    /// [`backing`](Self::backing) asks for it; but without `mmap`, or the feature `std`, all of it is taken from
+    /// the heap. Building takes some 80 KiB of the stack, in a debug build 128 KiB.
     ///
     /// # Errors
     /// A cap that does not hold one slab (in [`Mode::Ring`]: one a class) or cannot be addressed, or

@@ -27,6 +27,8 @@ impl Inner {
             frees: uncached.frees.load(Ordering::Relaxed) + singles.frees,
             from_depot: uncached.from_depot.load(Ordering::Relaxed) + singles.allocs,
             from_slab: uncached.from_slab.load(Ordering::Relaxed),
+            frees_remote: uncached.ended_remote.load(Ordering::Relaxed),
+            flushed: uncached.ended_flushed.load(Ordering::Relaxed),
             singles: singles.chunks,
             ..Tally::default()
         };

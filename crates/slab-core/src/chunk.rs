@@ -33,7 +33,7 @@ impl ChunkId {
 
     /// Tells the compiler that the unit does not change the place's bits. Where a chunk is freed in the
     /// function that allocated it, the free then knows its magazine without waiting for the unit to be
-    /// loaded from there (`benches/README.md` says what that gained on an Intel Xeon).
+    /// loaded from there (`ARCHITECTURE.md` says what that gained on an Intel Xeon).
     ///
     /// # Safety
     /// `unit` has 32 bits.

@@ -46,11 +46,6 @@ const MAX_LOOKS: u32 = if MODELLED { 3 } else { 1 << 16 };
 /// The lane of those who have no magazine.
 pub(crate) const COMMON_LANE: u8 = 0;
 
-/// The lane of the thread that has the cache of this number.
-pub(crate) fn lane_of(cache: usize) -> u8 {
-    (cache & (LANES - 1)) as u8
-}
-
 /// A block of 232 bytes: the link, and the chunk indices of one batch. Not aligned to a cache line:
 /// that would take 24 bytes more for 56 free chunks, 0.7 % of their memory if they have 64 bytes, and
 /// saves no time that could be measured.
@@ -268,12 +263,19 @@ impl Depot {
         }
     }
 
-    /// There is a cache of this number from now on. Under the registry's lock.
-    pub(crate) fn open_lane(&self, cache: usize) {
-        let used = (cache + 1).min(LANES) as u32;
+    /// Returns the lane for one more cache beside those in `taken`: one with the fewest. Under the registry's lock.
+    pub(crate) fn open_lane(&self, taken: impl Iterator<Item = u8>) -> u8 {
+        let mut caches = [0_u32; LANES];
+        for lane in taken {
+            caches[usize::from(lane)] += 1;
+        }
+        let fewest = (0..LANES).min_by_key(|&lane| caches[lane]);
+        let lane = fewest.expect("there are lanes") as u8;
+        let used = u32::from(lane) + 1;
         if used > self.used_lanes.load(Ordering::Relaxed) {
             self.used_lanes.store(used, Ordering::Relaxed);
         }
+        lane
     }
 
     /// All lanes in use, this one first.
@@ -469,9 +471,10 @@ mod tests {
     #[test]
     fn each_lane_serves_its_thread_first_and_then_the_others() {
         let depot = depot(1, 1);
-        for cache in 0..3 {
-            depot.open_lane(cache);
+        for lane in 0..3 {
+            assert_eq!(depot.open_lane(0..lane), lane);
         }
+        assert_eq!(depot.open_lane([0, 0, 2].into_iter()), 1);
         let (mine, others) = (batch(&depot, 0), batch(&depot, 100));
         depot.push_batch(2, 0, &mine);
         depot.push_batch(0, 0, &others);
@@ -497,7 +500,7 @@ mod tests {
     fn a_block_that_is_about_to_come_back_is_waited_for() {
         let depot = depot(0, 1);
         assert_eq!(depot.blocks.len(), 2, "one, and that of no number");
-        depot.open_lane(1);
+        depot.open_lane(0..1);
         let (first, second) = (batch(&depot, 0), batch(&depot, 100));
         depot.push_batch(0, 0, &first);
         let taken = Barrier::new(2);

@@ -247,14 +247,15 @@ impl From<AllocError> for std::io::Error {
     }
 }
 
-/// A pointer that is not the start of a chunk of the pool that was asked.
+/// A pointer that is not the start of a chunk of the pool that was asked, or, where the pool is
+/// [hardened](crate::SlabPoolBuilder::hardened), of a chunk that is not in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotAChunk(pub(crate) ());
 
 impl fmt::Display for NotAChunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the pointer is not the start of a chunk of this pool")
+        f.write_str("the pointer is not the start of a chunk in use of this pool")
     }
 }
 
@@ -367,6 +368,11 @@ mod tests {
             );
             assert_eq!(io.kind() == std::io::ErrorKind::OutOfMemory, is_memory);
         }
+        let refused = insert_error();
+        let why = refused.error;
+        let io = std::io::Error::from(refused);
+        let kept = io.get_ref().and_then(|inner| inner.downcast_ref());
+        assert_eq!(kept, Some(&why));
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl Drop for Handle {
     }
 }
 
-/// A class's counters of what bypasses the magazines.
+/// A class's counters of what bypasses the magazines, and of those of threads that have ended.
 #[derive(Debug)]
 pub(crate) struct Uncached {
     pub(crate) from_depot: AtomicU64,
@@ -100,6 +100,27 @@ pub(crate) struct Uncached {
     /// The latest snapshot's frees, split so that neither part ever falls.
     pub(crate) frees_local: AtomicU64,
     pub(crate) frees_remote: AtomicU64,
+    /// By threads that have ended; see [`Tally`].
+    pub(crate) ended_remote: AtomicU64,
+    pub(crate) ended_flushed: AtomicU64,
+}
+
+#[cfg(feature = "std")]
+impl Uncached {
+    /// Adds the counters of an empty magazine that is about to go. Under the registry's lock, as every look at
+    /// both.
+    pub(crate) fn take_over(&self, ended: &Tally) {
+        debug_assert_eq!(ended.cached, 0);
+        for (counter, more) in [
+            (&self.frees, ended.frees),
+            (&self.from_depot, ended.from_depot),
+            (&self.from_slab, ended.from_slab),
+            (&self.ended_remote, ended.frees_remote),
+            (&self.ended_flushed, ended.flushed),
+        ] {
+            counter.fetch_add(more, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Everything of a pool. The first fields are all that the fast path reads.
@@ -200,8 +221,13 @@ impl Inner {
         let counts_from = (arena.bytes() / CHUNK_ALIGN).next_power_of_two();
         let counts = Table::new((2 * counts_from) >> classes.least_count_shift());
         let counts = counts.map_err(reserve_error)?;
+        let max_thread_caches = if mode == Mode::ThreadCached {
+            MAX_THREAD_CACHES
+        } else {
+            0
+        };
         // One more mover a class: an open batch that becomes whole is moved under its lock.
-        let movers = MAX_THREAD_CACHES + MAX_CLASSES;
+        let movers = max_thread_caches + MAX_CLASSES;
         let blocks = Depot::blocks(&classes, arena.slabs(), movers).map_err(reserve_error)?;
         let lanes = Depot::lanes().map_err(reserve_error)?;
         let mut slabs = Slabs::new(&arena, options.growth).map_err(reserve_error)?;
@@ -256,6 +282,8 @@ impl Inner {
                 in_use_peak: AtomicU64::new(0),
                 frees_local: AtomicU64::new(0),
                 frees_remote: AtomicU64::new(0),
+                ended_remote: AtomicU64::new(0),
+                ended_flushed: AtomicU64::new(0),
             }),
             too_large: AtomicU64::new(0),
             commit_refusals: Episode::new(),
@@ -266,11 +294,7 @@ impl Inner {
             under_pressure: AtomicBool::new(false),
             live: AtomicI64::new(0),
             home: Weak::new(),
-            max_thread_caches: if mode == Mode::ThreadCached {
-                MAX_THREAD_CACHES
-            } else {
-                0
-            },
+            max_thread_caches,
             no_cache_left: core::sync::atomic::AtomicBool::new(false),
             zero_on_free: options.zero_on_free,
             hardening,

@@ -29,7 +29,7 @@
 //!
 //! | feature | default | what |
 //! |---|---|---|
-//! | `std` | yes | magazines, `mmap`, `StaticSlab`, waiting times. Without: `no_std` with `alloc`, [`Mode::DepotOnly`] |
+//! | `std` | yes | magazines, `mmap`, `StaticSlab`, waiting times. Without: `no_std` with `alloc`; [`Mode::DepotOnly`] by default |
 //! | `allocator-api2` | no | `SlabAllocator` |
 //! | `leak-tracking` | no | `SlabPoolBuilder::track_leaks`, `SlabPool::live_chunks` |
 //!

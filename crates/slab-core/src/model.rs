@@ -127,7 +127,7 @@ fn model_depot_push_and_pop() {
 fn model_depot_lanes() {
     model(None, || {
         let depot = Arc::new(depot());
-        depot.open_lane(1);
+        depot.open_lane(0..1);
         depot.push_batch(0, 0, &batch(0));
         let other = {
             let depot = depot.clone();

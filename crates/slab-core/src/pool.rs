@@ -322,8 +322,8 @@ impl SlabPool {
     ///
     /// This is at most what is committed, unless [huge pages](crate::SlabPoolBuilder::huge_pages) bring in
     /// more than was touched: memory that was never touched is not resident yet, and what
-    /// [`trim`](Self::trim) gave back no longer is. Takes a system call for each 8 MiB committed, some
-    /// microseconds each: cheap enough for each scrape, not for each packet.
+    /// [`trim`](Self::trim) gave back no longer is. Takes a system call for each 8 MiB that were committed at
+    /// some time, some microseconds each: cheap enough for each scrape, not for each packet.
     ///
     /// ```
     /// # use slab_core::SlabPool;

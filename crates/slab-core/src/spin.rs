@@ -8,6 +8,7 @@
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
+use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) struct Mutex<T> {
@@ -19,6 +20,8 @@ pub(crate) struct Mutex<T> {
 unsafe impl<T: Send> Send for Mutex<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Mutex<T> {}
+/// As `std`'s mutex is, and with it every handle to a pool: what is guarded stays valid (see `sync`).
+impl<T> RefUnwindSafe for Mutex<T> {}
 
 impl<T> Mutex<T> {
     pub(crate) const fn new(value: T) -> Self {

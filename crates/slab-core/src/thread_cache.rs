@@ -1,6 +1,5 @@
 //! The magazines of one thread in one pool.
 
-use crate::depot::lane_of;
 use crate::geometry::ClassTable;
 use crate::magazine::Magazine;
 use alloc::boxed::Box;
@@ -10,19 +9,16 @@ use alloc::boxed::Box;
 #[derive(Debug)]
 pub(crate) struct ThreadCache {
     magazines: Box<[Magazine]>,
-    /// Its place in the pool's registry.
-    // Without thread-locals nobody asks.
-    #[cfg_attr(not(feature = "std"), allow(dead_code))]
-    pub(crate) id: usize,
+    /// The lane of the depot that they use. Here too, so that who asks does not disturb their owner.
+    pub(crate) lane: u8,
 }
 
 impl ThreadCache {
-    pub(crate) fn new(id: usize, classes: &ClassTable) -> Self {
-        let lane = lane_of(id);
+    pub(crate) fn new(lane: u8, classes: &ClassTable) -> Self {
         let magazine = |class| Magazine::new(2 * classes.geometry(class).batch as u8, lane);
         Self {
             magazines: (0..classes.count() as u8).map(magazine).collect(),
-            id,
+            lane,
         }
     }
 

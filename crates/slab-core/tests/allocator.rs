@@ -117,6 +117,26 @@ fn alignment_is_honoured_or_refused() {
     assert_eq!(alloc.stats().in_use(), 0);
 }
 
+/// A block that happens to be aligned to more than its class promises.
+#[test]
+fn shrinking_never_moves_a_block_to_a_larger_class() {
+    let alloc = allocator(&[1536, 2048], 1 << 20);
+    let old = Layout::from_size_align(1500, 512).unwrap();
+    let new = Layout::from_size_align(1400, 1024).unwrap();
+    let blocks = [(); 2].map(|()| alloc.allocate(old).unwrap().cast::<u8>());
+    for at in blocks {
+        let is_aligned = at.addr().get().is_multiple_of(1024);
+        // SAFETY: allocated above with this layout, and the new one is smaller.
+        let kept = unsafe { alloc.shrink(at, old, new) }.unwrap().cast::<u8>();
+        assert_eq!(kept == at, is_aligned);
+        let moved = u64::from(!is_aligned);
+        assert_eq!(alloc.stats().classes()[1].in_use, moved);
+        // SAFETY: allocated just now with this layout.
+        unsafe { alloc.deallocate(kept, new) };
+    }
+    assert_eq!(in_use(&alloc), [0, 0]);
+}
+
 /// As `Allocator` says of an error: the block still belongs to the caller, unchanged.
 #[test]
 fn failed_grow_or_shrink_leaves_the_block_unchanged() {

@@ -63,6 +63,29 @@ fn every_allocating_call_records_its_call_site() {
 }
 
 #[test]
+fn typed_slab_lists_who_has_its_values() {
+    let slab = Slab::<[u64; 3]>::builder().pool(|pool| pool.track_leaks(1));
+    let slab = slab.build().unwrap();
+    let first = line!() + 1;
+    let inserted = slab.try_insert([1; 3]).unwrap();
+    let made = slab.try_insert_with(|| [2; 3]).unwrap();
+    let uninit = slab.try_uninit().unwrap();
+    let raw = slab.alloc_raw().unwrap();
+    let mut live = slab.live_chunks();
+    live.sort_by_key(|chunk| chunk.place.line());
+    let places = live
+        .iter()
+        .map(|chunk| (chunk.place.file(), chunk.place.line()));
+    assert!(places.eq((first..first + 4).map(|line| (file!(), line))));
+    assert_eq!(live[3].address, raw.addr().get());
+    drop((inserted, made, uninit));
+    assert_eq!(slab.live_chunks().len(), 1);
+    // SAFETY: allocated above, and not used any more.
+    unsafe { slab.free_raw(raw) }.unwrap();
+    assert!(slab.live_chunks().is_empty());
+}
+
+#[test]
 #[cfg(not(miri))]
 fn waited_chunk_records_where_alloc_was_called() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -95,6 +95,16 @@ fn handles_are_small_and_optional_handles_no_larger() {
     assert_eq!(size_of::<Owner>(), 16);
 }
 
+/// With and without `std`.
+#[test]
+fn handles_are_unwind_safe() {
+    fn check<T: std::panic::UnwindSafe + std::panic::RefUnwindSafe>() {}
+    check::<SlabPool>();
+    check::<Chunk>();
+    check::<slab_core::SharedChunk>();
+    check::<slab_core::SlabBox<u64>>();
+}
+
 #[test]
 fn the_cap_is_reached_and_never_passed_and_chunks_do_not_overlap() {
     const CAP: usize = if cfg!(miri) { 64 << 10 } else { 1 << 20 };
@@ -248,7 +258,7 @@ fn neither_remote_nor_local_frees_fall_when_the_freeing_thread_allocates() {
 
 #[test]
 #[cfg(feature = "std")]
-fn threads_that_come_and_go_reuse_a_cache() {
+fn counts_of_threads_that_come_and_go_stay() {
     let pool = pool(256 << 10, &[256]);
     let threads = if cfg!(miri) { 3 } else { 2000 };
     for _ in 0..threads {

@@ -108,18 +108,14 @@ impl Collector {
         self.register_as_pool(slab.name(), slab.clone())
     }
 
-    /// Registers the pool behind a collection's allocator, with `name` as the label `pool`. It has the
-    /// series of a pool.
+    /// Registers the pool behind a collection's allocator, with its own name as the label `pool`. It has
+    /// the series of a pool.
     ///
     /// # Errors
     /// Another pool has this name, or the collector is full.
     #[cfg(feature = "allocator-api2")]
-    pub fn register_allocator(
-        &self,
-        name: impl Into<String>,
-        allocator: &SlabAllocator,
-    ) -> Result<(), RegisterError> {
-        self.register_as_pool(&name.into(), allocator.clone())
+    pub fn register_allocator(&self, allocator: &SlabAllocator) -> Result<(), RegisterError> {
+        self.register_as_pool(allocator.name(), allocator.clone())
     }
 
     fn register_as_pool(

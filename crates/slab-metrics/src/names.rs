@@ -126,7 +126,7 @@ families! {
     POOL_OVERSIZE_ALLOCS_TOTAL = Counter "slab_pool_oversize_allocs_total",
         "Requests above the largest size class that the heap served.";
     POOL_OVERSIZE_REFUSED_TOTAL = Counter "slab_pool_oversize_refused_total",
-        "Requests above the largest size class that were refused at their limit.";
+        "Requests above the largest size class that were refused, at their limit or by the heap.";
     POOL_COMMIT_FAILURES_TOTAL = Counter "slab_pool_commit_failures_total",
         "Slabs that the operating system would not back with memory.";
     POOL_THREAD_CACHES = Gauge "slab_pool_thread_caches",

@@ -285,9 +285,9 @@ fn typed_slabs_are_exported_as_pools() {
 #[cfg(feature = "allocator-api2")]
 #[test]
 fn the_pool_of_an_allocator_is_exported_as_a_pool() {
-    let allocator = slab_core::SlabAllocator::open(SlabPool::builder()).unwrap();
+    let allocator = slab_core::SlabAllocator::open(SlabPool::builder().name("lines")).unwrap();
     let collector = Collector::new();
-    collector.register_allocator("lines", &allocator).unwrap();
+    collector.register_allocator(&allocator).unwrap();
     let mut line = allocator_api2::vec::Vec::new_in(allocator.clone());
     line.extend_from_slice(b"in the pool");
     let page = Page::parse(&slab_metrics::Exporter::new(collector).scrape());

@@ -66,8 +66,15 @@ impl Region {
         true
     }
 
-    /// Nothing to do, and nothing to lock with.
-    pub(crate) fn populate(&self, _offset: usize, _bytes: usize, _lock: bool) -> Result<(), i32> {
+    /// Backs the part with memory: an allocator's zeros may be pages that the system has yet to back. There is
+    /// nothing to lock with.
+    pub(crate) fn populate(&self, offset: usize, bytes: usize, _lock: bool) -> Result<(), i32> {
+        for offset in (offset..offset + bytes).step_by(ALIGN) {
+            let at = self.part(offset, 1);
+            // SAFETY: a byte of the block, which nobody else knows yet. Volatile, so that the write of the
+            // zero that is there already takes place.
+            unsafe { at.write_volatile(0) };
+        }
         Ok(())
     }
 

@@ -29,9 +29,13 @@ use crate::geometry::slab_bytes_for;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::stats::PoolStats;
+#[cfg(feature = "leak-tracking")]
+use crate::track::LiveChunk;
 #[cfg(feature = "std")]
 use crate::wait_times::WaitTimes;
 use alloc::string::String;
+#[cfg(feature = "leak-tracking")]
+use alloc::vec::Vec;
 use core::fmt;
 use core::future::Future;
 use core::marker::PhantomData;
@@ -312,6 +316,22 @@ impl<T, Tag> Slab<T, Tag> {
         self.pool.resident_bytes()
     }
 
+    /// Returns the recorded values that are in use, as [`SlabPool::live_chunks`] does.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// let slab = Slab::<u64>::builder().pool(|pool| pool.track_leaks(1)).build()?;
+    /// let forgotten = slab.try_insert(7)?; // This line is what will be found.
+    /// assert_eq!(slab.live_chunks()[0].place.line(), line!() - 1);
+    /// # drop(forgotten);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "leak-tracking")]
+    #[must_use]
+    pub fn live_chunks(&self) -> Vec<LiveChunk> {
+        self.pool.live_chunks()
+    }
+
     /// Flushes this thread's magazine as [`SlabPool::flush_thread_cache`] does.
     pub fn flush_thread_cache(&self) {
         self.pool.flush_thread_cache();
@@ -520,5 +540,13 @@ impl<T> core::error::Error for InsertError<T> {
 impl<T> From<InsertError<T>> for AllocError {
     fn from(refused: InsertError<T>) -> Self {
         refused.error
+    }
+}
+
+/// The reason alone, as [`AllocError`] converts; the value is dropped.
+#[cfg(feature = "std")]
+impl<T> From<InsertError<T>> for std::io::Error {
+    fn from(refused: InsertError<T>) -> Self {
+        refused.error.into()
     }
 }

@@ -1,0 +1,123 @@
+//! What a pool takes of the heap where that is all there is, and when.
+#![cfg(not(any(feature = "std", loom)))]
+
+use slab_core::{Mode, SizeClasses, SlabPool};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// The system's allocator, which counts what this thread has of it. Large blocks are as some systems give
+/// them: backed when they are touched.
+struct CountingAllocator;
+
+thread_local! {
+    static HEAP_BYTES: Cell<isize> = const { Cell::new(0) };
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+fn is_mapped(layout: Layout) -> bool {
+    layout.size() >= 1 << 20 && layout.align() == 4096
+}
+
+// SAFETY: all is left to `System`, but for large blocks, which are mappings.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HEAP_BYTES.set(HEAP_BYTES.get() + layout.size() as isize);
+        #[cfg(all(target_os = "linux", not(miri)))]
+        if is_mapped(layout) {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a new mapping, at an address of the system's choice.
+            let at = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    layout.size(),
+                    protection,
+                    flags,
+                    -1,
+                    0,
+                )
+            };
+            assert_ne!(at, libc::MAP_FAILED);
+            return at.cast();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let at = unsafe { self.alloc(layout) };
+        #[cfg(all(target_os = "linux", not(miri)))]
+        if is_mapped(layout) {
+            return at;
+        }
+        if !at.is_null() {
+            // SAFETY: the block just allocated.
+            unsafe { at.write_bytes(0, layout.size()) };
+        }
+        at
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        HEAP_BYTES.set(HEAP_BYTES.get() - layout.size() as isize);
+        #[cfg(all(target_os = "linux", not(miri)))]
+        if is_mapped(layout) {
+            // SAFETY: a mapping of `alloc`, which nobody uses any more.
+            assert_eq!(unsafe { libc::munmap(at.cast(), layout.size()) }, 0);
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+fn builder() -> slab_core::SlabPoolBuilder {
+    SlabPool::builder().size_classes(SizeClasses::explicit(&[1536]).unwrap())
+}
+
+/// Room for what 4096 threads with magazines move took 956 KB, and here no thread has any.
+#[test]
+fn small_pool_in_lent_memory_takes_less_of_the_heap_than_it_has() {
+    const LENT: usize = 256 << 10;
+    for mode in [
+        Mode::ThreadCached,
+        Mode::DepotOnly,
+        Mode::Ring,
+        Mode::Locked,
+    ] {
+        let memory = Box::leak(Box::<[u8]>::new_uninit_slice(LENT));
+        let before = HEAP_BYTES.get();
+        let pool = builder().mode(mode).build_in(memory).unwrap();
+        let taken = HEAP_BYTES.get() - before;
+        assert!(taken < LENT as isize / 2, "{mode:?}: {taken} bytes");
+        drop(pool);
+        assert_eq!(HEAP_BYTES.get(), before);
+    }
+}
+
+/// As the system says of the page of each chunk.
+#[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn prefaulted_pool_is_resident_where_its_memory_is_the_heaps() {
+    use slab_core::Backing;
+    let resident = |backing| {
+        let pool = builder().max_memory(1 << 20).backing(backing).build();
+        let pool = pool.unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1536).ok()).collect();
+        let is_resident = |at: usize| {
+            let mut state = 0_u8;
+            let page = std::ptr::without_provenance_mut(at / 4096 * 4096);
+            // SAFETY: a page of the pool, and `state` has a byte for it.
+            assert_eq!(unsafe { libc::mincore(page, 4096, &mut state) }, 0);
+            state & 1 == 1
+        };
+        let chunks = all.iter().map(|chunk| chunk.as_ptr().addr().get());
+        (chunks.filter(|&at| is_resident(at)).count(), all.len())
+    };
+    assert_eq!(resident(Backing::OnDemand).0, 0);
+    let (there, all) = resident(Backing::Prefault);
+    assert_eq!(there, all);
+}
