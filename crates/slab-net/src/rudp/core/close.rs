@@ -239,6 +239,15 @@ impl Session {
         }
     }
 
+    /// The next message is longer than there will ever be room for, even if the peer has closed since.
+    pub(super) fn refuse_message(&mut self) {
+        self.reset(CloseReason::MessageTooLong);
+        if let Phase::Ended { reason, .. } = &mut self.phase {
+            *reason = CloseReason::MessageTooLong;
+        }
+        self.receive.clear();
+    }
+
     /// Returns why the session has ended, if it has. What was received in full can still be read only if the peer
     /// has closed, or had [finished](Self::finish) and then fell silent.
     #[must_use]
