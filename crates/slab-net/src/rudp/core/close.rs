@@ -230,13 +230,18 @@ impl Session {
     pub(super) fn reset(&mut self, reason: CloseReason) {
         if self.ended().is_none() {
             self.send_close_notice = self.peer.accepts_close_notices();
-            // The peer has everything, but its application may not have read it yet, and a reset would discard
-            // that.
-            self.end(match self.phase {
-                Phase::Notifying { .. } => CloseReason::Closed,
-                _ => reason,
-            });
+            self.give_up(reason);
         }
+    }
+
+    /// Ends for this reason, unless it is closed and has delivered everything. The peer's application may not have
+    /// read that yet, and a reset would discard it.
+    pub(super) fn give_up(&mut self, reason: CloseReason) {
+        let delivered = self.phase != Phase::Open && self.send.is_empty();
+        self.end(match delivered {
+            true => CloseReason::Closed,
+            false => reason,
+        });
     }
 
     /// The next message is longer than there will ever be room for, even if the peer has closed since.
