@@ -474,7 +474,8 @@ impl Session {
         self.receive.reserved() + self.send.blocks.reserved() + self.datagram_bytes()
     }
 
-    /// Returns an upper bound of the bytes of pool memory that the session keeps in use.
+    /// Returns the bytes of pool memory that the session keeps in use at most. Where the pool has no chunk for the
+    /// segment that a reader waits for, a larger one takes it: up to 64 KiB of that do not count.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.receive.charged() + self.send.blocks.reserved() + self.datagram_bytes()
