@@ -217,8 +217,8 @@ impl Peer {
         self.is_ours || self.is_foreign()
     }
 
-    /// Would it understand that this end has closed or finished, and believe it?
-    fn accepts_close_notices(&self) -> bool {
+    /// Would it understand what KCP does not have, a close for example, and believe that it comes from this end?
+    fn believes_us(&self) -> bool {
         self.is_ours && self.has_token
     }
 
