@@ -6,7 +6,7 @@ use super::super::time::Time;
 use super::shared::Shared;
 use super::wakers::{Wait, Wakers, Woken};
 use crate::packet::Packet;
-use crate::udp::{SendErrorKind, Transmit};
+use crate::udp::{SendError, SendErrorKind, Transmit};
 use bytes::Buf;
 use core::cell::RefCell;
 use core::ops::{Deref, DerefMut};
@@ -388,12 +388,8 @@ impl Link {
             let sent = match self.shared.sender.try_send(&transmit) {
                 Ok(sent) => sent,
                 Err(error) => {
-                    // Treated as lost on the way; the session will find them missing.
                     let lost = outgoing.datagrams() - error.sent();
-                    self.shared.table().stats.send_errors += lost as u64;
-                    if matches!(error.kind(), SendErrorKind::Refused) {
-                        inner.session.refused();
-                    }
+                    self.on_send_error(&mut inner.session, lost, &error);
                     // What is left would not be asked for again: after acknowledgements alone, no timer is set.
                     continue;
                 }
@@ -431,13 +427,18 @@ impl Link {
             Ok(_) => {}
             Err(error) => {
                 let lost = contents.len().div_ceil(size) - error.sent();
-                self.shared.table().stats.send_errors += lost as u64;
-                if matches!(error.kind(), SendErrorKind::Refused) {
-                    inner.session.refused();
-                }
+                self.on_send_error(&mut inner.session, lost, &error);
             }
         }
         true
+    }
+
+    /// The system refused datagrams. They are treated as lost on the way; the session will find them missing.
+    fn on_send_error(&self, session: &mut Session, lost: usize, error: &SendError) {
+        self.shared.table().stats.send_errors += lost as u64;
+        if matches!(error.kind(), SendErrorKind::Refused) {
+            session.refused();
+        }
     }
 
     /// The endpoint's task is gone, and with it the session.
