@@ -80,6 +80,8 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 ///   addresses, and notice if both are servers.
 /// - The `sn` of a WINS, which means nothing in KCP, says how large the window can become; that of a WASK, from where
 ///   on the peer has acknowledged nothing. So a question of an old session does not begin a new one.
+/// - An empty PUSH numbered before the first, with the token as its `ts`, asks for the proof of an address: every KCP
+///   acknowledges it as a duplicate.
 /// - A WASK may tell a peer with nothing in flight a smaller window than before: an idle session asks for its
 ///   memory back.
 /// - Only between two ends of this library: a segment of command 85 closes the session, or resets it if its `frg`
