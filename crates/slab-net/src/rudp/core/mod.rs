@@ -440,7 +440,7 @@ impl Session {
     /// segments, or as many as the window that its other segments tell.
     #[must_use]
     pub fn is_peer_window_known(&self) -> bool {
-        self.peer.has_sent_wins
+        self.peer.is_known()
     }
 
     /// Treats the peer's address as proved, which lifts the limits of a [`Side::Server`].

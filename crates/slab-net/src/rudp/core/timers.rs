@@ -442,7 +442,7 @@ mod tests {
         told.encode(&mut datagram);
         let datagram = pool.try_copy_from_slice(&datagram).unwrap();
         ends[0].handle_datagram(now, datagram).unwrap();
-        assert!(ends[0].is_peer_window_known());
+        assert!(ends[0].peer.has_sent_wins && !ends[0].is_peer_window_known());
 
         ends[0].close(now);
         let later = now + Duration::from_secs(20);
