@@ -443,6 +443,11 @@ impl Session {
         self.peer.is_known()
     }
 
+    /// Is it settled what the peer runs and, if that is this library, can it be sent what only this library sends?
+    pub(in super::super) fn is_acquainted(&self) -> bool {
+        self.peer.is_foreign() || self.peer.believes_us()
+    }
+
     /// Treats the peer's address as proved, which lifts the limits of a [`Side::Server`].
     pub(in super::super) fn trust_address(&mut self) {
         self.path.validated = true;

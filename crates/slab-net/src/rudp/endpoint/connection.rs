@@ -347,7 +347,8 @@ impl Connection {
         self.link().lock().session.max_datagram()
     }
 
-    /// Waits until the peer has answered for the first time: opening a session does not wait for that. Cancel-safe.
+    /// Waits until the peer has answered for the first time, and can be sent [datagrams](Self::send_datagram) if it
+    /// runs this library: opening a session does not wait for that. Cancel-safe.
     ///
     /// # Errors
     /// Says why the session has ended instead.
@@ -357,7 +358,7 @@ impl Connection {
         let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let mut inner = self.link().lock();
-            if inner.session.is_peer_window_known() {
+            if inner.session.is_acquainted() {
                 return Poll::Ready(Ok(()));
             }
             if let Some(reason) = inner.session.ended() {
@@ -517,7 +518,7 @@ pub(super) fn wait_to_send(
         // The peer's answer will tell its window; but no window takes more segments than this, nor, in stream mode,
         // does a send queue hold fewer.
         SendError::TooLong { segments, .. } => {
-            segments <= MAX_FRAGMENTS as usize && !session.is_peer_window_known()
+            segments <= MAX_FRAGMENTS as usize && !session.is_acquainted()
         }
         _ => false,
     };

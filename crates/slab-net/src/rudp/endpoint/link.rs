@@ -276,8 +276,7 @@ impl Link {
             readers.wake(woken);
         }
         // Happens once: whoever settles first afterwards wakes the writers, with `wake_all` or without.
-        let first_answer =
-            session.is_peer_window_known() && !core::mem::replace(writers_told_ready, true);
+        let first_answer = session.is_acquainted() && !core::mem::replace(writers_told_ready, true);
         let writable = session.has_room_to_wake_senders() || session.send_closed().is_some();
         if over || first_answer || wake_all && writable {
             writers.wake(woken);
