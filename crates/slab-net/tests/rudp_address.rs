@@ -37,6 +37,7 @@ fn the_question_for_a_proof_of_the_address_does_not_count_as_a_duplicate() {
     assert!(pair.server.is_validated());
     let stats = pair.client.stats();
     assert_eq!((stats.received_segments, stats.duplicates), (1, 0));
+    assert_eq!(pair.server.stats().sent_segments, 1);
 }
 
 /// Sends a long message and receives it back.

@@ -265,6 +265,42 @@ fn a_delivered_close_does_not_time_out() {
     assert!(silent_for(now) < Duration::from_secs(65), "for silence");
 }
 
+/// Nor does one whose peer cannot be told, and an abort changes nothing.
+#[test]
+fn a_delivered_close_ends_as_closed_whatever_the_peer_runs() {
+    for abort in [false, true] {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let (budget, config) = (MemoryBudget::new(4 << 20), SessionConfig::fast());
+        let mut now = Time::ZERO;
+        let client = Session::open(3, &config, Side::Client, &pool, &budget, 7 << 32, now);
+        let mut client = client.unwrap();
+        let mut of_another_implementation = [0; HEADER_BYTES];
+        Header {
+            conv: 3,
+            cmd: Command::TellWindow,
+            frg: 0,
+            wnd: 128,
+            ts: 0,
+            sn: 0,
+            una: 0,
+            len: 0,
+        }
+        .encode(&mut of_another_implementation);
+        let answer = pool.try_copy_from_slice(&of_another_implementation);
+        client.handle_datagram(now, answer.unwrap()).unwrap();
+
+        now = now + Duration::from_millis(59_900);
+        client.close(now);
+        assert_eq!((client.is_sent(), client.ended()), (true, None));
+        if abort {
+            client.abort();
+        }
+        client.handle_timeout(now + Duration::from_millis(100));
+        client.handle_timeout(now + Duration::from_secs(1));
+        assert_eq!(client.ended(), Some(CloseReason::Closed));
+    }
+}
+
 /// Whatever comes, and however much: what is sent again comes now and then, and is shorter than what it answers.
 #[test]
 fn what_an_ended_session_sends_again_is_limited() {

@@ -171,6 +171,24 @@ fn forged_datagrams_are_refused() {
     assert!(!world.ends[1].has_datagram());
 }
 
+/// A server's first answer to a shard is too short to ask anything of the client.
+#[cfg(feature = "fec")]
+#[tokio::test]
+async fn a_client_that_is_ready_can_send_a_datagram() {
+    use slab_net::rudp::fec::FecShards;
+    let pool = pool();
+    let config = fast().fec(FecShards::new(2, 1).unwrap());
+    let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
+    timeout(TIMEOUT, client.ready()).await.unwrap().unwrap();
+    client
+        .send_datagram(Packet::from_static(b"at once"))
+        .unwrap();
+    let accepted = accept(&server).await;
+    let received = timeout(TIMEOUT, accepted.recv_datagram()).await.unwrap();
+    assert_eq!(received.unwrap().unwrap(), b"at once"[..]);
+}
+
 #[tokio::test]
 async fn datagrams_arrive_over_sockets() {
     let pool = PacketPool::builder()

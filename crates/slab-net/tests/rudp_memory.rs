@@ -311,6 +311,17 @@ async fn a_message_above_the_largest_class_without_heap_ends_the_session() {
     assert_eq!(end, Err(CloseReason::MessageTooLong));
     let other = connected(&pool).await;
     assert_eq!((other[0].ended(), other[1].ended()), (None, None));
+
+    // Also if the peer has closed since.
+    let [client, accepted] = other;
+    within_a_minute(client.send_slice(&message)).await.unwrap();
+    within_a_minute(client.close()).await.unwrap();
+    let gone = accepted.recv_datagram();
+    assert_eq!(within_a_minute(gone).await, Ok(None));
+    assert_eq!(accepted.ended(), Some(CloseReason::ClosedByPeer));
+    let end = within_a_minute(accepted.recv()).await;
+    assert_eq!(end, Err(CloseReason::MessageTooLong));
+    assert_eq!(accepted.reserved_bytes(), 0);
 }
 
 /// A message fills the window, and the budget has no memory to grow it. The message waits, and arrives once others

@@ -2,15 +2,16 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::{TIMEOUT, any, connected_pair, pool, recv};
+use rudp_common::sockets::{TIMEOUT, any, connected_pair, fast, pool, recv};
 use slab_net::Packet;
 use slab_net::rudp::Connection;
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 use std::future::{Future, poll_fn};
 use std::net::UdpSocket;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -52,6 +53,47 @@ async fn many_tasks_that_wait_use_no_time() {
     for task in tasks.into_iter().step_by(2) {
         timeout(TIMEOUT, task).await.unwrap().unwrap();
     }
+}
+
+/// The first question may be lost, and a reader of this library make room meanwhile: the window that it tells unasked is
+/// the first one, and not all that it may have.
+#[tokio::test]
+async fn a_long_message_waits_for_the_answer_though_a_window_was_told_unasked() {
+    let pool = pool();
+    let peer = tokio::net::UdpSocket::bind(any()).await.unwrap();
+    let client = Connection::connect(peer.local_addr().unwrap(), &pool, fast()).unwrap();
+    client.send_slice(b"hello").await.unwrap();
+    let mut datagram = [0; 2000];
+    let (len, from) = peer.recv_from(&mut datagram).await.unwrap();
+    let mut headers = segments(&datagram[..len]).map(|segment| segment.unwrap().0);
+    let asked = headers.find(|header| header.cmd == Command::AskWindow);
+    let told = |frg, ts| {
+        let mut datagram = [0; HEADER_BYTES];
+        let header = Header {
+            conv: client.conv(),
+            cmd: Command::TellWindow,
+            frg,
+            wnd: 32,
+            ts,
+            sn: 128,
+            una: 0,
+            len: 0,
+        };
+        header.encode(&mut datagram);
+        datagram
+    };
+    peer.send_to(&told(2, 0), from).await.unwrap();
+    while client.stats().received_datagrams == 0 {
+        tokio::task::yield_now().await;
+    }
+    let message = vec![7; 100_000];
+    let mut sending = pin!(client.send_slice(&message));
+    let first = poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await;
+    assert_eq!(first, Poll::Pending);
+    peer.send_to(&told(3, asked.unwrap().ts), from)
+        .await
+        .unwrap();
+    assert_eq!(timeout(TIMEOUT, sending).await.unwrap(), Ok(()));
 }
 
 struct Task;

@@ -96,7 +96,8 @@ impl SessionConfig {
     }
 
     /// Sets the longest datagram to send, in bytes. The two ends may differ, but an end refuses segments of more than
-    /// 1500 bytes, header included, that are also longer than its own. Default: 1400.
+    /// 1500 bytes, header included, that are also longer than its own; without
+    /// [offload](super::EndpointConfig::offload), datagrams of that length. Default: 1400.
     pub fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
         self

@@ -1,6 +1,6 @@
 //! What the application does with a session: send and write, receive and read.
 
-use super::super::error::{CloseReason, SendError, Unsent};
+use super::super::error::{SendError, Unsent};
 use super::super::wire::HEADER_BYTES;
 use super::receive::BatchBuffer;
 use super::{MAX_FRAGMENTS, Session};
@@ -142,7 +142,7 @@ impl Session {
     /// A longer message is joined in one buffer of the pool. If the pool has none now, the message stays queued and
     /// this returns `None`, while [`has_message`](Self::has_message) is `true`. A message above the pool's largest
     /// size class is joined on the heap; if the pool's [heap limit](crate::PacketPoolBuilder::max_heap_memory) does not
-    /// allow that, the session ends with [`CloseReason::MessageTooLong`]. [`recv_segments`](Self::recv_segments)
+    /// allow that, the session ends with [`MessageTooLong`](super::super::CloseReason::MessageTooLong). [`recv_segments`](Self::recv_segments)
     /// needs no such buffer.
     pub fn recv(&mut self) -> Option<Packet> {
         let (segments, bytes) = self.receive.front_message()?;
@@ -160,7 +160,7 @@ impl Session {
             Ok(buf) => buf,
             Err(AllocError::TooLarge { .. }) => {
                 let Some(buf) = self.pool.try_from_heap(bytes) else {
-                    self.reset(CloseReason::MessageTooLong);
+                    self.refuse_message();
                     return None;
                 };
                 buf

@@ -145,7 +145,7 @@ impl Session {
     pub(super) fn finish_deadline(&self) -> Option<Time> {
         match self.finish {
             Finish::Pending { until } if self.phase == Phase::Open => {
-                (!self.peer.accepts_close_notices()).then_some(until)
+                (!self.peer.believes_us()).then_some(until)
             }
             _ => None,
         }
@@ -159,7 +159,7 @@ impl Session {
         if self.phase != Phase::Open {
             return;
         }
-        if !self.peer.accepts_close_notices() {
+        if !self.peer.believes_us() {
             if until <= self.now {
                 self.close(self.now);
                 self.finish = Finish::GivenUp;
@@ -214,7 +214,7 @@ impl Session {
     /// nothing any more.
     pub(super) fn queue_not_receiving(&mut self) {
         if matches!(self.phase, Phase::Lingering { .. }) {
-            self.send_not_receiving = self.peer.accepts_close_notices();
+            self.send_not_receiving = self.peer.believes_us();
         }
     }
 
@@ -229,14 +229,28 @@ impl Session {
     /// Ends at once, and tells the peer.
     pub(super) fn reset(&mut self, reason: CloseReason) {
         if self.ended().is_none() {
-            self.send_close_notice = self.peer.accepts_close_notices();
-            // The peer has everything, but its application may not have read it yet, and a reset would discard
-            // that.
-            self.end(match self.phase {
-                Phase::Notifying { .. } => CloseReason::Closed,
-                _ => reason,
-            });
+            self.send_close_notice = self.peer.believes_us();
+            self.give_up(reason);
         }
+    }
+
+    /// Ends for this reason, unless it is closed and has delivered everything. The peer's application may not have
+    /// read that yet, and a reset would discard it.
+    pub(super) fn give_up(&mut self, reason: CloseReason) {
+        let delivered = self.phase != Phase::Open && self.send.is_empty();
+        self.end(match delivered {
+            true => CloseReason::Closed,
+            false => reason,
+        });
+    }
+
+    /// The next message is longer than there will ever be room for, even if the peer has closed since.
+    pub(super) fn refuse_message(&mut self) {
+        self.reset(CloseReason::MessageTooLong);
+        if let Phase::Ended { reason, .. } = &mut self.phase {
+            *reason = CloseReason::MessageTooLong;
+        }
+        self.receive.clear();
     }
 
     /// Returns why the session has ended, if it has. What was received in full can still be read only if the peer
@@ -389,7 +403,7 @@ impl Session {
     /// understand, or is known to be gone.
     pub(in super::super) fn last_notice(&self) -> Option<Header> {
         let frg = last_notice_frg(self.ended()?)?;
-        let understands = self.peer.accepts_close_notices();
+        let understands = self.peer.believes_us();
         understands.then(|| self.notice(frg))
     }
 

@@ -125,7 +125,7 @@ impl Session {
         if let Some(reason) = self.send_closed() {
             return Err((packet, SendError::Closed(reason)));
         }
-        if !(self.peer.is_ours && self.peer.has_token) {
+        if !self.peer.believes_us() {
             return Err((packet, SendError::PeerIsForeign));
         }
         if packet.len() > self.max_datagram() {

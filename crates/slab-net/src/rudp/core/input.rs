@@ -101,10 +101,15 @@ impl Session {
     /// asks it again, now and then, which tells it ours.
     fn resync_token_after(&mut self, rejection: Rejection) {
         use Rejection::{ForgedClose, ForgedDatagram, ForgedEnd};
-        let again = |at| self.now.since(at) >= MIN_WASK_INTERVAL;
         self.send_wask |= matches!(rejection, ForgedClose | ForgedDatagram | ForgedEnd)
             && self.peer.is_ours
-            && self.peer.wask_sent_at.is_none_or(again);
+            && self.may_ask_again();
+    }
+
+    /// May the peer be asked for its window again, if that is only useful?
+    fn may_ask_again(&self) -> bool {
+        let again = |at| self.now.since(at) >= MIN_WASK_INTERVAL;
+        self.peer.wask_sent_at.is_none_or(again)
     }
 
     fn apply(&mut self, mut datagram: Packet, batch: &mut BatchBuffer) {
@@ -399,8 +404,7 @@ impl Session {
             self.measure(|measures| measures.blocked_receiving(took));
         }
         self.schedule_window_update();
-        let again = |at| self.now.since(at) >= MIN_WASK_INTERVAL;
-        if measured == Measured::WindowSuffices && self.peer.wask_sent_at.is_none_or(again) {
+        if measured == Measured::WindowSuffices && self.may_ask_again() {
             // An end that only receives has no other measure of the round trip.
             self.send_wask = true;
         }

@@ -80,6 +80,8 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 ///   addresses, and notice if both are servers.
 /// - The `sn` of a WINS, which means nothing in KCP, says how large the window can become; that of a WASK, from where
 ///   on the peer has acknowledged nothing. So a question of an old session does not begin a new one.
+/// - An empty PUSH numbered before the first, with the token as its `ts`, asks for the proof of an address: every KCP
+///   acknowledges it as a duplicate.
 /// - A WASK may tell a peer with nothing in flight a smaller window than before: an idle session asks for its
 ///   memory back.
 /// - Only between two ends of this library: a segment of command 85 closes the session, or resets it if its `frg`
@@ -217,8 +219,8 @@ impl Peer {
         self.is_ours || self.is_foreign()
     }
 
-    /// Would it understand that this end has closed or finished, and believe it?
-    fn accepts_close_notices(&self) -> bool {
+    /// Would it understand what KCP does not have, a close for example, and believe that it comes from this end?
+    fn believes_us(&self) -> bool {
         self.is_ours && self.has_token
     }
 
@@ -438,7 +440,12 @@ impl Session {
     /// segments, or as many as the window that its other segments tell.
     #[must_use]
     pub fn is_peer_window_known(&self) -> bool {
-        self.peer.has_sent_wins
+        self.peer.is_known()
+    }
+
+    /// Is it settled what the peer runs and, if that is this library, can it be sent what only this library sends?
+    pub(in super::super) fn is_acquainted(&self) -> bool {
+        self.peer.is_foreign() || self.peer.believes_us()
     }
 
     /// Treats the peer's address as proved, which lifts the limits of a [`Side::Server`].
@@ -474,7 +481,8 @@ impl Session {
         self.receive.reserved() + self.send.blocks.reserved() + self.datagram_bytes()
     }
 
-    /// Returns an upper bound of the bytes of pool memory that the session keeps in use.
+    /// Returns the bytes of pool memory that the session keeps in use at most. Where the pool has no chunk for the
+    /// segment that a reader waits for, a larger one takes it: up to 64 KiB of that do not count.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.receive.charged() + self.send.blocks.reserved() + self.datagram_bytes()

@@ -292,6 +292,7 @@ impl Session {
             ..self.header(Command::Push)
         };
         control.put(header, &[]);
+        self.stats.sent_segments += 1;
     }
 
     /// The peer is told the window as it is now.

@@ -131,21 +131,13 @@ impl Session {
             return;
         }
         if self.idle_deadline() <= now {
-            return self.end(match self.phase {
-                // The peer has everything, and a reset would discard that.
-                Phase::Notifying { .. } => CloseReason::Closed,
-                _ => CloseReason::TimedOut,
-            });
+            return self.give_up(CloseReason::TimedOut);
         }
         match self.phase {
             Phase::Lingering { until } if until <= now => {
-                return match self.send.is_empty() {
-                    true => self.end(CloseReason::Closed),
-                    false => self.reset(CloseReason::LingerExpired),
-                };
+                return self.reset(CloseReason::LingerExpired);
             }
-            Phase::TimeWait { until } if until <= now => return self.end(CloseReason::Closed),
-            Phase::Notifying { until, .. } if until <= now => {
+            Phase::TimeWait { until } | Phase::Notifying { until, .. } if until <= now => {
                 return self.end(CloseReason::Closed);
             }
             Phase::Notifying { until, at, wait } if at <= now => {
@@ -450,7 +442,7 @@ mod tests {
         told.encode(&mut datagram);
         let datagram = pool.try_copy_from_slice(&datagram).unwrap();
         ends[0].handle_datagram(now, datagram).unwrap();
-        assert!(ends[0].is_peer_window_known());
+        assert!(ends[0].peer.has_sent_wins && !ends[0].is_peer_window_known());
 
         ends[0].close(now);
         let later = now + Duration::from_secs(20);

@@ -124,7 +124,9 @@ impl EndpointConfig {
 
     /// Lets the kernel split what is sent (GSO) and join what is received (GRO, [`Coalescing::On`]). Without it,
     /// each datagram is handed to the kernel by itself (on Linux several in one call) and received in a buffer of
-    /// its own: for devices that do it wrong, and to measure what it is worth. Default: on.
+    /// its own: for devices that do it wrong, and to measure what it is worth. The buffer takes 1500 bytes, or this
+    /// end's [MTU](SessionConfig::mtu) if that is longer. What is longer still is dropped, and counted as truncated,
+    /// each time that it is sent again: the peer's MTU must not be longer. Default: on.
     pub fn offload(mut self, offload: bool) -> Self {
         self.offload = offload;
         self

@@ -87,21 +87,8 @@ impl Connection {
     /// nothing in flight whose acknowledgement would free some.
     pub async fn send(&self, message: impl Into<Packet>) -> Result<(), SendError> {
         let mut message = message.into();
-        let mut waiting = self.link().waiting();
-        poll_fn(|cx| {
-            let coop = ready!(poll_proceed(cx));
-            let (sent, mut inner) = self.with_guard(|inner| inner.session.send_from(&mut message));
-            let sent = match sent {
-                Ok(()) => {
-                    inner.end(&mut waiting.wait);
-                    Ok(())
-                }
-                Err(error) => Err(ready!(wait_to_send(inner, &mut waiting.wait, cx, error))),
-            };
-            coop.made_progress();
-            Poll::Ready(sent)
-        })
-        .await
+        self.send_when_possible(|inner| inner.session.send_from(&mut message))
+            .await
     }
 
     /// As [`send`](Self::send), but copies the message.
@@ -109,10 +96,19 @@ impl Connection {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_slice(&self, message: &[u8]) -> Result<(), SendError> {
+        self.send_when_possible(|inner| inner.session.send_slice(message))
+            .await
+    }
+
+    /// Sends, or waits and tries again while that may change.
+    async fn send_when_possible(
+        &self,
+        mut send: impl FnMut(&mut Inner) -> Result<(), SendError>,
+    ) -> Result<(), SendError> {
         let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let coop = ready!(poll_proceed(cx));
-            let (sent, mut inner) = self.with_guard(|inner| inner.session.send_slice(message));
+            let (sent, mut inner) = self.with_guard(&mut send);
             let sent = match sent {
                 Ok(()) => {
                     inner.end(&mut waiting.wait);
@@ -351,7 +347,8 @@ impl Connection {
         self.link().lock().session.max_datagram()
     }
 
-    /// Waits until the peer has answered for the first time: opening a session does not wait for that. Cancel-safe.
+    /// Waits until the peer has answered for the first time, and can be sent [datagrams](Self::send_datagram) if it
+    /// runs this library: opening a session does not wait for that. Cancel-safe.
     ///
     /// # Errors
     /// Says why the session has ended instead.
@@ -361,7 +358,7 @@ impl Connection {
         let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let mut inner = self.link().lock();
-            if inner.session.is_peer_window_known() {
+            if inner.session.is_acquainted() {
                 return Poll::Ready(Ok(()));
             }
             if let Some(reason) = inner.session.ended() {
@@ -521,7 +518,7 @@ pub(super) fn wait_to_send(
         // The peer's answer will tell its window; but no window takes more segments than this, nor, in stream mode,
         // does a send queue hold fewer.
         SendError::TooLong { segments, .. } => {
-            segments <= MAX_FRAGMENTS as usize && !session.is_peer_window_known()
+            segments <= MAX_FRAGMENTS as usize && !session.is_acquainted()
         }
         _ => false,
     };

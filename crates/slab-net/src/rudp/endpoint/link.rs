@@ -6,7 +6,7 @@ use super::super::time::Time;
 use super::shared::Shared;
 use super::wakers::{Wait, Wakers, Woken};
 use crate::packet::Packet;
-use crate::udp::{SendErrorKind, Transmit};
+use crate::udp::{SendError, SendErrorKind, Transmit};
 use bytes::Buf;
 use core::cell::RefCell;
 use core::ops::{Deref, DerefMut};
@@ -276,8 +276,7 @@ impl Link {
             readers.wake(woken);
         }
         // Happens once: whoever settles first afterwards wakes the writers, with `wake_all` or without.
-        let first_answer =
-            session.is_peer_window_known() && !core::mem::replace(writers_told_ready, true);
+        let first_answer = session.is_acquainted() && !core::mem::replace(writers_told_ready, true);
         let writable = session.has_room_to_wake_senders() || session.send_closed().is_some();
         if over || first_answer || wake_all && writable {
             writers.wake(woken);
@@ -388,12 +387,8 @@ impl Link {
             let sent = match self.shared.sender.try_send(&transmit) {
                 Ok(sent) => sent,
                 Err(error) => {
-                    // Treated as lost on the way; the session will find them missing.
                     let lost = outgoing.datagrams() - error.sent();
-                    self.shared.table().stats.send_errors += lost as u64;
-                    if matches!(error.kind(), SendErrorKind::Refused) {
-                        inner.session.refused();
-                    }
+                    self.on_send_error(&mut inner.session, lost, &error);
                     // What is left would not be asked for again: after acknowledgements alone, no timer is set.
                     continue;
                 }
@@ -431,13 +426,18 @@ impl Link {
             Ok(_) => {}
             Err(error) => {
                 let lost = contents.len().div_ceil(size) - error.sent();
-                self.shared.table().stats.send_errors += lost as u64;
-                if matches!(error.kind(), SendErrorKind::Refused) {
-                    inner.session.refused();
-                }
+                self.on_send_error(&mut inner.session, lost, &error);
             }
         }
         true
+    }
+
+    /// The system refused datagrams. They are treated as lost on the way; the session will find them missing.
+    fn on_send_error(&self, session: &mut Session, lost: usize, error: &SendError) {
+        self.shared.table().stats.send_errors += lost as u64;
+        if matches!(error.kind(), SendErrorKind::Refused) {
+            session.refused();
+        }
     }
 
     /// The endpoint's task is gone, and with it the session.
