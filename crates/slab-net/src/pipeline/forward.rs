@@ -4,6 +4,7 @@ use super::flow::FlowSender;
 use super::queue::{QueueClosed, QueueSender};
 use crate::udp::{PacketBatch, SocketStats, UdpReceiver, is_icmp_error};
 use core::future::poll_fn;
+use core::iter;
 use core::pin::pin;
 use core::task::Poll;
 use std::io;
@@ -23,14 +24,8 @@ mod sealed {
 
 /// A destination of [`forward`]: a [`QueueSender`] or a [`FlowSender`]. Sealed.
 pub trait Deliver: sealed::Sealed {
-    /// Puts a batch in, or applies the overflow policy.
+    /// Puts batches in, in order, or applies the overflow policy.
     fn deliver(
-        &self,
-        batch: PacketBatch,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_;
-
-    /// Puts many batches in, in order.
-    fn deliver_many(
         &self,
         batches: impl Iterator<Item = PacketBatch> + Send,
     ) -> impl Future<Output = Result<(), QueueClosed>> + Send;
@@ -47,13 +42,6 @@ pub trait Deliver: sealed::Sealed {
 
 impl Deliver for QueueSender {
     fn deliver(
-        &self,
-        batch: PacketBatch,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_ {
-        self.send(batch)
-    }
-
-    fn deliver_many(
         &self,
         batches: impl Iterator<Item = PacketBatch> + Send,
     ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
@@ -75,13 +63,6 @@ impl Deliver for QueueSender {
 
 impl Deliver for FlowSender {
     fn deliver(
-        &self,
-        batch: PacketBatch,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_ {
-        self.send(batch)
-    }
-
-    fn deliver_many(
         &self,
         batches: impl Iterator<Item = PacketBatch> + Send,
     ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
@@ -200,7 +181,7 @@ pub async fn forward<Q: Deliver>(
             Ok(Ok(())) => {
                 errors.consecutive = 0;
                 let batches = receiver.drain_ready();
-                if queue.deliver_many(batches).await.is_err() && queue.is_closed() {
+                if queue.deliver(batches).await.is_err() && queue.is_closed() {
                     break Ended::QueueClosed;
                 }
                 yield_if_half_full(&queue).await;
@@ -238,7 +219,7 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
             Ok(Some(batch)) => {
                 errors.consecutive = 0;
                 // The queue counts what it refuses.
-                let _ = queue.deliver(batch).await;
+                let _ = queue.deliver(iter::once(batch)).await;
                 yield_if_half_full(queue).await;
             }
             Err(error) => {
