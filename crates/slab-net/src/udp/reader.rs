@@ -136,13 +136,6 @@ impl Reader {
         self.slots.clear();
     }
 
-    /// Returns a copy of this payload, if it is short for a chunk of `capacity` bytes and a smaller
-    /// chunk is available.
-    #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    pub(super) fn smaller_copy(&self, payload: &[u8], capacity: usize) -> Option<Chunk> {
-        smaller_copy(&self.pool, payload, capacity)
-    }
-
     /// Counts one buffer that was filled without a system call of ours.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     pub(super) fn count_buffer(&mut self, received: &Received, socket: &Socket) {
@@ -263,8 +256,10 @@ fn batch(
     Some(unsafe { PacketBatch::new(chunk.into_shared(), 0, len, received.stride, received.meta) })
 }
 
+/// Returns a copy of this payload, if it fills at most half of its chunk of `capacity` bytes and a smaller
+/// chunk is available.
 #[inline]
-fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chunk> {
+pub(super) fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chunk> {
     if payload.len() > capacity / 2 {
         return None;
     }
