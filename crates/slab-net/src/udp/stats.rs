@@ -162,13 +162,9 @@ pub(crate) struct KernelDrops {
 }
 
 impl KernelDrops {
-    #[cfg(target_os = "linux")]
     pub(in crate::udp) fn attach(&self, socket: &Io) {
         self.probe.attach(socket);
     }
-
-    #[cfg(not(target_os = "linux"))]
-    pub(in crate::udp) fn attach(&self, _: &Io) {}
 
     /// Takes a last reading; the socket is about to be closed.
     pub(crate) fn detach(&self) {

@@ -232,6 +232,8 @@ pub(in crate::udp) struct DropProbe;
 
 #[cfg(not(target_os = "linux"))]
 impl DropProbe {
+    pub(in crate::udp) fn attach<S>(&self, _: &S) {}
+
     pub(in crate::udp) fn detach(&self) {}
 
     pub(in crate::udp) fn query(&self) -> Option<u32> {
