@@ -257,7 +257,6 @@ impl UdpReceiverBuilder {
         UnstartedReceiver {
             bound,
             reader,
-            coalescing: self.coalescing,
             #[cfg(feature = "io-uring")]
             io_uring: self.io_uring,
         }
@@ -294,7 +293,6 @@ impl UdpReceiverBuilder {
 pub(super) struct UnstartedReceiver {
     bound: BoundSocket,
     reader: Reader,
-    coalescing: Coalescing,
     #[cfg(feature = "io-uring")]
     io_uring: bool,
 }
@@ -306,7 +304,7 @@ impl UnstartedReceiver {
 
     pub(super) fn start(self) -> Result<UdpReceiver, BindError> {
         let socket = self.bound.register()?;
-        let receiver = UdpReceiver::new(socket, self.reader, self.coalescing);
+        let receiver = UdpReceiver::new(socket, self.reader);
         #[cfg(feature = "io-uring")]
         let receiver = match self.io_uring {
             true => receiver.with_uring(),

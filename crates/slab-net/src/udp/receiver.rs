@@ -1,7 +1,7 @@
 //! [`UdpReceiver`]: receives from the socket into pool memory.
 
 use super::batch::PacketBatch;
-use super::builder::{Coalescing, UdpReceiverBuilder};
+use super::builder::UdpReceiverBuilder;
 use super::datagram::Datagram;
 use super::error::BindError;
 use super::reader::Reader;
@@ -62,7 +62,6 @@ const MAX_FRUITLESS_READS: usize = 8;
 pub struct UdpReceiver {
     socket: Arc<Socket>,
     reader: Reader,
-    coalescing: Coalescing,
     /// Whether the kernel drops whatever arrives.
     is_stopped: bool,
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
@@ -70,11 +69,10 @@ pub struct UdpReceiver {
 }
 
 impl UdpReceiver {
-    pub(super) fn new(socket: Arc<Socket>, reader: Reader, coalescing: Coalescing) -> Self {
+    pub(super) fn new(socket: Arc<Socket>, reader: Reader) -> Self {
         Self {
             socket,
             reader,
-            coalescing,
             is_stopped: false,
             #[cfg(all(target_os = "linux", feature = "io-uring"))]
             uring: None,
@@ -384,12 +382,6 @@ impl UdpReceiver {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.socket.address
-    }
-
-    /// The coalescing that the receiver was configured with.
-    #[must_use]
-    pub fn coalescing(&self) -> Coalescing {
-        self.coalescing
     }
 
     /// Returns a handle that reads the socket's counters, even after the receiver is gone.
