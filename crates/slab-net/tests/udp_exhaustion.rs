@@ -3,6 +3,7 @@
 use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -240,4 +241,21 @@ async fn a_waiting_receiver_drains_the_socket_without_memory() {
     drop(held);
     sender.send(&Transmit::new(b"after", to)).await.unwrap();
     assert_eq!(receiving.await.unwrap().unwrap().contents(), b"after");
+}
+
+/// Nobody else has a handle to the packet pool.
+#[tokio::test]
+async fn a_received_packet_grows_by_the_settings_of_its_receivers_pool() {
+    let pool = PacketPool::builder().max_memory(1 << 20);
+    let pool = pool.headroom(16).max_heap_memory(0).build().unwrap();
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    drop(pool);
+    let hello = Transmit::new(b"hello", receiver.local_addr());
+    receiver.sender().send(&hello).await.unwrap();
+    let packet = receiver.recv().await.unwrap().packet;
+    let mut buf = packet.try_into_mut().unwrap();
+    buf.reserve(1000);
+    assert_eq!(buf.headroom(), 16);
+    let grow = AssertUnwindSafe(|| buf.reserve(1 << 20));
+    catch_unwind(grow).expect_err("not even on the heap");
 }

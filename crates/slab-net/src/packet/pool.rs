@@ -49,11 +49,11 @@ use tracing::{Instrument, Span};
 ///
 /// # Lifetime
 ///
-/// A packet pool stays open while there are handles to it; each buffer that the heap serves in its
-/// place holds one. A buffer that outlives all of them grows into the [process-wide
-/// pool](Self::default_pool); or, if the application kept a [`SlabPool`] handle, into that slab pool as
-/// [`PacketPool::from`] wraps it, without headroom, tailroom and heap limit. So keep a handle for as
-/// long as buffers grow. A [`Packet`] needs none.
+/// A packet pool stays open while there are handles to it; each receiver into its memory holds one, and
+/// so does each buffer that the heap serves in its place. A buffer that outlives all of them grows into
+/// the [process-wide pool](Self::default_pool); or, if the application kept a [`SlabPool`] handle, into
+/// that slab pool as [`PacketPool::from`] wraps it, without headroom, tailroom and heap limit. So keep a
+/// handle for as long as buffers grow. A [`Packet`] needs none.
 #[derive(Clone)]
 pub struct PacketPool {
     slab: SlabPool,

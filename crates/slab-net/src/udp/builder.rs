@@ -282,7 +282,7 @@ impl UdpReceiverBuilder {
             });
         }
         self.options.features.coalesce = self.coalescing == Coalescing::On;
-        let pool = self.pool.slab().clone();
+        let pool = self.pool.clone();
         let reader = Reader::new(pool, buffer_bytes, max_slots, self.deliver_truncated);
         Ok(reader)
     }
