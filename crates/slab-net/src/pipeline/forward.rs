@@ -33,6 +33,9 @@ pub trait Deliver: sealed::Sealed {
     /// Returns `true` if no receiver is left.
     fn is_closed(&self) -> bool;
 
+    /// The number of batches that every queue has room for while it is less than half full, but at least 1.
+    fn half(&self) -> usize;
+
     /// Returns `true` if a queue is at least half full.
     fn is_half_full(&self) -> bool;
 
@@ -50,6 +53,10 @@ impl Deliver for QueueSender {
 
     fn is_closed(&self) -> bool {
         self.is_closed()
+    }
+
+    fn half(&self) -> usize {
+        self.half()
     }
 
     fn is_half_full(&self) -> bool {
@@ -71,6 +78,10 @@ impl Deliver for FlowSender {
 
     fn is_closed(&self) -> bool {
         self.is_closed()
+    }
+
+    fn half(&self) -> usize {
+        self.half()
     }
 
     fn is_half_full(&self) -> bool {
@@ -180,7 +191,8 @@ pub async fn forward<Q: Deliver>(
             Err(ended) => break ended,
             Ok(Ok(())) => {
                 errors.consecutive = 0;
-                let batches = receiver.drain_ready();
+                // The rest is next, without a read: the queue may be smaller than what one read brings.
+                let batches = receiver.drain_ready(queue.half());
                 if queue.deliver(batches).await.is_err() && queue.is_closed() {
                     break Ended::QueueClosed;
                 }

@@ -205,7 +205,7 @@ impl UdpReceiver {
     pub async fn recv_batches(&mut self, out: &mut Vec<PacketBatch>) -> io::Result<usize> {
         poll_fn(|cx| self.poll_ready(cx)).await?;
         let count = self.reader.ready.len();
-        out.extend(self.drain_ready());
+        out.extend(self.drain_ready(count));
         Ok(count)
     }
 
@@ -228,9 +228,10 @@ impl UdpReceiver {
         self.reader.spare().in_use
     }
 
-    /// Takes out all available batches.
-    pub(crate) fn drain_ready(&mut self) -> impl Iterator<Item = PacketBatch> + Send {
-        self.reader.ready.drain(..)
+    /// Takes out at most so many of the available batches.
+    pub(crate) fn drain_ready(&mut self, most: usize) -> impl Iterator<Item = PacketBatch> + Send {
+        let most = most.min(self.reader.ready.len());
+        self.reader.ready.drain(..most)
     }
 
     /// Returns the next batch if there is one now.

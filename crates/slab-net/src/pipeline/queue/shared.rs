@@ -103,6 +103,11 @@ impl Shared {
         Ok(())
     }
 
+    /// Half of the places, but at least one.
+    pub(super) fn half(&self) -> usize {
+        (self.counters.capacity_batches as usize / 2).max(1)
+    }
+
     /// Returns `true` if at least half of the places are taken.
     pub(super) fn is_half_full(&self) -> bool {
         let batches = match &self.store {
