@@ -16,82 +16,60 @@ const MAX_DRAINED_BATCHES: usize = 4096;
 const MAX_CONSECUTIVE_ERRORS: u32 = 64;
 
 mod sealed {
-    pub trait Sealed {}
+    use super::{PacketBatch, QueueClosed};
 
-    impl Sealed for super::QueueSender {}
-    impl Sealed for super::FlowSender {}
+    /// What [`forward`](super::forward) needs of a destination, whose own methods have these names.
+    pub trait Destination {
+        fn send_many(
+            &self,
+            batches: impl Iterator<Item = PacketBatch> + Send,
+        ) -> impl Future<Output = Result<(), QueueClosed>> + Send;
+
+        fn is_closed(&self) -> bool;
+
+        fn half(&self) -> usize;
+
+        fn is_half_full(&self) -> bool;
+
+        fn closed(&self) -> impl Future<Output = ()> + Send;
+    }
 }
 
 /// A destination of [`forward`]: a [`QueueSender`] or a [`FlowSender`]. Sealed.
-pub trait Deliver: sealed::Sealed {
-    /// Puts batches in, in order, or applies the overflow policy.
-    fn deliver(
-        &self,
-        batches: impl Iterator<Item = PacketBatch> + Send,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send;
+pub trait Deliver: sealed::Destination {}
 
-    /// Returns `true` if no receiver is left.
-    fn is_closed(&self) -> bool;
+macro_rules! impl_deliver {
+    ($($queue:ty),*) => {$(
+        impl Deliver for $queue {}
 
-    /// The number of batches that every queue has room for while it is less than half full, but at least 1.
-    fn half(&self) -> usize;
+        impl sealed::Destination for $queue {
+            fn send_many(
+                &self,
+                batches: impl Iterator<Item = PacketBatch> + Send,
+            ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
+                self.send_many(batches)
+            }
 
-    /// Returns `true` if a queue is at least half full.
-    fn is_half_full(&self) -> bool;
+            fn is_closed(&self) -> bool {
+                self.is_closed()
+            }
 
-    /// Completes when no receiver is left.
-    fn closed(&self) -> impl Future<Output = ()> + Send + '_;
+            fn half(&self) -> usize {
+                self.half()
+            }
+
+            fn is_half_full(&self) -> bool {
+                self.is_half_full()
+            }
+
+            fn closed(&self) -> impl Future<Output = ()> + Send {
+                self.closed()
+            }
+        }
+    )*};
 }
 
-impl Deliver for QueueSender {
-    fn deliver(
-        &self,
-        batches: impl Iterator<Item = PacketBatch> + Send,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
-        self.send_many(batches)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
-
-    fn half(&self) -> usize {
-        self.half()
-    }
-
-    fn is_half_full(&self) -> bool {
-        self.is_half_full()
-    }
-
-    fn closed(&self) -> impl Future<Output = ()> + Send + '_ {
-        self.closed()
-    }
-}
-
-impl Deliver for FlowSender {
-    fn deliver(
-        &self,
-        batches: impl Iterator<Item = PacketBatch> + Send,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
-        self.send_many(batches)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
-
-    fn half(&self) -> usize {
-        self.half()
-    }
-
-    fn is_half_full(&self) -> bool {
-        self.is_half_full()
-    }
-
-    fn closed(&self) -> impl Future<Output = ()> + Send + '_ {
-        self.closed()
-    }
-}
+impl_deliver!(QueueSender, FlowSender);
 
 /// The report of [`forward`] when it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,7 +171,7 @@ pub async fn forward<Q: Deliver>(
                 errors.consecutive = 0;
                 // The rest is next, without a read: the queue may be smaller than what one read brings.
                 let batches = receiver.drain_ready(queue.half());
-                if queue.deliver(batches).await.is_err() && queue.is_closed() {
+                if queue.send_many(batches).await.is_err() && queue.is_closed() {
                     break Ended::QueueClosed;
                 }
                 yield_if_half_full(&queue).await;
@@ -231,7 +209,7 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
             Ok(Some(batch)) => {
                 errors.consecutive = 0;
                 // The queue counts what it refuses.
-                let _ = queue.deliver(iter::once(batch)).await;
+                let _ = queue.send_many(iter::once(batch)).await;
                 yield_if_half_full(queue).await;
             }
             Err(error) => {
