@@ -108,8 +108,9 @@ pub enum Ended {
 /// coalescing](crate::udp::SocketStats::kernel_dropped_datagrams), and does not include the few that arrive
 /// between the last look at the kernel's count and the end of the socket.)
 ///
-/// Whenever a queue is half full it yields to the consumers before it goes on, under any overflow
-/// policy: in a flood, datagrams then stay in the socket's buffer instead of overflowing the queue.
+/// It puts in at most half of a queue at a time, and whenever a queue is half full it yields to the
+/// consumers before it goes on, under any overflow policy: in a flood, datagrams then stay in the
+/// socket's buffer instead of overflowing the queue.
 ///
 /// It goes on after errors. Only 64 in a row, with no datagram and no pause between them, end it;
 /// those that a peer's host or a router has caused (ICMP), such as `ECONNREFUSED`, are not counted among
