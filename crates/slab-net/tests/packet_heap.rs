@@ -155,6 +155,19 @@ fn conversions_allocate_as_documented() {
 
     let vec = vec![1; 100];
     assert_eq!(allocations(|| Packet::from(vec)).0, 1);
+    let full = BytesMut::from(&[1; 100][..]);
+    assert_eq!(allocations(|| Packet::from(full)).0, 1);
+    let mut spacious = BytesMut::with_capacity(100);
+    spacious.put_slice(&[1; 50]);
+    let part = spacious.split_to(25);
+    assert_eq!(allocations(|| Packet::from(part)).0, 1);
+    let mut spacious = BytesMut::with_capacity(100);
+    spacious.put_slice(&[1; 50]);
+    assert_eq!(
+        allocations(|| Packet::from(spacious)).0,
+        2,
+        "one to freeze it"
+    );
     assert_eq!(allocations(|| Packet::from_owner([1; 100])).0, 2);
     assert_eq!(allocations(|| Packet::from_static(b"static")).0, 0);
     assert_eq!(allocations(|| Bytes::from(Packet::new())).0, 0);

@@ -7,6 +7,7 @@ use slab_net::pipeline::{
 use slab_net::udp::{Coalescing, SocketStats, Transmit, UdpReceiver, UdpSender};
 use std::future::{pending, ready};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -85,47 +86,53 @@ async fn forward_without_consumers_ends_and_counts_unread_datagrams() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
-/// A flood that fits into the socket's buffer, but not into the queue, causes no drops in the queue.
+/// A flood that fits into the socket's buffer, but not into the queue, causes no drops in the queue, even if
+/// one read brings more than the queue has room for.
 #[tokio::test]
 async fn forward_yields_to_consumers_before_the_queue_overflows() {
     for (flows, at_once) in [(false, false), (false, true), (true, false), (true, true)] {
-        let pool = pool();
-        let receiver = bind(&pool);
-        let capacity = 64.try_into().unwrap();
-        for _ in 0..20 {
-            send_ten(receiver.local_addr()).await;
+        for capacity in [1, 2, 3, 16, 64] {
+            flood(flows, at_once, capacity.try_into().unwrap()).await;
         }
-        let consume = |batches: QueueReceiver| {
-            tokio::spawn(async move {
-                let mut got = 0;
-                while batches.recv().await.is_some() {
-                    got += 1;
-                }
-                got
-            })
-        };
-        let stop = async {
-            if !at_once {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        };
-        let (consumer, monitor) = if flows {
-            let one = 1.try_into().unwrap();
-            let (sender, mut batches) = flow_queues(one, capacity, Overflow::DropNewest);
-            let monitor = sender.monitors().remove(0);
-            let consumer = consume(batches.remove(0));
-            forward(receiver, sender, stop).await;
-            (consumer, monitor)
-        } else {
-            let (sender, batches) = queue(capacity, Overflow::DropNewest);
-            let monitor = sender.monitor();
-            let consumer = consume(batches);
-            forward(receiver, sender, stop).await;
-            (consumer, monitor)
-        };
-        assert_eq!(consumer.await.unwrap(), 200);
-        assert_eq!(monitor.stats().dropped(), 0);
     }
+}
+
+async fn flood(flows: bool, at_once: bool, capacity: NonZeroUsize) {
+    let pool = pool();
+    let receiver = bind(&pool);
+    for _ in 0..20 {
+        send_ten(receiver.local_addr()).await;
+    }
+    let consume = |batches: QueueReceiver| {
+        tokio::spawn(async move {
+            let mut got = 0;
+            while batches.recv().await.is_some() {
+                got += 1;
+            }
+            got
+        })
+    };
+    let stop = async {
+        if !at_once {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let (consumer, monitor) = if flows {
+        let one = 1.try_into().unwrap();
+        let (sender, mut batches) = flow_queues(one, capacity, Overflow::DropNewest);
+        let monitor = sender.monitors().remove(0);
+        let consumer = consume(batches.remove(0));
+        forward(receiver, sender, stop).await;
+        (consumer, monitor)
+    } else {
+        let (sender, batches) = queue(capacity, Overflow::DropNewest);
+        let monitor = sender.monitor();
+        let consumer = consume(batches);
+        forward(receiver, sender, stop).await;
+        (consumer, monitor)
+    };
+    assert_eq!(consumer.await.unwrap(), 200, "{capacity}");
+    assert_eq!(monitor.stats().dropped(), 0);
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ mod udp_common;
 use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -249,7 +250,6 @@ async fn a_waiting_receiver_drains_the_socket_without_memory() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_subscriber_that_panics_at_a_drop_leaves_none_uncounted() {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use udp_common::warnings::{field, on_warning};
@@ -283,4 +283,21 @@ async fn a_subscriber_that_panics_at_a_drop_leaves_none_uncounted() {
     let stats = monitor.stats();
     assert!(stats.dropped_no_memory > 0, "{stats:?}");
     assert_eq!(stats.received_datagrams, got + stats.dropped(), "{stats:?}");
+}
+
+/// Nobody else has a handle to the packet pool.
+#[tokio::test]
+async fn a_received_packet_grows_by_the_settings_of_its_receivers_pool() {
+    let pool = PacketPool::builder().max_memory(1 << 20);
+    let pool = pool.headroom(16).max_heap_memory(0).build().unwrap();
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    drop(pool);
+    let hello = Transmit::new(b"hello", receiver.local_addr());
+    receiver.sender().send(&hello).await.unwrap();
+    let packet = receiver.recv().await.unwrap().packet;
+    let mut buf = packet.try_into_mut().unwrap();
+    buf.reserve(1000);
+    assert_eq!(buf.headroom(), 16);
+    let grow = AssertUnwindSafe(|| buf.reserve(1 << 20));
+    catch_unwind(grow).expect_err("not even on the heap");
 }

@@ -49,11 +49,11 @@ use tracing::{Instrument, Span};
 ///
 /// # Lifetime
 ///
-/// A packet pool stays open while there are handles to it; each buffer that the heap serves in its
-/// place holds one. A buffer that outlives all of them grows into the [process-wide
-/// pool](Self::default_pool); or, if the application kept a [`SlabPool`] handle, into that slab pool as
-/// [`PacketPool::from`] wraps it, without headroom, tailroom and heap limit. So keep a handle for as
-/// long as buffers grow. A [`Packet`] needs none.
+/// A packet pool stays open while there are handles to it; each receiver into its memory holds one, and
+/// so does each buffer that the heap serves in its place. A buffer that outlives all of them grows into
+/// the [process-wide pool](Self::default_pool); or, if the application kept a [`SlabPool`] handle, into
+/// that slab pool as [`PacketPool::from`] wraps it, without headroom, tailroom and heap limit. So keep a
+/// handle for as long as buffers grow. A [`Packet`] needs none.
 #[derive(Clone)]
 pub struct PacketPool {
     slab: SlabPool,
@@ -368,9 +368,9 @@ impl PacketPool {
     /// Replaces a packet that pins a far larger buffer by a copy in a chunk of its own size; returns
     /// any other packet unchanged.
     ///
-    /// A packet is copied if its memory is more than [`compact_ratio`](Self::compact_ratio) times as
-    /// large as the packet, and the copy's would be smaller; an empty packet just releases its memory.
-    /// This pays for a packet that is retained after the others that share its buffer are gone: the
+    /// A packet is copied if its memory is more than
+    /// [`compact_ratio`](PacketPoolBuilder::compact_ratio) times as large as the packet, and the copy's
+    /// would be smaller; an empty packet just releases its memory. This pays for a packet that is retained after the others that share its buffer are gone: the
     /// last one pins the whole buffer. The copy has no headroom, and no tailroom beyond what rounding
     /// to the size class gives.
     ///
@@ -423,12 +423,6 @@ impl PacketPool {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn hold(&self, packet: Packet) -> HeldPacket {
         HeldPacket::new(self.compact(packet), Arc::clone(&self.settings))
-    }
-
-    /// The ratio of occupied memory to length above which [`compact`](Self::compact) copies a packet.
-    #[must_use]
-    pub fn compact_ratio(&self) -> u32 {
-        self.settings.compact_ratio
     }
 
     /// Returns what the slab pool does not count: heap fallbacks, compacted packets and held packets.

@@ -171,7 +171,9 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Overflow => "capacity overflow: a packet buffer has at most u32::MAX bytes",
-            Self::HeapLimit => "the packet pool is at its cap, and its heap limit reached",
+            Self::HeapLimit => {
+                "the packet pool cannot serve the buffer, and its heap limit is reached"
+            }
         })
     }
 }

@@ -119,6 +119,12 @@ impl FlowSender {
         }
     }
 
+    /// Half of a queue's places, but at least one.
+    pub(super) fn half(&self) -> usize {
+        // They are all alike.
+        self.queues[0].half()
+    }
+
     /// Returns `true` if at least one queue is half full.
     pub(super) fn is_half_full(&self) -> bool {
         self.queues.iter().any(QueueSender::is_half_full)

@@ -4,6 +4,7 @@ use super::flow::FlowSender;
 use super::queue::{QueueClosed, QueueSender};
 use crate::udp::{PacketBatch, SocketStats, UdpReceiver, is_icmp_error};
 use core::future::poll_fn;
+use core::iter;
 use core::pin::pin;
 use core::task::Poll;
 use std::io;
@@ -15,91 +16,60 @@ const MAX_DRAINED_BATCHES: usize = 4096;
 const MAX_CONSECUTIVE_ERRORS: u32 = 64;
 
 mod sealed {
-    pub trait Sealed {}
+    use super::{PacketBatch, QueueClosed};
 
-    impl Sealed for super::QueueSender {}
-    impl Sealed for super::FlowSender {}
+    /// What [`forward`](super::forward) needs of a destination, whose own methods have these names.
+    pub trait Destination {
+        fn send_many(
+            &self,
+            batches: impl Iterator<Item = PacketBatch> + Send,
+        ) -> impl Future<Output = Result<(), QueueClosed>> + Send;
+
+        fn is_closed(&self) -> bool;
+
+        fn half(&self) -> usize;
+
+        fn is_half_full(&self) -> bool;
+
+        fn closed(&self) -> impl Future<Output = ()> + Send;
+    }
 }
 
 /// A destination of [`forward`]: a [`QueueSender`] or a [`FlowSender`]. Sealed.
-pub trait Deliver: sealed::Sealed {
-    /// Puts a batch in, or applies the overflow policy.
-    fn deliver(
-        &self,
-        batch: PacketBatch,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_;
+pub trait Deliver: sealed::Destination {}
 
-    /// Puts many batches in, in order.
-    fn deliver_many(
-        &self,
-        batches: impl Iterator<Item = PacketBatch> + Send,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send;
+macro_rules! impl_deliver {
+    ($($queue:ty),*) => {$(
+        impl Deliver for $queue {}
 
-    /// Returns `true` if no receiver is left.
-    fn is_closed(&self) -> bool;
+        impl sealed::Destination for $queue {
+            fn send_many(
+                &self,
+                batches: impl Iterator<Item = PacketBatch> + Send,
+            ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
+                self.send_many(batches)
+            }
 
-    /// Returns `true` if a queue is at least half full.
-    fn is_half_full(&self) -> bool;
+            fn is_closed(&self) -> bool {
+                self.is_closed()
+            }
 
-    /// Completes when no receiver is left.
-    fn closed(&self) -> impl Future<Output = ()> + Send + '_;
+            fn half(&self) -> usize {
+                self.half()
+            }
+
+            fn is_half_full(&self) -> bool {
+                self.is_half_full()
+            }
+
+            fn closed(&self) -> impl Future<Output = ()> + Send {
+                self.closed()
+            }
+        }
+    )*};
 }
 
-impl Deliver for QueueSender {
-    fn deliver(
-        &self,
-        batch: PacketBatch,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_ {
-        self.send(batch)
-    }
-
-    fn deliver_many(
-        &self,
-        batches: impl Iterator<Item = PacketBatch> + Send,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
-        self.send_many(batches)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
-
-    fn is_half_full(&self) -> bool {
-        self.is_half_full()
-    }
-
-    fn closed(&self) -> impl Future<Output = ()> + Send + '_ {
-        self.closed()
-    }
-}
-
-impl Deliver for FlowSender {
-    fn deliver(
-        &self,
-        batch: PacketBatch,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send + '_ {
-        self.send(batch)
-    }
-
-    fn deliver_many(
-        &self,
-        batches: impl Iterator<Item = PacketBatch> + Send,
-    ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
-        self.send_many(batches)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
-    }
-
-    fn is_half_full(&self) -> bool {
-        self.is_half_full()
-    }
-
-    fn closed(&self) -> impl Future<Output = ()> + Send + '_ {
-        self.closed()
-    }
-}
+impl_deliver!(QueueSender, FlowSender);
 
 /// The report of [`forward`] when it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,8 +108,9 @@ pub enum Ended {
 /// coalescing](crate::udp::SocketStats::kernel_dropped_datagrams), and does not include the few that arrive
 /// between the last look at the kernel's count and the end of the socket.)
 ///
-/// Whenever a queue is half full it yields to the consumers before it goes on, under any overflow
-/// policy: in a flood, datagrams then stay in the socket's buffer instead of overflowing the queue.
+/// It puts in at most half of a queue at a time, and whenever a queue is half full it yields to the
+/// consumers before it goes on, under any overflow policy: in a flood, datagrams then stay in the
+/// socket's buffer instead of overflowing the queue.
 ///
 /// It goes on after errors. Only 64 in a row, with no datagram and no pause between them, end it;
 /// those that a peer's host or a router has caused (ICMP), such as `ECONNREFUSED`, are not counted among
@@ -199,8 +170,9 @@ pub async fn forward<Q: Deliver>(
             Err(ended) => break ended,
             Ok(Ok(())) => {
                 errors.consecutive = 0;
-                let batches = receiver.drain_ready();
-                if queue.deliver_many(batches).await.is_err() && queue.is_closed() {
+                // The rest is next, without a read: the queue may be smaller than what one read brings.
+                let batches = receiver.drain_ready(queue.half());
+                if queue.send_many(batches).await.is_err() && queue.is_closed() {
                     break Ended::QueueClosed;
                 }
                 yield_if_half_full(&queue).await;
@@ -238,7 +210,7 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
             Ok(Some(batch)) => {
                 errors.consecutive = 0;
                 // The queue counts what it refuses.
-                let _ = queue.deliver(batch).await;
+                let _ = queue.send_many(iter::once(batch)).await;
                 yield_if_half_full(queue).await;
             }
             Err(error) => {

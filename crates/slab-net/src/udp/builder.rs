@@ -257,7 +257,6 @@ impl UdpReceiverBuilder {
         UnstartedReceiver {
             bound,
             reader,
-            coalescing: self.coalescing,
             #[cfg(feature = "io-uring")]
             io_uring: self.io_uring,
         }
@@ -283,7 +282,7 @@ impl UdpReceiverBuilder {
             });
         }
         self.options.features.coalesce = self.coalescing == Coalescing::On;
-        let pool = self.pool.slab().clone();
+        let pool = self.pool.clone();
         let reader = Reader::new(pool, buffer_bytes, max_slots, self.deliver_truncated);
         Ok(reader)
     }
@@ -294,7 +293,6 @@ impl UdpReceiverBuilder {
 pub(super) struct UnstartedReceiver {
     bound: BoundSocket,
     reader: Reader,
-    coalescing: Coalescing,
     #[cfg(feature = "io-uring")]
     io_uring: bool,
 }
@@ -306,7 +304,7 @@ impl UnstartedReceiver {
 
     pub(super) fn start(self) -> Result<UdpReceiver, BindError> {
         let socket = self.bound.register()?;
-        let receiver = UdpReceiver::new(socket, self.reader, self.coalescing);
+        let receiver = UdpReceiver::new(socket, self.reader);
         #[cfg(feature = "io-uring")]
         let receiver = match self.io_uring {
             true => receiver.with_uring(),

@@ -9,6 +9,7 @@ use super::spare::SpareBuffers;
 use super::stats::ReceiveCounters;
 use super::sys::Received;
 use super::tally::{Amount, bump};
+use crate::packet::PacketPool;
 use arrayvec::ArrayVec;
 use slab_core::{AllocError, Chunk, SlabPool};
 use std::collections::VecDeque;
@@ -24,7 +25,8 @@ const MIN_SLOTS: usize = 2;
 /// Everything in a receiver except the socket: buffers, and batches not yet returned.
 #[derive(Debug)]
 pub(super) struct Reader {
-    pool: SlabPool,
+    /// Not the slab pool alone: whoever makes a received packet grow counts on the packet pool's settings.
+    pool: PacketPool,
     /// Where to read while the pool is exhausted.
     spare: SpareBuffers,
     slots: Slots,
@@ -42,7 +44,7 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) fn new(
-        pool: SlabPool,
+        pool: PacketPool,
         buffer_bytes: usize,
         max_slots: usize,
         deliver_truncated: bool,
@@ -68,12 +70,12 @@ impl Reader {
     /// Returns `WouldBlock` if and only if the kernel found its queue empty: tokio then clears the
     /// socket's readiness, and no buffer is held while waiting.
     pub(super) fn read(&mut self, socket: &Socket) -> io::Result<()> {
-        let offered = match self.slots.fill(&self.pool, self.slots_to_offer) {
+        let offered = match self.slots.fill(self.pool.slab(), self.slots_to_offer) {
             Ok(offered) => {
                 self.spare.in_use = false;
                 offered
             }
-            Err(error) => match self.spare.fill(&mut self.slots, &self.pool) {
+            Err(error) => match self.spare.fill(&mut self.slots, self.pool.slab()) {
                 Some(offered) => offered,
                 None => return self.read_and_drop(socket, error),
             },
@@ -127,20 +129,13 @@ impl Reader {
 
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     pub(super) fn pool(&self) -> &SlabPool {
-        &self.pool
+        self.pool.slab()
     }
 
     /// Keeps no buffers for the next call: it may be long until then, or io_uring makes it with buffers of
     /// its own.
     pub(super) fn release_buffers(&mut self) {
         self.slots.clear();
-    }
-
-    /// Returns a copy of this payload, if it is short for a chunk of `capacity` bytes and a smaller
-    /// chunk is available.
-    #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    pub(super) fn smaller_copy(&self, payload: &[u8], capacity: usize) -> Option<Chunk> {
-        smaller_copy(&self.pool, payload, capacity)
     }
 
     /// Counts one buffer that was filled without a system call of ours.
@@ -185,7 +180,7 @@ impl Reader {
             if received.meta.truncated && !self.admit_truncated(counters, amount) {
                 continue;
             }
-            if let Some(batch) = batch(&self.pool, &mut self.slots, slot, received) {
+            if let Some(batch) = batch(self.pool.slab(), &mut self.slots, slot, received) {
                 chunk_bytes += batch.pinned_bytes() as u64;
                 self.ready.push_back(batch);
             }
@@ -264,8 +259,10 @@ fn batch(
     Some(unsafe { PacketBatch::new(chunk.into_shared(), 0, len, received.stride, received.meta) })
 }
 
+/// Returns a copy of this payload, if it fills at most half of its chunk of `capacity` bytes and a smaller
+/// chunk is available.
 #[inline]
-fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chunk> {
+pub(super) fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> Option<Chunk> {
     if payload.len() > capacity / 2 {
         return None;
     }

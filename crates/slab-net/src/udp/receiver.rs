@@ -1,7 +1,7 @@
 //! [`UdpReceiver`]: receives from the socket into pool memory.
 
 use super::batch::PacketBatch;
-use super::builder::{Coalescing, UdpReceiverBuilder};
+use super::builder::UdpReceiverBuilder;
 use super::datagram::Datagram;
 use super::error::BindError;
 use super::reader::Reader;
@@ -62,7 +62,6 @@ const MAX_FRUITLESS_READS: usize = 8;
 pub struct UdpReceiver {
     socket: Arc<Socket>,
     reader: Reader,
-    coalescing: Coalescing,
     /// Whether the kernel drops whatever arrives.
     is_stopped: bool,
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
@@ -70,11 +69,10 @@ pub struct UdpReceiver {
 }
 
 impl UdpReceiver {
-    pub(super) fn new(socket: Arc<Socket>, reader: Reader, coalescing: Coalescing) -> Self {
+    pub(super) fn new(socket: Arc<Socket>, reader: Reader) -> Self {
         Self {
             socket,
             reader,
-            coalescing,
             is_stopped: false,
             #[cfg(all(target_os = "linux", feature = "io-uring"))]
             uring: None,
@@ -207,7 +205,7 @@ impl UdpReceiver {
     pub async fn recv_batches(&mut self, out: &mut Vec<PacketBatch>) -> io::Result<usize> {
         poll_fn(|cx| self.poll_ready(cx)).await?;
         let count = self.reader.ready.len();
-        out.extend(self.drain_ready());
+        out.extend(self.drain_ready(count));
         Ok(count)
     }
 
@@ -230,9 +228,10 @@ impl UdpReceiver {
         self.reader.spare().in_use
     }
 
-    /// Takes out all available batches.
-    pub(crate) fn drain_ready(&mut self) -> impl Iterator<Item = PacketBatch> + Send {
-        self.reader.ready.drain(..)
+    /// Takes out at most so many of the available batches.
+    pub(crate) fn drain_ready(&mut self, most: usize) -> impl Iterator<Item = PacketBatch> + Send {
+        let most = most.min(self.reader.ready.len());
+        self.reader.ready.drain(..most)
     }
 
     /// Returns the next batch if there is one now.
@@ -384,12 +383,6 @@ impl UdpReceiver {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.socket.address
-    }
-
-    /// The coalescing that the receiver was configured with.
-    #[must_use]
-    pub fn coalescing(&self) -> Coalescing {
-        self.coalescing
     }
 
     /// Returns a handle that reads the socket's counters, even after the receiver is gone.

@@ -251,8 +251,7 @@ impl UdpSender {
 
     #[cold]
     fn disable_refused_gso(&self, error: &io::Error) {
-        self.socket.backend.disable_gso();
-        if !self.socket.gso_refused.swap(true, Ordering::Relaxed) {
+        if self.socket.backend.disable_gso() {
             tracing::info!(%error, "segmentation offload refused, sending without");
         }
     }

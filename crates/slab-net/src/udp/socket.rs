@@ -8,7 +8,6 @@ use socket2::{Domain, Protocol, Type};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// The most that the system call takes; the system's own limit is usually far lower.
 const MAX_BUFFER_BYTES: usize = i32::MAX as usize;
@@ -119,7 +118,6 @@ impl BoundSocket {
             backend: self.backend,
             address,
             counters,
-            gso_refused: AtomicBool::new(false),
         }))
     }
 }
@@ -130,8 +128,6 @@ pub(super) struct Socket {
     pub(super) backend: Backend,
     pub(super) address: SocketAddr,
     pub(super) counters: Arc<SocketCounters>,
-    /// Whether the refusal of GSO has been logged.
-    pub(super) gso_refused: AtomicBool,
 }
 
 impl Drop for Socket {

@@ -22,7 +22,9 @@ pub struct SocketStats {
     /// of payload, this is the cost of rounding up to chunk sizes. 0 for receivers that read into other
     /// memory.
     pub received_chunk_bytes: u64,
-    /// System calls that returned at least one datagram; by io_uring, reads of its ring that found one.
+    /// Reads that found at least one datagram: each is a system call, or two if it found two and only the
+    /// [source](crate::udp::UdpReceiverBuilder::source_only) of each was asked for; by io_uring, a look at
+    /// its ring.
     pub receive_calls: u64,
     /// Datagrams that the kernel accepted for sending.
     pub sent_datagrams: u64,
@@ -162,13 +164,9 @@ pub(crate) struct KernelDrops {
 }
 
 impl KernelDrops {
-    #[cfg(target_os = "linux")]
     pub(in crate::udp) fn attach(&self, socket: &Io) {
         self.probe.attach(socket);
     }
-
-    #[cfg(not(target_os = "linux"))]
-    pub(in crate::udp) fn attach(&self, _: &Io) {}
 
     /// Takes a last reading; the socket is about to be closed.
     pub(crate) fn detach(&self) {

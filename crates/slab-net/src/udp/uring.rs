@@ -8,14 +8,13 @@
 //! readiness, to count and drop datagrams, until there is memory again.
 
 use super::batch::PacketBatch;
-use super::reader::Reader;
+use super::reader::{Reader, smaller_copy};
 use super::socket::Socket;
 use super::sys::is_icmp_error;
 use super::sys::uring::{Completion, Filled, PREFIX_BYTES, Ring, RingFd};
 use super::tally::bump;
 use core::fmt;
 use core::task::{Context, Poll, ready};
-use slab_core::SlabPool;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::Interest;
@@ -26,10 +25,6 @@ pub(super) struct Uring {
     // The order of the fields matters: the runtime deregisters the ring before it is closed.
     events: AsyncFd<RingFd>,
     ring: Ring,
-    pool: SlabPool,
-    buffer_bytes: usize,
-    /// The number of buffers that the kernel should have.
-    target_lent: usize,
 }
 
 impl Uring {
@@ -51,8 +46,7 @@ impl Uring {
 
     fn try_start(socket: &Socket, reader: &mut Reader) -> io::Result<Self> {
         let buffer_bytes = PREFIX_BYTES + reader.buffer_bytes();
-        let pool = reader.pool().clone();
-        let largest = pool.size_classes().largest();
+        let largest = reader.pool().size_classes().largest();
         if largest < buffer_bytes {
             return Err(io::Error::other(format!(
                 "a size class of {buffer_bytes} bytes is needed, the pool's largest has {largest}"
@@ -63,14 +57,8 @@ impl Uring {
         // 1.54 requires the caller to state.
         #[allow(deprecated)]
         let events = AsyncFd::with_interest(ring.fd(), Interest::READABLE)?;
-        let mut uring = Self {
-            events,
-            ring,
-            pool,
-            buffer_bytes,
-            target_lent: reader.max_slots(),
-        };
-        uring.top_up()?;
+        let mut uring = Self { events, ring };
+        uring.top_up(reader)?;
         // If the kernel does not support this, it says so at once. There may also be datagrams already, or an
         // error that is about one sent before.
         match uring.ring.reap(socket, reader) {
@@ -80,11 +68,11 @@ impl Uring {
         Ok(uring)
     }
 
-    /// Lends buffers to the kernel until it has `target_lent` or the pool has no more. Returns whether
-    /// it has any.
-    fn top_up(&mut self) -> io::Result<bool> {
-        while self.ring.lent() < self.target_lent {
-            match self.pool.try_alloc(self.buffer_bytes) {
+    /// Lends buffers to the kernel until it has as many as `reader` would use, or the pool has no more.
+    /// Returns whether it has any.
+    fn top_up(&mut self, reader: &Reader) -> io::Result<bool> {
+        while self.ring.lent() < reader.max_slots() {
+            match reader.pool().try_alloc(self.ring.buffer_bytes()) {
                 Ok(chunk) => self.ring.lend(chunk),
                 Err(_) => break,
             }
@@ -110,7 +98,7 @@ impl Uring {
             if let Some(late) = self.ring.deferred_error.take() {
                 return Poll::Ready(Err(late));
             }
-            if !self.top_up()? {
+            if !self.top_up(reader)? {
                 return self.poll_read_and_drop(socket, reader, cx);
             }
             // Uses up tokio's budget at each turn.
@@ -158,7 +146,7 @@ impl Uring {
         if let Some(late) = self.ring.deferred_error.take() {
             return Err(late);
         }
-        if !self.top_up()? {
+        if !self.top_up(reader)? {
             let read = reader.read(socket);
             reader.release_buffers();
             return read;
@@ -168,7 +156,7 @@ impl Uring {
         if reaped == 0 && !self.ring.is_armed() {
             // Only the end of the previous request was there to reap. A new request gets what is
             // queued.
-            self.top_up()?;
+            self.top_up(reader)?;
             self.ring.run_deferred_work();
             reaped = self.ring.reap(socket, reader)?;
         }
@@ -225,7 +213,7 @@ impl Ring {
         if received.meta.truncated && !reader.admit_truncated(counters, received.amount()) {
             return self.lend(filled.into_chunk());
         }
-        let copy = reader.smaller_copy(filled.payload(), filled.chunk_bytes());
+        let copy = smaller_copy(reader.pool(), filled.payload(), filled.chunk_bytes());
         let (chunk, start) = match copy {
             Some(copy) => {
                 self.lend(filled.into_chunk());

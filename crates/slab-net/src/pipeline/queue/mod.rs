@@ -48,8 +48,9 @@ pub enum Overflow {
 ///
 /// A woken task runs next on the thread that woke it, and tokio lets no other thread steal it: while a
 /// producer's loop has something to read, the consumer that it woke does not run, and a queue that
-/// drops overflows beside idle threads. [`forward`](super::forward()) yields when the queue is half
-/// full; a loop of your own should do so too ([`tokio::task::yield_now`]).
+/// drops overflows beside idle threads. [`forward`](super::forward()) puts in at most half of the queue
+/// at a time, and yields when it is half full; a loop of your own should do so too
+/// ([`tokio::task::yield_now`]).
 ///
 /// # Panics
 /// As [`Vec::with_capacity`], if that many batches exceed `isize::MAX` bytes.

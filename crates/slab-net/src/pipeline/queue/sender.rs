@@ -149,6 +149,10 @@ impl QueueSender {
         self.shared.drop_unsent(batch);
     }
 
+    pub(in super::super) fn half(&self) -> usize {
+        self.shared.half()
+    }
+
     pub(in super::super) fn is_half_full(&self) -> bool {
         self.shared.is_half_full()
     }

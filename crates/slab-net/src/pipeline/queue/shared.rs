@@ -3,7 +3,7 @@
 use super::super::gate::Gate;
 use super::super::lanes::{Lanes, Priority, Pushed};
 use super::super::stats::QueueCounters;
-use super::{Overflow, QueueClosed};
+use super::Overflow;
 use crate::atomics::{AtomicBool, AtomicUsize, Ordering};
 use crate::udp::{Amount, DropEpisode, PacketBatch};
 use core::num::NonZeroUsize;
@@ -101,6 +101,11 @@ impl Shared {
             },
         }
         Ok(())
+    }
+
+    /// Half of the places, but at least one.
+    pub(super) fn half(&self) -> usize {
+        (self.counters.capacity_batches as usize / 2).max(1)
     }
 
     /// Returns `true` if at least half of the places are taken.
@@ -224,9 +229,9 @@ impl Shared {
         }
     }
 
-    pub(super) fn drop_unsent(&self, batch: PacketBatch) -> QueueClosed {
+    /// Counts and drops a batch that does not enter the queue.
+    pub(super) fn drop_unsent(&self, batch: PacketBatch) {
         self.counters.producers.refused.add(batch.amount());
-        QueueClosed
     }
 }
 

@@ -103,9 +103,9 @@ impl Backend {
         self.max_segments.load(Ordering::Relaxed)
     }
 
-    /// Stops using GSO, which does not work on this socket after all.
-    pub(in crate::udp) fn disable_gso(&self) {
-        self.max_segments.store(1, Ordering::Relaxed);
+    /// Stops using GSO, which does not work on this socket after all. Returns whether it was in use.
+    pub(in crate::udp) fn disable_gso(&self) -> bool {
+        self.max_segments.swap(1, Ordering::Relaxed) > 1
     }
 
     /// Fills at most [`MAX_BATCH`] buffers, and returns how many.

@@ -40,9 +40,9 @@ impl Backend {
         }
     }
 
-    /// Stops using GSO, which does not work on this socket after all.
-    pub(in crate::udp) fn disable_gso(&self) {
-        self.gso_disabled.store(true, Ordering::Relaxed);
+    /// Stops using GSO, which does not work on this socket after all. Returns whether it was in use.
+    pub(in crate::udp) fn disable_gso(&self) -> bool {
+        !self.gso_disabled.swap(true, Ordering::Relaxed)
     }
 
     /// Fills at most [`MAX_BATCH`] buffers, and returns how many.
@@ -232,6 +232,8 @@ pub(in crate::udp) struct DropProbe;
 
 #[cfg(not(target_os = "linux"))]
 impl DropProbe {
+    pub(in crate::udp) fn attach<S>(&self, _: &S) {}
+
     pub(in crate::udp) fn detach(&self) {}
 
     pub(in crate::udp) fn query(&self) -> Option<u32> {

@@ -164,6 +164,11 @@ impl Ring {
         RingFd(self.ring.as_raw_fd())
     }
 
+    /// The size of each buffer, in bytes.
+    pub(in crate::udp) fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes
+    }
+
     /// The number of buffers that the kernel has.
     pub(in crate::udp) fn lent(&self) -> usize {
         MAX_LENT - self.ids.len()
