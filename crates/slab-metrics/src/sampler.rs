@@ -1,6 +1,6 @@
 //! [`Sampler`]: copies a collector's statistics into one recorder.
 
-use crate::collector::Collector;
+use crate::collector::{Collector, MAX_SOURCES};
 use crate::names::{Family, Kind};
 use crate::series::{Label as Pair, Source};
 use metrics::{Counter, Gauge, Key, Label, Level, Metadata, Recorder};
@@ -36,7 +36,9 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// The facade cannot remove a series: when a source is unregistered, its gauges go to 0 and its counters
 /// stand still. If a source is registered under the same name again, its counters and histograms go on
 /// from there; if it has counted less in any of them, it is taken for a new source and all its counts are
-/// added. A recorder with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between
+/// added. The sampler forgets an ended source once sources have ended [`MAX_SOURCES`] times since; one of its name
+/// then counts from 0 on, and where the recorder still has the series, a counter stands still until it is beyond.
+/// A recorder with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between
 /// two samples) drops series later; a histogram dropped while nobody waits reappears, from 0, with the next
 /// wait.
 ///
@@ -59,12 +61,42 @@ pub struct Sampler<R> {
     collector: Collector,
     recorder: R,
     tracked: Vec<Tracked>,
-    /// The final values of ended sources' counters and histograms. Has at most as many entries as the
-    /// recorder has such series.
-    ended: HashMap<Key, Box<[u64]>>,
+    ended: EndedSeries,
     // Kept from one sample to the next for their memory; empty in between.
     sources: Vec<(u64, Arc<dyn Source>)>,
     values: Vec<u64>,
+}
+
+/// The final values of ended sources' counters and histograms, of no more than twice [`MAX_SOURCES`]: a recorder
+/// may forget its series, and does not say so.
+#[derive(Default)]
+struct EndedSeries {
+    latest: HashMap<Key, Box<[u64]>>,
+    /// How many sources those are of.
+    sources: usize,
+    /// Those of as many sources that ended before.
+    before: HashMap<Key, Box<[u64]>>,
+}
+
+impl EndedSeries {
+    /// The values of one more source follow, all of them: a source is remembered as a whole.
+    fn count_source(&mut self) {
+        if self.sources == MAX_SOURCES {
+            self.sources = 0;
+            self.before = std::mem::take(&mut self.latest);
+        }
+        self.sources += 1;
+    }
+
+    fn insert(&mut self, key: Key, values: Box<[u64]>) {
+        self.latest.insert(key, values);
+    }
+
+    /// Takes the values back: a source of the same name goes on with them.
+    fn remove(&mut self, key: &Key) -> Option<Box<[u64]>> {
+        let latest = self.latest.remove(key);
+        latest.or_else(|| self.before.remove(key))
+    }
 }
 
 /// The handles of one source.
@@ -103,7 +135,7 @@ impl<R: Recorder> Sampler<R> {
             collector,
             recorder,
             tracked: Vec::new(),
-            ended: HashMap::new(),
+            ended: EndedSeries::default(),
             sources: Vec::new(),
             values: Vec::new(),
         }
@@ -117,6 +149,7 @@ impl<R: Recorder> Sampler<R> {
         self.tracked.retain_mut(|tracked| {
             let known = sources.binary_search_by_key(&tracked.serial, |&(serial, _)| serial);
             if known.is_err() {
+                self.ended.count_source();
                 let handles = tracked.handles.drain(..);
                 handles.for_each(|handle| handle.end(&mut self.ended));
             }
@@ -194,7 +227,7 @@ impl Handle {
         recorder: &impl Recorder,
         family: &Family,
         labels: &[Pair],
-        ended: &mut HashMap<Key, Box<[u64]>>,
+        ended: &mut EndedSeries,
     ) -> Self {
         let (name, help) = (family.name.into(), family.help.into());
         let labels: Vec<Label> = labels
@@ -304,16 +337,16 @@ impl Handle {
         }
     }
 
-    fn end(self, ended: &mut HashMap<Key, Box<[u64]>>) {
+    fn end(self, ended: &mut EndedSeries) {
         match self {
             Self::Gauge(gauge) => gauge.set(0.0),
-            Self::Histogram { key, recorded, .. } => _ = ended.insert(key, recorded),
+            Self::Histogram { key, recorded, .. } => ended.insert(key, recorded),
             Self::Counter {
                 key,
                 ended_total,
                 last,
                 ..
-            } => _ = ended.insert(key, [ended_total, last].into()),
+            } => ended.insert(key, [ended_total, last].into()),
         }
     }
 }
@@ -324,5 +357,60 @@ impl<R> fmt::Debug for Sampler<R> {
             .field("collector", &self.collector)
             .field("sources", &self.tracked.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::SourceKind;
+    use crate::json::Json;
+    use crate::names::HTTP_REQUESTS_TOTAL;
+    use crate::series::Describe;
+    use metrics::NoopRecorder;
+
+    /// Has counted 7 requests.
+    struct Counted(String);
+
+    impl Source for Counted {
+        fn describe(&self, to: &mut Describe<'_>) {
+            to(&HTTP_REQUESTS_TOTAL, &[("status", self.0.clone().into())]);
+        }
+
+        fn read(&self, values: &mut Vec<u64>) {
+            values.push(7);
+        }
+
+        fn write_json(&self, _json: &mut Json) {}
+    }
+
+    /// A program may name its sources after peers that come and go.
+    #[test]
+    fn the_last_sources_that_ended_are_remembered_and_no_more() {
+        let collector = Collector::new();
+        let mut sampler = Sampler::new(collector.clone(), NoopRecorder);
+        let kind = SourceKind::Server;
+        let comes_and_goes = |sampler: &mut Sampler<_>, name: usize| {
+            let name = name.to_string();
+            let source = Counted(name.clone());
+            collector.register(kind, &name, source).unwrap();
+            sampler.sample();
+            assert!(collector.unregister(kind, &name));
+        };
+        const ALL: usize = 4 * MAX_SOURCES;
+        for name in 0..ALL {
+            comes_and_goes(&mut sampler, name);
+            assert!(sampler.ended.latest.len() + sampler.ended.before.len() <= 2 * MAX_SOURCES);
+        }
+        sampler.sample();
+        let keys = sampler
+            .ended
+            .latest
+            .keys()
+            .chain(sampler.ended.before.keys());
+        let names: Vec<_> = keys.flat_map(Key::labels).map(Label::value).collect();
+        for name in ALL - MAX_SOURCES..ALL {
+            assert!(names.contains(&&*name.to_string()), "{name}");
+        }
     }
 }

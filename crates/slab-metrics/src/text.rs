@@ -29,7 +29,7 @@ pub(crate) struct TextPage {
     /// The serial numbers of the sources that `blocks` was laid out for.
     serials: Vec<u64>,
     blocks: Vec<Block>,
-    /// The longest page so far.
+    /// The longest page of these sources so far.
     longest: usize,
     // Kept from one scrape to the next for their memory; empty in between.
     sources: Vec<(u64, Arc<dyn Source>)>,
@@ -64,8 +64,12 @@ impl TextPage {
         collector.copy_sources(&mut sources);
         let serials = || sources.iter().map(|&(serial, _)| serial);
         if !serials().eq(self.serials.iter().copied()) {
-            self.serials = serials().collect();
-            self.blocks = lay_out(&sources);
+            // With nothing left of what the page of other sources took.
+            *self = Self {
+                serials: serials().collect(),
+                blocks: lay_out(&sources),
+                ..Self::default()
+            };
         }
         self.values.clear();
         for (_, source) in &sources {
@@ -78,7 +82,7 @@ impl TextPage {
     }
 
     fn write(&mut self, format: Format) -> String {
-        // Numbers grow: reserve somewhat more than the longest page so far.
+        // Numbers grow: reserve somewhat more than the longest page of these sources.
         let mut page = String::with_capacity(self.longest + self.longest / 8 + 64);
         for Block { family, lines } in &self.blocks {
             let name = match format {

@@ -3,7 +3,7 @@
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use slab_core::SlabPool;
-use slab_metrics::{Collector, Exporter, Sampler};
+use slab_metrics::{Collector, Exporter, Sampler, SourceKind};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -91,4 +91,24 @@ fn pages_after_the_first_allocate_only_their_own_text() {
     let (count, page) = allocations(|| exporter.scrape());
     assert!(count > 1 && page.contains("one more"));
     assert_eq!(allocations(|| exporter.scrape()).0, 1);
+}
+
+/// A scrape returns a string of its own, and the server holds it until the client has read it.
+#[test]
+fn a_page_takes_no_more_memory_than_its_sources_need_whatever_there_was_before() {
+    let all = pools(20);
+    let exporter = Exporter::new(collector_of(&all));
+    let large = exporter.scrape().len();
+    for pool in &all[1..] {
+        assert!(
+            exporter
+                .collector()
+                .unregister(SourceKind::Pool, pool.name())
+        );
+    }
+    for _ in 0..3 {
+        let page = exporter.scrape();
+        assert!(page.len() < large / 10);
+        assert!(page.capacity() <= 2 * page.len(), "{}", page.capacity());
+    }
 }

@@ -10,9 +10,9 @@ const MAX_KEPT: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Wakers {
     first: Option<(u64, Waker)>,
-    /// In the order of their numbers.
+    /// In the order of their numbers. No `Vec`: many that time out go in this order, each from the front.
     #[expect(clippy::box_collection, reason = "kept small: few sessions need it")]
-    more: Option<Box<Vec<(u64, Waker)>>>,
+    more: Option<Box<VecDeque<(u64, Waker)>>>,
 }
 
 /// Who waits: a future, or a stream, which may wait for two events. When it is over, take it back from
@@ -64,7 +64,12 @@ impl Wakers {
         let first = self.first.take_if(|first| first.0 == wait.number);
         let (_, waker) = first.or_else(|| {
             let more = self.more.as_mut()?;
-            Some(more.remove(position(more, wait)?))
+            let removed = more.remove(position(more, wait)?)?;
+            if more.len() < more.capacity() / 4 {
+                // All of many may be cancelled, and nobody woken for long.
+                more.shrink_to(MAX_KEPT.max(2 * more.len()));
+            }
+            Some(removed)
         })?;
         Some(waker)
     }
@@ -91,7 +96,7 @@ impl Wakers {
     }
 }
 
-fn position(more: &[(u64, Waker)], wait: &Wait) -> Option<usize> {
+fn position(more: &VecDeque<(u64, Waker)>, wait: &Wait) -> Option<usize> {
     let found = more.binary_search_by_key(&wait.number, |&(number, _)| number);
     found.ok()
 }
@@ -193,6 +198,23 @@ mod tests {
                 assert_eq!(task.woken.load(Ordering::Relaxed), times, "{at}");
                 assert_eq!(Arc::strong_count(task), 1);
             }
+        }
+    }
+
+    #[test]
+    fn waits_that_were_cancelled_leave_no_memory_behind() {
+        let mut wakers = Wakers::default();
+        for newest_first in [false, true] {
+            let mut waits = begun(1000);
+            for wait in &waits {
+                wakers.add(wait, Waker::noop(), &mut Woken::default());
+            }
+            if newest_first {
+                waits.reverse();
+            }
+            assert!(waits.iter().all(|wait| wakers.remove(wait).is_some()));
+            let kept = wakers.more.as_ref().map_or(0, |more| more.capacity());
+            assert!(kept <= MAX_KEPT, "{kept}");
         }
     }
 
