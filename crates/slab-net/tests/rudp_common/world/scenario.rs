@@ -176,7 +176,6 @@ impl World {
             datagrams,
             exhausts_pool,
             taken: Vec::new(),
-            foreign: false,
             events: BinaryHeap::new(),
             order: 0,
             in_transit_bytes: 0,
