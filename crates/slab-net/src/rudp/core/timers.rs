@@ -35,7 +35,7 @@ impl Session {
             self.tail_probe_at(),
             self.loss_at,
             self.paced_until(),
-            self.probe.map(|(at, _)| at),
+            self.probe_at(),
             self.message_wait.as_ref().map(|wait| wait.1),
         ];
         times.into_iter().flatten().min()
@@ -90,6 +90,12 @@ impl Session {
     /// When acknowledgements have to be sent. `None` while the allowance is used up: the peer has to send first.
     fn acks_due(&self) -> Option<Time> {
         self.acks.due().filter(|_| self.allowance() >= HEADER_BYTES)
+    }
+
+    /// When the peer has to be asked for its window again, or never, as with acknowledgements.
+    fn probe_at(&self) -> Option<Time> {
+        let (at, _) = self.probe?;
+        (self.allowance() >= HEADER_BYTES).then_some(at)
     }
 
     /// When the oldest segment in flight is overdue.
