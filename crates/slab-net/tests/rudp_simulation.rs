@@ -38,6 +38,17 @@ fn everything_arrives_once_in_order_and_no_buffer_is_lost() {
 }
 
 #[test]
+fn everything_arrives_between_ends_that_do_not_recognise_each_other() {
+    for_each_seed(60, |seed| {
+        let mut world = World::foreign(seed);
+        world.run();
+        world.check_memory();
+        assert!(world.ends.iter().all(|end| !end.session.is_peer_ours()));
+        world.finish();
+    });
+}
+
+#[test]
 fn corrupted_datagrams_do_not_break_memory_accounting() {
     for_each_seed(60, |seed| {
         let mut world = World::new(seed, true);

@@ -5,6 +5,7 @@
 //! | `scenario` | the choices that a seed makes |
 //! | `path` | what happens to datagrams on the way |
 //! | `correction` | error correction around that, if the feature is on |
+//! | `foreign` | a path that makes each end look like one of another implementation |
 //! | `traffic` | what the two sides send, and what they expect to read |
 //! | `life` | what else happens to sessions: they end, or lose their peer, their reader or their clock |
 //! | `fate` | what may become of them then |
@@ -12,6 +13,7 @@
 #[cfg(feature = "fec")]
 mod correction;
 mod fate;
+mod foreign;
 mod life;
 mod path;
 mod scenario;
@@ -137,6 +139,8 @@ pub(crate) struct World {
     exhausts_pool: bool,
     /// What he takes.
     taken: Vec<PacketBuf>,
+    /// Does each end take the other for one of another implementation?
+    foreign: bool,
     events: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
     /// Pool memory of datagrams on the way.
@@ -320,6 +324,13 @@ impl World {
             let datagrams: Vec<_> = datagrams.map(<[u8]>::to_vec).collect();
             self.ends[end].bytes_unheard += datagrams.iter().map(Vec::len).sum::<usize>();
             self.check_sends_little_into_silence(end);
+            let datagrams = match self.foreign {
+                true => datagrams.iter().filter_map(|d| foreign::strip(d)).collect(),
+                false => datagrams,
+            };
+            if datagrams.is_empty() {
+                continue;
+            }
             #[cfg(feature = "fec")]
             let datagrams = match &mut self.correction {
                 Some(correction) => correction.wrap(end, now, &datagrams),

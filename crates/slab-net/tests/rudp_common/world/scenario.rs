@@ -48,19 +48,19 @@ impl Opening {
 impl World {
     /// Creates a world in which every choice comes from the seed.
     pub(crate) fn new(seed: u64, corrupt: bool) -> Self {
-        Self::create(seed, corrupt, None)
+        Self::create(seed, corrupt, false, None)
     }
 
     /// As [`new`](Self::new); there is more in the [life](super::life) of its sessions than their traffic.
     pub(crate) fn eventful(seed: u64) -> Self {
         let mut random = Random::new(!seed);
         let life = Life::new(&mut random);
-        let mut world = Self::create(seed, false, Some(life));
+        let mut world = Self::create(seed, false, false, Some(life));
         world.schedule_life();
         world
     }
 
-    fn create(seed: u64, corrupt: bool, life: Option<Life>) -> Self {
+    pub(super) fn create(seed: u64, corrupt: bool, foreign: bool, life: Option<Life>) -> Self {
         let mut random = Random::new(seed);
         // What a server that begins anew sends again has to be cut into the same segments.
         let begins_anew = life.as_ref().is_some_and(Life::crashes);
@@ -77,8 +77,14 @@ impl World {
             .congestion(random.pick(&[Congestion::Off, Congestion::Reno, Congestion::Cubic]))
             .dead_link(1000)
             .keepalive(
-                // Mostly never: a keepalive would repair what otherwise stands still for ever.
-                Duration::from_secs(random.pick(&[15, 90_000, 90_000])),
+                Duration::from_secs(match (random.pick(&[15, 90_000, 90_000]), foreign) {
+                    // Mostly never: a keepalive would repair what otherwise stands still for ever.
+                    (seconds, false) => seconds,
+                    // But a server that has used up what it may send to an unproved address hears of a client of another
+                    // implementation, whose answer was lost, only when that has something to say. Not so often that
+                    // 50 calls which send nothing fit into the time that a session lingers.
+                    (_, true) => 120,
+                }),
                 Duration::from_secs(100_000),
             )
             .unproved_timeout(Duration::from_secs(100_000))
@@ -176,6 +182,7 @@ impl World {
             datagrams,
             exhausts_pool,
             taken: Vec::new(),
+            foreign,
             events: BinaryHeap::new(),
             order: 0,
             in_transit_bytes: 0,
