@@ -159,7 +159,7 @@ impl SlabPoolBuilder {
     /// 2 KiB besides; chunks of 64 bytes that were each shared at some time take up to a seventh of their
     /// memory (14 % as measured), larger ones less. Without the feature `std`, room for all of it is taken from
     /// the heap when the pool is built: a fifth of the cap if the smallest chunks have 64 bytes, in
-    /// [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes, a quarter. Default: 64 MiB.
+    /// [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes, three tenths. Default: 64 MiB.
     ///
     /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB
     /// with the default classes, 4 MiB with [`SizeClasses::general`]. It serves one class as long as any of its

@@ -124,8 +124,10 @@ fn shrinking_never_moves_a_block_to_a_larger_class() {
     let old = Layout::from_size_align(1500, 512).unwrap();
     let new = Layout::from_size_align(1400, 1024).unwrap();
     let blocks = [(); 2].map(|()| alloc.allocate(old).unwrap().cast::<u8>());
+    let is_aligned = |at: &core::ptr::NonNull<u8>| at.addr().get().is_multiple_of(1024);
+    assert_eq!(blocks.iter().filter(|at| is_aligned(at)).count(), 1);
     for at in blocks {
-        let is_aligned = at.addr().get().is_multiple_of(1024);
+        let is_aligned = is_aligned(&at);
         // SAFETY: allocated above with this layout, and the new one is smaller.
         let kept = unsafe { alloc.shrink(at, old, new) }.unwrap().cast::<u8>();
         assert_eq!(kept == at, is_aligned);

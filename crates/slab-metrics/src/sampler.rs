@@ -38,6 +38,7 @@ const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// from there; if it has counted less in any of them, it is taken for a new source and all its counts are
 /// added. The sampler forgets an ended source once sources have ended [`MAX_SOURCES`] times since; one of its name
 /// then counts from 0 on, and where the recorder still has the series, a counter stands still until it is beyond.
+/// [`forgotten_series`](Self::forgotten_series) says how many.
 /// A recorder with an idle timeout (`PrometheusBuilder::idle_timeout`, longer than the time between
 /// two samples) drops series later; a histogram dropped while nobody waits reappears, from 0, with the next
 /// wait.
@@ -76,6 +77,8 @@ struct EndedSeries {
     sources: usize,
     /// Those of as many sources that ended before.
     before: HashMap<Key, Box<[u64]>>,
+    /// How many series were forgotten, or rather their values.
+    forgotten: u64,
 }
 
 impl EndedSeries {
@@ -83,7 +86,9 @@ impl EndedSeries {
     fn count_source(&mut self) {
         if self.sources == MAX_SOURCES {
             self.sources = 0;
-            self.before = std::mem::take(&mut self.latest);
+            let oldest = std::mem::replace(&mut self.before, std::mem::take(&mut self.latest));
+            self.forgotten += oldest.len() as u64;
+            tracing::debug!(series = oldest.len(), "totals of ended sources forgotten");
         }
         self.sources += 1;
     }
@@ -139,6 +144,12 @@ impl<R: Recorder> Sampler<R> {
             sources: Vec::new(),
             values: Vec::new(),
         }
+    }
+
+    /// The number of counters and histograms of ended sources whose values this has forgotten.
+    #[must_use]
+    pub fn forgotten_series(&self) -> u64 {
+        self.ended.forgotten
     }
 
     /// Reads every source and sets its series.
@@ -403,6 +414,7 @@ mod tests {
             assert!(sampler.ended.latest.len() + sampler.ended.before.len() <= 2 * MAX_SOURCES);
         }
         sampler.sample();
+        assert_eq!(sampler.forgotten_series(), 2 * MAX_SOURCES as u64);
         let keys = sampler
             .ended
             .latest

@@ -1,6 +1,5 @@
 //! A pool at its cap: datagrams without memory are counted, and the receiver recovers.
 
-#[cfg(target_os = "linux")]
 mod udp_common;
 
 use slab_net::PacketPool;
@@ -8,6 +7,7 @@ use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
+use udp_common::exhaust;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
@@ -15,17 +15,6 @@ const HANG: Duration = Duration::from_secs(20);
 
 fn small_pool() -> PacketPool {
     PacketPool::builder().max_memory(1 << 20).build().unwrap()
-}
-
-/// Allocates all memory of the pool, down to its smallest class.
-fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
-    let mut chunks = Vec::new();
-    for &size in pool.slab().size_classes().sizes().iter().rev() {
-        while let Ok(chunk) = pool.slab().try_alloc(size) {
-            chunks.push(chunk);
-        }
-    }
-    chunks
 }
 
 #[tokio::test]

@@ -370,9 +370,9 @@ impl PacketPool {
     ///
     /// A packet is copied if its memory is more than
     /// [`compact_ratio`](PacketPoolBuilder::compact_ratio) times as large as the packet, and the copy's
-    /// would be smaller; an empty packet just releases its memory. This pays for a packet that is retained after the others that share its buffer are gone: the
-    /// last one pins the whole buffer. The copy has no headroom, and no tailroom beyond what rounding
-    /// to the size class gives.
+    /// would be smaller; an empty packet just releases its memory. This pays for a packet that is
+    /// retained after the others that share its buffer are gone: the last one pins the whole buffer. The
+    /// copy has no headroom, and no tailroom beyond what rounding to the size class gives.
     ///
     /// If the pool cannot serve the copy, the packet is returned unchanged: this is counted in
     /// [`packet_stats`](Self::packet_stats), and by the slab pool as a refused allocation. It never

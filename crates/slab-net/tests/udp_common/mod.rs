@@ -7,6 +7,7 @@ pub(crate) mod network;
 pub(crate) mod tap;
 pub(crate) mod warnings;
 
+use slab_net::PacketPool;
 use std::io::{self, Write as _};
 
 /// Prints that there is nothing to test here; an error if `SLAB_NET_NO_SKIP` is set. CI sets it on systems
@@ -31,6 +32,17 @@ pub(crate) fn payload(seed: u64, len: usize) -> Vec<u8> {
             state as u8
         })
         .collect()
+}
+
+/// Allocates all memory of the pool, down to its smallest class.
+pub(crate) fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
+    let mut chunks = Vec::new();
+    for &size in pool.slab().size_classes().sizes().iter().rev() {
+        while let Ok(chunk) = pool.slab().try_alloc(size) {
+            chunks.push(chunk);
+        }
+    }
+    chunks
 }
 
 /// Makes a system call fail with this error, for this thread and for good.

@@ -1,7 +1,6 @@
 //! The end of a receiver: nothing is lost uncounted, and all memory comes back.
 
-use crate::exhausted::exhaust;
-use crate::udp_common::{fail_syscall, skipped};
+use crate::udp_common::{exhaust, fail_syscall, skipped};
 use crate::{OFF, bind, pool, receive};
 use slab_net::pipeline::{Overflow, forward, queue};
 use slab_net::udp::{Coalescing, Transmit};

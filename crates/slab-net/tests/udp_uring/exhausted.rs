@@ -1,20 +1,9 @@
 //! A pool without memory: what arrives is dropped and counted, and receiving recovers.
 
+use crate::udp_common::exhaust;
 use crate::{HANG, OFF, bind, bound, builder, pool, receive};
-use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, Transmit};
 use std::time::Duration;
-
-/// Allocates all memory of the pool, down to its smallest class.
-pub(crate) fn exhaust(pool: &PacketPool) -> Vec<slab_core::Chunk> {
-    let mut chunks = Vec::new();
-    for &size in pool.slab().size_classes().sizes().iter().rev() {
-        while let Ok(chunk) = pool.slab().try_alloc(size) {
-            chunks.push(chunk);
-        }
-    }
-    chunks
-}
 
 #[tokio::test]
 async fn an_exhausted_pool_drops_and_counts_and_receiving_recovers() {

@@ -142,8 +142,8 @@ impl Session {
     /// A longer message is joined in one buffer of the pool. If the pool has none now, the message stays queued and
     /// this returns `None`, while [`has_message`](Self::has_message) is `true`. A message above the pool's largest
     /// size class is joined on the heap; if the pool's [heap limit](crate::PacketPoolBuilder::max_heap_memory) does not
-    /// allow that, the session ends with [`MessageTooLong`](super::super::CloseReason::MessageTooLong). [`recv_segments`](Self::recv_segments)
-    /// needs no such buffer.
+    /// allow that, the session ends with [`MessageTooLong`](super::super::CloseReason::MessageTooLong).
+    /// [`recv_segments`](Self::recv_segments) needs no such buffer.
     pub fn recv(&mut self) -> Option<Packet> {
         let (segments, bytes) = self.receive.front_message()?;
         if segments == 1 {
