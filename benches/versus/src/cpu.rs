@@ -3,6 +3,8 @@
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
+use std::io;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -47,6 +49,21 @@ pub(crate) fn pin(cpu: usize) {
 fn set_affinity(set: &CpuSet) {
     if let Err(error) = sched_setaffinity(None, set) {
         eprintln!("versus: cannot choose CPUs ({error}): figures will scatter more");
+    }
+}
+
+/// Lets the calling thread run whenever it can, before all threads of ordinary priority.
+pub(crate) fn run_in_real_time() {
+    static REFUSED: Once = Once::new();
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: 0 is the calling thread, and the pointer points to a parameter that outlives the call.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) } != 0 {
+        let error = io::Error::last_os_error();
+        REFUSED.call_once(|| {
+            eprintln!(
+                "versus: no real time ({error}): lossy paths take longer while the CPUs are busy"
+            );
+        });
     }
 }
 

@@ -1,5 +1,8 @@
-//! A path between two ends: a thread with sockets that delays, loses and reorders datagrams.
+//! A path between two ends: a thread with sockets that delays, loses and reorders datagrams. It is a network, which
+//! does not wait until the ends leave it a CPU, so it runs in real time. Otherwise the end that a datagram wakes takes
+//! the CPU before the next one is sent: a burst of 300 takes milliseconds instead of microseconds.
 
+use crate::cpu::run_in_real_time;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
@@ -55,6 +58,7 @@ impl Paths {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
+            run_in_real_time();
             let mut buffer = vec![0; 65536];
             let mut sockets = Vec::with_capacity(2 * paths.len());
             while !stopped.load(Ordering::Relaxed) {
