@@ -1,13 +1,18 @@
-//! A path between two ends: a thread with sockets that delays, loses and reorders datagrams. It is a network, which
-//! does not wait until the ends leave it a CPU, so it runs in real time. Otherwise the end that a datagram wakes takes
-//! the CPU before the next one is sent: a burst of 300 takes milliseconds instead of microseconds.
+//! A path between two ends: a thread with sockets that delays, loses and reorders datagrams.
+//!
+//! A network does not wait until the ends leave it a CPU. So the thread of a path that is to carry all that its ends
+//! can send runs in real time: otherwise the end that a datagram wakes takes the CPU before the next one is sent, and
+//! a burst of 300 takes milliseconds.
 
 use crate::cpu::run_in_real_time;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use rustix::time::Timespec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -55,16 +60,24 @@ impl Paths {
             .collect();
         let address = |path: &ClientPath| path.client_socket.local_addr().expect("it is bound");
         let addresses = paths.iter().map(address).collect();
+        let epoll = watch(&paths).expect("an epoll");
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            run_in_real_time();
+            // Many paths, whose datagrams come one by one, would take the ends' CPUs too often.
+            if paths.len() == 1 {
+                run_in_real_time();
+            }
             let mut buffer = vec![0; 65536];
-            let mut sockets = Vec::with_capacity(2 * paths.len());
+            let mut events = Vec::with_capacity(2 * paths.len());
             while !stopped.load(Ordering::Relaxed) {
-                wait(&paths, &mut sockets);
+                wait(&epoll, &paths, &mut events);
+                for event in events.drain(..) {
+                    let number = event.data.u64() as usize;
+                    paths[number / 2].receive(number % 2 == 1, &mut buffer);
+                }
                 for path in &mut paths {
-                    path.forward(&mut buffer);
+                    path.forward();
                 }
             }
         });
@@ -85,34 +98,32 @@ impl Drop for Paths {
     }
 }
 
+/// Has both sockets of each path watched: those of path `n` are number `2 * n`, the client's, and the next.
+fn watch(paths: &[ClientPath]) -> io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let sockets = paths
+        .iter()
+        .flat_map(|path| [&path.client_socket, &path.server_socket]);
+    for (number, socket) in sockets.enumerate() {
+        let data = epoll::EventData::new_u64(number as u64);
+        epoll::add(&epoll, socket, data, epoll::EventFlags::IN)?;
+    }
+    Ok(epoll)
+}
+
 /// Waits until a datagram has arrived or is due.
-fn wait(paths: &[ClientPath], sockets: &mut Vec<libc::pollfd>) {
-    let ready = |socket: &UdpSocket| libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    sockets.clear();
-    let both = |path: &ClientPath| [ready(&path.client_socket), ready(&path.server_socket)];
-    sockets.extend(paths.iter().flat_map(both));
+fn wait(epoll: &OwnedFd, paths: &[ClientPath], events: &mut Vec<epoll::Event>) {
     let now = Instant::now();
     let next = paths.iter().filter_map(ClientPath::due).min();
     let left = next.map(|at| at.saturating_duration_since(now));
     // Often enough to notice that it must stop.
     let left = left.unwrap_or(MAX_WAIT).min(MAX_WAIT);
-    let timeout = libc::timespec {
+    let timeout = Timespec {
         tv_sec: 0,
-        tv_nsec: i64::from(left.subsec_nanos()),
+        tv_nsec: left.subsec_nanos().into(),
     };
-    // SAFETY: the pointers point to that many entries and to a time, which outlive the call.
-    unsafe {
-        libc::ppoll(
-            sockets.as_mut_ptr(),
-            sockets.len() as libc::nfds_t,
-            &raw const timeout,
-            std::ptr::null(),
-        );
-    }
+    // Interrupted, it has waited long enough.
+    let _ = epoll::wait(epoll, spare_capacity(events), Some(&timeout));
 }
 
 /// Datagrams per path for which memory is allocated beforehand: more than the windows allow.
@@ -186,15 +197,22 @@ impl ClientPath {
         self.waiting.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// Receives datagrams and forwards those that are due.
-    fn forward(&mut self, buffer: &mut [u8]) {
-        while let Ok((len, from)) = self.client_socket.recv_from(buffer) {
-            self.client = Some(from);
-            self.delay_or_lose(&buffer[..len], false);
+    /// Receives what the client, or the server, has sent.
+    fn receive(&mut self, to_client: bool, buffer: &mut [u8]) {
+        if to_client {
+            while let Ok(len) = self.server_socket.recv(buffer) {
+                self.delay_or_lose(&buffer[..len], true);
+            }
+        } else {
+            while let Ok((len, from)) = self.client_socket.recv_from(buffer) {
+                self.client = Some(from);
+                self.delay_or_lose(&buffer[..len], false);
+            }
         }
-        while let Ok(len) = self.server_socket.recv(buffer) {
-            self.delay_or_lose(&buffer[..len], true);
-        }
+    }
+
+    /// Forwards the datagrams that are due.
+    fn forward(&mut self) {
         let now = Instant::now();
         while self.due().is_some_and(|at| at <= now)
             && let Some(Reverse((_, _, to_client, mut datagram))) = self.waiting.pop()
