@@ -1,15 +1,18 @@
 //! The queue between real sockets and consumers: overflow, the two ends, several consumers.
 
+mod udp_common;
+
 use slab_net::pipeline::{Overflow, Priority, QueueReceiver, QueueSender, priority_queue, queue};
 use slab_net::slab_core::{Chunk, SlabPool};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{AllocError, PacketPool, PacketPoolBuilder, SizeClasses};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
+use udp_common::warnings::{field, on_warning};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
@@ -104,6 +107,49 @@ async fn drop_oldest_keeps_what_is_recent() {
     assert_eq!(drain(&receiver), [6, 7, 8, 9]);
     let stats = sender.monitor().stats();
     assert_eq!(stats.delivered + stats.dropped(), 10);
+}
+
+#[tokio::test]
+async fn the_log_gives_the_reason_that_the_counters_give() {
+    let reasons = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&reasons);
+    let _watching = on_warning(move |event| log.lock().unwrap().extend(field(event, "reason")));
+    let by_number = |batch: &PacketBatch| match number(batch) {
+        0 => Priority::Low,
+        _ => Priority::High,
+    };
+    let mut source = Source::new();
+    for (numbers, (sender, receiver), expected) in [
+        ([0, 1], make(1, Overflow::DropNewest), "queue_full"),
+        ([0, 1], make(1, Overflow::DropOldest), "policy"),
+        (
+            [0, 0],
+            priority_queue(1.try_into().unwrap(), by_number),
+            "queue_full",
+        ),
+        (
+            [0, 1],
+            priority_queue(1.try_into().unwrap(), by_number),
+            "policy",
+        ),
+    ] {
+        for n in numbers {
+            sender.send(source.batch(n).await).await.unwrap();
+        }
+        let stats = sender.monitor().stats();
+        let counted = match expected {
+            "policy" => stats.dropped_policy,
+            _ => stats.dropped_queue_full,
+        };
+        assert_eq!((counted, stats.dropped()), (1, 1));
+        assert_eq!(std::mem::take(&mut *reasons.lock().unwrap()), [expected]);
+        drop((sender, receiver));
+        assert_eq!(
+            std::mem::take(&mut *reasons.lock().unwrap()),
+            [expected],
+            "its end"
+        );
+    }
 }
 
 #[tokio::test]
@@ -613,6 +659,25 @@ async fn a_busy_consumer_yields_its_thread() {
         receiver.recv().await.unwrap();
     }
     assert!(other.is_finished(), "no other task got to run");
+}
+
+/// The queue never makes it wait, so only sending itself can yield the thread.
+#[tokio::test]
+async fn a_busy_producer_yields_its_thread() {
+    let source = Source::new();
+    let batch = || PacketBatch::try_copy_from_slice(&source.pool, &0_u64.to_le_bytes(), 0, ANY);
+    for many in [false, true] {
+        let (sender, _receiver) = make(1, Overflow::DropOldest);
+        let other = tokio::spawn(async {});
+        for _ in 0..500 {
+            let sent = match many {
+                false => sender.send(batch().unwrap()).await,
+                true => sender.send_many([batch().unwrap()]).await,
+            };
+            sent.unwrap();
+        }
+        assert!(other.is_finished(), "no other task got to run");
+    }
 }
 
 #[tokio::test]

@@ -74,8 +74,8 @@ pub struct FlowSender {
 }
 
 impl FlowSender {
-    /// Puts a batch into its source's queue, or applies the overflow policy. Waits only under
-    /// [`Overflow::Wait`], and then for that queue.
+    /// Puts a batch into its source's queue, or applies the overflow policy. Waits for room only under
+    /// [`Overflow::Wait`], and then in that queue. Counts against tokio's cooperative budget.
     ///
     /// If the future is dropped before it completes, or never polled, its batch is counted as `closed`.
     ///

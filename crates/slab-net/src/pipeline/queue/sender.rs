@@ -21,8 +21,8 @@ impl QueueSender {
         Self { shared }
     }
 
-    /// Puts a batch into the queue, or applies the overflow policy. Waits only under
-    /// [`Overflow::Wait`](super::Overflow::Wait).
+    /// Puts a batch into the queue, or applies the overflow policy. Waits for room only under
+    /// [`Overflow::Wait`](super::Overflow::Wait). Counts against tokio's cooperative budget.
     ///
     /// If the future is dropped before it completes, or never polled, its batch is counted as `closed`.
     ///
@@ -32,6 +32,8 @@ impl QueueSender {
     pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
         let mut sending = Sending::new(&self.shared, batch);
         async move {
+            // A producer that never has to wait must let consumers run too.
+            tokio::task::consume_budget().await;
             if let Some(done) = sending.attempt() {
                 return done;
             }
@@ -76,7 +78,7 @@ impl QueueSender {
     }
 
     /// Puts many batches into the queue in order, each as [`send`](Self::send) does, and wakes
-    /// consumers once for all of them.
+    /// consumers once for all of them. They count as one against tokio's cooperative budget.
     ///
     /// If the future is dropped before it completes, or never polled, its remaining batches are counted
     /// as `closed`, including those that the iterator has not yielded yet.
@@ -115,6 +117,7 @@ impl QueueSender {
         &self,
         mut unsent: UnsentBatches<I, impl FnMut(PacketBatch)>,
     ) -> Result<(), QueueClosed> {
+        tokio::task::consume_budget().await;
         let shared = &*self.shared;
         if shared.receivers.load(Ordering::Relaxed) == 0 {
             return Err(QueueClosed);

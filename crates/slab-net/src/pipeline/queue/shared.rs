@@ -36,7 +36,9 @@ pub(super) struct Shared {
     pub(super) senders: AtomicUsize,
     pub(super) receivers: AtomicUsize,
     pub(super) counters: Arc<QueueCounters>,
-    overflowing: DropEpisode,
+    /// Drops of arriving batches, and of queued ones.
+    refusing: DropEpisode,
+    evicting: DropEpisode,
 }
 
 impl Shared {
@@ -54,7 +56,8 @@ impl Shared {
                 capacity_batches: capacity.get() as u64,
                 ..QueueCounters::default()
             }),
-            overflowing: DropEpisode::new("queue_full"),
+            refusing: DropEpisode::new("queue_full"),
+            evicting: DropEpisode::new("policy"),
         }
     }
 
@@ -76,7 +79,7 @@ impl Shared {
             Store::Fifo(batches, Overflow::DropNewest) => match batches.push(batch) {
                 Ok(()) => {
                     enqueued.add(amount);
-                    self.overflowing.record_success();
+                    self.refusing.record_success();
                 }
                 Err(batch) => self.drop_arriving(batch),
             },
@@ -84,14 +87,15 @@ impl Shared {
                 let oldest = batches.force_push(batch);
                 enqueued.add(amount);
                 match oldest {
-                    None => self.overflowing.record_success(),
+                    None => self.evicting.record_success(),
                     Some(oldest) => self.drop_evicted(oldest),
                 }
             }
             Store::Lanes(lanes) => match lanes.push(self.priority(lanes, &batch), batch) {
                 Pushed::Queued => {
                     enqueued.add(amount);
-                    self.overflowing.record_success();
+                    self.refusing.record_success();
+                    self.evicting.record_success();
                 }
                 Pushed::Replaced(other) => {
                     enqueued.add(amount);
@@ -138,7 +142,7 @@ impl Shared {
     fn drop_arriving(&self, batch: PacketBatch) {
         let amount = batch.amount();
         self.counters.producers.full.add(amount);
-        self.overflowing.dropped(amount.datagrams);
+        self.refusing.dropped(amount.datagrams);
         // Last, here and elsewhere: freeing memory may wake a waiter for it, and a waker may panic.
         drop(batch);
     }
@@ -147,7 +151,7 @@ impl Shared {
     fn drop_evicted(&self, batch: PacketBatch) {
         let amount = batch.amount();
         self.counters.producers.evicted.add(amount);
-        self.overflowing.dropped(amount.datagrams);
+        self.evicting.dropped(amount.datagrams);
         drop(batch);
     }
 
