@@ -122,8 +122,8 @@ pub struct Session {
     recovery: Recovery,
     control: Control,
     pacer: Pacer,
-    /// Segments a microsecond, if sending is paced.
-    rate: Option<f64>,
+    /// Segments a microsecond, if sending is paced. Short, as there are many sessions.
+    rate: Option<f32>,
     acks: Acks,
     peer: Peer,
     path: Path,

@@ -128,10 +128,11 @@ impl Session {
         if unanswered && self.path.unanswered_since == 0 {
             self.path.unanswered_since = self.millis();
         }
-        self.rate = self.control.rate(self.recovery.srtt());
-        if let Some(rate) = self.rate {
+        let rate = self.control.rate(self.recovery.srtt());
+        if let Some(rate) = rate {
             self.pacer.fill(self.now, rate);
         }
+        self.rate = rate.map(|rate| rate as f32);
         let control = self.write_control(scratch);
         let control = self.write_datagrams(scratch, control);
         let outgoing = if control > 0 {
@@ -328,7 +329,7 @@ impl Session {
             return None;
         }
         let waits = self.next_unpaced_segment().is_some() || self.has_datagram_to_send();
-        waits.then(|| self.pacer.next(rate))
+        waits.then(|| self.pacer.next(rate.into()))
     }
 
     /// The new segment `ahead` places behind the next one, if it may be sent.
