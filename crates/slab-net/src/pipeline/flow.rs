@@ -97,7 +97,7 @@ impl FlowSender {
     }
 
     /// Puts many batches into their sources' queues, each as [`send`](Self::send) does. Batches that
-    /// have a consumer are delivered even if others have none.
+    /// have a consumer are delivered even if others have none. They count as one against tokio's cooperative budget.
     ///
     /// If the future is dropped before it completes, or never polled, its remaining batches are counted
     /// as `closed`, including those that the iterator has not yielded yet.
@@ -111,9 +111,11 @@ impl FlowSender {
         let mut unsent =
             UnsentBatches::new(batches, |batch| self.queue_of(&batch).drop_unsent(batch));
         async move {
+            tokio::task::consume_budget().await;
             let mut result = Ok(());
             while let Some(batch) = unsent.next() {
-                result = self.queue_of(&batch).send(batch).await.and(result);
+                let queue = self.queue_of(&batch);
+                result = queue.send_one_of_many(batch).await.and(result);
             }
             result
         }

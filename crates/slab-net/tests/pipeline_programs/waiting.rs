@@ -183,7 +183,10 @@ impl Kind {
 
     /// Whether its first poll takes from tokio's budget, before anything else.
     pub(crate) fn takes_budget(&self) -> bool {
-        matches!(self, Self::Recv(_) | Self::RecvMany(_, 1..))
+        matches!(
+            self,
+            Self::Send(..) | Self::SendMany { .. } | Self::Recv(_) | Self::RecvMany(_, 1..)
+        )
     }
 }
 

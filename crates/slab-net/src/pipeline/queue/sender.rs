@@ -30,10 +30,21 @@ impl QueueSender {
     /// All receivers are gone.
     // Not an `async fn`: if that were never polled, its arguments would be dropped uncounted.
     pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
-        let mut sending = Sending::new(&self.shared, batch);
-        async move {
+        let sending = self.send_one_of_many(batch);
+        async {
             // A producer that never has to wait must let consumers run too.
             tokio::task::consume_budget().await;
+            sending.await
+        }
+    }
+
+    /// As [`send`](Self::send), but not counted against tokio's budget.
+    pub(in super::super) fn send_one_of_many(
+        &self,
+        batch: PacketBatch,
+    ) -> impl Future<Output = Result<(), QueueClosed>> {
+        let mut sending = Sending::new(&self.shared, batch);
+        async move {
             if let Some(done) = sending.attempt() {
                 return done;
             }
