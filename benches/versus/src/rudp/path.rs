@@ -7,6 +7,7 @@
 use crate::cpu::run_in_real_time;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
+use rustix::io::Errno;
 use rustix::time::Timespec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -122,8 +123,12 @@ fn wait(epoll: &OwnedFd, paths: &[ClientPath], events: &mut Vec<epoll::Event>) {
         tv_sec: 0,
         tv_nsec: left.subsec_nanos().into(),
     };
-    // Interrupted, it has waited long enough.
-    let _ = epoll::wait(epoll, spare_capacity(events), Some(&timeout));
+    match epoll::wait(epoll, spare_capacity(events), Some(&timeout)) {
+        // Interrupted, it has waited long enough.
+        Ok(_) | Err(Errno::INTR) => {}
+        // Not to be tried again and again: this may be the only thread that gets the CPU.
+        Err(error) => panic!("epoll_pwait2, which Linux has since 5.11: {error}"),
+    }
 }
 
 /// Datagrams per path for which memory is allocated beforehand: more than the windows allow.

@@ -100,8 +100,13 @@ impl Shared {
                 Pushed::Replaced(other) => {
                     enqueued.add(amount);
                     self.drop_evicted(other);
+                    // Last: the log is foreign code, too, and what is dropped has to be counted.
+                    self.refusing.record_success();
                 }
-                Pushed::Refused(batch) => self.drop_arriving(batch),
+                Pushed::Refused(batch) => {
+                    self.drop_arriving(batch);
+                    self.evicting.record_success();
+                }
             },
         }
         Ok(())
