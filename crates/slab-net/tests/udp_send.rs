@@ -198,6 +198,25 @@ async fn an_ipv6_source_on_an_ipv4_socket_is_used_if_it_is_mapped_and_else_an_er
     assert_eq!(sender.monitor().stats().send_calls, 2);
 }
 
+/// As an IPv6 socket reports its IPv4 peers.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn an_ipv4_socket_takes_a_mapped_destination_and_a_mapped_peer() {
+    let pool = pool();
+    let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
+    let v4 = receiver.local_addr();
+    let mapped = (Ipv4Addr::LOCALHOST.to_ipv6_mapped(), v4.port()).into();
+    let builder = UdpReceiver::builder(&pool).connect(mapped);
+    let connected = builder.bind(ANY).unwrap().sender();
+    for sender in [UdpSender::bind(ANY).unwrap(), connected] {
+        let one = Transmit::new(b"one", mapped);
+        let rest = Transmit::new(b"twosix", mapped).segment_size(3);
+        assert_eq!(sender.send(&one).await.unwrap(), 1);
+        assert_eq!(sender.send(&rest.ecn(Ecn::Ect0)).await.unwrap(), 2);
+        assert_eq!(receive(&mut receiver, 3).await, [b"one", b"two", b"six"]);
+    }
+}
+
 async fn receive(receiver: &mut UdpReceiver, count: usize) -> Vec<Vec<u8>> {
     let mut payloads = Vec::new();
     while payloads.len() < count {

@@ -94,7 +94,10 @@ impl BoundSocket {
         if options.reuse_port && bind_to.is_some_and(|to| to.port() == 0) {
             socket.set_reuse_port(true)?;
         }
-        if let Some(peer) = options.peer {
+        if let Some(mut peer) = options.peer {
+            if socket.local_addr()?.is_ipv4() {
+                peer.set_ip(peer.ip().to_canonical());
+            }
             socket.connect(&peer.into())?;
         }
         let address = socket.local_addr()?.as_socket();

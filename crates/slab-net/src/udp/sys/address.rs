@@ -34,7 +34,8 @@ impl Address {
     }
 
     /// Encodes an address for a socket of this family; returns it with its length in bytes. An IPv6
-    /// socket reaches IPv4 addresses in their mapped form.
+    /// socket reaches IPv4 addresses in their mapped form, which the kernel does not take on an IPv4
+    /// socket.
     pub(super) fn encode(address: SocketAddr, socket_is_v6: bool) -> (Self, u32) {
         let mut bytes = [0; MAX_LEN];
         bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
@@ -45,7 +46,10 @@ impl Address {
                 return (Self(bytes), V4_LEN as u32);
             }
             SocketAddr::V4(v4) => SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0),
-            SocketAddr::V6(v6) => v6,
+            SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+                Some(ip) if !socket_is_v6 => return Self::encode((ip, v6.port()).into(), false),
+                _ => v6,
+            },
         };
         bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
         bytes[4..8].copy_from_slice(&v6.flowinfo().to_ne_bytes());
@@ -75,6 +79,10 @@ mod tests {
         let (bytes, len) = Address::encode(v4, true);
         let mapped: SocketAddr = "[::ffff:127.1.2.3]:4567".parse().unwrap();
         assert_eq!(bytes.decode(len as usize), Some(mapped));
+        let (bytes, len) = Address::encode(mapped, true);
+        assert_eq!(bytes.decode(len as usize), Some(mapped));
+        let (bytes, len) = Address::encode(mapped, false);
+        assert_eq!(bytes.decode(len as usize), Some(v4));
         let v6 = SocketAddrV6::new("fe80::1:2".parse().unwrap(), 99, 7, 3).into();
         let (bytes, len) = Address::encode(v6, true);
         assert_eq!(bytes.decode(len as usize), Some(v6));
