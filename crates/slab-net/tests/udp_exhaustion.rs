@@ -274,6 +274,50 @@ async fn a_subscriber_that_panics_at_a_drop_leaves_none_uncounted() {
     assert_eq!(stats.received_datagrams, got + stats.dropped(), "{stats:?}");
 }
 
+/// The log comes last, when whatever was read with it is delivered and counted.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_subscriber_that_panics_at_a_truncated_datagram_costs_no_other() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let panicked = AtomicBool::new(false);
+    let _watching = udp_common::warnings::on_warning(move |_| {
+        let again = panicked.swap(true, Ordering::Relaxed);
+        assert!(again, "a subscriber panics");
+    });
+    let pool = small_pool();
+    let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 100 });
+    let mut receiver = builder.bind(ANY).unwrap();
+    let (sender, monitor, to) = (receiver.sender(), receiver.monitor(), receiver.local_addr());
+    let send = async |lens: &[usize]| {
+        for &len in lens {
+            let sent = sender.send(&Transmit::new(&[1; 101][..len], to)).await;
+            sent.unwrap();
+        }
+    };
+    let next = |receiver: &mut UdpReceiver| {
+        let batch = receiver.try_recv_batch().unwrap();
+        batch.map(|batch| batch.contents().len())
+    };
+    // Makes the next read one into four buffers.
+    send(&[80, 81]).await;
+    assert_eq!(
+        [next(&mut receiver), next(&mut receiver)],
+        [Some(80), Some(81)]
+    );
+    send(&[99, 101, 98]).await;
+    let panicked = catch_unwind(AssertUnwindSafe(|| next(&mut receiver)));
+    assert!(panicked.is_err());
+    assert_eq!(
+        [next(&mut receiver), next(&mut receiver)],
+        [Some(99), Some(98)]
+    );
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped()), (5, 1));
+    assert_eq!((stats.dropped_truncated, stats.receive_calls), (1, 2));
+    assert_eq!(stats.received_bytes, 80 + 81 + 99 + 100 + 98);
+}
+
 /// Nobody else has a handle to the packet pool.
 #[tokio::test]
 async fn a_received_packet_grows_by_the_settings_of_its_receivers_pool() {

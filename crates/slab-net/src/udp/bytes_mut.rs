@@ -268,10 +268,7 @@ impl BytesMutReceiver {
         self.count(socket, read, all);
         // Last, when all buffers are in their place: a subscriber may panic.
         self.no_memory.record_success();
-        match truncated {
-            0 => self.truncated.record_success(),
-            datagrams => self.truncated.dropped(datagrams),
-        }
+        self.truncated.record(truncated);
         Ok(())
     }
 

@@ -27,6 +27,15 @@ impl DropEpisode {
         }
     }
 
+    /// Reports how many were dropped, perhaps none.
+    #[inline]
+    pub(crate) fn record(&self, dropped: u64) {
+        match dropped {
+            0 => self.record_success(),
+            datagrams => self.dropped(datagrams),
+        }
+    }
+
     pub(crate) fn dropped(&self, datagrams: u64) {
         self.datagrams.fetch_add(datagrams, Ordering::Relaxed);
         if self.last_drop.swap(now(), Ordering::Relaxed) == 0 {

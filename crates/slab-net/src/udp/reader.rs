@@ -22,6 +22,15 @@ const DRAIN_CALLS: usize = 4;
 /// is empty, and saves the call that would find out.
 const MIN_SLOTS: usize = 2;
 
+/// Datagrams that were dropped and counted, but not yet logged. That comes last: a subscriber is foreign code,
+/// and may panic.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Drops {
+    pub(super) no_memory: u64,
+    pub(super) truncated: u64,
+    pub(super) kernel: u64,
+}
+
 /// Everything in a receiver except the socket: buffers, and batches not yet returned.
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -138,12 +147,20 @@ impl Reader {
         self.slots.clear();
     }
 
-    /// Counts one buffer that was filled without a system call of ours.
+    /// Counts one buffer that was filled without a system call of ours. Returns how many datagrams the kernel
+    /// has dropped.
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
-    pub(super) fn count_buffer(&mut self, received: &Received, socket: &Socket) {
+    pub(super) fn count_buffer(&mut self, received: &Received, socket: &Socket) -> u64 {
         self.received[0] = *received;
-        self.count(1, received.amount(), socket);
-        self.no_memory.record_success();
+        self.count(1, received.amount(), socket)
+    }
+
+    /// Logs what was dropped of what was read.
+    #[inline]
+    pub(super) fn log(&self, drops: Drops) {
+        self.no_memory.record(drops.no_memory);
+        self.truncated.record(drops.truncated);
+        self.kernel.record(drops.kernel);
     }
 
     /// Takes the next available datagram out of its batch; the rest of the batch stays in `ready`.
@@ -174,10 +191,12 @@ impl Reader {
     fn make_batches(&mut self, read: usize, socket: &Socket) {
         let counters = &socket.counters.receive;
         let (mut all, mut chunk_bytes) = (Amount::default(), 0);
+        let mut drops = Drops::default();
         for (slot, received) in self.received[..read].iter().enumerate() {
             let amount = received.amount();
             all += amount;
             if received.meta.truncated && !self.admit_truncated(counters, amount) {
+                drops.truncated += amount.datagrams;
                 continue;
             }
             if let Some(batch) = batch(self.pool.slab(), &mut self.slots, slot, received) {
@@ -185,25 +204,19 @@ impl Reader {
                 self.ready.push_back(batch);
             }
         }
-        self.count(read, all, socket);
+        drops.kernel = self.count(read, all, socket);
         bump(&counters.calls, 1);
         bump(&counters.chunk_bytes, chunk_bytes);
-        self.no_memory.record_success();
+        self.log(drops);
     }
 
-    /// Counts what was read.
-    fn count(&self, read: usize, all: Amount, socket: &Socket) {
+    /// Counts what was read. Returns how many datagrams the kernel has dropped since the last report.
+    fn count(&self, read: usize, all: Amount, socket: &Socket) -> u64 {
         let counters = &socket.counters.receive;
         counters.received.bump(all);
-        self.truncated.record_success();
         let last = read.checked_sub(1).map(|last| &self.received[last]);
-        let Some(counted) = last.and_then(|last| last.kernel_drops) else {
-            return;
-        };
-        match socket.counters.kernel.observe(counted) {
-            0 => self.kernel.record_success(),
-            new_drops => self.kernel.dropped(new_drops),
-        }
+        let counted = last.and_then(|last| last.kernel_drops);
+        counted.map_or(0, |counted| socket.counters.kernel.observe(counted))
     }
 
     /// Counts a truncated datagram, and returns whether to deliver it.
@@ -213,7 +226,6 @@ impl Reader {
             counters.truncated_delivered.bump(amount);
         } else {
             counters.truncated_dropped.bump(amount);
-            self.truncated.dropped(amount.datagrams);
         }
         self.deliver_truncated
     }
@@ -227,11 +239,14 @@ impl Reader {
         for _ in 0..DRAIN_CALLS {
             let read = socket.backend.discard(&socket.io, &mut self.received)?;
             let all = self.received[..read].iter().map(Received::amount).sum();
+            let kernel = self.count(read, all, socket);
             bump(&counters.calls, 1);
-            // Before `count`, whose subscriber may panic.
             counters.no_memory.bump(all);
-            self.count(read, all, socket);
-            self.no_memory.dropped(all.datagrams);
+            self.log(Drops {
+                no_memory: all.datagrams,
+                kernel,
+                truncated: 0,
+            });
         }
         Ok(())
     }

@@ -401,17 +401,27 @@ impl UdpReceiver {
 
 impl Drop for UdpReceiver {
     fn drop(&mut self) {
+        /// Counts what nobody can ask for any more, also if a subscriber panics.
+        struct DropReady<'a>(&'a mut Reader, &'a Socket);
+
+        impl Drop for DropReady<'_> {
+            fn drop(&mut self) {
+                self.0.drop_ready(&self.1.counters.receive);
+            }
+        }
+
         // Dropped after the rest is counted: that frees its buffers, and so may wake a waiter for memory,
         // whose waker may panic.
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         let mut uring = self.uring.take();
+        let rest = DropReady(&mut self.reader, &self.socket);
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         if let Some(uring) = &mut uring
-            && let Err(error) = uring.stop(&self.socket, &mut self.reader)
+            && let Err(error) = uring.stop(rest.1, rest.0)
         {
             tracing::warn!(%error, "cannot cancel the io_uring request, its buffers are leaked");
         }
-        self.reader.drop_ready(&self.socket.counters.receive);
+        drop(rest);
     }
 }
 

@@ -8,7 +8,7 @@
 //! readiness, to count and drop datagrams, until there is memory again.
 
 use super::batch::PacketBatch;
-use super::reader::{Reader, smaller_copy};
+use super::reader::{Drops, Reader, smaller_copy};
 use super::socket::Socket;
 use super::sys::is_icmp_error;
 use super::sys::uring::{Completion, Filled, PREFIX_BYTES, Ring, RingFd};
@@ -171,11 +171,15 @@ impl Uring {
     pub(super) fn stop(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
         let mut rest = Vec::new();
         let end = self.ring.stop(&mut rest);
+        let mut drops = Drops::default();
         for completion in rest {
             if let Completion::Filled(filled) = completion {
-                self.ring.deliver(filled, socket, reader);
+                let new = self.ring.deliver(filled, socket, reader);
+                drops.truncated += new.truncated;
+                drops.kernel += new.kernel;
             }
         }
+        reader.log(drops);
         end
     }
 }
@@ -189,8 +193,12 @@ impl Ring {
             match self.next() {
                 None => break,
                 Some(Completion::Filled(buffer)) => {
-                    self.deliver(buffer, socket, reader);
+                    let drops = self.deliver(buffer, socket, reader);
+                    if filled == 0 {
+                        bump(&socket.counters.receive.calls, 1);
+                    }
                     filled += 1;
+                    reader.log(drops);
                 }
                 Some(Completion::Failed(error)) if filled == 0 => return Err(error),
                 Some(Completion::Failed(error)) => {
@@ -200,19 +208,30 @@ impl Ring {
             }
             reaped += 1;
         }
-        if filled > 0 {
-            bump(&socket.counters.receive.calls, 1);
-        }
         Ok(reaped)
     }
 
-    fn deliver(&mut self, filled: Filled, socket: &Socket, reader: &mut Reader) {
+    /// Puts a batch of a completion into `reader.ready`, unless it is truncated, and counts it. Returns what is
+    /// to be logged.
+    fn deliver(&mut self, filled: Filled, socket: &Socket, reader: &mut Reader) -> Drops {
         let counters = &socket.counters.receive;
-        let received = *filled.received();
-        reader.count_buffer(&received, socket);
-        if received.meta.truncated && !reader.admit_truncated(counters, received.amount()) {
-            return self.lend(filled.into_chunk());
+        let (received, mut drops) = (*filled.received(), Drops::default());
+        let amount = received.amount();
+        if received.meta.truncated && !reader.admit_truncated(counters, amount) {
+            drops.truncated = amount.datagrams;
+            self.lend(filled.into_chunk());
+        } else {
+            let batch = self.batch(filled, reader);
+            bump(&counters.chunk_bytes, batch.pinned_bytes() as u64);
+            reader.ready.push_back(batch);
         }
+        drops.kernel = reader.count_buffer(&received, socket);
+        drops
+    }
+
+    /// Makes a batch of a buffer, or of a copy, and then lends the buffer again.
+    fn batch(&mut self, filled: Filled, reader: &Reader) -> PacketBatch {
+        let received = *filled.received();
         let copy = smaller_copy(reader.pool(), filled.payload(), filled.chunk_bytes());
         let (chunk, start) = match copy {
             Some(copy) => {
@@ -224,10 +243,7 @@ impl Ring {
         let (len, stride) = (received.len, received.stride);
         // SAFETY: the payload was written, by the kernel or by the copy; there is no other reference to
         // the chunk, so nobody writes to it from here on.
-        let batch =
-            unsafe { PacketBatch::new(chunk.into_shared(), start, len, stride, received.meta) };
-        bump(&counters.chunk_bytes, batch.pinned_bytes() as u64);
-        reader.ready.push_back(batch);
+        unsafe { PacketBatch::new(chunk.into_shared(), start, len, stride, received.meta) }
     }
 }
 

@@ -1,12 +1,13 @@
 //! The end of a receiver: nothing is lost uncounted, and all memory comes back.
 
+use crate::udp_common::warnings::on_warning;
 use crate::udp_common::{exhaust, fail_syscall, skipped};
 use crate::{OFF, bind, pool, receive};
 use slab_net::pipeline::{Overflow, forward, queue};
 use slab_net::udp::{Coalescing, Transmit};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Context;
 
 #[tokio::test]
@@ -63,6 +64,31 @@ async fn a_panicking_waker_leaves_unread_batches_counted() {
     let stats = monitor.stats();
     assert_eq!((stats.received_datagrams, stats.dropped_closed), (3, 2));
     drop((waiting, held));
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// The log comes last, when whatever the kernel has read is counted.
+#[tokio::test]
+async fn a_panicking_subscriber_leaves_unread_batches_counted() {
+    let panicked = AtomicBool::new(false);
+    let _watching = on_warning(move |_| {
+        let again = panicked.swap(true, Ordering::Relaxed);
+        assert!(again, "a subscriber panics");
+    });
+    let pool = pool(4);
+    let Some(receiver) = bind(&pool, Coalescing::Off { max_datagram: 100 }) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    for len in [99, 101, 98] {
+        let transmit = Transmit::new(&[1; 101][..len], receiver.local_addr());
+        sender.send(&transmit).await.unwrap();
+    }
+    let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| drop(receiver)));
+    assert!(dropped.is_err(), "a truncated datagram was logged");
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped()), (3, 3));
+    assert_eq!((stats.dropped_closed, stats.dropped_truncated), (2, 1));
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 

@@ -22,6 +22,9 @@ use slab_net::udp::{
 use slab_net::{PacketPool, SizeClasses};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use udp_common::skipped;
 use udp_common::warnings::on_warning;
@@ -254,4 +257,36 @@ async fn one_reaping_takes_no_more_batches_than_there_are_buffers() {
         assert!(copies <= 8 * 32_768, "{copies}");
     }
     assert!(held.len() < 10, "nothing was lost");
+}
+
+/// Drops are logged once the datagram that reports them is delivered and counted.
+#[tokio::test]
+async fn a_subscriber_that_panics_at_a_drop_costs_no_datagram() {
+    let pool = pool(8);
+    let Some(mut receiver) = bound(builder(&pool, OFF).receive_buffer_bytes(1 << 14)) else {
+        return;
+    };
+    let (sender, monitor) = (receiver.sender(), receiver.monitor());
+    let panicked = Arc::new(AtomicBool::new(false));
+    let once = Arc::clone(&panicked);
+    let _watching = on_warning(move |_| {
+        assert!(once.swap(true, Ordering::Relaxed), "a subscriber panics");
+    });
+    let mut got = 0;
+    let mut next = |receiver: &mut UdpReceiver| {
+        let read = catch_unwind(AssertUnwindSafe(|| receiver.try_recv_batch()));
+        let read = read.map(|batch| batch.unwrap().is_some());
+        got += u64::from(matches!(read, Ok(true)));
+        read
+    };
+    while !panicked.load(Ordering::Relaxed) {
+        for _ in 0..100 {
+            let transmit = Transmit::new(&[1; 1000], receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        while next(&mut receiver).is_ok_and(|found| found) {}
+    }
+    while next(&mut receiver).unwrap() {}
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped()), (got, 0));
 }
