@@ -12,7 +12,11 @@ use slab_net::PacketPool;
 use slab_net::udp::QuinnSocket;
 use slab_net::udp::{Coalescing, SocketMonitor, Transmit, UdpReceiver, UdpReceiverBuilder};
 use std::net::{Ipv4Addr, SocketAddr};
+#[cfg(target_os = "linux")]
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use udp_common::warnings::on_event;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -232,6 +236,11 @@ fn quinn_datagrams_that_fail_to_send_are_counted_as_lost() {
         socket.try_send(&transmit(None)).unwrap();
         let stats = socket.monitor().stats();
         assert_eq!((stats.sent_datagrams, stats.send_lost_datagrams), (4, 4));
+        // The error is logged when they are counted: a subscriber may panic.
+        let _watching = on_event(tracing::Level::DEBUG, |_| panic!("by a subscriber"));
+        let send = AssertUnwindSafe(|| socket.try_send(&transmit(None)));
+        assert!(catch_unwind(send).is_err());
+        assert_eq!(socket.monitor().stats().send_lost_datagrams, 5);
     }
     let run = || {
         tokio::runtime::Builder::new_current_thread()

@@ -155,20 +155,21 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
         if let Some(ecn) = transmit.ecn.and_then(|ecn| Ecn::from_bits(ecn as u8)) {
             ours = ours.ecn(ecn);
         }
-        let sent = match self.sender.try_send(&ours) {
+        let (sent, error) = match self.sender.try_send(&ours) {
             Ok(0) => return Err(io::ErrorKind::WouldBlock.into()),
             // The rest of the transmit is lost, like any datagram.
-            Ok(sent) => sent,
-            Err(error) => {
-                let cause = error.source().map(tracing::field::display);
-                tracing::debug!(%error, cause, "a datagram from quinn was not sent");
-                error.sent()
-            }
+            Ok(sent) => (sent, None),
+            Err(error) => (error.sent(), Some(error)),
         };
         let lost = (ours.datagrams() - sent) as u64;
         if lost > 0 {
             let counters = &self.socket.counters.send;
             counters.lost.fetch_add(lost, Ordering::Relaxed);
+        }
+        // Last: a subscriber is foreign code, and may panic.
+        if let Some(error) = error {
+            let cause = error.source().map(tracing::field::display);
+            tracing::debug!(%error, cause, "a datagram from quinn was not sent");
         }
         Ok(())
     }

@@ -5,11 +5,11 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, NoSubscriber, set_default};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
-struct OnWarning<F>(F);
+struct OnEvent<F>(Level, F);
 
-impl<F: Fn(&Event<'_>) + 'static> Subscriber for OnWarning<F> {
+impl<F: Fn(&Event<'_>) + 'static> Subscriber for OnEvent<F> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
+        *metadata.level() == self.0
     }
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
@@ -17,7 +17,7 @@ impl<F: Fn(&Event<'_>) + 'static> Subscriber for OnWarning<F> {
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, event: &Event<'_>) {
-        (self.0)(event);
+        (self.1)(event);
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
@@ -27,9 +27,17 @@ impl<F: Fn(&Event<'_>) + 'static> Subscriber for OnWarning<F> {
 pub(crate) fn on_warning(
     f: impl Fn(&Event<'_>) + Send + Sync + 'static,
 ) -> (DefaultGuard, Dispatch) {
+    on_event(Level::WARN, f)
+}
+
+/// The same at each event of this level.
+pub(crate) fn on_event(
+    level: Level,
+    f: impl Fn(&Event<'_>) + Send + Sync + 'static,
+) -> (DefaultGuard, Dispatch) {
     // With only one dispatcher, a thread without any may disable the event for all threads (tracing-core).
     let second = Dispatch::new(NoSubscriber::new());
-    (set_default(OnWarning(f)), second)
+    (set_default(OnEvent(level, f)), second)
 }
 
 /// The value of a field.
