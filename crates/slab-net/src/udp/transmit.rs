@@ -37,7 +37,7 @@ enum Contents<'a> {
 impl<'a> Transmit<'a> {
     /// Makes one datagram. Empty contents make an empty datagram.
     ///
-    /// On Linux, sockets of both families take an IPv4 destination in either form, as it is or mapped into
+    /// On Linux every socket that reaches an IPv4 destination takes it in either form, as it is or mapped into
     /// IPv6.
     #[must_use]
     pub fn new(contents: &'a [u8], destination: SocketAddr) -> Self {
