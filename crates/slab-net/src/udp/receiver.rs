@@ -336,7 +336,9 @@ impl UdpReceiver {
         self.is_stopped = true;
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         if let Some(mut uring) = self.uring.take() {
-            uring.stop(&self.socket, &mut self.reader)?;
+            let (drops, end) = uring.stop(&self.socket, &mut self.reader);
+            self.reader.log(drops);
+            end?;
         }
         Ok(())
     }
@@ -401,27 +403,23 @@ impl UdpReceiver {
 
 impl Drop for UdpReceiver {
     fn drop(&mut self) {
-        /// Counts what nobody can ask for any more, also if a subscriber panics.
-        struct DropReady<'a>(&'a mut Reader, &'a Socket);
-
-        impl Drop for DropReady<'_> {
-            fn drop(&mut self) {
-                self.0.drop_ready(&self.1.counters.receive);
-            }
-        }
-
         // Dropped after the rest is counted: that frees its buffers, and so may wake a waiter for memory,
         // whose waker may panic.
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
         let mut uring = self.uring.take();
-        let rest = DropReady(&mut self.reader, &self.socket);
         #[cfg(all(target_os = "linux", feature = "io-uring"))]
-        if let Some(uring) = &mut uring
-            && let Err(error) = uring.stop(rest.1, rest.0)
-        {
-            tracing::warn!(%error, "cannot cancel the io_uring request, its buffers are leaked");
+        let stopped = uring
+            .as_mut()
+            .map(|uring| uring.stop(&self.socket, &mut self.reader));
+        self.reader.drop_ready(&self.socket.counters.receive);
+        // Last: a subscriber may panic.
+        #[cfg(all(target_os = "linux", feature = "io-uring"))]
+        if let Some((drops, end)) = stopped {
+            self.reader.log(drops);
+            if let Err(error) = end {
+                tracing::warn!(%error, "cannot cancel the io_uring request, its buffers are leaked");
+            }
         }
-        drop(rest);
     }
 }
 

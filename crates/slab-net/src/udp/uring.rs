@@ -167,8 +167,8 @@ impl Uring {
     }
 
     /// Ends receiving by io_uring; what the kernel has already read is then in `reader.ready`.
-    /// Its buffers are freed when it is dropped.
-    pub(super) fn stop(&mut self, socket: &Socket, reader: &mut Reader) -> io::Result<()> {
+    /// Its buffers are freed when it is dropped. Also returns what is to be logged.
+    pub(super) fn stop(&mut self, socket: &Socket, reader: &mut Reader) -> (Drops, io::Result<()>) {
         let mut rest = Vec::new();
         let end = self.ring.stop(&mut rest);
         let mut drops = Drops::default();
@@ -179,8 +179,7 @@ impl Uring {
                 drops.kernel += new.kernel;
             }
         }
-        reader.log(drops);
-        end
+        (drops, end)
     }
 }
 

@@ -130,6 +130,9 @@ impl Ring {
         // One completion for each buffer, one for the end of the request, and one for its cancellation.
         let ring = IoUring::builder()
             .setup_cqsize(2 * MAX_LENT as u32)
+            // No interrupt of the thread for each datagram: it is asleep, enters the kernel soon by itself, or,
+            // if it computes while the receiver's task runs elsewhere, does so with the next tick of its clock.
+            .setup_coop_taskrun()
             .build(4)?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
