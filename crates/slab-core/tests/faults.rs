@@ -31,27 +31,35 @@ fn assert_whole(pool: &SlabPool) {
     assert_eq!(all.len() * 16384, stats.max_memory);
 }
 
-/// Under `ulimit -v`: building fails with its reason and leaves nothing behind, and pools that fit
-/// work.
-#[test]
+/// Runs the test of this name in a process with so much address space; `false` in that process.
 #[cfg(not(any(slab_asan, slab_tsan)))] // The sanitizers reserve more than any limit.
+fn run_with_address_space(bytes: u64, test: &str) -> bool {
+    const INSIDE: &str = "SLAB_FAULTS_LIMITED";
+    if std::env::var_os(INSIDE).is_some() {
+        return false;
+    }
+    let limited = format!("ulimit -v {} && exec \"$0\" \"$@\"", bytes >> 10);
+    let status = std::process::Command::new("sh")
+        .args(["-c", &limited])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test])
+        .env(INSIDE, "1")
+        .status()
+        .unwrap();
+    assert!(status.success());
+    true
+}
+
+/// Building fails with its reason and leaves nothing behind, and pools that fit work.
+#[test]
+#[cfg(not(any(slab_asan, slab_tsan)))]
 fn an_address_space_limit_is_an_error_and_not_a_crash() {
     use slab_core::ConfigError;
-    use std::process::Command;
 
-    const INSIDE: &str = "SLAB_FAULTS_LIMITED";
-    if std::env::var_os(INSIDE).is_none() {
-        let status = Command::new("sh")
-            .args(["-c", "ulimit -v 1000000 && exec \"$0\" \"$@\""])
-            .arg(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "an_address_space_limit_is_an_error_and_not_a_crash",
-            ])
-            .env(INSIDE, "1")
-            .status()
-            .unwrap();
-        assert!(status.success());
+    if run_with_address_space(
+        1 << 30,
+        "an_address_space_limit_is_an_error_and_not_a_crash",
+    ) {
         return;
     }
     let huge = SlabPool::builder().max_memory(4 << 30).build();
@@ -69,6 +77,34 @@ fn an_address_space_limit_is_an_error_and_not_a_crash() {
         for pool in &pools {
             drop(pool.try_alloc(2000).unwrap());
         }
+    }
+}
+
+/// Where there is room for one, another that is built beside it would be refused.
+#[test]
+#[cfg(all(feature = "std", not(any(slab_asan, slab_tsan))))]
+fn threads_that_open_a_static_slab_at_once_build_one() {
+    use slab_core::StaticSlab;
+
+    const THREADS: usize = 4;
+    let test = "threads_that_open_a_static_slab_at_once_build_one";
+    if run_with_address_space(96 << 30, test) {
+        return;
+    }
+    for round in 0..20 {
+        // Of 64 GiB, none of which is touched.
+        let slab = StaticSlab::<[u8; 16 << 20]>::new("large", 4096);
+        let start = Barrier::new(THREADS);
+        let open = || {
+            start.wait();
+            slab.get().map(|_| ())
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
+            for thread in threads {
+                assert_eq!(thread.join().unwrap(), Ok(()), "round {round}");
+            }
+        });
     }
 }
 

@@ -8,7 +8,7 @@ use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::panic::UnwindSafe;
 use core::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A typed slab for a `static`: opened when it is first used, never closed.
 ///
@@ -23,6 +23,8 @@ use std::sync::OnceLock;
 /// ```
 pub struct StaticSlab<T, Tag = ()> {
     slab: OnceLock<Slab<T, Tag>>,
+    /// Held by the one thread that builds it.
+    opening: Mutex<()>,
     name: &'static str,
     max_objects: usize,
 }
@@ -33,12 +35,13 @@ impl<T, Tag> StaticSlab<T, Tag> {
     pub const fn new(name: &'static str, max_objects: usize) -> Self {
         Self {
             slab: OnceLock::new(),
+            opening: Mutex::new(()),
             name,
             max_objects,
         }
     }
 
-    /// Returns the slab; the first call opens it.
+    /// Returns the slab; the first call opens it, and calls of other threads wait until it has.
     ///
     /// # Errors
     /// As [`SlabBuilder::build`](super::SlabBuilder::build). A later call tries again.
@@ -52,11 +55,15 @@ impl<T, Tag> StaticSlab<T, Tag> {
 
     #[cold]
     fn open(&self) -> Result<&Slab<T, Tag>, ConfigError> {
+        // One at a time: another slab, if only for a moment, may be more than the system reserves.
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slab) = self.slab.get() {
+            return Ok(slab);
+        }
         let slab = Slab::builder()
             .name(self.name)
             .max_objects(self.max_objects)
             .build()?;
-        // If two threads open it at once, one of their slabs is dropped; nothing was taken from it.
         Ok(self.slab.get_or_init(|| slab))
     }
 }
