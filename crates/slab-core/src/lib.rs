@@ -76,6 +76,8 @@ mod geometry;
 mod guard;
 mod handoff;
 mod hardening;
+#[cfg(feature = "std")]
+mod held_wakes;
 mod inner;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod layout;
@@ -131,6 +133,8 @@ pub use builder::{Backing, Growth, Mode, SlabPoolBuilder};
 pub use chunk::Chunk;
 pub use class::{CHUNK_ALIGN, MAX_CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
 pub use error::{AllocError, ConfigError, NotAChunk};
+#[cfg(feature = "std")]
+pub use held_wakes::{HeldWakes, hold_wakes};
 pub use oversize::{AnyChunk, HeapChunk};
 pub use pool::SlabPool;
 pub use shared::{Clones, SharedChunk};

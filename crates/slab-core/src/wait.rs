@@ -122,7 +122,13 @@ impl Turn {
 pub(crate) struct DeferredWakers(vec::IntoIter<Waker>);
 
 impl DeferredWakers {
+    pub(crate) fn new(wakers: Vec<Waker>) -> Self {
+        Self(wakers.into_iter())
+    }
+
     pub(crate) fn wake(mut self) {
+        #[cfg(feature = "std")]
+        crate::held_wakes::put_off(&mut self.0);
         self.wake_rest();
     }
 
@@ -268,7 +274,7 @@ impl Inner {
                 woken.push(waker);
             }
         }
-        DeferredWakers(woken.into_iter())
+        DeferredWakers::new(woken)
     }
 
     /// What was granted to a ticket; `None` if it waits on, from now on with this waker. `unused` as in

@@ -265,6 +265,45 @@ async fn a_waker_may_use_the_session() {
     }
 }
 
+/// A session frees memory as its peer acknowledges it, and when it ends.
+#[tokio::test]
+async fn the_waker_of_who_waits_for_memory_may_use_the_session_that_frees_it() {
+    let (pool, servers) = (pool(), pool());
+    let server = Endpoint::bind(any(), &servers, fast()).unwrap();
+    let client = Connection::connect(server.local_addr(), &pool, fast()).unwrap();
+    let sizes = pool.slab().size_classes().sizes().to_vec();
+    for is_acknowledged in [true, false] {
+        client.send_slice(&[7; 1000]).await.unwrap();
+        let mut all = Vec::new();
+        for &bytes in sizes.iter().rev() {
+            all.extend(std::iter::from_fn(|| pool.slab().try_alloc(bytes).ok()));
+        }
+        let task = Arc::new(Looks {
+            at: client.clone(),
+            found: Mutex::default(),
+        });
+        let waker = Waker::from(Arc::clone(&task));
+        let waits: Vec<_> = sizes
+            .iter()
+            .map(|&bytes| {
+                let mut wait = Box::pin(pool.slab().alloc(bytes));
+                let polled = wait.as_mut().poll(&mut Context::from_waker(&waker));
+                assert!(polled.is_pending(), "of {bytes} bytes");
+                wait
+            })
+            .collect();
+        let woken = |_: &Endpoint| !task.found.lock().unwrap().is_empty();
+        if is_acknowledged {
+            wait_until(&server, "nobody is woken", woken).await;
+        } else {
+            client.abort();
+            assert!(woken(&server));
+        }
+        assert!(!task.found.lock().unwrap().contains(&false));
+        drop((waits, all));
+    }
+}
+
 fn opening() -> [u8; HEADER_BYTES] {
     let mut datagram = [0; HEADER_BYTES];
     let header = Header {

@@ -11,6 +11,7 @@ use bytes::Buf;
 use core::cell::RefCell;
 use core::ops::{Deref, DerefMut};
 use core::task::Waker;
+use slab_core::{HeldWakes, hold_wakes};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -99,10 +100,11 @@ pub(super) struct Inner {
 }
 
 /// The lock on a [`Link`]. The tasks that are to be woken are woken once it is free: a waker is foreign code, which
-/// may look at the same session, or panic.
+/// may look at the same session, or panic. So are those that wait for memory that the session frees.
 pub(super) struct LinkGuard<'a> {
     // Dropped in this order.
     inner: MutexGuard<'a, Inner>,
+    _held: HeldWakes,
     woken: Woken,
 }
 
@@ -206,6 +208,7 @@ impl Link {
 
     pub(super) fn lock(&self) -> LinkGuard<'_> {
         LinkGuard {
+            _held: hold_wakes(),
             // A panic in a session leaves it as it was between two calls, or is a bug that the next call shows again.
             inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner),
             woken: Woken::default(),
@@ -254,7 +257,7 @@ impl Link {
     /// wait for an event that happens once: otherwise a task that sends or receives would wake others for nothing,
     /// and itself for ever if it waits for something else at the same time.
     pub(super) fn settle(&self, guard: &mut LinkGuard<'_>, now: Time, wake_all: bool) {
-        let LinkGuard { inner, woken } = guard;
+        let LinkGuard { inner, woken, .. } = guard;
         let inner = &mut **inner;
         self.transmit(inner, now);
         let Inner {
@@ -442,7 +445,7 @@ impl Link {
 
     /// The endpoint's task is gone, and with it the session.
     pub(super) fn end_without_driver(&self) {
-        let LinkGuard { inner, woken } = &mut self.lock();
+        let LinkGuard { inner, woken, .. } = &mut self.lock();
         inner.session.abort();
         inner.unsent = None;
         if core::mem::take(&mut inner.half_open) {

@@ -308,6 +308,8 @@ impl Endpoint {
         conv: u32,
     ) -> Result<Connection, OpenError> {
         let shared = &self.handle.shared;
+        // It may free what error correction kept of an earlier session.
+        let _held = slab_core::hold_wakes();
         let link = shared.open(&mut table, peer, None, conv, Side::Client, false)?;
         // A link is locked before the table, never after it.
         drop(table);

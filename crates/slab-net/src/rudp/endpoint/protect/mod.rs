@@ -288,6 +288,7 @@ impl Inbound {
         peer: SocketAddr,
         mut deliver: impl FnMut(vec::Drain<'_, Packet>),
     ) {
+        let _held = slab_core::hold_wakes(); // as in `Paths::free_idle`
         let Self { opened, datagrams } = self;
         let known = paths.get(peer);
         let mut decoder = known.as_ref().map(|path| path.decoder());

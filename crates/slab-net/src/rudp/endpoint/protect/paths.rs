@@ -128,6 +128,8 @@ impl Paths {
 
     /// Lets paths at rest free their memory; returns when to call it again, if any are busy.
     pub(super) fn free_idle(&self, now: Time) -> Option<Time> {
+        // Shards are freed under the locks of their path.
+        let _held = slab_core::hold_wakes();
         let mut table = lock(&self.paths);
         if table.busy.is_empty() {
             table.next_check = None;
@@ -219,6 +221,10 @@ impl Paths {
 mod tests {
     use super::*;
     use crate::packet::Packet;
+    use core::future::Future;
+    use core::pin::Pin;
+    use core::task::{Context, Waker};
+    use std::task::Wake;
 
     /// The shards of a group: two of data and one of parity.
     fn group(encoder: &mut FecEncoder) -> [Vec<u8>; 3] {
@@ -324,6 +330,47 @@ mod tests {
         }
         assert_eq!(paths.stats().sent_parity, ROUNDS);
         assert!(lock(&paths.paths).paths.is_empty());
+    }
+
+    /// A waker of who waits for the memory is foreign code.
+    #[test]
+    fn the_path_whose_memory_is_freed_can_be_used_by_who_is_woken() {
+        struct Looks(Weak<Path>, Mutex<Vec<bool>>);
+
+        impl Wake for Looks {
+            fn wake(self: Arc<Self>) {
+                let path = self.0.upgrade().unwrap();
+                lock(&self.1).push(path.decoder.try_lock().is_ok());
+            }
+        }
+
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let shards = FecShards::new(2, 1).unwrap();
+        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
+        let peer = "192.0.2.1:9".parse().unwrap();
+        paths.join(peer);
+        let path = paths.get(peer).unwrap();
+        let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
+        let [first, ..] = group(&mut encoder);
+        path.decoder().handle_shard(&first, &mut Vec::new());
+        let looks = Arc::new(Looks(Arc::downgrade(&path), Mutex::default()));
+        drop(path);
+        let slab = pool.slab();
+        let sizes = slab.size_classes().sizes();
+        let take_all = |&bytes: &usize| core::iter::from_fn(move || slab.try_alloc(bytes).ok());
+        let _all: Vec<_> = sizes.iter().rev().flat_map(take_all).collect();
+        let waker = Waker::from(Arc::clone(&looks));
+        let mut waits: Vec<_> = sizes.iter().map(|&bytes| slab.alloc(bytes)).collect();
+        for wait in &mut waits {
+            let polled = Pin::new(wait).poll(&mut Context::from_waker(&waker));
+            assert!(polled.is_pending());
+        }
+        let mut now = Time::ZERO;
+        while let Some(at) = paths.free_idle(now) {
+            now = at;
+        }
+        assert_eq!(lock(&looks.1)[..], [true]);
     }
 
     /// One thread looks whether a path rests that another has found, and not used yet.
