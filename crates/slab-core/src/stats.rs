@@ -92,7 +92,9 @@ pub struct PoolStats {
     /// The cap in bytes: the size of the arena, a whole number of slabs.
     pub max_memory: usize,
     /// Bytes of the slabs that were committed, without those that were trimmed since and serve no class:
-    /// what may be resident.
+    /// what may be resident. Where a pool's memory is the heap's (without the feature `std`, and without `mmap`) or
+    /// [lent](crate::SlabPoolBuilder::build_in), all of [`max_memory`](Self::max_memory) may be, at all times: then
+    /// this is what the pool itself makes use of.
     pub committed_bytes: usize,
     /// The size of a slab in bytes.
     pub slab_bytes: usize,
