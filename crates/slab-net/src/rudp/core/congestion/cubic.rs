@@ -6,6 +6,7 @@
 
 use super::{CongestionControl, Progress, THRESHOLD_MIN, WINDOW_INITIAL};
 use crate::rudp::Time;
+use core::time::Duration;
 
 /// How steep the curve is, in segments a second cubed (5.1).
 const C: f64 = 0.4;
@@ -85,14 +86,20 @@ impl CongestionControl for Cubic {
     }
 
     fn acknowledged(&mut self, progress: &Progress) {
-        let (before, idle) = (self.window, self.last.replace(progress.now));
-        if !progress.is_window_limited(self.window()) {
-            if let (Some((start, _)), Some(last)) = (&mut self.epoch, idle) {
-                *start = (*start + progress.now.since(last)).min(progress.now);
-            }
-        } else if self.in_slow_start() {
+        let (before, last) = (self.window, self.last.replace(progress.now));
+        let is_limited = progress.is_window_limited(self.window());
+        if let (Some((start, _)), Some(last)) = (&mut self.epoch, last) {
+            // What is sent behind a pause is acknowledged a round trip later, and round trips vary.
+            let busy = match is_limited {
+                true => 2 * progress.rtt,
+                false => Duration::ZERO,
+            };
+            let idle = progress.now.since(last).saturating_sub(busy);
+            *start = (*start + idle).min(progress.now);
+        }
+        if is_limited && self.in_slow_start() {
             self.window = (self.window + f64::from(progress.segments)).min(self.threshold);
-        } else {
+        } else if is_limited {
             self.congestion_avoidance(progress);
         }
         self.window = self.window.min(f64::from(progress.limit).max(before));
@@ -124,7 +131,6 @@ impl CongestionControl for Cubic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::time::Duration;
 
     const RTT: Duration = Duration::from_millis(100);
 
@@ -231,6 +237,19 @@ mod tests {
             now,
             rtt: RTT,
         });
+        let after = run(&mut cubic, &mut now, 1)[0];
+        assert!(after <= before + 10, "{before} to {after}");
+    }
+
+    /// Pacing has sent a whole window again by the time that the first of it is acknowledged.
+    #[test]
+    fn idle_time_is_not_part_of_the_curve_if_a_full_window_follows() {
+        let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
+        cubic.window = 100.0;
+        cubic.lost(100);
+        run(&mut cubic, &mut now, 2);
+        let before = cubic.window();
+        now = now + Duration::from_secs(60);
         let after = run(&mut cubic, &mut now, 1)[0];
         assert!(after <= before + 10, "{before} to {after}");
     }
