@@ -2,17 +2,17 @@
 
 mod rudp_common;
 
-use rudp_common::sockets::{TIMEOUT, any, connected_pair, fast, pool, recv};
-use slab_net::Packet;
-use slab_net::rudp::Connection;
+use rudp_common::sockets::{TIMEOUT, accept, any, connected_pair, fast, pool, recv, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
+use slab_net::rudp::{Connection, Endpoint};
+use slab_net::{Packet, PacketPool};
 use std::future::{Future, poll_fn};
 use std::net::UdpSocket;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -53,6 +53,76 @@ async fn many_tasks_that_wait_use_no_time() {
     for task in tasks.into_iter().step_by(2) {
         timeout(TIMEOUT, task).await.unwrap().unwrap();
     }
+}
+
+/// A task polled by no runtime, as long as this.
+fn block_on<T>(what: impl Future<Output = T>) -> T {
+    struct Thread(std::thread::Thread);
+
+    impl Wake for Thread {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Thread(std::thread::current())));
+    let mut what = pin!(what);
+    loop {
+        if let Poll::Ready(done) = what.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return done;
+        }
+        std::thread::park_timeout(TIMEOUT);
+    }
+}
+
+/// Behind as many as may wait for the pool, a reader that lacks memory to join a message in looks again, now and then;
+/// also where no runtime is, whose timers it could use.
+#[test]
+fn a_reader_looks_again_if_too_many_wait_for_memory() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let strict = PacketPool::builder().max_memory(8 << 20).max_heap_memory(0);
+    let strict = strict.build().unwrap();
+    let (client, accepted) = runtime.block_on(async {
+        let server = Endpoint::bind(any(), &strict, fast()).unwrap();
+        let client = Connection::connect(server.local_addr(), &pool(), fast()).unwrap();
+        client.send_slice(&[7; 60_000]).await.unwrap();
+        let accepted = accept(&server).await;
+        wait_until(&server, "acknowledged", |_| client.is_sent()).await;
+        (client, accepted)
+    });
+    let held: Vec<_> = std::iter::from_fn(|| strict.try_alloc(60_000).ok()).collect();
+    let mut waiting: Vec<_> = (0..1 << 16).map(|_| strict.slab().alloc(60_000)).collect();
+    for wait in &mut waiting {
+        let polled = Pin::new(wait).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending());
+    }
+    let refused = || {
+        strict
+            .slab()
+            .stats()
+            .classes()
+            .iter()
+            .map(|class| class.waiters_refused)
+            .sum::<u64>()
+    };
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| block_on(accepted.recv()));
+        // It looks more than once, and not all the time.
+        while refused() < 3 && !received.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (before, since) = (refused(), Instant::now());
+        std::thread::sleep(Duration::from_millis(100));
+        let (looked, pauses) = (refused() - before, since.elapsed().as_millis() / 10);
+        assert!(
+            u128::from(looked) <= pauses + 1,
+            "{looked} times in {pauses} pauses"
+        );
+        drop((waiting, held));
+        let received = received.join().unwrap().unwrap().unwrap();
+        assert_eq!(received, [7; 60_000][..]);
+    });
+    drop((client, accepted));
 }
 
 /// The first question may be lost, and a reader of this library make room meanwhile: the window that it tells unasked is

@@ -235,28 +235,33 @@ impl Connection {
     async fn wait_for_buffer(&self, bytes: usize) -> Option<PacketBuf> {
         /// How long to pause if too many already wait.
         const RETRY_DELAY: Duration = Duration::from_millis(10);
-        let mut alloc = pin!(self.link().shared.pool.alloc(bytes));
-        let mut waiting = self.link().waiting();
-        let buf = poll_fn(|cx| {
-            if let Poll::Ready(buf) = alloc.as_mut().poll(cx) {
-                return Poll::Ready(Some(buf));
+        let link = self.link();
+        let mut alloc = pin!(link.shared.pool.alloc(bytes));
+        let mut waiting = link.waiting();
+        let mut too_many_wait = false;
+        poll_fn(|cx| {
+            if too_many_wait {
+                return Poll::Ready(None); // The pause is over.
             }
-            let mut inner = self.link().lock();
+            match alloc.as_mut().poll(cx) {
+                Poll::Ready(Ok(buf)) => return Poll::Ready(Some(buf)),
+                Poll::Ready(Err(_)) => too_many_wait = true,
+                Poll::Pending => {}
+            }
+            let mut inner = link.lock();
             if inner.session.next_message_bytes() != Some(bytes) {
                 return Poll::Ready(None);
+            }
+            if too_many_wait {
+                // By the endpoint's task, which wakes readers: this one may be outside of any runtime.
+                link.arm_at(&mut inner, link.shared.now() + RETRY_DELAY);
             }
             // Woken if the session ends, or another task takes the message.
             inner.awaited_bytes = bytes as u32;
             inner.wait_to_read(&mut waiting.wait, cx.waker());
             Poll::Pending
-        });
-        match buf.await? {
-            Ok(buf) => Some(buf),
-            Err(_) => {
-                tokio::time::sleep(RETRY_DELAY).await;
-                None
-            }
-        }
+        })
+        .await
     }
 
     /// Sends a datagram beside the messages: once, in no order, and without waiting. See

@@ -319,9 +319,14 @@ impl Link {
             None => inner.session.poll_timeout(),
             Some(_) => inner.session.poll_end(),
         };
-        if let Some(at) = next
-            && inner.armed.is_none_or(|armed| at < armed)
-        {
+        if let Some(at) = next {
+            self.arm_at(inner, at);
+        }
+    }
+
+    /// Has the endpoint's task settle it by then.
+    pub(super) fn arm_at(&self, inner: &mut Inner, at: Time) {
+        if inner.armed.is_none_or(|armed| at < armed) {
             inner.armed = Some(at);
             self.shared.arm(self.place, at);
         }
