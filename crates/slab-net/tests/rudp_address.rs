@@ -2,10 +2,13 @@
 
 mod rudp_common;
 
-use rudp_common::pair::Pair;
+use rudp_common::pair::{CONV, Pair, segments_of, transmit};
 use rudp_common::sockets::{TIMEOUT, any, fast, pool, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
-use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::rudp::{
+    CloseReason, Connection, Endpoint, EndpointConfig, MemoryBudget, Session, SessionConfig, Side,
+    Time,
+};
 use std::time::Duration;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
@@ -275,6 +278,39 @@ async fn a_client_with_an_outdated_cookie_still_connects() {
         assert_eq!(stats.cookies_taken, u64::from(needs_another), "{stats:?}");
         proxy.abort();
     }
+}
+
+/// By then everything was sent as often as a dead peer gets it; but the server is there, and has taken nothing so far.
+#[test]
+fn a_late_cookie_ends_no_session() {
+    let pool = pool();
+    let budget = MemoryBudget::new(1 << 20);
+    let config = SessionConfig::fast().dead_link(2);
+    let mut now = Time::ZERO;
+    let mut client =
+        Session::open(CONV, &config, Side::Client, &pool, &budget, 7 << 32, now).unwrap();
+    let mut sent_after = |client: &mut Session, pause: u64| {
+        now = now + Duration::from_millis(pause);
+        client.handle_timeout(now);
+        let sent = transmit(client, now);
+        let pushes = sent.iter().flat_map(|datagram| segments_of(datagram));
+        pushes.filter(|header| header.cmd == Command::Push).count()
+    };
+    let answer = |client: &mut Session, cookie: u64| {
+        let mut datagram = opening(CONV, Command::Cookie, 7)[..HEADER_BYTES].to_vec();
+        datagram[20..HEADER_BYTES].copy_from_slice(&8_u32.to_le_bytes());
+        datagram.extend_from_slice(&cookie.to_le_bytes());
+        client.handle_datagram(Time::ZERO, datagram.into()).unwrap();
+    };
+    client.send_slice(b"hello").unwrap();
+    assert_eq!([0, 200].map(|pause| sent_after(&mut client, pause)), [1, 1]);
+    answer(&mut client, 1);
+    assert_eq!(client.ended(), None);
+    // It has as often to answer to the cookie.
+    assert_eq!([0, 400].map(|pause| sent_after(&mut client, pause)), [1, 1]);
+    // Who wants another is not to be had.
+    answer(&mut client, 2);
+    assert_eq!(client.ended(), Some(CloseReason::DeadLink));
 }
 
 /// A client's socket lets in only its peer's datagrams.

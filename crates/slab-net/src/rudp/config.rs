@@ -148,8 +148,8 @@ impl SessionConfig {
     }
 
     /// Ends the session once a segment was sent this often without being acknowledged, 2 to 1000 times; fast
-    /// retransmissions of a segment count once at most. A server that asks for a cookie takes one of them. Default:
-    /// 20.
+    /// retransmissions of a segment count once at most, and what was sent before a server's first cookie came does
+    /// not count. Default: 20.
     pub fn dead_link(mut self, transmissions: u32) -> Self {
         self.dead_link = transmissions;
         self

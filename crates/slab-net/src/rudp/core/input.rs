@@ -222,9 +222,13 @@ impl Session {
         if self.peer.has_told_window || header.ts != self.token || self.cookie == Some(cookie) {
             return;
         }
-        self.cookie = Some(cookie);
+        let is_first = self.cookie.replace(cookie).is_none();
         self.send_wask = true;
-        // The server kept nothing of what was sent.
+        // The server kept nothing of what was sent, but it is there, however often that was sent while it was asked.
+        // One that asks for cookie after cookie is not.
+        if is_first {
+            self.send.forget_transmissions();
+        }
         while let Some(sn) = self.send.oldest() {
             if !self.mark_lost(sn, Cause::Timeout) {
                 return;

@@ -260,7 +260,7 @@ impl SendQueue {
         }
         self.serial += 1;
         let slot = self.slots.at_mut(sn);
-        if slot.transmissions == 0 {
+        if slot.serial == 0 {
             slot.first_ts = ts;
             slot.una_before = una_before;
         }
@@ -291,6 +291,13 @@ impl SendQueue {
         slot.cause = cause;
         slot.doubled = false;
         self.lost.push_back(&mut self.slots, sn);
+    }
+
+    /// Counts the transmissions of all outstanding segments anew.
+    pub(super) fn forget_transmissions(&mut self) {
+        for n in 0..self.outstanding() {
+            self.slots.at_mut(self.una.wrapping_add(n)).transmissions = 0;
+        }
     }
 
     /// A segment just sent is to be sent a second time at once.
