@@ -296,6 +296,57 @@ fn a_close_after_a_finish_needs_no_room_for_the_mark_of_the_end() {
     assert!(unread.map(|message| message[0]).eq(1..sent));
 }
 
+/// An end that has closed takes nothing any more. Its peer, which reads slowly, must not find it dead for that, whether
+/// it sends messages or only the mark of its end.
+#[test]
+fn a_slow_reader_of_an_end_that_lingers_reads_everything() {
+    let minutes = |n: u64| Duration::from_secs(60 * n);
+    let config = SessionConfig::fast().linger(minutes(60)).dead_link(3);
+    for (finishes, closes) in [(false, false), (true, false), (false, true)] {
+        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        let mut line = Line::with_config(&pool, &config);
+        // More than the window takes.
+        let sent = 300;
+        for message in 0..sent {
+            line.ends[0].send_slice(&[message as u8; 1000]).unwrap();
+        }
+        line.run(Duration::from_secs(1), |_| {});
+        line.ends[1].send_slice(b"is lost").unwrap();
+        if finishes {
+            line.ends[1].finish(line.now);
+        }
+        line.ends[0].close(line.now);
+        line.run(minutes(2), |_| {});
+        assert_eq!(line.ends[1].ended(), None);
+        let why = match finishes {
+            true => CloseReason::Closed,
+            false => CloseReason::ClosedByPeer,
+        };
+        let refused = line.ends[1].send_slice(b"nobody would read it");
+        assert_eq!(refused, Err(SendError::Closed(why)));
+
+        let (mut read, now) = (0, line.now);
+        if closes {
+            line.ends[1].close(now);
+        }
+        line.run(Duration::from_secs(2), |ends| {
+            while let Some(message) = ends[1].recv() {
+                assert_eq!(message, [read as u8; 1000][..]);
+                read += 1;
+            }
+        });
+        let ended = line.ends.each_ref().map(|end| end.ended().unwrap());
+        if closes {
+            assert_eq!(ended, [CloseReason::ClosedByPeer; 2]);
+        } else {
+            assert_eq!(ended, [CloseReason::Closed, CloseReason::ClosedByPeer]);
+            assert_eq!(read, sent);
+        }
+        drop(line);
+        assert_eq!(pool.slab().stats().in_use(), 0);
+    }
+}
+
 /// A session whose peer answers nothing but acknowledgements is closed when the linger time is over.
 #[test]
 fn finish_closes_after_the_linger_time_if_the_peer_is_unknown() {

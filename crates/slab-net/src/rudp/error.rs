@@ -179,7 +179,8 @@ pub enum SendError {
     PeerIsForeign,
     /// The message has no bytes. Such a message stops some implementations for good.
     Empty,
-    /// The session has ended, or was closed or finished here.
+    /// The session has ended, or was closed or finished here; or the peer has closed it, and only delivers what it has
+    /// left ([`ClosedByPeer`](CloseReason::ClosedByPeer)).
     Closed(CloseReason),
 }
 

@@ -31,11 +31,15 @@ impl Line {
 
     /// Both ends know each other, and have sent nothing.
     pub(crate) fn unused(pool: &PacketPool) -> Self {
+        Self::with_config(pool, &SessionConfig::fast())
+    }
+
+    /// The same with another configuration.
+    pub(crate) fn with_config(pool: &PacketPool, config: &SessionConfig) -> Self {
         let budget = MemoryBudget::new(16 << 20);
-        let config = SessionConfig::fast();
         let open = |side| {
             let random = 0x1234_5678_9abc_def0;
-            Session::open(3, &config, side, pool, &budget, random, Time::ZERO).unwrap()
+            Session::open(3, config, side, pool, &budget, random, Time::ZERO).unwrap()
         };
         let mut line = Self {
             now: Time::ZERO,

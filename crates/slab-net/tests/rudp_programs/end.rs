@@ -140,17 +140,18 @@ impl End {
         }
     }
 
-    /// The next call of a task, if it makes one.
+    /// The next call of a task, if it makes one. `gone`: the peer has closed.
     pub(crate) fn next_call(
         &mut self,
         role: Role,
+        gone: bool,
         random: &mut Random,
         pool: &PacketPool,
         coverage: &mut Coverage,
     ) -> Option<Call> {
         let connection = self.connection.clone()?;
         match role {
-            Role::Writer => self.next_write(connection, random, pool, coverage),
+            Role::Writer => self.next_write(connection, gone, random, pool, coverage),
             Role::Reader if !random.chance(self.reads) => None,
             Role::Reader => match self.halves.clone() {
                 Some(halves) => {
@@ -174,6 +175,7 @@ impl End {
     fn next_write(
         &mut self,
         connection: Connection,
+        gone: bool,
         random: &mut Random,
         pool: &PacketPool,
         coverage: &mut Coverage,
@@ -227,7 +229,7 @@ impl End {
                     // It is not yet known whether the peer's window is large enough.
                     Err(SendError::TooLong { .. }) => {}
                     sent => {
-                        let gone = connection.ended().is_some();
+                        let gone = gone || connection.ended().is_some();
                         self.on_sent(message, sent, gone, coverage);
                     }
                 }

@@ -303,7 +303,13 @@ impl World {
             let read_to_end = me.end_read.is_some() && task.role == Role::Reader;
             let call = match read_to_end && !random.chance(50) {
                 true => None,
-                false => me.next_call(task.role, random, &self.pools[side], coverage),
+                false => {
+                    let gone = match peer {
+                        Some(peer) => peer.closed || peer.gave_up,
+                        None => self.server.is_none(),
+                    };
+                    me.next_call(task.role, gone, random, &self.pools[side], coverage)
+                }
             };
             call.and_then(|call| {
                 let outcome = task.start(call);

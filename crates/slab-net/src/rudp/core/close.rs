@@ -284,7 +284,8 @@ impl Session {
     pub(in super::super) fn send_closed(&self) -> Option<CloseReason> {
         match self.phase {
             Phase::Ended { reason, .. } => Some(reason),
-            Phase::Open if self.finish == Finish::No => None,
+            Phase::Open if self.finish != Finish::No => Some(CloseReason::Closed),
+            Phase::Open => self.peer.takes_nothing.then_some(CloseReason::ClosedByPeer),
             _ => Some(CloseReason::Closed),
         }
     }
@@ -424,11 +425,15 @@ impl Session {
     }
 
     /// The peer takes nothing any more. If we have closed as well, nothing that is left can be delivered, on either
-    /// side.
+    /// side. Otherwise what the peer has left is read, for as long as it lingers.
     pub(super) fn on_not_receiving(&mut self) {
-        if matches!(self.phase, Phase::Lingering { .. }) {
-            self.send_not_receiving = true;
-            self.end(CloseReason::ClosedByPeer);
+        match self.phase {
+            Phase::Lingering { .. } => {
+                self.send_not_receiving = true;
+                self.end(CloseReason::ClosedByPeer);
+            }
+            Phase::Open => self.stop_sending(),
+            _ => {}
         }
     }
 

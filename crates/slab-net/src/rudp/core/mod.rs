@@ -210,6 +210,8 @@ struct Peer {
     seems_ours: bool,
     /// Has it still to see the proof that our address is ours? Until then it may send little, and has to be asked.
     doubts_our_address: bool,
+    /// Has it closed the session, and only delivers what is left?
+    takes_nothing: bool,
 }
 
 impl Peer {
@@ -349,6 +351,7 @@ impl Session {
                 is_ours: false,
                 seems_ours: false,
                 doubts_our_address: false,
+                takes_nothing: false,
             },
             path: Path {
                 validated: side == Side::Client,
