@@ -352,16 +352,30 @@ async fn a_client_is_refused_if_nobody_listens() {
 }
 
 /// The client's questions do not look like the beginning of a session, although it has received nothing: otherwise the
-/// new server would answer them, and take nothing of what comes next.
+/// new server would open one, and take nothing of what comes next. It says that it knows of none.
 #[tokio::test]
 async fn a_client_that_only_sends_notices_that_its_server_has_restarted() {
+    assert_restart_is_noticed(40, 256).await;
+}
+
+/// Nor do messages beyond the window that the new server has, though another might take them.
+#[tokio::test]
+async fn a_client_notices_that_its_server_has_restarted_with_a_smaller_window() {
+    assert_restart_is_noticed(10, 4).await;
+}
+
+/// Has a server restart, with this window, to which its client has sent so many messages.
+async fn assert_restart_is_noticed(messages: u8, window: u32) {
     let pool = pool();
-    let [first, second] = [(); 2].map(|()| Endpoint::bind(any(), &pool, fast()).unwrap());
+    let [first, second] = [256, window].map(|window| {
+        let config = EndpointConfig::new(SessionConfig::fast().window(256, window));
+        Endpoint::bind(any(), &pool, config).unwrap()
+    });
     let front = UdpSocket::bind(any()).await.unwrap();
     let back = UdpSocket::bind(any()).await.unwrap();
     let session = SessionConfig::fast();
-    let session = session.keepalive(Duration::from_millis(200), Duration::from_secs(1));
-    let config = EndpointConfig::new(session);
+    let session = session.keepalive(Duration::from_millis(200), Duration::from_secs(600));
+    let config = EndpointConfig::new(session.dead_link(1000));
     let client = Connection::connect(front.local_addr().unwrap(), &pool, config).unwrap();
     let (restart, restarted) = tokio::sync::watch::channel(first.local_addr());
     let proxy = tokio::spawn(async move {
@@ -382,13 +396,14 @@ async fn a_client_that_only_sends_notices_that_its_server_has_restarted() {
             }
         }
     });
-    for n in 0..40 {
+    for n in 0..messages {
         client.send_slice(&[n]).await.unwrap();
     }
     wait_until(&first, "acknowledged", |_| client.is_sent()).await;
     restart.send(second.local_addr()).unwrap();
+    client.send_slice(b"one more").await.unwrap();
     let end = timeout(TIMEOUT, client.recv()).await;
-    assert_eq!(end.expect("it goes on"), Err(CloseReason::TimedOut));
+    assert_eq!(end.expect("it goes on"), Err(CloseReason::Reset));
     assert_eq!(second.stats().opened, 0);
     proxy.abort();
 }

@@ -6,14 +6,15 @@
 //! four kinds it is. Only a notice whose sender waits is answered, so no two ends answer each other for ever.
 //!
 //! An end that has ended answers whatever else comes by its last notice, now and then: the peer has not received it,
-//! or there was none because the peer was silent. So does an endpoint for a session that is gone.
+//! or there was none because the peer was silent. So does an endpoint for a session that is gone, and one that knows
+//! nothing of it says so once it is asked.
 //!
 //! An end that only finishes sending goes on receiving: its last segment is followed by one whose `frg` marks the
 //! end ([`END`]), with its own sequence number and acknowledged like any other.
 
 use super::super::error::CloseReason;
 use super::super::time::Time;
-use super::super::wire::{Command, Header, segments};
+use super::super::wire::{Command, Header, OURS, segments};
 use super::Session;
 use super::recovery::micros;
 use core::time::Duration;
@@ -43,6 +44,22 @@ pub(in super::super) fn needs_reminder(datagram: &[u8]) -> bool {
         segment.is_ok_and(|(header, _)| {
             header.cmd != Command::Close || !matches!(header.frg, RESET | ENDED)
         })
+    })
+}
+
+/// The answer to a question in a session that is not known here, as after a restart: a reset, with the token that came
+/// with the question. `None` if nothing is asked, or as other implementations ask, which would not understand.
+pub(in super::super) fn not_known(datagram: &[u8]) -> Option<Header> {
+    let mut headers = segments(datagram).flatten().map(|(header, _)| header);
+    let asked = headers.find(|header| header.cmd == Command::AskWindow && header.frg == OURS)?;
+    Some(Header {
+        cmd: Command::Close,
+        frg: RESET,
+        wnd: 0,
+        // The `sn` of a WASK is what its sender would take for an `una`.
+        sn: asked.una,
+        una: asked.sn,
+        ..asked
     })
 }
 

@@ -1,6 +1,6 @@
 //! The sessions of an endpoint, limited in number, by address and conversation.
 
-use super::super::core::{MAX_FRAGMENTS, needs_reminder};
+use super::super::core::{MAX_FRAGMENTS, needs_reminder, not_known};
 use super::super::stats::RudpStats;
 use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
@@ -65,9 +65,9 @@ impl Prefix {
 }
 
 /// The conversation that a datagram begins, if it begins one: every segment has to be one that a peer sends before
-/// it has heard anything. A cookie that is not, or no longer, valid is ignored: if it were refused, its sender
-/// would repeat it for ever.
-fn opening_conversation(datagram: &[u8], proved: bool) -> Option<u32> {
+/// it has heard anything, and at least one a question or within `window`, that of a session here. A cookie that is not,
+/// or no longer, valid is ignored: if it were refused, its sender would repeat it for ever.
+fn opening_conversation(datagram: &[u8], proved: bool, window: u32) -> Option<u32> {
     let (mut conv, mut opens) = (None, false);
     for segment in segments(datagram) {
         let (header, _) = segment.ok()?;
@@ -81,7 +81,12 @@ fn opening_conversation(datagram: &[u8], proved: bool) -> Option<u32> {
         if !fits || header.una != 0 || *conv.get_or_insert(header.conv) != header.conv {
             return None;
         }
-        opens |= header.cmd != Command::Cookie || proved;
+        opens |= match header.cmd {
+            // What a session here has no room for may be that of a peer that goes on after a restart of this end.
+            Command::Push => header.sn < window,
+            Command::Cookie => proved,
+            _ => true,
+        };
     }
     conv.filter(|_| opens)
 }
@@ -160,7 +165,8 @@ impl Table {
         if !self.listening || self.closed {
             return Err(Refusal::NotListening);
         }
-        let opens = opening_conversation(datagram, proved).is_some_and(|conv| {
+        let window = config.session.recv_window;
+        let opens = opening_conversation(datagram, proved, window).is_some_and(|conv| {
             let both = [&self.recently_ended, &self.recently_ended_unproved];
             !both.iter().any(|ended| ended.contains(&(peer, conv), now))
         });
@@ -241,8 +247,8 @@ impl Table {
         self.free.push(link.place);
     }
 
-    /// The answer to a datagram for a session that ended a short time ago, if its sender has not noticed. None for an
-    /// unproved address.
+    /// The answer to a datagram for a session that ended a short time ago, or that is not known, if its sender has not
+    /// noticed. None for one that ended with an unproved address.
     pub(super) fn reminder(
         &mut self,
         peer: SocketAddr,
@@ -251,10 +257,13 @@ impl Table {
         now: Time,
     ) -> Option<Header> {
         let key = (peer, conv);
-        if !self.recently_ended.contains(&key, now) || !needs_reminder(datagram) {
+        if !needs_reminder(datagram) || self.recently_ended_unproved.contains(&key, now) {
             return None;
         }
-        self.recently_ended.reminder(&key, now)
+        match self.recently_ended.contains(&key, now) {
+            true => self.recently_ended.reminder(&key, now),
+            false => not_known(datagram),
+        }
     }
 
     pub(super) fn count_refusal(&mut self, refusal: Refusal) {
