@@ -184,6 +184,37 @@ fn an_ack_between_two_transmission_times_ends_no_session() {
     }
 }
 
+/// KCP has no proof of a window. One that somebody else opens is no larger than the session's own, and what the peer
+/// has no room for comes again.
+#[test]
+fn a_forged_window_costs_no_more_than_the_send_window() {
+    let mut pair = Pair::with_config(SessionConfig::fast().window(64, 32));
+    for message in 0..200 {
+        pair.client.send_slice(&[message; 1000]).unwrap();
+    }
+    pair.settle();
+    assert!(!pair.client.is_sent());
+    let huge = Header {
+        wnd: u16::MAX,
+        ..header(Command::TellWindow)
+    };
+    let packet = pair.pool.try_copy_from_slice(&datagram(huge, b"")).unwrap();
+    pair.client.handle_datagram(pair.now, packet).unwrap();
+    let burst = transmit(&mut pair.client, pair.now);
+    let pushes = burst.iter().flat_map(|datagram| segments_of(datagram));
+    let pushes = pushes.filter(|header| header.cmd == Command::Push);
+    assert_eq!(pushes.count(), 64);
+    let mut read = 0;
+    while read < 200 {
+        while let Some(message) = pair.server.recv() {
+            assert_eq!(message, [read; 1000][..]);
+            read += 1;
+        }
+        pair.now = pair.now + Duration::from_millis(100);
+        pair.settle();
+    }
+}
+
 #[test]
 fn a_slow_reader_closes_its_window_and_loses_nothing() {
     let mut pair = Pair::busy();
