@@ -267,6 +267,27 @@ fn received_data_can_be_read_after_a_finished_peer_times_out() {
     }
 }
 
+/// Nor does a reset: the peer may have restarted since, or not want what it is sent.
+#[test]
+fn received_data_can_be_read_after_a_finished_peer_resets() {
+    for finished in [true, false] {
+        let mut line = Line::new();
+        line.ends[0].send_slice(&[7; 3000]).unwrap();
+        if finished {
+            line.ends[0].finish(line.now);
+        }
+        line.run(ONE_WAY * 6, |_| {});
+        assert!(line.ends[0].is_sent());
+        line.ends[0].abort();
+        line.run(ONE_WAY * 6, |_| {});
+        let server = &mut line.ends[1];
+        assert_eq!(server.ended(), Some(CloseReason::Reset));
+        assert_eq!(server.recv().is_some(), finished);
+        assert!(server.recv().is_none() && server.is_read_closed());
+        assert_eq!(server.reserved_bytes(), 0);
+    }
+}
+
 /// There may be no room for the mark of the end, and the close says the same.
 #[test]
 fn a_close_after_a_finish_needs_no_room_for_the_mark_of_the_end() {

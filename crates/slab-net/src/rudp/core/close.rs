@@ -271,7 +271,7 @@ impl Session {
     }
 
     /// Returns why the session has ended, if it has. What was received in full can still be read only if the peer
-    /// has closed, or had [finished](Self::finish) and then fell silent.
+    /// has closed, or had [finished](Self::finish), whatever became of it then.
     #[must_use]
     pub fn ended(&self) -> Option<CloseReason> {
         match self.phase {
@@ -330,7 +330,9 @@ impl Session {
         // A peer that has finished has been told that we received everything.
         let keep = match reason {
             CloseReason::ClosedByPeer => true,
-            CloseReason::TimedOut | CloseReason::DeadLink => self.receive.is_at_end(),
+            CloseReason::TimedOut | CloseReason::DeadLink | CloseReason::Reset => {
+                self.receive.is_at_end()
+            }
             _ => false,
         };
         if !keep {
