@@ -379,8 +379,12 @@ struct WindowPeer {
 
 impl WindowPeer {
     fn new() -> Self {
+        Self::of(SessionConfig::fast())
+    }
+
+    fn of(config: SessionConfig) -> Self {
         let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
-        let (budget, config) = (MemoryBudget::new(16 << 20), SessionConfig::fast());
+        let budget = MemoryBudget::new(16 << 20);
         let open = Session::open(7, &config, Side::Client, &pool, &budget, 1, Time::ZERO);
         Self {
             session: open.unwrap(),
@@ -390,6 +394,10 @@ impl WindowPeer {
     }
 
     fn tells(&mut self, wnd: u16) {
+        self.acknowledges(0, wnd);
+    }
+
+    fn acknowledges(&mut self, una: u32, wnd: u16) {
         let header = Header {
             conv: 7,
             cmd: Command::TellWindow,
@@ -397,7 +405,7 @@ impl WindowPeer {
             wnd,
             ts: 0,
             sn: 0,
-            una: 0,
+            una,
             len: 0,
         };
         let mut datagram = [0; HEADER_BYTES];
@@ -528,6 +536,30 @@ fn what_is_beyond_a_smaller_window_than_assumed_is_not_sent_again_before_there_i
             "sent before it was told"
         );
         assert_eq!(beyond, 0, "window {window}");
+    }
+}
+
+/// Nor has the path lost it, whether its loss is found by an acknowledgement or a time-out.
+#[test]
+fn a_window_that_was_closed_does_not_shrink_the_congestion_window() {
+    for congestion in [Congestion::Reno, Congestion::Cubic] {
+        let mut peer = WindowPeer::of(SessionConfig::default().congestion(congestion));
+        for _ in 0..100 {
+            peer.session.send_slice(&[1; 1000]).unwrap();
+        }
+        let pushes = |peer: &mut WindowPeer| {
+            let commands = peer.drain_commands().into_iter();
+            commands.filter(|&cmd| cmd == Command::Push).count()
+        };
+        assert_eq!(pushes(&mut peer), 10);
+        peer.tells(0);
+        peer.now = peer.now + Duration::from_secs(1);
+        peer.session.handle_timeout(peer.now);
+        assert_eq!(pushes(&mut peer), 0);
+        peer.tells(200);
+        assert_eq!(pushes(&mut peer), 10, "again");
+        peer.acknowledges(10, 200);
+        assert_eq!(pushes(&mut peer), 20, "slow start goes on");
     }
 }
 

@@ -263,6 +263,9 @@ impl Session {
             // What the peer has no room for is not sent now, and tells nothing.
             probes += usize::from(!self.is_beyond_window(sn));
         }
+        if probes == 0 {
+            return; // The path has not lost what the peer had no room for.
+        }
         // The WASK repeats the cookie, if there is one: that may have been lost with the rest.
         self.send_wask |= self.cookie.is_some() && !self.peer.has_told_window;
         // Time-outs that follow without an acknowledgement belong to the same loss, often to the rest of one
