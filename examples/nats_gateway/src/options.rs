@@ -23,7 +23,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) reuse_port: bool,
 
-    /// URL of the NATS server, without TLS
+    /// URL of the NATS server; tls:// insists on TLS, nats:// uses it if the server demands it
     #[arg(long, value_name = "URL", default_value = "nats://127.0.0.1:4222", value_parser = server)]
     pub(crate) nats: ServerAddr,
 
@@ -41,13 +41,14 @@ pub(crate) struct Options {
     pub(crate) metrics: SocketAddr,
 }
 
-/// Parses the URL of a server that can be reached without what the client is built without.
+/// Parses the URL of a server that the client can reach: it is built without WebSockets, and would take their
+/// URLs for plain TCP.
 fn server(text: &str) -> Result<ServerAddr, String> {
     let server: ServerAddr = text.parse().map_err(|error: io::Error| error.to_string())?;
     match server.scheme() {
-        "nats" => Ok(server),
+        "nats" | "tls" => Ok(server),
         other => Err(format!(
-            "{other} is not supported; expected nats://HOST:PORT"
+            "{other} is not supported; expected nats://HOST:PORT or tls://HOST:PORT"
         )),
     }
 }
@@ -68,10 +69,10 @@ fn subject(text: &str) -> Result<Subject, String> {
 impl Options {
     /// The NATS server, without the name and password that its URL may have.
     pub(crate) fn server(&self) -> String {
-        let (host, port) = (self.nats.host(), self.nats.port());
+        let (scheme, host, port) = (self.nats.scheme(), self.nats.host(), self.nats.port());
         match host.contains(':') {
-            true => format!("nats://[{host}]:{port}"),
-            false => format!("nats://{host}:{port}"),
+            true => format!("{scheme}://[{host}]:{port}"),
+            false => format!("{scheme}://{host}:{port}"),
         }
     }
 

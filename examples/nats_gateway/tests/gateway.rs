@@ -362,14 +362,10 @@ fn an_address_that_another_program_has_is_refused_without_reuse_port() {
     assert!(said.contains(&address), "{said}");
 }
 
-/// The client is built without TLS and WebSockets: it panics at the former, and takes the latter for plain TCP.
+/// The client is built without WebSockets, and takes their URLs for plain TCP.
 #[test]
-fn a_server_that_needs_tls_or_websockets_is_refused_on_the_command_line() {
-    for server in [
-        "tls://127.0.0.1:1",
-        "ws://127.0.0.1:1",
-        "http://127.0.0.1:1",
-    ] {
+fn a_server_that_needs_websockets_is_refused_on_the_command_line() {
+    for server in ["ws://127.0.0.1:1", "http://127.0.0.1:1"] {
         let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
             .args(["--nats", server])
             .output()
@@ -377,6 +373,36 @@ fn a_server_that_needs_tls_or_websockets_is_refused_on_the_command_line() {
         assert_eq!(run.status.code(), Some(2), "{server}");
         let said = String::from_utf8(run.stderr).unwrap();
         assert!(said.contains("--nats <URL>"), "{said}");
+    }
+}
+
+/// It greets like any other, so the URL does not tell. A client without a provider of cryptography would panic.
+#[test]
+fn a_server_that_demands_tls_is_spoken_to_in_tls() {
+    for scheme in ["nats", "tls"] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let first_byte = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let info = info(address, 1 << 20).replacen('{', "{\"tls_required\":true,", 1);
+            stream.write_all(info.as_bytes()).unwrap();
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            stream.write_all(b"this is no TLS").unwrap();
+            byte[0]
+        });
+        let run = Command::new(env!("CARGO_BIN_EXE_nats_gateway"))
+            .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
+            .args(["--nats", &format!("{scheme}://{address}")])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(2), "{said}");
+        let error = said.lines().find(|line| line.starts_with("nats_gateway: "));
+        let server = format!("{scheme}://{address}");
+        assert!(error.is_some_and(|line| line.contains(&server)), "{said}");
+        // A handshake record.
+        assert_eq!(first_byte.join().unwrap(), 22);
     }
 }
 
