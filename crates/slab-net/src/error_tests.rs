@@ -26,6 +26,7 @@ fn bind_errors() -> Vec<BindError> {
     let address = ([127, 0, 0, 1], 9).into();
     every!(BindError:
         BindError::Socket { .. } => BindError::Socket { address, error: refused() },
+        BindError::Connect { .. } => BindError::Connect { peer: address, error: refused() },
         BindError::NoBufferClass { .. } => BindError::NoBufferClass { needed: 2, largest: 1 },
         BindError::MaxDatagram { .. } => BindError::MaxDatagram { bytes: 0 },
     )

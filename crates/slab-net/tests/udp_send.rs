@@ -7,7 +7,7 @@ use slab_net::udp::{
 };
 use slab_net::{Packet, PacketChain, PacketPool};
 use std::io::IoSlice;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -171,6 +171,12 @@ async fn invalid_destinations_and_local_addresses_are_errors() {
     // TEST-NET-1 is not an address of this host.
     let refused = UdpSender::bind(([192, 0, 2, 1], 0).into()).unwrap_err();
     assert!(matches!(refused, BindError::Socket { .. }));
+    // A peer of another family cannot be connected to; the error names it, not the address that was bound.
+    let elsewhere = (Ipv6Addr::LOCALHOST, 9).into();
+    let refused = UdpReceiver::builder(&pool()).connect(elsewhere).bind(ANY);
+    let error = refused.unwrap_err();
+    assert!(matches!(error, BindError::Connect { peer, .. } if peer == elsewhere));
+    assert_eq!(error.to_string(), "cannot connect UDP to [::1]:9");
 }
 
 /// The kernel by itself ignores it.

@@ -10,10 +10,17 @@ use std::net::SocketAddr;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The system refused to open, configure, bind or connect the socket.
+    /// The system refused to open, configure or bind the socket.
     Socket {
         /// The address to be bound; of a socket that was passed in, its own.
         address: SocketAddr,
+        /// The system's error, which is also the `source`.
+        error: io::Error,
+    },
+    /// The system refused to connect the socket, for example because nothing leads to the peer.
+    Connect {
+        /// The address to be connected to.
+        peer: SocketAddr,
         /// The system's error, which is also the `source`.
         error: io::Error,
     },
@@ -35,6 +42,7 @@ impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Socket { address, .. } => write!(f, "cannot bind UDP {address}"),
+            Self::Connect { peer, .. } => write!(f, "cannot connect UDP to {peer}"),
             Self::NoBufferClass { needed, largest } => write!(
                 f,
                 "receive buffers need a size class of {needed} bytes, the pool's largest has \
@@ -52,7 +60,7 @@ impl fmt::Display for BindError {
 impl std::error::Error for BindError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Socket { error, .. } => Some(error),
+            Self::Socket { error, .. } | Self::Connect { error, .. } => Some(error),
             _ => None,
         }
     }
@@ -62,7 +70,7 @@ impl std::error::Error for BindError {
 impl From<BindError> for io::Error {
     fn from(error: BindError) -> Self {
         let kind = match &error {
-            BindError::Socket { error, .. } => error.kind(),
+            BindError::Socket { error, .. } | BindError::Connect { error, .. } => error.kind(),
             BindError::NoBufferClass { .. } | BindError::MaxDatagram { .. } => {
                 io::ErrorKind::InvalidInput
             }

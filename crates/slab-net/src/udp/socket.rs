@@ -35,7 +35,9 @@ impl BoundSocket {
         let socket = Self::new_socket(address, options);
         let bound =
             socket.and_then(|socket| Self::configure_and_bind(socket, Some(address), options));
-        bound.map_err(|error| BindError::Socket { address, error })
+        bound
+            .map_err(|error| BindError::Socket { address, error })?
+            .connect(options.peer)
     }
 
     /// Takes over a socket that the caller has bound.
@@ -47,7 +49,8 @@ impl BoundSocket {
             .local_addr()
             .unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
         Self::configure_and_bind(socket.into(), None, options)
-            .map_err(|error| BindError::Socket { address, error })
+            .map_err(|error| BindError::Socket { address, error })?
+            .connect(options.peer)
     }
 
     fn new_socket(address: SocketAddr, options: SocketOptions) -> io::Result<socket2::Socket> {
@@ -94,19 +97,30 @@ impl BoundSocket {
         if options.reuse_port && bind_to.is_some_and(|to| to.port() == 0) {
             socket.set_reuse_port(true)?;
         }
-        if let Some(mut peer) = options.peer {
-            if socket.local_addr()?.is_ipv4() {
-                peer.set_ip(peer.ip().to_canonical());
-            }
-            socket.connect(&peer.into())?;
-        }
-        let address = socket.local_addr()?.as_socket();
         Ok(Self {
-            // No other family has a datagram socket of UDP.
-            address: address.ok_or(io::ErrorKind::InvalidInput)?,
+            address: Self::address_of(&socket)?,
             socket,
             backend,
         })
+    }
+
+    /// If there is a peer, connects to it; the address then is the one that the system sends to it from.
+    fn connect(mut self, peer: Option<SocketAddr>) -> Result<Self, BindError> {
+        let Some(mut peer) = peer else { return Ok(self) };
+        if self.address.is_ipv4() {
+            peer.set_ip(peer.ip().to_canonical());
+        }
+        let connected = self.socket.connect(&peer.into());
+        self.address = connected
+            .and_then(|()| Self::address_of(&self.socket))
+            .map_err(|error| BindError::Connect { peer, error })?;
+        Ok(self)
+    }
+
+    fn address_of(socket: &socket2::Socket) -> io::Result<SocketAddr> {
+        // No other family has a datagram socket of UDP.
+        let address = socket.local_addr()?.as_socket();
+        address.ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
     /// Registers the socket with the current runtime.
