@@ -172,7 +172,7 @@ fn bind_page(
     };
     let page = MetricsServer::builder(Exporter::new(collector.clone())).address(address);
     let page = runtime.block_on(page.bind()).map_err(|error| {
-        format!("cannot serve metrics at {address}: {error}; choose another address with --metrics ADDR, or use --metrics off")
+        format!("{error}; choose another address with --metrics ADDR, or use --metrics off")
     })?;
     Ok(Some(page))
 }

@@ -60,8 +60,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let server = MetricsServer::builder(Exporter::new(collector))
         .address(address)
         .bind()
-        .await
-        .map_err(|error| format!("cannot serve at {address}: {error}"))?;
+        .await?;
     writeln!(io::stdout(), "http://{}/metrics", server.local_addr())?;
 
     let (sender, destination) = (receiver.sender(), receiver.local_addr());

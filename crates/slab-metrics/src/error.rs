@@ -48,6 +48,10 @@ pub enum RegisterError {
 impl fmt::Display for RegisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::DuplicateName {
+                kind: SourceKind::Server,
+                ..
+            } => f.write_str("the collector has a server already"),
             Self::DuplicateName { kind, name } => write!(
                 f,
                 "a {kind} named {name:?} is registered already; names tell series apart"

@@ -122,8 +122,7 @@ impl Gateway {
         let server = MetricsServer::builder(exporter)
             .address(options.metrics)
             .bind()
-            .await
-            .map_err(|error| format!("cannot serve metrics at {}: {error}", options.metrics))?;
+            .await?;
         let metrics_address = server.local_addr();
         tokio::spawn(server.serve(std::future::pending()));
         Ok(Self {

@@ -118,14 +118,21 @@ impl MetricsServerBuilder {
     /// [`serve`](MetricsServer::serve) runs.
     ///
     /// # Errors
-    /// The system's error, such as [`io::ErrorKind::AddrInUse`] if something listens there already;
+    /// One of the system's kind, such as [`io::ErrorKind::AddrInUse`] if something listens there already;
     /// [`io::ErrorKind::AlreadyExists`] if the exporter's collector already has a server, whose series
     /// would be the same; [`io::ErrorKind::QuotaExceeded`] if the collector is full.
     ///
     /// # Panics
     /// Outside of a tokio runtime with I/O enabled.
     pub async fn bind(self) -> io::Result<MetricsServer> {
-        let listener = TcpListener::bind(self.address).await?;
+        let listener = TcpListener::bind(self.address).await.map_err(|error| {
+            let address = self.address;
+            // A program has other sockets, too.
+            io::Error::new(
+                error.kind(),
+                format!("cannot serve metrics at {address}: {error}"),
+            )
+        })?;
         let local_addr = listener.local_addr()?;
         let stats = Arc::<ServerStats>::default();
         self.exporter

@@ -470,12 +470,15 @@ async fn a_failed_bind_registers_nothing() {
     };
     let error = bind(first.address).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    let named = format!("cannot serve metrics at {}: ", first.address);
+    assert!(error.to_string().starts_with(&named), "{error}");
     assert!(!exporter.scrape().contains("slab_metrics_"));
 
     let server = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
     assert!(exporter.scrape().contains("slab_metrics_connections 0\n"));
     let error = bind(([127, 0, 0, 1], 0).into()).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+    assert_eq!(error.to_string(), "the collector has a server already");
     drop(server);
     assert!(!exporter.scrape().contains("slab_metrics_"));
     first.stop().await;
