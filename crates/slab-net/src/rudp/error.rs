@@ -11,7 +11,7 @@ use std::io;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The socket could not be bound.
+    /// The socket could not be bound or connected.
     Bind(BindError),
     /// A value of the session configuration is out of its range.
     Config(SessionConfigError),
