@@ -2,7 +2,7 @@
 
 use super::payload::check;
 use super::peers::Quinn;
-use super::rig::{BUFFERS, Filler, QUEUED, SUPER_BUFFER, Wire};
+use super::rig::{BUFFERS, Filler, PageAligned, QUEUED, SUPER_BUFFER, Wire};
 use super::rig::{DATAGRAM_BUFFER, our_receiver_with_metadata, pool, runtime, their_socket};
 use crate::cpu::ThreadClock;
 use crate::measure::Sampler;
@@ -70,7 +70,7 @@ fn quinn_udp(wire: Wire) -> Sampler {
         let _inside = runtime.enter();
         Quinn::open()
     };
-    let mut memory = vec![0; BUFFERS * SUPER_BUFFER];
+    let mut memory = PageAligned::new(BUFFERS * SUPER_BUFFER);
     let address = quinn.address();
     Sampler::timed(move |ops| {
         let rounds = ops.div_ceil(QUEUED as u64);

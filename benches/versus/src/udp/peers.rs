@@ -3,7 +3,7 @@
 use super::Unit;
 use super::link::{Link, OneByOne, Queue, QueueOfBytes, RecvMany};
 use super::payload::KeptChunk;
-use super::rig::{BUFFERS, DATAGRAM_BUFFER, SUPER_BUFFER, Wire};
+use super::rig::{BUFFERS, DATAGRAM_BUFFER, PageAligned, SUPER_BUFFER, Wire};
 use super::rig::{our_receiver, our_receiver_with_metadata, pool, their_socket};
 use bytes::{Bytes, BytesMut};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
@@ -314,13 +314,13 @@ impl Quinn {
 
 /// What quinn 0.11 does: GRO into its own buffers, a copy of each buffer into a `BytesMut`, which is split
 /// into datagrams.
-struct QuinnCopySplit(Quinn, Vec<u8>);
+struct QuinnCopySplit(Quinn, PageAligned);
 
 impl Peer for QuinnCopySplit {
     type Link = OneByOne<Bytes>;
 
     fn open(_: Wire) -> Self {
-        Self(Quinn::open(), vec![0; BUFFERS * SUPER_BUFFER])
+        Self(Quinn::open(), PageAligned::new(BUFFERS * SUPER_BUFFER))
     }
 
     fn address(&self) -> SocketAddr {

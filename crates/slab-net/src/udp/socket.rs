@@ -106,7 +106,9 @@ impl BoundSocket {
 
     /// If there is a peer, connects to it; the address then is the one that the system sends to it from.
     fn connect(mut self, peer: Option<SocketAddr>) -> Result<Self, BindError> {
-        let Some(mut peer) = peer else { return Ok(self) };
+        let Some(mut peer) = peer else {
+            return Ok(self);
+        };
         if self.address.is_ipv4() {
             peer.set_ip(peer.ip().to_canonical());
         }
