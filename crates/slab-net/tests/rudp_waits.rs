@@ -125,8 +125,8 @@ fn a_reader_looks_again_if_too_many_wait_for_memory() {
     drop((client, accepted));
 }
 
-/// The first question may be lost, and a reader of this library make room meanwhile: the window that it tells unasked is
-/// the first one, and not all that it may have.
+/// The first question may be lost, and a reader of this library make room meanwhile: the window that it tells unasked
+/// is the first one, and not all that it may have.
 #[tokio::test]
 async fn a_long_message_waits_for_the_answer_though_a_window_was_told_unasked() {
     let pool = pool();

@@ -85,8 +85,9 @@ pub(super) const MAX_FRAGMENTS: u32 = 255;
 /// - A WASK may tell a peer with nothing in flight a smaller window than before: an idle session asks for its
 ///   memory back.
 /// - Only between two ends of this library: a segment of command 85 closes the session, or resets it if its `frg`
-///   is 1. That is also how an endpoint answers a WASK of a session that it does not know. A PUSH whose `frg` is 255 marks the [end](Self::finish) of what is sent. Unreliable
-///   [datagrams](Self::send_datagram) are segments of command 86.
+///   is 1. That is also how an endpoint answers a WASK of a session that it does not know. A PUSH whose `frg` is
+///   255 marks the [end](Self::finish) of what is sent. Unreliable [datagrams](Self::send_datagram) are segments
+///   of command 86.
 /// - A server short of room for peers that have not proved their address answers a WASK by a cookie, command 87,
 ///   which the client sends along with its next attempt. Other implementations ignore it.
 ///

@@ -73,7 +73,7 @@ fn opening_conversation(datagram: &[u8], proved: bool, window: u32) -> Option<u3
         let (header, _) = segment.ok()?;
         let fits = match header.cmd {
             Command::Push => header.sn < OPENING_WINDOW && u32::from(header.frg) < MAX_FRAGMENTS,
-            // A peer that goes on after a restart of this end has been acknowledged before, though perhaps sent nothing.
+            // A peer that goes on after a restart of this end was acknowledged before, though perhaps sent nothing.
             Command::AskWindow => header.sn == 0,
             Command::Cookie => true,
             _ => opens,
