@@ -302,7 +302,7 @@ impl Session {
         match self.phase {
             Phase::Ended { reason, .. } => Some(reason),
             Phase::Open if self.finish != Finish::No => Some(CloseReason::Closed),
-            Phase::Open => self.peer.takes_nothing.then_some(CloseReason::ClosedByPeer),
+            Phase::Open => self.peer_takes_nothing.then_some(CloseReason::ClosedByPeer),
             _ => Some(CloseReason::Closed),
         }
     }

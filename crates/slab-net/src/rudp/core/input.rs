@@ -417,7 +417,7 @@ impl Session {
     /// The peer takes nothing any more, whatever window it has told. What would be sent again and again without an
     /// answer would make a peer that is there seem dead.
     pub(super) fn stop_sending(&mut self) {
-        self.peer.takes_nothing = true;
+        self.peer_takes_nothing = true;
         self.peer.window_edge = self.send.una();
         while let Some(sn) = self.send.oldest() {
             self.send.mark_lost(sn, Cause::Fast);
@@ -425,7 +425,7 @@ impl Session {
     }
 
     fn on_window(&mut self, una: u32, mut window: u32, may_narrow: bool) {
-        if self.peer.takes_nothing {
+        if self.peer_takes_nothing {
             window = 0; // This may have been sent earlier.
         }
         let edge = una.wrapping_add(window);

@@ -156,6 +156,8 @@ pub struct Session {
     last_received: Time,
     phase: Phase,
     finish: Finish,
+    /// Has the peer closed the session, and only delivers what is left? Here, where it takes no more memory.
+    peer_takes_nothing: bool,
     datagrams: Option<Box<Datagrams>>,
     /// Was the last thing paced a datagram?
     last_paced_was_datagram: bool,
@@ -211,8 +213,6 @@ struct Peer {
     seems_ours: bool,
     /// Has it still to see the proof that our address is ours? Until then it may send little, and has to be asked.
     doubts_our_address: bool,
-    /// Has it closed the session, and only delivers what is left?
-    takes_nothing: bool,
 }
 
 impl Peer {
@@ -352,7 +352,6 @@ impl Session {
                 is_ours: false,
                 seems_ours: false,
                 doubts_our_address: false,
-                takes_nothing: false,
             },
             path: Path {
                 validated: side == Side::Client,
@@ -377,6 +376,7 @@ impl Session {
             last_received: now,
             phase: Phase::Open,
             finish: Finish::No,
+            peer_takes_nothing: false,
             config,
             datagrams: None,
             last_paced_was_datagram: false,
