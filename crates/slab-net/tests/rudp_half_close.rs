@@ -244,17 +244,23 @@ fn a_forged_wins_does_not_turn_a_finish_into_a_close() {
     );
 }
 
+/// A message has arrived and is not read; its sender may have finished.
+fn line_with_unread_message(finished: bool) -> Line {
+    let mut line = Line::new();
+    line.ends[0].send_slice(&[7; 3000]).unwrap();
+    if finished {
+        line.ends[0].finish(line.now);
+    }
+    line.run(ONE_WAY * 6, |_| {});
+    assert!(line.ends[0].is_sent());
+    line
+}
+
 /// The peer was told that everything had arrived: its silence does not take that back.
 #[test]
 fn received_data_can_be_read_after_a_finished_peer_times_out() {
     for finished in [true, false] {
-        let mut line = Line::new();
-        line.ends[0].send_slice(&[7; 3000]).unwrap();
-        if finished {
-            line.ends[0].finish(line.now);
-        }
-        line.run(ONE_WAY * 6, |_| {});
-        assert!(line.ends[0].is_sent());
+        let mut line = line_with_unread_message(finished);
         let server = &mut line.ends[1];
         while server.ended().is_none() {
             line.now = line.now + Duration::from_secs(1);
@@ -271,13 +277,7 @@ fn received_data_can_be_read_after_a_finished_peer_times_out() {
 #[test]
 fn received_data_can_be_read_after_a_finished_peer_resets() {
     for finished in [true, false] {
-        let mut line = Line::new();
-        line.ends[0].send_slice(&[7; 3000]).unwrap();
-        if finished {
-            line.ends[0].finish(line.now);
-        }
-        line.run(ONE_WAY * 6, |_| {});
-        assert!(line.ends[0].is_sent());
+        let mut line = line_with_unread_message(finished);
         line.ends[0].abort();
         line.run(ONE_WAY * 6, |_| {});
         let server = &mut line.ends[1];

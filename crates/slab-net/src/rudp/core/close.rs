@@ -59,6 +59,8 @@ pub(in super::super) fn not_known(datagram: &[u8]) -> Option<Header> {
         // The `sn` of a WASK is what its sender would take for an `una`.
         sn: asked.una,
         una: asked.sn,
+        // A question has no contents, and the answer none, whatever a stranger's says.
+        len: 0,
         ..asked
     })
 }
@@ -484,5 +486,38 @@ fn last_notice_frg(reason: CloseReason) -> Option<u8> {
         | CloseReason::TimedOut
         | CloseReason::DeadLink => Some(RESET),
         CloseReason::Reset | CloseReason::Refused => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::wire::HEADER_BYTES;
+    use super::*;
+
+    /// A stranger's question may have contents.
+    #[test]
+    fn the_answer_in_an_unknown_session_is_a_segment_by_itself() {
+        let question = Header {
+            conv: 7,
+            cmd: Command::AskWindow,
+            frg: OURS,
+            wnd: 32,
+            ts: 5,
+            sn: 0,
+            una: 3,
+            len: 4,
+        };
+        let mut datagram = [0; HEADER_BYTES + 4];
+        question.encode(&mut datagram);
+        let mut answer = [0; HEADER_BYTES];
+        not_known(&datagram).unwrap().encode(&mut answer);
+        let (header, contents) = segments(&answer).next().unwrap().unwrap();
+        assert_eq!((header.cmd, header.frg), (Command::Close, RESET));
+        assert_eq!((header.conv, header.ts), (7, 5));
+        assert!(contents.is_empty());
+        assert!(!needs_reminder(&answer), "it is answered in turn");
+        // As other implementations ask.
+        datagram[5] = 0;
+        assert_eq!(not_known(&datagram), None);
     }
 }

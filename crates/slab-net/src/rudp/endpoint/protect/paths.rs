@@ -226,6 +226,18 @@ mod tests {
     use core::task::{Context, Waker};
     use std::task::Wake;
 
+    fn no_paths() -> (PacketPool, MemoryBudget, FecShards, Paths) {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let budget = MemoryBudget::new(8 << 20);
+        let shards = FecShards::new(2, 1).unwrap();
+        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
+        (pool, budget, shards, paths)
+    }
+
+    fn peer() -> SocketAddr {
+        "192.0.2.1:9".parse().unwrap()
+    }
+
     /// The shards of a group: two of data and one of parity.
     fn group(encoder: &mut FecEncoder) -> [Vec<u8>; 3] {
         let mut data = || {
@@ -243,11 +255,8 @@ mod tests {
     /// All sessions with an address share its shards.
     #[test]
     fn a_session_that_joins_takes_no_shards_from_the_others() {
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let shards = FecShards::new(2, 1).unwrap();
-        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
-        let peer = "192.0.2.1:9".parse().unwrap();
+        let (pool, budget, shards, paths) = no_paths();
+        let peer = peer();
         let mut recovered: Vec<Packet> = Vec::new();
         paths.join(peer);
         let path = paths.get(peer).unwrap();
@@ -274,11 +283,8 @@ mod tests {
 
     #[test]
     fn the_counters_do_not_fall_when_a_path_goes() {
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let shards = FecShards::new(2, 1).unwrap();
-        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
-        let peer = "192.0.2.1:9".parse().unwrap();
+        let (.., paths) = no_paths();
+        let peer = peer();
         std::thread::scope(|scope| {
             let sending = scope.spawn(|| {
                 for _ in 0..5000 {
@@ -301,11 +307,8 @@ mod tests {
     #[test]
     fn a_path_goes_with_the_counts_of_its_last_session() {
         const ROUNDS: u64 = 50;
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let shards = FecShards::new(2, 1).unwrap();
-        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
-        let peer = "192.0.2.1:9".parse().unwrap();
+        let (.., paths) = no_paths();
+        let peer = peer();
         let wait_for_sessions = |sessions| {
             while lock(&paths.paths).paths[&peer].sessions != sessions {
                 std::thread::yield_now();
@@ -344,11 +347,8 @@ mod tests {
             }
         }
 
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let shards = FecShards::new(2, 1).unwrap();
-        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
-        let peer = "192.0.2.1:9".parse().unwrap();
+        let (pool, budget, shards, paths) = no_paths();
+        let peer = peer();
         paths.join(peer);
         let path = paths.get(peer).unwrap();
         let mut encoder = FecEncoder::new(shards, 1400, &pool, &budget);
@@ -376,11 +376,8 @@ mod tests {
     /// One thread looks whether a path rests that another has found, and not used yet.
     #[test]
     fn a_path_that_is_used_late_gives_its_memory_back() {
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let shards = FecShards::new(2, 1).unwrap();
-        let paths = Paths::new(shards, &SessionConfig::fast(), &pool, &budget);
-        let peer = "192.0.2.1:9".parse().unwrap();
+        let (_, budget, _, paths) = no_paths();
+        let peer = peer();
         paths.join(peer);
         drop(paths.get(peer));
         let found = paths.get(peer).unwrap();
