@@ -3,12 +3,10 @@
 mod rudp_common;
 
 use rudp_common::lossy::{Conditions, Lossy};
-use rudp_common::pair::{datagram, push, segments_of, transmit};
+use rudp_common::pair::{Pair, datagram, header, push, segments_of, transmit};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
-use slab_net::rudp::{
-    CloseReason, Congestion, MemoryBudget, SendError, Session, SessionConfig, Side, Time,
-};
+use slab_net::rudp::{CloseReason, Congestion, MemoryBudget, Session, SessionConfig, Side, Time};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -164,6 +162,40 @@ fn a_lost_retransmission_is_sent_again_without_a_time_out() {
     run(&mut world, until);
     let got = std::iter::from_fn(|| world.ends[1].recv()).count();
     assert_eq!(got, 200);
+}
+
+/// While the window is full of segments behind it, a second loss would cost another round trip. Not with a congestion
+/// control, which takes care of the path.
+#[test]
+fn a_lost_segment_that_blocks_the_window_is_sent_twice_at_once() {
+    for (congestion, copies) in [(Congestion::Off, 2), (Congestion::Reno, 1)] {
+        let mut pair = Pair::with_config(SessionConfig::fast().congestion(congestion));
+        pair.client.send_slice(b"hello").unwrap();
+        pair.settle();
+        // More than the window.
+        while pair.client.send_slice(&[1; 1000]).is_ok() {}
+        let pushes = |pair: &mut Pair| {
+            let sent = transmit(&mut pair.client, pair.now);
+            let headers = sent.iter().flat_map(|datagram| segments_of(datagram));
+            let pushes = headers.filter(|header| header.cmd == Command::Push);
+            pushes.collect::<Vec<_>>()
+        };
+        let sent = pushes(&mut pair);
+        let (lost, mut again) = (sent[0].sn, 0);
+        for push in &sent[1..] {
+            let ack = Header {
+                ts: push.ts,
+                sn: push.sn,
+                una: lost,
+                ..header(Command::Ack)
+            };
+            let ack = pair.pool.try_copy_from_slice(&datagram(ack, b""));
+            pair.client.handle_datagram(pair.now, ack.unwrap()).unwrap();
+            let pushes = pushes(&mut pair);
+            again += pushes.iter().filter(|push| push.sn == lost).count();
+        }
+        assert_eq!(again, copies, "{congestion:?}");
+    }
 }
 
 /// Runs a stream through 10 MB/s with a queue of 64 KB. Returns megabytes a second, datagrams sent in
@@ -368,240 +400,6 @@ fn an_unasked_wins_is_not_a_round_trip_sample() {
         here.reserved_bytes()
     };
     assert_eq!(reserved(true), reserved(false));
-}
-
-/// A peer that only tells its window.
-struct WindowPeer {
-    pool: PacketPool,
-    session: Session,
-    now: Time,
-}
-
-impl WindowPeer {
-    fn new() -> Self {
-        Self::of(SessionConfig::fast())
-    }
-
-    fn of(config: SessionConfig) -> Self {
-        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
-        let budget = MemoryBudget::new(16 << 20);
-        let open = Session::open(7, &config, Side::Client, &pool, &budget, 1, Time::ZERO);
-        Self {
-            session: open.unwrap(),
-            pool,
-            now: Time::ZERO,
-        }
-    }
-
-    fn tells(&mut self, wnd: u16) {
-        self.acknowledges(0, wnd);
-    }
-
-    fn acknowledges(&mut self, una: u32, wnd: u16) {
-        let header = Header {
-            conv: 7,
-            cmd: Command::TellWindow,
-            frg: 0,
-            wnd,
-            ts: 0,
-            sn: 0,
-            una,
-            len: 0,
-        };
-        let mut datagram = [0; HEADER_BYTES];
-        header.encode(&mut datagram);
-        let datagram = self.pool.try_copy_from_slice(&datagram).unwrap();
-        self.session.handle_datagram(self.now, datagram).unwrap();
-    }
-
-    /// The commands that it is sent.
-    fn drain_commands(&mut self) -> Vec<Command> {
-        let (mut scratch, mut heard) = ([0; 4096], Vec::new());
-        while let Some(out) = self.session.poll_transmit(self.now, &mut scratch, 1) {
-            heard.extend(segments(out.contents()).map(|segment| segment.unwrap().0.cmd));
-        }
-        heard
-    }
-
-    /// The most segments that a message may have.
-    fn longest(&mut self) -> usize {
-        let endless = vec![1; 250 * (1400 - HEADER_BYTES)];
-        match self.session.send_slice(&endless) {
-            Err(SendError::TooLong { segments: 250, max }) => max,
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-#[test]
-fn a_peer_window_of_32_segments_is_assumed_until_it_is_told() {
-    let mut peer = WindowPeer::new();
-    for _ in 0..100 {
-        peer.session.send_slice(&[1; 1000]).unwrap();
-    }
-    let pushed = peer
-        .drain_commands()
-        .into_iter()
-        .filter(|&cmd| cmd == Command::Push);
-    assert_eq!(pushed.count(), 32);
-    assert_eq!(peer.longest(), 32);
-    // The largest window told counts. An empty window says nothing about that.
-    for (told, longest) in [(0, 32), (200, 200), (100, 200)] {
-        peer.tells(told);
-        assert_eq!(peer.longest(), longest);
-    }
-    let mut small = WindowPeer::new();
-    small.tells(8);
-    assert_eq!(small.longest(), 8);
-}
-
-/// Whether the segment waits to be sent for the first time, or was sent before the window was known to be closed.
-#[test]
-fn a_closed_window_is_probed_with_growing_intervals() {
-    for sent_before in [false, true] {
-        let mut peer = WindowPeer::new();
-        if !sent_before {
-            peer.tells(0);
-        }
-        peer.session.send_slice(b"waits").unwrap();
-        if sent_before {
-            assert!(peer.drain_commands().contains(&Command::Push));
-            peer.tells(0);
-        }
-        let mut asked = 0;
-        while peer.now < Time::ZERO + Duration::from_secs(100) {
-            let heard = peer.drain_commands();
-            assert!(!heard.contains(&Command::Push));
-            if heard.contains(&Command::AskWindow) {
-                asked += 1;
-                peer.tells(0);
-            }
-            peer.now = peer.session.poll_timeout().unwrap();
-            peer.session.handle_timeout(peer.now);
-        }
-        assert!((10..25).contains(&asked), "{asked} times");
-        peer.tells(1);
-        assert!(peer.drain_commands().contains(&Command::Push));
-    }
-}
-
-/// Until a peer tells its window, 32 segments are assumed to fit. If fewer do, the rest was dropped there, and
-/// waits for room instead of being sent again in vain.
-#[test]
-fn what_is_beyond_a_smaller_window_than_assumed_is_not_sent_again_before_there_is_room() {
-    for window in [1, 4] {
-        let config = SessionConfig::fast();
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let open = |side, config: &SessionConfig| {
-            Session::open(7, config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap()
-        };
-        let mut client = open(Side::Client, &config);
-        let mut server = open(Side::Server, &config.window(32, window));
-        for n in 0..40 {
-            client.send_slice(&[n; 100]).unwrap();
-        }
-        let (mut now, mut read) = (Time::ZERO, Vec::new());
-        // The first segment beyond the window that the client has been told, and how many it sent beyond that.
-        let (mut edge, mut beyond) = (None, 0);
-        while read.len() < 40 {
-            let next = [&client, &server].map(Session::poll_timeout);
-            let next = next.into_iter().flatten().min().unwrap();
-            now = (now + 5 * MS).max(next.min(now + 50 * MS));
-            assert!(now < Time::ZERO + Duration::from_secs(60), "{read:?}");
-            for datagram in transmit(&mut client, now) {
-                let pushed = segments_of(&datagram);
-                let pushed = pushed.iter().filter(|header| header.cmd == Command::Push);
-                beyond += pushed
-                    .filter(|push| edge.is_some_and(|edge| push.sn >= edge))
-                    .count();
-                let datagram = pool.try_copy_from_slice(&datagram).unwrap();
-                server.handle_datagram(now, datagram).unwrap();
-            }
-            while let Some(message) = server.recv() {
-                read.push(message[0]);
-            }
-            now = now + 5 * MS;
-            for datagram in transmit(&mut server, now) {
-                let told = segments_of(&datagram);
-                let told = told.iter().map(|header| header.una + u32::from(header.wnd));
-                edge = edge.max(told.max());
-                let datagram = pool.try_copy_from_slice(&datagram).unwrap();
-                client.handle_datagram(now, datagram).unwrap();
-            }
-        }
-        assert_eq!(read, Vec::from_iter(0..40));
-        assert!(
-            server.stats().dropped_beyond_window > 0,
-            "sent before it was told"
-        );
-        assert_eq!(beyond, 0, "window {window}");
-    }
-}
-
-/// Nor has the path lost it, whether its loss is found by an acknowledgement or a time-out.
-#[test]
-fn a_window_that_was_closed_does_not_shrink_the_congestion_window() {
-    for congestion in [Congestion::Reno, Congestion::Cubic] {
-        let mut peer = WindowPeer::of(SessionConfig::default().congestion(congestion));
-        for _ in 0..100 {
-            peer.session.send_slice(&[1; 1000]).unwrap();
-        }
-        let pushes = |peer: &mut WindowPeer| {
-            let commands = peer.drain_commands().into_iter();
-            commands.filter(|&cmd| cmd == Command::Push).count()
-        };
-        assert_eq!(pushes(&mut peer), 10);
-        peer.tells(0);
-        peer.now = peer.now + Duration::from_secs(1);
-        peer.session.handle_timeout(peer.now);
-        assert_eq!(pushes(&mut peer), 0);
-        peer.tells(200);
-        assert_eq!(pushes(&mut peer), 10, "again");
-        peer.acknowledges(10, 200);
-        assert_eq!(pushes(&mut peer), 20, "slow start goes on");
-    }
-}
-
-/// What such a peer dropped does not count as a sign that it is dead: it has only no room.
-#[test]
-fn a_reader_that_is_slow_behind_a_small_window_ends_no_session() {
-    let config = SessionConfig::fast();
-    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-    let budget = MemoryBudget::new(8 << 20);
-    let open = |side, config: &SessionConfig| {
-        Session::open(7, config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap()
-    };
-    let mut client = open(Side::Client, &config);
-    let mut server = open(Side::Server, &config.window(32, 4));
-    for n in 0..40 {
-        client.send_slice(&[n; 100]).unwrap();
-    }
-    let mut now = Time::ZERO;
-    let mut run = |until: Time, read: &mut Vec<u8>, reads: bool| {
-        while now < until {
-            let next = [&client, &server].map(Session::poll_timeout);
-            let next = next.into_iter().flatten().fold(now + 50 * MS, Time::min);
-            now = next.max(now + 5 * MS);
-            for datagram in transmit(&mut client, now) {
-                let datagram = pool.try_copy_from_slice(&datagram).unwrap();
-                server.handle_datagram(now, datagram).unwrap();
-            }
-            while reads && let Some(message) = server.recv() {
-                read.push(message[0]);
-            }
-            now = now + 5 * MS;
-            for datagram in transmit(&mut server, now) {
-                let datagram = pool.try_copy_from_slice(&datagram).unwrap();
-                client.handle_datagram(now, datagram).unwrap();
-            }
-        }
-        assert_eq!((client.ended(), server.ended()), (None, None));
-    };
-    let (hour, mut read) = (Duration::from_secs(3600), Vec::new());
-    run(Time::ZERO + hour, &mut read, false);
-    run(Time::ZERO + hour + 10 * 1000 * MS, &mut read, true);
-    assert_eq!(read, Vec::from_iter(0..40));
 }
 
 /// As many as are kept, in datagrams that they fill to the end: what comes again after that is acknowledged, too.

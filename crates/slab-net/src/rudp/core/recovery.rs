@@ -267,4 +267,54 @@ mod tests {
         }
         assert_eq!(recovery.verdict(1, start, start), Verdict::Lost);
     }
+
+    #[test]
+    fn without_fast_resend_losses_are_found_only_by_time() {
+        let mut recovery = Recovery::new(&SessionConfig::fast().fast_resend(0));
+        recovery.sample(40 * MS);
+        recovery.arrived(100);
+        let at = Time::ZERO + 50 * MS;
+        let verdict = recovery.verdict(1, Time::ZERO, Time::ZERO);
+        assert_eq!(verdict, Verdict::LostAt(at));
+    }
+
+    /// More than one transmission in 16 raises the reordering window, counted anew after that and after long.
+    #[test]
+    fn the_reordering_window_follows_the_rate_of_needless_retransmissions() {
+        let mut recovery = Recovery::new(&SessionConfig::fast());
+        let mut needless = |serial, latest| {
+            recovery.spurious(serial, latest);
+            recovery.reordering
+        };
+        assert_eq!([needless(1, 32), needless(2, 32), needless(3, 48)], [0; 3]);
+        assert_eq!(needless(4, 63), 1);
+        assert_eq!([needless(64, 66), needless(65, 95)], [1; 2]);
+        assert_eq!(needless(66, 110), 2);
+        // Too long ago.
+        assert_eq!(needless(111, 110 + 64 * 16 + 1), 2);
+        assert_eq!(needless(1136, 1140), 2);
+        assert_eq!(needless(1137, 1140), 3);
+    }
+
+    #[test]
+    fn the_reordering_window_is_forgotten_after_losses_without_needless_retransmissions() {
+        let mut recovery = Recovery::new(&SessionConfig::fast());
+        recovery.reordering = 2;
+        let mut losses = || {
+            let (before, mut losses) = (recovery.reordering, 0);
+            while recovery.reordering == before {
+                recovery.lost();
+                losses += 1;
+            }
+            losses
+        };
+        assert_eq!([losses(), losses()], [65, 33]);
+        recovery.reordering = 1;
+        for _ in 0..32 {
+            recovery.lost();
+        }
+        recovery.spurious(0, 1);
+        recovery.lost();
+        assert_eq!(recovery.reordering, 1);
+    }
 }

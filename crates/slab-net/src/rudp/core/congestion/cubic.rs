@@ -204,6 +204,24 @@ mod tests {
         assert_eq!((cubic.window(), cubic.threshold as u32), (1, 34));
     }
 
+    /// Not where the window was before (4.8).
+    #[test]
+    fn after_a_time_out_the_curve_begins_where_slow_start_ends() {
+        let (mut cubic, mut now) = (Cubic::default(), Time::ZERO);
+        cubic.window = 100.0;
+        cubic.lost(100);
+        cubic.timed_out();
+        assert_eq!(run(&mut cubic, &mut now, 6)[4..], [32, 49]);
+        cubic.acknowledged(&Progress {
+            segments: 1,
+            outstanding: 49,
+            limit: 100_000,
+            now,
+            rtt: RTT,
+        });
+        assert_eq!(cubic.w_max, 49.0);
+    }
+
     #[test]
     fn a_closed_peer_window_does_not_reset_the_congestion_window() {
         let mut cubic = Cubic {

@@ -130,3 +130,23 @@ impl CongestionControl for Control {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In slow start twice the window a round trip, then a fifth more than it.
+    #[test]
+    fn the_rate_follows_the_window() {
+        let round_trip = Some(Duration::from_millis(10));
+        for kind in [Congestion::Reno, Congestion::Cubic] {
+            let mut control = Control::new(kind);
+            assert_eq!(control.rate(None), None);
+            assert_eq!(control.rate(round_trip), Some(20.0 / 10_000.0));
+            control.lost(10);
+            let window = f64::from(control.window());
+            assert_eq!(control.rate(round_trip), Some(window * 1.2 / 10_000.0));
+        }
+        assert_eq!(Control::Off.rate(round_trip), None);
+    }
+}

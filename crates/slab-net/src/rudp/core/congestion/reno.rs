@@ -93,8 +93,10 @@ mod tests {
         assert_eq!(reno.window(), 20, "no larger than it can use");
         reno.lost(20);
         assert_eq!(reno.window(), 10);
+        assert!(!reno.in_slow_start());
         reno.timed_out();
         assert_eq!((reno.window(), reno.threshold), (1, 5));
+        assert!(reno.in_slow_start());
     }
 
     /// The outstanding segments may have been sent with an earlier, larger window, and be lost by now.
