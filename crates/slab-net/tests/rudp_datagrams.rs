@@ -2,11 +2,13 @@
 
 mod rudp_common;
 
+use rudp_common::pair::{Pair, segments_of, transmit};
 use rudp_common::sockets::{TIMEOUT, accept, any, fast, pool};
 use rudp_common::{Random, lossy};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{
-    Connection, Endpoint, EndpointConfig, Rejection, SendError, Session, SessionConfig, Time,
+    Congestion, Connection, Endpoint, EndpointConfig, Rejection, SendError, Session, SessionConfig,
+    Time,
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
@@ -123,6 +125,28 @@ fn datagram_queues_are_bounded_and_the_newest_are_kept() {
     assert_eq!((taken, reason), (64, SendError::Blocked));
     world.ends[0].abort();
     assert_eq!(world.ends[0].reserved_bytes(), 0);
+}
+
+/// Neither takes the whole rate from the other.
+#[test]
+fn with_pacing_datagrams_and_segments_take_turns() {
+    let mut pair = Pair::with_config(SessionConfig::fast().congestion(Congestion::Reno));
+    pair.client.send_slice(b"measures the round trip").unwrap();
+    pair.settle();
+    for _ in 0..20 {
+        let packet = pair.pool.try_copy_from_slice(&[1; 1000]).unwrap();
+        pair.client.send_datagram(packet).unwrap();
+        pair.client.send_slice(&[2; 1000]).unwrap();
+    }
+    let sent = transmit(&mut pair.client, pair.now);
+    let commands = sent.iter().flat_map(|datagram| segments_of(datagram));
+    let commands: Vec<_> = commands.map(|header| header.cmd).collect();
+    // One, then segments that lie side by side, then one.
+    assert_eq!(commands[..2], [Command::Datagram, Command::Push]);
+    let datagrams = commands[..10]
+        .iter()
+        .filter(|&&cmd| cmd == Command::Datagram);
+    assert!((2..=5).contains(&datagrams.count()), "{commands:?}");
 }
 
 /// Whether the session ends before they are read, or others take their place.

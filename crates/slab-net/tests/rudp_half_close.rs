@@ -75,7 +75,8 @@ fn finish_closes_if_the_peer_is_another_implementation() {
     let mut scratch = [0; 4096];
     let mut seen = Vec::new();
     while client.ended().is_none() {
-        assert!(now < Time::ZERO + Duration::from_secs(30));
+        // Long before the linger time of ten seconds is over.
+        assert!(now < Time::ZERO + Duration::from_secs(3));
         now = now + STEP;
         if client.poll_timeout().is_some_and(|at| at <= now) {
             client.handle_timeout(now);
@@ -92,7 +93,9 @@ fn finish_closes_if_the_peer_is_another_implementation() {
                 });
             }
         }
-        for answer in answers {
+        // What is told of the window first is lost.
+        let lost = usize::from(seen == [Command::AskWindow, Command::Push]);
+        for answer in answers.into_iter().skip(lost) {
             client.handle_datagram(now, answer).unwrap();
         }
     }

@@ -4,7 +4,7 @@
 mod rudp_common;
 
 use rudp_common::lossy::{Conditions, Lossy};
-use rudp_common::pair::{segments_of, transmit};
+use rudp_common::pair::{Pair, segments_of, transmit};
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 use slab_net::rudp::{Congestion, MemoryBudget, SendError, Session, SessionConfig, Side, Time};
@@ -246,6 +246,31 @@ fn a_reader_that_is_slow_behind_a_small_window_ends_no_session() {
     assert_eq!(read, Vec::from_iter(0..40));
 }
 
+/// Acknowledgements tell it anyway.
+#[test]
+fn a_window_is_told_again_only_when_half_of_it_has_become_free() {
+    let mut pair = Pair::new();
+    let mut told = Vec::new();
+    for n in 0..1000 {
+        pair.client.send_slice(b"one at a time").unwrap();
+        for datagram in transmit(&mut pair.client, pair.now) {
+            let datagram = pair.pool.try_copy_from_slice(&datagram).unwrap();
+            pair.server.handle_datagram(pair.now, datagram).unwrap();
+        }
+        assert!(n == 0 || pair.server.recv().is_some());
+        for datagram in transmit(&mut pair.server, pair.now) {
+            let headers = segments_of(&datagram);
+            told.extend(headers.iter().map(|header| header.cmd));
+            let datagram = pair.pool.try_copy_from_slice(&datagram).unwrap();
+            pair.client.handle_datagram(pair.now, datagram).unwrap();
+        }
+        pair.now = pair.now + MS;
+    }
+    let told = told.iter().filter(|&&cmd| cmd == Command::TellWindow);
+    // One answers a question.
+    assert!(told.count() <= 2);
+}
+
 /// The time between keepalives.
 const IDLE: Duration = Duration::from_millis(200);
 
@@ -331,6 +356,32 @@ fn a_window_that_was_asked_back_is_not_used_again() {
     }
     world.settle(0);
     assert_eq!(world.ends[0].stats().sent_segments - before, 32);
+}
+
+/// Its questions restart the time after which this end would ask.
+#[test]
+fn a_grown_window_shrinks_although_the_peer_asks_more_often() {
+    let mut world = wide_windows();
+    let config = SessionConfig::fast().window(1024, 1024);
+    let config = config.keepalive(IDLE / 4, 1000 * IDLE);
+    let budget = MemoryBudget::new(16 << 20);
+    let often = Session::open(
+        7,
+        &config,
+        Side::Client,
+        &world.pool,
+        &budget,
+        7,
+        Time::ZERO,
+    );
+    world.ends[0] = often.unwrap();
+    let first = world.ends[1].reserved_bytes();
+    transport(&mut world, 2500);
+    let until = world.now + 2 * IDLE;
+    while let Some(end) = world.step(until) {
+        world.settle(end);
+    }
+    assert_eq!(world.ends[1].reserved_bytes(), first);
 }
 
 /// One end has finished sending; the other goes on, or will.

@@ -159,6 +159,16 @@ mod tests {
         sns
     }
 
+    /// Its sender has not heard of it.
+    #[test]
+    fn a_segment_that_came_before_is_acknowledged_at_once() {
+        let mut acks = Acks::new(2 * MS, 100);
+        acks.in_order(0, 0, at(0));
+        drain(&mut acks, 1, at(0));
+        acks.duplicate(0, 0, at(1));
+        assert_eq!(acks.due(), Some(at(1)));
+    }
+
     #[test]
     fn sparse_acks_are_sent_at_once_and_many_are_batched() {
         let mut acks = Acks::new(2 * MS, 100);

@@ -227,7 +227,7 @@ impl Session {
         at
     }
 
-    /// With pacing, datagrams and segments take turns.
+    /// With pacing, datagrams and segments take turns: one datagram, then what is sent of the segments in one piece.
     fn is_datagram_next(&self) -> bool {
         let segment_waits =
             || self.last_paced_was_datagram && self.next_unpaced_segment().is_some();

@@ -5,7 +5,7 @@ use super::super::error::{CloseReason, Rejection};
 use super::super::time::Time;
 use super::super::wire::{Command, Header, OURS, OURS_SERVER, OURS_UNPROVED, segments};
 use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET, needs_reminder};
-use super::congestion::{CongestionControl, Progress};
+use super::congestion::Progress;
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
 use super::send::{Cause, State};

@@ -8,7 +8,6 @@ use super::super::config::Congestion;
 use super::super::time::Time;
 use super::super::wire::{Command, HEADER_BYTES, Header, OURS, OURS_SERVER, OURS_UNPROVED};
 use super::close::END;
-use super::congestion::CongestionControl;
 use super::send::Cause;
 use super::{Session, Side};
 

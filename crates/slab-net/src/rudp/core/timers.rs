@@ -5,7 +5,6 @@ use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
 use super::Session;
 use super::close::Phase;
-use super::congestion::CongestionControl;
 use super::send::Cause;
 use core::num::NonZeroU32;
 use core::time::Duration;

@@ -45,7 +45,7 @@ impl Progress {
 }
 
 /// A congestion control: what it is told, and what it answers.
-pub(super) trait CongestionControl: core::fmt::Debug {
+trait CongestionControl: core::fmt::Debug {
     /// The most segments outstanding.
     fn window(&self) -> u32;
     /// Does the window double each round trip?
@@ -101,30 +101,24 @@ impl Control {
         let ahead = if control.in_slow_start() { 2.0 } else { 1.2 };
         Some(f64::from(control.window()) * ahead / micros.max(1.0))
     }
-}
 
-impl CongestionControl for Control {
-    fn window(&self) -> u32 {
+    pub(super) fn window(&self) -> u32 {
         self.get().map_or(u32::MAX, CongestionControl::window)
     }
 
-    fn in_slow_start(&self) -> bool {
-        self.get().is_some_and(CongestionControl::in_slow_start)
-    }
-
-    fn acknowledged(&mut self, progress: &Progress) {
+    pub(super) fn acknowledged(&mut self, progress: &Progress) {
         if let Some(control) = self.get_mut() {
             control.acknowledged(progress);
         }
     }
 
-    fn lost(&mut self, outstanding: u32) {
+    pub(super) fn lost(&mut self, outstanding: u32) {
         if let Some(control) = self.get_mut() {
             control.lost(outstanding);
         }
     }
 
-    fn timed_out(&mut self) {
+    pub(super) fn timed_out(&mut self) {
         if let Some(control) = self.get_mut() {
             control.timed_out();
         }
