@@ -164,6 +164,54 @@ fn a_lost_retransmission_is_sent_again_without_a_time_out() {
     assert_eq!(got, 200);
 }
 
+/// The segments that the client sends now.
+fn pushes(pair: &mut Pair) -> Vec<Header> {
+    let sent = transmit(&mut pair.client, pair.now);
+    let headers = sent.iter().flat_map(|datagram| segments_of(datagram));
+    headers
+        .filter(|header| header.cmd == Command::Push)
+        .collect()
+}
+
+/// Acknowledges segments, all before `una` with them.
+fn acknowledge(pair: &mut Pair, una: u32, sent: &[Header]) {
+    for push in sent {
+        let ack = Header {
+            ts: push.ts,
+            sn: push.sn,
+            una,
+            ..header(Command::Ack)
+        };
+        let ack = pair.pool.try_copy_from_slice(&datagram(ack, b""));
+        pair.client.handle_datagram(pair.now, ack.unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn losses_of_one_round_trip_halve_the_congestion_window_once() {
+    let config = SessionConfig::fast().congestion(Congestion::Reno);
+    let mut pair = Pair::with_config(config.window(256, 256));
+    for _ in 0..20 {
+        for _ in 0..100 {
+            pair.client.send_slice(&[1; 1000]).unwrap();
+        }
+        pair.settle();
+        while pair.server.recv().is_some() {
+            pair.settle();
+        }
+    }
+    while pair.client.send_slice(&[1; 1000]).is_ok() {}
+    let sent = pushes(&mut pair);
+    let (window, lost) = (sent.len(), sent[0].sn);
+    assert!(window >= 32, "{window}");
+    acknowledge(&mut pair, lost, &sent[4..]);
+    let again = pushes(&mut pair);
+    assert!(again.iter().all(|push| push.sn < lost + 4), "{again:?}");
+    acknowledge(&mut pair, lost + window as u32, &again[..1]);
+    let after = pushes(&mut pair).len();
+    assert!(after.abs_diff(window / 2) <= 1, "{window} to {after}");
+}
+
 /// While the window is full of segments behind it, a second loss would cost another round trip. Not with a congestion
 /// control, which takes care of the path.
 #[test]
@@ -174,23 +222,10 @@ fn a_lost_segment_that_blocks_the_window_is_sent_twice_at_once() {
         pair.settle();
         // More than the window.
         while pair.client.send_slice(&[1; 1000]).is_ok() {}
-        let pushes = |pair: &mut Pair| {
-            let sent = transmit(&mut pair.client, pair.now);
-            let headers = sent.iter().flat_map(|datagram| segments_of(datagram));
-            let pushes = headers.filter(|header| header.cmd == Command::Push);
-            pushes.collect::<Vec<_>>()
-        };
         let sent = pushes(&mut pair);
         let (lost, mut again) = (sent[0].sn, 0);
         for push in &sent[1..] {
-            let ack = Header {
-                ts: push.ts,
-                sn: push.sn,
-                una: lost,
-                ..header(Command::Ack)
-            };
-            let ack = pair.pool.try_copy_from_slice(&datagram(ack, b""));
-            pair.client.handle_datagram(pair.now, ack.unwrap()).unwrap();
+            acknowledge(&mut pair, lost, core::slice::from_ref(push));
             let pushes = pushes(&mut pair);
             again += pushes.iter().filter(|push| push.sn == lost).count();
         }
