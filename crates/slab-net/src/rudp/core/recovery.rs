@@ -202,10 +202,10 @@ mod tests {
 
     #[test]
     fn the_timeout_is_that_of_kcp() {
-        let mut recovery = Recovery::new(&SessionConfig::default());
+        let mut recovery = Recovery::new(&SessionConfig::default().interval(10 * MS));
         assert_eq!(recovery.timeout(), 200 * MS);
         recovery.sample(50 * MS);
-        // srtt 50, variance 25: 50 + max(100, 100).
+        // srtt 50, variance 25: 50 + max(10, 100).
         assert_eq!(recovery.timeout(), 150 * MS);
         recovery.timed_out();
         assert_eq!(recovery.timeout(), 300 * MS);

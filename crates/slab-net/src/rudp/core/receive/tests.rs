@@ -499,3 +499,30 @@ fn copying_out_of_buffers_in_part_promises_no_more_than_is_reserved() {
     queue.shrink();
     assert_eq!(budget.reserved(), reserved);
 }
+
+/// The rest of a batch begins another.
+#[test]
+fn a_buffer_that_was_copied_out_of_takes_no_more_segments() {
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let (mut queue, budget) = queue(32, 32);
+    let reserved = budget.reserved();
+    let buffer = pool.try_copy_from_slice(&[7; 8192]).unwrap();
+    for sns in [0..20, 20..34] {
+        let mut batch = BatchBuffer::default();
+        for sn in sns {
+            let packet = buffer.slice(sn as usize * 100..sn as usize * 100 + 50);
+            let (place, frg) = ((sn, edge(&queue)), 50 - sn as u8);
+            let inserted = queue.insert(place, Time::ZERO, frg, packet, &pool, &mut batch);
+            assert_eq!(inserted, Inserted::InOrder);
+        }
+        // A reader of bytes takes what there is.
+        for _ in 0..5 {
+            queue.pop();
+        }
+    }
+    assert!(queue.copied > 0);
+    while queue.pop().is_some() {}
+    assert_eq!((queue.charged(), queue.deferred), (0, 0));
+    queue.shrink();
+    assert_eq!(budget.reserved(), reserved);
+}
