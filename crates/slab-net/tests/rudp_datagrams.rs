@@ -2,13 +2,13 @@
 
 mod rudp_common;
 
-use rudp_common::pair::{Pair, segments_of, transmit};
+use rudp_common::pair::{CONV, Pair, segments_of, transmit};
 use rudp_common::sockets::{TIMEOUT, accept, any, fast, pool};
 use rudp_common::{Random, lossy};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{
-    Congestion, Connection, Endpoint, EndpointConfig, Rejection, SendError, Session, SessionConfig,
-    Time,
+    Congestion, Connection, Endpoint, EndpointConfig, MemoryBudget, Rejection, SendError, Session,
+    SessionConfig, Side, Time,
 };
 use slab_net::{Packet, PacketPool};
 use std::time::Duration;
@@ -147,6 +147,43 @@ fn with_pacing_datagrams_and_segments_take_turns() {
         .iter()
         .filter(|&&cmd| cmd == Command::Datagram);
     assert!((2..=5).contains(&datagrams.count()), "{commands:?}");
+}
+
+/// Of the pool, to copy it out of what else it would keep in use, or of the budget.
+#[test]
+fn datagrams_that_find_no_memory_are_counted() {
+    let open = |side, pool: &PacketPool, budget: &MemoryBudget| {
+        let config = SessionConfig::fast();
+        Session::open(CONV, &config, side, pool, budget, 7 << 32, Time::ZERO).unwrap()
+    };
+    for lacks_budget in [false, true] {
+        let mut pair = Pair::new();
+        let budget = MemoryBudget::new(16 << 20);
+        let session = open(Side::Server, &pair.pool, &budget);
+        let just_enough = MemoryBudget::new(budget.reserved());
+        drop(session);
+        if lacks_budget {
+            pair.server = open(Side::Server, &pair.pool, &just_enough);
+        }
+        pair.client.send_slice(b"hello").unwrap();
+        pair.settle();
+        pair.server.recv().unwrap();
+        let packet = pair.pool.try_copy_from_slice(&[1; 100]).unwrap();
+        pair.client.send_datagram(packet).unwrap();
+        let sent = transmit(&mut pair.client, pair.now).remove(0);
+        let mut buffer = pair.pool.try_alloc(60_000).unwrap();
+        buffer.extend_from_slice(&sent);
+        buffer.resize(60_000, 0);
+        let received = buffer.freeze().slice(..sent.len());
+        let held = std::iter::from_fn(|| pair.pool.try_alloc(100).ok());
+        let held: Vec<_> = held
+            .take(if lacks_budget { 0 } else { usize::MAX })
+            .collect();
+        pair.server.handle_datagram(pair.now, received).unwrap();
+        assert_eq!(pair.server.recv_datagram(), None);
+        assert_eq!(pair.server.stats().dropped_unreliable, 1, "{lacks_budget}");
+        drop(held);
+    }
 }
 
 /// Whether the session ends before they are read, or others take their place.
