@@ -126,11 +126,18 @@ fn an_end_that_closed_still_delivers_what_it_has_queued() {
     line.run(ONE_WAY * 6, |ends| {
         let _ = ends[1].send_slice(&[7; 3000]);
     });
+    let unread = line.ends[0].held_bytes();
     for _ in 0..20 {
         line.ends[0].send_slice(&[8; 3000]).unwrap();
     }
-    let now = line.now;
+    let (now, held) = (line.now, line.ends[0].held_bytes());
     line.ends[0].close(now);
+    assert!(unread > 0);
+    assert_eq!(
+        line.ends[0].held_bytes(),
+        held - unread,
+        "nobody will read it"
+    );
     let mut got = 0;
     line.run(ONE_WAY * 20, |ends| {
         let _ = ends[1].send_slice(&[7; 3000]);

@@ -323,6 +323,14 @@ fn the_window_grows_for_a_whole_message_or_not_at_all() {
     let windows = queues.each_ref().map(ReceiveQueue::window);
     assert_eq!((windows, queues[0].growth_refused), ([4, 8], 1));
     assert_eq!(budget.reserved(), budget.limit());
+    // There is not always room to double it.
+    let budget = MemoryBudget::new(reservation(6, SLOT));
+    let mut queue = ReceiveQueue::new(0, (4, 64), SLOT, budget.account()).unwrap();
+    for sn in 0..4 {
+        put(&mut queue, sn, 5 - sn as u8, &pool);
+    }
+    queue.grow_for_message();
+    assert_eq!(queue.window(), 6);
 }
 
 #[test]
