@@ -31,7 +31,7 @@
 //! |---|---|---|
 //! | `std` | yes | magazines, `mmap`, `StaticSlab`, waiting times. Without: `no_std` with `alloc`; [`Mode::DepotOnly`] by default |
 //! | `allocator-api2` | no | `SlabAllocator` |
-//! | `leak-tracking` | no | `SlabPoolBuilder::track_leaks`, `SlabPool::live_chunks` |
+//! | `leak-tracking` | no | `SlabPoolBuilder::track_leaks`, `SlabPool::live_chunks`; turns `std` on |
 //!
 //! # Inside
 //!

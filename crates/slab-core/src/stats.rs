@@ -32,8 +32,9 @@ pub struct ClassStats {
     /// way between a magazine and the depot count as in use, so while threads run it can also be too high,
     /// by a batch a thread.
     pub in_use_peak: u64,
-    /// Allocations since the pool was built. Not counted but derived, as `frees + in_use`, whose parts
-    /// are of slightly different moments: while threads run, a later snapshot can show slightly fewer.
+    /// Allocations since the pool was built. With magazines not counted but derived, as `frees + in_use`,
+    /// whose parts are of slightly different moments: while threads run, a later snapshot can show slightly
+    /// fewer. Without them the sum of the next two.
     pub allocs: u64,
     /// Allocations that the depot served: those that had to take a batch from it, and, without magazines,
     /// all that found a free chunk there.

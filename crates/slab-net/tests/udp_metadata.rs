@@ -4,8 +4,12 @@
 
 mod udp_common;
 
+#[cfg(target_os = "linux")]
+use futures_util::SinkExt;
 use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, Ecn, PacketBatch, Transmit, UdpReceiver, UdpSender};
+#[cfg(target_os = "linux")]
+use slab_net::{Packet, udp::Outgoing};
 #[cfg(target_os = "linux")]
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -436,13 +440,15 @@ async fn sockets_of_either_family_reply_to_broadcasts() {
         assert_eq!(answer.contents(), b"hello");
         assert_eq!(answer.source(), (Ipv4Addr::LOCALHOST, port).into());
         let datagram = batch.iter().next().unwrap();
-        server
-            .sender()
-            .send(&datagram.reply_with(b"you"))
-            .await
-            .unwrap();
+        let sender = server.sender();
+        sender.send(&datagram.reply_with(b"you")).await.unwrap();
         let answer = client.recv_batch().await.unwrap();
         assert_eq!(answer.contents(), b"you");
+        assert_eq!(answer.source(), (Ipv4Addr::LOCALHOST, port).into());
+        let too = Outgoing::reply_to(&datagram, Packet::from_static(b"too"));
+        sender.sink().send(too).await.unwrap();
+        let answer = client.recv_batch().await.unwrap();
+        assert_eq!(answer.contents(), b"too");
         assert_eq!(answer.source(), (Ipv4Addr::LOCALHOST, port).into());
     }
 }

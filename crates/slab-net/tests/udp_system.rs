@@ -7,9 +7,9 @@
 mod udp_common;
 
 use futures_util::SinkExt;
-use slab_net::PacketPool;
 use slab_net::rudp::{Endpoint, EndpointConfig};
 use slab_net::udp::{BindError, Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
+use slab_net::{Packet, PacketPool};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -349,6 +349,15 @@ fn a_reply_from_a_link_local_address_reaches_other_addresses() {
         assert_eq!(batch.source(), client.local_addr());
         assert_eq!(server.sender().send(&batch.reply()).await.unwrap(), 2);
         assert_eq!(client.recv_batch().await.unwrap().source(), to);
+        let datagram = batch.iter().next().unwrap();
+        let reply = Outgoing::reply_to(&datagram, Packet::from_static(b"sink"));
+        server.sender().sink().send(reply).await.unwrap();
+        let mut contents = [0; 4];
+        while contents != *b"sink" {
+            let answer = client.recv_batch().await.unwrap();
+            assert_eq!(answer.source(), to);
+            contents = answer.contents().try_into().unwrap_or_default();
+        }
     }
     run_on_own_thread(network_with_two_addresses, test);
 }

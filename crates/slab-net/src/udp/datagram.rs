@@ -16,8 +16,8 @@ pub struct Datagram<P = Packet> {
     /// `::ffff:192.0.2.1`, and sends to either form: see [`IpAddr::to_canonical`].
     pub source: SocketAddr,
     /// The address that the datagram was sent to, if the system reports it. That may be a multicast or
-    /// broadcast address, from which nothing can be sent; [`reply_with`](Self::reply_with) answers from it
-    /// only if it is an address of this host.
+    /// broadcast address, from which nothing can be sent; [`reply_with`](Self::reply_with) and
+    /// [`Outgoing::reply_to`](super::Outgoing::reply_to) answer from it only if it is an address of this host.
     pub destination: Option<IpAddr>,
     /// The ECN codepoint; `None` if the sender does not use ECN.
     pub ecn: Option<Ecn>,
@@ -36,7 +36,8 @@ pub struct Datagram<P = Packet> {
 impl<P> Datagram<P> {
     /// Returns a transmit of `contents` to the sender of this datagram, from the address that it was sent
     /// to unless that is a multicast or broadcast address.
-    /// [`PacketBatch::reply`](super::PacketBatch::reply) sends what was received itself back.
+    /// [`PacketBatch::reply`](super::PacketBatch::reply) sends what was received itself back;
+    /// [`Outgoing::reply_to`](super::Outgoing::reply_to) is the same for a sink.
     ///
     /// ```
     /// # use slab_net::PacketPool;
@@ -58,8 +59,13 @@ impl<P> Datagram<P> {
     /// ```
     #[must_use]
     pub fn reply_with<'a>(&self, contents: &'a [u8]) -> Transmit<'a> {
+        Transmit::new(contents, self.source).source(self.reply_source())
+    }
+
+    /// As [`PacketBatch::reply_source`](super::PacketBatch::reply_source).
+    pub(super) fn reply_source(&self) -> Option<SocketAddr> {
         let destination = self.destination.filter(|_| self.destination_is_unicast);
-        Transmit::new(contents, self.source).source(reply_source(destination, self.interface))
+        reply_source(destination, self.interface)
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`UdpSink`]: a `Sink` of owned packets.
 
-use super::datagram::Ecn;
+use super::datagram::{Datagram, Ecn};
 use super::error::SendError;
 use super::sender::UdpSender;
 use super::transmit::Transmit;
@@ -10,7 +10,7 @@ use core::fmt;
 use futures_sink::Sink;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::task::coop::poll_proceed;
@@ -32,6 +32,8 @@ pub struct Outgoing {
     pub source_ip: Option<IpAddr>,
     /// The ECN codepoint of the datagram.
     pub ecn: Option<Ecn>,
+    /// The interface of a link-local [`source_ip`](Self::source_ip), if known.
+    source_interface: u32,
 }
 
 impl Outgoing {
@@ -44,7 +46,43 @@ impl Outgoing {
             destination,
             source_ip: None,
             ecn: None,
+            source_interface: 0,
         }
+    }
+
+    /// Makes an answer: what [`Datagram::reply_with`] is for a sender, this is for a sink.
+    ///
+    /// ```
+    /// use futures_util::SinkExt;
+    /// # use slab_net::PacketPool;
+    /// use slab_net::udp::{Outgoing, UdpReceiver};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use slab_net::udp::Transmit;
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let mut client = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// let mut server = UdpReceiver::bind("127.0.0.1:0".parse()?, &pool)?;
+    /// # client.sender().send(&Transmit::new(b"ping", server.local_addr())).await?;
+    /// let mut sink = server.sender().sink();
+    /// for datagram in &server.recv_batch().await? {
+    ///     let answer = pool.try_copy_from_slice(b"pong")?;
+    ///     sink.feed(Outgoing::reply_to(&datagram, answer)).await?;
+    /// }
+    /// sink.flush().await?;
+    /// # assert_eq!(client.recv_batch().await?.contents(), b"pong");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reply_to<P>(datagram: &Datagram<P>, payload: Packet) -> Self {
+        let from = datagram.reply_source();
+        let mut reply = Self::new(payload, datagram.source);
+        reply.source_ip = from.map(|from| from.ip());
+        if let Some(SocketAddr::V6(from)) = from {
+            reply.source_interface = from.scope_id();
+        }
+        reply
     }
 
     /// Puts a header in front of the payload; the kernel gathers the two.
@@ -58,6 +96,7 @@ impl Outgoing {
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
         self.source_ip = Some(ip);
+        self.source_interface = 0;
         self
     }
 
@@ -74,9 +113,11 @@ impl Outgoing {
             false => &parts[..],
         };
         let mut transmit = Transmit::gather(parts, self.destination);
-        if let Some(ip) = self.source_ip {
-            transmit = transmit.source_ip(ip);
-        }
+        let source = self.source_ip.map(|ip| match ip {
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, self.source_interface).into(),
+            ip => SocketAddr::new(ip, 0),
+        });
+        transmit = transmit.source(source);
         if let Some(ecn) = self.ecn {
             transmit = transmit.ecn(ecn);
         }
