@@ -77,4 +77,86 @@ mod tests {
             .sum();
         assert_eq!(sum, pool.stats().classes()[1].committed_chunks);
     }
+
+    /// What the live page and small scripts read, by kind of source.
+    #[cfg(feature = "net")]
+    #[tokio::test]
+    async fn each_kind_of_source_has_its_fields() {
+        use slab_net::PacketPool;
+        use slab_net::pipeline::{Overflow, queue};
+        use slab_net::rudp::{Endpoint, EndpointConfig, SessionConfig};
+        use slab_net::udp::{Transmit, UdpReceiver, UdpSender};
+
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        let mut receiver = UdpReceiver::bind(any, &pool).unwrap();
+        let (sender, consumer) = queue(4.try_into().unwrap(), Overflow::DropNewest);
+        let config = EndpointConfig::new(SessionConfig::fast());
+        let endpoint = Endpoint::bind(any, &pool, config).unwrap();
+        let collector = Collector::new();
+        collector.register_packet_pool(&pool).unwrap();
+        collector.register_socket("s", receiver.monitor()).unwrap();
+        collector.register_queue("q", sender.monitor()).unwrap();
+        collector.register_rudp_endpoint("e", &endpoint).unwrap();
+
+        let client = UdpSender::bind(any).unwrap();
+        let hello = Transmit::new(b"hello", receiver.local_addr());
+        client.send(&hello).await.unwrap();
+        sender
+            .send(receiver.recv_batch().await.unwrap())
+            .await
+            .unwrap();
+
+        let text = render(&collector, 5);
+        let json: serde_json::Value = serde_json::from_str(&text).expect(&text);
+        let assert_fields = |object: &serde_json::Value, expected: &str| {
+            let fields = object.as_object().unwrap().keys().map(String::as_str);
+            // Not every system can tell.
+            let mut fields: Vec<_> = fields.filter(|&name| name != "resident_bytes").collect();
+            fields.sort_unstable();
+            assert_eq!(fields, expected.split_whitespace().collect::<Vec<_>>());
+        };
+        let (read_pool, read_queue) = (&json["pools"][0], &json["queues"][0]);
+        let (socket, endpoint) = (&json["sockets"][0], &json["endpoints"][0]);
+        assert_fields(
+            &read_pool["classes"][0],
+            "allocs chunk_bytes committed_bytes depot exhausted free frees frees_remote \
+             in_use in_use_peak magazine waiters_refused waiting waits",
+        );
+        assert_fields(
+            read_pool,
+            "capacity_bytes classes commit_failures committed_bytes compact_refused \
+             compacted heap_bytes heap_fallbacks heap_refused held_bytes held_packets \
+             name oversize_bytes oversize_refused pinned_bytes thread_caches too_large \
+             waits_ended waits_nanos",
+        );
+        assert_fields(
+            socket,
+            "dropped_bytes dropped_closed dropped_no_memory dropped_truncated \
+             kernel_dropped name receive_calls received_bytes received_chunk_bytes \
+             received_datagrams send_calls send_lost sent_bytes sent_datagrams",
+        );
+        assert_fields(
+            read_queue,
+            "bytes capacity_batches datagrams delivered dropped_bytes dropped_closed \
+             dropped_policy dropped_queue_full enqueued name",
+        );
+        assert_fields(
+            endpoint,
+            "dropped_no_memory half_open memory_blocked_nanos name received_bytes \
+             received_segments refused_limits refused_memory refused_unproved \
+             rejected_datagrams reserve_limit_bytes reserved_bytes retransmits_fast \
+             retransmits_tail retransmits_timeout round_trips round_trips_nanos \
+             send_errors sent_bytes sent_segments sessions window_refused",
+        );
+        assert_eq!(socket["received_datagrams"], 1);
+        assert_eq!(socket["received_bytes"], 5);
+        assert_eq!(
+            (&read_queue["datagrams"], &read_queue["bytes"]),
+            (&1.into(), &5.into())
+        );
+        assert_eq!(read_queue["capacity_batches"], 4);
+        assert_eq!(endpoint["sessions"], 0);
+        drop(consumer);
+    }
 }

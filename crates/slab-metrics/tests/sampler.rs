@@ -34,6 +34,10 @@ async fn a_running_sampler_feeds_the_global_recorder_once_a_period() {
     assert_eq!(in_use(), 0.0, "before the period is over");
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(in_use(), chunk.capacity() as f64);
+    let text = handle.render();
+    for described in ["slab_pool_in_use_bytes", "slab_pool_allocs_total"] {
+        assert!(text.contains(&format!("# HELP {described} ")), "{text}");
+    }
 
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());

@@ -205,6 +205,8 @@ async fn other_paths_and_methods_are_refused() {
     let page = server.get("/").await;
     assert!(page.starts_with("HTTP/1.1 200 ") && page.contains("content-type: text/html"));
     assert!(page.contains("content-security-policy: default-src 'none'"));
+    assert!(page.contains("cache-control: no-store\r\n"));
+    assert!(page.contains("x-content-type-options: nosniff\r\n"));
     let json = server.get("/stats.json").await;
     assert!(json.contains("content-type: application/json"));
     let (_, body) = json.split_once("\r\n\r\n").unwrap();
