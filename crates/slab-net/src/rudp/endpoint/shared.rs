@@ -236,3 +236,24 @@ impl Shared {
         stats
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Endpoint;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_session_that_a_cookie_opens_has_a_proved_address() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let endpoint = Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap();
+        let (shared, peer) = (&endpoint.handle.shared, "192.0.2.1:9".parse().unwrap());
+        for (conv, proved) in [(1, true), (2, false)] {
+            let mut table = shared.table();
+            let opened = shared.open(&mut table, peer, None, conv, Side::Server, proved);
+            assert_eq!(table.half_open(), usize::from(!proved));
+            drop(table);
+            assert_eq!(opened.unwrap().lock().session.is_validated(), proved);
+        }
+    }
+}
