@@ -458,6 +458,22 @@ fn dropping_the_runtime_wakes_all_tasks_that_wait() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// Whoever holds the endpoint could still accept it.
+#[test]
+fn dropping_the_runtime_ends_what_nobody_has_accepted() {
+    let runtime = Runtime::new().unwrap();
+    let server = runtime.block_on(async { Endpoint::bind(any(), &pool(), fast()).unwrap() });
+    let stranger = std::net::UdpSocket::bind(any()).unwrap();
+    stranger.send_to(&opening(), server.local_addr()).unwrap();
+    let waits = |server: &Endpoint| server.stats().backlog == 1;
+    runtime.block_on(wait_until(&server, "it waits", waits));
+    drop(runtime);
+    let (stats, monitor) = (server.stats(), server.stats_monitor());
+    assert_eq!((stats.sessions, stats.backlog), (0, 0));
+    drop(server);
+    assert!(monitor.is_gone());
+}
+
 /// A write of many slices takes as much as there is room for, and no part twice.
 #[tokio::test]
 async fn partial_vectored_writes_deliver_each_byte_once_and_in_order() {

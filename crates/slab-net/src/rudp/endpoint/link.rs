@@ -381,8 +381,7 @@ impl Link {
         });
         if !had_scratch.unwrap_or(false) {
             // A thread that is exiting has lost its scratch memory; the endpoint's task has one.
-            inner.armed = Some(now);
-            self.shared.arm(self.place, now);
+            self.arm_at(inner, now);
         }
     }
 
