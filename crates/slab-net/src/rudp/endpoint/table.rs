@@ -342,8 +342,10 @@ mod tests {
     #[test]
     fn a_prefix_without_half_open_sessions_takes_no_memory() {
         let peer = "192.0.2.1:9".parse().unwrap();
-        let mut table = Table::default();
-        table.half_open_count = 2;
+        let mut table = Table {
+            half_open_count: 2,
+            ..Table::default()
+        };
         table.half_open.insert(Prefix::of(peer), 2);
         table.count_half_open_done(peer);
         assert_eq!((table.half_open(), table.half_open.len()), (1, 1));
