@@ -451,7 +451,6 @@ impl Link {
     pub(super) fn end_without_driver(&self) {
         let LinkGuard { inner, woken, .. } = &mut self.lock();
         inner.session.abort();
-        inner.unsent = None;
         if core::mem::take(&mut inner.half_open) {
             self.shared.table().count_half_open_done(self.peer());
         }
