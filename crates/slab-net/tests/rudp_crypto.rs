@@ -6,6 +6,8 @@ mod rudp_common;
 
 use rudp_common::Random;
 use slab_net::rudp::crypto::{AesGcm, KeyError, NONCE_BYTES, TAG_BYTES};
+use slab_net::rudp::{Connection, EndpointConfig, SessionConfig};
+use slab_net::{Packet, PacketPool};
 use std::collections::HashSet;
 
 fn sealed(key: &AesGcm, contents: &[u8]) -> Vec<u8> {
@@ -123,6 +125,43 @@ fn no_nonce_repeats_across_a_fork() {
         for datagram in theirs.map(<[u8]>::to_vec).chain(nonces()) {
             assert!(seen.insert(datagram), "one nonce, two datagrams");
         }
+    }
+}
+
+/// Nor of an endpoint, whose child goes on sending in its sessions.
+#[cfg(target_os = "linux")]
+#[test]
+#[allow(unsafe_code)]
+fn no_nonce_of_an_endpoint_repeats_across_a_fork() {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    // Nothing but this thread sends: the endpoint's task never runs.
+    let runtime = { runtime }.enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let peer = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let config = EndpointConfig::new(SessionConfig::fast());
+    let config = config.aes_gcm(AesGcm::new(&[7; 16]).unwrap());
+    let client = Connection::connect(peer.local_addr().unwrap(), &pool, config).unwrap();
+    let send = || client.try_send(Packet::from_static(b"x"));
+    send().unwrap();
+    // SAFETY: the child only sends, and exits; the C library keeps its allocator usable in the child of a fork, and
+    // no other thread uses the session or the pool.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let send = std::panic::AssertUnwindSafe(send);
+        let done = std::panic::catch_unwind(|| send().is_ok());
+        // SAFETY: `_exit` only ends the process.
+        unsafe { libc::_exit(i32::from(!matches!(done, Ok(true)))) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` is valid for the call's write.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    send().unwrap();
+    let (mut seen, mut buf) = (HashSet::new(), [0; 2000]);
+    for _ in 0..3 {
+        peer.recv(&mut buf).unwrap();
+        assert!(seen.insert(buf[..NONCE_BYTES].to_vec()), "twice");
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod rudp_common;
 
-use rudp_common::counting::{Counting, allocations};
+use rudp_common::counting::{Counting, allocations, bytes};
 use rudp_common::sockets::any;
 use slab_net::PacketPool;
 use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
@@ -94,6 +94,8 @@ fn recovering_and_sealing_allocate_nothing() {
         let shards = FecShards::new(data, parity).unwrap();
         let mut encoder = FecEncoder::new(shards, 1500, &pool, &budget);
         let mut decoder = FecDecoder::new(shards, 1500, &pool, &budget);
+        drop(pool.try_alloc(1500).unwrap()); // this thread's cache
+        let heap = bytes();
         let mut recovered = Vec::with_capacity(16);
         let (mut shard, mut parity) = ([0; 1000 + FEC_HEADER_BYTES], [0; 1500]);
         let mut sealed = [0; NONCE_BYTES + 1500 + TAG_BYTES];
@@ -125,5 +127,12 @@ fn recovering_and_sealing_allocate_nothing() {
         }
         assert!(count - before.1 > 100, "{count} recovered");
         assert_eq!(allocations() - before.0, 0);
+        // Idle, they keep no more than they began with.
+        drop(recovered);
+        let mut now = Time::from_micros(1 << 40);
+        while let Some(at) = encoder.rest(now).max(decoder.rest(now)) {
+            now = at;
+        }
+        assert_eq!(bytes() - heap, 0);
     }
 }

@@ -6,9 +6,11 @@ mod rudp_common;
 
 use rudp_common::sockets::{TIMEOUT, accept, any, pool, recv, wait_until};
 use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
-use slab_net::rudp::fec::FecShards;
-use slab_net::rudp::wire::HEADER_BYTES;
-use slab_net::rudp::{Connection, Endpoint, EndpointConfig, OpenError, SessionConfig};
+use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecEncoder, FecShards};
+use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::{
+    Connection, Endpoint, EndpointConfig, MemoryBudget, OpenError, SessionConfig, Time,
+};
 use slab_net::{PacketPool, SizeClasses};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
@@ -56,6 +58,45 @@ async fn the_longest_mtu_is_that_of_udp_with_any_protection() {
             }
         }
     }
+}
+
+/// The shard that opens a session is the first of its group.
+#[tokio::test]
+async fn what_follows_the_first_datagram_of_a_session_is_recovered() {
+    let pool = pool();
+    let server = Endpoint::bind(any(), &pool, config(SessionConfig::fast(), true, false)).unwrap();
+    let client = UdpSocket::bind(any()).await.unwrap();
+    let budget = MemoryBudget::new(1 << 20);
+    let mut encoder = FecEncoder::new(FecShards::new(2, 1).unwrap(), 1400, &pool, &budget);
+    let mut push = |sn| {
+        let mut shard = [0; FEC_HEADER_BYTES + HEADER_BYTES + 1];
+        let (conv, cmd, frg, wnd, ts, una, len) = (7, Command::Push, 0, 32, 0, 0, 1);
+        let header = Header {
+            conv,
+            cmd,
+            frg,
+            wnd,
+            ts,
+            sn,
+            una,
+            len,
+        };
+        header.encode(&mut shard[FEC_HEADER_BYTES..]);
+        encoder.protect(Time::ZERO, &mut shard);
+        shard
+    };
+    let (first, _lost) = (push(0), push(1));
+    let mut parity = [0; 1400];
+    let len = encoder.next_parity(&mut parity).unwrap();
+    for shard in [&first[..], &parity[..len]] {
+        client.send_to(shard, server.local_addr()).await.unwrap();
+        wait_until(&server, "opened", |server| server.stats().opened == 1).await;
+    }
+    let accepted = accept(&server).await;
+    assert_eq!([recv(&accepted).await, recv(&accepted).await], [[0], [0]]);
+    let stats = server.stats();
+    assert_eq!((stats.fec.recovered, stats.fec.rejected), (1, 0));
+    assert_eq!(stats.total.duplicates, 0);
 }
 
 /// Also parity, which names no session, and what is empty.

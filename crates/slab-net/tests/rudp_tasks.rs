@@ -6,9 +6,9 @@ use rudp_common::sockets::{
     TIMEOUT, accept, any, bytes, connected_pair, fast, pool, wait_until, wait_until_pool_unused,
 };
 use rudp_common::{Random, proxy};
-use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SendError, SessionConfig};
+use slab_net::{Packet, PacketPool};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::io::IoSlice;
@@ -160,6 +160,102 @@ async fn sending_counts_against_the_cooperative_budget() {
         assert!(poll_at_most(1, writing.as_mut()).await.is_none());
     }
     assert!(sent.iter().all(|&sent| sent > 0), "{sent:?}");
+}
+
+/// As sending; also at the end, which can be read again and again.
+#[tokio::test]
+async fn receiving_counts_against_the_cooperative_budget() {
+    const MOST: usize = 250;
+
+    async fn is_limited(mut receive: impl AsyncFnMut()) {
+        let mut times = 0;
+        let all = poll_at_most(1, async {
+            for _ in 0..MOST {
+                receive().await;
+                times += 1;
+            }
+        });
+        assert!(all.await.is_none() && times > 0, "{times} times");
+        tokio::task::yield_now().await;
+    }
+
+    let pool = pool();
+    let (server, client, accepted) = connected_pair(&pool).await;
+    let fill = async || {
+        while accepted.try_recv().is_some() {}
+        for _ in 0..MOST {
+            client.send_slice(b"x").await.unwrap();
+        }
+    };
+    // The window grows while it is filled and read.
+    for _ in 0..20 {
+        fill().await;
+        wait_until(&server, "all has come", |_| {
+            while accepted.try_recv().is_some() {}
+            client.is_sent()
+        })
+        .await;
+    }
+    let fill = async || {
+        fill().await;
+        wait_until(&server, "all is here", |_| client.is_sent()).await;
+    };
+    fill().await;
+    is_limited(async || drop(accepted.recv().await.unwrap().unwrap())).await;
+    fill().await;
+    let mut segments = Vec::new();
+    let mut receive = async || accepted.recv_segments(&mut segments).await;
+    is_limited(async || assert_eq!(receive().await, Ok(Some(1)))).await;
+    for n in 0..MOST {
+        client.send_datagram(Packet::from_static(b"x")).unwrap();
+        let came = |_: &Endpoint| accepted.stats().received_unreliable == n as u64 + 1;
+        wait_until(&server, "each is here", came).await;
+    }
+    is_limited(async || drop(accepted.recv_datagram().await.unwrap().unwrap())).await;
+    while accepted.try_recv_datagram().is_some() {}
+    fill().await;
+    let mut stream = accepted.clone().into_stream();
+    is_limited(async || drop(stream.read_packet().await.unwrap().unwrap())).await;
+    fill().await;
+    is_limited(async || assert_eq!(stream.read_u8().await.unwrap(), b'x')).await;
+    fill().await;
+    client.close().await.unwrap();
+    is_limited(async || assert_eq!(stream.read(&mut []).await.unwrap(), 0)).await;
+    stream.read_to_end(&mut Vec::new()).await.unwrap();
+    is_limited(async || assert_eq!(stream.read(&mut [0]).await.unwrap(), 0)).await;
+    is_limited(async || assert_eq!(stream.read_packet().await.unwrap(), None)).await;
+    is_limited(async || assert_eq!(accepted.recv().await, Ok(None))).await;
+    is_limited(async || assert_eq!(accepted.recv_datagram().await, Ok(None))).await;
+
+    let runtime = Runtime::new().unwrap();
+    let gone = {
+        let _runtime = runtime.enter();
+        Endpoint::bind(any(), &pool, fast()).unwrap()
+    };
+    runtime.shutdown_background();
+    assert!(gone.accept().await.is_none());
+    is_limited(async || assert!(gone.accept().await.is_none())).await;
+}
+
+/// Nothing comes from the peer that would make the endpoint's task look.
+#[tokio::test]
+async fn an_endpoint_is_gone_with_its_last_session() {
+    let pool = pool();
+    let nobody = UdpSocket::bind(any()).await.unwrap();
+    let endpoint = Endpoint::bind(any(), &pool, fast()).unwrap();
+    let client = endpoint.connect(nobody.local_addr().unwrap()).unwrap();
+    let monitor = endpoint.stats_monitor();
+    drop(endpoint);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!monitor.is_gone() && monitor.stats().is_some());
+    client.abort();
+    drop(client);
+    let gone = async {
+        while !monitor.is_gone() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(TIMEOUT, gone).await.expect("it is gone");
 }
 
 /// Another task aborts it, and nothing else would wake those who wait. The peer learns of it, too.
@@ -360,6 +456,22 @@ fn dropping_the_runtime_wakes_all_tasks_that_wait() {
     );
     drop((server, client, accepted));
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// Whoever holds the endpoint could still accept it.
+#[test]
+fn dropping_the_runtime_ends_what_nobody_has_accepted() {
+    let runtime = Runtime::new().unwrap();
+    let server = runtime.block_on(async { Endpoint::bind(any(), &pool(), fast()).unwrap() });
+    let stranger = std::net::UdpSocket::bind(any()).unwrap();
+    stranger.send_to(&opening(), server.local_addr()).unwrap();
+    let waits = |server: &Endpoint| server.stats().backlog == 1;
+    runtime.block_on(wait_until(&server, "it waits", waits));
+    drop(runtime);
+    let (stats, monitor) = (server.stats(), server.stats_monitor());
+    assert_eq!((stats.sessions, stats.backlog), (0, 0));
+    drop(server);
+    assert!(monitor.is_gone());
 }
 
 /// A write of many slices takes as much as there is room for, and no part twice.

@@ -251,6 +251,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_setter_sets_what_it_says() {
+        let by_hand = SessionConfig::default()
+            .nodelay(true)
+            .interval(Duration::from_millis(10))
+            .fast_resend(2)
+            .congestion(Congestion::Off)
+            .window(256, 256);
+        assert_eq!(by_hand, SessionConfig::fast());
+        let [a, b, c, d] = [1, 2, 3, 4].map(Duration::from_secs);
+        let ok = SessionConfig::default();
+        let ok = ok.mtu(1200).window(5, 6).stream(true).dead_link(7);
+        let ok = ok.keepalive(a, b).unproved_timeout(c).linger(d);
+        assert_eq!((ok.mtu, ok.send_window, ok.recv_window), (1200, 5, 6));
+        assert_eq!((ok.stream, ok.dead_link), (true, 7));
+        assert_eq!([ok.keepalive, ok.idle_timeout], [a, b]);
+        assert_eq!([ok.unproved_timeout, ok.linger], [c, d]);
+    }
+
+    #[test]
     fn each_range_is_checked() {
         let ok = SessionConfig::default();
         assert_eq!(ok.validate(), Ok(()));

@@ -105,6 +105,20 @@ mod tests {
         assert!(!nonces.was_drawn(&next(0)));
     }
 
+    /// Two that began near each other would soon draw the same.
+    #[test]
+    fn all_of_the_first_nonce_is_random() {
+        let [one, other] = [(); 2].map(|()| {
+            let nonces = Nonces::default();
+            nonces.begin_own_run().unwrap();
+            nonces.first()
+        });
+        for part in 0..3 {
+            let word = |nonce: u128| (nonce >> (32 * part)) as u32;
+            assert_ne!(word(one), word(other));
+        }
+    }
+
     fn nonces_after(nonces: &Nonces) -> [u8; NONCE_BYTES] {
         let n = nonces.first() + u128::from(nonces.drawn.load(Ordering::Relaxed));
         let mut bytes = [0; NONCE_BYTES];

@@ -381,8 +381,7 @@ impl Link {
         });
         if !had_scratch.unwrap_or(false) {
             // A thread that is exiting has lost its scratch memory; the endpoint's task has one.
-            inner.armed = Some(now);
-            self.shared.arm(self.place, now);
+            self.arm_at(inner, now);
         }
     }
 
@@ -452,7 +451,6 @@ impl Link {
     pub(super) fn end_without_driver(&self) {
         let LinkGuard { inner, woken, .. } = &mut self.lock();
         inner.session.abort();
-        inner.unsent = None;
         if core::mem::take(&mut inner.half_open) {
             self.shared.table().count_half_open_done(self.peer());
         }
@@ -481,7 +479,12 @@ mod tests {
     use super::super::{Connection, Endpoint, EndpointConfig};
     use super::*;
     use crate::packet::PacketPool;
+    use core::future::Future;
+    use core::pin::pin;
+    use core::sync::atomic::{AtomicUsize, Ordering};
+    use core::task::Context;
     use core::time::Duration;
+    use std::task::Wake;
 
     /// An endpoint with a session, and its link.
     fn session() -> (Endpoint, Connection, Arc<Link>) {
@@ -536,6 +539,40 @@ mod tests {
         assert_eq!(told.expect("nobody told it"), Err(CloseReason::Reset));
         assert!(!link.shared.is_blocked());
         assert_eq!(endpoint.stats().sessions, 0);
+    }
+
+    /// A reader has it looked at again soon, and something comes that is due later.
+    #[tokio::test]
+    async fn a_timer_moves_to_earlier_only() {
+        let (_endpoint, _connection, link) = session();
+        let (soon, later) = (Time::from_micros(1), Time::from_micros(2));
+        for at in [later, soon, later] {
+            link.arm_at(&mut link.lock(), at);
+        }
+        assert_eq!(link.shared.timers().next(), Some(soon));
+    }
+
+    /// Otherwise each reader would wake all others, and itself, whenever it looks.
+    #[tokio::test]
+    async fn readers_are_told_once_that_an_awaited_message_is_gone() {
+        struct Task(AtomicUsize);
+
+        impl Wake for Task {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+
+        let (_endpoint, connection, link) = session();
+        link.lock().awaited_bytes = 5000;
+        let task = Arc::new(Task(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&task));
+        let mut receiving = pin!(connection.recv_datagram());
+        for _ in 0..3 {
+            let polled = receiving.as_mut().poll(&mut Context::from_waker(&waker));
+            assert!(polled.is_pending());
+        }
+        assert_eq!(task.0.load(Ordering::Relaxed), 1);
     }
 
     /// While the socket has no room, sessions come and go.

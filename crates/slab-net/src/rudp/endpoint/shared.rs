@@ -236,3 +236,46 @@ impl Shared {
         stats
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Endpoint;
+    use super::*;
+    use core::future::Future;
+    use core::pin::pin;
+    use core::task::{Context, Waker};
+
+    fn endpoint() -> Endpoint {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let address = "127.0.0.1:0".parse().unwrap();
+        Endpoint::bind(address, &pool, EndpointConfig::default()).unwrap()
+    }
+
+    /// It may sleep for long, and waits for room only if it knows that there is none.
+    #[tokio::test]
+    async fn the_task_is_told_that_the_socket_is_full() {
+        let endpoint = endpoint();
+        let shared = &endpoint.handle.shared;
+        let is_told = || {
+            let told = pin!(shared.notified());
+            told.poll(&mut Context::from_waker(Waker::noop()))
+                .is_ready()
+        };
+        assert!(!is_told());
+        shared.push_blocked(0);
+        assert!(is_told() && !is_told());
+    }
+
+    #[tokio::test]
+    async fn a_session_that_a_cookie_opens_has_a_proved_address() {
+        let endpoint = endpoint();
+        let (shared, peer) = (&endpoint.handle.shared, "192.0.2.1:9".parse().unwrap());
+        for (conv, proved) in [(1, true), (2, false)] {
+            let mut table = shared.table();
+            let opened = shared.open(&mut table, peer, None, conv, Side::Server, proved);
+            assert_eq!(table.half_open(), usize::from(!proved));
+            drop(table);
+            assert_eq!(opened.unwrap().lock().session.is_validated(), proved);
+        }
+    }
+}

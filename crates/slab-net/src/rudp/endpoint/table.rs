@@ -282,6 +282,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::wire::{HEADER_BYTES, OURS};
     use super::*;
     use std::net::SocketAddrV6;
 
@@ -305,6 +306,77 @@ mod tests {
         let flow = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 1, 7, 0);
         assert_eq!(canonical(flow.into()), "[::1]:1".parse().unwrap());
         assert_eq!(named("0.0.0.0:1", &canonical), "0.0.0.0:1");
+    }
+
+    /// A segment, as sent.
+    fn segment(cmd: Command, frg: u8, sn: u32) -> [u8; HEADER_BYTES] {
+        let mut datagram = [0; HEADER_BYTES];
+        let (wnd, ts, una, len) = (32, 0, 0, 0);
+        let conv = 7;
+        let header = Header {
+            conv,
+            cmd,
+            frg,
+            wnd,
+            ts,
+            sn,
+            una,
+            len,
+        };
+        header.encode(&mut datagram);
+        datagram
+    }
+
+    #[test]
+    fn a_session_begins_within_its_window() {
+        let opens = |sn, window| {
+            let datagram = segment(Command::Push, 0, sn);
+            opening_conversation(&datagram, false, window) == Some(7)
+        };
+        assert!(opens(0, 1) && !opens(1, 1));
+        assert!(opens(15, 16) && !opens(16, 16));
+        assert!(opens(31, 256) && !opens(32, 256));
+    }
+
+    /// There are very many prefixes.
+    #[test]
+    fn a_prefix_without_half_open_sessions_takes_no_memory() {
+        let peer = "192.0.2.1:9".parse().unwrap();
+        let mut table = Table {
+            half_open_count: 2,
+            ..Table::default()
+        };
+        table.half_open.insert(Prefix::of(peer), 2);
+        table.count_half_open_done(peer);
+        assert_eq!((table.half_open(), table.half_open.len()), (1, 1));
+        table.count_half_open_done(peer);
+        assert_eq!((table.half_open(), table.half_open.len()), (0, 0));
+    }
+
+    /// Two ends that both say so would answer each other for ever.
+    #[test]
+    fn who_says_that_a_session_has_ended_is_not_answered() {
+        let (peer, now) = ("192.0.2.1:9".parse().unwrap(), Time::ZERO);
+        let later = now + core::time::Duration::from_secs(1);
+        let mut table = Table::default();
+        let ask = segment(Command::AskWindow, OURS, 0);
+        let notice = not_known(&ask).unwrap();
+        let mut told = [0; HEADER_BYTES];
+        notice.encode(&mut told);
+        let until = later + core::time::Duration::from_secs(1);
+        table
+            .recently_ended
+            .add((peer, 7), Some(notice), now, until, 9);
+        assert_eq!(table.reminder(peer, 7, &told, later), None);
+        assert_eq!(table.reminder(peer, 7, &ask, later), Some(notice));
+        // Nor in a session that is not known.
+        let both = [told, ask].concat();
+        assert_eq!(table.reminder(peer, 8, &both, later), None);
+        assert_eq!(table.reminder(peer, 8, &ask, later), Some(notice));
+        table
+            .recently_ended_unproved
+            .add((peer, 8), None, now, until, 9);
+        assert_eq!(table.reminder(peer, 8, &ask, later), None);
     }
 
     #[test]

@@ -166,7 +166,6 @@ impl FecDecoder {
             self.close_group(at);
         }
         self.newest = None;
-        self.late_in_a_row = 0;
         self.confirmations = 0;
     }
 
@@ -233,15 +232,14 @@ impl FecDecoder {
             Some(newest) => (number + all - newest) % all,
             None => 0,
         };
-        let behind = if ahead == 0 { 0 } else { all - ahead };
         if self.newest.is_none() {
             self.open_group(number);
-        } else if ahead > 0 && ahead <= all / 2 {
+        } else if ahead <= all / 2 {
             // The groups that it skips have to be closed as well, but no more than the window has.
             for step in (0..ahead.min(window)).rev() {
                 self.open_group((number + all - step) % all);
             }
-        } else if behind >= window {
+        } else if all - ahead >= window {
             self.stats.late += 1;
             self.late_in_a_row += 1;
             if self.late_in_a_row <= self.code.shards.total().max(WINDOW_SHARDS) {
@@ -343,10 +341,11 @@ impl FecDecoder {
             }
             *length.get_or_insert(parity.len()) == parity.len()
         });
-        if !fits || !code::invert(matrix, inverse, missing) {
+        if !fits {
             self.stats.rejected += 1;
             return;
         }
+        code::invert(matrix, inverse, missing);
         let length = length.unwrap_or(0);
         for row in inverse.chunks(missing) {
             let Ok(mut buf) = self.pool.try_alloc(length) else {
@@ -394,4 +393,100 @@ fn datagram(computed: PacketBuf) -> Option<Packet> {
         return None;
     }
     Some(computed.freeze().slice(inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::FecEncoder;
+    use super::*;
+
+    fn pool() -> PacketPool {
+        PacketPool::builder().max_memory(8 << 20).build().unwrap()
+    }
+
+    /// The shards of `groups` groups, of one length.
+    fn groups(shards: FecShards, groups: usize) -> Vec<Vec<u8>> {
+        let mut encoder = FecEncoder::new(shards, 1500, &pool(), &MemoryBudget::new(1 << 20));
+        let mut all = Vec::new();
+        for n in 0..groups * shards.data() {
+            let mut shard = vec![n as u8; 1000];
+            encoder.protect(Time::ZERO, &mut shard);
+            all.push(shard);
+            while let Some(len) = encoder.parity_len() {
+                let mut parity = vec![0; len];
+                encoder.next_parity(&mut parity);
+                all.push(parity);
+            }
+        }
+        all
+    }
+
+    fn decoder(shards: FecShards, pool: &PacketPool) -> FecDecoder {
+        FecDecoder::new(shards, 1500, pool, &MemoryBudget::new(1 << 20))
+    }
+
+    /// The last chunk takes the shard with which there are enough.
+    #[test]
+    fn what_is_not_recovered_for_want_of_memory_is_counted() {
+        let (pool, shards) = (pool(), FecShards::new(2, 1).unwrap());
+        let (mut decoder, group) = (decoder(shards, &pool), groups(shards, 1));
+        let mut recovered = Vec::new();
+        decoder.handle_shard(&group[0], &mut recovered);
+        let covered = group[2].len() - COVERED_AT;
+        let mut all: Vec<_> = core::iter::from_fn(|| pool.try_alloc(covered).ok()).collect();
+        all.pop();
+        decoder.handle_shard(&group[2], &mut recovered);
+        assert!(recovered.is_empty());
+        let stats = decoder.stats();
+        assert_eq!((stats.no_memory, stats.recovered), (1, 0));
+        assert_eq!(decoder.held_bytes(), 0);
+    }
+
+    /// Datagrams overtake each other, by whole groups.
+    #[test]
+    fn a_group_that_was_skipped_is_recovered_when_it_comes() {
+        let (pool, shards) = (pool(), FecShards::new(2, 1).unwrap());
+        let (mut decoder, all) = (decoder(shards, &pool), groups(shards, 4));
+        let mut recovered = Vec::new();
+        // All but the first shard of each group.
+        for at in [1, 2, 10, 7, 8, 4, 5, 11] {
+            decoder.handle_shard(&all[at], &mut recovered);
+        }
+        assert_eq!((recovered.len(), decoder.stats().late), (4, 0));
+    }
+
+    /// One that is late now and then does not mean that the peer has begun anew.
+    #[test]
+    fn late_shards_are_counted_and_cost_nothing_else() {
+        let (pool, shards) = (pool(), FecShards::new(2, 1).unwrap());
+        let (mut decoder, all) = (decoder(shards, &pool), groups(shards, 150));
+        let window = decoder.window() as usize;
+        let mut recovered = Vec::new();
+        for group in all.chunks(3) {
+            for shard in [&group[1], &all[0], &group[2]] {
+                decoder.handle_shard(shard, &mut recovered);
+            }
+        }
+        let late = decoder.stats().late as usize;
+        assert_eq!((recovered.len(), late), (149, 150 - window));
+    }
+
+    /// A peer that had other counts begins anew with ours.
+    #[test]
+    fn the_shards_of_other_counts_silence_the_decoder_for_two_groups() {
+        let (pool, shards) = (pool(), FecShards::new(2, 1).unwrap());
+        let mut decoder = decoder(shards, &pool);
+        let mut recovered = Vec::new();
+        for shard in groups(FecShards::new(3, 1).unwrap(), 1) {
+            decoder.handle_shard(&shard, &mut recovered);
+        }
+        assert!(recovered.is_empty());
+        for (at, shard) in groups(shards, 5).iter().enumerate() {
+            // The first of each group is lost.
+            if at % 3 > 0 {
+                decoder.handle_shard(shard, &mut recovered);
+            }
+        }
+        assert_eq!(recovered.len(), 2, "{:?}", decoder.stats());
+    }
 }

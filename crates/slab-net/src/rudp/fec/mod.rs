@@ -168,3 +168,18 @@ fn write_header(shard: &mut [u8], seqid: u32, kind: u16) {
     shard[..4].copy_from_slice(&seqid.to_le_bytes());
     shard[4..COVERED_AT].copy_from_slice(&kind.to_le_bytes());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_for_which_there_is_no_code_are_refused() {
+        for (data, parity) in [(0, 1), (1, 0), (256, 1), (129, 128), (1, usize::MAX)] {
+            assert!(FecShards::new(data, parity).is_err(), "{data} {parity}");
+        }
+        for (data, parity) in [(1, 1), (255, 1), (1, 255), (128, 128)] {
+            assert!(FecShards::new(data, parity).is_ok(), "{data} {parity}");
+        }
+    }
+}

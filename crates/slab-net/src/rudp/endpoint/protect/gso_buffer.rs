@@ -121,3 +121,27 @@ pub(super) struct Rest<'a> {
     /// The number of datagrams behind these.
     pub(super) datagrams_behind: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_ends_behind_a_shorter_datagram_and_before_a_longer_one() {
+        let lengths = [5, 5, 3, 5, 7, 7];
+        with_gso_buffer(|buffer| {
+            for (n, len) in (1..).zip(lengths) {
+                buffer.push(len).fill(n);
+            }
+            let mut transmits = ArrayVec::new();
+            buffer.write_transmits("192.0.2.1:9".parse().unwrap(), None, &mut transmits);
+            let runs: Vec<_> = transmits.iter().map(Transmit::datagrams).collect();
+            assert_eq!(runs, [3, 1, 2]);
+            for (sent, first, behind) in [(0, 1, 3), (1, 2, 3), (2, 3, 3), (3, 4, 2), (5, 6, 0)] {
+                let rest = buffer.rest(sent);
+                assert_eq!((rest.contents[0], rest.datagrams_behind), (first, behind));
+                assert_eq!(rest.segment_size, lengths[sent]);
+            }
+        });
+    }
+}

@@ -132,7 +132,6 @@ impl Paths {
         let _held = slab_core::hold_wakes();
         let mut table = lock(&self.paths);
         if table.busy.is_empty() {
-            table.next_check = None;
             return None;
         }
         let at = *table.next_check.get_or_insert(now);
