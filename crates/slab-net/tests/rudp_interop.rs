@@ -262,3 +262,29 @@ async fn their_client_with_our_server() {
         echo.abort();
     }
 }
+
+/// A peer that assumes a window of 128, as tokio_kcp and C's ikcp do, puts more messages than the 32 that a session
+/// begins with into its first datagram.
+#[tokio::test]
+async fn their_client_begins_with_a_datagram_beyond_the_first_window() {
+    let (case, pool) = (CASES[2], pool());
+    let server = Endpoint::bind(any(), &pool, case.ours()).unwrap();
+    let config = KcpConfig {
+        flush_write: false,
+        ..case.theirs()
+    };
+    let mut client = KcpStream::connect_with_conv(&config, case.conv, server.local_addr())
+        .await
+        .unwrap();
+    let talk = async {
+        for n in 0..100_u8 {
+            client.send(&[n]).await.unwrap();
+        }
+        let connection = server.accept().await.unwrap();
+        for n in 0..100_u8 {
+            let message = connection.recv().await.unwrap().unwrap();
+            assert_eq!(message, [n][..]);
+        }
+    };
+    timeout(TIMEOUT, talk).await.expect("in time");
+}

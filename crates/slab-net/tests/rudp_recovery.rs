@@ -283,27 +283,6 @@ fn congestion_control_fills_a_bottleneck_with_little_loss() {
     assert!(wasted > 50.0, "{wasted} of 1000 in vain");
 }
 
-/// Segments that were only late are not sent again each time: the echo of a transmission that was taken for lost
-/// shows that the path reorders.
-#[test]
-fn reordering_causes_few_spurious_retransmissions() {
-    let conditions = Conditions {
-        reordered: 100,
-        ..path(10 * MS)
-    };
-    let mut world = Lossy::new(&SessionConfig::fast(), conditions, 1);
-    for n in 1..=4000_u32 {
-        let _ = world.ends[0].send_slice(&[1; 100]);
-        run(&mut world, Time::ZERO + MS * n);
-        while world.ends[1].recv().is_some() {}
-    }
-    let stats = world.ends[0].stats();
-    assert!(stats.retransmits_spurious > 0, "{stats:?}");
-    // One in 16 is accepted; by count alone there would be more.
-    let most = stats.sent_segments / 20;
-    assert!(stats.retransmits_spurious < most, "{stats:?}");
-}
-
 /// The messages that arrive in the second after a path was cut for so long.
 fn messages_after_outage(congestion: Congestion, cut: Duration) -> usize {
     let config = SessionConfig::fast().congestion(congestion);

@@ -106,8 +106,9 @@ impl SessionConfig {
     /// Sets the most segments in flight, and the most segments received and not yet read. A session reserves memory
     /// for its receive window only as the traffic needs it. Default: 128 each.
     ///
-    /// A peer assumes a receive window of 32 until it is told another. If it is smaller, and the peer's first message
-    /// is longer, that is refused however often it is sent, and nothing behind it can be read.
+    /// A peer assumes a receive window of 32 until it is told another (C's ikcp and the crate `kcp`: of 128). If it is
+    /// smaller, and the peer's first message is longer, that is refused however often it is sent, and nothing behind it
+    /// can be read.
     pub fn window(mut self, send: u32, recv: u32) -> Self {
         self.send_window = send;
         self.recv_window = recv;

@@ -8,7 +8,7 @@ use super::close::{END, ENDED, NOT_RECEIVING, Phase, RESET, needs_reminder};
 use super::congestion::Progress;
 use super::receive::{BatchBuffer, Inserted, Measured};
 use super::recovery::{Verdict, micros};
-use super::send::{Cause, State};
+use super::send::{Cause, Slot, State};
 use super::sn::{before, diff};
 use super::{MAX_FRAGMENTS, Session, Side};
 use crate::packet::Packet;
@@ -281,9 +281,9 @@ impl Session {
                 digest.sample = Some((slot.serial, rtt));
             }
         } else {
-            if !slot.doubled && slot.cause != Cause::Tail {
-                self.stats.retransmits_spurious += 1;
-                self.recovery.spurious(slot.serial, self.send.serial());
+            // Of two copies the first has a time of its own, too.
+            if !slot.doubled || header.ts == slot.first_ts {
+                self.on_needless(&slot);
             }
             digest.sample.get_or_insert((0, rtt));
         }
@@ -354,6 +354,8 @@ impl Session {
                 let slot = *self.send.slot(sn);
                 if slot.transmissions == 1 {
                     self.recovery.arrived(slot.serial);
+                } else if self.is_too_soon(&slot) {
+                    self.on_needless(&slot);
                 }
                 acknowledged += u32::from(self.send.acknowledge(sn));
             }
@@ -391,6 +393,22 @@ impl Session {
     /// and nobody would send it that again. Others than this library keep their `una` back while their reader is slow.
     fn has_peer_lost_some(&self) -> bool {
         self.peer.is_ours && before(self.peer.latest_una, self.send.una())
+    }
+
+    /// Is a segment acknowledged too soon for that to answer its last transmission? Then an earlier one has arrived.
+    /// A peer does not acknowledge by itself what fills a gap and is followed by others.
+    fn is_too_soon(&self, slot: &Slot) -> bool {
+        let half = self.recovery.srtt().unwrap_or_default() / 2;
+        slot.state == State::InFlight && self.now.since(slot.sent_at) < half
+    }
+
+    /// A segment was sent again, and an earlier transmission of it has arrived.
+    fn on_needless(&mut self, slot: &Slot) {
+        if slot.cause != Cause::Tail {
+            self.stats.retransmits_spurious += 1;
+            self.recovery
+                .spurious(slot.serial, self.send.serial(), slot.doubled);
+        }
     }
 
     /// The round-trip time, as far as it is known.

@@ -20,6 +20,8 @@ const MIN_REORDERING: Duration = Duration::from_millis(1);
 const MAX_REORDERING: u32 = 4;
 /// One needless retransmission in this many transmissions is accepted.
 const TRANSMISSIONS_PER_SPURIOUS: u64 = 16;
+/// They are counted anew after as many transmissions as may have this many needless ones.
+const SPURIOUS_COUNTED: u64 = 64;
 /// After this many losses in a row without a needless retransmission, the path is taken to keep order better again
 /// (RFC 8985 has 16 recoveries); twice as many for each step of the reordering window.
 const FORGET_REORDERING: u32 = 16;
@@ -127,19 +129,21 @@ impl Recovery {
     ///
     /// A few of those cost less than waiting longer before each retransmission. Once more than one in
     /// [`TRANSMISSIONS_PER_SPURIOUS`] transmissions was needless, the reordering window is raised, at most once a
-    /// round trip.
-    pub(super) fn spurious(&mut self, serial: u64, latest: u64) {
+    /// round trip. If it was sent twice at once, so were others behind a full window, and a few say nothing of
+    /// their share: only as many do as are counted.
+    pub(super) fn spurious(&mut self, serial: u64, latest: u64, doubled: bool) {
         self.losses_since_spurious = 0;
         if serial <= self.reordering_raised_at {
             return;
         }
         self.spurious_count += 1;
         let sent = latest - self.reordering_raised_at;
-        if self.spurious_count > 1 && self.spurious_count * TRANSMISSIONS_PER_SPURIOUS > sent {
+        let few = if doubled { SPURIOUS_COUNTED } else { 1 };
+        if self.spurious_count > few && self.spurious_count * TRANSMISSIONS_PER_SPURIOUS > sent {
             self.reordering = (self.reordering + 1).min(MAX_REORDERING);
             self.reordering_raised_at = latest;
             self.spurious_count = 0;
-        } else if sent > 64 * TRANSMISSIONS_PER_SPURIOUS {
+        } else if sent > SPURIOUS_COUNTED * TRANSMISSIONS_PER_SPURIOUS {
             self.reordering_raised_at = latest;
             self.spurious_count = 0;
         }
@@ -245,21 +249,21 @@ mod tests {
         recovery.arrived(4);
         assert_eq!(recovery.verdict(1, start, start), Verdict::Lost);
 
-        recovery.spurious(1, 10);
+        recovery.spurious(1, 10, false);
         assert_eq!(
             recovery.verdict(1, start, start),
             Verdict::Lost,
             "one is none"
         );
-        recovery.spurious(2, 10);
+        recovery.spurious(2, 10, false);
         assert_eq!(recovery.verdict(1, start, start), Verdict::LostAt(at));
         for _ in 0..10 {
-            recovery.spurious(10, 20);
+            recovery.spurious(10, 20, false);
         }
         let once = recovery.verdict(1, start, start);
         assert_eq!(once, Verdict::LostAt(at), "once a round trip");
-        recovery.spurious(11, 20);
-        recovery.spurious(12, 20);
+        recovery.spurious(11, 20, false);
+        recovery.spurious(12, 20, false);
         let later = start + 60 * MS;
         assert_eq!(recovery.verdict(1, start, start), Verdict::LostAt(later));
         for _ in 0..8 * FORGET_REORDERING {
@@ -283,7 +287,7 @@ mod tests {
     fn the_reordering_window_follows_the_rate_of_needless_retransmissions() {
         let mut recovery = Recovery::new(&SessionConfig::fast());
         let mut needless = |serial, latest| {
-            recovery.spurious(serial, latest);
+            recovery.spurious(serial, latest, false);
             recovery.reordering
         };
         assert_eq!([needless(1, 32), needless(2, 32), needless(3, 48)], [0; 3]);
@@ -313,8 +317,20 @@ mod tests {
         for _ in 0..32 {
             recovery.lost();
         }
-        recovery.spurious(0, 1);
+        recovery.spurious(0, 1, false);
         recovery.lost();
         assert_eq!(recovery.reordering, 1);
+    }
+
+    #[test]
+    fn of_what_was_sent_twice_at_once_the_share_in_a_whole_span_counts() {
+        let needless = |count: u64| {
+            let mut recovery = Recovery::new(&SessionConfig::fast());
+            for serial in 1..=count {
+                recovery.spurious(serial, count, true);
+            }
+            recovery.reordering
+        };
+        assert_eq!((needless(64), needless(65)), (0, 1));
     }
 }

@@ -1,5 +1,6 @@
 //! The sessions of an endpoint, limited in number, by address and conversation.
 
+use super::super::config::DEFAULT_WINDOW;
 use super::super::core::{MAX_FRAGMENTS, needs_reminder, not_known};
 use super::super::stats::RudpStats;
 use super::super::time::Time;
@@ -13,8 +14,11 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-/// A session is opened by a PUSH within the first window, which is what any peer assumes.
-const OPENING_WINDOW: u32 = 32;
+/// A session is opened by a PUSH within the first window.
+const OPENING_WINDOW: u32 = DEFAULT_WINDOW;
+/// The largest window that a peer assumes before it has been told one: C's ikcp and the crate `kcp` assume this, and
+/// put several small messages in one datagram.
+const LARGEST_ASSUMED_WINDOW: u32 = 128;
 
 /// The only form in which an address is used here. IPv6 sockets report IPv4 addresses mapped into IPv6,
 /// applications give either form, and the flow label and scope do not come back with an answer, except for the
@@ -72,7 +76,9 @@ fn opening_conversation(datagram: &[u8], proved: bool, window: u32) -> Option<u3
     for segment in segments(datagram) {
         let (header, _) = segment.ok()?;
         let fits = match header.cmd {
-            Command::Push => header.sn < OPENING_WINDOW && u32::from(header.frg) < MAX_FRAGMENTS,
+            Command::Push => {
+                header.sn < LARGEST_ASSUMED_WINDOW && u32::from(header.frg) < MAX_FRAGMENTS
+            }
             // A peer that goes on after a restart of this end was acknowledged before, though perhaps sent nothing.
             Command::AskWindow => header.sn == 0,
             Command::Cookie => true,
@@ -83,7 +89,7 @@ fn opening_conversation(datagram: &[u8], proved: bool, window: u32) -> Option<u3
         }
         opens |= match header.cmd {
             // What a session here has no room for may be that of a peer that goes on after a restart of this end.
-            Command::Push => header.sn < window,
+            Command::Push => header.sn < window.min(OPENING_WINDOW),
             Command::Cookie => proved,
             _ => true,
         };
@@ -328,14 +334,15 @@ mod tests {
     }
 
     #[test]
-    fn a_session_begins_within_its_window() {
-        let opens = |sn, window| {
-            let datagram = segment(Command::Push, 0, sn);
+    fn a_session_begins_within_its_first_window_and_with_what_any_peer_assumes() {
+        let opens = |sns: core::ops::Range<u32>, window| {
+            let datagram: Vec<_> = sns.flat_map(|sn| segment(Command::Push, 0, sn)).collect();
             opening_conversation(&datagram, false, window) == Some(7)
         };
-        assert!(opens(0, 1) && !opens(1, 1));
-        assert!(opens(15, 16) && !opens(16, 16));
-        assert!(opens(31, 256) && !opens(32, 256));
+        assert!(opens(0..1, 256) && opens(31..32, 256) && opens(0..48, 256) && opens(0..128, 256));
+        assert!(!opens(32..48, 256) && !opens(0..129, 256));
+        assert!(opens(0..1, 1) && !opens(1..2, 1));
+        assert!(opens(15..16, 16) && !opens(16..17, 16));
     }
 
     /// There are very many prefixes.
