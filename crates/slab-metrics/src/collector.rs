@@ -2,11 +2,9 @@
 
 use crate::build::BuildSource;
 use crate::error::{RegisterError, SourceKind};
-use crate::pool::{PoolSource, ReadPool};
+use crate::pool::PoolSource;
 use crate::series::{MonotonicCounters, Source};
-#[cfg(feature = "allocator-api2")]
-use slab_core::SlabAllocator;
-use slab_core::{Slab, SlabPool};
+use slab_core::SlabPool;
 #[cfg(feature = "net")]
 use slab_net::{PacketPool, pipeline::QueueMonitor, udp::SocketMonitor};
 use std::fmt;
@@ -75,23 +73,15 @@ impl Collector {
         Self::default()
     }
 
-    /// Registers a pool, with its own name as the label `pool`.
-    ///
-    /// # Errors
-    /// Another pool has this name, or the collector is full.
-    pub fn register_pool(&self, pool: &SlabPool) -> Result<(), RegisterError> {
-        self.register_as_pool(pool.name(), pool.clone())
-    }
-
-    /// Registers a typed slab, with its own name as the label `pool`. It has the series of a pool with
-    /// one size class.
+    /// Registers a pool, with its own name as the label `pool`; also that of a typed slab or of a collection's
+    /// allocator:
     ///
     /// ```
     /// # use slab_core::Slab;
     /// # use slab_metrics::{Collector, Exporter};
     /// let sessions = Slab::<[u64; 8]>::builder().name("sessions").build()?;
     /// let collector = Collector::new();
-    /// collector.register_slab(&sessions)?;
+    /// collector.register_pool(sessions.pool())?;
     /// let one = sessions.try_insert([0; 8])?;
     /// let page = Exporter::new(collector).scrape();
     /// assert!(page.contains("slab_pool_in_use_bytes{pool=\"sessions\",size_class=\"64\"} 64\n"));
@@ -101,30 +91,9 @@ impl Collector {
     ///
     /// # Errors
     /// Another pool has this name, or the collector is full.
-    pub fn register_slab<T: 'static, Tag: 'static>(
-        &self,
-        slab: &Slab<T, Tag>,
-    ) -> Result<(), RegisterError> {
-        self.register_as_pool(slab.name(), slab.clone())
-    }
-
-    /// Registers the pool behind a collection's allocator, with its own name as the label `pool`. It has
-    /// the series of a pool.
-    ///
-    /// # Errors
-    /// Another pool has this name, or the collector is full.
-    #[cfg(feature = "allocator-api2")]
-    pub fn register_allocator(&self, allocator: &SlabAllocator) -> Result<(), RegisterError> {
-        self.register_as_pool(allocator.name(), allocator.clone())
-    }
-
-    fn register_as_pool(
-        &self,
-        name: &str,
-        pool: impl ReadPool + 'static,
-    ) -> Result<(), RegisterError> {
-        let source = PoolSource::new(name, pool);
-        self.register(SourceKind::Pool, name, source)
+    pub fn register_pool(&self, pool: &SlabPool) -> Result<(), RegisterError> {
+        let source = PoolSource::new(pool.clone());
+        self.register(SourceKind::Pool, pool.name(), source)
     }
 
     /// Registers a packet pool under the name of its slab pool, with the series of both. The slab pool

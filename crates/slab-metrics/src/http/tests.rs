@@ -493,7 +493,7 @@ async fn binding_with_a_full_collector_fails_with_quota_exceeded() {
             .max_objects(1)
             .build()
             .unwrap();
-        collector.register_slab(&slab).unwrap();
+        collector.register_pool(slab.pool()).unwrap();
     }
     let server = MetricsServer::builder(Exporter::new(collector))
         .address(([127, 0, 0, 1], 0).into())
