@@ -24,10 +24,10 @@ pub(crate) fn render(collector: &Collector, uptime_ms: u64) -> String {
         ] {
             json.key(key);
             json.array(|json| {
-                for (name, source) in collector.sources_of_kind(kind) {
+                for (name, registered) in collector.sources_of_kind(kind) {
                     json.object(|json| {
                         json.text("name", &name);
-                        source.write_json(json);
+                        registered.source.write_json(json);
                     });
                 }
             });

@@ -137,7 +137,7 @@ impl MetricsServerBuilder {
         let stats = Arc::<ServerStats>::default();
         self.exporter
             .collector()
-            .register(SourceKind::Server, "", Arc::clone(&stats))
+            .register(SourceKind::Server, "", stats.clone())
             .map_err(|error| {
                 let kind = match error {
                     RegisterError::DuplicateName { .. } => io::ErrorKind::AlreadyExists,
