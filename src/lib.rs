@@ -11,7 +11,7 @@
 //! | feature | what | of |
 //! |---|---|---|
 //! | `aes-gcm` | encryption of RUDP | `slab-net` |
-//! | `allocator-api2` | `Vec`, `Box` and maps in a pool, and their statistics | `slab-core`, `slab-metrics` |
+//! | `allocator-api2` | `Vec`, `Box` and maps in a pool | `slab-core` |
 //! | `fec` | error correction of RUDP, and its statistics | `slab-net`, `slab-metrics` |
 //! | `io-uring` | receiving by io_uring | `slab-net` |
 //! | `leak-tracking` | which chunks and packets are in use, and who asked for them | `slab-core`, `slab-net` |

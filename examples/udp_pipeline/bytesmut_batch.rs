@@ -3,25 +3,18 @@
 //! Each kernel buffer is copied to a `BytesMut`, from which packets are split and frozen. They share its
 //! memory: keeping one of them keeps all of it.
 
+use crate::channels::{Consumer, Mode, Shard};
 use crate::options::Options;
-use crate::server::{
-    ECHO_EVERY, Kept, MAX_READS_AFTER_STOP, Retainer, Server, Threads, pause, stop_requested,
-};
-use crate::sockets;
-use crate::totals::{self, Consumed, Received, Totals, add};
+use crate::server::{ECHO_EVERY, MAX_READS_AFTER_STOP, stop_requested};
 use bytes::{Bytes, BytesMut};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use std::collections::VecDeque;
-use std::error::Error;
 use std::io::{self, IoSliceMut};
-use std::mem;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 
 /// The most bytes that the kernel coalesces.
 const SUPER_BUFFER: usize = 64 << 10;
@@ -29,7 +22,7 @@ const SUPER_BUFFER: usize = 64 << 10;
 const SLOTS: usize = 8;
 
 /// What one kernel buffer held.
-struct Batch {
+pub(crate) struct Batch {
     contents: BytesMut,
     stride: usize,
     source: SocketAddr,
@@ -42,12 +35,12 @@ impl Batch {
     }
 }
 
-struct Socket {
+pub(crate) struct BytesMutBatches {
     io: UdpSocket,
     state: UdpSocketState,
 }
 
-impl Socket {
+impl BytesMutBatches {
     async fn recv(
         &self,
         buffers: &mut [IoSliceMut<'_>],
@@ -70,87 +63,16 @@ impl Socket {
     }
 }
 
-pub(crate) struct BytesMutBatchServer {
-    address: SocketAddr,
-    received: Vec<Arc<Received>>,
-    consumed: Vec<Arc<Consumed>>,
-    consumers: JoinSet<VecDeque<Bytes>>,
-    receivers: JoinSet<()>,
-    /// Kept open until the last report.
-    _sockets: Vec<Arc<Socket>>,
-    threads: Threads,
-}
+impl Mode for BytesMutBatches {
+    type Item = Batch;
 
-impl BytesMutBatchServer {
-    /// Starts receiving.
-    pub(crate) fn start(options: &Options) -> Result<Self, Box<dyn Error>> {
-        let threads = Threads::start(options)?;
-        let mut sockets = Vec::new();
-        {
-            let _runtime = threads.receive.enter();
-            for socket in sockets::bind_shards(options)? {
-                let io = UdpSocket::from_std(socket)?;
-                let state = UdpSocketState::new((&io).into())?;
-                sockets.push(Arc::new(Socket { io, state }));
-            }
-        }
-        let address = sockets[0].io.local_addr()?;
-
-        // A channel has one consumer, so each consumer gets its own and they divide the capacity.
-        let room = options.queued_batches() / usize::from(options.consumers);
-        let mut to_consumers = Vec::new();
-        let mut consumed = Vec::new();
-        let mut consumers = JoinSet::new();
-        for number in 0..usize::from(options.consumers) {
-            let (to_consumer, batches) = mpsc::channel(room.max(1));
-            to_consumers.push(to_consumer);
-            let counters = Arc::<Consumed>::default();
-            consumed.push(Arc::clone(&counters));
-            let consumer = Consumer {
-                batches,
-                echo: Arc::clone(&sockets[number % sockets.len()]),
-                retainer: Retainer::new(options),
-                pause: options.slow_consumer,
-                counters,
-                stop: threads.stop.subscribe(),
-            };
-            consumers.spawn_on(consumer.run(), threads.consume.handle());
-        }
-        let mut received = Vec::new();
-        let mut receivers = JoinSet::new();
-        for socket in &sockets {
-            let counters = Arc::<Received>::default();
-            received.push(Arc::clone(&counters));
-            let shard = Shard {
-                socket: Arc::clone(socket),
-                to_consumers: to_consumers.clone(),
-                next: 0,
-                counters,
-            };
-            let task = shard.run(threads.stop.subscribe());
-            receivers.spawn_on(task, threads.receive.handle());
-        }
-        Ok(Self {
-            address,
-            received,
-            consumed,
-            consumers,
-            receivers,
-            _sockets: sockets,
-            threads,
-        })
+    fn open(socket: std::net::UdpSocket, _: &Options) -> io::Result<Self> {
+        let io = UdpSocket::from_std(socket)?;
+        let state = UdpSocketState::new((&io).into())?;
+        Ok(Self { io, state })
     }
-}
 
-struct Shard {
-    socket: Arc<Socket>,
-    to_consumers: Vec<mpsc::Sender<Batch>>,
-    next: usize,
-    counters: Arc<Received>,
-}
-
-impl Shard {
-    async fn run(mut self, mut stop: watch::Receiver<bool>) {
+    async fn receive(mut shard: Shard<Self>, mut stop: watch::Receiver<bool>) {
         let mut memory = vec![0; SLOTS * SUPER_BUFFER];
         let mut metas = [RecvMeta::default(); SLOTS];
         let mut last_reads = MAX_READS_AFTER_STOP;
@@ -163,7 +85,7 @@ impl Shard {
                 last_reads -= 1;
                 tokio::select! {
                     biased;
-                    read = self.socket.recv(&mut buffers, &mut metas) => read,
+                    read = shard.socket.recv(&mut buffers, &mut metas) => read,
                     () = std::future::ready(()) => return,
                 }
             } else {
@@ -173,7 +95,7 @@ impl Shard {
                         stopping = true;
                         continue;
                     }
-                    read = self.socket.recv(&mut buffers, &mut metas) => read,
+                    read = shard.socket.recv(&mut buffers, &mut metas) => read,
                 }
             };
             let Ok(read) = read else {
@@ -181,82 +103,33 @@ impl Shard {
                 continue;
             };
             for (meta, buffer) in metas.iter().zip(&buffers).take(read) {
-                self.hand_over(Batch {
+                let batch = Batch {
                     contents: BytesMut::from(&buffer[..meta.len]),
                     stride: meta.stride,
                     source: meta.addr,
                     destination: meta.dst_ip,
-                });
+                };
+                let datagrams = batch.datagrams();
+                shard.hand_over(batch, datagrams, meta.len);
             }
         }
     }
 
-    /// Sends a batch to the consumer whose turn it is, or to another one if that channel is full.
-    fn hand_over(&mut self, mut batch: Batch) {
-        let datagrams = batch.datagrams();
-        add(&self.counters.datagrams, datagrams);
-        add(&self.counters.bytes, batch.contents.len() as u64);
-        for _ in 0..self.to_consumers.len() {
-            self.next = (self.next + 1) % self.to_consumers.len();
-            match self.to_consumers[self.next].try_send(batch) {
-                Ok(()) => return,
-                Err(refused) => batch = refused.into_inner(),
-            }
-        }
-        add(&self.counters.queue_full, datagrams);
-    }
-}
-
-struct Consumer {
-    batches: mpsc::Receiver<Batch>,
-    echo: Arc<Socket>,
-    retainer: Retainer<Bytes>,
-    pause: Option<Duration>,
-    counters: Arc<Consumed>,
-    stop: watch::Receiver<bool>,
-}
-
-impl Consumer {
-    async fn run(mut self) -> VecDeque<Bytes> {
+    async fn consume(mut consumer: Consumer<Self>) -> VecDeque<Bytes> {
         let mut number = 0;
-        while let Some(batch) = self.batches.recv().await {
+        while let Some(mut batch) = consumer.items.recv().await {
             number += 1;
             if number % ECHO_EVERY == 0 {
-                let counter = match self.echo.reply(&batch).await {
-                    Ok(()) => &self.counters.echoed,
-                    Err(_) => &self.counters.echo_failed,
-                };
-                add(counter, batch.datagrams());
+                let sent = consumer.echo.reply(&batch).await;
+                consumer.count_echo(sent.is_ok(), batch.datagrams());
             }
-            self.consume(batch);
-            pause(self.pause, &mut self.stop).await;
+            for _ in 0..batch.datagrams() {
+                let len = batch.stride.min(batch.contents.len());
+                consumer.consume(batch.contents.split_to(len).freeze());
+            }
+            drop(batch);
+            consumer.pause().await;
         }
-        self.retainer.into_packets()
-    }
-
-    fn consume(&mut self, mut batch: Batch) {
-        for _ in 0..batch.datagrams() {
-            let len = batch.stride.min(batch.contents.len());
-            let packet = batch.contents.split_to(len).freeze();
-            self.retainer.offer(packet, |packet| packet);
-            add(&self.counters.delivered, 1);
-        }
-    }
-}
-
-impl Server for BytesMutBatchServer {
-    fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    fn totals(&self) -> Totals {
-        totals::sum(&self.received, &self.consumed)
-    }
-
-    fn stop(&mut self) -> Kept {
-        self.threads.stop.send_replace(true);
-        let receivers = mem::take(&mut self.receivers);
-        self.threads.receive.block_on(receivers.join_all());
-        Kept::collect(&self.threads.consume, mem::take(&mut self.consumers))
+        consumer.retainer.into_packets()
     }
 }

@@ -8,7 +8,8 @@
 //! |---|---|
 //! | `pool` | the server: **start reading here** |
 //! | `bytesmut_batch`, `bytesmut_packet` | the same without a pool, for comparison |
-//! | `server`, `totals`, `sockets` | what these three have in common |
+//! | `server`, `totals` | what these three have in common |
+//! | `channels`, `sockets` | what the two without a pool have in common |
 //! | `load` | the load generator |
 //! | `run`, `compare` | one run from the first socket to the summary; all modes in turn |
 //! | `report`, `process`, `allocations` | what is printed and where it is measured |
@@ -20,6 +21,7 @@
 mod allocations;
 mod bytesmut_batch;
 mod bytesmut_packet;
+mod channels;
 mod compare;
 mod load;
 mod options;

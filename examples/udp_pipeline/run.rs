@@ -1,8 +1,9 @@
 //! One run of one mode, from the first socket to the summary.
 
 use crate::allocations;
-use crate::bytesmut_batch::BytesMutBatchServer;
-use crate::bytesmut_packet::BytesMutPacketServer;
+use crate::bytesmut_batch::BytesMutBatches;
+use crate::bytesmut_packet::BytesMutPackets;
+use crate::channels::ChannelServer;
 use crate::load::{Load, Sent};
 use crate::options::{Metrics, Mode, Options, Rate};
 use crate::pool::PoolServer;
@@ -156,8 +157,14 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 fn start(options: &Options) -> Result<Box<dyn Server>, Box<dyn Error>> {
     Ok(match options.mode {
         Mode::Pool => Box::new(PoolServer::start(options)?),
-        Mode::BytesmutBatch => Box::new(BytesMutBatchServer::start(options)?),
-        Mode::BytesmutPacket => Box::new(BytesMutPacketServer::start(options)?),
+        Mode::BytesmutBatch => {
+            let room = options.queued_batches();
+            Box::new(ChannelServer::<BytesMutBatches>::start(options, room)?)
+        }
+        Mode::BytesmutPacket => {
+            let room = BytesMutPackets::queued_packets(options);
+            Box::new(ChannelServer::<BytesMutPackets>::start(options, room)?)
+        }
         Mode::All => unreachable!("runs each of the others in a child process"),
     })
 }

@@ -4,7 +4,6 @@ use crate::builder::SlabPoolBuilder;
 use crate::chunk::Chunk;
 use crate::error::ConfigError;
 use crate::pool::SlabPool;
-use crate::stats::PoolStats;
 use allocator_api2::alloc::{AllocError, Allocator};
 use core::alloc::Layout;
 use core::fmt;
@@ -32,7 +31,7 @@ use core::ptr::NonNull;
 /// let alloc = SlabAllocator::open(SlabPool::builder().name("lines"))?;
 /// let mut line = Vec::new_in(alloc.clone());
 /// line.extend_from_slice(b"in the pool");
-/// assert_eq!(alloc.stats().in_use(), 1);
+/// assert_eq!(alloc.pool().stats().in_use(), 1);
 ///
 /// // More than the largest class.
 /// assert!(line.try_reserve(1 << 20).is_err());
@@ -51,11 +50,11 @@ use core::ptr::NonNull;
 /// let alloc = SlabAllocator::open(SlabPool::builder().name("table"))?;
 /// let mut table = Table::with_capacity_in(1000, alloc.clone());
 /// table.insert(7, sessions.try_insert([0; 8])?);
-/// assert_eq!((sessions.stats().in_use(), alloc.stats().in_use()), (1, 1));
+/// assert_eq!((sessions.pool().stats().in_use(), alloc.pool().stats().in_use()), (1, 1));
 ///
 /// table.remove(&7);
 /// drop(table);
-/// assert_eq!((sessions.stats().in_use(), alloc.stats().in_use()), (0, 0));
+/// assert_eq!((sessions.pool().stats().in_use(), alloc.pool().stats().in_use()), (0, 0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
@@ -74,52 +73,11 @@ impl SlabAllocator {
         })
     }
 
-    /// Returns the name that was set in the builder.
+    /// Returns the pool, for its statistics, [`trim`](SlabPool::trim) and so on: a block is one chunk.
+    #[doc(alias = "stats")]
     #[must_use]
-    pub fn name(&self) -> &str {
-        self.pool.name()
-    }
-
-    /// Returns a snapshot as [`SlabPool::stats`] does; one chunk a block.
-    #[must_use]
-    pub fn stats(&self) -> PoolStats {
-        self.pool.stats()
-    }
-
-    /// Returns how many bytes of the pool are in memory now, as [`SlabPool::resident_bytes`] does.
-    ///
-    /// ```
-    /// # use allocator_api2::vec::Vec;
-    /// # use slab_core::{SlabAllocator, SlabPool};
-    /// let alloc = SlabAllocator::open(SlabPool::builder())?;
-    /// let mut bytes = Vec::new_in(alloc.clone());
-    /// bytes.resize(65536, 1_u8);
-    /// assert!(alloc.resident_bytes().is_none_or(|resident| resident >= bytes.len()));
-    /// # Ok::<(), slab_core::ConfigError>(())
-    /// ```
-    #[must_use]
-    pub fn resident_bytes(&self) -> Option<usize> {
-        self.pool.resident_bytes()
-    }
-
-    /// Flushes this thread's magazines as [`SlabPool::flush_thread_cache`] does.
-    pub fn flush_thread_cache(&self) {
-        self.pool.flush_thread_cache();
-    }
-
-    /// Trims the pool as [`SlabPool::trim`] does; returns how many bytes were given back.
-    pub fn trim(&self) -> usize {
-        self.pool.trim()
-    }
-
-    /// Trims the pool as [`SlabPool::trim_to`] does; returns how many bytes were given back.
-    pub fn trim_to(&self, bytes: usize) -> usize {
-        self.pool.trim_to(bytes)
-    }
-
-    /// Trims the pool as [`SlabPool::trim_above`] does; returns how many bytes were given back.
-    pub fn trim_above(&self, high: usize, low: usize) -> usize {
-        self.pool.trim_above(high, low)
+    pub fn pool(&self) -> &SlabPool {
+        &self.pool
     }
 
     /// Returns how many bytes to ask the pool for, so that the chunk fits the layout.

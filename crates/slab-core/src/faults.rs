@@ -221,9 +221,9 @@ fn typed_program(case: &Case) -> Refusals {
         assert_eq!(all.len(), slab.capacity());
         assert!(all.iter().all(|value| **value == [round; 128]));
         drop(all);
-        slab.trim();
+        slab.pool().trim();
     }
-    let stats = slab.stats();
+    let stats = slab.pool().stats();
     assert_eq!(stats.commit_failures, refused.commits);
     let allocated = 2 * slab.capacity() as u64;
     let class = &stats.classes()[0];

@@ -6,11 +6,10 @@
 //! atomic subtraction (0.2 ns instead of 4.9 here).
 
 use crate::chunk::Chunk;
-use crate::pool::SlabPool;
 use crate::sync::{AtomicU32, Ordering, abort};
 use core::fmt;
 use core::mem::ManuallyDrop;
-use core::ptr::NonNull;
+use core::ops::Deref;
 
 /// The rules of the count; free functions so that the model checker can run them on a bare word.
 ///
@@ -71,8 +70,8 @@ pub(crate) mod count {
 
 /// A chunk with several owners; the last one to be dropped gives it back.
 ///
-/// 16 bytes. Gives no access to the bytes by itself: the owners have to agree who reads or writes
-/// which of them (those of packets only read, for example).
+/// 16 bytes. To a [`Chunk`] it is what an `Arc` is to its value, and gives no access to the bytes by itself: the
+/// owners have to agree who reads or writes which of them (those of packets only read, for example).
 ///
 /// ```
 /// # use slab_core::SlabPool;
@@ -97,39 +96,6 @@ impl SharedChunk {
     #[inline(always)]
     fn extra(&self) -> &AtomicU32 {
         self.0.count()
-    }
-
-    /// Returns a pointer to the chunk's first byte; see [`Chunk::as_ptr`].
-    #[inline]
-    #[must_use]
-    pub fn as_ptr(&self) -> NonNull<u8> {
-        self.0.as_ptr()
-    }
-
-    /// Returns the usable size in bytes.
-    #[inline]
-    #[must_use]
-    pub fn capacity(&self) -> usize {
-        self.0.capacity()
-    }
-
-    /// Returns the index of the chunk's class in [`SlabPool::size_classes`].
-    #[inline]
-    #[must_use]
-    pub fn class(&self) -> usize {
-        self.0.class()
-    }
-
-    /// Returns a handle to the chunk's pool; `None` if the pool's last handle is gone.
-    #[must_use]
-    pub fn pool(&self) -> Option<SlabPool> {
-        self.0.pool()
-    }
-
-    /// Returns whether the chunk belongs to this pool.
-    #[must_use]
-    pub fn belongs_to(&self, pool: &SlabPool) -> bool {
-        self.0.belongs_to(pool)
     }
 
     /// Returns whether this is the only reference. If so, what other owners did with the chunk happened
@@ -231,6 +197,16 @@ impl SharedChunk {
     }
 }
 
+/// The chunk's address, size, class and pool.
+impl Deref for SharedChunk {
+    type Target = Chunk;
+
+    #[inline(always)]
+    fn deref(&self) -> &Chunk {
+        &self.0
+    }
+}
+
 impl Clone for SharedChunk {
     #[inline(always)]
     fn clone(&self) -> Self {
@@ -305,7 +281,7 @@ impl Drop for Clones {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::*;
+    use crate::SlabPool;
 
     /// A mark where none belongs would only cost time, which no other test sees.
     #[test]

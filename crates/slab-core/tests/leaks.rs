@@ -71,7 +71,7 @@ fn typed_slab_lists_who_has_its_values() {
     let made = slab.try_insert_with(|| [2; 3]).unwrap();
     let uninit = slab.try_uninit().unwrap();
     let raw = slab.alloc_raw().unwrap();
-    let mut live = slab.live_chunks();
+    let mut live = slab.pool().live_chunks();
     live.sort_by_key(|chunk| chunk.place.line());
     let places = live
         .iter()
@@ -79,10 +79,10 @@ fn typed_slab_lists_who_has_its_values() {
     assert!(places.eq((first..first + 4).map(|line| (file!(), line))));
     assert_eq!(live[3].address, raw.addr().get());
     drop((inserted, made, uninit));
-    assert_eq!(slab.live_chunks().len(), 1);
+    assert_eq!(slab.pool().live_chunks().len(), 1);
     // SAFETY: allocated above, and not used any more.
     unsafe { slab.free_raw(raw) }.unwrap();
-    assert!(slab.live_chunks().is_empty());
+    assert!(slab.pool().live_chunks().is_empty());
 }
 
 #[test]

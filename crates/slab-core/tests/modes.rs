@@ -212,7 +212,7 @@ fn typed_slabs_run_in_every_mode() {
                 .all(|(n, text)| **text == n.to_string())
         );
         drop(all);
-        assert_eq!(slab.stats().in_use(), 0);
+        assert_eq!(slab.pool().stats().in_use(), 0);
     }
 }
 

@@ -28,7 +28,7 @@ fn builder_defaults_are_as_documented() {
     assert_eq!(pool.size_classes(), &SizeClasses::network());
     assert!(!pool.zeroes_on_free());
     let slab = Slab::<[u8; 64]>::builder().build().unwrap();
-    assert_eq!((slab.name(), slab.capacity()), ("default", 1 << 20));
+    assert_eq!((slab.pool().name(), slab.capacity()), ("default", 1 << 20));
 }
 
 /// Twice what the builder's page says of debug builds. A thread that has less ends the process.

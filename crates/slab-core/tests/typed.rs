@@ -72,7 +72,7 @@ fn an_owner_is_compared_hashed_and_shown_by_its_value() {
     check(insert("ann"), insert("bob"));
     let insert = |name| insert(name).into_global().unwrap();
     check(insert("ann"), insert("bob"));
-    assert_eq!(slab.stats().in_use(), 0);
+    assert_eq!(slab.pool().stats().in_use(), 0);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_value_is_dropped_once_whichever_way_it_leaves() {
     let insert = || slab.try_insert(Counted(Arc::clone(&drops))).unwrap();
     let count = |expected: usize| {
         assert_eq!(drops.load(Ordering::Relaxed), expected);
-        slab.stats().in_use()
+        slab.pool().stats().in_use()
     };
     drop(insert());
     assert_eq!(count(1), 0);
@@ -132,7 +132,7 @@ fn a_value_of_a_global_handle_is_dropped_once() {
     assert_eq!(drops.load(Ordering::Relaxed), 1);
     drop(boxed);
     assert_eq!(drops.load(Ordering::Relaxed), 2);
-    assert_eq!(slab.stats().in_use(), 0);
+    assert_eq!(slab.pool().stats().in_use(), 0);
 }
 
 #[test]
@@ -144,10 +144,10 @@ fn a_pointer_of_another_slab_is_refused() {
     let inside = raw.cast::<u64>().map_addr(|at| at.checked_add(64).unwrap());
     // SAFETY: not where a value begins, so nothing is promised.
     assert!(unsafe { mine.free_raw(inside.cast()) }.is_err());
-    assert_eq!(mine.stats().in_use(), 1);
+    assert_eq!(mine.pool().stats().in_use(), 1);
     // SAFETY: of this slab, and not used again.
     unsafe { mine.free_raw(raw) }.unwrap();
-    assert_eq!(mine.stats().in_use(), 0);
+    assert_eq!(mine.pool().stats().in_use(), 0);
 }
 
 #[test]
@@ -163,10 +163,10 @@ fn a_panic_leaks_no_memory() {
         slab.try_insert_with(|| panic!("in the constructor"))
     }));
     assert!(made.is_err());
-    assert_eq!(slab.stats().in_use(), 0);
+    assert_eq!(slab.pool().stats().in_use(), 0);
     let bomb = slab.try_insert(Bomb).unwrap();
     assert!(catch_unwind(AssertUnwindSafe(|| drop(bomb))).is_err());
-    assert_eq!(slab.stats().in_use(), 0);
+    assert_eq!(slab.pool().stats().in_use(), 0);
 }
 
 #[test]
@@ -196,25 +196,25 @@ fn insert_with_makes_the_value_only_when_there_is_room() {
         panic!("there is room");
     };
     assert_eq!((made.get(), value[16383]), (2, 2));
-    assert_eq!(slab.wait_times().count(), 2);
+    assert_eq!(slab.pool().wait_times(0).unwrap().count(), 2);
     drop(value);
     let mut panics = Box::pin(slab.insert_with(|| panic!("in the constructor")));
     let poll = AssertUnwindSafe(|| panics.as_mut().poll(&mut cx).is_pending());
     assert!(catch_unwind(poll).is_err());
-    assert_eq!(slab.stats().in_use(), held.len() as u64);
+    assert_eq!(slab.pool().stats().in_use(), held.len() as u64);
 }
 
 #[test]
 #[cfg(all(target_os = "linux", not(miri)))]
 fn resident_bytes_come_with_the_values_and_go_with_a_trim() {
     let slab = slab::<[u8; 65536]>(64);
-    assert_eq!(slab.resident_bytes(), Some(0));
+    assert_eq!(slab.pool().resident_bytes(), Some(0));
     let make = || slab.try_insert_with(|| [1; 65536]).unwrap();
     let values: Vec<_> = (0..slab.capacity()).map(|_| make()).collect();
-    assert_eq!(slab.resident_bytes(), Some(values.len() * 65536));
+    assert_eq!(slab.pool().resident_bytes(), Some(values.len() * 65536));
     drop(values);
-    slab.trim();
-    assert_eq!(slab.resident_bytes(), Some(0));
+    slab.pool().trim();
+    assert_eq!(slab.pool().resident_bytes(), Some(0));
 }
 
 #[test]
@@ -224,14 +224,9 @@ fn builder_passes_options_to_its_pool() {
         .pool(|pool| pool.growth(Growth::Custom(|_| 4)).max_memory(1))
         .build()
         .unwrap();
-    let one = slab.try_insert([0; 64]).unwrap();
-    let slab_bytes = slab.stats().slab_bytes;
-    assert_eq!(slab.stats().committed_bytes, 4 * slab_bytes);
-    drop(one);
-    assert_eq!(slab.trim_to(2 * slab_bytes), 2 * slab_bytes);
-    assert_eq!(slab.trim_above(2 * slab_bytes, 0), 0);
-    assert_eq!(slab.trim_above(slab_bytes, slab_bytes), slab_bytes);
-    assert_eq!(slab.trim(), slab_bytes);
+    drop(slab.try_insert([0; 64]).unwrap());
+    let stats = slab.pool().stats();
+    assert_eq!(stats.committed_bytes, 4 * stats.slab_bytes);
 }
 
 #[test]
@@ -370,7 +365,7 @@ fn leaked_value_keeps_its_memory() {
     let drops = Arc::new(AtomicUsize::new(0));
     let leaked = SlabBox::leak(slab.try_insert(Counted(Arc::clone(&drops))).unwrap());
     let raw = slab.alloc_raw().unwrap();
-    assert_eq!(slab.stats().in_use(), 2);
+    assert_eq!(slab.pool().stats().in_use(), 2);
     drop(slab);
     leaked.0.fetch_add(5, Ordering::Relaxed);
     // SAFETY: valid for one value for as long as it is not freed.
@@ -416,8 +411,8 @@ fn a_destructor_may_use_the_slab() {
         );
     }
     drop(head);
-    assert_eq!(slab.stats().in_use(), 0);
-    assert_eq!(slab.stats().classes()[0].allocs, 2 * LEN);
+    assert_eq!(slab.pool().stats().in_use(), 0);
+    assert_eq!(slab.pool().stats().classes()[0].allocs, 2 * LEN);
 }
 
 #[test]
@@ -454,12 +449,12 @@ fn a_static_slab_opens_once_and_a_global_handle_finds_it() {
     });
     let global = Tagged::global().unwrap();
     assert_eq!(std::ptr::from_ref(global).addr(), first);
-    assert_eq!(global.name(), "tx");
+    assert_eq!(global.pool().name(), "tx");
     let mut held: Vec<GlobalBox<[u64; 8], Tx>> = (0..100)
         .map(|i| global.try_insert([i; 8]).unwrap().into_global().unwrap())
         .collect();
     held[3][0] = 99;
-    assert_eq!(global.stats().in_use(), 100);
+    assert_eq!(global.pool().stats().in_use(), 100);
     std::thread::spawn(move || {
         for (i, value) in (0..).zip(&held) {
             assert_eq!(value[7], i);
@@ -469,13 +464,13 @@ fn a_static_slab_opens_once_and_a_global_handle_finds_it() {
     })
     .join()
     .unwrap();
-    assert_eq!(global.stats().in_use(), 0);
+    assert_eq!(global.pool().stats().in_use(), 0);
     // Another slab of the same type and tag is not the global one.
     let other = Tagged::builder().max_objects(1).build().unwrap();
     let stranger = other.try_insert([0; 8]).unwrap().into_global().unwrap_err();
     drop(stranger);
-    assert_eq!(other.stats().in_use(), 0);
-    assert_eq!(other.stats().classes()[0].frees, 1);
+    assert_eq!(other.pool().stats().in_use(), 0);
+    assert_eq!(other.pool().stats().classes()[0].frees, 1);
 }
 
 #[test]
@@ -499,7 +494,7 @@ fn global_tag_that_changes_its_slab_panics() {
         let two = Slab::<u64, Fickle>::global().unwrap();
         assert_eq!(*two.try_insert(6).unwrap(), 6);
         assert_eq!(
-            one.stats().in_use(),
+            one.pool().stats().in_use(),
             leaked + 1,
             "leaked, not given to the wrong slab"
         );

@@ -40,7 +40,7 @@ fn half_a_million_objects_have_little_overhead() {
         handle.write(object.into_global().unwrap());
     }
     let grown = process::size("VmRSS") - before;
-    assert_eq!(slab.stats().in_use(), OBJECTS as u64);
+    assert_eq!(slab.pool().stats().in_use(), OBJECTS as u64);
     for (i, handle) in handles.iter_mut().enumerate() {
         // SAFETY: written above, and dropped once.
         let handle = unsafe { handle.assume_init_read() };

@@ -1,6 +1,5 @@
 //! The series that says how the program was built.
 
-use crate::json::Json;
 use crate::names::BUILD_INFO;
 use crate::series::{Describe, Source};
 
@@ -25,7 +24,4 @@ impl Source for BuildSource {
     fn read(&self, values: &mut Vec<u64>) {
         values.push(1);
     }
-
-    /// The version is in the JSON already.
-    fn write_json(&self, _json: &mut Json) {}
 }

@@ -2,11 +2,9 @@
 
 use crate::build::BuildSource;
 use crate::error::{RegisterError, SourceKind};
-use crate::pool::{PoolSource, ReadPool};
-use crate::series::{MonotonicCounters, Source};
-#[cfg(feature = "allocator-api2")]
-use slab_core::SlabAllocator;
-use slab_core::{Slab, SlabPool};
+use crate::pool::PoolSource;
+use crate::series::{Registered, Source};
+use slab_core::SlabPool;
 #[cfg(feature = "net")]
 use slab_net::{PacketPool, pipeline::QueueMonitor, udp::SocketMonitor};
 use std::fmt;
@@ -44,7 +42,7 @@ pub struct Collector {
 }
 
 struct Sources {
-    build: Arc<dyn Source>,
+    build: Arc<Registered>,
     entries: Vec<Entry>,
     /// The serial number of the last source registered. Serial numbers ascend, also along the list, so
     /// a reader that remembers them finds new sources at the end of the list.
@@ -54,7 +52,7 @@ struct Sources {
 impl Default for Sources {
     fn default() -> Self {
         Self {
-            build: Arc::new(BuildSource),
+            build: Arc::new(Registered::new(Arc::new(BuildSource))),
             entries: Vec::new(),
             last_serial: 0,
         }
@@ -65,7 +63,7 @@ struct Entry {
     kind: SourceKind,
     name: String,
     serial: u64,
-    source: Arc<dyn Source>,
+    registered: Arc<Registered>,
 }
 
 impl Collector {
@@ -75,23 +73,15 @@ impl Collector {
         Self::default()
     }
 
-    /// Registers a pool, with its own name as the label `pool`.
-    ///
-    /// # Errors
-    /// Another pool has this name, or the collector is full.
-    pub fn register_pool(&self, pool: &SlabPool) -> Result<(), RegisterError> {
-        self.register_as_pool(pool.name(), pool.clone())
-    }
-
-    /// Registers a typed slab, with its own name as the label `pool`. It has the series of a pool with
-    /// one size class.
+    /// Registers a pool, with its own name as the label `pool`; also that of a typed slab or of a collection's
+    /// allocator:
     ///
     /// ```
     /// # use slab_core::Slab;
     /// # use slab_metrics::{Collector, Exporter};
     /// let sessions = Slab::<[u64; 8]>::builder().name("sessions").build()?;
     /// let collector = Collector::new();
-    /// collector.register_slab(&sessions)?;
+    /// collector.register_pool(sessions.pool())?;
     /// let one = sessions.try_insert([0; 8])?;
     /// let page = Exporter::new(collector).scrape();
     /// assert!(page.contains("slab_pool_in_use_bytes{pool=\"sessions\",size_class=\"64\"} 64\n"));
@@ -101,30 +91,9 @@ impl Collector {
     ///
     /// # Errors
     /// Another pool has this name, or the collector is full.
-    pub fn register_slab<T: 'static, Tag: 'static>(
-        &self,
-        slab: &Slab<T, Tag>,
-    ) -> Result<(), RegisterError> {
-        self.register_as_pool(slab.name(), slab.clone())
-    }
-
-    /// Registers the pool behind a collection's allocator, with its own name as the label `pool`. It has
-    /// the series of a pool.
-    ///
-    /// # Errors
-    /// Another pool has this name, or the collector is full.
-    #[cfg(feature = "allocator-api2")]
-    pub fn register_allocator(&self, allocator: &SlabAllocator) -> Result<(), RegisterError> {
-        self.register_as_pool(allocator.name(), allocator.clone())
-    }
-
-    fn register_as_pool(
-        &self,
-        name: &str,
-        pool: impl ReadPool + 'static,
-    ) -> Result<(), RegisterError> {
-        let source = PoolSource::new(name, pool);
-        self.register(SourceKind::Pool, name, source)
+    pub fn register_pool(&self, pool: &SlabPool) -> Result<(), RegisterError> {
+        let source = PoolSource::new(pool.clone());
+        self.register(SourceKind::Pool, pool.name(), Arc::new(source))
     }
 
     /// Registers a packet pool under the name of its slab pool, with the series of both. The slab pool
@@ -135,7 +104,7 @@ impl Collector {
     #[cfg(feature = "net")]
     pub fn register_packet_pool(&self, pool: &PacketPool) -> Result<(), RegisterError> {
         let source = crate::net::PacketPoolSource::new(pool.clone());
-        self.register(SourceKind::Pool, pool.slab().name(), source)
+        self.register(SourceKind::Pool, pool.slab().name(), Arc::new(source))
     }
 
     /// Registers a UDP socket, with `name` as the label `socket`. Names should come from a small fixed
@@ -155,7 +124,7 @@ impl Collector {
             name: name.clone(),
             monitor,
         };
-        self.register(SourceKind::Socket, &name, source)
+        self.register(SourceKind::Socket, &name, Arc::new(source))
     }
 
     /// Registers a hand-off queue, with `name` as the label `queue`. The series stay when the queue has
@@ -174,7 +143,7 @@ impl Collector {
             name: name.clone(),
             monitor,
         };
-        self.register(SourceKind::Queue, &name, source)
+        self.register(SourceKind::Queue, &name, Arc::new(source))
     }
 
     /// Registers an RUDP endpoint, with `name` as the label `endpoint`. The collector does not keep it open,
@@ -212,16 +181,16 @@ impl Collector {
             name: name.clone(),
             monitor: endpoint.stats_monitor(),
         };
-        self.register(SourceKind::RudpEndpoint, &name, source)
+        self.register(SourceKind::RudpEndpoint, &name, Arc::new(source))
     }
 
     pub(crate) fn register(
         &self,
         kind: SourceKind,
         name: &str,
-        source: impl Source + 'static,
+        source: Arc<dyn Source>,
     ) -> Result<(), RegisterError> {
-        let source = Arc::new(MonotonicCounters::new(source));
+        let registered = Arc::new(Registered::new(source));
         let mut sources = self.lock_live();
         if sources.position(kind, name).is_some() {
             return Err(RegisterError::DuplicateName {
@@ -238,7 +207,7 @@ impl Collector {
             kind,
             name: name.to_owned(),
             serial,
-            source,
+            registered,
         });
         Ok(())
     }
@@ -260,28 +229,30 @@ impl Collector {
     }
 
     /// Returns the sources of one kind with their names, to be read without holding the lock.
-    pub(crate) fn sources_of_kind(&self, kind: SourceKind) -> Vec<(String, Arc<dyn Source>)> {
+    pub(crate) fn sources_of_kind(&self, kind: SourceKind) -> Vec<(String, Arc<Registered>)> {
         let sources = self.lock_live();
         let sources_of_kind = sources.entries.iter().filter(|entry| entry.kind == kind);
         sources_of_kind
-            .map(|entry| (entry.name.clone(), Arc::clone(&entry.source)))
+            .map(|entry| (entry.name.clone(), Arc::clone(&entry.registered)))
             .collect()
     }
 
     /// Copies every source with its serial number to `to`, in ascending order and with the build source
     /// first, to be read without holding the lock. Allocates nothing if `to` has the capacity.
-    pub(crate) fn copy_sources(&self, to: &mut Vec<(u64, Arc<dyn Source>)>) {
+    pub(crate) fn copy_sources(&self, to: &mut Vec<(u64, Arc<Registered>)>) {
         to.clear();
         let sources = self.lock_live();
         to.push((0, Arc::clone(&sources.build)));
         let registered = sources.entries.iter();
-        to.extend(registered.map(|entry| (entry.serial, Arc::clone(&entry.source))));
+        to.extend(registered.map(|entry| (entry.serial, Arc::clone(&entry.registered))));
     }
 
     /// As `lock`, with the sources dropped that are gone.
     fn lock_live(&self) -> MutexGuard<'_, Sources> {
         let mut sources = self.lock();
-        sources.entries.retain(|entry| !entry.source.is_gone());
+        sources
+            .entries
+            .retain(|entry| !entry.registered.source.is_gone());
         sources
     }
 

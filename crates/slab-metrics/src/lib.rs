@@ -40,7 +40,6 @@
 //! |---|---|---|
 //! | `net` | yes | packet pools, sockets, queues and RUDP endpoints as sources |
 //! | `fec` | no | what error correction of RUDP did; with `net` |
-//! | `allocator-api2` | no | `Collector::register_allocator` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -16,7 +16,7 @@ pub(crate) struct PacketPoolSource {
 
 impl PacketPoolSource {
     pub(crate) fn new(pool: PacketPool) -> Self {
-        let slab = PoolSource::new(pool.slab().name(), pool.slab().clone());
+        let slab = PoolSource::new(pool.slab().clone());
         Self { slab, pool }
     }
 }

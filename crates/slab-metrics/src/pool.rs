@@ -3,62 +3,7 @@
 use crate::json::Json;
 use crate::names::*;
 use crate::series::{Describe, Label, Row, Source, describe_rows, nanos, read_rows};
-#[cfg(feature = "allocator-api2")]
-use slab_core::SlabAllocator;
-use slab_core::{ClassStats, PoolStats, Slab, SlabPool, WaitTimes};
-
-/// Something with a pool's statistics.
-pub(crate) trait ReadPool: Send + Sync {
-    fn stats(&self) -> PoolStats;
-    /// Returns how long callers waited for chunks of a class; `None` if nobody can wait.
-    fn wait_times(&self, class: usize) -> Option<WaitTimes>;
-    /// Returns the resident bytes; `None` if they are not known.
-    fn resident_bytes(&self) -> Option<usize>;
-}
-
-impl ReadPool for SlabPool {
-    fn stats(&self) -> PoolStats {
-        self.stats()
-    }
-
-    fn wait_times(&self, class: usize) -> Option<WaitTimes> {
-        self.wait_times(class)
-    }
-
-    fn resident_bytes(&self) -> Option<usize> {
-        self.resident_bytes()
-    }
-}
-
-impl<T, Tag> ReadPool for Slab<T, Tag> {
-    fn stats(&self) -> PoolStats {
-        self.stats()
-    }
-
-    fn wait_times(&self, _only: usize) -> Option<WaitTimes> {
-        Some(self.wait_times())
-    }
-
-    fn resident_bytes(&self) -> Option<usize> {
-        self.resident_bytes()
-    }
-}
-
-#[cfg(feature = "allocator-api2")]
-impl ReadPool for SlabAllocator {
-    fn stats(&self) -> PoolStats {
-        self.stats()
-    }
-
-    /// An allocator refuses and never waits.
-    fn wait_times(&self, _class: usize) -> Option<WaitTimes> {
-        None
-    }
-
-    fn resident_bytes(&self) -> Option<usize> {
-        self.resident_bytes()
-    }
-}
+use slab_core::{ClassStats, PoolStats, SlabPool, WaitTimes};
 
 /// The series of a pool.
 const ROWS: &[Row<PoolStats>] = &[
@@ -126,34 +71,29 @@ const CLASS_ROWS: &[Row<ClassStats>] = &[
 ];
 
 pub(crate) struct PoolSource {
-    name: String,
-    pool: Box<dyn ReadPool>,
-    class_bytes: Box<[usize]>,
+    pool: SlabPool,
     has_resident_bytes: bool,
 }
 
 impl PoolSource {
-    pub(crate) fn new(name: &str, pool: impl ReadPool + 'static) -> Self {
-        let stats = pool.stats();
-        let class_bytes: Box<[usize]> = stats.classes().iter().map(|c| c.chunk_bytes).collect();
+    pub(crate) fn new(pool: SlabPool) -> Self {
+        let has_resident_bytes = pool.resident_bytes().is_some();
         Self {
-            name: name.to_owned(),
-            has_resident_bytes: pool.resident_bytes().is_some(),
-            class_bytes,
-            pool: Box::new(pool),
+            pool,
+            has_resident_bytes,
         }
     }
 
-    /// Returns the waiting times of each class that callers can wait for.
+    /// Returns the waiting times of each class.
     fn wait_times(&self) -> impl Iterator<Item = WaitTimes> + '_ {
-        (0..self.class_bytes.len()).map_while(|class| self.pool.wait_times(class))
+        (0..).map_while(|class| self.pool.wait_times(class))
     }
 }
 
 impl Source for PoolSource {
     fn describe(&self, to: &mut Describe<'_>) {
-        let pool: Label = ("pool", self.name.clone().into());
-        for bytes in &self.class_bytes {
+        let pool: Label = ("pool", self.pool.name().to_owned().into());
+        for bytes in self.pool.size_classes().sizes() {
             let class = [pool.clone(), ("size_class", bytes.to_string().into())];
             describe_rows(CLASS_ROWS, &class, to);
         }

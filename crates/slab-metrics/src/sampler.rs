@@ -2,7 +2,7 @@
 
 use crate::collector::{Collector, MAX_SOURCES};
 use crate::names::{Family, Kind};
-use crate::series::{Label as Pair, Source};
+use crate::series::{Label as Pair, Registered};
 use metrics::{Counter, Gauge, Key, Label, Level, Metadata, Recorder};
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -64,7 +64,7 @@ pub struct Sampler<R> {
     tracked: Vec<Tracked>,
     ended: EndedSeries,
     // Kept from one sample to the next for their memory; empty in between.
-    sources: Vec<(u64, Arc<dyn Source>)>,
+    sources: Vec<(u64, Arc<Registered>)>,
     values: Vec<u64>,
 }
 
@@ -167,9 +167,9 @@ impl<R: Recorder> Sampler<R> {
             known.is_ok()
         });
         // Serial numbers ascend: new sources follow the known ones.
-        for (serial, source) in &sources[self.tracked.len()..] {
+        for (serial, registered) in &sources[self.tracked.len()..] {
             let mut handles = Vec::new();
-            source.describe(&mut |family, labels| {
+            registered.source.describe(&mut |family, labels| {
                 handles.push(Handle::new(&self.recorder, family, labels, &mut self.ended));
             });
             self.tracked.push(Tracked {
@@ -177,9 +177,9 @@ impl<R: Recorder> Sampler<R> {
                 handles,
             });
         }
-        for (tracked, (_, source)) in self.tracked.iter_mut().zip(&sources) {
+        for (tracked, (_, registered)) in self.tracked.iter_mut().zip(&sources) {
             self.values.clear();
-            source.read(&mut self.values);
+            registered.read(&mut self.values);
             // Totals of one source do not fall, so if one has, this is a new source with the name of an ended
             // one, also where it has counted more already.
             let mut values = &*self.values;
@@ -375,9 +375,8 @@ impl<R> fmt::Debug for Sampler<R> {
 mod tests {
     use super::*;
     use crate::error::SourceKind;
-    use crate::json::Json;
     use crate::names::HTTP_REQUESTS_TOTAL;
-    use crate::series::Describe;
+    use crate::series::{Describe, Source};
     use metrics::NoopRecorder;
 
     /// Has counted 7 requests.
@@ -391,8 +390,6 @@ mod tests {
         fn read(&self, values: &mut Vec<u64>) {
             values.push(7);
         }
-
-        fn write_json(&self, _json: &mut Json) {}
     }
 
     /// A program may name its sources after peers that come and go.
@@ -404,7 +401,7 @@ mod tests {
         let comes_and_goes = |sampler: &mut Sampler<_>, name: usize| {
             let name = name.to_string();
             let source = Counted(name.clone());
-            collector.register(kind, &name, source).unwrap();
+            collector.register(kind, &name, Arc::new(source)).unwrap();
             sampler.sample();
             assert!(collector.unregister(kind, &name));
         };

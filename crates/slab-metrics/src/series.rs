@@ -25,30 +25,13 @@ pub(crate) trait Source: Send + Sync {
     /// scrape and must not allocate beyond that; only an RUDP endpoint makes a list of its sessions.
     fn read(&self, values: &mut Vec<u64>);
 
-    /// Writes the statistics as members of an object that already has a `name`.
-    fn write_json(&self, json: &mut Json);
+    /// Writes the statistics as members of an object that already has a `name`, if they are of the program's memory
+    /// or traffic.
+    fn write_json(&self, _json: &mut Json) {}
 
     /// Is what it reads gone for good? Then the collector drops it. Called under the collector's lock.
     fn is_gone(&self) -> bool {
         false
-    }
-}
-
-impl<S: Source + ?Sized> Source for Arc<S> {
-    fn describe(&self, to: &mut Describe<'_>) {
-        (**self).describe(to);
-    }
-
-    fn read(&self, values: &mut Vec<u64>) {
-        (**self).read(values);
-    }
-
-    fn write_json(&self, json: &mut Json) {
-        (**self).write_json(json);
-    }
-
-    fn is_gone(&self) -> bool {
-        (**self).is_gone()
     }
 }
 
@@ -79,21 +62,21 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A source whose counters never fall.
+/// A source in a collector, whose counters never fall.
 ///
 /// The parts of a snapshot are of slightly different moments: a session or thread that ends can be in
 /// neither of two sums. A counter on a page must not fall: Prometheus would take that for a restart and
 /// count everything before it a second time.
-pub(crate) struct MonotonicCounters<S> {
-    source: S,
+pub(crate) struct Registered {
+    pub(crate) source: Arc<dyn Source>,
     /// For each value, whether it can only rise.
     is_counter: Box<[bool]>,
     /// The latest values.
     last: Mutex<Box<[u64]>>,
 }
 
-impl<S: Source> MonotonicCounters<S> {
-    pub(crate) fn new(source: S) -> Self {
+impl Registered {
+    pub(crate) fn new(source: Arc<dyn Source>) -> Self {
         let mut is_counter = Vec::new();
         source.describe(&mut |family, _| {
             let counter = !matches!(family.kind, Kind::Gauge);
@@ -105,14 +88,9 @@ impl<S: Source> MonotonicCounters<S> {
             is_counter: is_counter.into(),
         }
     }
-}
 
-impl<S: Source> Source for MonotonicCounters<S> {
-    fn describe(&self, to: &mut Describe<'_>) {
-        self.source.describe(to);
-    }
-
-    fn read(&self, values: &mut Vec<u64>) {
+    /// [Reads](Source::read) the source, with counters that are at least what they were.
+    pub(crate) fn read(&self, values: &mut Vec<u64>) {
         // Locked while reading, so that the later of two readers has the later values. A panic in between
         // leaves values that are at worst old.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,14 +104,6 @@ impl<S: Source> Source for MonotonicCounters<S> {
                 *last = *value;
             }
         }
-    }
-
-    fn write_json(&self, json: &mut Json) {
-        self.source.write_json(json);
-    }
-
-    fn is_gone(&self) -> bool {
-        self.source.is_gone()
     }
 }
 
@@ -191,13 +161,11 @@ mod tests {
             let now = self.0.fetch_sub(1, Relaxed);
             values.extend(vec![now; 2 + POOL_WAIT_SECONDS.width()]);
         }
-
-        fn write_json(&self, _json: &mut Json) {}
     }
 
     #[test]
     fn gauges_may_fall_and_counters_may_not() {
-        let source = MonotonicCounters::new(FallingSource(AtomicU64::new(9)));
+        let source = Registered::new(Arc::new(FallingSource(AtomicU64::new(9))));
         let mut values = vec![77];
         source.read(&mut values);
         source.read(&mut values);
@@ -208,7 +176,9 @@ mod tests {
         // The same holds for every registered source.
         let collector = Collector::new();
         let falling = FallingSource(AtomicU64::new(9));
-        collector.register(SourceKind::Pool, "", falling).unwrap();
+        collector
+            .register(SourceKind::Pool, "", Arc::new(falling))
+            .unwrap();
         let exporter = Exporter::new(collector);
         for gauge in [9, 8, 7] {
             let page = exporter.scrape();
@@ -236,8 +206,6 @@ mod tests {
             #[cfg(feature = "net")]
             values.push(3_900_000_000);
         }
-
-        fn write_json(&self, _json: &mut Json) {}
     }
 
     #[test]
@@ -247,7 +215,9 @@ mod tests {
         let recorder = recorder.set_buckets_for_metric(waits, &WAIT_SECONDS_BOUNDS);
         let recorder = recorder.unwrap().build_recorder();
         let collector = Collector::new();
-        collector.register(SourceKind::Pool, "", LongTimes).unwrap();
+        collector
+            .register(SourceKind::Pool, "", Arc::new(LongTimes))
+            .unwrap();
         Sampler::new(collector.clone(), &recorder).sample();
         let page = recorder.handle().render();
         for line in [

@@ -24,10 +24,10 @@ pub(crate) fn render(collector: &Collector, uptime_ms: u64) -> String {
         ] {
             json.key(key);
             json.array(|json| {
-                for (name, source) in collector.sources_of_kind(kind) {
+                for (name, registered) in collector.sources_of_kind(kind) {
                     json.object(|json| {
                         json.text("name", &name);
-                        source.write_json(json);
+                        registered.source.write_json(json);
                     });
                 }
             });
@@ -96,7 +96,7 @@ mod tests {
         let collector = Collector::new();
         collector.register_packet_pool(&pool).unwrap();
         collector.register_socket("s", receiver.monitor()).unwrap();
-        collector.register_queue("q", sender.monitor()).unwrap();
+        collector.register_queue("q", consumer.monitor()).unwrap();
         collector.register_rudp_endpoint("e", &endpoint).unwrap();
 
         let client = UdpSender::bind(any).unwrap();

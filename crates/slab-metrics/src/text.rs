@@ -9,7 +9,7 @@
 
 use crate::collector::Collector;
 use crate::names::{Family, Kind};
-use crate::series::{Label, Source};
+use crate::series::{Label, Registered};
 use std::fmt::Write;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct TextPage {
     /// The longest page of these sources so far.
     longest: usize,
     // Kept from one scrape to the next for their memory; empty in between.
-    sources: Vec<(u64, Arc<dyn Source>)>,
+    sources: Vec<(u64, Arc<Registered>)>,
     values: Vec<u64>,
 }
 
@@ -72,8 +72,8 @@ impl TextPage {
             };
         }
         self.values.clear();
-        for (_, source) in &sources {
-            source.read(&mut self.values);
+        for (_, registered) in &sources {
+            registered.read(&mut self.values);
         }
         // These may be the last handles to sources that were unregistered meanwhile.
         sources.clear();
@@ -110,11 +110,11 @@ impl TextPage {
 }
 
 /// Lays out the lines of all series by family, in the order in which families first appear.
-fn lay_out(sources: &[(u64, Arc<dyn Source>)]) -> Vec<Block> {
+fn lay_out(sources: &[(u64, Arc<Registered>)]) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut at = 0;
-    for (_, source) in sources {
-        source.describe(&mut |family, labels| {
+    for (_, registered) in sources {
+        registered.source.describe(&mut |family, labels| {
             let known = blocks.iter().position(|b| std::ptr::eq(b.family, family));
             let block = known.unwrap_or_else(|| {
                 blocks.push(Block {

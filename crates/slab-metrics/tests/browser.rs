@@ -62,8 +62,8 @@ impl Pipeline {
         collector.register_packet_pool(&rx).unwrap();
         collector.register_pool(&full).unwrap();
         collector.register_socket("0", receiver.monitor()).unwrap();
-        collector.register_queue("fast", fast.monitor()).unwrap();
-        collector.register_queue("slow", slow.monitor()).unwrap();
+        collector.register_queue("fast", batches.monitor()).unwrap();
+        collector.register_queue("slow", kept.monitor()).unwrap();
         collector.register_rudp_endpoint("0", &endpoint).unwrap();
         let server = MetricsServer::builder(Exporter::new(collector)).address(any);
         let server = runtime.block_on(server.bind()).unwrap();

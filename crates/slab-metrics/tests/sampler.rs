@@ -267,7 +267,7 @@ fn typed_slabs_are_exported_as_pools() {
         .build()
         .unwrap();
     let collector = Collector::new();
-    collector.register_slab(&slab).unwrap();
+    collector.register_pool(slab.pool()).unwrap();
     let recorder = PrometheusBuilder::new().build_recorder();
     let mut sampler = Sampler::new(collector, &recorder);
     let held: Vec<_> = (0..7).map(|_| slab.try_insert([0; 100]).unwrap()).collect();
@@ -284,21 +284,4 @@ fn typed_slabs_are_exported_as_pools() {
         page(&recorder.handle()).sum("slab_pool_chunks", &in_use),
         0.0
     );
-}
-
-#[cfg(feature = "allocator-api2")]
-#[test]
-fn the_pool_of_an_allocator_is_exported_as_a_pool() {
-    let allocator = slab_core::SlabAllocator::open(SlabPool::builder().name("lines")).unwrap();
-    let collector = Collector::new();
-    collector.register_allocator(&allocator).unwrap();
-    let mut line = allocator_api2::vec::Vec::new_in(allocator.clone());
-    line.extend_from_slice(b"in the pool");
-    let page = Page::parse(&slab_metrics::Exporter::new(collector).scrape());
-    let in_use = [("pool", "lines"), ("state", "in_use")];
-    assert_eq!(page.sum("slab_pool_chunks", &in_use), 1.0);
-    let pool = [("pool", "lines")];
-    assert_eq!(page.value("slab_pool_wait_seconds_count", &pool), 0.0);
-    let has_resident_bytes = page.families.contains_key("slab_pool_resident_bytes");
-    assert_eq!(has_resident_bytes, cfg!(target_os = "linux"));
 }

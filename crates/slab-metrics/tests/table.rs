@@ -44,12 +44,12 @@ fn set(list: &str) -> BTreeSet<String> {
 async fn page() -> Page {
     let pool = PacketPool::builder().name("rx").build().unwrap();
     let socket = UdpReceiver::bind("127.0.0.1:0".parse().unwrap(), &pool).unwrap();
-    let (to_consumers, _batches) = queue(8.try_into().unwrap(), Overflow::DropNewest);
+    let (_to_consumers, batches) = queue(8.try_into().unwrap(), Overflow::DropNewest);
     let collector = Collector::new();
     collector.register_packet_pool(&pool).unwrap();
     collector.register_socket("0", socket.monitor()).unwrap();
     collector
-        .register_queue("handoff", to_consumers.monitor())
+        .register_queue("handoff", batches.monitor())
         .unwrap();
     let endpoint = Endpoint::bind(
         "127.0.0.1:0".parse().unwrap(),

@@ -2,7 +2,6 @@
 
 use crate::packet::PacketPoolError;
 use crate::pipeline::{Overflow, QueueClosed, TrySendError, queue};
-use crate::rudp::wire::Malformed;
 use crate::rudp::{self, CloseReason, OpenError, Rejection, SessionConfig, Unsent};
 use crate::udp::{self, BatchError, BindError, PacketBatch, SendErrorKind};
 use crate::{AllocError, ConfigError, Packet, PacketPool};
@@ -121,16 +120,6 @@ fn pool_errors() -> Vec<PacketPoolError> {
     )
 }
 
-fn malformed() -> Vec<Malformed> {
-    use Malformed as M;
-    every!(M:
-        M::TooShort => M::TooShort,
-        M::UnknownCommand => M::UnknownCommand,
-        M::LengthBeyondDatagram => M::LengthBeyondDatagram,
-        M::TrailingBytes => M::TrailingBytes,
-    )
-}
-
 fn unsent(error: rudp::SendError) -> Unsent {
     let packet = Packet::from_static(b"late");
     Unsent { packet, error }
@@ -172,7 +161,6 @@ fn all() -> Vec<Box<dyn Error>> {
         boxed(session_send_errors().into_iter().map(io::Error::from)),
         boxed(session_send_errors().into_iter().map(unsent)),
         boxed(Rejection::ALL.iter().copied()),
-        boxed(malformed()),
         #[cfg(feature = "aes-gcm")]
         boxed(key_errors()),
         #[cfg(feature = "fec")]

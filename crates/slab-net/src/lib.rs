@@ -55,6 +55,7 @@
 mod atomics;
 #[cfg(test)]
 mod error_tests;
+mod finish;
 mod packet;
 pub mod pipeline;
 pub mod rudp;

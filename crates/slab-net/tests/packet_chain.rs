@@ -25,29 +25,30 @@ fn panics<R>(f: impl FnOnce() -> R) -> bool {
 
 #[test]
 fn push_to_a_full_chain_returns_the_packet_unchanged() {
-    let mut chain = PacketChain::with_limit(3);
-    for _ in 0..3 {
+    const MOST: usize = PacketChain::MAX_PACKETS;
+    let mut chain = PacketChain::new();
+    for _ in 0..MOST {
         chain.push_back(Packet::from_static(b"abc")).unwrap();
     }
     let more = Packet::from_static(b"more");
     assert_eq!(chain.push_back(more.clone()), Err(more.clone()));
     assert_eq!(chain.push_front(more.clone()), Err(more.clone()));
-    assert_eq!((chain.packets(), chain.len(), chain.limit()), (3, 9, 3));
+    assert_eq!((chain.packets(), chain.len()), (MOST, 3 * MOST));
     chain.push_back(Packet::new()).unwrap();
-    assert_eq!(chain.packets(), 3, "an empty packet takes no place");
+    assert_eq!(chain.packets(), MOST, "an empty packet takes no place");
     // Reading makes room again.
     chain.advance(4);
     chain.push_front(more).unwrap();
     assert_eq!(chain.copy_to_bytes(9), "morebcabc");
+    chain.advance(3 * (MOST - 3));
     assert!(chain.is_empty() && !chain.has_remaining());
-    assert_eq!(PacketChain::new().limit(), PacketChain::DEFAULT_LIMIT);
 }
 
 #[test]
 fn many_packets_share_one_chunk() {
     let pool = pool();
     let whole = pool.try_copy_from_slice(&[0; 60_000]).unwrap();
-    let mut chain = PacketChain::with_limit(usize::MAX);
+    let mut chain = PacketChain::new();
     for _ in 0..1000 {
         chain.push_back(whole.clone()).unwrap();
     }

@@ -54,7 +54,7 @@ async fn forward_delivers_the_sockets_queue_when_stopped() {
         let pool = pool();
         let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
         let (sender, batches) = queue(16.try_into().unwrap(), overflow);
-        let monitor = sender.monitor();
+        let monitor = batches.monitor();
         send_ten(receiver.local_addr()).await;
         // Stopped before it has read anything.
         let report = forward(receiver, sender, ready(())).await;
@@ -74,7 +74,7 @@ async fn forward_without_consumers_ends_and_counts_unread_datagrams() {
     let pool = pool();
     let receiver = bind(&pool);
     let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
-    let monitor = sender.monitor();
+    let monitor = batches.monitor();
     drop(batches);
     send_ten(receiver.local_addr()).await;
     let report = forward(receiver, sender, pending()).await;
@@ -117,20 +117,16 @@ async fn flood(flows: bool, at_once: bool, capacity: NonZeroUsize) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    let (consumer, monitor) = if flows {
+    let (sender, batches) = if flows {
         let one = 1.try_into().unwrap();
         let (sender, mut batches) = flow_queues(one, capacity, Overflow::DropNewest);
-        let monitor = sender.monitors().remove(0);
-        let consumer = consume(batches.remove(0));
-        forward(receiver, sender, stop).await;
-        (consumer, monitor)
+        (sender, batches.remove(0))
     } else {
-        let (sender, batches) = queue(capacity, Overflow::DropNewest);
-        let monitor = sender.monitor();
-        let consumer = consume(batches);
-        forward(receiver, sender, stop).await;
-        (consumer, monitor)
+        queue(capacity, Overflow::DropNewest)
     };
+    let monitor = batches.monitor();
+    let consumer = consume(batches);
+    forward(receiver, sender, stop).await;
     assert_eq!(consumer.await.unwrap(), 200, "{capacity}");
     assert_eq!(monitor.stats().dropped(), 0);
 }
@@ -211,7 +207,7 @@ fn a_lasting_receive_error_ends_forward() {
     runtime().block_on(async {
         send_ten(receiver.local_addr()).await;
         let (sender, batches) = queue(16.try_into().unwrap(), Overflow::Wait);
-        let monitor = sender.monitor();
+        let monitor = batches.monitor();
         let all = tokio::time::timeout(HANG, forward(receiver, sender, pending()));
         let report = all.await.expect("hangs");
         assert!(matches!(report.ended, Ended::Failed(_)), "{report:?}");

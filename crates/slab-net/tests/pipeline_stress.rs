@@ -157,7 +157,7 @@ impl Server {
             .unwrap();
         let (address, socket) = (receiver.local_addr(), receiver.monitor());
         let (sender, batches) = queue(16.try_into().unwrap(), overflow);
-        let queue = sender.monitor();
+        let queue = batches.monitor();
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(forward(receiver, sender, async {
             stopped.await.unwrap_or(());

@@ -3,7 +3,7 @@
 
 mod rudp_common;
 
-use rudp_common::counting::{Counting, allocations, bytes};
+use rudp_common::counting::{Counting, allocations, assert_echo_allocates_nothing, bytes};
 use rudp_common::sockets::any;
 use slab_net::rudp::{
     Connection, Endpoint, EndpointConfig, MemoryBudget, Session, SessionConfig, Side, Time,
@@ -115,29 +115,7 @@ fn endpoints(config: SessionConfig) -> (Endpoint, Connection) {
 async fn an_echo_over_sockets_allocates_nothing() {
     let (server, client) = endpoints(SessionConfig::fast());
     let pool = pool();
-    let echo = async {
-        let connection = server.accept().await.unwrap();
-        while let Some(message) = connection.recv().await.unwrap() {
-            connection.send(message).await.unwrap();
-        }
-    };
-    let ask = async {
-        let round = || async {
-            let message = pool.try_copy_from_slice(&[1; 1000]).unwrap();
-            client.send(message).await.unwrap();
-            assert_eq!(client.recv().await.unwrap().unwrap().len(), 1000);
-        };
-        for _ in 0..500 {
-            round().await;
-        }
-        let before = allocations();
-        for _ in 0..1000 {
-            round().await;
-        }
-        assert_eq!(allocations() - before, 0);
-        client.close().await.unwrap();
-    };
-    tokio::join!(echo, ask);
+    assert_echo_allocates_nothing(&server, &client, &pool, 500).await;
 }
 
 #[tokio::test]

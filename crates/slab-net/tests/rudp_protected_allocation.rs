@@ -5,7 +5,7 @@
 
 mod rudp_common;
 
-use rudp_common::counting::{Counting, allocations, bytes};
+use rudp_common::counting::{Counting, allocations, assert_echo_allocates_nothing, bytes};
 use rudp_common::sockets::any;
 use slab_net::PacketPool;
 use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
@@ -58,29 +58,7 @@ async fn a_protected_echo_over_sockets_allocates_nothing() {
         let pool = pool();
         let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
         let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
-        let echo = async {
-            let connection = server.accept().await.unwrap();
-            while let Some(message) = connection.recv().await.unwrap() {
-                connection.send(message).await.unwrap();
-            }
-        };
-        let ask = async {
-            let round = || async {
-                let message = pool.try_copy_from_slice(&[1; 1000]).unwrap();
-                client.send(message).await.unwrap();
-                assert_eq!(client.recv().await.unwrap().unwrap().len(), 1000);
-            };
-            for _ in 0..200 {
-                round().await;
-            }
-            let before = allocations();
-            for _ in 0..400 {
-                round().await;
-            }
-            assert_eq!(allocations() - before, 0);
-            client.close().await.unwrap();
-        };
-        tokio::join!(echo, ask);
+        assert_echo_allocates_nothing(&server, &client, &pool, 200).await;
     }
 }
 

@@ -434,17 +434,21 @@ async fn a_sink_sends_everything_and_continues_after_a_failure() {
     }
     sink.flush().await.unwrap();
     assert_eq!(sink.queued(), 0);
-    let marked = Outgoing::new(Packet::new(), to)
-        .source_ip(to.ip())
-        .ecn(Ecn::Ect0);
-    assert_eq!(
-        (marked.source_ip, marked.ecn),
-        (Some(to.ip()), Some(Ecn::Ect0))
-    );
     for (n, got) in receive(&mut receiver, 200).await.iter().enumerate() {
         assert_eq!(got[..4], (n as u32).to_be_bytes());
         assert_eq!(got[4..], vec![n as u8; n / 3]);
     }
+    // Of the loopback addresses not the one that the system would choose.
+    let from = Ipv4Addr::new(127, 0, 0, 2).into();
+    let marked = Outgoing::new(copy(b"marked"), to).source_ip(from);
+    let any = UdpSender::bind("0.0.0.0:0".parse().unwrap()).unwrap();
+    any.sink().send(marked.ecn(Ecn::Ect0)).await.unwrap();
+    let got = receiver.recv_batch().await.unwrap();
+    assert_eq!(got.contents(), b"marked");
+    if cfg!(target_os = "linux") {
+        assert_eq!((got.source().ip(), got.ecn()), (from, Some(Ecn::Ect0)));
+    }
+    drop(got);
 
     sink.feed(Outgoing::new(copy(b"one"), to)).await.unwrap();
     let nowhere = (Ipv4Addr::LOCALHOST, 0).into();

@@ -82,7 +82,7 @@ impl Pipeline {
             .build()?;
         collector.register_packet_pool(&rx)?;
         let (to_consumer, batches) = queue(64.try_into()?, Overflow::Wait);
-        let monitor = to_consumer.monitor();
+        let monitor = batches.monitor();
         collector.register_queue("rx", monitor.clone())?;
         let (stop, stopped) = watch::channel(false);
 

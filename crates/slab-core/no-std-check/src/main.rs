@@ -73,6 +73,6 @@ extern "C" fn main() -> c_int {
     let alloc = SlabAllocator::open(SlabPool::builder()).unwrap();
     let mut bytes = allocator_api2::vec::Vec::new_in(alloc.clone());
     bytes.resize(1000, 1_u8);
-    assert_eq!(alloc.stats().in_use(), 1);
+    assert_eq!(alloc.pool().stats().in_use(), 1);
     0
 }

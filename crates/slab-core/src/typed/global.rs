@@ -18,7 +18,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// static SESSIONS: StaticSlab<[u64; 4]> = StaticSlab::new("sessions", 10_000);
 ///
 /// let session = SESSIONS.get()?.try_insert([0; 4])?;
-/// assert_eq!(SESSIONS.get()?.stats().in_use(), 1);
+/// assert_eq!(SESSIONS.get()?.pool().stats().in_use(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct StaticSlab<T, Tag = ()> {

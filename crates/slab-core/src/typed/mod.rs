@@ -28,14 +28,7 @@ use crate::error::{AllocError, ConfigError, NotAChunk};
 use crate::geometry::slab_bytes_for;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
-use crate::stats::PoolStats;
-#[cfg(feature = "leak-tracking")]
-use crate::track::LiveChunk;
-#[cfg(feature = "std")]
-use crate::wait_times::WaitTimes;
 use alloc::string::String;
-#[cfg(feature = "leak-tracking")]
-use alloc::vec::Vec;
 use core::fmt;
 use core::future::Future;
 use core::marker::PhantomData;
@@ -104,7 +97,7 @@ unsafe fn chunk_at(pool: NonNull<Inner>, at: NonNull<u8>) -> Chunk {
 /// packet[3] = 7;
 /// // A value can be dropped on any thread.
 /// std::thread::spawn(move || assert_eq!(packet[3], 7)).join().unwrap();
-/// assert_eq!(rx.stats().in_use(), 0);
+/// assert_eq!(rx.pool().stats().in_use(), 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -275,10 +268,22 @@ impl<T, Tag> Slab<T, Tag> {
         Ok(unsafe { SlabBox::<MaybeUninit<T>, Tag>::uninit(chunk).assume_init() })
     }
 
-    /// Returns the name given to the builder.
+    /// Returns the pool behind the slab, for its statistics, waiting times, [`trim`](SlabPool::trim) and so on: it has
+    /// one class, and one chunk a value. A chunk that is taken from it takes the place of a value.
+    ///
+    /// ```
+    /// # use slab_core::Slab;
+    /// let slab = Slab::<[u8; 65536]>::builder().name("frames").build()?;
+    /// let value = slab.try_insert_with(|| [1; 65536])?;
+    /// assert_eq!(slab.pool().name(), "frames");
+    /// assert_eq!(slab.pool().stats().in_use(), 1);
+    /// assert!(slab.pool().resident_bytes().is_none_or(|bytes| bytes >= size_of_val(&*value)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "stats")]
     #[must_use]
-    pub fn name(&self) -> &str {
-        self.pool.name()
+    pub fn pool(&self) -> &SlabPool {
+        &self.pool
     }
 
     /// Returns how many values fit: as many as were asked for, rounded up to whole slabs.
@@ -286,70 +291,6 @@ impl<T, Tag> Slab<T, Tag> {
     pub fn capacity(&self) -> usize {
         let inner = self.pool.inner();
         inner.arena.slabs() * inner.classes.geometry(CLASS).chunks_per_slab as usize
-    }
-
-    /// Returns a snapshot as [`SlabPool::stats`] does; one class, one chunk a value.
-    #[must_use]
-    pub fn stats(&self) -> PoolStats {
-        self.pool.stats()
-    }
-
-    /// Returns how long callers of [`insert_with`](Self::insert_with) waited for memory, as
-    /// [`SlabPool::wait_times`] does.
-    #[cfg(feature = "std")]
-    #[must_use]
-    pub fn wait_times(&self) -> WaitTimes {
-        self.pool.inner().slabs.lock().waiters.times(CLASS)
-    }
-
-    /// Returns how many bytes of the slab are in memory now, as [`SlabPool::resident_bytes`] does.
-    ///
-    /// ```
-    /// # use slab_core::Slab;
-    /// let slab = Slab::<[u8; 65536]>::builder().build()?;
-    /// let value = slab.try_insert_with(|| [1; 65536])?;
-    /// assert!(slab.resident_bytes().is_none_or(|bytes| bytes >= size_of_val(&*value)));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn resident_bytes(&self) -> Option<usize> {
-        self.pool.resident_bytes()
-    }
-
-    /// Returns the recorded values that are in use, as [`SlabPool::live_chunks`] does.
-    ///
-    /// ```
-    /// # use slab_core::Slab;
-    /// let slab = Slab::<u64>::builder().pool(|pool| pool.track_leaks(1)).build()?;
-    /// let forgotten = slab.try_insert(7)?; // This line is what will be found.
-    /// assert_eq!(slab.live_chunks()[0].place.line(), line!() - 1);
-    /// # drop(forgotten);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[cfg(feature = "leak-tracking")]
-    #[must_use]
-    pub fn live_chunks(&self) -> Vec<LiveChunk> {
-        self.pool.live_chunks()
-    }
-
-    /// Flushes this thread's magazine as [`SlabPool::flush_thread_cache`] does.
-    pub fn flush_thread_cache(&self) {
-        self.pool.flush_thread_cache();
-    }
-
-    /// Trims the slab as [`SlabPool::trim`] does; returns how many bytes were given back.
-    pub fn trim(&self) -> usize {
-        self.pool.trim()
-    }
-
-    /// Trims the slab as [`SlabPool::trim_to`] does; returns how many bytes were given back.
-    pub fn trim_to(&self, bytes: usize) -> usize {
-        self.pool.trim_to(bytes)
-    }
-
-    /// Trims the slab as [`SlabPool::trim_above`] does; returns how many bytes were given back.
-    pub fn trim_above(&self, high: usize, low: usize) -> usize {
-        self.pool.trim_above(high, low)
     }
 }
 
@@ -365,7 +306,7 @@ impl<T, Tag> Clone for Slab<T, Tag> {
 impl<T, Tag> fmt::Debug for Slab<T, Tag> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slab")
-            .field("name", &self.name())
+            .field("name", &self.pool.name())
             .field("of", &core::any::type_name::<T>())
             .field("tag", &core::any::type_name::<Tag>())
             .field("capacity", &self.capacity())

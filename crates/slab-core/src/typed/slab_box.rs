@@ -25,7 +25,7 @@ use core::ptr::NonNull;
 /// name.push_str("-core");
 /// assert_eq!(name.len(), 9);
 /// let name: String = SlabBox::into_inner(name);
-/// assert_eq!(names.stats().in_use(), 0);
+/// assert_eq!(names.pool().stats().in_use(), 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct SlabBox<T, Tag = ()> {

@@ -182,27 +182,27 @@ impl<'w, 'p> Actor<'w, 'p> {
             }
             35 => {
                 pool.flush_thread_cache();
-                world.values.slab.flush_thread_cache();
+                world.values.slab.pool().flush_thread_cache();
                 #[cfg(feature = "allocator-api2")]
-                world.lines.alloc.flush_thread_cache();
+                world.lines.alloc.pool().flush_thread_cache();
             }
             36 => match self.random.below(4) {
                 0 => drop(pool.trim_to(pool.max_memory() / 2)),
                 1 => drop(pool.trim_above(pool.max_memory() / 2, 0)),
                 _ => {
                     pool.trim();
-                    world.values.slab.trim();
+                    world.values.slab.pool().trim();
                     #[cfg(feature = "allocator-api2")]
-                    world.lines.alloc.trim();
+                    world.lines.alloc.pool().trim();
                 }
             },
             37 | 38 => {
                 let stats = pool.stats();
                 world.check_stats(&stats, self.before.as_ref());
                 self.before = Some(stats);
-                world.check_stats(&world.values.slab.stats(), None);
+                world.check_stats(&world.values.slab.pool().stats(), None);
                 #[cfg(feature = "allocator-api2")]
-                world.check_stats(&world.lines.alloc.stats(), None);
+                world.check_stats(&world.lines.alloc.pool().stats(), None);
                 #[cfg(feature = "leak-tracking")]
                 drop(pool.live_chunks());
             }

@@ -61,7 +61,7 @@ impl Lines {
 
     /// When nobody has one: all of the memory can be used again. Some outlive the allocator.
     pub(crate) fn finish(self, config: &Config) {
-        assert_eq!(self.alloc.stats().in_use(), 0);
+        assert_eq!(self.alloc.pool().stats().in_use(), 0);
         assert_eq!(self.fill(config), self.most, "some memory is lost");
         let last = self.try_new(*config.sizes.first().unwrap()).unwrap();
         drop(self);

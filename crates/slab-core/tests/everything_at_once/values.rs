@@ -91,7 +91,7 @@ impl Values {
     pub(crate) fn finish(self, random: &mut Random) {
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
         assert_eq!(count(&self.drops), count(&self.made), "dropped once each");
-        let stats = self.slab.stats().classes()[0];
+        let stats = self.slab.pool().stats().classes()[0];
         assert_eq!((stats.in_use, stats.allocs), (0, count(&self.inserted)));
         let last: Vec<_> = std::iter::from_fn(|| self.insert(random)).collect();
         assert_eq!(last.len(), self.slab.capacity(), "some places are lost");

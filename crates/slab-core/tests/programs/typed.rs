@@ -149,15 +149,15 @@ fn run(mode: Mode, zero_on_free: bool, steps: &[(u8, u8)]) {
                 };
                 held.push((stamp, one));
             }
-            12 => slab.flush_thread_cache(),
+            12 => slab.pool().flush_thread_cache(),
             13 => {
-                slab.trim();
+                slab.pool().trim();
             }
             _ => held
                 .iter()
                 .for_each(|(stamp, one)| one.value().check(*stamp)),
         }
-        let stats = slab.stats();
+        let stats = slab.pool().stats();
         assert_eq!(stats.in_use(), held.len() as u64);
         assert_eq!(drops.load(Ordering::Relaxed), gone, "dropped once each");
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | concurrent connections | a limit; one more gets 503 and is closed |
 //! | a request's header | 8 KiB and 100 fields; a larger one gets 431 |
-//! | time to send a header, the first or a later one | a timeout, then the connection is closed |
+//! | time to send a header, the first or a later one | 10 s, then the connection is closed |
 //! | a connection's life | one minute, so a client that does not read its answer is cut off too |
 //! | a request's body | not read |
 

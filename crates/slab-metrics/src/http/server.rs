@@ -106,14 +106,6 @@ impl MetricsServerBuilder {
         self
     }
 
-    /// Sets how long a client may take to send a request's header, and how long a connection may stay
-    /// idle before the next one. At most one minute, which is a connection's lifetime. Default: 10 s; if
-    /// Prometheus scrapes less often, it opens a new connection each time.
-    pub fn header_read_timeout(mut self, timeout: Duration) -> Self {
-        self.limits.header_read_timeout = timeout;
-        self
-    }
-
     /// Starts to listen. Connections wait in the kernel's backlog until
     /// [`serve`](MetricsServer::serve) runs.
     ///
@@ -137,7 +129,7 @@ impl MetricsServerBuilder {
         let stats = Arc::<ServerStats>::default();
         self.exporter
             .collector()
-            .register(SourceKind::Server, "", Arc::clone(&stats))
+            .register(SourceKind::Server, "", stats.clone())
             .map_err(|error| {
                 let kind = match error {
                     RegisterError::DuplicateName { .. } => io::ErrorKind::AlreadyExists,
@@ -300,8 +292,7 @@ async fn serve_requests(
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
-            // hyper panics if the instant is too far away.
-            .header_read_timeout(limits.header_read_timeout.min(limits.connection_lifetime))
+            .header_read_timeout(limits.header_read_timeout)
             // A client that has closed its sending side still waits for its answer.
             .half_close(true)
             .max_buf_size(HEADER_BYTES)

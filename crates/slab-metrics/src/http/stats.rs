@@ -1,6 +1,5 @@
 //! The server's own statistics, as series on its page.
 
-use crate::json::Json;
 use crate::names::*;
 use crate::series::{Describe, Source};
 use hyper::StatusCode;
@@ -103,9 +102,6 @@ impl Source for ServerStats {
         let all = all.chain(&self.ended).chain(&self.requests);
         values.extend(all.map(|count| count.load(Relaxed)));
     }
-
-    /// Writes nothing: the JSON is about the program's memory and traffic.
-    fn write_json(&self, _json: &mut Json) {}
 }
 
 #[cfg(test)]

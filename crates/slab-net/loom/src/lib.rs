@@ -15,6 +15,8 @@ extern crate self as ring;
 extern crate self as tokio;
 
 mod array_queue;
+#[path = "../../src/finish.rs"]
+mod finish;
 mod notify;
 
 pub use array_queue::ArrayQueue;

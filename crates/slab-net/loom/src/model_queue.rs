@@ -223,10 +223,11 @@ fn what_was_sent_comes_before_the_end() {
 fn nothing_stays_in_a_queue_without_receivers() {
     explore(Some(3), || {
         let (sender, receiver) = queue(2.try_into().unwrap(), Overflow::DropNewest);
+        let monitor = receiver.monitor();
         let goes = thread::spawn(move || drop(receiver));
         let sent = block_on(sender.send(PacketBatch(7)));
         goes.join().unwrap();
-        let stats = sender.monitor().stats();
+        let stats = monitor.stats();
         assert_eq!((stats.datagrams, stats.dropped_closed), (0, 1), "{sent:?}");
     });
 }
@@ -236,12 +237,13 @@ fn nothing_stays_in_a_queue_without_receivers() {
 fn what_the_last_receiver_left_is_counted_when_the_queue_is_closed() {
     explore(Some(3), || {
         let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::DropNewest);
+        let monitor = receiver.monitor();
         block_on(sender.send(PacketBatch(7))).unwrap();
         let goes = thread::spawn(move || drop(receiver));
         block_on(sender.closed());
         // Loom does not see counters; of the queue it does.
         assert!(!sender.is_half_full(), "the batch is still queued");
-        let stats = sender.monitor().stats();
+        let stats = monitor.stats();
         assert_eq!((stats.datagrams, stats.dropped_closed), (0, 1));
         goes.join().unwrap();
     });
@@ -252,6 +254,7 @@ fn what_the_last_receiver_left_is_counted_when_the_queue_is_closed() {
 fn who_waits_for_room_is_woken() {
     explore(Some(2), || {
         let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::Wait);
+        let monitor = receiver.monitor();
         block_on(sender.send(PacketBatch(0))).unwrap();
         let takes = thread::spawn(move || {
             assert_eq!(receiver.try_recv(), Some(PacketBatch(0)));
@@ -259,7 +262,7 @@ fn who_waits_for_room_is_woken() {
         });
         let sent = block_on(sender.send(PacketBatch(1)));
         takes.join().unwrap();
-        let stats = sender.monitor().stats();
+        let stats = monitor.stats();
         assert_eq!((stats.datagrams, stats.delivered), (0, 1), "{sent:?}");
         assert_eq!(stats.dropped_closed, 1);
     });
@@ -314,12 +317,13 @@ fn two_batches_do_not_push_out_the_same() {
 fn what_pushes_out_does_not_stay_without_receivers() {
     explore(Some(3), || {
         let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::DropOldest);
+        let monitor = receiver.monitor();
         block_on(sender.send(PacketBatch(0))).unwrap();
         let goes = thread::spawn(move || drop(receiver));
         let sent = block_on(sender.send(PacketBatch(1)));
         goes.join().unwrap();
         assert!(!sender.is_half_full(), "a batch is still queued");
-        let stats = sender.monitor().stats();
+        let stats = monitor.stats();
         assert_eq!(stats.datagrams, 0, "{sent:?}");
         assert_eq!(stats.dropped_closed + stats.dropped_policy, 2);
     });

@@ -1,5 +1,7 @@
 //! The queue, its gates and its lanes; without what receives and sends.
 
+#[path = "../../src/pipeline/flow.rs"]
+mod flow;
 #[path = "../../src/pipeline/gate.rs"]
 mod gate;
 #[path = "../../src/pipeline/lanes.rs"]

@@ -6,6 +6,7 @@ mod episode;
 mod tally;
 
 pub(crate) use episode::DropEpisode;
+use std::net::SocketAddr;
 pub(crate) use tally::{Amount, Tally};
 
 /// One datagram of one byte.
@@ -18,4 +19,9 @@ impl PacketBatch {
     }
 
     pub(crate) fn prefetch(&self) {}
+
+    /// No model has several queues.
+    pub(crate) fn source(&self) -> SocketAddr {
+        ([127, 0, 0, 1], 1).into()
+    }
 }

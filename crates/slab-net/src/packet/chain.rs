@@ -11,7 +11,7 @@ use std::io::IoSlice;
 /// A sequence of packets, read as one run of bytes without joining them: for example a header in one
 /// chunk and a payload in another, sent by one `writev` or `sendmsg`.
 ///
-/// Bounded: it accepts [`limit`](Self::limit) packets and returns the next one. It implements [`Buf`],
+/// Bounded: it accepts [`MAX_PACKETS`](Self::MAX_PACKETS) packets and returns the next one. It implements [`Buf`],
 /// so tokio's `write_all_buf` can send it, or [`write_vectored`](std::io::Write::write_vectored) over
 /// [`chunks_vectored`](Buf::chunks_vectored); [`Transmit::gather`](crate::udp::Transmit::gather) sends
 /// those slices as one datagram. Packets are dropped as soon as they have been read. An emptied chain
@@ -41,36 +41,19 @@ pub struct PacketChain {
     packets: VecDeque<Packet>,
     /// The sum of their lengths.
     len: usize,
-    limit: usize,
 }
 
 impl PacketChain {
-    /// The limit of a chain made by [`new`](Self::new): the number of slices that one system call takes
-    /// on Linux and the BSDs (`IOV_MAX`).
-    pub const DEFAULT_LIMIT: usize = 1024;
+    /// The most packets of a chain: the number of slices that one system call takes on Linux and the BSDs
+    /// (`IOV_MAX`).
+    pub const MAX_PACKETS: usize = 1024;
 
-    /// Returns an empty chain of at most [`DEFAULT_LIMIT`](Self::DEFAULT_LIMIT) packets; allocates
-    /// nothing yet.
+    /// Returns an empty chain; allocates nothing yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self::with_limit(Self::DEFAULT_LIMIT)
-    }
-
-    /// Returns an empty chain of at most `packets` packets; allocates nothing yet.
-    ///
-    /// ```
-    /// # use slab_net::{Packet, PacketChain};
-    /// let mut chain = PacketChain::with_limit(1);
-    /// assert_eq!(chain.push_back(Packet::from_static(b"first")), Ok(()));
-    /// let second = Packet::from_static(b"second");
-    /// assert_eq!(chain.push_back(second.clone()), Err(second));
-    /// ```
-    #[must_use]
-    pub const fn with_limit(packets: usize) -> Self {
         Self {
             packets: VecDeque::new(),
             len: 0,
-            limit: packets,
         }
     }
 
@@ -96,17 +79,10 @@ impl PacketChain {
         self.packets.len()
     }
 
-    /// The maximum number of packets.
-    #[inline]
-    #[must_use]
-    pub const fn limit(&self) -> usize {
-        self.limit
-    }
-
     /// Appends a packet. A packet without bytes is dropped: it would send nothing.
     ///
     /// # Errors
-    /// Returns the packet if the chain is at its limit, or if its length would exceed `usize::MAX`.
+    /// Returns the packet if the chain is full, or if its length would exceed `usize::MAX`.
     pub fn push_back(&mut self, packet: Packet) -> Result<(), Packet> {
         if let Some(packet) = self.admit(packet)? {
             self.packets.push_back(packet);
@@ -131,7 +107,7 @@ impl PacketChain {
             return Ok(None);
         }
         match self.len.checked_add(packet.len()) {
-            Some(len) if self.packets.len() < self.limit => {
+            Some(len) if self.packets.len() < Self::MAX_PACKETS => {
                 self.len = len;
                 Ok(Some(packet))
             }
@@ -296,7 +272,6 @@ impl fmt::Debug for PacketChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PacketChain")
             .field("packets", &self.packets)
-            .field("limit", &self.limit)
             .finish()
     }
 }

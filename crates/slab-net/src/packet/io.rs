@@ -11,33 +11,6 @@ use core::ops::{Deref, DerefMut};
 /// The bytes that [`BufMut::chunk_mut`] reserves when there is no room left.
 const MIN_GROWTH: usize = 64;
 
-impl Buf for PacketBuf {
-    #[inline]
-    fn remaining(&self) -> usize {
-        self.len()
-    }
-
-    #[inline]
-    fn chunk(&self) -> &[u8] {
-        self.as_slice()
-    }
-
-    #[inline]
-    fn advance(&mut self, cnt: usize) {
-        assert!(
-            cnt <= self.len(),
-            "cannot advance past `remaining`: {cnt} <= {}",
-            self.len()
-        );
-        // SAFETY: just checked.
-        unsafe { self.advance_unchecked(cnt) };
-    }
-
-    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
-        self.split_to(len).freeze().into()
-    }
-}
-
 // SAFETY: `chunk_mut` returns the free bytes behind the contents, and `advance_mut` adds that many of
 // them to the contents.
 unsafe impl BufMut for PacketBuf {
@@ -99,33 +72,6 @@ unsafe impl BufMut for PacketBuf {
     }
 }
 
-impl Buf for Packet {
-    #[inline]
-    fn remaining(&self) -> usize {
-        self.len()
-    }
-
-    #[inline]
-    fn chunk(&self) -> &[u8] {
-        self.as_slice()
-    }
-
-    #[inline]
-    fn advance(&mut self, cnt: usize) {
-        assert!(
-            cnt <= self.len(),
-            "cannot advance past `remaining`: {cnt} <= {}",
-            self.len()
-        );
-        // SAFETY: just checked.
-        unsafe { self.advance_unchecked(cnt) };
-    }
-
-    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
-        self.split_to(len).into()
-    }
-}
-
 impl fmt::Write for PacketBuf {
     /// Returns an error where [`reserve`](PacketBuf::reserve) panics for want of memory. What was written
     /// before stays.
@@ -160,6 +106,34 @@ impl BorrowMut<[u8]> for PacketBuf {
 /// The traits that both types implement.
 macro_rules! read_traits {
     ($type:ty) => {
+        impl Buf for $type {
+            #[inline]
+            fn remaining(&self) -> usize {
+                self.len()
+            }
+
+            #[inline]
+            fn chunk(&self) -> &[u8] {
+                self.as_slice()
+            }
+
+            #[inline]
+            fn advance(&mut self, cnt: usize) {
+                assert!(
+                    cnt <= self.len(),
+                    "cannot advance past `remaining`: {cnt} <= {}",
+                    self.len()
+                );
+                // SAFETY: just checked.
+                unsafe { self.advance_unchecked(cnt) };
+            }
+
+            fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+                // The type's own method.
+                <$type>::copy_to_bytes(self, len).into()
+            }
+        }
+
         impl Deref for $type {
             type Target = [u8];
 

@@ -116,7 +116,7 @@ impl Owner {
 
     /// The index of the chunk's size class.
     pub(super) fn class(&self) -> Option<usize> {
-        self.as_chunk().map(SharedChunk::class)
+        self.as_chunk().map(|chunk| chunk.class())
     }
 
     /// Returns the pool that the memory belongs to, or in whose place the heap served it; `None` for

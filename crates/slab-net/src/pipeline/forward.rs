@@ -1,8 +1,7 @@
 //! [`forward`]: the task that moves batches from a socket to a queue, and how it ends.
 
-use super::flow::FlowSender;
-use super::queue::{QueueClosed, QueueSender};
-use crate::udp::{PacketBatch, SocketStats, UdpReceiver, is_icmp_error};
+use super::queue::QueueSender;
+use crate::udp::{SocketStats, UdpReceiver, is_icmp_error};
 use core::future::poll_fn;
 use core::iter;
 use core::pin::pin;
@@ -14,62 +13,6 @@ const MAX_DRAINED_BATCHES: usize = 4096;
 
 /// The number of errors, with no datagram and no pause between them, after which receiving has failed.
 const MAX_CONSECUTIVE_ERRORS: u32 = 64;
-
-mod sealed {
-    use super::{PacketBatch, QueueClosed};
-
-    /// What [`forward`](super::forward) needs of a destination, whose own methods have these names.
-    pub trait Destination {
-        fn send_many(
-            &self,
-            batches: impl Iterator<Item = PacketBatch> + Send,
-        ) -> impl Future<Output = Result<(), QueueClosed>> + Send;
-
-        fn is_closed(&self) -> bool;
-
-        fn half(&self) -> usize;
-
-        fn is_half_full(&self) -> bool;
-
-        fn closed(&self) -> impl Future<Output = ()> + Send;
-    }
-}
-
-/// A destination of [`forward`]: a [`QueueSender`] or a [`FlowSender`]. Sealed.
-pub trait Deliver: sealed::Destination {}
-
-macro_rules! impl_deliver {
-    ($($queue:ty),*) => {$(
-        impl Deliver for $queue {}
-
-        impl sealed::Destination for $queue {
-            fn send_many(
-                &self,
-                batches: impl Iterator<Item = PacketBatch> + Send,
-            ) -> impl Future<Output = Result<(), QueueClosed>> + Send {
-                self.send_many(batches)
-            }
-
-            fn is_closed(&self) -> bool {
-                self.is_closed()
-            }
-
-            fn half(&self) -> usize {
-                self.half()
-            }
-
-            fn is_half_full(&self) -> bool {
-                self.is_half_full()
-            }
-
-            fn closed(&self) -> impl Future<Output = ()> + Send {
-                self.closed()
-            }
-        }
-    )*};
-}
-
-impl_deliver!(QueueSender, FlowSender);
 
 /// The report of [`forward`] when it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,9 +87,9 @@ pub enum Ended {
 /// # Ok(())
 /// # }
 /// ```
-pub async fn forward<Q: Deliver>(
+pub async fn forward(
     mut receiver: UdpReceiver,
-    queue: Q,
+    queue: QueueSender,
     stop: impl Future<Output = ()>,
 ) -> Forwarded {
     let mut stop = pin!(stop);
@@ -197,7 +140,7 @@ pub async fn forward<Q: Deliver>(
 
 /// Delivers what is queued in the socket, and lets nothing new in. If no consumer is left, the queue
 /// counts the batches.
-async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut ErrorCounts) {
+async fn drain(receiver: &mut UdpReceiver, queue: &QueueSender, errors: &mut ErrorCounts) {
     let max_batches = match receiver.stop() {
         Ok(()) => usize::MAX,
         Err(_) => MAX_DRAINED_BATCHES,
@@ -224,7 +167,7 @@ async fn drain<Q: Deliver>(receiver: &mut UdpReceiver, queue: &Q, errors: &mut E
 
 /// Yields if a queue is half full. A consumer woken by this task runs next on this thread, and no other
 /// thread can steal it: so it runs before the queue overflows.
-async fn yield_if_half_full<Q: Deliver>(queue: &Q) {
+async fn yield_if_half_full(queue: &QueueSender) {
     if queue.is_half_full() {
         tokio::task::yield_now().await;
     }

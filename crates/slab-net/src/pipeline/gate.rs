@@ -18,6 +18,7 @@
 //! causes one look in vain.
 
 use crate::atomics::{AtomicUsize, Ordering, fence};
+use crate::finish::finish;
 use tokio::sync::Notify;
 
 /// Has a pair of cache lines of its own.
@@ -45,14 +46,18 @@ impl Gate {
         self.notify(usize::MAX);
     }
 
+    /// One by one: a waker is foreign code, which may panic.
     #[cold]
     fn wake(&self, count: usize) {
-        let notify = &self.notify;
-        Notifications {
-            notify,
-            left: count,
-        }
-        .give();
+        let mut left = count;
+        finish(|| {
+            let is_left = left > 0;
+            if is_left {
+                left -= 1;
+                self.notify.notify_one();
+            }
+            is_left
+        });
     }
 
     /// Waits until `look` finds something. Call it after a first look in vain.
@@ -71,27 +76,6 @@ impl Gate {
                 return found;
             }
         }
-    }
-}
-
-/// Notifications to be given. If one of them panics, since a waker is foreign code, its drop gives the others.
-struct Notifications<'a> {
-    notify: &'a Notify,
-    left: usize,
-}
-
-impl Notifications<'_> {
-    fn give(&mut self) {
-        while self.left > 0 {
-            self.left -= 1;
-            self.notify.notify_one();
-        }
-    }
-}
-
-impl Drop for Notifications<'_> {
-    fn drop(&mut self) {
-        self.give();
     }
 }
 

@@ -40,8 +40,8 @@ mod queue;
 mod stats;
 mod unsent;
 
-pub use flow::{FlowSender, flow_queues};
-pub use forward::{Deliver, Ended, Forwarded, forward};
+pub use flow::flow_queues;
+pub use forward::{Ended, Forwarded, forward};
 pub use lanes::Priority;
 pub use queue::{
     Overflow, QueueClosed, QueueReceiver, QueueSender, TrySendError, priority_queue, queue,

@@ -58,8 +58,7 @@ impl QueueStats {
 
 /// Reads the counters of one queue, even after both ends are gone.
 ///
-/// Made by [`QueueSender::monitor`](crate::pipeline::QueueSender::monitor) or
-/// [`QueueReceiver::monitor`](crate::pipeline::QueueReceiver::monitor).
+/// Made by [`QueueReceiver::monitor`](crate::pipeline::QueueReceiver::monitor).
 #[derive(Debug, Clone)]
 pub struct QueueMonitor {
     counters: Arc<QueueCounters>,

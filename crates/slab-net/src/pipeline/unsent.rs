@@ -1,5 +1,6 @@
 //! [`UnsentBatches`]: the batches of an iterator, none of which goes uncounted.
 
+use crate::finish::finish;
 use crate::udp::PacketBatch;
 
 /// Batches that are still to be sent; counted if they are not.
@@ -27,27 +28,15 @@ impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> UnsentBatches<I, F>
         self.is_over = next.is_none();
         next
     }
-
-    fn drop_all(&mut self) {
-        while !self.is_over {
-            self.next().into_iter().for_each(&mut self.drop_unsent);
-        }
-    }
 }
 
 impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for UnsentBatches<I, F> {
     fn drop(&mut self) {
-        struct Rest<'a, I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)>(
-            &'a mut UnsentBatches<I, F>,
-        );
-
-        // If dropping one batch panics, drops the rest.
-        impl<I: Iterator<Item = PacketBatch>, F: FnMut(PacketBatch)> Drop for Rest<'_, I, F> {
-            fn drop(&mut self) {
-                self.0.drop_all();
+        finish(|| {
+            if !self.is_over {
+                self.next().into_iter().for_each(&mut self.drop_unsent);
             }
-        }
-
-        Rest(self).0.drop_all();
+            !self.is_over
+        });
     }
 }

@@ -1,7 +1,6 @@
 //! Why a session cannot be opened or ends, and why a datagram is refused.
 
 use super::config::SessionConfigError;
-use super::wire::Malformed;
 use crate::packet::Packet;
 use crate::udp::BindError;
 use core::fmt;
@@ -330,17 +329,6 @@ impl Rejection {
             Self::ForgedClose => "forged_close",
             Self::ForgedDatagram => "forged_datagram",
             Self::ForgedEnd => "forged_end",
-        }
-    }
-}
-
-impl From<Malformed> for Rejection {
-    fn from(malformed: Malformed) -> Self {
-        match malformed {
-            Malformed::TooShort => Self::TooShort,
-            Malformed::UnknownCommand => Self::UnknownCommand,
-            Malformed::LengthBeyondDatagram => Self::LengthBeyondDatagram,
-            Malformed::TrailingBytes => Self::TrailingBytes,
         }
     }
 }

@@ -14,7 +14,7 @@
 //! | 16 | `una` | 4 | every PUSH before this one has been received |
 //! | 20 | `len` | 4 | bytes of payload |
 
-use core::fmt;
+use super::error::Rejection;
 use core::ops::Range;
 
 /// The length of a segment's header, in bytes.
@@ -112,13 +112,13 @@ impl Header {
     /// # Errors
     /// `from` is shorter than [`HEADER_BYTES`], or its command does not exist.
     #[inline]
-    pub fn decode(from: &[u8]) -> Result<Self, Malformed> {
-        let from: &[u8; HEADER_BYTES] = from.first_chunk().ok_or(Malformed::TooShort)?;
+    pub fn decode(from: &[u8]) -> Result<Self, Rejection> {
+        let from: &[u8; HEADER_BYTES] = from.first_chunk().ok_or(Rejection::TooShort)?;
         let word =
             |at: usize| u32::from_le_bytes([from[at], from[at + 1], from[at + 2], from[at + 3]]);
         Ok(Self {
             conv: word(0),
-            cmd: Command::from_wire(from[4]).ok_or(Malformed::UnknownCommand)?,
+            cmd: Command::from_wire(from[4]).ok_or(Rejection::UnknownCommand)?,
             frg: from[5],
             wnd: u16::from_le_bytes([from[6], from[7]]),
             ts: word(8),
@@ -129,38 +129,12 @@ impl Header {
     }
 }
 
-/// Why a datagram is not valid KCP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Malformed {
-    /// It is shorter than a header.
-    TooShort,
-    /// A segment has a command that does not exist.
-    UnknownCommand,
-    /// A segment claims more payload than the datagram has.
-    LengthBeyondDatagram,
-    /// The bytes behind the last segment are no header.
-    TrailingBytes,
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::TooShort => "a datagram shorter than a header",
-            Self::UnknownCommand => "a command that does not exist",
-            Self::LengthBeyondDatagram => "a segment that claims more payload than there is",
-            Self::TrailingBytes => "bytes behind the last segment",
-        })
-    }
-}
-
-impl core::error::Error for Malformed {}
-
 /// Iterates over the segments of a datagram: yields each header, and where in the datagram its payload lies. Stops
 /// after the first error.
 ///
 /// ```
-/// use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, Malformed, segments};
+/// use slab_net::rudp::Rejection;
+/// use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
 ///
 /// let mut datagram = [0; HEADER_BYTES + 5];
 /// Header { conv: 7, cmd: Command::Push, frg: 0, wnd: 32, ts: 0, sn: 0, una: 0, len: 5 }
@@ -171,8 +145,8 @@ impl core::error::Error for Malformed {}
 /// assert_eq!((header.conv, &datagram[payload]), (7, &b"hello"[..]));
 ///
 /// let cut = &datagram[..HEADER_BYTES + 4];
-/// assert_eq!(segments(cut).next(), Some(Err(Malformed::LengthBeyondDatagram)));
-/// # Ok::<(), Malformed>(())
+/// assert_eq!(segments(cut).next(), Some(Err(Rejection::LengthBeyondDatagram)));
+/// # Ok::<(), Rejection>(())
 /// ```
 #[inline]
 #[must_use]
@@ -188,7 +162,7 @@ pub struct Segments<'a> {
 }
 
 impl Iterator for Segments<'_> {
-    type Item = Result<(Header, Range<usize>), Malformed>;
+    type Item = Result<(Header, Range<usize>), Rejection>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
@@ -212,14 +186,14 @@ impl Iterator for Segments<'_> {
 
 impl Segments<'_> {
     #[inline]
-    fn read(&self, rest: usize) -> Result<(Header, Range<usize>), Malformed> {
+    fn read(&self, rest: usize) -> Result<(Header, Range<usize>), Rejection> {
         if rest < HEADER_BYTES && self.at > 0 {
-            return Err(Malformed::TrailingBytes);
+            return Err(Rejection::TrailingBytes);
         }
         let header = Header::decode(&self.datagram[self.at..])?;
         let len = header.len as usize;
         if len > rest - HEADER_BYTES {
-            return Err(Malformed::LengthBeyondDatagram);
+            return Err(Rejection::LengthBeyondDatagram);
         }
         let start = self.at + HEADER_BYTES;
         Ok((header, start..start + len))
@@ -290,9 +264,9 @@ mod tests {
         datagram.push(0);
         assert_eq!(
             segments(&datagram).last(),
-            Some(Err(Malformed::TrailingBytes))
+            Some(Err(Rejection::TrailingBytes))
         );
-        assert_eq!(segments(&[]).last(), Some(Err(Malformed::TooShort)));
+        assert_eq!(segments(&[]).last(), Some(Err(Rejection::TooShort)));
     }
 
     #[test]
@@ -301,7 +275,7 @@ mod tests {
         header(Command::Push, u32::MAX).encode(&mut bytes);
         assert_eq!(
             segments(&bytes).next(),
-            Some(Err(Malformed::LengthBeyondDatagram))
+            Some(Err(Rejection::LengthBeyondDatagram))
         );
     }
 }

@@ -20,19 +20,14 @@ const CAPACITY: usize = 64;
 
 /// A datagram to be sent: its owned payload, an optional header, and the destination.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub struct Outgoing {
-    /// The header, in memory of its own; empty if there is none.
-    pub header: Packet,
-    /// The payload.
-    pub payload: Packet,
-    /// The destination.
-    pub destination: SocketAddr,
-    /// The local address to send from, for a socket that is bound to all addresses.
-    pub source_ip: Option<IpAddr>,
-    /// The ECN codepoint of the datagram.
-    pub ecn: Option<Ecn>,
-    /// The interface of a link-local [`source_ip`](Self::source_ip), if known.
+    /// Empty if there is none.
+    header: Packet,
+    payload: Packet,
+    destination: SocketAddr,
+    source_ip: Option<IpAddr>,
+    ecn: Option<Ecn>,
+    /// Of a link-local `source_ip`, if known.
     source_interface: u32,
 }
 

@@ -2,11 +2,11 @@
 
 use crate::model::{Counts, Item, Offered, PANICS, Policy, Queue};
 use crate::programs::Random;
-use crate::waiting::{Kind, Outcome, Output, Owned, Sender, Waiting};
+use crate::waiting::{Kind, Outcome, Output, Owned, Waiting};
 use slab_net::PacketPool;
 use slab_net::pipeline::{
-    Overflow, Priority, QueueMonitor, QueueReceiver, TrySendError, flow_queues, priority_queue,
-    queue,
+    Overflow, Priority, QueueMonitor, QueueReceiver, QueueSender, TrySendError, flow_queues,
+    priority_queue, queue,
 };
 use slab_net::udp::PacketBatch;
 use std::collections::VecDeque;
@@ -63,7 +63,7 @@ pub(crate) struct Machine {
     /// The queue of each source.
     queue_of: Vec<usize>,
     is_flow: bool,
-    senders: Vec<Rc<Sender>>,
+    senders: Vec<Rc<QueueSender>>,
     receivers: Vec<(usize, Rc<QueueReceiver>)>,
     waiting: Vec<Waiting>,
     given_back: Vec<(TrySendError, usize, Item)>,
@@ -118,19 +118,20 @@ impl Machine {
             Policy::Fifo(Overflow::DropOldest),
             Policy::Priority,
         ]);
+        let mut is_flow = false;
         let (sender, receivers) = match policy {
             Policy::Fifo(overflow) if random.chance(400) => {
+                is_flow = true;
                 let consumers = NonZeroUsize::new(random.pick(&[1, 2, 3])).unwrap();
-                let (sender, receivers) = flow_queues(consumers, room, overflow);
-                (Sender::Flows(sender), receivers)
+                flow_queues(consumers, room, overflow)
             }
             Policy::Fifo(overflow) => {
                 let (sender, receiver) = queue(room, overflow);
-                (Sender::Queue(sender), vec![receiver])
+                (sender, vec![receiver])
             }
             Policy::Priority => {
                 let (sender, receiver) = priority_queue(room, priority_of);
-                (Sender::Queue(sender), vec![receiver])
+                (sender, vec![receiver])
             }
         };
         let mut machine = Self {
@@ -140,7 +141,7 @@ impl Machine {
             queues: vec![Queue::new(policy, capacity); receivers.len()],
             monitors: receivers.iter().map(QueueReceiver::monitor).collect(),
             queue_of: Vec::new(),
-            is_flow: matches!(sender, Sender::Flows(_)),
+            is_flow,
             senders: vec![Rc::new(sender)],
             receivers: receivers.into_iter().map(Rc::new).enumerate().collect(),
             waiting: Vec::new(),
@@ -254,13 +255,13 @@ impl Machine {
     }
 
     /// Returns a handle for a future: one that others use too, or a clone of its own.
-    fn sender(&mut self) -> Option<(Rc<Sender>, Owned)> {
+    fn sender(&mut self) -> Option<(Rc<QueueSender>, Owned)> {
         let at = self.pick(|all| &all.senders)?;
         let sender = &self.senders[at];
         if self.random.chance(700) {
             return Some((Rc::clone(sender), Owned::Nothing));
         }
-        let another = Rc::new(sender.another());
+        let another = Rc::new(QueueSender::clone(sender));
         self.queues.iter_mut().for_each(|queue| queue.senders += 1);
         Some((another, Owned::Sender))
     }
@@ -292,7 +293,7 @@ impl Machine {
             return;
         };
         let (batch, queue, item) = self.batch();
-        let future = async move { Output::Sent(sender.send(batch).await) };
+        let future = async move { Output::Sent(sender.send(batch).await.is_ok()) };
         self.start(Kind::Send(queue, item), owned, future);
     }
 
@@ -313,7 +314,7 @@ impl Machine {
             is_flow: self.is_flow,
             ok: true,
         };
-        let future = async move { Output::Sent(sender.send_many(batches).await) };
+        let future = async move { Output::Sent(sender.send_many(batches).await.is_ok()) };
         self.start(kind, owned, future);
     }
 
@@ -425,7 +426,7 @@ impl Machine {
     fn clone_handle(&mut self) {
         if self.random.chance(500) {
             if let Some(at) = self.pick(|all| &all.senders).filter(|&at| at < 4) {
-                let another = self.senders[at].another();
+                let another = QueueSender::clone(&self.senders[at]);
                 self.senders.push(Rc::new(another));
                 self.queues.iter_mut().for_each(|queue| queue.senders += 1);
             }

@@ -1,78 +1,12 @@
 //! What a program's futures are, and what the model says of them.
 
 use crate::model::{Item, Offered, Queue};
-use slab_net::pipeline::{FlowSender, QueueSender, TrySendError};
 use slab_net::udp::PacketBatch;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
-
-pub(crate) enum Sender {
-    Queue(QueueSender),
-    Flows(FlowSender),
-}
-
-impl Sender {
-    pub(crate) fn send(&self, batch: PacketBatch) -> Pin<Box<dyn Future<Output = bool> + '_>> {
-        match self {
-            Self::Queue(queue) => {
-                let sending = queue.send(batch);
-                Box::pin(async { sending.await.is_ok() })
-            }
-            Self::Flows(flows) => {
-                let sending = flows.send(batch);
-                Box::pin(async { sending.await.is_ok() })
-            }
-        }
-    }
-
-    pub(crate) fn send_many<'a>(
-        &'a self,
-        batches: Vec<PacketBatch>,
-    ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
-        match self {
-            Self::Queue(queue) => {
-                let sending = queue.send_many(batches);
-                Box::pin(async { sending.await.is_ok() })
-            }
-            Self::Flows(flows) => {
-                let sending = flows.send_many(batches);
-                Box::pin(async { sending.await.is_ok() })
-            }
-        }
-    }
-
-    #[expect(clippy::result_large_err, reason = "as the method has it")]
-    pub(crate) fn try_send(&self, batch: PacketBatch) -> Result<(), TrySendError> {
-        match self {
-            Self::Queue(queue) => queue.try_send(batch),
-            Self::Flows(flows) => flows.try_send(batch),
-        }
-    }
-
-    pub(crate) async fn closed(&self) {
-        match self {
-            Self::Queue(queue) => queue.closed().await,
-            Self::Flows(flows) => flows.closed().await,
-        }
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        match self {
-            Self::Queue(queue) => queue.is_closed(),
-            Self::Flows(flows) => flows.is_closed(),
-        }
-    }
-
-    pub(crate) fn another(&self) -> Self {
-        match self {
-            Self::Queue(queue) => Self::Queue(queue.clone()),
-            Self::Flows(flows) => Self::Flows(flows.clone()),
-        }
-    }
-}
 
 /// What a future waits for, and the batches that it holds.
 #[derive(Clone, Debug)]

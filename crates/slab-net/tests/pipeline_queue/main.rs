@@ -76,10 +76,11 @@ fn drain(receiver: &QueueReceiver) -> Vec<u64> {
 async fn drop_newest_keeps_what_is_queued() {
     let mut source = Source::new();
     let (sender, receiver) = make(4, Overflow::DropNewest);
+    let monitor = receiver.monitor();
     for n in 0..10 {
         sender.send(source.batch(n).await).await.unwrap();
     }
-    let stats = sender.monitor().stats();
+    let stats = monitor.stats();
     assert_eq!((stats.datagrams, stats.capacity_batches), (4, 4));
     assert_eq!((stats.enqueued, stats.dropped_queue_full), (4, 6));
     // Each datagram is a number of eight bytes.
@@ -87,7 +88,7 @@ async fn drop_newest_keeps_what_is_queued() {
     assert_eq!(stats.dropped_queue_full_bytes, 6 * 8);
     assert_eq!(source.in_use(), 4, "what is dropped is free at once");
     assert_eq!(drain(&receiver), [0, 1, 2, 3]);
-    let stats = sender.monitor().stats();
+    let stats = monitor.stats();
     assert_eq!((stats.delivered, stats.datagrams), (4, 0));
     assert_eq!(stats.delivered + stats.dropped(), 10);
     assert_eq!((stats.delivered_bytes, stats.bytes), (4 * 8, 0));
@@ -99,16 +100,17 @@ async fn drop_newest_keeps_what_is_queued() {
 async fn drop_oldest_keeps_what_is_recent() {
     let mut source = Source::new();
     let (sender, receiver) = make(4, Overflow::DropOldest);
+    let monitor = receiver.monitor();
     for n in 0..10 {
         sender.send(source.batch(n).await).await.unwrap();
     }
-    let stats = sender.monitor().stats();
+    let stats = monitor.stats();
     assert_eq!((stats.datagrams, stats.enqueued), (4, 10));
     assert_eq!((stats.dropped_policy, stats.dropped_queue_full), (6, 0));
     assert_eq!((stats.dropped_policy_bytes, stats.bytes), (6 * 8, 4 * 8));
     assert_eq!(source.in_use(), 4);
     assert_eq!(drain(&receiver), [6, 7, 8, 9]);
-    let stats = sender.monitor().stats();
+    let stats = monitor.stats();
     assert_eq!(stats.delivered + stats.dropped(), 10);
 }
 
@@ -139,7 +141,7 @@ async fn the_log_gives_the_reason_that_the_counters_give() {
         for n in numbers {
             sender.send(source.batch(n).await).await.unwrap();
         }
-        let stats = sender.monitor().stats();
+        let stats = receiver.monitor().stats();
         let counted = match expected {
             "policy" => stats.dropped_policy,
             _ => stats.dropped_queue_full,
@@ -192,6 +194,7 @@ async fn what_a_priority_queue_drops_for_one_reason_does_not_prolong_the_other()
 async fn the_wait_policy_waits_for_room_and_drops_nothing() {
     let mut source = Source::new();
     let (sender, receiver) = make(2, Overflow::Wait);
+    let monitor = receiver.monitor();
     sender.send(source.batch(0).await).await.unwrap();
     sender.send(source.batch(1).await).await.unwrap();
     let third = source.batch(2).await;
@@ -212,7 +215,7 @@ async fn the_wait_policy_waits_for_room_and_drops_nothing() {
     let mut waiting = Box::pin(sender.send(fifth));
     assert!(poll_once(waiting.as_mut()).await.is_none());
     drop(waiting);
-    let stats = sender.monitor().stats();
+    let stats = monitor.stats();
     assert_eq!((stats.dropped_closed, stats.dropped()), (1, 1));
     assert_eq!((stats.dropped_closed_bytes, stats.dropped_bytes()), (8, 8));
     assert_eq!((stats.delivered, stats.datagrams), (3, 2));
@@ -223,12 +226,13 @@ async fn the_wait_policy_waits_for_room_and_drops_nothing() {
 async fn try_send_applies_the_policy_and_gives_back_what_would_wait() {
     let mut source = Source::new();
     let (sender, receiver) = make(1, Overflow::Wait);
+    let monitor = receiver.monitor();
     sender.try_send(source.batch(0).await).unwrap();
     for n in 1..4 {
         let full = sender.try_send(source.batch(n).await).unwrap_err();
         assert!(!full.is_closed());
         assert_eq!(full.to_string(), "the queue is full");
-        let stats = sender.monitor().stats();
+        let stats = monitor.stats();
         assert_eq!((stats.enqueued, stats.dropped()), (n, 0), "not lost yet");
         let batch = full.into_batch();
         assert_eq!(number(&batch), n);
@@ -237,7 +241,7 @@ async fn try_send_applies_the_policy_and_gives_back_what_would_wait() {
     }
     // An error that nobody looks at is a loss.
     drop(sender.try_send(source.batch(4).await));
-    let stats = sender.monitor().stats();
+    let stats = monitor.stats();
     assert_eq!((stats.dropped_queue_full, stats.dropped()), (1, 1));
     assert_eq!((stats.dropped_queue_full_bytes, stats.bytes), (8, 8));
     assert_eq!(source.in_use(), 1, "what is dropped is free at once");
@@ -247,26 +251,24 @@ async fn try_send_applies_the_policy_and_gives_back_what_would_wait() {
     assert!(closed.is_closed());
     assert_eq!(closed.to_string(), "the queue has no receiver left");
     assert_eq!(number(&closed.into_batch()), 5);
-    assert_eq!(
-        sender.monitor().stats().dropped_closed,
-        1,
-        "what was queued"
-    );
+    assert_eq!(monitor.stats().dropped_closed, 1, "what was queued");
     drop(sender.try_send(source.batch(6).await));
-    let stats = sender.monitor().stats();
+    let stats = monitor.stats();
     assert_eq!((stats.dropped_closed, stats.dropped()), (2, 3));
     assert_eq!(source.in_use(), 0);
 
     let (sender, receiver) = make(1, Overflow::DropNewest);
+    let monitor = receiver.monitor();
     sender.try_send(source.batch(0).await).unwrap();
     sender.try_send(source.batch(1).await).unwrap();
-    assert_eq!(sender.monitor().stats().dropped_queue_full, 1);
+    assert_eq!(monitor.stats().dropped_queue_full, 1);
     assert_eq!(drain(&receiver), [0]);
 
     let (sender, receiver) = make(1, Overflow::DropOldest);
+    let monitor = receiver.monitor();
     sender.try_send(source.batch(0).await).unwrap();
     sender.try_send(source.batch(1).await).unwrap();
-    assert_eq!(sender.monitor().stats().dropped_policy, 1);
+    assert_eq!(monitor.stats().dropped_policy, 1);
     assert_eq!(drain(&receiver), [1]);
 }
 
@@ -324,11 +326,12 @@ async fn dropping_the_last_consumer_frees_the_queued_batches() {
     for overflow in [Overflow::Wait, Overflow::DropNewest, Overflow::DropOldest] {
         let mut source = Source::new();
         let (sender, receiver) = make(2, overflow);
+        let monitor = receiver.monitor();
         let second = receiver.clone();
         sender.send(source.batch(0).await).await.unwrap();
         sender.send(source.batch(1).await).await.unwrap();
         drop(receiver);
-        assert_eq!(sender.monitor().stats().datagrams, 2, "a consumer is left");
+        assert_eq!(monitor.stats().datagrams, 2, "a consumer is left");
         let mut sent = 2;
         if overflow == Overflow::Wait {
             let batch = source.batch(2).await;
@@ -342,7 +345,7 @@ async fn dropping_the_last_consumer_frees_the_queued_batches() {
         }
         assert!(sender.send(source.batch(3).await).await.is_err());
         sent += 1;
-        let stats = sender.monitor().stats();
+        let stats = monitor.stats();
         assert_eq!((stats.datagrams, stats.delivered), (0, 0));
         assert_eq!(stats.dropped_closed, sent);
         assert_eq!(source.in_use(), 0);
@@ -518,6 +521,7 @@ async fn dropping_the_consumer_during_send_many_empties_the_queue() {
     for overflow in [Overflow::Wait, Overflow::DropNewest, Overflow::DropOldest] {
         let mut source = Source::new();
         let (sender, receiver) = make(8, overflow);
+        let monitor = receiver.monitor();
         let mut three = Vec::new();
         for n in 0..3 {
             three.push(source.batch(n).await);
@@ -529,7 +533,7 @@ async fn dropping_the_consumer_during_send_many_empties_the_queue() {
             }
         });
         assert!(sender.send_many(batches).await.is_err());
-        let stats = sender.monitor().stats();
+        let stats = monitor.stats();
         assert_eq!((stats.datagrams, stats.dropped_closed), (0, 3));
         assert_eq!(source.in_use(), 0);
     }

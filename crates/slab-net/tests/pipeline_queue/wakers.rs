@@ -54,6 +54,7 @@ fn assert_waker_panics(call: impl FnOnce()) {
 async fn a_panicking_waker_leaves_nothing_in_a_closed_queue() {
     let mut source = source_of_one_size();
     let (sender, receiver) = make(3, Overflow::Wait);
+    let monitor = receiver.monitor();
     for n in 0..3 {
         sender.send(source.batch(n).await).await.unwrap();
     }
@@ -63,10 +64,10 @@ async fn a_panicking_waker_leaves_nothing_in_a_closed_queue() {
     let slab = source.pool.slab().clone();
     let waiter = MemoryWaiter::new(&slab, || panic!("by a waker"));
     assert_waker_panics(|| drop(receiver));
-    assert_eq!(sender.monitor().stats().dropped_closed, 3);
+    assert_eq!(monitor.stats().dropped_closed, 3);
     assert!(matches!(poll_once(blocked.as_mut()).await, Some(Err(_))));
     drop((blocked, waiter));
-    let stats = sender.monitor().stats();
+    let stats = monitor.stats();
     assert_eq!((stats.dropped_closed, stats.datagrams), (4, 0));
     assert_eq!(source.in_use(), 0);
 }
@@ -93,7 +94,7 @@ async fn a_panicking_waker_leaves_the_arriving_batch_counted() {
                 .poll(&mut Context::from_waker(Waker::noop()));
         });
         drop((sending, waiter));
-        let stats = sender.monitor().stats();
+        let stats = receiver.monitor().stats();
         assert_eq!((stats.enqueued, stats.dropped_policy), (2, 1));
         assert_eq!(stats.datagrams, 1);
         assert_eq!(drain(&receiver), [1]);
@@ -107,6 +108,7 @@ async fn a_panicking_waker_leaves_the_arriving_batch_counted() {
 async fn a_panicking_waker_leaves_all_unsent_batches_counted() {
     let mut source = source_of_one_size();
     let (sender, receiver) = make(1, Overflow::Wait);
+    let monitor = receiver.monitor();
     let mut unsent = Vec::new();
     for n in 0..3 {
         unsent.push(source.batch(n).await);
@@ -116,7 +118,7 @@ async fn a_panicking_waker_leaves_all_unsent_batches_counted() {
     let waiter = MemoryWaiter::new(&slab, || panic!("by a waker"));
     assert_waker_panics(|| drop(never_polled));
     drop(waiter);
-    assert_eq!(sender.monitor().stats().dropped_closed, 3);
+    assert_eq!(monitor.stats().dropped_closed, 3);
     assert!(receiver.try_recv().is_none());
     assert_eq!(source.in_use(), 0);
 }
@@ -195,7 +197,7 @@ async fn closed_completes_only_when_everything_is_counted() {
         sender.send(source.batch(n).await).await.unwrap();
     }
     let slab = source.pool.slab().clone();
-    let monitor = sender.monitor();
+    let monitor = receiver.monitor();
     let seen = Arc::new(std::sync::Mutex::new(None));
     let looks = Arc::clone(&seen);
     let waiter = MemoryWaiter::new(&slab, move || {

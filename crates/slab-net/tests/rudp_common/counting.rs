@@ -1,5 +1,7 @@
 //! An allocator that counts what each thread asks of it.
 
+use slab_net::PacketPool;
+use slab_net::rudp::{Connection, Endpoint};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -42,4 +44,37 @@ unsafe impl GlobalAlloc for Counting {
         // SAFETY: the caller upholds the contract.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
+}
+
+/// Asks so many times to warm up, and twice as often to count. Both ends run in this task, so that no other thread
+/// allocates unseen.
+pub(crate) async fn assert_echo_allocates_nothing(
+    server: &Endpoint,
+    client: &Connection,
+    pool: &PacketPool,
+    rounds: usize,
+) {
+    let echo = async {
+        let connection = server.accept().await.unwrap();
+        while let Some(message) = connection.recv().await.unwrap() {
+            connection.send(message).await.unwrap();
+        }
+    };
+    let ask = async {
+        let round = || async {
+            let message = pool.try_copy_from_slice(&[1; 1000]).unwrap();
+            client.send(message).await.unwrap();
+            assert_eq!(client.recv().await.unwrap().unwrap().len(), 1000);
+        };
+        for _ in 0..rounds {
+            round().await;
+        }
+        let before = allocations();
+        for _ in 0..2 * rounds {
+            round().await;
+        }
+        assert_eq!(allocations() - before, 0);
+        client.close().await.unwrap();
+    };
+    tokio::join!(echo, ask);
 }

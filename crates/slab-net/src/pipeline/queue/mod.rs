@@ -7,6 +7,7 @@
 //! check for waiters. In the steady state nothing here allocates: a waiter's place is part of its
 //! future.
 
+mod producer;
 mod receiver;
 mod sender;
 mod shared;
@@ -20,6 +21,7 @@ use crossbeam_queue::ArrayQueue;
 use shared::{Shared, Store};
 use std::sync::Arc;
 
+pub(super) use producer::Producer;
 pub use receiver::QueueReceiver;
 pub use sender::QueueSender;
 
@@ -56,6 +58,11 @@ pub enum Overflow {
 /// As [`Vec::with_capacity`], if that many batches exceed `isize::MAX` bytes.
 #[must_use]
 pub fn queue(capacity: NonZeroUsize, overflow: Overflow) -> (QueueSender, QueueReceiver) {
+    let (producer, receiver) = fifo(capacity, overflow);
+    (QueueSender::to_one(producer), receiver)
+}
+
+pub(super) fn fifo(capacity: NonZeroUsize, overflow: Overflow) -> (Producer, QueueReceiver) {
     let batches = ArrayQueue::new(capacity.get());
     new_pair(capacity, Store::Fifo(batches, overflow))
 }
@@ -102,13 +109,14 @@ pub fn priority_queue(
     priority_of: impl Fn(&PacketBatch) -> Priority + Send + Sync + 'static,
 ) -> (QueueSender, QueueReceiver) {
     let lanes = Lanes::new(capacity.get(), Box::new(priority_of));
-    new_pair(capacity, Store::Lanes(Box::new(lanes)))
+    let (producer, receiver) = new_pair(capacity, Store::Lanes(Box::new(lanes)));
+    (QueueSender::to_one(producer), receiver)
 }
 
-fn new_pair(capacity: NonZeroUsize, store: Store) -> (QueueSender, QueueReceiver) {
+fn new_pair(capacity: NonZeroUsize, store: Store) -> (Producer, QueueReceiver) {
     let shared = Arc::new(Shared::new(capacity, store));
-    let sender = QueueSender::new(Arc::clone(&shared));
-    (sender, QueueReceiver::new(shared))
+    let producer = Producer::new(Arc::clone(&shared));
+    (producer, QueueReceiver::new(shared))
 }
 
 /// All receivers are gone. The batch was dropped and counted as `closed`.

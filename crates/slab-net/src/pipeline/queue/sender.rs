@@ -1,36 +1,51 @@
-//! [`QueueSender`]: the producers' end of a queue.
+//! [`QueueSender`]: the producers' end of a queue, or of several.
 
-use super::super::stats::QueueMonitor;
+use super::super::flow::Flows;
 use super::super::unsent::UnsentBatches;
-use super::shared::{EnqueuedBatches, Shared};
+use super::producer::Producer;
 use super::{QueueClosed, TrySendError};
-use crate::atomics::Ordering;
 use crate::udp::PacketBatch;
 use core::future::Future;
+use core::slice;
 use std::sync::Arc;
 
-/// The producers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue). Clones
-/// send to the same queue; once the last one is dropped, consumers drain the queue and then get `None`.
-#[derive(Debug)]
+/// The producers' end of a [`queue`](super::queue) or [`priority_queue`](super::priority_queue), or of all
+/// [`flow_queues`](super::super::flow_queues), each batch to that of its source. Clones send to the same queues;
+/// once the last one is dropped, consumers drain their queue and then get `None`.
+#[derive(Debug, Clone)]
 pub struct QueueSender {
-    shared: Arc<Shared>,
+    to: Destination,
+}
+
+#[derive(Debug, Clone)]
+enum Destination {
+    One(Producer),
+    ByFlow(Arc<Flows>),
 }
 
 impl QueueSender {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+    pub(super) fn to_one(queue: Producer) -> Self {
+        Self {
+            to: Destination::One(queue),
+        }
     }
 
-    /// Puts a batch into the queue, or applies the overflow policy. Waits for room only under
-    /// [`Overflow::Wait`](super::Overflow::Wait). Counts against tokio's cooperative budget.
+    pub(in super::super) fn by_flow(flows: Flows) -> Self {
+        Self {
+            to: Destination::ByFlow(Arc::new(flows)),
+        }
+    }
+
+    /// Puts a batch into its queue, or applies the overflow policy. Waits for room only under
+    /// [`Overflow::Wait`](super::Overflow::Wait), and then in that queue. Counts against tokio's cooperative budget.
     ///
     /// If the future is dropped before it completes, or never polled, its batch is counted as `closed`.
     ///
     /// # Errors
-    /// All receivers are gone.
+    /// All receivers of that queue are gone; other queues may still have receivers.
     // Not an `async fn`: if that were never polled, its arguments would be dropped uncounted.
     pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
-        let sending = self.send_one_of_many(batch);
+        let sending = self.queue_of(&batch).send(batch);
         async {
             // A producer that never has to wait must let consumers run too.
             tokio::task::consume_budget().await;
@@ -38,22 +53,7 @@ impl QueueSender {
         }
     }
 
-    /// As [`send`](Self::send), but not counted against tokio's budget.
-    pub(in super::super) fn send_one_of_many(
-        &self,
-        batch: PacketBatch,
-    ) -> impl Future<Output = Result<(), QueueClosed>> {
-        let mut sending = Sending::new(&self.shared, batch);
-        async move {
-            if let Some(done) = sending.attempt() {
-                return done;
-            }
-            let room = &sending.shared.room;
-            room.wait_for(|| sending.attempt()).await
-        }
-    }
-
-    /// Puts a batch into the queue, or applies the overflow policy, as [`send`](Self::send) does, but
+    /// Puts a batch into its queue, or applies the overflow policy, as [`send`](Self::send) does, but
     /// never waits. So a batch comes back only if the queue is full under
     /// [`Overflow::Wait`](super::Overflow::Wait), or closed; what another policy drops is counted, and
     /// no error.
@@ -74,22 +74,18 @@ impl QueueSender {
     /// ```
     ///
     /// # Errors
-    /// There is no room, or all receivers are gone; the error gives the batch back.
+    /// There is no room in that queue, or all of its receivers are gone; the error gives the batch back.
     #[expect(
         clippy::result_large_err,
         reason = "the batch, which must not cost an allocation where there is no room for it"
     )]
     pub fn try_send(&self, batch: PacketBatch) -> Result<(), TrySendError> {
-        let mut sending = Sending::new(&self.shared, batch);
-        let is_closed = sending.attempt().is_some();
-        match sending.batch.take() {
-            None => Ok(()),
-            Some(batch) => Err(TrySendError::new(&self.shared, batch, is_closed)),
-        }
+        self.queue_of(&batch).try_send(batch)
     }
 
-    /// Puts many batches into the queue in order, each as [`send`](Self::send) does, and wakes
-    /// consumers once for all of them. They count as one against tokio's cooperative budget.
+    /// Puts many batches into their queues in order, each as [`send`](Self::send) does, and if there is one queue wakes
+    /// its consumers once for all of them. Batches that have a consumer are delivered even if others have none. They
+    /// count as one against tokio's cooperative budget.
     ///
     /// If the future is dropped before it completes, or never polled, its remaining batches are counted
     /// as `closed`, including those that the iterator has not yielded yet.
@@ -114,71 +110,61 @@ impl QueueSender {
     /// ```
     ///
     /// # Errors
-    /// All receivers are gone; batches that were not delivered are counted as `closed`.
+    /// All receivers of one of the queues are gone; other queues may still have receivers. Batches that were not
+    /// delivered are counted as `closed`.
     // Not an `async fn`, as `send`.
     pub fn send_many(
         &self,
         batches: impl IntoIterator<Item = PacketBatch>,
     ) -> impl Future<Output = Result<(), QueueClosed>> {
-        let unsent = UnsentBatches::new(batches, |batch| self.drop_unsent(batch));
-        self.send_unsent(unsent)
-    }
-
-    async fn send_unsent<I: Iterator<Item = PacketBatch>>(
-        &self,
-        mut unsent: UnsentBatches<I, impl FnMut(PacketBatch)>,
-    ) -> Result<(), QueueClosed> {
-        tokio::task::consume_budget().await;
-        let shared = &*self.shared;
-        if shared.receivers.load(Ordering::Relaxed) == 0 {
-            return Err(QueueClosed);
-        }
-        loop {
-            let mut enqueued = EnqueuedBatches::none(shared);
-            let mut no_room = None;
+        let mut unsent =
+            UnsentBatches::new(batches, |batch| self.queue_of(&batch).drop_unsent(batch));
+        async move {
+            tokio::task::consume_budget().await;
+            if let Destination::One(queue) = &self.to {
+                return queue.send_all(&mut unsent).await;
+            }
+            let mut result = Ok(());
             while let Some(batch) = unsent.next() {
-                // The last one may have gone while the iterator ran.
-                if shared.receivers.load(Ordering::Relaxed) == 0 {
-                    self.drop_unsent(batch);
-                    return Err(QueueClosed);
-                }
-                if let Err(batch) = shared.offer(batch, &mut enqueued) {
-                    no_room = Some(batch);
-                    break;
-                }
+                result = self.queue_of(&batch).send(batch).await.and(result);
             }
-            drop(enqueued);
-            match no_room {
-                None => return Ok(()),
-                Some(batch) => {
-                    let mut sending = Sending::new(shared, batch);
-                    shared.room.wait_for(|| sending.attempt()).await?;
-                }
-            }
+            result
         }
     }
 
-    /// Counts a batch that will not be sent after all.
-    pub(in super::super) fn drop_unsent(&self, batch: PacketBatch) {
-        self.shared.drop_unsent(batch);
+    fn queue_of(&self, batch: &PacketBatch) -> &Producer {
+        match &self.to {
+            Destination::One(queue) => queue,
+            Destination::ByFlow(flows) => flows.queue_of(batch.source()),
+        }
     }
 
+    fn queues(&self) -> &[Producer] {
+        match &self.to {
+            Destination::One(queue) => slice::from_ref(queue),
+            Destination::ByFlow(flows) => flows.queues(),
+        }
+    }
+
+    /// Half of a queue's places, but at least one.
     pub(in super::super) fn half(&self) -> usize {
-        self.shared.half()
+        // They are all alike.
+        self.queues()[0].half()
     }
 
+    /// Returns `true` if at least one queue is half full.
     pub(in super::super) fn is_half_full(&self) -> bool {
-        self.shared.is_half_full()
+        self.queues().iter().any(Producer::is_half_full)
     }
 
-    /// Returns `true` if all receivers are gone.
+    /// Returns `true` if the receivers of all queues are gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.shared.receivers.load(Ordering::Relaxed) == 0
+        self.queues().iter().all(Producer::is_closed)
     }
 
-    /// Completes when all receivers are gone, and the batches that they left in the queue are dropped
-    /// and counted. There can be no new receivers then.
+    /// Completes when the receivers of all queues are gone, and the batches that they left are dropped and counted.
+    /// There can be no new receivers then.
     ///
     /// Cancel-safe.
     ///
@@ -195,73 +181,9 @@ impl QueueSender {
     /// # }
     /// ```
     pub async fn closed(&self) {
-        let shared = &*self.shared;
-        let look = || shared.is_abandoned.load(Ordering::Acquire).then_some(());
-        if look().is_none() {
-            shared.closed.wait_for(look).await;
-        }
-    }
-
-    /// Returns a handle that reads the queue's counters, even after both ends are gone.
-    #[must_use]
-    pub fn monitor(&self) -> QueueMonitor {
-        QueueMonitor::new(Arc::clone(&self.shared.counters))
-    }
-}
-
-/// A batch being sent, which may wait for room; counted if it does not enter the queue.
-struct Sending<'a> {
-    shared: &'a Shared,
-    batch: Option<PacketBatch>,
-}
-
-impl<'a> Sending<'a> {
-    fn new(shared: &'a Shared, batch: PacketBatch) -> Self {
-        Self {
-            shared,
-            batch: Some(batch),
-        }
-    }
-
-    /// Completes the send, if there is room or no receiver is left to make any.
-    fn attempt(&mut self) -> Option<Result<(), QueueClosed>> {
-        if self.shared.receivers.load(Ordering::Relaxed) == 0 {
-            // The batch is counted when `self` is dropped.
-            return Some(Err(QueueClosed));
-        }
-        let mut enqueued = EnqueuedBatches::none(self.shared);
-        match self.shared.offer(self.batch.take()?, &mut enqueued) {
-            Ok(()) => Some(Ok(())),
-            Err(batch) => {
-                self.batch = Some(batch);
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Sending<'_> {
-    fn drop(&mut self) {
-        if let Some(batch) = self.batch.take() {
-            self.shared.drop_unsent(batch);
-        }
-    }
-}
-
-impl Clone for QueueSender {
-    fn clone(&self) -> Self {
-        self.shared.senders.fetch_add(1, Ordering::Relaxed);
-        Self {
-            shared: Arc::clone(&self.shared),
-        }
-    }
-}
-
-impl Drop for QueueSender {
-    fn drop(&mut self) {
-        // Release: whoever sees the zero also sees everything pushed before.
-        if self.shared.senders.fetch_sub(1, Ordering::Release) == 1 {
-            self.shared.items.notify_all();
+        // In any order: a closed queue stays closed.
+        for queue in self.queues() {
+            queue.closed().await;
         }
     }
 }

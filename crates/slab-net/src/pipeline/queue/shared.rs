@@ -5,6 +5,7 @@ use super::super::lanes::{Lanes, Priority, Pushed};
 use super::super::stats::QueueCounters;
 use super::Overflow;
 use crate::atomics::{AtomicBool, AtomicUsize, Ordering};
+use crate::finish::finish;
 use crate::udp::{Amount, DropEpisode, PacketBatch};
 use core::num::NonZeroUsize;
 use crossbeam_queue::ArrayQueue;
@@ -177,24 +178,11 @@ impl Shared {
 
     /// Drops and counts everything queued, since no receiver is left.
     pub(super) fn drop_all_queued(&self) {
-        struct Queued<'a>(&'a Shared);
-
-        impl Queued<'_> {
-            fn drop_all(&self) {
-                while let Some(batch) = self.0.take() {
-                    self.0.counters.producers.abandoned.add(batch.amount());
-                }
-            }
-        }
-
-        // If dropping one batch panics, drops the rest.
-        impl Drop for Queued<'_> {
-            fn drop(&mut self) {
-                self.drop_all();
-            }
-        }
-
-        Queued(self).drop_all();
+        let abandoned = &self.counters.producers.abandoned;
+        finish(|| {
+            let counted = self.take().map(|batch| abandoned.add(batch.amount()));
+            counted.is_some()
+        });
     }
 
     fn take(&self) -> Option<PacketBatch> {

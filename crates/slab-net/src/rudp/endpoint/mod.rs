@@ -40,7 +40,7 @@ use core::task::{Poll, ready};
 use driver::Driver;
 use shared::Shared;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 use table::reachable;
 use tokio::task::coop::poll_proceed;
@@ -259,24 +259,7 @@ impl Endpoint {
     /// There are already as many sessions as are allowed, there is no memory for another, or the endpoint's task is
     /// gone.
     pub fn connect(&self, peer: SocketAddr) -> Result<Connection, OpenError> {
-        let peer = reachable(peer);
-        let shared = &self.handle.shared;
-        let mut table = shared.table();
-        if table.closed {
-            return Err(OpenError::Closed);
-        }
-        if table.len() >= shared.config.max_sessions {
-            table.stats.refused_table_full += 1;
-            return Err(OpenError::TableFull);
-        }
-        let conv = loop {
-            // Some implementations take 0 for none yet.
-            let conv = shared.random() as u32;
-            if conv != 0 && table.get(peer, conv).is_none() {
-                break conv;
-            }
-        };
-        self.open(table, peer, conv)
+        self.open(peer, None)
     }
 
     /// As [`connect`](Self::connect), with a conversation number that both ends agreed on: any, 0 included. The
@@ -288,28 +271,32 @@ impl Endpoint {
     /// As [`connect`](Self::connect); also [`OpenError::TableFull`] if there already is a session with this number
     /// and peer.
     pub fn connect_as(&self, peer: SocketAddr, conv: u32) -> Result<Connection, OpenError> {
+        self.open(peer, Some(conv))
+    }
+
+    fn open(&self, peer: SocketAddr, agreed: Option<u32>) -> Result<Connection, OpenError> {
         let peer = reachable(peer);
         let shared = &self.handle.shared;
+        // It may free what error correction kept of an earlier session.
+        let _held = slab_core::hold_wakes();
         let mut table = shared.table();
         if table.closed {
             return Err(OpenError::Closed);
         }
-        if table.len() >= shared.config.max_sessions || table.get(peer, conv).is_some() {
+        let is_taken = |conv| table.get(peer, conv).is_some();
+        if table.len() >= shared.config.max_sessions || agreed.is_some_and(is_taken) {
             table.stats.refused_table_full += 1;
             return Err(OpenError::TableFull);
         }
-        self.open(table, peer, conv)
-    }
-
-    fn open(
-        &self,
-        mut table: MutexGuard<'_, table::Table>,
-        peer: SocketAddr,
-        conv: u32,
-    ) -> Result<Connection, OpenError> {
-        let shared = &self.handle.shared;
-        // It may free what error correction kept of an earlier session.
-        let _held = slab_core::hold_wakes();
+        let conv = agreed.unwrap_or_else(|| {
+            loop {
+                // Some implementations take 0 for none yet.
+                let conv = shared.random() as u32;
+                if conv != 0 && !is_taken(conv) {
+                    break conv;
+                }
+            }
+        });
         let link = shared.open(&mut table, peer, None, conv, Side::Client, false)?;
         // A link is locked before the table, never after it.
         drop(table);

@@ -1,5 +1,6 @@
 //! [`Wakers`]: the tasks that wait for one event.
 
+use crate::finish::finish;
 use core::task::Waker;
 use std::collections::VecDeque;
 
@@ -120,27 +121,15 @@ impl Woken {
             None => self.more.push_back(waker),
         }
     }
-
-    fn wake_rest(&mut self) {
-        let few = self.few.iter_mut().filter_map(Option::take);
-        few.for_each(Waker::wake);
-        while let Some(waker) = self.more.pop_front() {
-            waker.wake();
-        }
-    }
 }
 
 impl Drop for Woken {
     fn drop(&mut self) {
-        struct Rest<'a>(&'a mut Woken);
-
-        impl Drop for Rest<'_> {
-            fn drop(&mut self) {
-                self.0.wake_rest();
-            }
-        }
-
-        Rest(self).0.wake_rest();
+        finish(|| {
+            let few = self.few.iter_mut().find_map(Option::take);
+            let next = few.or_else(|| self.more.pop_front());
+            next.map(Waker::wake).is_some()
+        });
     }
 }
 
