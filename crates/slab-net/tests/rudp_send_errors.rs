@@ -1,5 +1,5 @@
-//! A call to the kernel that fails costs what it was to send, and nothing behind it. This program has a `sendmmsg`
-//! of its own, which fails when it is told to.
+//! What is handed to the kernel; and that a call that fails costs what it was to send, and nothing behind it. This
+//! program has a `sendmmsg` of its own, which fails when it is told to.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 mod rudp_common;
@@ -15,6 +15,8 @@ thread_local! {
     static NEXT_ERROR: Cell<c_int> = const { Cell::new(0) };
     /// The bytes that all calls were to send.
     static OFFERED: Cell<usize> = const { Cell::new(0) };
+    /// The bytes of the longest message.
+    static LONGEST: Cell<usize> = const { Cell::new(0) };
 }
 
 /// # Safety
@@ -29,6 +31,7 @@ unsafe extern "C" fn sendmmsg(fd: c_int, at: *mut mmsghdr, count: c_uint, flags:
         let pieces = unsafe { std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen) };
         let bytes: usize = pieces.iter().map(|piece| piece.iov_len).sum();
         OFFERED.set(OFFERED.get() + bytes);
+        LONGEST.set(LONGEST.get().max(bytes));
     }
     let error = NEXT_ERROR.take();
     if error != 0 {
@@ -42,7 +45,7 @@ unsafe extern "C" fn sendmmsg(fd: c_int, at: *mut mmsghdr, count: c_uint, flags:
     unsafe { libc::syscall(libc::SYS_sendmmsg, fd, at, count, flags) as c_int }
 }
 
-async fn what_a_failed_call_left_is_sent_at_once(config: EndpointConfig) {
+async fn connected(config: EndpointConfig) -> (Endpoint, [Connection; 2]) {
     let pool = pool();
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
@@ -50,6 +53,11 @@ async fn what_a_failed_call_left_is_sent_at_once(config: EndpointConfig) {
     let accepted = accept(&server).await;
     assert_eq!(recv(&accepted).await, b"hello");
     timeout(TIMEOUT, client.ready()).await.unwrap().unwrap();
+    (server, [client, accepted])
+}
+
+async fn what_a_failed_call_left_is_sent_at_once(config: EndpointConfig) {
+    let (server, [client, accepted]) = connected(config).await;
     // More than one call takes.
     let message = bytes(1, 100 * 1300);
     // What is offered to the system before anything else runs on this thread.
@@ -80,6 +88,19 @@ fn config() -> EndpointConfig {
 #[tokio::test]
 async fn plain() {
     what_a_failed_call_left_is_sent_at_once(config()).await;
+}
+
+/// Then each datagram is a message.
+#[tokio::test]
+async fn without_offload_the_kernel_has_nothing_to_split() {
+    for offload in [true, false] {
+        let (_server, [client, accepted]) = connected(config().offload(offload)).await;
+        LONGEST.set(0);
+        let message = bytes(1, 10 * 1300);
+        client.send_slice(&message).await.unwrap();
+        assert!(recv(&accepted).await == message);
+        assert_eq!(LONGEST.get() > 1500, offload, "{}", LONGEST.get());
+    }
 }
 
 #[cfg(feature = "aes-gcm")]
