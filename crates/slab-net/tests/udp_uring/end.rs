@@ -70,25 +70,33 @@ async fn a_panicking_waker_leaves_unread_batches_counted() {
 /// The log comes last, when whatever the kernel has read is counted.
 #[tokio::test]
 async fn a_panicking_subscriber_leaves_unread_batches_counted() {
-    let panicked = AtomicBool::new(false);
-    let _watching = on_warning(move |_| {
-        let again = panicked.swap(true, Ordering::Relaxed);
-        assert!(again, "a subscriber panics");
-    });
     let pool = pool(4);
-    let Some(receiver) = bind(&pool, Coalescing::Off { max_datagram: 100 }) else {
-        return;
-    };
-    let (sender, monitor) = (receiver.sender(), receiver.monitor());
-    for len in [99, 101, 98] {
-        let transmit = Transmit::new(&[1; 101][..len], receiver.local_addr());
-        sender.send(&transmit).await.unwrap();
+    for stops in [false, true] {
+        let panicked = AtomicBool::new(false);
+        let _watching = on_warning(move |_| {
+            let again = panicked.swap(true, Ordering::Relaxed);
+            assert!(again, "a subscriber panics");
+        });
+        let Some(mut receiver) = bind(&pool, Coalescing::Off { max_datagram: 100 }) else {
+            return;
+        };
+        let (sender, monitor) = (receiver.sender(), receiver.monitor());
+        for len in [99, 101, 98] {
+            let transmit = Transmit::new(&[1; 101][..len], receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        let end = move || {
+            if stops {
+                receiver.stop().unwrap();
+            }
+            drop(receiver);
+        };
+        let ended = std::panic::catch_unwind(AssertUnwindSafe(end));
+        assert!(ended.is_err(), "a truncated datagram was logged");
+        let stats = monitor.stats();
+        assert_eq!((stats.received_datagrams, stats.dropped()), (3, 3));
+        assert_eq!((stats.dropped_closed, stats.dropped_truncated), (2, 1));
     }
-    let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| drop(receiver)));
-    assert!(dropped.is_err(), "a truncated datagram was logged");
-    let stats = monitor.stats();
-    assert_eq!((stats.received_datagrams, stats.dropped()), (3, 3));
-    assert_eq!((stats.dropped_closed, stats.dropped_truncated), (2, 1));
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
@@ -116,6 +124,8 @@ async fn stop_delivers_datagrams_in_the_ring_even_if_it_cannot_end_the_request()
             assert_eq!(batch.expect("it was filled").contents(), [n; 100]);
         }
         assert!(receiver.try_recv_batch().unwrap().is_none());
+        drop(receiver);
+        assert_eq!(pool.slab().stats().in_use(), 32);
     });
     refused.join().unwrap();
 }
