@@ -191,6 +191,8 @@ async fn an_exhausted_pool_bounds_reads_per_poll_and_wakes_nobody_in_vain() {
         tokio::task::yield_now().await;
     }
     assert!(polls >= 3, "{polls}");
+    let calls = monitor.stats().receive_calls;
+    assert!((300 / 32..=300).contains(&calls), "{calls}");
     // Nothing is left: the receiver finds that out once, and is not woken from then on.
     while receiver.poll_recv_batch(&mut cx).is_pending() {
         let before = wakes.0.load(Ordering::SeqCst);

@@ -11,7 +11,7 @@ mod log;
 mod udp_common;
 mod wakers;
 
-use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, queue};
+use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, flow_queues, queue};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, PacketPoolBuilder};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -435,6 +435,13 @@ async fn a_busy_producer_yields_its_thread() {
         }
         assert!(other.is_finished(), "no other task got to run");
     }
+    let one = 1.try_into().unwrap();
+    let (sender, _receivers) = flow_queues(one, one, Overflow::DropOldest);
+    let other = tokio::spawn(async {});
+    for _ in 0..500 {
+        sender.send_many([batch().unwrap()]).await.unwrap();
+    }
+    assert!(other.is_finished(), "no other task got to run");
 }
 
 #[tokio::test]
