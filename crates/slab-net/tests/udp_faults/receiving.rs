@@ -413,32 +413,63 @@ async fn an_error_behind_a_datagram_is_returned_to_who_waits_next() {
     uninstall();
 }
 
-/// As it ends, `forward` delivers what is queued, however many errors others have caused in front of it.
+/// As it ends, `forward` delivers what is queued, however many errors others have caused in front of it, and
+/// behind the errors that end it.
 #[tokio::test]
-async fn what_is_queued_behind_errors_of_others_is_delivered_at_the_end() {
+async fn what_is_queued_behind_errors_is_delivered_at_the_end() {
+    let by_itself = Ended::Failed(io::Error::from_raw_os_error(libc::EIO).kind());
+    for (code, ended) in [(libc::ECONNREFUSED, Ended::Stopped), (libc::EIO, by_itself)] {
+        let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+        let receiver = install_receiver(&pool);
+        kernel(|kernel| {
+            for _ in 0..100 {
+                kernel.arrive(Arrival::Error(code));
+            }
+            let one = Arrived {
+                bytes: vec![1],
+                stride: None,
+                source: (Ipv4Addr::LOCALHOST, 1).into(),
+                ecn: 0,
+            };
+            kernel.arrivals.push_back(Arrival::Datagrams(one));
+        });
+        let (sender, batches) = queue(1.try_into().unwrap(), Overflow::DropNewest);
+        let stop = async {
+            if ended != Ended::Stopped {
+                std::future::pending().await
+            }
+        };
+        let report = forward(receiver, sender, stop).await;
+        assert_eq!(report.ended, ended);
+        assert_eq!(report.receive_errors, 100);
+        assert_eq!(batches.recv().await.expect("it is there").contents(), [1]);
+        uninstall();
+    }
+}
+
+#[tokio::test]
+async fn errors_with_pauses_between_them_do_not_end_forward() {
     let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+    let receiver = install_receiver(&pool);
+    let (sender, _batches) = queue(1.try_into().unwrap(), Overflow::DropNewest);
+    let stop = async {
+        for error in 1..=100 {
+            kernel(|kernel| kernel.arrive(Arrival::Error(libc::EIO)));
+            while kernel(|kernel| kernel.errors < error || !kernel.is_drained()) {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    let report = forward(receiver, sender, stop).await;
+    assert_eq!((report.ended, report.receive_errors), (Ended::Stopped, 100));
+    uninstall();
+}
+
+fn install_receiver(pool: &PacketPool) -> UdpReceiver {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let receiver = UdpReceiver::builder(&pool)
+    let receiver = UdpReceiver::builder(pool)
         .from_std(socket.try_clone().unwrap())
         .unwrap();
     install(receiver.as_fd().as_raw_fd(), socket, Random::new(0));
-    kernel(|kernel| {
-        for _ in 0..100 {
-            let refused = Arrival::Error(libc::ECONNREFUSED);
-            kernel.arrivals.push_back(refused);
-        }
-        let one = Arrived {
-            bytes: vec![1],
-            stride: None,
-            source: (Ipv4Addr::LOCALHOST, 1).into(),
-            ecn: 0,
-        };
-        kernel.arrivals.push_back(Arrival::Datagrams(one));
-    });
-    let (sender, batches) = queue(1.try_into().unwrap(), Overflow::DropNewest);
-    let report = forward(receiver, sender, std::future::ready(())).await;
-    assert_eq!(report.ended, Ended::Stopped);
-    assert_eq!(report.receive_errors, 100);
-    assert_eq!(batches.recv().await.expect("it is there").contents(), [1]);
-    uninstall();
+    receiver
 }
