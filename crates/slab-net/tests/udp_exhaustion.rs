@@ -248,8 +248,12 @@ async fn a_subscriber_that_panics_at_a_drop_leaves_none_uncounted() {
 
     let panicked = Arc::new(AtomicBool::new(false));
     let once = Arc::clone(&panicked);
+    let others = Arc::<AtomicBool>::default();
+    let logged = Arc::clone(&others);
     let _watching = on_warning(move |event| {
-        let kernel = field(event, "reason").as_deref() == Some("kernel");
+        let reason = field(event, "reason");
+        let kernel = reason.as_deref() == Some("kernel");
+        logged.fetch_or(reason.as_deref() == Some("no_memory"), Ordering::Relaxed);
         assert!(
             !kernel || once.swap(true, Ordering::Relaxed),
             "a subscriber panics"
@@ -274,6 +278,7 @@ async fn a_subscriber_that_panics_at_a_drop_leaves_none_uncounted() {
     }
     let stats = monitor.stats();
     assert!(stats.dropped_no_memory > 0, "{stats:?}");
+    assert!(others.load(Ordering::Relaxed), "that is logged, too");
     assert_eq!(stats.received_datagrams, got + stats.dropped(), "{stats:?}");
 }
 
