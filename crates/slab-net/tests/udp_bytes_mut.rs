@@ -147,6 +147,7 @@ async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {
     let reasons = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&reasons);
     let _watching = on_warning(move |event| log.lock().unwrap().extend(field(event, "reason")));
+    let logged = || reasons.lock().unwrap().clone();
     let mut receiver = bind(BUFFER);
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let to = receiver.local_addr();
@@ -157,7 +158,7 @@ async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {
     for _ in 0..100 {
         sender.send(&Transmit::new(&[1; 100], to)).await.unwrap();
     }
-    let receiving = tokio::spawn(async move { receiver.recv().await });
+    let receiving = tokio::spawn(async move { (receiver.recv().await, receiver) });
     let all_dropped = async {
         while monitor.stats().dropped_no_memory < 100 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -165,10 +166,14 @@ async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {
     };
     let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
     all_dropped.expect("the receiver stalled");
-    assert_eq!(*reasons.lock().unwrap(), ["no_memory"]);
+    assert_eq!(logged(), ["no_memory"]);
     drop(held);
+    // What is received after a second without a drop ends the episode.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
     sender.send(&Transmit::new(b"after", to)).await.unwrap();
-    assert_eq!(receiving.await.unwrap().unwrap().packet, "after");
+    let (datagram, _receiver) = receiving.await.unwrap();
+    assert_eq!(datagram.unwrap().packet, "after");
+    assert_eq!(logged(), ["no_memory", "no_memory"]);
 }
 
 /// Receives until there are `count`; none may be dropped, however many are held.

@@ -90,10 +90,13 @@ fn sends_wait_for_a_full_send_buffer_and_send_each_datagram_once() {
         let (all, flushed) = tokio::join!(rest, flush);
         assert_eq!(all.unwrap(), 50 - sent);
         flushed.unwrap();
+        let payload = pool.try_copy_from_slice(b"y").unwrap();
+        let again = Outgoing::new(payload, (Tap::THEIRS, 7778).into());
+        sink.send(again).await.unwrap();
         let mut arrived: Vec<u8> = tap.datagrams(7777).iter().map(|one| one[0]).collect();
         arrived.sort_unstable();
         assert_eq!(arrived, (0..60).collect::<Vec<u8>>());
-        assert_eq!(sender.monitor().stats().sent_datagrams, 61);
+        assert_eq!(sender.monitor().stats().sent_datagrams, 62);
     }
     with_tap(test);
 }
