@@ -405,6 +405,29 @@ async fn send_many_and_recv_many_wake_one_waiter_per_batch() {
 
 /// The queue is never empty, so only receiving itself can yield the thread.
 #[tokio::test]
+async fn send_many_wakes_a_consumer_before_it_waits_for_room() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(1, Overflow::Wait);
+    let consumer = tokio::spawn(async move {
+        let mut got = Vec::new();
+        while let Some(batch) = receiver.recv().await {
+            got.push(number(&batch));
+        }
+        got
+    });
+    let batches = [0, 1, 2].map(|n: u64| {
+        let bytes = n.to_le_bytes();
+        PacketBatch::try_copy_from_slice(&source.pool, &bytes, 0, ANY).unwrap()
+    });
+    tokio::task::yield_now().await;
+    let sent = tokio::time::timeout(HANG, sender.send_many(batches)).await;
+    sent.expect("hangs").unwrap();
+    drop(sender);
+    assert_eq!(consumer.await.unwrap(), [0, 1, 2]);
+    assert_eq!(source.in_use(), 0);
+}
+
+#[tokio::test]
 async fn a_busy_consumer_yields_its_thread() {
     let mut source = Source::new();
     let (sender, receiver) = make(500, Overflow::DropNewest);
