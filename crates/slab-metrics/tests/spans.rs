@@ -65,6 +65,7 @@ async fn only_allocations_that_wait_open_a_span() {
         .name("rx")
         .size_classes(SizeClasses::explicit(&[2048, 65536]).unwrap())
         .max_memory(1 << 20)
+        .headroom(48)
         .build()
         .unwrap();
     for _ in 0..1000 {
@@ -74,12 +75,15 @@ async fn only_allocations_that_wait_open_a_span() {
     let is_wait = |span: &String| span.starts_with("waiting");
     assert!(!spans.take().iter().any(is_wait));
 
-    let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(2048).ok()).collect();
-    spans.take();
-    let (waited, ()) = tokio::join!(pool.alloc(1500), async { drop(all.pop()) });
-    assert_eq!(waited.unwrap().capacity(), 2048);
-    let waits: Vec<_> = spans.take().into_iter().filter(is_wait).collect();
-    assert_eq!(waits, ["waiting for memory pool=\"rx\" size_class=2048"]);
+    for (len, class) in [(1500, 2048), (2000, 2048), (2001, 65_536)] {
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(2000).ok()).collect();
+        spans.take();
+        let (waited, ()) = tokio::join!(pool.alloc(len), async { all.clear() });
+        assert_eq!(waited.unwrap().capacity(), class - 48);
+        let waits: Vec<_> = spans.take().into_iter().filter(is_wait).collect();
+        let expected = format!("waiting for memory pool=\"rx\" size_class={class}");
+        assert_eq!(waits, [expected]);
+    }
 }
 
 #[test]

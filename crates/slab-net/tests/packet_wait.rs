@@ -99,6 +99,8 @@ async fn impossible_sizes_are_refused_without_waiting() {
     // With headroom and tailroom this is one byte too many.
     let refused = poll_once(Box::pin(pool.alloc(16_385 - 150)).as_mut()).expect("it waits");
     assert!(matches!(refused, Err(AllocError::TooLarge { .. })));
+    let refused = pool.try_alloc(16_385 - 150).unwrap_err();
+    assert!(matches!(refused, AllocError::TooLarge { .. }));
     let refused = pool.alloc(usize::MAX).await.unwrap_err();
     assert!(matches!(refused, AllocError::TooLarge { .. }));
     let refused = pool

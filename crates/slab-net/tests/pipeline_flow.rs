@@ -81,7 +81,9 @@ async fn the_lowest_priority_is_dropped_first_and_delivered_last() {
     drop(receiver);
     assert!(sender.is_closed());
     assert!(sender.send(batch(&mut socket, [3, 2]).await).await.is_err());
-    assert_eq!(monitor.stats().dropped_closed, 3);
+    let stats = monitor.stats();
+    assert_eq!((stats.dropped_closed, stats.dropped()), (3, 5 + 2 + 3));
+    assert_eq!(stats.dropped_bytes(), 2 * stats.dropped(), "two bytes each");
 }
 
 /// Producers and consumers run at once. A place that one releases must belong to exactly one other, or else a

@@ -1,8 +1,11 @@
 //! The task between a socket and a queue ends in every possible way, and nothing is lost uncounted.
 
+mod udp_common;
+
 use slab_net::PacketPool;
 use slab_net::pipeline::{
-    Ended, Overflow, QueueMonitor, QueueReceiver, flow_queues, forward, queue,
+    Ended, Overflow, Priority, QueueMonitor, QueueReceiver, flow_queues, forward, priority_queue,
+    queue,
 };
 use slab_net::udp::{Coalescing, SocketStats, Transmit, UdpReceiver, UdpSender};
 use std::future::{pending, ready};
@@ -90,14 +93,23 @@ async fn forward_without_consumers_ends_and_counts_unread_datagrams() {
 /// one read brings more than the queue has room for.
 #[tokio::test]
 async fn forward_yields_to_consumers_before_the_queue_overflows() {
-    for (flows, at_once) in [(false, false), (false, true), (true, false), (true, true)] {
-        for capacity in [1, 2, 3, 16, 64] {
-            flood(flows, at_once, capacity.try_into().unwrap()).await;
+    for kind in [Kind::Plain, Kind::Priority, Kind::Flows] {
+        for at_once in [false, true] {
+            for capacity in [1, 2, 3, 16, 64] {
+                flood(kind, at_once, capacity.try_into().unwrap()).await;
+            }
         }
     }
 }
 
-async fn flood(flows: bool, at_once: bool, capacity: NonZeroUsize) {
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Plain,
+    Priority,
+    Flows,
+}
+
+async fn flood(kind: Kind, at_once: bool, capacity: NonZeroUsize) {
     let pool = pool();
     let receiver = bind(&pool);
     for _ in 0..20 {
@@ -117,17 +129,20 @@ async fn flood(flows: bool, at_once: bool, capacity: NonZeroUsize) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    let (sender, batches) = if flows {
+    let (sender, batches) = if kind == Kind::Flows {
         let one = 1.try_into().unwrap();
         let (sender, mut batches) = flow_queues(one, capacity, Overflow::DropNewest);
         (sender, batches.remove(0))
     } else {
-        queue(capacity, Overflow::DropNewest)
+        match kind {
+            Kind::Priority => priority_queue(capacity, |_| Priority::Normal),
+            _ => queue(capacity, Overflow::DropNewest),
+        }
     };
     let monitor = batches.monitor();
     let consumer = consume(batches);
     forward(receiver, sender, stop).await;
-    assert_eq!(consumer.await.unwrap(), 200, "{capacity}");
+    assert_eq!(consumer.await.unwrap(), 200, "{kind:?} {capacity}");
     assert_eq!(monitor.stats().dropped(), 0);
 }
 
@@ -158,6 +173,35 @@ async fn an_idle_forward_notices_that_consumers_are_gone() {
         let report = tokio::time::timeout(HANG, task).await.expect("hangs");
         assert_eq!(report.unwrap().ended, Ended::QueueClosed);
     }
+}
+
+#[tokio::test]
+async fn forward_goes_on_while_any_flow_has_a_consumer() {
+    let pool = pool();
+    let receiver = bind(&pool);
+    let sixty_four = 64.try_into().unwrap();
+    let (sender, mut by_flow) = flow_queues(2.try_into().unwrap(), sixty_four, Overflow::Wait);
+    let monitors: Vec<_> = by_flow.iter().map(QueueReceiver::monitor).collect();
+    drop(by_flow.pop());
+    // So many sources that both flows have some.
+    for _ in 0..40 {
+        let client = UdpSender::bind(ANY).unwrap();
+        let one = Transmit::new(b"x", receiver.local_addr());
+        client.send(&one).await.unwrap();
+    }
+    let offered = || -> u64 {
+        let stats = monitors.iter().map(QueueMonitor::stats);
+        stats.map(|queue| queue.enqueued + queue.dropped()).sum()
+    };
+    let stop = async {
+        while offered() < 40 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let report = forward(receiver, sender, stop).await;
+    assert_eq!(report.ended, Ended::Stopped);
+    assert!(monitors[1].stats().dropped_closed > 0);
+    assert_all_accounted_for(40, &report.socket, &monitors);
 }
 
 /// A wake-up for a producer that waits for room must not go to one that waits for the end.
@@ -220,4 +264,51 @@ fn a_lasting_receive_error_ends_forward() {
         assert_all_accounted_for(10, &report.socket, &[monitor]);
     });
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// Every other read fails, and there is no pause between them.
+#[cfg(target_os = "linux")]
+#[test]
+fn errors_with_datagrams_between_them_do_not_end_forward() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    async fn test() {
+        let pool = pool();
+        let receiver = bind(&pool);
+        // A read that fills two buffers is followed by one with four.
+        let refused = udp_common::fail_syscall_if(libc::SYS_recvmmsg, Some(4), libc::EIO);
+        if let Err(why) = refused {
+            return udp_common::skipped("this thread's system cannot be changed", &why);
+        }
+        let warnings = Arc::new(AtomicUsize::new(0));
+        let warned = Arc::clone(&warnings);
+        let _watching = udp_common::warnings::on_warning(move |_| {
+            warned.fetch_add(1, Ordering::Relaxed);
+        });
+        for _ in 0..20 {
+            send_ten(receiver.local_addr()).await;
+        }
+        let (sender, batches) = queue(200.try_into().unwrap(), Overflow::DropNewest);
+        let monitor = batches.monitor();
+        let stop = async {
+            while monitor.stats().enqueued < 200 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let report = forward(receiver, sender, stop).await;
+        assert_eq!(report.ended, Ended::Stopped);
+        assert!(report.receive_errors > 64, "{report:?}");
+        assert_eq!(warnings.load(Ordering::Relaxed), 1);
+        assert_all_accounted_for(200, &report.socket, &[batches.monitor()]);
+    }
+    let run = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .unwrap()
+            .block_on(test());
+    };
+    // On a thread of its own, because the refusal cannot be undone.
+    std::thread::spawn(run).join().unwrap();
 }

@@ -262,9 +262,15 @@ async fn datagrams_arrive_over_sockets() {
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
     client.ready().await.unwrap();
     let accepted = server.accept().await.unwrap();
+    let allocs = || -> u64 {
+        let stats = pool.slab().stats();
+        stats.classes().iter().map(|class| class.allocs).sum()
+    };
     for n in 0..100_u32 {
         let packet = pool.try_copy_from_slice(&n.to_le_bytes()).unwrap();
+        let before = allocs();
         client.send_datagram(packet).unwrap();
+        assert_eq!(allocs(), before, "it is not copied");
         let got = accepted.recv_datagram().await.unwrap().unwrap();
         assert_eq!(got, n.to_le_bytes()[..]);
     }

@@ -9,8 +9,9 @@ use slab_net::udp::{BytesMutReceiver, Coalescing, Transmit, UdpReceiver};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use udp_common::warnings::on_warning;
+use udp_common::warnings::{field, on_warning};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
@@ -143,6 +144,10 @@ async fn the_buffer_of_short_payloads_is_used_before_anything_is_dropped() {
 /// More is queued than one read drops, and nothing follows that would wake the receiver.
 #[tokio::test]
 async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {
+    let reasons = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&reasons);
+    let _watching = on_warning(move |event| log.lock().unwrap().extend(field(event, "reason")));
+    let logged = || reasons.lock().unwrap().clone();
     let mut receiver = bind(BUFFER);
     let (sender, monitor) = (receiver.sender(), receiver.monitor());
     let to = receiver.local_addr();
@@ -153,7 +158,7 @@ async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {
     for _ in 0..100 {
         sender.send(&Transmit::new(&[1; 100], to)).await.unwrap();
     }
-    let receiving = tokio::spawn(async move { receiver.recv().await });
+    let receiving = tokio::spawn(async move { (receiver.recv().await, receiver) });
     let all_dropped = async {
         while monitor.stats().dropped_no_memory < 100 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -161,9 +166,14 @@ async fn a_waiting_receiver_drains_the_socket_without_free_buffers() {
     };
     let all_dropped = tokio::time::timeout(HANG, all_dropped).await;
     all_dropped.expect("the receiver stalled");
+    assert_eq!(logged(), ["no_memory"]);
     drop(held);
+    // What is received after a second without a drop ends the episode.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
     sender.send(&Transmit::new(b"after", to)).await.unwrap();
-    assert_eq!(receiving.await.unwrap().unwrap().packet, "after");
+    let (datagram, _receiver) = receiving.await.unwrap();
+    assert_eq!(datagram.unwrap().packet, "after");
+    assert_eq!(logged(), ["no_memory", "no_memory"]);
 }
 
 /// Receives until there are `count`; none may be dropped, however many are held.
@@ -226,6 +236,18 @@ async fn short_datagrams_share_a_buffer_even_at_the_cap() {
         sender.send(&short).await.unwrap();
         receive_up_to(n + 1, &mut held, &mut receiver, n).await;
     }
+    // Two fill one, which is then one of those to be used again.
+    for _ in 0..40 {
+        held.clear();
+        let half = Transmit::new(&full[..30_000], receiver.local_addr());
+        sender.send(&half).await.unwrap();
+        receive_up_to(1, &mut held, &mut receiver, 0).await;
+    }
+    held.clear();
+    for n in 1..=6 {
+        sender.send(&transmit).await.unwrap();
+        receive_up_to(n * 40, &mut held, &mut receiver, n).await;
+    }
 }
 
 /// The stream's wait is given up once, and two of three datagrams of one buffer are left to `recv`.
@@ -243,6 +265,9 @@ async fn a_stream_loses_nothing_and_can_be_mixed_with_recv() {
     assert_eq!(receiver.next().await.unwrap().unwrap().packet, "one");
     assert_eq!(receiver.recv().await.unwrap().packet, "two");
     assert_eq!(receiver.next().await.unwrap().unwrap().packet, "six");
+    if cfg!(target_os = "linux") {
+        assert_eq!(receiver.monitor().stats().receive_calls, 1);
+    }
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use slab_net::PacketPool;
 use slab_net::udp::{Outgoing, SendErrorKind, Transmit, UdpReceiver, UdpSender};
 #[cfg(feature = "quinn")]
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake};
@@ -84,13 +84,19 @@ fn sends_wait_for_a_full_send_buffer_and_send_each_datagram_once() {
         let mut flush = Box::pin(sink.flush());
         assert_pending(&mut flush).await;
         tap.add_arp_entry();
+        // Before tokio has noticed that there is room.
+        let elsewhere = Transmit::new(b"x", (Tap::THEIRS, 7778).into());
+        assert_eq!(sender.try_send(&elsewhere).unwrap(), 1);
         let (all, flushed) = tokio::join!(rest, flush);
         assert_eq!(all.unwrap(), 50 - sent);
         flushed.unwrap();
+        let payload = pool.try_copy_from_slice(b"y").unwrap();
+        let again = Outgoing::new(payload, (Tap::THEIRS, 7778).into());
+        sink.send(again).await.unwrap();
         let mut arrived: Vec<u8> = tap.datagrams(7777).iter().map(|one| one[0]).collect();
         arrived.sort_unstable();
         assert_eq!(arrived, (0..60).collect::<Vec<u8>>());
-        assert_eq!(sender.monitor().stats().sent_datagrams, 60);
+        assert_eq!(sender.monitor().stats().sent_datagrams, 62);
     }
     with_tap(test);
 }
@@ -210,22 +216,28 @@ fn a_socket_with_an_icmp_error_waits_for_room_outside_a_runtime() {
             .unwrap();
         drop(inside);
         let sender = receiver.sender();
-        let hello = Transmit::new(b"hello", refusing);
-        // Tokio has to notice a refusal.
-        for _ in 0..100 {
-            let _ = sender.try_send(&hello);
-            thread::sleep(Duration::from_millis(1));
-        }
-        let payload = [7; 1000];
-        let transmit = Transmit::new(&payload, (Tap::THEIRS, 7777).into());
-        while !matches!(sender.try_send(&transmit), Ok(0)) {}
-        let mut waiting = pin!(sender.send(&transmit));
         let waker = Arc::new(Unpark(thread::current())).into();
         let mut cx = Context::from_waker(&waker);
-        assert!(waiting.as_mut().poll(&mut cx).is_pending());
-        tap.add_arp_entry();
-        while waiting.as_mut().poll(&mut cx).is_pending() {
-            thread::park();
+        // Before the error, of which what has waited once is then told, and after it.
+        for last in [2, 3] {
+            let to = Ipv4Addr::new(10, 9, 9, last);
+            let payload = [7; 1000];
+            let transmit = Transmit::new(&payload, (to, 7777).into());
+            while !matches!(sender.try_send(&transmit), Ok(0)) {}
+            let mut waiting = pin!(sender.send(&transmit));
+            assert!(waiting.as_mut().poll(&mut cx).is_pending());
+            tap.add_arp_entry_of(to);
+            while waiting.as_mut().poll(&mut cx).is_pending() {
+                thread::park();
+            }
+            let hello = Transmit::new(b"hello", refusing);
+            // Tokio has to notice a refusal.
+            let mut refused = 0;
+            for _ in 0..100 {
+                refused += usize::from(sender.try_send(&hello).is_err());
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(refused > 0);
         }
         drop(tap);
     }

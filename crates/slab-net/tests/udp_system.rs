@@ -18,6 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use udp_common::network::{ioctl, request, run_on_own_thread, set_link_up, unshare_network};
+use udp_common::warnings::on_event;
 use udp_common::{checked, fail_sends, fail_syscall_if, skipped};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -118,6 +119,11 @@ fn what_was_sent_does_not_wake_the_runtime() {
 #[test]
 fn a_device_without_gso_gets_one_message_per_datagram() {
     async fn test() {
+        let logged = Arc::new(AtomicUsize::new(0));
+        let events = Arc::clone(&logged);
+        let _watching = on_event(tracing::Level::INFO, move |_| {
+            events.fetch_add(1, Ordering::Relaxed);
+        });
         let pool = pool();
         let mut receiver = UdpReceiver::bind(ANY, &pool).unwrap();
         let sender = UdpSender::bind(ANY).unwrap();
@@ -128,6 +134,7 @@ fn a_device_without_gso_gets_one_message_per_datagram() {
                 assert_eq!(receiver.recv_batch().await.unwrap().contents(), one);
             }
             assert_eq!(sender.monitor().stats().send_calls, round);
+            assert_eq!(logged.load(Ordering::Relaxed), 1);
         }
     }
     // With GSO it is one message, without it three.

@@ -483,3 +483,27 @@ pub struct PacketPoolStats {
     /// share is counted for each.
     pub pinned_bytes: u64,
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use slab_core::SizeClasses;
+
+    #[test]
+    fn a_larger_class_serves_only_up_to_its_limit() {
+        let pool = PacketPool::builder()
+            .size_classes(SizeClasses::explicit(&[128, 1024, 4096]).unwrap())
+            .max_memory(3 * 65_536)
+            .headroom(16)
+            .tailroom(8)
+            .build()
+            .unwrap();
+        // The first two take a slab each, the others all of the rest.
+        let _held = [pool.try_alloc(1000).unwrap(), pool.try_alloc(4000).unwrap()];
+        let _all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(100).ok()).collect();
+        let refused = pool.try_alloc_or_larger(100, 1023).unwrap_err();
+        assert_eq!(refused, AllocError::Exhausted { chunk_bytes: 128 });
+        let larger = pool.try_alloc_or_larger(100, 1024).unwrap();
+        assert_eq!(larger.capacity(), 1024 - 16);
+    }
+}

@@ -222,7 +222,6 @@ impl UdpSink {
                 self.waiting = Some(Box::pin(self.sender.clone().writable()));
             }
         }
-        self.waiting = None;
         Poll::Ready(Ok(()))
     }
 }

@@ -84,4 +84,37 @@ mod tests {
             assert!(spare.pool.is_some_and(|pool| pool.zeroes_on_free() == zero));
         }
     }
+
+    /// Also of those whose contents were copied, and that a call would use again.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn what_lies_in_spare_buffers_is_known() {
+        use super::super::{Coalescing, Transmit, UdpReceiver};
+        use crate::packet::PacketPool;
+
+        let pool = PacketPool::builder()
+            .size_classes(SizeClasses::explicit(&[128, 2048]).unwrap())
+            .max_memory(1 << 20)
+            .build()
+            .unwrap();
+        let mut receiver = UdpReceiver::builder(&pool)
+            .coalescing(Coalescing::Off { max_datagram: 1500 })
+            .bind("127.0.0.1:0".parse().unwrap())
+            .unwrap();
+        receiver.enable_spare_buffers();
+        let _small = pool.slab().try_alloc(100).unwrap();
+        let _all: Vec<_> = std::iter::from_fn(|| pool.slab().try_alloc(2048).ok()).collect();
+        for len in [100, 100, 1500] {
+            let transmit = Transmit::new(&[1; 1500][..len], receiver.local_addr());
+            receiver.sender().send(&transmit).await.unwrap();
+        }
+        for (len, pinned) in [(100, 128), (100, 128), (1500, 1536)] {
+            let batch = receiver.try_recv_batch().unwrap().expect("it is queued");
+            assert_eq!(
+                (batch.contents().len(), batch.pinned_bytes()),
+                (len, pinned)
+            );
+            assert!(receiver.used_spare_buffers());
+        }
+    }
 }

@@ -24,7 +24,8 @@ pub struct Transmit<'a> {
     segment_size: Option<usize>,
     destination: SocketAddr,
     source_ip: Option<IpAddr>,
-    source_interface: Option<u32>,
+    /// The interface of an IPv6 source that is only valid on one interface; 0 otherwise.
+    source_interface: u32,
     ecn: Option<Ecn>,
 }
 
@@ -78,7 +79,7 @@ impl<'a> Transmit<'a> {
             segment_size: None,
             destination,
             source_ip: None,
-            source_interface: None,
+            source_interface: 0,
             ecn: None,
         }
     }
@@ -104,8 +105,8 @@ impl<'a> Transmit<'a> {
     pub(crate) fn source(mut self, from: Option<SocketAddr>) -> Self {
         self.source_ip = from.map(|from| from.ip());
         self.source_interface = match from {
-            Some(SocketAddr::V6(v6)) => Some(v6.scope_id()).filter(|&index| index > 0),
-            _ => None,
+            Some(SocketAddr::V6(v6)) => v6.scope_id(),
+            _ => 0,
         };
         self
     }

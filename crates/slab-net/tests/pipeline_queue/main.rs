@@ -3,19 +3,19 @@
 //! | file | what |
 //! |---|---|
 //! | `main` | overflow, the two ends, several consumers |
+//! | `log` | what is logged of what a queue drops |
 //! | `wakers` | wakers, which are foreign code: they panic, or look at the queue |
 
+mod log;
 #[path = "../udp_common/mod.rs"]
 mod udp_common;
 mod wakers;
 
-use slab_net::pipeline::{Overflow, Priority, QueueReceiver, QueueSender, priority_queue, queue};
+use slab_net::pipeline::{Overflow, QueueReceiver, QueueSender, flow_queues, queue};
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
 use slab_net::{PacketPool, PacketPoolBuilder};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use udp_common::warnings::{field, on_warning};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Limits only how long a broken test takes to fail.
@@ -112,82 +112,6 @@ async fn drop_oldest_keeps_what_is_recent() {
     assert_eq!(drain(&receiver), [6, 7, 8, 9]);
     let stats = monitor.stats();
     assert_eq!(stats.delivered + stats.dropped(), 10);
-}
-
-#[tokio::test]
-async fn the_log_gives_the_reason_that_the_counters_give() {
-    let reasons = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&reasons);
-    let _watching = on_warning(move |event| log.lock().unwrap().extend(field(event, "reason")));
-    let by_number = |batch: &PacketBatch| match number(batch) {
-        0 => Priority::Low,
-        _ => Priority::High,
-    };
-    let mut source = Source::new();
-    for (numbers, (sender, receiver), expected) in [
-        ([0, 1], make(1, Overflow::DropNewest), "queue_full"),
-        ([0, 1], make(1, Overflow::DropOldest), "policy"),
-        (
-            [0, 0],
-            priority_queue(1.try_into().unwrap(), by_number),
-            "queue_full",
-        ),
-        (
-            [0, 1],
-            priority_queue(1.try_into().unwrap(), by_number),
-            "policy",
-        ),
-    ] {
-        for n in numbers {
-            sender.send(source.batch(n).await).await.unwrap();
-        }
-        let stats = receiver.monitor().stats();
-        let counted = match expected {
-            "policy" => stats.dropped_policy,
-            _ => stats.dropped_queue_full,
-        };
-        assert_eq!((counted, stats.dropped()), (1, 1));
-        assert_eq!(std::mem::take(&mut *reasons.lock().unwrap()), [expected]);
-        drop((sender, receiver));
-        assert_eq!(
-            std::mem::take(&mut *reasons.lock().unwrap()),
-            [expected],
-            "its end"
-        );
-    }
-}
-
-/// A full queue that goes on dropping for one reason has stopped dropping for the other.
-#[tokio::test]
-async fn what_a_priority_queue_drops_for_one_reason_does_not_prolong_the_other() {
-    let events = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&events);
-    let _watching = on_warning(move |event| {
-        let is_end = field(event, "datagrams").is_some();
-        let event = field(event, "reason").map(|reason| (reason, is_end));
-        log.lock().unwrap().extend(event);
-    });
-    let logged = |reason: &str, is_end| (reason.to_owned(), is_end);
-    let by_number = |batch: &PacketBatch| match number(batch) {
-        0 => Priority::Low,
-        1 => Priority::Normal,
-        _ => Priority::High,
-    };
-    let mut source = Source::new();
-    let (sender, _receiver) = priority_queue(1.try_into().unwrap(), by_number);
-    for n in [0, 0] {
-        sender.send(source.batch(n).await).await.unwrap();
-    }
-    assert_eq!(*events.lock().unwrap(), [logged("queue_full", false)]);
-    // An episode ends after a second without a drop.
-    tokio::time::sleep(Duration::from_millis(1100)).await;
-    sender.send(source.batch(1).await).await.unwrap();
-    let both = [logged("policy", false), logged("queue_full", true)];
-    assert_eq!(events.lock().unwrap().split_off(1), both);
-    tokio::time::sleep(Duration::from_millis(1100)).await;
-    sender.send(source.batch(0).await).await.unwrap();
-    let both = [logged("queue_full", false), logged("policy", true)];
-    assert_eq!(events.lock().unwrap().split_off(1), both);
 }
 
 #[tokio::test]
@@ -484,6 +408,29 @@ async fn send_many_and_recv_many_wake_one_waiter_per_batch() {
 
 /// The queue is never empty, so only receiving itself can yield the thread.
 #[tokio::test]
+async fn send_many_wakes_a_consumer_before_it_waits_for_room() {
+    let mut source = Source::new();
+    let (sender, receiver) = make(1, Overflow::Wait);
+    let consumer = tokio::spawn(async move {
+        let mut got = Vec::new();
+        while let Some(batch) = receiver.recv().await {
+            got.push(number(&batch));
+        }
+        got
+    });
+    let batches = [0, 1, 2].map(|n: u64| {
+        let bytes = n.to_le_bytes();
+        PacketBatch::try_copy_from_slice(&source.pool, &bytes, 0, ANY).unwrap()
+    });
+    tokio::task::yield_now().await;
+    let sent = tokio::time::timeout(HANG, sender.send_many(batches)).await;
+    sent.expect("hangs").unwrap();
+    drop(sender);
+    assert_eq!(consumer.await.unwrap(), [0, 1, 2]);
+    assert_eq!(source.in_use(), 0);
+}
+
+#[tokio::test]
 async fn a_busy_consumer_yields_its_thread() {
     let mut source = Source::new();
     let (sender, receiver) = make(500, Overflow::DropNewest);
@@ -514,6 +461,13 @@ async fn a_busy_producer_yields_its_thread() {
         }
         assert!(other.is_finished(), "no other task got to run");
     }
+    let one = 1.try_into().unwrap();
+    let (sender, _receivers) = flow_queues(one, one, Overflow::DropOldest);
+    let other = tokio::spawn(async {});
+    for _ in 0..500 {
+        sender.send_many([batch().unwrap()]).await.unwrap();
+    }
+    assert!(other.is_finished(), "no other task got to run");
 }
 
 #[tokio::test]

@@ -38,9 +38,14 @@ impl Tap {
 
     /// Tells the kernel the other end's hardware address. Until then it holds back what is sent there.
     pub(crate) fn add_arp_entry(&self) {
+        self.add_arp_entry_of(Self::THEIRS);
+    }
+
+    /// The same of another address at the other end.
+    pub(crate) fn add_arp_entry_of(&self, ip: Ipv4Addr) {
         // SAFETY: only integers.
         let mut entry: libc::arpreq = unsafe { zeroed() };
-        entry.arp_pa = sockaddr(Self::THEIRS);
+        entry.arp_pa = sockaddr(ip);
         entry.arp_ha.sa_family = libc::ARPHRD_ETHER;
         entry.arp_ha.sa_data[0] = 2;
         entry.arp_flags = libc::ATF_COM | libc::ATF_PERM;

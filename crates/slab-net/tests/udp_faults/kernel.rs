@@ -222,6 +222,11 @@ impl Kernel {
         self.make_readable();
     }
 
+    /// Returns `true` if nothing has arrived since a call found the queue empty.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.arrivals.is_empty() && self.socket.peek(&mut [0]).is_err()
+    }
+
     fn make_readable(&self) {
         let to = self.socket.local_addr().unwrap();
         self.other.send_to(b"", to).unwrap();

@@ -9,6 +9,7 @@ use slab_net::pipeline::{Ended, Overflow, forward, queue};
 use slab_net::slab_core::Chunk;
 use slab_net::udp::{
     BytesMutReceiver, Coalescing, Datagram, PacketBatch, SocketMonitor, UdpReceiver,
+    UdpReceiverBuilder,
 };
 use std::collections::VecDeque;
 use std::io;
@@ -20,6 +21,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 const STEPS: usize = 150;
+/// Limits only how long a broken test takes to fail.
+const HANG: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
 struct Woken(AtomicBool);
@@ -382,24 +385,14 @@ fn each_datagram_is_delivered_once_or_counted() {
 /// `try_recv_batch` reads without having waited: what announced the datagram and the error is gone then.
 #[tokio::test]
 async fn an_error_behind_a_datagram_is_returned_to_who_waits_next() {
-    const HANG: Duration = Duration::from_secs(20);
     let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let mut receiver = UdpReceiver::builder(&pool)
-        .coalescing(Coalescing::Off { max_datagram: 100 })
-        .source_only(true)
-        .from_std(socket.try_clone().unwrap())
-        .unwrap();
-    install(receiver.as_fd().as_raw_fd(), socket, Random::new(0));
+    let mut receiver = install_receiver(&pool, |builder| {
+        let off = Coalescing::Off { max_datagram: 100 };
+        builder.coalescing(off).source_only(true)
+    });
     kernel(|kernel| {
-        let one = Arrived {
-            bytes: vec![1],
-            stride: None,
-            source: (Ipv4Addr::LOCALHOST, 1).into(),
-            ecn: 0,
-        };
         // Nothing in the socket itself.
-        kernel.arrivals.push_back(Arrival::Datagrams(one));
+        kernel.arrivals.push_back(Arrival::Datagrams(one_byte()));
         kernel
             .arrivals
             .push_back(Arrival::Error(libc::ECONNREFUSED));
@@ -413,32 +406,90 @@ async fn an_error_behind_a_datagram_is_returned_to_who_waits_next() {
     uninstall();
 }
 
-/// As it ends, `forward` delivers what is queued, however many errors others have caused in front of it.
+/// All of it has arrived before the first read, and nothing that follows announces it again.
 #[tokio::test]
-async fn what_is_queued_behind_errors_of_others_is_delivered_at_the_end() {
+async fn a_datagram_behind_an_error_behind_a_datagram_is_delivered() {
     let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+    let mut receiver = install_receiver(&pool, |builder| {
+        let off = Coalescing::Off { max_datagram: 100 };
+        builder.coalescing(off).source_only(true)
+    });
+    kernel(|kernel| {
+        kernel.arrive(Arrival::Datagrams(one_byte()));
+        let refused = Arrival::Error(libc::ECONNREFUSED);
+        kernel.arrivals.push_back(refused);
+        kernel.arrivals.push_back(Arrival::Datagrams(one_byte()));
+    });
+    for is_error in [false, true, false] {
+        let received = tokio::time::timeout(HANG, receiver.recv_batch()).await;
+        assert_eq!(received.expect("hangs").is_err(), is_error);
+    }
+    uninstall();
+}
+
+/// As it ends, `forward` delivers what is queued, however many errors others have caused in front of it, and
+/// behind the errors that end it.
+#[tokio::test]
+async fn what_is_queued_behind_errors_is_delivered_at_the_end() {
+    let by_itself = Ended::Failed(io::Error::from_raw_os_error(libc::EIO).kind());
+    for (code, ended) in [(libc::ECONNREFUSED, Ended::Stopped), (libc::EIO, by_itself)] {
+        let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+        let receiver = install_receiver(&pool, |builder| builder);
+        kernel(|kernel| {
+            for _ in 0..100 {
+                kernel.arrive(Arrival::Error(code));
+            }
+            kernel.arrivals.push_back(Arrival::Datagrams(one_byte()));
+        });
+        let (sender, batches) = queue(1.try_into().unwrap(), Overflow::DropNewest);
+        let stop = async {
+            if ended != Ended::Stopped {
+                std::future::pending().await
+            }
+        };
+        let report = forward(receiver, sender, stop).await;
+        assert_eq!(report.ended, ended);
+        assert_eq!(report.receive_errors, 100);
+        assert_eq!(batches.recv().await.expect("it is there").contents(), [1]);
+        uninstall();
+    }
+}
+
+#[tokio::test]
+async fn errors_with_pauses_between_them_do_not_end_forward() {
+    let pool = PacketPool::builder().max_memory(2 << 20).build().unwrap();
+    let receiver = install_receiver(&pool, |builder| builder);
+    let (sender, _batches) = queue(1.try_into().unwrap(), Overflow::DropNewest);
+    let stop = async {
+        for error in 1..=100 {
+            kernel(|kernel| kernel.arrive(Arrival::Error(libc::EIO)));
+            while kernel(|kernel| kernel.errors < error || !kernel.is_drained()) {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    let report = forward(receiver, sender, stop).await;
+    assert_eq!((report.ended, report.receive_errors), (Ended::Stopped, 100));
+    uninstall();
+}
+
+fn one_byte() -> Arrived {
+    Arrived {
+        bytes: vec![1],
+        stride: None,
+        source: (Ipv4Addr::LOCALHOST, 1).into(),
+        ecn: 0,
+    }
+}
+
+fn install_receiver(
+    pool: &PacketPool,
+    set: fn(UdpReceiverBuilder) -> UdpReceiverBuilder,
+) -> UdpReceiver {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let receiver = UdpReceiver::builder(&pool)
+    let receiver = set(UdpReceiver::builder(pool))
         .from_std(socket.try_clone().unwrap())
         .unwrap();
     install(receiver.as_fd().as_raw_fd(), socket, Random::new(0));
-    kernel(|kernel| {
-        for _ in 0..100 {
-            let refused = Arrival::Error(libc::ECONNREFUSED);
-            kernel.arrivals.push_back(refused);
-        }
-        let one = Arrived {
-            bytes: vec![1],
-            stride: None,
-            source: (Ipv4Addr::LOCALHOST, 1).into(),
-            ecn: 0,
-        };
-        kernel.arrivals.push_back(Arrival::Datagrams(one));
-    });
-    let (sender, batches) = queue(1.try_into().unwrap(), Overflow::DropNewest);
-    let report = forward(receiver, sender, std::future::ready(())).await;
-    assert_eq!(report.ended, Ended::Stopped);
-    assert_eq!(report.receive_errors, 100);
-    assert_eq!(batches.recv().await.expect("it is there").contents(), [1]);
-    uninstall();
+    receiver
 }

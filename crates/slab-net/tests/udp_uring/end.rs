@@ -30,6 +30,11 @@ async fn dropping_the_receiver_counts_unread_batches_and_frees_all_memory() {
         drop(receiver);
         let stats = monitor.stats();
         assert_eq!((stats.received_datagrams, stats.dropped_closed), (8, 7));
+        let chunk_bytes = 8 * first.pinned_bytes() as u64;
+        assert_eq!(
+            (stats.receive_calls, stats.received_chunk_bytes),
+            (1, chunk_bytes)
+        );
     }
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
@@ -70,25 +75,33 @@ async fn a_panicking_waker_leaves_unread_batches_counted() {
 /// The log comes last, when whatever the kernel has read is counted.
 #[tokio::test]
 async fn a_panicking_subscriber_leaves_unread_batches_counted() {
-    let panicked = AtomicBool::new(false);
-    let _watching = on_warning(move |_| {
-        let again = panicked.swap(true, Ordering::Relaxed);
-        assert!(again, "a subscriber panics");
-    });
     let pool = pool(4);
-    let Some(receiver) = bind(&pool, Coalescing::Off { max_datagram: 100 }) else {
-        return;
-    };
-    let (sender, monitor) = (receiver.sender(), receiver.monitor());
-    for len in [99, 101, 98] {
-        let transmit = Transmit::new(&[1; 101][..len], receiver.local_addr());
-        sender.send(&transmit).await.unwrap();
+    for stops in [false, true] {
+        let panicked = AtomicBool::new(false);
+        let _watching = on_warning(move |_| {
+            let again = panicked.swap(true, Ordering::Relaxed);
+            assert!(again, "a subscriber panics");
+        });
+        let Some(mut receiver) = bind(&pool, Coalescing::Off { max_datagram: 100 }) else {
+            return;
+        };
+        let (sender, monitor) = (receiver.sender(), receiver.monitor());
+        for len in [99, 101, 98] {
+            let transmit = Transmit::new(&[1; 101][..len], receiver.local_addr());
+            sender.send(&transmit).await.unwrap();
+        }
+        let end = move || {
+            if stops {
+                receiver.stop().unwrap();
+            }
+            drop(receiver);
+        };
+        let ended = std::panic::catch_unwind(AssertUnwindSafe(end));
+        assert!(ended.is_err(), "a truncated datagram was logged");
+        let stats = monitor.stats();
+        assert_eq!((stats.received_datagrams, stats.dropped()), (3, 3));
+        assert_eq!((stats.dropped_closed, stats.dropped_truncated), (2, 1));
     }
-    let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| drop(receiver)));
-    assert!(dropped.is_err(), "a truncated datagram was logged");
-    let stats = monitor.stats();
-    assert_eq!((stats.received_datagrams, stats.dropped()), (3, 3));
-    assert_eq!((stats.dropped_closed, stats.dropped_truncated), (2, 1));
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
@@ -109,13 +122,18 @@ async fn stop_delivers_datagrams_in_the_ring_even_if_it_cannot_end_the_request()
         if let Err(why) = fail_syscall(libc::SYS_io_uring_enter, libc::EBUSY) {
             return skipped("this thread's system cannot be changed", &why);
         }
+        // A request is under way, and no other is made.
+        let first = receiver.try_recv_batch().unwrap();
+        assert_eq!(first.expect("it was filled").contents(), [0; 100]);
         let error = receiver.stop().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
-        for n in 0..5_u8 {
+        for n in 1..5_u8 {
             let batch = receiver.try_recv_batch().unwrap();
             assert_eq!(batch.expect("it was filled").contents(), [n; 100]);
         }
         assert!(receiver.try_recv_batch().unwrap().is_none());
+        drop(receiver);
+        assert_eq!(pool.slab().stats().in_use(), 32);
     });
     refused.join().unwrap();
 }

@@ -25,6 +25,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Context;
 use std::time::Duration;
 use udp_common::skipped;
 use udp_common::warnings::on_warning;
@@ -220,6 +221,33 @@ async fn held_bytes_is_exact_and_bounded() {
         }
     }
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// What announced a datagram wakes nobody once that has been taken.
+#[tokio::test]
+async fn a_waiting_receiver_is_not_woken_in_vain() {
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let pool = pool(16);
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    let one = Transmit::new(b"one", receiver.local_addr());
+    receiver.sender().send(&one).await.unwrap();
+    receiver.recv_batch().await.unwrap();
+    let woken = Arc::<Woken>::default();
+    let waker = Arc::clone(&woken).into();
+    let polled = receiver.poll_recv_batch(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!woken.0.load(Ordering::Relaxed));
 }
 
 /// A buffer whose payload was copied is lent again at once, and may be filled again during the same reaping.

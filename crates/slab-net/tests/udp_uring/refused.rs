@@ -3,8 +3,8 @@
 use crate::udp_common::warnings::{field, on_warning};
 use crate::udp_common::{fail_syscall, skipped};
 use crate::{ANY, HANG, OFF, bind, builder, pool};
-use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
+use slab_net::{PacketPool, SizeClasses};
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
@@ -186,6 +186,12 @@ async fn without_a_large_enough_class_it_falls_back_with_one_warning() {
     let said = std::mem::take(&mut *warnings.lock().unwrap());
     // Without io_uring another test may have caused the warning before.
     let is_ours = self::bind(&self::pool(16), OFF).is_some();
+    // Of exactly the length that is needed, it is large enough.
+    let sizes = SizeClasses::explicit(&[65_792]).unwrap();
+    let exact = PacketPool::builder().size_classes(sizes);
+    let exact = exact.max_memory(8 << 20).build().unwrap();
+    let receiver = builder(&exact, Coalescing::On).bind(ANY).unwrap();
+    assert_eq!(receiver.uses_io_uring(), is_ours);
     assert!(said.len() <= 1 && (!is_ours || said.len() == 1), "{said:?}");
     if let Some(reason) = said.first().filter(|_| is_ours) {
         assert!(reason.contains("65792"), "{reason}");

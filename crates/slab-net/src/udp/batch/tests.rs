@@ -116,6 +116,7 @@ fn split_first_leaves_the_remaining_datagrams_unchanged() {
             assert_eq!(datagram.packet, rest.next().unwrap());
             assert_eq!(datagram.interface, Some(1));
             taken.push(datagram.packet);
+            assert_eq!(batch.segment_size(), batch.contents().len().min(3));
             assert!(batch.iter().map(|d| d.packet).eq(rest.clone()));
             assert!(batch.contents_mut().is_none(), "a packet could see it");
         }

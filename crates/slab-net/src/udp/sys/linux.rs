@@ -296,8 +296,7 @@ impl Backend {
             Some(ip) if self.is_v6 => {
                 let mut info = [0; 20];
                 info[..16].copy_from_slice(&mapped(ip).octets());
-                let interface = message.source_interface.unwrap_or(0);
-                info[16..].copy_from_slice(&interface.to_ne_bytes());
+                info[16..].copy_from_slice(&message.source_interface.to_ne_bytes());
                 control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
             }
             Some(ip) => match ip.to_canonical() {

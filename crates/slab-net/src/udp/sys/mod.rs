@@ -93,9 +93,9 @@ pub(super) struct Message<'a> {
     pub(super) parts: &'a [IoSlice<'a>],
     pub(super) destination: SocketAddr,
     pub(super) source_ip: Option<IpAddr>,
-    /// The interface of an IPv6 source that is only valid on one interface.
+    /// The interface of an IPv6 source that is only valid on one interface; 0 otherwise.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "not asked for"))]
-    pub(super) source_interface: Option<u32>,
+    pub(super) source_interface: u32,
     pub(super) ecn: Option<Ecn>,
     /// The length of the datagrams that the message is cut into.
     pub(super) segment_size: Option<u16>,

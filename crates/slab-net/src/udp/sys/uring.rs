@@ -279,7 +279,6 @@ impl Ring {
             };
             out.extend(std::iter::from_fn(|| self.next()));
         }
-        out.extend(std::iter::from_fn(|| self.next()));
         match self.is_armed {
             true => waited,
             false => Ok(()),
