@@ -4,6 +4,7 @@ use slab_net::PacketPool;
 use slab_net::rudp::{Connection, Endpoint};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 pub(crate) struct Counting;
 
@@ -61,7 +62,7 @@ pub(crate) async fn assert_echo_allocates_nothing(
         }
     };
     let ask = async {
-        let round = || async {
+        let round = async || {
             let message = pool.try_copy_from_slice(&[1; 1000]).unwrap();
             client.send(message).await.unwrap();
             assert_eq!(client.recv().await.unwrap().unwrap().len(), 1000);
@@ -69,12 +70,25 @@ pub(crate) async fn assert_echo_allocates_nothing(
         for _ in 0..rounds {
             round().await;
         }
-        let before = allocations();
-        for _ in 0..2 * rounds {
-            round().await;
-        }
-        assert_eq!(allocations() - before, 0);
+        assert_allocates_nothing(2 * rounds, round).await;
         client.close().await.unwrap();
     };
     tokio::join!(echo, ask);
+}
+
+/// Whoever codes for error correction frees its memory if nothing happens for half a second, and a busy machine may
+/// stop this thread for as long: then it is counted again.
+pub(crate) async fn assert_allocates_nothing(rounds: usize, mut round: impl AsyncFnMut()) {
+    for _ in 0..50 {
+        let (before, mut longest) = (allocations(), Duration::ZERO);
+        for _ in 0..rounds {
+            let begun = Instant::now();
+            round().await;
+            longest = longest.max(begun.elapsed());
+        }
+        if longest < Duration::from_millis(250) {
+            return assert_eq!(allocations() - before, 0, "in {rounds} rounds");
+        }
+    }
+    panic!("this machine has no time for us");
 }
