@@ -1,8 +1,8 @@
 //! Typed slabs: pools of objects of one type.
 //!
-//! A [`Slab`] has an arena of its own: so its cap is a number of values, and no other user of a pool can take
-//! their memory. Nor does their padding, which is uninitialised as far as the language is concerned, get into a
-//! byte pool. Within the arena, a value is a chunk of the one class there is, so all of the pool's machinery
+//! A [`Slab`] has an arena of its own: so its cap is a number of values, and nobody takes their memory but through
+//! [`Slab::pool`]. Nor does their padding, which is uninitialised as far as the language is concerned, get into a
+//! pool of others. Within the arena, a value is a chunk of the one class there is, so all of the pool's machinery
 //! serves it unchanged: magazines, depot, free on any thread, trim, statistics.
 //!
 //! | file | what |

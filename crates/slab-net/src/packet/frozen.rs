@@ -126,7 +126,7 @@ impl Packet {
     ///
     /// # Safety
     /// `ptr..ptr + len` lies in the chunk and has been written by its present owners, and nobody writes
-    /// it while a packet that shares it is alive. `ptr` is derived from [`SharedChunk::as_ptr`]: once the
+    /// it while a packet that shares it is alive. `ptr` is derived from [`as_ptr`](slab_core::Chunk::as_ptr): once the
     /// packet is the only handle, it may write through it.
     #[inline]
     pub(crate) unsafe fn from_shared(owner: SharedChunk, ptr: NonNull<u8>, len: usize) -> Self {
