@@ -272,15 +272,11 @@ fn a_lasting_receive_error_ends_forward() {
 fn errors_with_datagrams_between_them_do_not_end_forward() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use udp_common::network::run_on_own_thread;
 
     async fn test() {
         let pool = pool();
         let receiver = bind(&pool);
-        // A read that fills two buffers is followed by one with four.
-        let refused = udp_common::fail_syscall_if(libc::SYS_recvmmsg, Some(4), libc::EIO);
-        if let Err(why) = refused {
-            return udp_common::skipped("this thread's system cannot be changed", &why);
-        }
         let warnings = Arc::new(AtomicUsize::new(0));
         let warned = Arc::clone(&warnings);
         let _watching = udp_common::warnings::on_warning(move |_| {
@@ -302,13 +298,7 @@ fn errors_with_datagrams_between_them_do_not_end_forward() {
         assert_eq!(warnings.load(Ordering::Relaxed), 1);
         assert_all_accounted_for(200, &report.socket, &[batches.monitor()]);
     }
-    let run = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()
-            .unwrap()
-            .block_on(test());
-    };
-    // On a thread of its own, because the refusal cannot be undone.
-    std::thread::spawn(run).join().unwrap();
+    // A read that fills two buffers is followed by one with four.
+    let refuse = || udp_common::fail_syscall_if(libc::SYS_recvmmsg, Some(4), libc::EIO);
+    run_on_own_thread(refuse, test);
 }

@@ -4,10 +4,11 @@
 
 mod rudp_common;
 
+use rudp_common::pair::push;
 use rudp_common::sockets::{TIMEOUT, accept, any, pool, recv, wait_until};
 use slab_net::rudp::crypto::{AesGcm, NONCE_BYTES, TAG_BYTES};
 use slab_net::rudp::fec::{FEC_HEADER_BYTES, FecEncoder, FecShards};
-use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
+use slab_net::rudp::wire::{HEADER_BYTES, Header};
 use slab_net::rudp::{
     Connection, Endpoint, EndpointConfig, MemoryBudget, OpenError, SessionConfig, Time,
 };
@@ -68,24 +69,18 @@ async fn what_follows_the_first_datagram_of_a_session_is_recovered() {
     let client = UdpSocket::bind(any()).await.unwrap();
     let budget = MemoryBudget::new(1 << 20);
     let mut encoder = FecEncoder::new(FecShards::new(2, 1).unwrap(), 1400, &pool, &budget);
-    let mut push = |sn| {
+    let mut protect = |sn| {
         let mut shard = [0; FEC_HEADER_BYTES + HEADER_BYTES + 1];
-        let (conv, cmd, frg, wnd, ts, una, len) = (7, Command::Push, 0, 32, 0, 0, 1);
         let header = Header {
-            conv,
-            cmd,
-            frg,
-            wnd,
-            ts,
             sn,
-            una,
-            len,
+            una: 0,
+            ..push(&[0])
         };
         header.encode(&mut shard[FEC_HEADER_BYTES..]);
         encoder.protect(Time::ZERO, &mut shard);
         shard
     };
-    let (first, _lost) = (push(0), push(1));
+    let (first, _lost) = (protect(0), protect(1));
     let mut parity = [0; 1400];
     let len = encoder.next_parity(&mut parity).unwrap();
     for shard in [&first[..], &parity[..len]] {

@@ -127,22 +127,28 @@ fn a_closed_window_is_probed_with_growing_intervals() {
     }
 }
 
+/// A client that has 40 messages for a server with a window of so many segments, which it does not know yet.
+fn with_small_window(window: u32) -> (PacketPool, Session, Session) {
+    let config = SessionConfig::fast();
+    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+    let budget = MemoryBudget::new(8 << 20);
+    let open = |side, config: &SessionConfig| {
+        Session::open(7, config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap()
+    };
+    let mut client = open(Side::Client, &config);
+    let server = open(Side::Server, &config.window(32, window));
+    for n in 0..40 {
+        client.send_slice(&[n; 100]).unwrap();
+    }
+    (pool, client, server)
+}
+
 /// Until a peer tells its window, 32 segments are assumed to fit. If fewer do, the rest was dropped there, and
 /// waits for room instead of being sent again in vain.
 #[test]
 fn what_is_beyond_a_smaller_window_than_assumed_is_not_sent_again_before_there_is_room() {
     for window in [1, 4] {
-        let config = SessionConfig::fast();
-        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-        let budget = MemoryBudget::new(8 << 20);
-        let open = |side, config: &SessionConfig| {
-            Session::open(7, config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap()
-        };
-        let mut client = open(Side::Client, &config);
-        let mut server = open(Side::Server, &config.window(32, window));
-        for n in 0..40 {
-            client.send_slice(&[n; 100]).unwrap();
-        }
+        let (pool, mut client, mut server) = with_small_window(window);
         let (mut now, mut read) = (Time::ZERO, Vec::new());
         // The first segment beyond the window that the client has been told, and how many it sent beyond that.
         let (mut edge, mut beyond) = (None, 0);
@@ -208,17 +214,7 @@ fn a_window_that_was_closed_does_not_shrink_the_congestion_window() {
 /// What such a peer dropped does not count as a sign that it is dead: it has only no room.
 #[test]
 fn a_reader_that_is_slow_behind_a_small_window_ends_no_session() {
-    let config = SessionConfig::fast();
-    let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
-    let budget = MemoryBudget::new(8 << 20);
-    let open = |side, config: &SessionConfig| {
-        Session::open(7, config, side, &pool, &budget, 5 << 32, Time::ZERO).unwrap()
-    };
-    let mut client = open(Side::Client, &config);
-    let mut server = open(Side::Server, &config.window(32, 4));
-    for n in 0..40 {
-        client.send_slice(&[n; 100]).unwrap();
-    }
+    let (pool, mut client, mut server) = with_small_window(4);
     let mut now = Time::ZERO;
     let mut run = |until: Time, read: &mut Vec<u8>, reads: bool| {
         while now < until {

@@ -214,6 +214,8 @@ async fn quinn_metadata_matches_the_kernel_in_both_directions() {
 #[cfg(target_os = "linux")]
 #[test]
 fn quinn_datagrams_that_fail_to_send_are_counted_as_lost() {
+    use udp_common::network::run_on_own_thread;
+
     async fn test() {
         let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
         let receiver = UdpReceiver::bind(ANY, &pool).unwrap();
@@ -248,13 +250,6 @@ fn quinn_datagrams_that_fail_to_send_are_counted_as_lost() {
         assert!(catch_unwind(send).is_err());
         assert_eq!(socket.monitor().stats().send_lost_datagrams, 5);
     }
-    let run = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()
-            .unwrap()
-            .block_on(test());
-    };
-    // On a thread of its own, because the refusal cannot be undone.
-    std::thread::spawn(run).join().unwrap();
+    // The refusal, which comes later, cannot be undone.
+    run_on_own_thread(|| Ok(()), test);
 }

@@ -10,7 +10,7 @@ use core::fmt;
 use futures_sink::Sink;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::task::coop::poll_proceed;
@@ -25,10 +25,9 @@ pub struct Outgoing {
     header: Packet,
     payload: Packet,
     destination: SocketAddr,
-    source_ip: Option<IpAddr>,
+    /// Without a port; with the interface of a link-local address, if that is known.
+    source: Option<SocketAddr>,
     ecn: Option<Ecn>,
-    /// Of a link-local `source_ip`, if known.
-    source_interface: u32,
 }
 
 impl Outgoing {
@@ -39,9 +38,8 @@ impl Outgoing {
             header: Packet::new(),
             payload,
             destination,
-            source_ip: None,
+            source: None,
             ecn: None,
-            source_interface: 0,
         }
     }
 
@@ -71,13 +69,10 @@ impl Outgoing {
     /// ```
     #[must_use]
     pub fn reply_to<P>(datagram: &Datagram<P>, payload: Packet) -> Self {
-        let from = datagram.reply_source();
-        let mut reply = Self::new(payload, datagram.source);
-        reply.source_ip = from.map(|from| from.ip());
-        if let Some(SocketAddr::V6(from)) = from {
-            reply.source_interface = from.scope_id();
+        Self {
+            source: datagram.reply_source(),
+            ..Self::new(payload, datagram.source)
         }
-        reply
     }
 
     /// Puts a header in front of the payload; the kernel gathers the two.
@@ -90,8 +85,7 @@ impl Outgoing {
     /// As [`Transmit::source_ip`].
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
-        self.source_ip = Some(ip);
-        self.source_interface = 0;
+        self.source = Some(SocketAddr::new(ip, 0));
         self
     }
 
@@ -107,12 +101,7 @@ impl Outgoing {
             true => &parts[1..],
             false => &parts[..],
         };
-        let mut transmit = Transmit::gather(parts, self.destination);
-        let source = self.source_ip.map(|ip| match ip {
-            IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, self.source_interface).into(),
-            ip => SocketAddr::new(ip, 0),
-        });
-        transmit = transmit.source(source);
+        let mut transmit = Transmit::gather(parts, self.destination).source(self.source);
         if let Some(ecn) = self.ecn {
             transmit = transmit.ecn(ecn);
         }

@@ -317,17 +317,15 @@ mod tests {
     /// A segment, as sent.
     fn segment(cmd: Command, frg: u8, sn: u32) -> [u8; HEADER_BYTES] {
         let mut datagram = [0; HEADER_BYTES];
-        let (wnd, ts, una, len) = (32, 0, 0, 0);
-        let conv = 7;
         let header = Header {
-            conv,
+            conv: 7,
             cmd,
             frg,
-            wnd,
-            ts,
+            wnd: 32,
+            ts: 0,
             sn,
-            una,
-            len,
+            una: 0,
+            len: 0,
         };
         header.encode(&mut datagram);
         datagram
