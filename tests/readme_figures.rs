@@ -23,9 +23,18 @@ const SECTIONS: &[Section] = &[
     (SLAB_NET, "packet", packets),
     (SLAB_NET, "uring", || compared(URING, "")),
     (SLAB_NET, "rudp", sessions),
+    (BENCHES, "missed", missed),
 ];
 const README: &str = "README.md";
+const BENCHES: &str = "benches/README.md";
 const SLAB_NET: &str = "crates/slab-net/README.md";
+
+/// Pages of results: what their machine is called, and the folder in `benches/report`.
+const MACHINES: &[(&str, &str)] = &[
+    ("Zen 4", ""),
+    ("Zen 3", "amd-zen3/"),
+    ("Intel", "intel-xeon/"),
+];
 
 /// Rows of a table: group, case, peers, and a description of the case.
 type Compared = (
@@ -307,6 +316,85 @@ fn sessions() -> String {
     text
 }
 
+/// What a page of results says of a row with a target.
+struct Outcome {
+    case: String,
+    peer: String,
+    asked: String,
+    found: String,
+    is_missed: bool,
+}
+
+/// Returns what a page of results says of its targets.
+fn outcomes(folder: &str) -> Vec<Outcome> {
+    let file = root()
+        .join("benches/report")
+        .join(folder)
+        .join("RESULTS.md");
+    let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
+    let cells = text.lines().map(|line| line.split('|').map(str::trim));
+    let mut outcomes = Vec::new();
+    for cells in cells.map(Iterator::collect::<Vec<_>>) {
+        let &["", case, peer, unit, ours, _, ratio, targets, ""] = &cells[..] else {
+            continue;
+        };
+        let median = |cell: &str| cell.split(' ').next().unwrap().to_owned();
+        // `met: 1.60x (#3); **missed**: ours <= 5.00 (#6)`
+        for target in targets.split("; ") {
+            let Some((word, asked)) = target.split_once(": ") else {
+                continue;
+            };
+            let (asked, _issue) = asked.split_once(" (#").unwrap();
+            let (asked, found) = match asked.strip_prefix("ours ") {
+                Some(most) => (format!("{most} {unit}"), median(ours)),
+                None => (asked.to_owned(), median(ratio) + "x"),
+            };
+            outcomes.push(Outcome {
+                // Without how near the two CPUs were.
+                case: median(case),
+                peer: peer.to_owned(),
+                asked,
+                found,
+                is_missed: word == "**missed**",
+            });
+        }
+    }
+    assert!(!outcomes.is_empty(), "{file:?} has no targets");
+    outcomes
+}
+
+/// Makes the table of the rows that miss what an issue asks on any machine.
+fn missed() -> String {
+    let pages: Vec<_> = MACHINES
+        .iter()
+        .map(|(_, folder)| outcomes(folder))
+        .collect();
+    let mut text = String::from("| row | asked |");
+    for (machine, _) in MACHINES {
+        write!(text, " {machine} |").unwrap();
+    }
+    writeln!(text, "\n|{}", "---|".repeat(MACHINES.len() + 2)).unwrap();
+    for row in &pages[0] {
+        let same =
+            |of: &&Outcome| (&of.case, &of.peer, &of.asked) == (&row.case, &row.peer, &row.asked);
+        let found: Vec<Option<&Outcome>> =
+            pages.iter().map(|page| page.iter().find(same)).collect();
+        if !found.iter().flatten().any(|of| of.is_missed) {
+            continue;
+        }
+        write!(text, "| {} / {} | {} |", row.case, row.peer, row.asked).unwrap();
+        for of in found {
+            match of {
+                Some(of) if of.is_missed => write!(text, " **{}** |", of.found).unwrap(),
+                Some(of) => write!(text, " {} |", of.found).unwrap(),
+                None => text.push_str(" |"),
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
 /// Makes the section of what a program printed.
 fn output(name: &str) -> String {
     let json = json(&format!("examples/{name}"));
@@ -345,7 +433,7 @@ fn page(file: &str) -> PathBuf {
 
 #[test]
 fn the_readmes_figures_match_the_json() {
-    for &file in &[README, SLAB_NET] {
+    for &file in &[README, SLAB_NET, BENCHES] {
         let committed = fs::read_to_string(page(file)).unwrap();
         let sections = SECTIONS.iter().filter(|(of, ..)| *of == file);
         let made = sections.fold(committed.clone(), |text, (_, name, make)| {
