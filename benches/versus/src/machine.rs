@@ -13,7 +13,7 @@ pub(crate) fn describe() -> Map<String, Value> {
             machine.insert(key.into(), json!(value));
         }
     };
-    put("cpu", field("/proc/cpuinfo", "model name"));
+    put("cpu", cpu());
     put("memory", field("/proc/meminfo", "MemTotal"));
     put("kernel", line("/proc/sys/kernel/osrelease"));
     put(
@@ -32,6 +32,16 @@ pub(crate) fn describe() -> Map<String, Value> {
         machine.insert("unix_time".into(), json!(now.as_secs()));
     }
     machine
+}
+
+/// Names the processor. A virtual one may leave out what tells generations apart, so with its numbers.
+fn cpu() -> Option<String> {
+    let of = |name| field("/proc/cpuinfo", name);
+    let name = of("model name")?;
+    Some(match (of("cpu family"), of("model")) {
+        (Some(family), Some(model)) => format!("{name} (family {family}, model {model})"),
+        _ => name,
+    })
 }
 
 /// Finds out whether others use the CPUs during a measurement. Not by the load average, which includes our
@@ -122,8 +132,9 @@ fn line(path: &str) -> Option<String> {
 
 fn field(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    Some(line.split_once(':')?.1.trim().into())
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = fields.find(|(key, _)| key.trim() == name)?;
+    Some(value.trim().into())
 }
 
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
