@@ -8,10 +8,12 @@ use slab_core::{
 use std::borrow::BorrowMut;
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::fmt::{Debug, Display};
+use std::fmt::{Debug, Display, Pointer};
 use std::future::Future;
 use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -54,12 +56,20 @@ fn an_owner_is_compared_hashed_and_shown_by_its_value() {
     }
     fn check<B>(mut one: B, other: B)
     where
-        B: AsRef<String> + AsMut<String> + BorrowMut<String> + Ord + Hash + Debug + Display,
+        B: AsRef<String>
+            + AsMut<String>
+            + BorrowMut<String>
+            + Ord
+            + Hash
+            + Debug
+            + Display
+            + Pointer,
     {
         assert_eq!(one.cmp(&other), one.as_ref().cmp(other.as_ref()));
         assert_eq!(one.partial_cmp(&other), Some(std::cmp::Ordering::Less));
         assert!(one != other);
         assert_eq!(format!("{one} {one:?}"), "ann \"ann\"");
+        assert_eq!(format!("{one:p}"), format!("{:p}", one.as_ref()));
         one.as_mut().clear();
         BorrowMut::<String>::borrow_mut(&mut one).push_str("bob");
         assert!(one == other);
@@ -103,7 +113,12 @@ fn a_value_is_dropped_once_whichever_way_it_leaves() {
     assert_eq!(count(3), 0);
     drop(moved);
     assert_eq!(count(4), 0);
-    drop(SlabBox::into_pin(insert()));
+    let boxed = insert();
+    let at = &raw const *boxed;
+    let pinned = Pin::from(boxed);
+    assert!(ptr::eq(at, &raw const *pinned), "it has moved");
+    assert_eq!(count(4), 1);
+    drop(pinned);
     assert_eq!(count(5), 0);
     let uninit = slab.try_uninit().unwrap();
     assert_eq!(count(5), 1);

@@ -247,6 +247,66 @@ fn a_forged_wins_does_not_turn_a_finish_into_a_close() {
     );
 }
 
+/// The peer's own WINS shows that the forged one was not the peer's. If that does not come in answer to our question,
+/// which was lost, it proves nothing yet: the peer is asked again at once.
+#[test]
+fn who_seemed_to_be_another_implementation_and_no_longer_does_is_asked_again() {
+    for closes in [false, true] {
+        let pool = PacketPool::builder().max_memory(16 << 20).build().unwrap();
+        let budget = MemoryBudget::new(16 << 20);
+        let config = SessionConfig::fast();
+        let client = Session::open(
+            3,
+            &config,
+            Side::Client,
+            &pool,
+            &budget,
+            5 << 32,
+            Time::ZERO,
+        );
+        let (mut client, now, mut scratch) = (client.unwrap(), Time::ZERO, [0; 2048]);
+        let mut asks = |client: &mut Session| {
+            let outgoing = client.poll_transmit(now, &mut scratch, 1)?;
+            let mut headers = segments(outgoing.contents()).map(|segment| segment.unwrap().0);
+            Some(headers.any(|header| header.cmd == Command::AskWindow))
+        };
+        assert_eq!(asks(&mut client), Some(true));
+        let forged = from_a_forged_address(Command::TellWindow, 0, 0xbad);
+        client.handle_datagram(now, forged).unwrap();
+        assert_eq!(asks(&mut client), None);
+        if !closes {
+            client.finish(now);
+        }
+        assert_eq!(asks(&mut client), None);
+        let told = |ts| {
+            let mut datagram = vec![0; HEADER_BYTES];
+            let header = Header {
+                conv: 3,
+                cmd: Command::TellWindow,
+                // As this library marks it.
+                frg: 1,
+                wnd: 128,
+                ts,
+                sn: 0,
+                una: 0,
+                len: 0,
+            };
+            header.encode(&mut datagram);
+            Packet::from(datagram)
+        };
+        client.handle_datagram(now, told(0)).unwrap();
+        if closes {
+            client.close(now);
+        }
+        assert_eq!(asks(&mut client), Some(true));
+        // Once it has answered, it asks by itself until it is told our window.
+        client.handle_datagram(now, told(5)).unwrap();
+        assert_eq!(asks(&mut client), Some(false));
+        client.handle_datagram(now, told(5)).unwrap();
+        assert_eq!(asks(&mut client), None);
+    }
+}
+
 /// A message has arrived and is not read; its sender may have finished.
 fn line_with_unread_message(finished: bool) -> Line {
     let mut line = Line::new();

@@ -7,6 +7,7 @@ mod rudp_common;
 
 use libc::{c_int, c_uint, c_void, mmsghdr, sockaddr, socklen_t, ssize_t};
 use rudp_common::sockets::{TIMEOUT, accept, any, bytes, pool, recv, wait_until};
+use slab_core::Chunk;
 use slab_net::PacketPool;
 use slab_net::rudp::wire::HEADER_BYTES;
 use slab_net::rudp::{Connection, Endpoint, EndpointConfig, SessionConfig};
@@ -30,6 +31,20 @@ thread_local! {
     static LOST: Cell<usize> = const { Cell::new(0) };
     /// The messages that `sendmmsg` has taken.
     static TAKEN: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    /// The pool of which the first call that fails takes all memory, and what it has taken.
+    static TO_EXHAUST: RefCell<Option<PacketPool>> = const { RefCell::new(None) };
+    static EXHAUSTED: RefCell<Vec<Chunk>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Takes all memory of the pool that is to be exhausted, if one is.
+fn exhaust() {
+    let Some(pool) = TO_EXHAUST.take() else {
+        return;
+    };
+    let slab = pool.slab();
+    let take_all = |&bytes: &usize| std::iter::from_fn(move || slab.try_alloc(bytes).ok());
+    let sizes = slab.size_classes().sizes().iter().rev();
+    EXHAUSTED.set(sizes.flat_map(take_all).collect());
 }
 
 /// What this call does; an error is set already.
@@ -41,6 +56,7 @@ fn next(fd: c_int) -> c_int {
         .with_borrow_mut(VecDeque::pop_front)
         .unwrap_or(c_int::MAX);
     if next < 0 {
+        exhaust();
         // SAFETY: no conditions.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: it points to this thread's variable.
@@ -222,23 +238,30 @@ async fn what_a_full_socket_did_not_take_is_sent_once_it_has_room(
     }
 }
 
-/// Nor has the pool memory to keep it in.
+/// Nor has the pool memory to keep it in. The socket may have taken some before.
 async fn what_there_is_no_room_for_is_counted(config: EndpointConfig) {
     let pool = pool();
-    let (server, clients, client, accepted) = two_ends(&pool, config, 1000).await;
-    let mut message = pool.try_alloc(1000).unwrap();
-    message.resize(1000, 7);
-    let slab = pool.slab();
-    let take_all = |&bytes: &usize| std::iter::from_fn(move || slab.try_alloc(bytes).ok());
-    let sizes = slab.size_classes().sizes().iter().rev();
-    let all: Vec<_> = sizes.flat_map(take_all).collect();
-    NEXT.set([-libc::EAGAIN].into());
-    client.try_send(message.freeze()).unwrap();
-    assert!(NEXT.take().is_empty());
-    assert_eq!((lost(&clients), clients.stats().send_blocked), (1, 0));
-    drop(all);
-    assert_eq!(recv(&accepted).await, [7; 1000]);
-    drop(server);
+    let message = bytes(3, 4 * 1300);
+    let config = config.offload(false);
+    let ends = two_ends(&pool, config, message.len()).await;
+    let (server, clients, client, accepted) = ends;
+    for taken in [0, 1, 3] {
+        let before = lost(&clients);
+        let full = -libc::EAGAIN;
+        NEXT.set(if taken == 0 {
+            [full].into()
+        } else {
+            [taken, full].into()
+        });
+        TO_EXHAUST.set(Some(pool.clone()));
+        client.send_slice(&message).await.unwrap();
+        assert!(NEXT.take().is_empty());
+        assert!(!EXHAUSTED.take().is_empty());
+        assert_eq!(lost(&clients) - before, 4 - taken as u64);
+        assert_eq!(clients.stats().send_blocked, 0);
+        assert!(recv(&accepted).await == message);
+        wait_until(&server, "it is acknowledged", |_| client.is_sent()).await;
+    }
 }
 
 fn config() -> EndpointConfig {

@@ -1,9 +1,11 @@
 //! In the steady state nothing is allocated from the heap: not for a packet, a batch, or a wait. A ring gives back what
-//! it took.
+//! it took, unless the kernel may still use it.
 
 #[allow(dead_code, reason = "not every system has rings")]
 #[path = "rudp_common/counting.rs"]
 mod counting;
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
+mod udp_common;
 
 use slab_net::PacketPool;
 use slab_net::pipeline::{Overflow, queue};
@@ -111,6 +113,34 @@ async fn a_ring_gives_its_memory_back() {
         match round {
             0 | 1 => held = counting::bytes(),
             _ => assert_eq!(counting::bytes(), held),
+        }
+    }
+}
+
+/// The kernel would take what lies there next for buffers, and write to them.
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
+#[tokio::test]
+async fn a_ring_whose_request_cannot_be_ended_keeps_what_the_kernel_reads() {
+    use udp_common::{fail_syscall, skipped};
+    let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+    let off = Coalescing::Off { max_datagram: 1500 };
+    for ends in [true, false] {
+        let receiver = UdpReceiver::builder(&pool).coalescing(off).io_uring(true);
+        let receiver = receiver.bind(ANY).unwrap();
+        if !receiver.uses_io_uring() {
+            return skipped("io_uring", &std::io::ErrorKind::Unsupported.into());
+        }
+        let dropped = std::thread::spawn(move || {
+            if !ends {
+                fail_syscall(libc::SYS_io_uring_enter, libc::EBUSY)?;
+            }
+            drop(receiver);
+            Ok(counting::ring_bytes_freed())
+        });
+        match dropped.join().unwrap() {
+            // 32 entries of 16 bytes.
+            Ok(freed) => assert_eq!(freed, if ends { 32 * 16 } else { 0 }),
+            Err(why) => return skipped("this thread's system cannot be changed", &why),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 mod udp_common;
 
-use slab_net::PacketPool;
 use slab_net::udp::{Coalescing, PacketBatch, Transmit, UdpReceiver};
+use slab_net::{PacketPool, SizeClasses};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -324,6 +324,50 @@ async fn a_subscriber_that_panics_at_a_truncated_datagram_costs_no_other() {
     assert_eq!((stats.received_datagrams, stats.dropped()), (5, 1));
     assert_eq!((stats.dropped_truncated, stats.receive_calls), (1, 2));
     assert_eq!(stats.received_bytes, 80 + 81 + 99 + 100 + 98);
+}
+
+/// It is told that there is no memory for the copy of a short datagram.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let classes = SizeClasses::explicit(&[128, 2048]).unwrap();
+    let builder = PacketPool::builder().size_classes(classes);
+    let pool = builder.max_memory(1 << 20).build().unwrap();
+    let builder = UdpReceiver::builder(&pool).coalescing(Coalescing::Off { max_datagram: 1500 });
+    let mut receiver = builder.bind(ANY).unwrap();
+    let (sender, monitor, to) = (receiver.sender(), receiver.monitor(), receiver.local_addr());
+    // All but a few buffers: no slab is left for the other class.
+    let mut held: Vec<_> = std::iter::from_fn(|| pool.slab().try_alloc(2048).ok()).collect();
+    held.truncate(held.len() - 4);
+    let panicked = AtomicBool::new(false);
+    let _watching = udp_common::warnings::on_warning(move |_| {
+        let again = panicked.swap(true, Ordering::Relaxed);
+        assert!(again, "a subscriber panics");
+    });
+    for len in [1400, 10, 11, 12] {
+        let sent = sender.send(&Transmit::new(&[1; 1400][..len], to)).await;
+        sent.unwrap();
+    }
+    // Reads the first two.
+    let read = catch_unwind(AssertUnwindSafe(|| receiver.try_recv_batch()));
+    assert!(read.is_err(), "the copy was refused");
+    for len in [1400, 11, 12] {
+        let batch = receiver.try_recv_batch().unwrap().expect("it was read");
+        assert_eq!(batch.contents().len(), len);
+        let stats = monitor.stats();
+        let read = if len == 1400 { 2 } else { 4 };
+        assert_eq!((stats.received_datagrams, stats.dropped()), (read, 1));
+        assert_eq!(
+            (stats.receive_calls, stats.received_chunk_bytes),
+            (read / 2, (read - 1) * 2048)
+        );
+        assert_eq!(
+            (stats.dropped_no_memory, stats.dropped_no_memory_bytes),
+            (1, 10)
+        );
+    }
 }
 
 /// Nobody else has a handle to the packet pool.

@@ -45,6 +45,13 @@ macro_rules! as_its_value {
             }
         }
 
+        /// The address of the value.
+        impl<$($generics)*> core::fmt::Pointer for $owner {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                core::fmt::Pointer::fmt(&&raw const **self, f)
+            }
+        }
+
         impl<$($generics)*> PartialEq for $owner
         where
             T: PartialEq,

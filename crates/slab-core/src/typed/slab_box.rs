@@ -136,7 +136,8 @@ impl<T, Tag> SlabBox<T, Tag> {
     #[must_use]
     pub fn into_pin(this: Self) -> Pin<Self> {
         // SAFETY: the value is not moved until it is dropped (a pinned box can no longer be
-        // given to `into_inner`), and its memory is not used again before that.
+        // given to `into_inner`), and its memory is not used again before that: if the pinned box is
+        // forgotten, its chunk is never freed, which keeps the arena mapped.
         unsafe { Pin::new_unchecked(this) }
     }
 }
@@ -182,6 +183,13 @@ impl<T, Tag> DerefMut for SlabBox<T, Tag> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: the box owns a valid value there, and is borrowed mutably.
         unsafe { self.value.as_mut() }
+    }
+}
+
+/// As [`SlabBox::into_pin`].
+impl<T, Tag> From<SlabBox<T, Tag>> for Pin<SlabBox<T, Tag>> {
+    fn from(this: SlabBox<T, Tag>) -> Self {
+        SlabBox::into_pin(this)
     }
 }
 

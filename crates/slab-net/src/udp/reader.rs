@@ -190,23 +190,23 @@ impl Reader {
     /// Makes batches of the first `read` buffers, which the kernel has filled.
     fn make_batches(&mut self, read: usize, socket: &Socket) {
         let counters = &socket.counters.receive;
-        let (mut all, mut chunk_bytes) = (Amount::default(), 0);
-        let mut drops = Drops::default();
+        let all = self.received[..read].iter().map(Received::amount).sum();
+        let mut drops = Drops {
+            kernel: self.count(read, all, socket),
+            ..Drops::default()
+        };
+        bump(&counters.calls, 1);
+        let mut making = Making::new(counters, &self.received[..read]);
         for (slot, received) in self.received[..read].iter().enumerate() {
-            let amount = received.amount();
-            all += amount;
-            if received.meta.truncated && !self.admit_truncated(counters, amount) {
-                drops.truncated += amount.datagrams;
-                continue;
-            }
-            if let Some(batch) = batch(self.pool.slab(), &mut self.slots, slot, received) {
-                chunk_bytes += batch.pinned_bytes() as u64;
+            if received.meta.truncated && !self.admit_truncated(counters, received.amount()) {
+                drops.truncated += received.amount().datagrams;
+            } else if let Some(batch) = batch(self.pool.slab(), &mut self.slots, slot, received) {
+                making.chunk_bytes += batch.pinned_bytes() as u64;
                 self.ready.push_back(batch);
             }
+            making.left = &self.received[slot + 1..read];
         }
-        drops.kernel = self.count(read, all, socket);
-        bump(&counters.calls, 1);
-        bump(&counters.chunk_bytes, chunk_bytes);
+        drop(making);
         self.log(drops);
     }
 
@@ -249,6 +249,35 @@ impl Reader {
             });
         }
         Ok(())
+    }
+}
+
+/// What was read and counted, while batches are made of it. If that panics, what is left counts as dropped for want of
+/// memory: a subscriber panics that is told of the copy's refusal, or a waker that is called for a chunk.
+pub(super) struct Making<'a> {
+    counters: &'a ReceiveCounters,
+    pub(super) left: &'a [Received],
+    /// Of the chunks of the batches made.
+    pub(super) chunk_bytes: u64,
+}
+
+impl<'a> Making<'a> {
+    pub(super) fn new(counters: &'a ReceiveCounters, read: &'a [Received]) -> Self {
+        Self {
+            counters,
+            left: read,
+            chunk_bytes: 0,
+        }
+    }
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        bump(&self.counters.chunk_bytes, self.chunk_bytes);
+        if !self.left.is_empty() {
+            let left = self.left.iter().map(Received::amount).sum();
+            self.counters.no_memory.bump(left);
+        }
     }
 }
 

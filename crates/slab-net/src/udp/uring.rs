@@ -8,12 +8,13 @@
 //! readiness, to count and drop datagrams, until there is memory again.
 
 use super::batch::PacketBatch;
-use super::reader::{Drops, Reader, smaller_copy};
+use super::reader::{Drops, Making, Reader, smaller_copy};
 use super::socket::Socket;
 use super::sys::is_icmp_error;
 use super::sys::uring::{Completion, Filled, PREFIX_BYTES, Ring, RingFd};
 use super::tally::bump;
 use core::fmt;
+use core::slice;
 use core::task::{Context, Poll, ready};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -214,17 +215,22 @@ impl Ring {
     /// to be logged.
     fn deliver(&mut self, filled: Filled, socket: &Socket, reader: &mut Reader) -> Drops {
         let counters = &socket.counters.receive;
-        let (received, mut drops) = (*filled.received(), Drops::default());
+        let received = *filled.received();
         let amount = received.amount();
+        let mut drops = Drops {
+            kernel: reader.count_buffer(&received, socket),
+            ..Drops::default()
+        };
         if received.meta.truncated && !reader.admit_truncated(counters, amount) {
             drops.truncated = amount.datagrams;
             self.lend(filled.into_chunk());
         } else {
+            let mut making = Making::new(counters, slice::from_ref(&received));
             let batch = self.batch(filled, reader);
-            bump(&counters.chunk_bytes, batch.pinned_bytes() as u64);
+            making.chunk_bytes = batch.pinned_bytes() as u64;
+            making.left = &[];
             reader.ready.push_back(batch);
         }
-        drops.kernel = reader.count_buffer(&received, socket);
         drops
     }
 

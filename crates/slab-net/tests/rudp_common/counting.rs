@@ -11,6 +11,7 @@ pub(crate) struct Counting;
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     static BYTES: Cell<isize> = const { Cell::new(0) };
+    static RING_BYTES_FREED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Allocations of this thread so far.
@@ -21,6 +22,11 @@ pub(crate) fn allocations() -> u64 {
 /// Bytes that this thread has allocated and not freed.
 pub(crate) fn bytes() -> isize {
     BYTES.with(Cell::get)
+}
+
+/// Bytes that this thread has freed of memory aligned like that which a ring shares with the kernel.
+pub(crate) fn ring_bytes_freed() -> usize {
+    RING_BYTES_FREED.with(Cell::get)
 }
 
 // SAFETY: every call goes to the system allocator, which upholds the contract.
@@ -34,6 +40,9 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         BYTES.with(|bytes| bytes.set(bytes.get() - layout.size() as isize));
+        if layout.align() == 64 << 10 {
+            RING_BYTES_FREED.with(|bytes| bytes.set(bytes.get() + layout.size()));
+        }
         // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(ptr, layout) }
     }

@@ -1,13 +1,13 @@
 //! The end of a receiver: nothing is lost uncounted, and all memory comes back.
 
-use crate::udp_common::warnings::on_warning;
+use crate::udp_common::warnings::{field, on_warning};
 use crate::udp_common::{exhaust, fail_syscall, skipped};
-use crate::{OFF, bind, pool, receive};
+use crate::{ANY, OFF, bind, bound, builder, pool, receive};
 use slab_net::pipeline::{Overflow, forward, queue};
-use slab_net::udp::{Coalescing, Transmit};
+use slab_net::udp::{Coalescing, Transmit, UdpSender};
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Context;
 
 #[tokio::test]
@@ -101,6 +101,44 @@ async fn a_panicking_subscriber_leaves_unread_batches_counted() {
         let stats = monitor.stats();
         assert_eq!((stats.received_datagrams, stats.dropped()), (3, 3));
         assert_eq!((stats.dropped_closed, stats.dropped_truncated), (2, 1));
+    }
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// What reports the drops is in the ring, and nobody asks for it before the end.
+#[tokio::test]
+async fn drops_that_are_reported_at_the_end_are_logged() {
+    let pool = pool(16);
+    for stops in [false, true] {
+        let builder = builder(&pool, Coalescing::On).receive_buffer_bytes(1 << 16);
+        let Some(mut receiver) = bound(builder) else {
+            return;
+        };
+        let (sender, to) = (UdpSender::bind(ANY).unwrap(), receiver.local_addr());
+        let bytes = [1; 30_010];
+        // Ten at once, for which the socket has no room; the one behind them reports the drops.
+        let ten: Vec<_> = (0..10)
+            .map(|n| Transmit::new(&bytes[..30_000 + n], to))
+            .collect();
+        sender.send_many(&ten).await.unwrap();
+        sender.send(&ten[0]).await.unwrap();
+        let logged = Arc::<Mutex<Vec<_>>>::default();
+        let log = Arc::clone(&logged);
+        let _watching = on_warning(move |event| {
+            let of = |name| field(event, name).unwrap_or_default();
+            let line = (of("reason"), of("datagrams"));
+            log.lock().unwrap().push(line);
+        });
+        if stops {
+            receiver.stop().unwrap();
+        }
+        let monitor = receiver.monitor();
+        drop(receiver);
+        let dropped = monitor.stats().kernel_dropped_datagrams;
+        assert!(dropped > 0, "there was room for all");
+        let of_kernel = |datagrams: &str| ("kernel".to_owned(), datagrams.to_owned());
+        let logged = logged.lock().unwrap();
+        assert_eq!(logged[..], [of_kernel(""), of_kernel(&dropped.to_string())]);
     }
     assert_eq!(pool.slab().stats().in_use(), 0);
 }

@@ -1,8 +1,12 @@
 //! A pool without memory: what arrives is dropped and counted, and receiving recovers.
 
 use crate::udp_common::exhaust;
+use crate::udp_common::warnings::on_warning;
 use crate::{HANG, OFF, bind, bound, builder, pool};
 use slab_net::udp::{Coalescing, Transmit};
+use slab_net::{PacketPool, SizeClasses};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 #[tokio::test]
@@ -159,4 +163,38 @@ async fn try_recv_batch_reads_past_dropped_datagrams() {
     );
     drop((batch, chunks, held, receiver));
     assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
+/// It is told that there is no memory for the copy of a short datagram.
+#[tokio::test]
+async fn a_subscriber_that_panics_at_a_copy_leaves_none_uncounted() {
+    let classes = SizeClasses::explicit(&[128, 2048]).unwrap();
+    let of = PacketPool::builder().size_classes(classes);
+    let pool = of.max_memory(1 << 20).build().unwrap();
+    let Some(mut receiver) = bind(&pool, OFF) else {
+        return;
+    };
+    // No slab is left for the other class.
+    let _held: Vec<_> = std::iter::from_fn(|| pool.slab().try_alloc(2048).ok()).collect();
+    let (sender, monitor, to) = (receiver.sender(), receiver.monitor(), receiver.local_addr());
+    let panicked = AtomicBool::new(false);
+    let _watching = on_warning(move |_| {
+        let again = panicked.swap(true, Ordering::Relaxed);
+        assert!(again, "a subscriber panics");
+    });
+    for len in [1400, 10, 11] {
+        let sent = sender.send(&Transmit::new(&[1; 1400][..len], to)).await;
+        sent.unwrap();
+    }
+    let read = catch_unwind(AssertUnwindSafe(|| receiver.try_recv_batch()));
+    assert!(read.is_err(), "the copy was refused");
+    for len in [1400, 11] {
+        let batch = receiver.try_recv_batch().unwrap().expect("it was read");
+        assert_eq!(batch.contents().len(), len);
+    }
+    let stats = monitor.stats();
+    assert_eq!((stats.received_datagrams, stats.dropped()), (3, 1));
+    assert_eq!(stats.received_chunk_bytes, 2 * 2048);
+    let of_memory = (stats.dropped_no_memory, stats.dropped_no_memory_bytes);
+    assert_eq!(of_memory, (1, 10));
 }

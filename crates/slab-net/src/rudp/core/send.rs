@@ -264,8 +264,10 @@ impl SendQueue {
             slot.first_ts = ts;
             slot.una_before = una_before;
         }
+        // A second copy is one, too: it follows a fast retransmission, which has been counted.
         let is_again = slot.cause == Cause::Fast && slot.transmissions > 1;
-        if !slot.doubled && !is_again {
+        debug_assert!(is_again || !slot.doubled);
+        if !is_again {
             slot.transmissions = slot.transmissions.saturating_add(1);
         }
         slot.last_ts = ts;

@@ -391,4 +391,35 @@ mod tests {
         }
         assert_eq!(budget.reserved(), 0);
     }
+    /// One thread looks which paths rest, and meanwhile another finds a path that was not busy.
+    #[test]
+    fn a_path_that_is_found_during_the_check_gives_its_memory_back() {
+        let (_, budget, _, paths) = no_paths();
+        let (first, other) = (peer(), "192.0.2.2:9".parse().unwrap());
+        paths.join(first);
+        paths.join(other);
+        let now = Time::ZERO;
+        let checked = paths.get(first).unwrap();
+        // With its session gone it seems to be nobody's but ours, so the check looks at it, and waits.
+        paths.leave(first);
+        std::thread::scope(|scope| {
+            let held = checked.encoder();
+            let checking = scope.spawn(|| paths.free_idle(now));
+            while !lock(&paths.paths).busy.is_empty() {
+                assert!(!checking.is_finished(), "the check does not wait");
+                std::thread::yield_now();
+            }
+            let found = paths.get(other).unwrap();
+            found.encoder().protect(now, &mut [0; 100]);
+            drop((found, held));
+            assert!(checking.join().unwrap().is_some(), "no other check is due");
+        });
+        drop(checked);
+        assert_ne!(budget.reserved(), 0);
+        let mut now = now;
+        while let Some(at) = paths.free_idle(now) {
+            now = at;
+        }
+        assert_eq!(budget.reserved(), 0);
+    }
 }

@@ -107,3 +107,46 @@ fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent) -> Option<Sen
     buffer.clear();
     failed
 }
+
+#[cfg(all(test, target_os = "linux", feature = "aes-gcm"))]
+mod tests {
+    use super::super::super::EndpointConfig;
+    use super::*;
+    use crate::packet::PacketPool;
+    use crate::rudp::budget::MemoryBudget;
+    use crate::rudp::crypto::{AesGcm, NONCE_BYTES};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// The child may have nothing else to send.
+    #[tokio::test]
+    #[allow(unsafe_code)]
+    async fn no_nonce_of_an_answer_without_a_session_repeats_across_a_fork() {
+        let pool = PacketPool::builder().max_memory(8 << 20).build().unwrap();
+        let config = EndpointConfig::default().aes_gcm(AesGcm::new(&[7; 16]).unwrap());
+        let protection = Protection::new(&config, &pool, &MemoryBudget::new(0));
+        let protection = protection.unwrap().unwrap();
+        let peer = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = peer.local_addr().unwrap();
+        let sender = UdpSender::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let send = || protection.send_sessionless(&sender, to, None, b"answer");
+        // SAFETY: the child only sends, and exits; the C library keeps its allocator usable in the child of a fork,
+        // and no other thread uses the socket or the key.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let done = catch_unwind(AssertUnwindSafe(send));
+            // SAFETY: `_exit` only ends the process.
+            unsafe { libc::_exit(i32::from(done.is_err())) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` is valid for the call's write.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        send();
+        let [theirs, ours] = [(); 2].map(|()| {
+            let mut datagram = [0; 100];
+            peer.recv(&mut datagram).unwrap();
+            datagram[..NONCE_BYTES].to_vec()
+        });
+        assert_ne!(theirs, ours);
+    }
+}
