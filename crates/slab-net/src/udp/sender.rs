@@ -17,6 +17,9 @@ use std::sync::atomic::Ordering;
 use tokio::task::coop::poll_proceed;
 
 /// Sends datagrams. Clones share one socket and its counters.
+///
+/// They are not fragmented, except by the sender of a receiver that
+/// [asked for it](super::UdpReceiverBuilder::fragment).
 #[derive(Debug, Clone)]
 pub struct UdpSender {
     socket: Arc<Socket>,

@@ -61,15 +61,20 @@ impl Backend {
         let on: c_int = 1;
         // Also switched off, if the socket's creator switched it on.
         let all = c_int::from(!features.source_only);
-        // Datagrams are not fragmented, whatever the kernel believes about the path: the sender learns
-        // the limit by EMSGSIZE. On an IPv6 socket the IPv4 options apply to mapped addresses.
+        // On an IPv6 socket the IPv4 options apply to mapped addresses.
         ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, all))?;
-        let probe = libc::IP_PMTUDISC_PROBE;
-        ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe))?;
+        if !features.fragment {
+            // Datagrams are not fragmented, whatever the kernel believes about the path: the sender learns
+            // the limit of the first link by EMSGSIZE.
+            let probe = libc::IP_PMTUDISC_PROBE;
+            ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe))?;
+            if is_v6 {
+                let probe = libc::IPV6_PMTUDISC_PROBE;
+                ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe))?;
+                ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
+            }
+        }
         if is_v6 {
-            let probe = libc::IPV6_PMTUDISC_PROBE;
-            ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe))?;
-            ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
             ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, all))?;
             set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, all)?;
             // For IPv4, only this tells a broadcast from a datagram sent to our own address.
@@ -534,6 +539,15 @@ fn get<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: &mut T) -> io::Re
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Returns `true` unless datagrams longer than the path takes are refused or lost.
+#[cfg(feature = "quinn")]
+pub(in crate::udp) fn may_fragment(socket: &impl AsRawFd) -> bool {
+    let mut how: c_int = 0;
+    let option = libc::IP_MTU_DISCOVER;
+    let known = get(socket.as_raw_fd(), libc::IPPROTO_IP, option, &mut how);
+    known.is_err() || how != libc::IP_PMTUDISC_PROBE
 }
 
 /// Returns `true` if the system has no memory for outgoing datagrams at the moment.

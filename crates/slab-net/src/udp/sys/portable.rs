@@ -199,6 +199,12 @@ pub(crate) fn is_icmp_error(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(WSAENETRESET)
 }
 
+/// Whether the system fragments is not known.
+#[cfg(all(feature = "quinn", not(target_os = "linux")))]
+pub(in crate::udp) fn may_fragment(_: &impl Sized) -> bool {
+    true
+}
+
 /// Returns `true` if the system has no memory for outgoing datagrams at the moment.
 #[cfg(not(target_os = "linux"))]
 pub(in crate::udp) fn is_no_buffers(error: &io::Error) -> bool {
