@@ -41,6 +41,8 @@ const SEND_CONTROL_BYTES: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
 #[derive(Debug)]
 pub(in crate::udp) struct Backend {
     is_v6: bool,
+    /// Whether the kernel may divide what is longer than a path takes.
+    fragments: bool,
     /// Whether the kernel reports nothing but the source of a datagram.
     reports_only_source: bool,
     /// The error of the second of two calls, to be returned by the next; 0 for none.
@@ -97,6 +99,7 @@ impl Backend {
         let has_gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT, &mut size).is_ok();
         Ok(Self {
             is_v6,
+            fragments: features.fragment,
             reports_only_source: features.source_only && !features.coalesce && !features.timestamps,
             deferred_error: AtomicI32::new(0),
             max_segments: AtomicUsize::new(if has_gso { MAX_SEGMENTS } else { 1 }),
@@ -106,6 +109,13 @@ impl Backend {
     /// The most datagrams in one message; 1 without GSO.
     pub(in crate::udp) fn max_segments(&self) -> usize {
         self.max_segments.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if a message with GSO may have met this error because of one path, which takes no
+    /// datagrams of this length: before Linux 6.14, EINVAL too. Where nothing is fragmented, that is seen by the
+    /// same error without GSO.
+    pub(in crate::udp) fn may_be_path_error(&self, error: &io::Error) -> bool {
+        is_too_large(error) || self.fragments && error.raw_os_error() == Some(libc::EINVAL)
     }
 
     /// Stops using GSO, which does not work on this socket after all. Returns whether it was in use.

@@ -40,6 +40,11 @@ impl Backend {
         }
     }
 
+    /// Returns `true` if a message with GSO may have met this error because of one path.
+    pub(in crate::udp) fn may_be_path_error(&self, error: &io::Error) -> bool {
+        is_too_large(error)
+    }
+
     /// Stops using GSO, which does not work on this socket after all. Returns whether it was in use.
     pub(in crate::udp) fn disable_gso(&self) -> bool {
         !self.gso_disabled.swap(true, Ordering::Relaxed)
