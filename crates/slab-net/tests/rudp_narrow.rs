@@ -23,28 +23,33 @@ const NO_SLOW_LINK: i32 = 77;
 
 #[test]
 fn datagrams_for_a_full_socket_are_sent_later() {
-    run_in_own_network("100mbit", "over_a_slow_link");
+    run_in_own_network("100mbit", 1500, "over_a_slow_link");
+}
+
+#[test]
+fn datagrams_longer_than_the_link_takes_arrive_in_fragments() {
+    run_in_own_network("100mbit", 1280, "over_a_slow_link");
 }
 
 #[test]
 fn a_session_times_out_although_its_socket_is_full() {
-    run_in_own_network("1kbit", "over_a_stalled_link");
+    run_in_own_network("1kbit", 1500, "over_a_stalled_link");
 }
 
 #[test]
 fn datagrams_without_socket_room_and_memory_are_counted() {
-    run_in_own_network("1kbit", "over_a_stalled_link_without_memory");
+    run_in_own_network("1kbit", 1500, "over_a_stalled_link_without_memory");
 }
 
-/// Runs an ignored test in a network of its own whose link has this rate.
-fn run_in_own_network(rate: &str, test: &str) {
-    let slow = "ip link set lo mtu 1500 up \
+/// Runs an ignored test in a network of its own whose link has this rate, and takes packets of so many bytes.
+fn run_in_own_network(rate: &str, mtu: u32, test: &str) {
+    let slow = "ip link set lo mtu \"$3\" up \
         && tc qdisc add dev lo root tbf rate \"$1\" burst 64k limit 10m || exit 77; \
         exec \"$0\" --ignored --exact \"$2\"";
     let run = Command::new("unshare")
         .args(["--map-root-user", "--net", "sh", "-c", slow])
         .arg(env::current_exe().unwrap())
-        .args([rate, test])
+        .args([rate, test, &mtu.to_string()])
         .output();
     let why = match run {
         Ok(run) if run.status.success() => {

@@ -253,8 +253,10 @@ async fn short_datagrams_share_a_buffer_even_at_the_cap() {
 /// The stream's wait is given up once, and two of three datagrams of one buffer are left to `recv`.
 #[tokio::test]
 async fn a_stream_loses_nothing_and_can_be_mixed_with_recv() {
-    use futures_util::StreamExt;
+    use futures_util::{Stream, StreamExt};
     let mut receiver = bind(4 * BUFFER);
+    // As a `UdpReceiver`'s.
+    assert_eq!(receiver.size_hint().0, 0);
     tokio::select! {
         biased;
         datagram = receiver.next() => panic!("{datagram:?} out of nowhere"),

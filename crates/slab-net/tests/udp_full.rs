@@ -364,6 +364,43 @@ fn a_datagram_above_the_mtu_fails_after_the_ones_before_it_are_sent() {
     with_tap(test);
 }
 
+/// What a router reports about the path is heeded only where the system may fragment. Otherwise datagrams keep
+/// their length, and are lost there.
+#[test]
+fn a_path_narrower_than_a_datagram_is_told_only_to_sockets_that_may_fragment() {
+    async fn test(mut tap: Tap) {
+        tap.add_arp_entry();
+        let to = SocketAddr::from((Tap::THEIRS, 7777));
+        let bytes = [7; 2800];
+        let datagram = Transmit::new(&bytes[..1400], to);
+        let segments = Transmit::new(&bytes, to).segment_size(1400);
+        for fragment in [true, false] {
+            let builder = UdpReceiver::builder(&pool()).fragment(fragment);
+            let socket = builder.bind((Tap::OURS, 0).into()).unwrap();
+            let sender = socket.sender();
+            if fragment {
+                sender.send(&datagram).await.unwrap();
+                tap.report(3, 4);
+            }
+            assert_eq!(sender.send(&datagram).await.unwrap(), 1);
+            assert_eq!(sender.send(&segments).await.unwrap(), 2);
+            for _ in 0..3 {
+                let whole = 28 + 1400;
+                let first = tap.packet().len();
+                assert_eq!(first < 1000, fragment, "{first}");
+                let rest = if fragment { tap.packet().len() - 20 } else { 0 };
+                assert_eq!(first + rest, whole);
+            }
+            if !fragment {
+                let error = sender.send(&Transmit::new(&bytes[..1473], to)).await;
+                let error = error.unwrap_err();
+                assert!(matches!(error.kind(), SendErrorKind::TooLarge { .. }));
+            }
+        }
+    }
+    with_tap(test);
+}
+
 /// "Fragmentation needed" is about an earlier datagram, but the next call returns it: for a datagram that is
 /// sent alone, as for one of a run.
 #[test]

@@ -49,6 +49,33 @@ async fn options_can_change_while_a_receiver_is_in_use() {
     }
 }
 
+/// The kernel chooses one shard only for what is sent to one host.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_datagram_to_a_group_reaches_each_shard() {
+    let group = Ipv4Addr::new(239, 7, 7, 9);
+    let any = (Ipv4Addr::UNSPECIFIED, 0).into();
+    let builder = UdpReceiver::builder(&pool());
+    let shards = builder.bind_shards(any, 3.try_into().unwrap()).unwrap();
+    let client = UdpSender::bind(any).unwrap();
+    let to = (group, shards[0].local_addr().port()).into();
+    let mut receivers: Vec<_> = shards.into_iter().map(|s| s.start().unwrap()).collect();
+    for receiver in &receivers {
+        let options = socket2::SockRef::from(receiver);
+        let localhost = &Ipv4Addr::LOCALHOST;
+        options.join_multicast_v4(&group, localhost).unwrap();
+    }
+    // The address also says which interface.
+    let transmit = Transmit::new(b"to all", to).source_ip(Ipv4Addr::LOCALHOST.into());
+    client.send(&transmit).await.unwrap();
+    for receiver in &mut receivers {
+        let batch = receiver.recv_batch().await.unwrap();
+        assert_eq!(batch.contents(), b"to all");
+        assert_eq!(batch.destination(), Some(group.into()));
+        assert_eq!(receiver.monitor().stats().received_datagrams, 1);
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_sender_from_std_keeps_the_options_of_the_socket() {

@@ -187,6 +187,11 @@ async fn quinn_metadata_matches_the_kernel_in_both_directions() {
 
     // See the tests of `udp_system`; quinn then looks for the longest datagram that the path takes.
     assert!(!socket.may_fragment());
+    let fragments = UdpReceiver::builder(&pool)
+        .fragment(true)
+        .bind(ANY)
+        .unwrap();
+    assert!(fragments.into_quinn().may_fragment());
 
     // quinn does not see a truncated datagram, but does see the next one.
     for contents in [&b"too long"[..], b"short"] {

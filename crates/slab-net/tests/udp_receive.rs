@@ -210,7 +210,7 @@ async fn cancelled_receives_lose_nothing() {
 /// A stream that is alternately polled and dropped yields the same as `recv_batch`.
 #[tokio::test]
 async fn the_stream_yields_every_batch_despite_cancellation() {
-    use futures_util::StreamExt;
+    use futures_util::{Stream, StreamExt};
 
     let pool = pool(16);
     let mut receiver = UdpReceiver::builder(&pool)
@@ -219,6 +219,8 @@ async fn the_stream_yields_every_batch_despite_cancellation() {
         .unwrap();
     let sender = receiver.sender();
     let to = receiver.local_addr();
+    // It never ends, but `take_until` may end it, and tokio-stream's `collect` reserves the lower bound.
+    assert_eq!(receiver.size_hint().0, 0);
     let mut got = 0_u64;
     for round in 0..50 {
         for n in 0..20_u64 {

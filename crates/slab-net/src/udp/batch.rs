@@ -307,6 +307,9 @@ impl PacketBatch {
     /// Returns a transmit of the whole batch back to its sender, from the address that it was sent to
     /// unless that is a multicast or broadcast address. With GSO it takes one system call and no copy
     /// on our side. [`Datagram::reply_with`] answers with other contents.
+    ///
+    /// The system may refuse to send it, through the peer's fault: nothing can be sent to port 0, which anyone
+    /// can forge as a source. A server that ends when an answer fails can be ended by one datagram.
     #[must_use]
     pub fn reply(&self) -> Transmit<'_> {
         Transmit::new(self.contents(), self.source())

@@ -167,9 +167,36 @@ impl UdpReceiverBuilder {
         self
     }
 
+    /// Lets the system fragment datagrams that are longer than the path to their destination takes, by what
+    /// routers report about it (ICMP): what other sockets do unless told otherwise. Of a socket that is
+    /// [passed in](Self::from_std), its own option is kept. Default: no. Linux only; ignored elsewhere.
+    ///
+    /// Without it, a datagram longer than the first link takes is refused as
+    /// [`TooLarge`](super::SendErrorKind::TooLarge). One that only a later link does not take is lost without
+    /// an error, each time, as no report of a router is believed: anyone could forge it. That is for
+    /// protocols that probe the path, such as QUIC, or send nothing longer than every path takes (1232 bytes,
+    /// with IPv6).
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::udp::{Transmit, UdpReceiver};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// let mut socket = UdpReceiver::builder(&pool).fragment(true).bind("127.0.0.1:0".parse()?)?;
+    /// socket.sender().send(&Transmit::new(&[0; 8000], socket.local_addr())).await?;
+    /// assert_eq!(socket.recv_batch().await?.contents().len(), 8000);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn fragment(mut self, fragment: bool) -> Self {
+        self.options.features.fragment = fragment;
+        self
+    }
+
     /// Lets several sockets share the address (`SO_REUSEPORT`, Unix only); the kernel distributes the
-    /// senders over them. Port 0 makes the system choose a port that no other socket has yet. Default:
-    /// no.
+    /// senders over them, but each gets a copy of what is sent to a multicast group or to all (broadcast).
+    /// Port 0 makes the system choose a port that no other socket has yet. Default: no.
     pub fn reuse_port(mut self, reuse: bool) -> Self {
         self.options.reuse_port = reuse;
         self

@@ -339,10 +339,6 @@ impl Stream for BytesMutReceiver {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.poll_recv(cx).map(Some)
     }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (usize::MAX, None)
-    }
 }
 
 impl Drop for BytesMutReceiver {

@@ -37,7 +37,8 @@ impl<P> Datagram<P> {
     /// Returns a transmit of `contents` to the sender of this datagram, from the address that it was sent
     /// to unless that is a multicast or broadcast address.
     /// [`PacketBatch::reply`](super::PacketBatch::reply) sends what was received itself back;
-    /// [`Outgoing::reply_to`](super::Outgoing::reply_to) is the same for a sink.
+    /// [`Outgoing::reply_to`](super::Outgoing::reply_to) is the same for a sink. That an answer is refused may be
+    /// the peer's fault, as it says at `reply`.
     ///
     /// ```
     /// # use slab_net::PacketPool;

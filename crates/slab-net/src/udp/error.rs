@@ -135,7 +135,9 @@ pub struct SendError {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SendErrorKind {
-    /// Longer than the path to the destination allows; datagrams are not fragmented (EMSGSIZE).
+    /// Longer than UDP, or the first link to the destination, allows (EMSGSIZE). Datagrams are not
+    /// fragmented unless that was [asked for](super::UdpReceiverBuilder::fragment), which also says what
+    /// becomes of those that a later link does not take.
     TooLarge {
         /// The length of the datagram in bytes.
         bytes: usize,

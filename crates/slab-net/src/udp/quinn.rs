@@ -217,7 +217,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
     }
 
     fn may_fragment(&self) -> bool {
-        !cfg!(target_os = "linux")
+        sys::may_fragment(&self.socket.io)
     }
 }
 

@@ -17,6 +17,9 @@ use std::sync::atomic::Ordering;
 use tokio::task::coop::poll_proceed;
 
 /// Sends datagrams. Clones share one socket and its counters.
+///
+/// They are not fragmented, except by the sender of a receiver that
+/// [asked for it](super::UdpReceiverBuilder::fragment).
 #[derive(Debug, Clone)]
 pub struct UdpSender {
     socket: Arc<Socket>,
@@ -242,7 +245,8 @@ impl UdpSender {
                 // Either these datagrams are too long for the path, or a device does not support GSO.
                 // Sending one datagram at a time shows which.
                 progress.without_gso = true;
-                progress.gso_suspect = Some(error).filter(|error| !sys::is_too_large(error));
+                progress.gso_suspect =
+                    Some(error).filter(|error| !backend.may_be_path_error(error));
                 Ok(Step::More)
             }
             Err(error) => Ok(Step::Failed(SendErrorKind::from_io(error, first.bytes))),

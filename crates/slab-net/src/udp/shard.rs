@@ -11,7 +11,8 @@ use std::thread::{self, JoinHandle};
 
 impl UdpReceiverBuilder {
     /// Binds `count` sockets to one address (`SO_REUSEPORT`, Unix only). The kernel chooses one by a
-    /// hash of a datagram's source and destination, so that one peer's datagrams stay in order.
+    /// hash of a datagram's source and destination, so that one peer's datagrams stay in order. What is
+    /// sent to a multicast group or to all (broadcast) reaches each of them: use one socket for that.
     ///
     /// The address is shared with every other socket that has the option, and so with another program of
     /// the same user: the kernel then gives each of them a part of the datagrams. To be sure that the address

@@ -116,6 +116,9 @@ impl Outgoing {
 /// ends there, or, if a full sink met it, by the next `feed` or `send`, whose own packet is
 /// nevertheless accepted. Sending then continues with the packet after it.
 ///
+/// So `StreamExt::forward` into a sink, which ends with the first error, is not for answers: a peer can cause
+/// one, for example by a forged source port of 0, to which nothing can be sent.
+///
 /// Sending the queue counts once against tokio's cooperative budget, however many system calls it takes.
 /// Dropping the sink drops packets that were not flushed.
 ///

@@ -4,6 +4,7 @@ use super::datagram::Ecn;
 use super::error::SendErrorKind;
 use super::sys::{MAX_BATCH, Message};
 use arrayvec::ArrayVec;
+use core::fmt;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +16,7 @@ pub(super) const MAX_PARTS: usize = 128;
 
 /// What to send and where: one datagram, or many to one destination whose payloads are contiguous in
 /// memory.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Transmit<'a> {
     contents: Contents<'a>,
     /// The length of the contents in bytes.
@@ -29,7 +30,7 @@ pub struct Transmit<'a> {
     ecn: Option<Ecn>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 enum Contents<'a> {
     Whole(&'a [u8]),
     Parts(&'a [IoSlice<'a>]),
@@ -95,6 +96,11 @@ impl<'a> Transmit<'a> {
     /// Sets the local address to send from, for a socket that is bound to all addresses: in an answer, the
     /// [destination](super::Datagram::destination) of what it answers. Linux refuses to send from an address
     /// that is not the system's, such as a broadcast address, or not of the socket's family.
+    ///
+    /// To an IPv4 multicast group, Linux then sends on the interface that has this address, if the socket has
+    /// none set for groups (`IP_MULTICAST_IF`). To a link-local group of IPv6 it sends on the interface of the
+    /// destination's [`scope_id`](std::net::SocketAddrV6::scope_id). For other groups the option of the socket
+    /// decides, or the routes.
     #[must_use]
     pub fn source_ip(mut self, ip: IpAddr) -> Self {
         self.source_ip = Some(ip);
@@ -166,6 +172,18 @@ impl<'a> Transmit<'a> {
             && self.source_ip == next.source_ip
             && self.source_interface == next.source_interface
             && self.ecn == next.ecn
+    }
+}
+
+impl fmt::Debug for Transmit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transmit")
+            .field("destination", &self.destination)
+            .field("datagrams", &self.datagrams())
+            .field("bytes", &self.len)
+            .field("source_ip", &self.source_ip)
+            .field("ecn", &self.ecn)
+            .finish_non_exhaustive()
     }
 }
 
@@ -380,6 +398,17 @@ mod tests {
         let transmit = Transmit::new(&contents, TO).segment_size(segment);
         let messages = messages(&[transmit], max_segments, without_gso);
         messages.into_iter().map(|(bytes, _)| bytes).collect()
+    }
+
+    #[test]
+    fn a_log_line_about_a_transmit_has_no_contents() {
+        let parts = [IoSlice::new(b"header"), IoSlice::new(&[7; 3000])];
+        let destination = "192.0.2.1:53".parse().unwrap();
+        let whole = Transmit::new(&[7; 3000], destination).segment_size(1000);
+        for transmit in [whole, Transmit::gather(&parts, destination)] {
+            let line = format!("{transmit:?}");
+            assert!(line.len() < 300 && line.contains("192.0.2.1:53"), "{line}");
+        }
     }
 
     #[test]

@@ -380,6 +380,35 @@ fn each_datagram_is_sent_once_or_reported() {
     });
 }
 
+/// Before Linux 6.14, EINVAL is also what segments get that one path has to fragment: it ends offload only where
+/// nothing is fragmented. EIO is about a device.
+#[tokio::test]
+async fn a_path_that_fragments_does_not_end_offload_to_others() {
+    for (fragment, code, ends) in [
+        (false, libc::EINVAL, true),
+        (true, libc::EINVAL, false),
+        (true, libc::EIO, true),
+    ] {
+        let pool = PacketPool::builder().max_memory(4 << 20).build().unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let receiver = UdpReceiver::builder(&pool)
+            .fragment(fragment)
+            .from_std(socket.try_clone().unwrap())
+            .unwrap();
+        let sender = receiver.sender();
+        install(sender.as_fd().as_raw_fd(), socket, Random::new(1));
+        let two = Transmit::new(b"onetwo", (Ipv4Addr::LOCALHOST, 9).into()).segment_size(3);
+        kernel(|kernel| kernel.path.refuses_gso = code);
+        assert_eq!(sender.send(&two).await.unwrap(), 2);
+        assert_eq!(kernel(|kernel| kernel.gso_messages), 1);
+        kernel(|kernel| kernel.path.refuses_gso = 0);
+        assert_eq!(sender.send(&two).await.unwrap(), 2);
+        let with_offload = kernel(|kernel| kernel.gso_messages) - 1;
+        assert_eq!(with_offload, u64::from(!ends), "{fragment} {code}");
+        uninstall();
+    }
+}
+
 /// What quinn is not told of is counted.
 #[cfg(feature = "quinn")]
 fn quinn(mut program: Program, receiver: UdpReceiver) {

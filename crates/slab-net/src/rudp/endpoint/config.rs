@@ -149,6 +149,8 @@ impl EndpointConfig {
         };
         UdpReceiver::builder(pool)
             .coalescing(coalescing)
+            // Nothing here probes the path, and other implementations use sockets that fragment.
+            .fragment(true)
             .receive_buffer_bytes(self.receive_buffer_bytes)
             .send_buffer_bytes(self.send_buffer_bytes)
     }

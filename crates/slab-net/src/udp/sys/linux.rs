@@ -41,6 +41,8 @@ const SEND_CONTROL_BYTES: usize = cmsg::space(size_of::<libc::in6_pktinfo>())
 #[derive(Debug)]
 pub(in crate::udp) struct Backend {
     is_v6: bool,
+    /// Whether the kernel may divide what is longer than a path takes.
+    fragments: bool,
     /// Whether the kernel reports nothing but the source of a datagram.
     reports_only_source: bool,
     /// The error of the second of two calls, to be returned by the next; 0 for none.
@@ -61,15 +63,20 @@ impl Backend {
         let on: c_int = 1;
         // Also switched off, if the socket's creator switched it on.
         let all = c_int::from(!features.source_only);
-        // Datagrams are not fragmented, whatever the kernel believes about the path: the sender learns
-        // the limit by EMSGSIZE. On an IPv6 socket the IPv4 options apply to mapped addresses.
+        // On an IPv6 socket the IPv4 options apply to mapped addresses.
         ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, all))?;
-        let probe = libc::IP_PMTUDISC_PROBE;
-        ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe))?;
+        if !features.fragment {
+            // Datagrams are not fragmented, whatever the kernel believes about the path: the sender learns
+            // the limit of the first link by EMSGSIZE.
+            let probe = libc::IP_PMTUDISC_PROBE;
+            ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, probe))?;
+            if is_v6 {
+                let probe = libc::IPV6_PMTUDISC_PROBE;
+                ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe))?;
+                ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
+            }
+        }
         if is_v6 {
-            let probe = libc::IPV6_PMTUDISC_PROBE;
-            ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, probe))?;
-            ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, on))?;
             ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, all))?;
             set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, all)?;
             // For IPv4, only this tells a broadcast from a datagram sent to our own address.
@@ -92,6 +99,7 @@ impl Backend {
         let has_gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT, &mut size).is_ok();
         Ok(Self {
             is_v6,
+            fragments: features.fragment,
             reports_only_source: features.source_only && !features.coalesce && !features.timestamps,
             deferred_error: AtomicI32::new(0),
             max_segments: AtomicUsize::new(if has_gso { MAX_SEGMENTS } else { 1 }),
@@ -101,6 +109,13 @@ impl Backend {
     /// The most datagrams in one message; 1 without GSO.
     pub(in crate::udp) fn max_segments(&self) -> usize {
         self.max_segments.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if a message with GSO may have met this error because of one path, which takes no
+    /// datagrams of this length: before Linux 6.14, EINVAL too. Where nothing is fragmented, that is seen by the
+    /// same error without GSO.
+    pub(in crate::udp) fn may_be_path_error(&self, error: &io::Error) -> bool {
+        is_too_large(error) || self.fragments && error.raw_os_error() == Some(libc::EINVAL)
     }
 
     /// Stops using GSO, which does not work on this socket after all. Returns whether it was in use.
@@ -534,6 +549,15 @@ fn get<T: Copy>(fd: RawFd, level: c_int, option: c_int, value: &mut T) -> io::Re
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Returns `true` unless datagrams longer than the path takes are refused or lost.
+#[cfg(feature = "quinn")]
+pub(in crate::udp) fn may_fragment(socket: &impl AsRawFd) -> bool {
+    let mut how: c_int = 0;
+    let option = libc::IP_MTU_DISCOVER;
+    let known = get(socket.as_raw_fd(), libc::IPPROTO_IP, option, &mut how);
+    known.is_err() || how != libc::IP_PMTUDISC_PROBE
 }
 
 /// Returns `true` if the system has no memory for outgoing datagrams at the moment.

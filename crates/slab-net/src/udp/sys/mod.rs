@@ -56,6 +56,8 @@ pub(super) struct Features {
     pub(super) timestamps: bool,
     /// No destination, interface or ECN.
     pub(super) source_only: bool,
+    /// Whether the system divides datagrams that are longer than the path takes.
+    pub(super) fragment: bool,
 }
 
 /// The result of one system call for one buffer.

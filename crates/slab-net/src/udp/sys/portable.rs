@@ -40,6 +40,11 @@ impl Backend {
         }
     }
 
+    /// Returns `true` if a message with GSO may have met this error because of one path.
+    pub(in crate::udp) fn may_be_path_error(&self, error: &io::Error) -> bool {
+        is_too_large(error)
+    }
+
     /// Stops using GSO, which does not work on this socket after all. Returns whether it was in use.
     pub(in crate::udp) fn disable_gso(&self) -> bool {
         !self.gso_disabled.swap(true, Ordering::Relaxed)
@@ -197,6 +202,12 @@ pub(crate) fn is_icmp_error(error: &io::Error) -> bool {
         E::ConnectionRefused | E::ConnectionReset | E::HostUnreachable | E::NetworkUnreachable
     ) || is_too_large(error)
         || error.raw_os_error() == Some(WSAENETRESET)
+}
+
+/// Whether the system fragments is not known.
+#[cfg(all(feature = "quinn", not(target_os = "linux")))]
+pub(in crate::udp) fn may_fragment(_: &impl Sized) -> bool {
+    true
 }
 
 /// Returns `true` if the system has no memory for outgoing datagrams at the moment.
