@@ -84,7 +84,8 @@ impl ChunkId {
 /// Exclusive ownership of a chunk; dropping it, on any thread, gives the chunk back.
 ///
 /// 16 bytes. The chunk may still hold a former owner's data, but safe methods show only what the present
-/// owner has written.
+/// owner has written. They show it as they write it: a handle does not remember how much that was, so reading it
+/// back later takes `unsafe` and [`as_ptr`](Self::as_ptr). `slab-net`'s `PacketBuf` remembers it.
 ///
 /// Forgetting a chunk (`mem::forget`) leaks it, and keeps the pool's arena mapped.
 pub struct Chunk {

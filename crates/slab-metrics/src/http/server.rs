@@ -13,6 +13,7 @@ use std::mem;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -44,7 +45,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 ///
 /// Pages are compressed if the client accepts gzip. A client that closes its sending side after the
 /// request still gets the whole answer. A connection lives for one minute, plus up to five seconds for an
-/// answer that is then under way. Other paths get 404, methods other than GET and HEAD 405.
+/// answer that is then under way; one without a (further) request is closed after ten seconds. Other paths get 404, methods other than GET and HEAD 405.
 ///
 /// There is no authentication and no TLS: listen on loopback (the default) or behind something that has
 /// both.
@@ -279,6 +280,8 @@ async fn serve_requests(
     stats: &ServerStats,
     limits: Limits,
 ) -> End {
+    // From then on, a connection without a further header is an idle one.
+    let answered = AtomicBool::new(false);
     let service = service_fn(async |request: hyper::Request<hyper::body::Incoming>| {
         let response = respond(
             exporter,
@@ -287,6 +290,7 @@ async fn serve_requests(
             request.headers(),
         );
         stats.answered(response.status());
+        answered.store(true, Ordering::Relaxed);
         Ok::<_, Infallible>(response)
     });
     let mut connection = pin!(
@@ -317,6 +321,7 @@ async fn serve_requests(
     match result {
         Ok(()) => End::Closed,
         Err(error) if error.is_parse() => End::Malformed,
+        Err(error) if error.is_timeout() && answered.load(Ordering::Relaxed) => End::Closed,
         Err(error) if error.is_timeout() => End::Timeout,
         Err(_) => End::Error,
     }

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// How a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The client closed it, or the server is shutting down.
+    /// The client closed it or sent no further request in time, or the server is shutting down.
     Closed,
     /// Refused with 503: the server was at its limit.
     Limit,
     /// The request was not HTTP/1, or its header was too large.
     Malformed,
-    /// A header did not arrive in time.
+    /// The header of its first request did not arrive in time.
     Timeout,
     /// Its lifetime was over, and the answer under way did not finish in time.
     Lifetime,
