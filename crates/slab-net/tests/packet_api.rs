@@ -359,6 +359,7 @@ fn misuse_panics_with_the_same_words() {
 fn packets_compare_and_convert_with_bytes() {
     use bytes::{Bytes, BytesMut};
     use slab_net::{Packet, PacketBuf};
+    use std::borrow::{Borrow, BorrowMut};
 
     let (buf, packet) = (PacketBuf::from("abc"), Packet::from("abc"));
     let (theirs_mut, theirs) = (BytesMut::from("abc"), Bytes::from("abc"));
@@ -375,6 +376,11 @@ fn packets_compare_and_convert_with_bytes() {
     for less in [buf < later, later > buf, packet < later, later > packet] {
         assert!(less);
     }
+    let (later_buf, later_packet) = (PacketBuf::from("abd"), Packet::from("abd"));
+    assert!(buf != later_buf && buf < later_buf);
+    assert!(packet != later_packet && packet < later_packet);
+    let later: &[u8] = &later;
+    assert!(buf != later && buf < later && packet < later);
     assert!(packet != later && buf != later && packet < "abd" && "abb" < packet);
 
     assert_eq!(Bytes::from(buf.clone()), "abc");
@@ -387,5 +393,12 @@ fn packets_compare_and_convert_with_bytes() {
     );
     let mut buf = buf;
     buf.extend([theirs]);
-    assert_eq!(buf, "abcabc");
+    buf.extend([later_packet]);
+    buf.extend([BytesMut::from("x")]);
+    assert_eq!(buf, "abcabcabdx");
+    let bytes: &mut [u8] = buf.borrow_mut();
+    bytes[0] = b'-';
+    let bytes: &[u8] = buf.borrow();
+    assert_eq!(bytes, b"-bcabcabdx");
+    assert_eq!(Packet::from(&b"abc"[..]), "abc");
 }

@@ -148,6 +148,12 @@ fn unsplit_joins_adjacent_halves_and_copies_other_buffers() {
     assert_eq!(pool.slab().stats().in_use(), 1);
     buf.try_unsplit(tail).unwrap();
     assert_eq!((buf.len(), buf.capacity()), (1024, 1024));
+    // An empty one is replaced, so nothing is copied.
+    let at = buf.as_ptr();
+    let mut empty = pool.try_alloc(1024).unwrap();
+    empty.unsplit(buf);
+    let mut buf = empty;
+    assert_eq!((buf.as_ptr(), buf.len()), (at, 1024));
 
     // A full chunk and the chunk right behind it are adjacent only by address.
     let mut all = drain(&pool, 1024);
@@ -215,6 +221,11 @@ fn fallible_methods_fail_at_the_cap_and_change_nothing() {
     assert_eq!(buf.try_extend_from_slice(&[0; 500]), Err(exhausted));
     assert_eq!(pool.try_alloc(500).unwrap_err(), exhausted);
     assert_eq!(pool.try_copy_from_slice(&[0; 500]).unwrap_err(), exhausted);
+    assert_eq!(
+        pool.slab().stats().classes()[1].exhausted,
+        5,
+        "each asked once"
+    );
     let too_large = AllocError::TooLarge {
         requested: 2009,
         largest: 1024,
@@ -224,6 +235,8 @@ fn fallible_methods_fail_at_the_cap_and_change_nothing() {
     assert_eq!(pool.packet_stats(), Default::default());
     buf.try_extend_from_slice(b", but room").unwrap();
     assert_eq!((buf.as_ptr(), &buf[..]), (at, &b"unchanged, but room"[..]));
+    buf.try_prepend(b"in front: ").unwrap();
+    assert_eq!(buf, "in front: unchanged, but room");
 }
 
 /// The same as `BytesMut`, to the byte.
@@ -247,6 +260,10 @@ fn try_reclaim_moves_no_more_bytes_than_were_consumed() {
     buf.advance(50);
     let start = buf.as_ptr();
     assert!(buf.try_reclaim(1024 - 100));
+    assert_eq!((buf.as_ptr(), buf.capacity()), (start, 1024 - 50));
+    // So it is with `reserve`, also where the pool has other chunks.
+    drop(buf.split_off(100));
+    buf.reserve(1024 - 100);
     assert_eq!(buf.as_ptr(), start);
 }
 
@@ -356,6 +373,9 @@ fn heap_limit_zero_disables_the_heap_fallback() {
     let mut buf = pool.with_capacity(10);
     buf.put_bytes(1, 60_000);
     assert!(panics(|| buf.put_bytes(1, 60_000)));
+    // Refused as a whole, though a first part would fit.
+    assert!(panics(|| buf.put((&[1; 5000][..]).chain(&[1; 5000][..]))));
+    assert!(panics(|| buf.extend(std::iter::repeat_n(1, 10_000))));
     assert_eq!(buf.len(), 60_000);
     assert!(buf.class().is_some());
 }
@@ -388,6 +408,23 @@ fn heap_buffers_above_the_largest_class_double() {
         (7..=11).contains(&moves),
         "{moves} blocks on the way to 20 000 bytes"
     );
+    // The headroom comes on top.
+    let pool = PacketPool::builder().max_memory(1 << 20).headroom(64);
+    let mut buf = pool.build().unwrap().zeroed(100_000);
+    buf.reserve(65);
+    assert_eq!((buf.headroom(), buf.capacity()), (64, 200_000));
+}
+
+/// The same as `BytesMut`, to the byte.
+#[test]
+fn a_buffer_with_any_room_is_not_moved() {
+    setup();
+    let mut buf = PacketBuf::new();
+    assert_eq!(buf.chunk_mut().len(), 64);
+    buf.put_bytes(1, 60);
+    assert_eq!(buf.chunk_mut().len(), 4);
+    buf.extend_from_within(56..);
+    assert_eq!((buf.len(), buf.capacity()), (64, 64));
 }
 
 /// Whether the system promises so much memory, which it backs only where that is written.
@@ -413,6 +450,7 @@ fn heap_buffers_of_more_than_2_gib_still_double() {
     buf.put_u8(1);
     buf.reserve(3 << 30);
     assert_eq!((&buf[..], buf.capacity()), (&[1][..], LONGEST));
+    assert_eq!(PacketBuf::with_capacity(LONGEST).capacity(), LONGEST);
 }
 
 #[test]
@@ -478,13 +516,14 @@ fn lengths_above_u32_max_are_refused_not_truncated() {
     use std::fmt::Write as _;
     const LONGEST: usize = u32::MAX as usize;
     setup();
-    if !is_promised(LONGEST + 10) {
+    if !is_promised(LONGEST + 20) {
         return;
     }
-    let longer = Packet::from(vec![0; LONGEST + 10]);
-    let mut packet = longer.try_into_mut().expect_err("too long by 10");
-    assert_eq!(packet.len(), LONGEST + 10);
+    let longer = Packet::from(vec![0; LONGEST + 20]);
+    let mut packet = longer.try_into_mut().expect_err("too long by 20");
+    assert_eq!(packet.len(), LONGEST + 20);
     drop(packet.split_to(10));
+    packet.truncate(LONGEST);
     let mut buf = packet.try_into_mut().unwrap();
     let at = buf.as_ptr();
     assert_eq!((buf.headroom(), buf.tailroom()), (10, 0));
@@ -502,6 +541,11 @@ fn lengths_above_u32_max_are_refused_not_truncated() {
     buf.prepend(b"head");
     assert_eq!((buf.len(), buf.as_ptr()), (LONGEST, at.wrapping_sub(4)));
     assert_eq!((&buf[..5], buf.tailroom()), (&b"head\0"[..], 0));
+    drop(buf);
+    // The last one is found without asking for more.
+    let mut buf = PacketBuf::from(Packet::from(vec![0; LONGEST]));
+    drop(buf.split_off(LONGEST - 1));
+    assert_eq!(buf.chunk_mut().len(), 1);
 }
 
 #[test]

@@ -147,8 +147,12 @@ fn try_to_packet_copies_only_when_joining_several() {
     assert_eq!(joined, "headerbody");
     let one = PacketChain::from(joined.clone());
     assert_eq!(one.try_to_packet(&pool).unwrap().as_ptr(), joined.as_ptr());
-    assert!(PacketChain::from(Packet::new()).is_empty());
-    assert!(PacketChain::new().try_to_packet(&pool).unwrap().is_empty());
+    assert!(!one.is_empty());
+    assert!(format!("{one:?}").contains("[b\"headerbody\"]"), "{one:?}");
+    let none = PacketChain::from(Packet::new());
+    assert_eq!((none.is_empty(), none.packets()), (true, 0));
+    let none = PacketChain::default();
+    assert!(none.try_to_packet(&pool).unwrap().is_empty());
 
     let classes = SizeClasses::explicit(&[64]).unwrap();
     let small = PacketPool::builder()

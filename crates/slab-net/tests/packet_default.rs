@@ -5,6 +5,9 @@ use slab_net::{Packet, PacketBuf, PacketPool, PacketPoolError};
 
 #[test]
 fn the_default_pool_can_be_installed_only_once_and_before_use() {
+    // Empty ones do not make it.
+    let none = (PacketBuf::zeroed(0), Packet::copy_from_slice(b""));
+    assert!(none.0.is_empty() && none.1.is_empty());
     let small = || PacketPool::builder().name("mine").max_memory(2 << 20);
     let refused = small().max_memory(1).install_default();
     assert!(matches!(refused, Err(PacketPoolError::Slab(_))));

@@ -77,9 +77,12 @@ fn clear_and_truncate_to_zero_release_the_memory() {
 fn splitting_off_everything_moves_the_reference() {
     let pool = pool();
     let mut packet = packet(&pool, b"hello");
+    let at = packet.as_ptr();
     let all = packet.split_off(0);
     assert!(all.is_unique() && packet.is_empty());
+    assert_eq!((packet.as_ptr(), all.as_ptr()), (at, at));
     let mut packet = all;
+    assert_eq!(packet.split_to(0).as_ptr(), at);
     let all = packet.split_to(5);
     assert!(all.is_unique() && packet.is_empty());
 }
@@ -228,7 +231,7 @@ fn compact_copies_only_packets_that_pin_too_much() {
     let foreign = pool.compact(foreign);
     assert_eq!((foreign.class(), foreign.pinned_bytes()), (Some(1), 28));
     let mut none = packet(&pool, b"x");
-    none.clear();
+    none.advance(1);
     assert_eq!(pool.compact(none).pinned_bytes(), 0);
     let stats = pool.packet_stats();
     assert_eq!((stats.compacted, stats.compact_refused), (3, 0));
@@ -245,7 +248,9 @@ fn compact_uses_the_configured_ratio() {
     let packet = packet(&pool, &[1; 60_000]).slice(..1400);
     assert_eq!(packet.clone().compact().as_ptr(), packet.as_ptr());
     let packet = packet.slice(..1300);
-    assert_eq!(packet.compact().pinned_bytes(), 236);
+    let copy = packet.compact();
+    assert_eq!(copy.pinned_bytes(), 236);
+    assert_eq!(copy.try_into_mut().unwrap().headroom(), 0);
 }
 
 #[test]
@@ -284,6 +289,7 @@ fn held_packets_are_compact_and_counted() {
     let first = first.into_packet();
     assert_eq!(held(pool.packet_stats()), (2, 7, 63));
     assert_eq!((first.len(), part), (1200, Packet::from_static(&[7; 2])));
+    assert_eq!(format!("{second:?}"), "b\"x\"");
     drop((second, fixed));
     assert_eq!(held(pool.packet_stats()), (0, 0, 0));
     drop(first);

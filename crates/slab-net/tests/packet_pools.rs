@@ -124,8 +124,12 @@ fn buffers_of_a_closed_pool_grow_into_the_default_pool() {
     let mut buf = pool_without_heap("gone").try_alloc(48).unwrap();
     buf.extend_from_slice(b"orphan");
     assert!(buf.pool().is_none());
+    // In its own chunk it grows without headroom.
+    buf.advance(4);
+    assert!(buf.try_reclaim(buf.tailroom() + 1));
+    assert_eq!((&buf[..], buf.headroom()), (&b"an"[..], 0));
     buf.reserve(1000);
-    assert_eq!(buf, "orphan");
+    assert_eq!(buf, "an");
     assert_eq!(
         buf.pool().unwrap().slab().name(),
         PacketPool::default_pool().slab().name()
@@ -161,6 +165,8 @@ fn the_first_open_packet_pool_over_a_slab_pool_sets_the_settings() {
     let second = PacketPool::from(first.slab().clone());
     let mut buf = second.try_alloc(48).unwrap();
     assert_eq!(buf.headroom(), 0);
+    let plain = "headroom: 0, tailroom: 0, compact_ratio: 2";
+    assert!(format!("{second:?}").contains(plain), "{second:?}");
     buf.put_bytes(1, 500);
     assert_eq!(buf.headroom(), 16);
     drop(first);

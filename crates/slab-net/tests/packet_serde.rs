@@ -37,9 +37,37 @@ fn packets_go_through_serde_as_byte_arrays() {
             "{refused}"
         );
     }
+    let refused = serde_json::from_str::<Packet>("{}").unwrap_err();
+    assert!(refused.to_string().contains("expected byte array"));
     let long = vec![7u8; LARGEST - 100];
     let text = serde_json::to_string(&long).unwrap();
     assert_eq!(serde_json::from_str::<Packet>(&text).unwrap(), long);
+}
+
+/// A format may tell a length that the input only claims.
+#[test]
+#[cfg(not(miri))] // Its largest chunk is smaller than the most that a claim gets.
+fn a_claimed_length_gets_little_memory() {
+    use serde::Deserialize;
+    use serde::de::value::{Error, SeqDeserializer};
+
+    struct Claims(usize);
+
+    impl Iterator for Claims {
+        type Item = u8;
+        fn next(&mut self) -> Option<u8> {
+            self.0 = self.0.checked_sub(1)?;
+            Some(7)
+        }
+        fn size_hint(&self) -> (usize, Option<usize>) {
+            (2 * LARGEST, Some(2 * LARGEST))
+        }
+    }
+
+    let _pool = pool();
+    let buf = PacketBuf::deserialize(SeqDeserializer::<_, Error>::new(Claims(3))).unwrap();
+    // The chunk for 4096 bytes; the pool has none for the whole claim.
+    assert_eq!((&buf[..], buf.capacity()), (&[7; 3][..], LARGEST));
 }
 
 #[test]

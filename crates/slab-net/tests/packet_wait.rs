@@ -122,16 +122,77 @@ async fn alloc_timeout_fails_after_its_time_limit() {
         }
     );
     let long = Duration::from_secs(600);
-    let (buf, ()) = tokio::join!(pool.alloc_timeout(1000, long), async { drop(all.pop()) });
+    let mut behind = pin!(pool.alloc(1000));
+    let (buf, ()) = tokio::join!(pool.alloc_timeout(1000, long), async {
+        assert!(poll_once(behind.as_mut()).is_none());
+        drop(all.pop());
+    });
     drop(buf.unwrap());
+    drop(behind.await.unwrap());
     // Without a wait it needs no timer.
     assert!(pool.alloc_timeout(1000, Duration::ZERO).await.is_ok());
 }
 
+/// A span, from the first poll that waits on.
+#[test]
+#[cfg(not(miri))] // `with_default` needs a feature of `tracing` that the peers of sockets turn on.
+fn a_wait_is_a_span_with_the_size_class() {
+    use std::sync::Mutex;
+    use tracing::field::{Field, Visit};
+    use tracing::subscriber::{NoSubscriber, with_default};
+    use tracing::{Dispatch, Event, Metadata, Subscriber, span};
+
+    /// The size classes of the spans.
+    #[derive(Clone, Default)]
+    struct Spans(Arc<Mutex<Vec<u64>>>);
+
+    impl Visit for Spans {
+        fn record_u64(&mut self, field: &Field, value: u64) {
+            assert_eq!(field.name(), "size_class");
+            self.0.lock().unwrap().push(value);
+        }
+        fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+    }
+
+    impl Subscriber for Spans {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.name() == "waiting for memory"
+        }
+        fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+            span.record(&mut self.clone());
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, _: &Event<'_>) {}
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    let classes = SizeClasses::explicit(&[64, 1024, 4096]).unwrap();
+    let pool = PacketPool::builder().size_classes(classes);
+    let pool = pool.max_memory(65_536).headroom(24).build().unwrap();
+    let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1).ok()).collect();
+    let spans = Spans::default();
+    // With one dispatcher alone, a thread without any may disable the span for all (tracing-core).
+    let _second = Dispatch::new(NoSubscriber::new());
+    with_default(spans.clone(), || {
+        for len in [1000, 1001, 4000] {
+            assert!(poll_once(Box::pin(pool.alloc(len)).as_mut()).is_none());
+        }
+        drop(all);
+        assert!(poll_once(Box::pin(pool.alloc(1)).as_mut()).is_some());
+    });
+    assert_eq!(*spans.0.lock().unwrap(), [1024, 4096, 4096]);
+}
+
 #[test]
 fn documented_panics() {
-    let (pool, _all) = full();
-    // Waiting alone needs no runtime; a time limit needs a timer.
+    let (pool, mut all) = full();
+    // Waiting alone needs no runtime; a time limit needs a timer, but only if it waits.
+    all.pop();
+    let timed = poll_once(Box::pin(pool.alloc_timeout(1, Duration::ZERO)).as_mut());
+    all.push(timed.expect("there is memory").unwrap());
     assert!(poll_once(Box::pin(pool.alloc(1)).as_mut()).is_none());
     let timed = || poll_once(Box::pin(pool.alloc_timeout(1, Duration::ZERO)).as_mut()).is_none();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(timed));

@@ -242,10 +242,8 @@ impl From<Packet> for PacketChain {
     /// Makes a chain of this one packet.
     fn from(packet: Packet) -> Self {
         let mut chain = Self::new();
-        chain.len = packet.len();
-        if !packet.is_empty() {
-            chain.packets.push_back(packet);
-        }
+        // Not refused: an empty chain has room.
+        let _ = chain.push_back(packet);
         chain
     }
 }

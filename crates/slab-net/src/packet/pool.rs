@@ -500,10 +500,15 @@ mod tests {
             .unwrap();
         // The first two take a slab each, the others all of the rest.
         let _held = [pool.try_alloc(1000).unwrap(), pool.try_alloc(4000).unwrap()];
-        let _all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(100).ok()).collect();
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(100).ok()).collect();
         let refused = pool.try_alloc_or_larger(100, 1023).unwrap_err();
         assert_eq!(refused, AllocError::Exhausted { chunk_bytes: 128 });
         let larger = pool.try_alloc_or_larger(100, 1024).unwrap();
         assert_eq!(larger.capacity(), 1024 - 16);
+        // No smaller one, and none that holds the length without the room.
+        let _all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1000).ok()).collect();
+        all.pop();
+        let larger = pool.try_alloc_or_larger(110, 4096).unwrap();
+        assert_eq!(larger.capacity(), 4096 - 16);
     }
 }
