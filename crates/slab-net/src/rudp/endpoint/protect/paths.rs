@@ -391,6 +391,7 @@ mod tests {
         }
         assert_eq!(budget.reserved(), 0);
     }
+
     /// One thread looks which paths rest, and meanwhile another finds a path that was not busy.
     #[test]
     fn a_path_that_is_found_during_the_check_gives_its_memory_back() {
