@@ -45,7 +45,8 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 ///
 /// Pages are compressed if the client accepts gzip. A client that closes its sending side after the
 /// request still gets the whole answer. A connection lives for one minute, plus up to five seconds for an
-/// answer that is then under way; one without a (further) request is closed after ten seconds. Other paths get 404, methods other than GET and HEAD 405.
+/// answer that is then under way; one without a (further) request is closed after ten seconds. Other paths
+/// get 404, methods other than GET and HEAD 405.
 ///
 /// There is no authentication and no TLS: listen on loopback (the default) or behind something that has
 /// both.
