@@ -360,6 +360,8 @@ fn outcomes(folder: &str) -> Vec<Outcome> {
         }
     }
     assert!(!outcomes.is_empty(), "{file:?} has no targets");
+    let missed = outcomes.iter().filter(|outcome| outcome.is_missed).count();
+    assert_eq!(missed, text.matches("**missed**").count(), "{file:?}");
     outcomes
 }
 
@@ -374,11 +376,16 @@ fn missed() -> String {
         write!(text, " {machine} |").unwrap();
     }
     writeln!(text, "\n|{}", "---|".repeat(MACHINES.len() + 2)).unwrap();
+    let is_same = |one: &Outcome, other: &Outcome| {
+        (&one.case, &one.peer, &one.asked) == (&other.case, &other.peer, &other.asked)
+    };
+    for row in pages[1..].iter().flatten().filter(|row| row.is_missed) {
+        let there = pages[0].iter().any(|first| is_same(first, row));
+        assert!(there, "{}/{} is missed, and left out", row.case, row.peer);
+    }
     for row in &pages[0] {
-        let same =
-            |of: &&Outcome| (&of.case, &of.peer, &of.asked) == (&row.case, &row.peer, &row.asked);
-        let found: Vec<Option<&Outcome>> =
-            pages.iter().map(|page| page.iter().find(same)).collect();
+        let of_page = |page| <[Outcome]>::iter(page).find(|of| is_same(of, row));
+        let found: Vec<Option<&Outcome>> = pages.iter().map(|page| of_page(page)).collect();
         if !found.iter().flatten().any(|of| of.is_missed) {
             continue;
         }
