@@ -171,7 +171,7 @@ impl ChunkBatch {
     pub fn pop(&mut self) -> Option<Chunk> {
         let unit = self.units.pop()?;
         // SAFETY: the batch owned the unit's chunk, and has just given it up.
-        Some(unsafe { Chunk::from_id(self.pool.inner_ptr(), ChunkId::new(self.place, unit)) })
+        Some(unsafe { Chunk::from_id(ChunkId::new(self.place, unit)) })
     }
 
     /// Adds a chunk, to be freed with the others.

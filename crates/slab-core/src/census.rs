@@ -130,7 +130,7 @@ impl Inner {
             slab_bytes: self.arena.slab_bytes(),
             thread_caches: 0,
             slow_classes: if self.has_magazines() {
-                self.classes.without_entry()
+                self.classes.sharing_number()
             } else {
                 0
             },

@@ -1,5 +1,7 @@
 //! [`Chunk`]: a piece of pool memory with one owner, and the free fast path.
 
+use crate::class::CHUNK_ALIGN;
+use crate::directory;
 use crate::inner::Inner;
 use crate::local;
 use crate::place::Place;
@@ -12,14 +14,13 @@ use core::mem::ManuallyDrop;
 use core::num::NonZeroU64;
 use core::ptr::NonNull;
 
-/// What a handle knows about its chunk, in one word, so that a handle travels in two registers and
-/// is stored and loaded as it was: fields of different widths cost a failed store forwarding
-/// (about 15 cycles) whenever a handle is copied soon after it was made.
+/// What a handle is: its chunk, in one word, so that a handle travels in a register and is stored and loaded as it
+/// was. (Fields of different widths would cost a failed store forwarding, about 15 cycles, whenever a handle is copied
+/// soon after it was made.)
 ///
 /// Bits 0..32 are the unit, bits 32..64 the class as a [`Place`], whose lower half is zero: one `or` makes
-/// an id of the two. No place is zero, so no id is, and `Option<Chunk>`, or an enum of a chunk and
-/// something of at most eight bytes, needs no further space to tell its variants apart. Bit 47, which a
-/// place does not use, marks a reference that was [lent](SharedChunk::lend).
+/// an id of the two. No place is zero, so no id is, and `Option<Chunk>` needs no further space. [`Place::MARK`] marks
+/// a reference that was [lent](SharedChunk::lend).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct ChunkId(NonZeroU64);
@@ -62,36 +63,32 @@ impl ChunkId {
         self.place().class()
     }
 
-    const LENT: u64 = 1 << 47;
-
     #[inline(always)]
     fn with_lent(self) -> Self {
-        Self(self.0 | Self::LENT)
+        Self(self.0 | Place::MARK)
     }
 
     #[inline(always)]
     fn is_lent(self) -> bool {
-        self.0.get() & Self::LENT != 0
+        self.0.get() & Place::MARK != 0
     }
 
     #[inline(always)]
     fn without_lent(self) -> Self {
         // SAFETY: a place has other bits set than this one.
-        Self(unsafe { NonZeroU64::new_unchecked(self.0.get() & !Self::LENT) })
+        Self(unsafe { NonZeroU64::new_unchecked(self.0.get() & !Place::MARK) })
     }
 }
 
 /// Exclusive ownership of a chunk; dropping it, on any thread, gives the chunk back.
 ///
-/// 16 bytes. The chunk may still hold a former owner's data, but safe methods show only what the present
+/// 8 bytes. The chunk may still hold a former owner's data, but safe methods show only what the present
 /// owner has written. They show it as they write it: a handle does not remember how much that was, so reading it
 /// back later takes `unsafe` and [`as_ptr`](Self::as_ptr). `slab-net`'s `PacketBuf` remembers it.
 ///
 /// Forgetting a chunk (`mem::forget`) leaks it, and keeps the pool's arena mapped.
-pub struct Chunk {
-    pool: NonNull<Inner>,
-    id: ChunkId,
-}
+#[repr(transparent)]
+pub struct Chunk(ChunkId);
 
 // SAFETY: a chunk is an exclusive piece of memory of a pool that is `Send + Sync`.
 unsafe impl Send for Chunk {}
@@ -100,20 +97,18 @@ unsafe impl Sync for Chunk {}
 
 impl Chunk {
     /// # Safety
-    /// `unit` is a chunk of this class and pool that nobody else has, and the pool is alive.
+    /// `unit` is a chunk of this class and pool that nobody else has.
     #[inline(always)]
-    pub(crate) unsafe fn new(pool: NonNull<Inner>, class: u8, unit: u32) -> Self {
-        // SAFETY: the pool is alive, as the caller promises.
-        let place = unsafe { pool.as_ref() }.classes.place(class);
+    pub(crate) unsafe fn new(pool: &Inner, class: u8, unit: u32) -> Self {
         // SAFETY: the caller's promise.
-        unsafe { Self::from_id(pool, ChunkId::new(place, unit)) }
+        unsafe { Self::from_id(ChunkId::new(pool.classes.place(class), unit)) }
     }
 
     /// # Safety
-    /// As [`new`](Self::new): `id` is that chunk's.
+    /// Nobody else has the chunk.
     #[inline(always)]
-    pub(crate) unsafe fn from_id(pool: NonNull<Inner>, id: ChunkId) -> Self {
-        let chunk = Self { pool, id };
+    pub(crate) unsafe fn from_id(id: ChunkId) -> Self {
+        let chunk = Self(id);
         if cfg!(slab_asan) {
             asan::unpoison(chunk.as_ptr(), chunk.capacity());
         }
@@ -123,29 +118,31 @@ impl Chunk {
     #[inline(always)]
     pub(crate) fn inner(&self) -> &Inner {
         // SAFETY: a pool is not unmapped while one of its chunks lives.
-        unsafe { self.pool.as_ref() }
+        unsafe { self.pool_ptr().as_ref() }
     }
 
     /// Not derived from a reference: the last chunk frees the pool through this pointer.
     #[inline(always)]
     pub(crate) fn pool_ptr(&self) -> NonNull<Inner> {
-        self.pool
+        // SAFETY: this chunk is alive.
+        unsafe { directory::pool(self.0.place()) }
     }
 
     #[inline(always)]
     pub(crate) fn unit(&self) -> u32 {
-        self.id.unit()
+        self.0.unit()
     }
 
     /// The word that counts the references to the chunk beyond the first.
     #[inline(always)]
     pub(crate) fn count(&self) -> &AtomicU32 {
-        self.inner().count(self.id.place(), self.id.unit())
+        // SAFETY: this chunk is alive.
+        unsafe { directory::count(self.0.place(), self.unit()) }
     }
 
     #[inline(always)]
     pub(crate) fn class_index(&self) -> u8 {
-        self.id.class()
+        self.0.class()
     }
 
     /// Returns a pointer to the chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
@@ -156,7 +153,10 @@ impl Chunk {
     #[inline]
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
-        self.inner().chunk_ptr(self.unit())
+        // SAFETY: this chunk is alive.
+        let base = unsafe { directory::base(self.0.place()) };
+        // SAFETY: a chunk's unit is an offset inside the arena.
+        unsafe { base.add(self.unit() as usize * CHUNK_ALIGN) }
     }
 
     /// Returns the usable size in bytes: that of the size class, at least what was asked for.
@@ -182,7 +182,7 @@ impl Chunk {
     /// Returns whether the chunk belongs to this pool.
     #[must_use]
     pub fn belongs_to(&self, pool: &SlabPool) -> bool {
-        pool.has_inner(self.pool)
+        pool.has_inner(self.pool_ptr())
     }
 
     /// Fills the chunk with zeros and returns all of it.
@@ -218,7 +218,7 @@ impl Chunk {
     /// The free fast path: a push onto this thread's magazine.
     #[inline(always)]
     fn free(&self) {
-        let (place, unit) = (self.id.place(), self.id.unit());
+        let (place, unit) = (self.0.place(), self.unit());
         if cfg!(slab_asan) {
             asan::poison_freed(self.as_ptr(), self.capacity());
         }
@@ -227,8 +227,19 @@ impl Chunk {
         });
         if freed.is_none() {
             // SAFETY: this is the chunk's drop: it is given up here and not used again.
-            unsafe { Inner::free_slow(self.pool, place.class(), unit) };
+            unsafe { Self::free_slow(self.0) };
         }
+    }
+
+    /// # Safety
+    /// The caller gives up the chunk.
+    #[cold]
+    #[inline(never)]
+    unsafe fn free_slow(id: ChunkId) {
+        // SAFETY: the chunk is alive until the call below.
+        let pool = unsafe { directory::pool(id.place()) };
+        // SAFETY: the caller's promise.
+        unsafe { Inner::free_slow(pool, id.class(), id.unit()) };
     }
 
     /// Returns another handle to the same chunk; the caller keeps count.
@@ -237,29 +248,38 @@ impl Chunk {
     /// Of all handles to the chunk, exactly one is dropped as a `Chunk`.
     #[inline(always)]
     pub(crate) unsafe fn duplicate(&self) -> ManuallyDrop<Self> {
-        ManuallyDrop::new(Self {
-            pool: self.pool,
-            id: self.id,
-        })
+        ManuallyDrop::new(Self(self.0))
+    }
+
+    #[inline(always)]
+    pub(crate) fn bits(&self) -> NonZeroU64 {
+        self.0.0
+    }
+
+    /// # Safety
+    /// As [`duplicate`](Self::duplicate), of the handle that the bits are of.
+    #[inline(always)]
+    pub(crate) unsafe fn from_bits(bits: NonZeroU64) -> ManuallyDrop<Self> {
+        ManuallyDrop::new(Self(ChunkId(bits)))
     }
 
     /// Sets whether this handle is marked as lent: see [`SharedChunk::lend`].
     #[inline(always)]
     pub(crate) fn set_lent(&mut self, lent: bool) {
-        self.id = if lent {
-            self.id.with_lent()
+        self.0 = if lent {
+            self.0.with_lent()
         } else {
-            self.id.without_lent()
+            self.0.without_lent()
         };
     }
 
     #[inline(always)]
     pub(crate) fn is_lent(&self) -> bool {
-        self.id.is_lent()
+        self.0.is_lent()
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        self.pool == other.pool && self.unit() == other.unit()
+        self.0.without_lent() == other.0.without_lent()
     }
 }
 

@@ -77,6 +77,9 @@ pub enum ConfigError {
         /// The largest cap in bytes.
         limit: usize,
     },
+    /// As many pools exist as a process can have. [`SlabPool`](crate::SlabPool#many-pools) tells how many that is; one
+    /// counts until its last chunk is freed.
+    TooManyPools,
     /// The operating system would not back the pool with memory, or not lock it, at the start.
     Back {
         /// How many bytes were asked for.
@@ -146,6 +149,9 @@ impl fmt::Display for ConfigError {
                 f,
                 "a cap of {max_memory} bytes is above the largest possible, {limit} bytes"
             ),
+            Self::TooManyPools => {
+                write!(f, "as many pools exist as a process can have")
+            }
             Self::Back { bytes, errno } => write!(
                 f,
                 "the operating system refused to back {bytes} bytes with memory (os error {errno})"
@@ -298,6 +304,7 @@ mod tests {
             E::CapBelowClasses { .. } => E::CapBelowClasses { slabs: 1, classes: 2 },
             E::CapTooLarge { .. } => E::CapTooLarge { max_memory: 2, limit: 1 },
             E::Back { .. } => E::Back { bytes: 1, errno: 12 },
+            E::TooManyPools => E::TooManyPools,
             E::Reserve { .. } => E::Reserve { bytes: 1, errno: 12 },
         )
     }

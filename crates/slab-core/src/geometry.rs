@@ -7,7 +7,8 @@
 //! first is too small, are they searched.
 
 use crate::class::{CHUNK_ALIGN, MAX_CHUNK_BYTES, MAX_CLASSES, SizeClasses};
-use crate::entries::Entries;
+use crate::directory::ClassNumbers;
+use crate::error::ConfigError;
 use crate::place::Place;
 use crate::sync::MODELLED;
 use alloc::boxed::Box;
@@ -85,7 +86,7 @@ pub(crate) struct ClassTable {
     coarse: [CoarseEntry; COARSE_LEN],
     classes: SizeClasses,
     slab_bytes: usize,
-    entries: Entries,
+    numbers: ClassNumbers,
 }
 
 impl ClassTable {
@@ -120,7 +121,7 @@ impl ClassTable {
             };
         }
         let none = CoarseEntry {
-            place: Place::new(0, 0, 0),
+            place: Place::new(0, 0, (0, true)),
             bytes: 0,
         };
         let mut table = Box::new(Self {
@@ -129,21 +130,29 @@ impl ClassTable {
             coarse: [none; COARSE_LEN],
             classes,
             slab_bytes,
-            entries: Entries::NONE,
+            numbers: ClassNumbers::NONE,
         });
         table.fill_in_places();
         table
     }
 
-    /// Gives each class an entry in the threads' tables of magazines.
-    pub(crate) fn take_entries(&mut self) {
-        self.entries = Entries::take(self.count());
+    /// Gives the classes of a new pool their numbers.
+    ///
+    /// # Errors
+    /// [`ConfigError::TooManyPools`].
+    pub(crate) fn take_numbers(&mut self, has_magazines: bool) -> Result<(), ConfigError> {
+        self.numbers = ClassNumbers::take(self.count(), has_magazines)?;
         self.fill_in_places();
+        Ok(())
     }
 
-    /// How many classes have no such entry.
-    pub(crate) fn without_entry(&self) -> usize {
-        self.entries.missing(self.count())
+    pub(crate) fn numbers(&self) -> &ClassNumbers {
+        &self.numbers
+    }
+
+    /// How many classes have no number of their own.
+    pub(crate) fn sharing_number(&self) -> usize {
+        self.numbers.sharing(self.count())
     }
 
     /// Fills the tables that lead to the classes.
@@ -227,7 +236,7 @@ impl ClassTable {
 
     pub(crate) fn place(&self, class: u8) -> Place {
         let count_shift = self.geometry(class).count_shift;
-        Place::new(class, count_shift, self.entries.offset(class))
+        Place::new(class, count_shift, self.numbers.of(class))
     }
 
     #[inline]

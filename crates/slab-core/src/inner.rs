@@ -35,7 +35,6 @@ use crate::handoff::HandoffMutex;
 use crate::hardening::Hardening;
 use crate::magazine::Tally;
 use crate::oversize::Oversize;
-use crate::place::Place;
 use crate::reclaim::SlabLayer;
 use crate::registry::{Registered, magazines};
 use crate::singles::Singles;
@@ -211,9 +210,7 @@ impl Inner {
             arena.advise_huge_pages();
         }
         let mode = options.mode.in_effect();
-        if mode == Mode::ThreadCached {
-            classes.take_entries();
-        }
+        classes.take_numbers(mode == Mode::ThreadCached)?;
         let reserve_error = |errno| ConfigError::Reserve {
             bytes: arena.bytes(),
             errno,
@@ -305,9 +302,10 @@ impl Inner {
         });
         let handle = Arc::new_cyclic(|home| {
             inner.home = Weak::clone(home);
-            Handle {
-                inner: NonNull::from(Box::leak(inner)),
-            }
+            let inner = NonNull::from(Box::leak(inner));
+            // SAFETY: just leaked.
+            unsafe { inner.as_ref() }.enter_directory(inner);
+            Handle { inner }
         });
         fork::watch(handle.as_ptr());
         Ok(handle)
@@ -357,14 +355,9 @@ impl Inner {
         is_start.then_some((class, unit))
     }
 
-    /// The word that counts the references to a chunk beyond the first.
-    #[inline(always)]
-    pub(crate) fn count(&self, place: Place, unit: u32) -> &AtomicU32 {
-        let at = (self.counts_from + unit as usize).wrapping_shr(place.count_shift());
-        debug_assert!(at < self.counts.len());
-        // SAFETY: a unit is below `counts_from`, and the table has `2 * counts_from` entries shifted by
-        // the least shift of all classes.
-        unsafe { self.counts.get_unchecked(at) }
+    fn enter_directory(&self, this: NonNull<Self>) {
+        let numbers = self.classes.numbers();
+        numbers.enter(this, self.base, &self.counts, self.counts_from);
     }
 
     /// Does the pool have to look after each chunk that goes to a caller or comes back? If so, the gates

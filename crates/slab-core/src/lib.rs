@@ -64,7 +64,7 @@ mod census;
 mod chunk;
 mod class;
 mod depot;
-mod entries;
+mod directory;
 mod episode;
 mod error;
 #[cfg(all(test, not(any(loom, shuttle, miri))))]
@@ -92,6 +92,7 @@ mod no_fork;
 mod no_local;
 #[cfg(not(feature = "std"))]
 mod no_wait_times;
+mod numbers;
 mod oversize;
 mod place;
 mod pool;

@@ -1,22 +1,22 @@
 //! Which magazines the current thread has in which pool.
 //!
 //! `CURRENT` is what the fast path reads: a table of pointers to magazines in a `const` thread-local without
-//! a destructor, so that reading it is one access relative to the thread pointer. Each class has an
-//! [entry](crate::entries) of its own.
+//! a destructor, so that reading it is one access relative to the thread pointer. It is indexed by the
+//! classes' [numbers](crate::directory).
 //! `OWNED` holds all caches of the thread and has the destructor; it is touched when a thread
 //! first uses a pool, when magazine and depot have nothing, and at thread exit.
 //!
-//! When a pool has ended, its entries go to other pools, and threads may still have its magazines there. That
+//! When a pool has ended, its numbers go to other pools, and threads may still have its magazines there. That
 //! is harmless, because a pool that closes raises the gates of all its magazines for ever, so the stale
-//! magazine refuses. (It closes before its entries go to another, and whoever has a handle or a chunk of
+//! magazine refuses. (It closes before its numbers go to another, and whoever has a handle or a chunk of
 //! that other pool got it later.) The slow paths begin with the same look-up; if it gives nothing they go to
 //! `OWNED`, where pools are identified by an id that is never used again, and put the right magazines into
-//! `CURRENT`. Classes without an entry are always looked for in `OWNED`.
+//! `CURRENT`. Classes that share their number are always looked for in `OWNED`.
 
-use crate::entries::{ENTRY_BYTES, TABLE_LEN};
+use crate::directory::NUMBERS;
 use crate::inner::{Handle, Inner};
 use crate::magazine::Magazine;
-use crate::place::Place;
+use crate::place::{ENTRY_BYTES, Place};
 use crate::sync::{thread_local, with_thread_local};
 use crate::thread_cache::ThreadCache;
 use core::cell::{Cell, RefCell};
@@ -24,17 +24,15 @@ use core::ptr::null;
 use std::sync::{Arc, Weak};
 use std::vec::Vec;
 
-#[derive(Debug)]
-#[repr(transparent)]
-struct Entry(Cell<*const Magazine>);
+type Entry = Cell<*const Magazine>;
 
-const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES as usize);
+const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES);
 
 #[expect(
     clippy::declare_interior_mutable_const,
     reason = "a value to begin with"
 )]
-const EMPTY: Entry = Entry(Cell::new(null()));
+const EMPTY: Entry = Cell::new(null());
 
 struct Owned {
     id: u64,
@@ -46,16 +44,16 @@ struct Owned {
 struct OwnedList(RefCell<Vec<Owned>>);
 
 thread_local! {
-    static CURRENT: [Entry; TABLE_LEN] = const {
-        [EMPTY; TABLE_LEN]
+    static CURRENT: [Entry; NUMBERS] = const {
+        [EMPTY; NUMBERS]
     };
     static OWNED: OwnedList = const { OwnedList(RefCell::new(Vec::new())) };
 }
 
 /// The entry of a class; the first one, which is empty, of none.
 #[inline(always)]
-fn entry(table: &[Entry; TABLE_LEN], place: Option<Place>) -> &Entry {
-    // SAFETY: the offset of an entry, which is below the table's size: `Entries` makes no other.
+fn entry(table: &[Entry; NUMBERS], place: Option<Place>) -> &Entry {
+    // SAFETY: the offset of a number's entry, and numbers are below `NUMBERS`.
     let entry = unsafe { table.as_ptr().byte_add(Place::entry_offset(place)) };
     // SAFETY: an entry of `table`, which is borrowed as long.
     unsafe { &*entry }
@@ -63,8 +61,8 @@ fn entry(table: &[Entry; TABLE_LEN], place: Option<Place>) -> &Entry {
 
 /// The fast table.
 #[inline(always)]
-fn current<R>(f: impl FnOnce(&[Entry; TABLE_LEN]) -> R) -> R {
-    with_thread_local(&CURRENT, || [EMPTY; TABLE_LEN], f)
+fn current<R>(f: impl FnOnce(&[Entry; NUMBERS]) -> R) -> R {
+    with_thread_local(&CURRENT, || [EMPTY; NUMBERS], f)
 }
 
 /// Runs `f` on this thread's magazine of the class, if the fast table has it. Never without a class.
@@ -74,7 +72,7 @@ pub(crate) fn with_magazine<R>(
     f: impl FnOnce(&Magazine) -> Option<R>,
 ) -> Option<R> {
     current(|table| {
-        let magazine = entry(table, place).0.get();
+        let magazine = entry(table, place).get();
         if magazine.is_null() {
             return None;
         }
@@ -84,7 +82,7 @@ pub(crate) fn with_magazine<R>(
     })
 }
 
-/// As [`with_magazine`], for the slow paths: also finds the magazine of a class without an entry. `f` runs no
+/// As [`with_magazine`], for the slow paths: also finds the magazine of a class that shares its number. `f` runs no
 /// foreign code. The pool is known by its id: when `f` gives up a chunk, the pool may be gone before this returns,
 /// but a reference argument would have to stay valid until then.
 pub(crate) fn with_owned_magazine<R>(
@@ -92,7 +90,7 @@ pub(crate) fn with_owned_magazine<R>(
     place: Place,
     f: impl FnOnce(&Magazine) -> Option<R>,
 ) -> Option<R> {
-    if Place::entry_offset(Some(place)) != 0 {
+    if !place.shares_number() {
         return with_magazine(Some(place), f);
     }
     let run = |owned: &OwnedList| {
@@ -130,10 +128,9 @@ pub(crate) fn attach(
             };
             current(|table| {
                 for (class, magazine) in (0..).zip(cache.magazines()) {
-                    let place = Some(pool.classes.place(class));
-                    // The first entry stays empty.
-                    if Place::entry_offset(place) != 0 {
-                        entry(table, place).0.set(magazine);
+                    let place = pool.classes.place(class);
+                    if !place.shares_number() {
+                        entry(table, Some(place)).set(magazine);
                     }
                 }
             });
@@ -167,8 +164,8 @@ fn clear_entries(cache: &ThreadCache) {
     let magazines = cache.magazines().as_ptr_range();
     current(|table| {
         for entry in table {
-            if magazines.contains(&entry.0.get()) {
-                entry.0.set(null());
+            if magazines.contains(&entry.get()) {
+                entry.set(null());
             }
         }
     });
@@ -198,11 +195,11 @@ mod tests {
     fn assert_entries_lead_to_owned_caches() {
         let assert_all = |list: &[super::Owned]| {
             current(|table| {
-                assert!(table[0].0.get().is_null());
-                for entry in table.iter().filter(|entry| !entry.0.get().is_null()) {
+                assert!(table[0].get().is_null());
+                for entry in table.iter().filter(|entry| !entry.get().is_null()) {
                     let in_cache = |known: &super::Owned| {
                         let magazines = known.cache.magazines().as_ptr_range();
-                        magazines.contains(&entry.0.get())
+                        magazines.contains(&entry.get())
                     };
                     assert!(list.iter().any(in_cache), "{entry:?}");
                 }

@@ -10,7 +10,7 @@ pub(crate) mod pools;
 
 use crate::class::SizeClasses;
 use crate::depot::Depot;
-use crate::entries::Entries;
+use crate::directory::ClassNumbers;
 use crate::geometry::{BATCH_MAX, ClassTable};
 use crate::guard::{CLOSED, FENCED};
 use crate::shared::count;
@@ -445,25 +445,25 @@ fn model_guard_owner_acknowledges_between_takers() {
 /// first: that one is shut. (The end of a pool issues a barrier, too; here the entry alone has to bring the news,
 /// and the owner has no fence, as with `membarrier`.)
 #[test]
-fn model_entry_of_a_closed_pool_goes_to_another() {
+fn model_number_of_a_closed_pool_goes_to_another() {
     std::thread_local!(static SAME: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
     model(None, || {
         let _no_barriers = membarrier::install(None);
-        let entries = Entries::take(1);
-        let offset = entries.offset(0);
-        assert_ne!(offset, 0, "that one stays empty");
+        let numbers = ClassNumbers::take(1, true).unwrap();
+        let number = numbers.of(0);
+        assert_ne!(number.0, 0, "that one stays empty");
         let cache = Arc::new(ThreadCache::new(0, &classes()));
         assert!(cache.magazine(0).try_push(0));
         let closer = {
             let cache = cache.clone();
             thread::spawn(move || {
                 cache.magazine(0).guard.raise(CLOSED);
-                drop(entries);
+                drop(numbers);
             })
         };
-        let next = Entries::take(1);
-        assert_ne!(next.offset(0), 0);
-        if next.offset(0) == offset {
+        let next = ClassNumbers::take(1, true).unwrap();
+        assert_ne!(next.of(0).0, 0);
+        if next.of(0) == number {
             SAME.set(true);
             let magazine = cache.magazine(0);
             assert_eq!(magazine.try_pop(), None, "it is another pool's");

@@ -38,13 +38,17 @@ use core::ptr::NonNull;
 /// ```
 ///
 /// # Many pools
-/// A process has 255 places for the size classes of its pools with magazines, typed slabs and allocators
-/// included: enough for 18 pools with the 14 classes of [`SizeClasses::network`]. A pool takes them when it
+/// A process has 511 numbers for the size classes of its pools with magazines, typed slabs and allocators
+/// included: enough for 36 pools with the 14 classes of [`SizeClasses::network`]. A pool takes them when it
 /// is built and gives them back when its last chunk is freed. Classes beyond that work the same, but each of
 /// their allocations and frees looks for the magazine in a list of the thread's pools, which takes longer;
 /// [`PoolStats::slow_classes`] tells how many they are.
 /// A program with a pool per tenant or per core should give each fewer [classes](SizeClasses::explicit), or
 /// let several share a pool.
+///
+/// Such a pool, and one without magazines, takes one number for all of its classes, of 1024 others while they last. So
+/// 1024 pools are always possible, and never more than 1535 (without the feature `std` 64, and 127): another is refused
+/// as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
 ///
 /// # Fork
 /// On Linux, with the feature `std`, the child of a `fork` may use the pools that it inherits, whatever
@@ -128,7 +132,7 @@ impl SlabPool {
         // SAFETY: both widen a number of 32 bits.
         let id = unsafe { ChunkId::from_wide_unit(place, unit) };
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-        Ok(unsafe { Chunk::from_id(self.inner, id) })
+        Ok(unsafe { Chunk::from_id(id) })
     }
 
     /// Allocates as [`try_alloc`](Self::try_alloc) does, but waits while the pool is at its cap. Works
@@ -195,7 +199,7 @@ impl SlabPool {
         let inner = self.inner();
         let found = inner.alloc_slow_zeroed(place.class(), CallSite::here())?;
         // SAFETY: as in `try_alloc_cached`.
-        let mut chunk = unsafe { Chunk::from_id(self.inner, ChunkId::new(place, found.unit)) };
+        let mut chunk = unsafe { Chunk::from_id(ChunkId::new(place, found.unit)) };
         if !found.zeroed {
             chunk.zeroed();
         }
@@ -221,7 +225,7 @@ impl SlabPool {
     pub(crate) fn try_alloc_cached(&self, place: Place) -> Option<Chunk> {
         let unit = Self::try_pop(Some(place))?;
         // SAFETY: the unit was just taken out of the pool's free chunks of this class.
-        Some(unsafe { Chunk::from_id(self.inner, ChunkId::new(place, unit)) })
+        Some(unsafe { Chunk::from_id(ChunkId::new(place, unit)) })
     }
 
     #[cold]
@@ -400,6 +404,7 @@ impl SlabPool {
         }
     }
 
+    #[cfg(feature = "std")]
     pub(crate) fn inner_ptr(&self) -> NonNull<Inner> {
         self.inner
     }

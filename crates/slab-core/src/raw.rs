@@ -78,6 +78,6 @@ impl SlabPool {
             asan::assert_not_poisoned(at);
         }
         // SAFETY: a chunk of this pool and class; that nobody else has it is the caller's promise.
-        Ok(unsafe { Chunk::new(self.inner_ptr(), class, unit) })
+        Ok(unsafe { Chunk::new(inner, class, unit) })
     }
 }

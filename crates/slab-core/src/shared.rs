@@ -6,9 +6,11 @@
 //! atomic subtraction (0.2 ns instead of 4.9 here).
 
 use crate::chunk::Chunk;
+use crate::place::Place;
 use crate::sync::{AtomicU32, Ordering, abort};
 use core::fmt;
 use core::mem::ManuallyDrop;
+use core::num::NonZeroU64;
 use core::ops::Deref;
 
 /// The rules of the count; free functions so that the model checker can run them on a bare word.
@@ -70,7 +72,7 @@ pub(crate) mod count {
 
 /// A chunk with several owners; the last one to be dropped gives it back.
 ///
-/// 16 bytes. To a [`Chunk`] it is what an `Arc` is to its value, and gives no access to the bytes by itself: the
+/// 8 bytes. To a [`Chunk`] it is what an `Arc` is to its value, and gives no access to the bytes by itself: the
 /// owners have to agree who reads or writes which of them (those of packets only read, for example).
 ///
 /// ```
@@ -188,6 +190,41 @@ impl SharedChunk {
         let mut chunk = self.duplicate();
         chunk.set_lent(true);
         Clones { chunk, left: n }
+    }
+
+    /// A bit that is set in each handle's [bits](Self::into_bits).
+    pub const SET_BIT: u32 = Place::SET_BIT;
+
+    /// Gives up the handle, but not the reference; returns it as a number, for a word that holds either a handle or
+    /// something else: [`SET_BIT`](Self::SET_BIT) is set in the number.
+    ///
+    /// The reference is leaked unless [`from_bits`](Self::from_bits) takes it back.
+    ///
+    /// ```
+    /// # use slab_core::{SharedChunk, SlabPool};
+    /// # let pool = SlabPool::builder().build()?;
+    /// let bits = pool.try_alloc(100)?.into_shared().into_bits();
+    /// assert_eq!(bits.get() >> SharedChunk::SET_BIT & 1, 1);
+    /// // SAFETY: just made, and taken back once.
+    /// let shared = unsafe { SharedChunk::from_bits(bits) };
+    /// assert!(shared.is_unique());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline(always)]
+    #[must_use = "the reference is leaked unless it is taken back"]
+    pub fn into_bits(self) -> NonZeroU64 {
+        ManuallyDrop::new(self).0.bits()
+    }
+
+    /// Takes back a handle that [`into_bits`](Self::into_bits) gave up.
+    ///
+    /// # Safety
+    /// `bits` came from there, and was not taken back since.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn from_bits(bits: NonZeroU64) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { Chunk::from_bits(bits) })
     }
 
     #[inline(always)]

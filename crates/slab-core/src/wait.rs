@@ -367,7 +367,7 @@ impl<'a> Alloc<'a> {
             inner.handed_out(class, unit, self.call_site);
         }
         // SAFETY: the unit was taken out of the pool's free chunks for this future.
-        let chunk = unit.map(|unit| unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) });
+        let chunk = unit.map(|unit| unsafe { Chunk::new(self.pool.inner(), class, unit) });
         drop(unused);
         Poll::Ready(chunk)
     }
@@ -401,7 +401,7 @@ impl Drop for Alloc<'_> {
             // As if it had been handed out, so that it is freed as any chunk is.
             self.pool.inner().handed_out(class, unit, self.call_site);
             // SAFETY: the unit was set aside for this future, which has not handed it out.
-            drop(unsafe { Chunk::new(self.pool.inner_ptr(), class, unit) });
+            drop(unsafe { Chunk::new(self.pool.inner(), class, unit) });
         }
     }
 }

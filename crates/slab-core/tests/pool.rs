@@ -84,9 +84,9 @@ fn bad_configurations_are_refused() {
 
 #[test]
 fn handles_are_small_and_optional_handles_no_larger() {
-    assert_eq!(size_of::<Chunk>(), 16);
-    assert_eq!(size_of::<Option<Chunk>>(), 16);
-    assert_eq!(size_of::<Option<slab_core::SharedChunk>>(), 16);
+    assert_eq!(size_of::<Chunk>(), 8);
+    assert_eq!(size_of::<Option<Chunk>>(), 8);
+    assert_eq!(size_of::<Option<slab_core::SharedChunk>>(), 8);
     #[allow(dead_code)]
     enum Owner {
         Pool(slab_core::SharedChunk),

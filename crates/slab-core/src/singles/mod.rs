@@ -14,6 +14,7 @@ mod ring;
 mod stack;
 
 use crate::builder::Mode;
+use crate::directory;
 use crate::inner::Inner;
 use crate::sync::AtomicU32;
 use alloc::vec::Vec;
@@ -77,10 +78,11 @@ impl Inner {
         matches!(self.singles, Singles::Rings(_))
     }
 
+    /// A free chunk has no references to count, so that word leads to the next one.
     fn link<'a>(&'a self, class: u8) -> impl Fn(u32) -> &'a AtomicU32 {
         let place = self.classes.place(class);
-        // A free chunk has no references to count.
-        move |unit| self.count(place, unit)
+        // SAFETY: the pool lives, and its table of counts with it.
+        move |unit| unsafe { directory::count(place, unit) }
     }
 
     /// Frees a chunk; if it has to go elsewhere, the error is how many frees are to be counted there: none if it

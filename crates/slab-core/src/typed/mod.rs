@@ -76,7 +76,7 @@ unsafe fn chunk_at(pool: NonNull<Inner>, at: NonNull<u8>) -> Chunk {
     // SAFETY: the caller's promise.
     let unit = unsafe { unit.unwrap_unchecked() };
     // SAFETY: the caller's promise; it is of the only class.
-    unsafe { Chunk::new(pool, CLASS, unit) }
+    unsafe { Chunk::new(inner, CLASS, unit) }
 }
 
 /// A bounded pool of values of one type, shared by any number of threads.
