@@ -10,10 +10,6 @@ macro_rules! surface {
     ($module:ident, $mutable:ty, $frozen:ty) => {
         mod $module {
             #![allow(unused)]
-            #![allow(
-                clippy::mutable_key_type,
-                reason = "a packet's count and its pool's counters change, its bytes do not"
-            )]
 
             use std::borrow::{Borrow, BorrowMut};
             use std::fmt::{Debug, LowerHex, UpperHex, Write};

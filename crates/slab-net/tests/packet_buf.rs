@@ -48,10 +48,10 @@ fn panics<R>(f: impl FnOnce() -> R) -> bool {
 
 #[test]
 fn handles_are_four_words() {
-    assert_eq!(size_of::<PacketBuf>(), 32);
-    assert_eq!(size_of::<Option<PacketBuf>>(), 32);
-    assert_eq!(size_of::<Packet>(), 32);
-    assert_eq!(size_of::<Option<Packet>>(), 32);
+    assert_eq!(size_of::<PacketBuf>(), 24);
+    assert_eq!(size_of::<Option<PacketBuf>>(), 24);
+    assert_eq!(size_of::<Packet>(), 24);
+    assert_eq!(size_of::<Option<Packet>>(), 24);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use slab_core::SharedChunk;
 /// reference to the chunk, which is freed with the last of them, on any thread. Empty slices keep
 /// nothing alive.
 ///
-/// A `Packet` takes 32 bytes, and so does an `Option<Packet>`.
+/// A `Packet` takes 24 bytes, and so does an `Option<Packet>`.
 ///
 /// ```
 /// use slab_net::{Packet, PacketPool};
@@ -39,7 +39,7 @@ pub struct Packet {
     len: usize,
 }
 
-const _: () = assert!(size_of::<Option<Packet>>() == 32);
+const _: () = assert!(size_of::<Option<Packet>>() == 24);
 
 // SAFETY: a packet only reads, and its owner may be dropped on any thread.
 unsafe impl Send for Packet {}

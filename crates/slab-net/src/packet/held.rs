@@ -30,7 +30,7 @@ pub struct HeldPacket {
     pool: Arc<Settings>,
 }
 
-const _: () = assert!(size_of::<Option<HeldPacket>>() == 40);
+const _: () = assert!(size_of::<Option<HeldPacket>>() == 32);
 
 impl HeldPacket {
     pub(super) fn new(packet: Packet, pool: Arc<Settings>) -> Self {

@@ -3,31 +3,33 @@
 use super::pool::PacketPool;
 use super::settings::{self, Refusal, Settings};
 use bytes::Bytes;
-use core::mem::ManuallyDrop;
-use core::ptr::NonNull;
+use core::mem::{self, ManuallyDrop};
+use core::num::NonZeroU64;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::{Ordering, fence};
 use slab_core::SharedChunk;
 use std::sync::Arc;
 
 /// The owner of the memory that a [`PacketBuf`](super::PacketBuf) or a
-/// [`Packet`](super::Packet) points into. Two words.
-///
-/// Implements `Drop` itself and hands the words over by value: otherwise the compiler passes the
-/// owner's address, which keeps every packet in memory instead of in registers, and moves the two words
-/// as one, which stalls (some 12 cycles) if they were stored just before.
-pub(super) struct Owner(ManuallyDrop<Memory>);
+/// [`Packet`](super::Packet) points into. One word: the bits of a chunk's handle, or the address of a [`Block`] in an
+/// `Arc`, rotated so that [`SharedChunk::SET_BIT`] is the lowest bit of the address, which is not set; or none.
+pub(super) struct Owner(Option<NonNull<Block>>);
 
-/// What an owner owns. The niche of the chunk handle tells the two variants apart, so everything else
-/// has to fit behind one pointer.
+/// What an owner owns.
 #[derive(Clone)]
-pub(super) enum Memory {
+enum Memory {
     /// A chunk of a pool.
     Pool(SharedChunk),
     /// Other memory; `None` for static bytes, and for no bytes at all.
     Other(Option<Arc<Block>>),
 }
 
-const _: () = assert!(size_of::<Owner>() == 16);
+const _: () = assert!(size_of::<Owner>() == 8 && align_of::<Block>() > 1);
+
+// SAFETY: both a chunk and a block may be used and dropped on any thread.
+unsafe impl Send for Owner {}
+// SAFETY: as above.
+unsafe impl Sync for Owner {}
 
 /// Memory outside a pool.
 pub(super) enum Block {
@@ -37,48 +39,86 @@ pub(super) enum Block {
     Foreign(Bytes),
 }
 
-impl Owner {
-    pub(super) const NONE: Self = Self::new(Memory::Other(None));
+#[inline(always)]
+fn is_chunk(owner: NonNull<Block>) -> bool {
+    owner.addr().get() >> SharedChunk::SET_BIT & 1 == 1
+}
 
-    #[inline(always)]
-    const fn new(memory: Memory) -> Self {
-        Self(ManuallyDrop::new(memory))
-    }
+/// The block in an owner that is not a chunk.
+fn block(owner: NonNull<Block>) -> *const Block {
+    let address = |bits: usize| bits.rotate_right(SharedChunk::SET_BIT);
+    owner.as_ptr().map_addr(address)
+}
+
+impl Owner {
+    pub(super) const NONE: Self = Self(None);
 
     #[inline(always)]
     pub(super) fn chunk(chunk: SharedChunk) -> Self {
-        Self::new(Memory::Pool(chunk))
+        let bits = chunk.into_bits().get() as usize;
+        Self(NonNull::new(ptr::without_provenance_mut(bits)))
     }
 
     pub(super) fn heap(block: HeapBlock) -> Self {
-        Self::new(Memory::Other(Some(Arc::new(Block::Heap(block)))))
+        Self::block(Arc::new(Block::Heap(block)))
     }
 
     pub(super) fn foreign(bytes: Bytes) -> Self {
-        Self::new(Memory::Other(Some(Arc::new(Block::Foreign(bytes)))))
+        Self::block(Arc::new(Block::Foreign(bytes)))
+    }
+
+    fn block(block: Arc<Block>) -> Self {
+        let bits = |address: usize| address.rotate_left(SharedChunk::SET_BIT);
+        Self(NonNull::new(Arc::into_raw(block).cast_mut().map_addr(bits)))
+    }
+
+    fn new(memory: Memory) -> Self {
+        match memory {
+            Memory::Pool(chunk) => Self::chunk(chunk),
+            Memory::Other(None) => Self::NONE,
+            Memory::Other(Some(block)) => Self::block(block),
+        }
+    }
+
+    /// What it owns, for as long as it does.
+    #[inline(always)]
+    fn memory(&self) -> ManuallyDrop<Memory> {
+        ManuallyDrop::new(match self.0 {
+            None => Memory::Other(None),
+            Some(chunk) if is_chunk(chunk) => {
+                let bits = NonZeroU64::try_from(chunk.addr()).expect("64 bits");
+                // SAFETY: `chunk` put them there. Not dropped unless the owner is.
+                Memory::Pool(unsafe { SharedChunk::from_bits(bits) })
+            }
+            // SAFETY: `block` put it there. Not dropped unless the owner is.
+            Some(other) => Memory::Other(Some(unsafe { Arc::from_raw(block(other)) })),
+        })
     }
 
     /// Returns a clone that is not expected to be dropped last: see [`SharedChunk::lend`].
     #[inline(always)]
     pub(super) fn lend(&self) -> Self {
-        Self::new(match &*self.0 {
+        Self::new(match &*self.memory() {
             Memory::Pool(chunk) => Memory::Pool(chunk.lend()),
             Memory::Other(block) => Memory::Other(block.clone()),
         })
     }
 
-    /// Returns the chunk, if the memory is one.
-    pub(super) fn as_chunk(&self) -> Option<&SharedChunk> {
-        match &*self.0 {
-            Memory::Pool(chunk) => Some(chunk),
-            Memory::Other(_) => None,
+    /// Returns the chunk, if the memory is one, for as long as it is owned.
+    pub(super) fn as_chunk(&self) -> Option<ManuallyDrop<SharedChunk>> {
+        match ManuallyDrop::into_inner(self.memory()) {
+            Memory::Pool(chunk) => Some(ManuallyDrop::new(chunk)),
+            Memory::Other(block) => {
+                mem::forget(block);
+                None
+            }
         }
     }
 
     /// Returns start and size of the memory, if its only owner may write it.
     #[inline]
     pub(super) fn region(&self) -> Option<(NonNull<u8>, usize)> {
-        match &*self.0 {
+        match &*self.memory() {
             Memory::Pool(chunk) => Some((chunk.as_ptr(), chunk.capacity())),
             Memory::Other(Some(block)) => match &**block {
                 Block::Heap(heap) => Some((heap.start, heap.capacity)),
@@ -92,7 +132,7 @@ impl Owner {
     /// other handles happened before.
     #[inline]
     pub(super) fn is_unique(&self) -> bool {
-        match &*self.0 {
+        match &*self.memory() {
             Memory::Pool(chunk) => chunk.is_unique(),
             Memory::Other(Some(block)) => {
                 let unique = Arc::strong_count(block) == 1;
@@ -107,7 +147,7 @@ impl Owner {
     /// Returns whether both keep the same memory alive.
     #[inline]
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        match (&*self.0, &*other.0) {
+        match (&*self.memory(), &*other.memory()) {
             (Memory::Pool(a), Memory::Pool(b)) => a.same_chunk(b),
             (Memory::Other(Some(a)), Memory::Other(Some(b))) => Arc::ptr_eq(a, b),
             _ => false,
@@ -122,7 +162,7 @@ impl Owner {
     /// Returns the pool that the memory belongs to, or in whose place the heap served it; `None` for
     /// other memory and for a closed pool.
     pub(super) fn pool(&self) -> Option<PacketPool> {
-        match &*self.0 {
+        match &*self.memory() {
             Memory::Pool(chunk) => settings::pool_of(chunk),
             Memory::Other(Some(block)) => match &**block {
                 Block::Heap(heap) => heap.fallback_of.clone().map(PacketPool::from_settings),
@@ -133,12 +173,11 @@ impl Owner {
     }
 
     pub(super) fn as_foreign(&self) -> Option<&Bytes> {
-        match &*self.0 {
-            Memory::Other(Some(block)) => match &**block {
-                Block::Foreign(bytes) => Some(bytes),
-                Block::Heap(_) => None,
-            },
-            Memory::Other(None) | Memory::Pool(_) => None,
+        let other = self.0.filter(|&owner| !is_chunk(owner))?;
+        // SAFETY: the owner keeps the block alive.
+        match unsafe { &*block(other) } {
+            Block::Foreign(bytes) => Some(bytes),
+            Block::Heap(_) => None,
         }
     }
 }
@@ -146,15 +185,14 @@ impl Owner {
 impl Clone for Owner {
     #[inline(always)]
     fn clone(&self) -> Self {
-        Self::new(Memory::clone(&self.0))
+        Self::new(Memory::clone(&self.memory()))
     }
 }
 
 impl Drop for Owner {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the field is not used again.
-        match unsafe { ManuallyDrop::take(&mut self.0) } {
+        match ManuallyDrop::into_inner(self.memory()) {
             Memory::Pool(chunk) => {
                 if let Some(last) = chunk.into_inner() {
                     release(last);
