@@ -97,10 +97,13 @@ impl Case {
 
     fn peers(&self) -> Vec<&'static str> {
         match self {
-            Self::Local(Shape::Pair, 2048) => {
-                [&peers::NO_ALLOC[..1], peers::LOCAL, &[peers::UNCOUNTED]].concat()
-            }
-            Self::Local(..) => [&peers::NO_ALLOC[..1], peers::LOCAL].concat(),
+            Self::Local(Shape::Pair, 2048) => [
+                &[peers::NO_ALLOC[0], peers::ARRAY][..],
+                peers::LOCAL,
+                &[peers::UNCOUNTED],
+            ]
+            .concat(),
+            Self::Local(..) => [&[peers::NO_ALLOC[0], peers::ARRAY][..], peers::LOCAL].concat(),
             Self::Bulk(_) => peers::BULK.to_vec(),
             Self::Mixed => peers::ANY_LENGTH.to_vec(),
             Self::ParallelThreads(ThreadsCase::Scaling) => {

@@ -1,5 +1,6 @@
 //! The peers, each called through its own interface, never as the global allocator.
 
+mod array;
 mod heaps;
 mod no_alloc;
 mod ours;
@@ -123,6 +124,9 @@ pub(crate) const MULTITHREADED: &[&str] =
 /// the `cross` cases.
 pub(crate) const NO_ALLOC: &[&str] = &["no-alloc", "no-alloc-16"];
 
+/// What a thread cache cannot do without.
+pub(crate) const ARRAY: &str = "array";
+
 /// Ours without its counters.
 pub(crate) const UNCOUNTED: &str = "uncounted";
 
@@ -166,6 +170,7 @@ pub(crate) fn visit<V: Visit>(name: &str, len: usize, visitor: V) -> Result<V::O
             65_536 => Ok(visitor.visit::<pools::FastallocFixed<65_536>>()),
             _ => Err(Missing::Length(len)),
         },
+        ARRAY => Ok(visitor.visit::<array::ThreadArray>()),
         "bytesbuf" => Ok(visitor.visit::<pools::BytesBufPool>()),
         UNCOUNTED => Ok(visitor.visit::<uncounted::Uncounted>()),
         _ => visit_shared(name, OneThread(visitor)),
