@@ -97,20 +97,17 @@ impl Case {
 
     fn peers(&self) -> Vec<&'static str> {
         match self {
-            Self::Local(Shape::Pair, 2048) => [
-                &[peers::NO_ALLOC[0], peers::ARRAY][..],
-                peers::LOCAL,
-                &[peers::UNCOUNTED],
-            ]
-            .concat(),
-            Self::Local(..) => [&[peers::NO_ALLOC[0], peers::ARRAY][..], peers::LOCAL].concat(),
+            Self::Local(Shape::Pair, 2048) => {
+                [&peers::FLOORS, peers::LOCAL, &[peers::UNCOUNTED]].concat()
+            }
+            Self::Local(..) => [&peers::FLOORS, peers::LOCAL].concat(),
             Self::Bulk(_) => peers::BULK.to_vec(),
             Self::Mixed => peers::ANY_LENGTH.to_vec(),
             Self::ParallelThreads(ThreadsCase::Scaling) => {
-                [&peers::NO_ALLOC[..1], peers::MULTITHREADED].concat()
+                [&[peers::NO_ALLOC], peers::MULTITHREADED].concat()
             }
             Self::ParallelThreads(ThreadsCase::Threads(_)) => peers::MULTITHREADED.to_vec(),
-            Self::Cross(Crossing::Stream, _) => [peers::NO_ALLOC, peers::SHARED].concat(),
+            Self::Cross(Crossing::Stream, _) => [&[peers::NO_ALLOC], peers::SHARED].concat(),
             Self::Cross(Crossing::RemoteFree, _) => peers::SHARED.to_vec(),
             Self::Resident(scenario) => scenario.peers().to_vec(),
             Self::Stats { .. } => vec!["glibc"],
@@ -155,7 +152,7 @@ pub(crate) fn run(
     filter: &Filter,
     report: &mut Report,
 ) -> Result<(), String> {
-    let known = [&[OURS], peers::LOCAL, peers::SHARED, peers::NO_ALLOC].concat();
+    let known = [&[OURS, peers::NO_ALLOC], peers::LOCAL, peers::SHARED].concat();
     if !known.contains(&ours) {
         return Err(format!("no peer is called {ours}"));
     }

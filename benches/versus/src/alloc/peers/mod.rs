@@ -120,12 +120,14 @@ pub(crate) const ANY_LENGTH: &[&str] = &[
 pub(crate) const MULTITHREADED: &[&str] =
     &["glibc", "mimalloc", "jemalloc", "snmalloc", "ArrayQueue"];
 
-/// No allocation at all, with a handle of 8 bytes or of 16: the cost of a case's loop, or of the ring of
-/// the `cross` cases.
-pub(crate) const NO_ALLOC: &[&str] = &["no-alloc", "no-alloc-16"];
+/// No allocation at all, with a handle of 8 bytes: the cost of a case's loop, or of the ring of the `cross` cases.
+pub(crate) const NO_ALLOC: &str = "no-alloc";
 
 /// What a thread cache cannot do without.
 pub(crate) const ARRAY: &str = "array";
+
+/// What no allocator on one thread can undercut.
+pub(crate) const FLOORS: [&str; 2] = [NO_ALLOC, ARRAY];
 
 /// Ours without its counters.
 pub(crate) const UNCOUNTED: &str = "uncounted";
@@ -192,7 +194,7 @@ impl<V: Visit> VisitShared for OneThread<V> {
     }
 }
 
-/// Visits one of the [`SHARED`] peers, one of [`NO_ALLOC`], or ours.
+/// Visits one of the [`SHARED`] peers, [`NO_ALLOC`], or ours.
 pub(crate) fn visit_shared<V: VisitShared>(name: &str, visitor: V) -> Result<V::Out, Missing> {
     match name {
         "BytesMut" => Ok(visitor.visit::<pools::FreshBytesMut>()),
@@ -204,8 +206,7 @@ pub(crate) fn visit_shared<V: VisitShared>(name: &str, visitor: V) -> Result<V::
         "buffer-pool" => Ok(visitor.visit::<pools::QuicheBufferPool>()),
         #[cfg(not(feature = "buffer-pool"))]
         "buffer-pool" => Err(Missing::Feature("buffer-pool")),
-        "no-alloc" => Ok(visitor.visit::<no_alloc::NoAlloc<1>>()),
-        "no-alloc-16" => Ok(visitor.visit::<no_alloc::NoAlloc<2>>()),
+        NO_ALLOC => Ok(visitor.visit::<no_alloc::NoAlloc>()),
         _ => visit_heap(name, AnyThread(visitor)),
     }
 }
