@@ -90,11 +90,6 @@ impl ChunkId {
 #[repr(transparent)]
 pub struct Chunk(ChunkId);
 
-// SAFETY: a chunk is an exclusive piece of memory of a pool that is `Send + Sync`.
-unsafe impl Send for Chunk {}
-// SAFETY: a shared chunk offers its address and size, nothing that writes.
-unsafe impl Sync for Chunk {}
-
 impl Chunk {
     /// # Safety
     /// `unit` is a chunk of this class and pool that nobody else has.

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 /// The owner of the memory that a [`PacketBuf`](super::PacketBuf) or a
 /// [`Packet`](super::Packet) points into. One word: the bits of a chunk's handle, or the address of a [`Block`] in an
-/// `Arc`, rotated so that [`SharedChunk::SET_BIT`] is the lowest bit of the address, which is not set; or none.
+/// `Arc`, rotated so that [`SharedChunk::SET_BIT`] is the lowest bit of the address, which is not set; or none. (So what
+/// looks for addresses in memory, as leak checkers do, does not find the block. To rotate the handle instead costs a
+/// clone and its drop 5 %.)
 pub(super) struct Owner(Option<NonNull<Block>>);
 
 /// What an owner owns.
