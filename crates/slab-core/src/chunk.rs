@@ -140,7 +140,7 @@ impl Chunk {
         self.0.class()
     }
 
-    /// Returns a pointer to the chunk's first byte, aligned to [`CHUNK_ALIGN`](crate::CHUNK_ALIGN).
+    /// Returns a pointer to the chunk's first byte, aligned to [`CHUNK_ALIGN`].
     ///
     /// All [`capacity`](Self::capacity) bytes behind it are valid for reads and writes for as long as
     /// this handle lives. They hold zeros, or a former owner's data, or bytes that a former owner left
