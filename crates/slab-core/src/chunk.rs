@@ -90,6 +90,13 @@ impl ChunkId {
 #[repr(transparent)]
 pub struct Chunk(ChunkId);
 
+// The compiler takes a chunk, which is a number, for `Send` and `Sync`. It may: what the number stands for is memory with
+// one owner, of which a shared chunk offers address and size only, and a pool that is both.
+const _: () = {
+    const fn any_thread<T: Send + Sync>() {}
+    any_thread::<Inner>();
+};
+
 impl Chunk {
     /// # Safety
     /// `unit` is a chunk of this class and pool that nobody else has.

@@ -9,7 +9,7 @@
 //! A pool takes its numbers when it is built and gives them back when its last chunk is freed, so a chunk always
 //! finds its own pool, and in the threads' tables a magazine of its own class, or one that is shut for ever, or none.
 //!
-//! There are [`NUMBERS`] in a process. While the first third lasts, each class of a pool with magazines gets one of its
+//! There are [`NUMBERS`] in a process. While those of [`OWN`] last, each class of a pool with magazines gets one of its
 //! own. Classes of further pools, and of pools without magazines, [share](Place::shares_number) one in each pool,
 //! with which a thread's table leads nowhere: threads find their magazines on the slow paths.
 //! `PoolStats::slow_classes` counts them.
@@ -56,8 +56,9 @@ loom::lazy_static! {
 /// it reads is what it has read before. Columns rather than rows: so a place's offset is that of all its entries.
 struct Column<T>([UnsafeCell<T>; NUMBERS]);
 
-// SAFETY: an entry is written by the owner of its number only, while nobody reads it; what it holds is `Send + Sync`.
-unsafe impl<T> Sync for Column<T> {}
+// SAFETY: an entry is written by the owner of its number only, while nobody reads it (`set`), and copied by those only
+// for whom it was written before (`get`). What it points to, a pool and its memory, any thread may use.
+unsafe impl<T: Copy> Sync for Column<T> {}
 
 /// All zero while there are no pools, so that it takes no place in a program's file.
 struct Directory {

@@ -150,7 +150,11 @@ impl fmt::Display for ConfigError {
                 "a cap of {max_memory} bytes is above the largest possible, {limit} bytes"
             ),
             Self::TooManyPools => {
-                write!(f, "as many pools exist as a process can have")
+                write!(
+                    f,
+                    "this process has as many pools as it can have; let several share one, or end some \
+                     (a pool ends when its last handle and its last chunk are gone)"
+                )
             }
             Self::Back { bytes, errno } => write!(
                 f,

@@ -46,7 +46,8 @@ use core::ptr::NonNull;
 /// A program with a pool per tenant or per core should give each fewer [classes](SizeClasses::explicit), or
 /// let several share a pool.
 ///
-/// Such a pool, and one without magazines, takes one number for all of its classes, of 1024 others while they last. So
+/// A pool that finds none of these left, and one without magazines, takes one number for all of its classes, of 1024
+/// others while they last. So
 /// 1024 pools are always possible, and never more than 1535 (without the feature `std` 64, and 127): another is refused
 /// as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
 ///

@@ -219,7 +219,7 @@ impl SharedChunk {
     /// Takes back a handle that [`into_bits`](Self::into_bits) gave up.
     ///
     /// # Safety
-    /// `bits` came from there, and was not taken back since.
+    /// `bits` came from there, and is taken back once for each time that it did. (Clones can have the same bits.)
     #[inline(always)]
     #[must_use]
     pub unsafe fn from_bits(bits: NonZeroU64) -> Self {

@@ -39,11 +39,9 @@ use std::sync::Arc;
 /// assert_eq!(copy, b"hello"[..]);
 /// assert_eq!(buf, b" world"[..]);
 /// ```
-// In this order, in which a buffer that was just written to is moved as fast as its parts: of others the compiler moves
-// 16 bytes at once of which a part was stored a moment before, which stalls. (`put_slice` of 64 bytes and `freeze`: 9.8
-// ns instead of 17.6, on an AMD EPYC.)
-#[repr(C)]
 pub struct PacketBuf {
+    /// The writable memory, or none while nothing has been allocated.
+    pub(super) owner: Owner,
     /// The first byte of the `cap` bytes that this handle may write.
     ///
     /// Invariant: `owner` keeps `ptr..ptr + cap` alive and writable, no other handle to it touches
@@ -51,8 +49,6 @@ pub struct PacketBuf {
     pub(super) ptr: NonNull<u8>,
     pub(super) len: u32,
     pub(super) cap: u32,
-    /// The writable memory, or none while nothing has been allocated.
-    pub(super) owner: Owner,
 }
 
 const _: () = assert!(size_of::<Option<PacketBuf>>() == 24);

@@ -1,6 +1,6 @@
 //! The floor under every thread cache: a thread-local array of indices and its length, and nothing else. No size
 //! class is looked up, no handle knows where it belongs, nothing is counted, no other thread can take what lies in it,
-//! and a full or an empty array is a bug of the case.
+//! and a full or an empty array is a bug of the case. One at a time on a thread.
 
 use super::Peer;
 use std::cell::Cell;
