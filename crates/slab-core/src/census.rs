@@ -4,11 +4,27 @@ use crate::inner::Inner;
 use crate::magazine::Tally;
 use crate::reclaim::SlabLayer;
 use crate::registry::{Registered, threads};
+use crate::singles::SinglesCount;
 use crate::slab::ClassSlabs;
 use crate::stats::{ClassStats, PoolStats};
 use crate::sync::Ordering;
 use arrayvec::ArrayVec;
 use core::mem::MaybeUninit;
+
+/// Writes a struct, each field as soon as its value is known. (Where it is built first, all values have to be kept
+/// until the last is there, more than the processor has registers: a snapshot takes a fourth longer.)
+macro_rules! write_in_place {
+    ($to:ident, $type:ident { $($field:ident: $value:expr,)* }) => {{
+        let to: *mut $type = $to.as_mut_ptr();
+        $(
+            let value = $value;
+            // SAFETY: a field of what `to` points to, which the caller has for itself.
+            unsafe { (&raw mut (*to).$field).write(value) };
+        )*
+        // Does not compile if a field is missing.
+        let _ = |$($field),*| $type { $($field),* };
+    }};
+}
 
 /// Chunks of a class that are not in its slabs.
 struct ChunkCounts {
@@ -22,7 +38,12 @@ impl Inner {
     #[inline(always)]
     pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
         let uncached = &self.uncached[usize::from(class)];
-        let singles = self.count_singles(class);
+        // Not asked for nothing: a snapshot asks for each class.
+        let singles = if self.has_magazines() {
+            SinglesCount::default()
+        } else {
+            self.count_singles(class)
+        };
         let mut tally = Tally {
             frees: uncached.frees.load(Ordering::Relaxed) + singles.frees,
             from_depot: uncached.from_depot.load(Ordering::Relaxed) + singles.allocs,
@@ -130,7 +151,7 @@ impl Inner {
             slab_bytes: self.arena.slab_bytes(),
             thread_caches: 0,
             slow_classes: if self.has_magazines() {
-                self.classes.sharing_number()
+                self.classes.numbers().sharing()
             } else {
                 0
             },
@@ -146,51 +167,63 @@ impl Inner {
         stats.committed_bytes = layer.slabs.committed() * self.arena.slab_bytes();
         stats.commit_failures = layer.slabs.commit_failures;
         stats.thread_caches = threads(&registry);
-        for class in 0..self.classes.count() as u8 {
-            let class = self.class_stats(&layer, &registry, class);
-            // SAFETY: there are at most as many classes as it has room for. (A check between the reads
-            // and the writes costs a tenth: all values have to be kept meanwhile.)
-            unsafe { stats.classes.push_unchecked(class) };
+        let count = self.classes.count();
+        let rows = stats.classes.as_mut_ptr().cast::<MaybeUninit<ClassStats>>();
+        // SAFETY: there are at most as many classes as it has room for.
+        let rows = unsafe { core::slice::from_raw_parts_mut(rows, count) };
+        for (class, row) in (0..).zip(rows) {
+            self.write_class_stats(row, &layer, &registry, class);
         }
+        // SAFETY: as many were written.
+        unsafe { stats.classes.set_len(count) };
     }
 
     #[inline(always)]
-    fn class_stats(&self, layer: &SlabLayer, registry: &[Registered], class: u8) -> ClassStats {
+    fn write_class_stats(
+        &self,
+        to: &mut MaybeUninit<ClassStats>,
+        layer: &SlabLayer,
+        registry: &[Registered],
+        class: u8,
+    ) {
         let geometry = self.classes.geometry(class);
-        let tally = self.tally(registry, class);
         let owned = layer.slabs.class(class);
-        let counts = self.count_chunks(owned, class, &tally);
         let uncached = &self.uncached[usize::from(class)];
-        let committed_chunks = owned.slabs * u64::from(geometry.chunks_per_slab);
-        ClassStats {
-            chunk_bytes: geometry.bytes,
-            committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
-            committed_chunks,
-            in_use: counts.in_use,
-            in_magazines: counts.in_magazines,
-            in_depot: counts.in_depot,
-            in_slabs: committed_chunks - owned.out(),
-            in_use_peak: self.raise_in_use_peak(layer, class, counts.in_use),
-            // Without magazines each one was counted where it was served. Derived, one whose free is under way
-            // would be taken for two, the second from a magazine.
-            allocs: if self.has_magazines() {
-                tally.frees + counts.in_use
-            } else {
-                tally.from_depot + tally.from_slab
-            },
-            allocs_from_depot: tally.from_depot,
-            allocs_from_slab: tally.from_slab,
-            frees: tally.frees,
-            frees_remote: self.frees_remote(layer, class, &tally),
-            chunks_flushed: tally.flushed,
-            slab_commits: owned.commits,
-            slab_rebalances: owned.rebalances,
-            slab_trims: owned.trims,
-            exhausted: uncached.exhausted.load(Ordering::Relaxed),
-            waits: uncached.waits.load(Ordering::Relaxed),
-            waiting: layer.waiters.waiting(class) as u64,
-            waiters_refused: uncached.waiters_refused.load(Ordering::Relaxed),
-        }
+        let committed = owned.slabs * u64::from(geometry.chunks_per_slab);
+        let tally = self.tally(registry, class);
+        let counts = self.count_chunks(owned, class, &tally);
+        write_in_place!(
+            to,
+            ClassStats {
+                frees: tally.frees,
+                allocs_from_depot: tally.from_depot,
+                allocs_from_slab: tally.from_slab,
+                chunks_flushed: tally.flushed,
+                frees_remote: self.frees_remote(layer, class, &tally),
+                in_use: counts.in_use,
+                in_magazines: counts.in_magazines,
+                in_depot: counts.in_depot,
+                in_use_peak: self.raise_in_use_peak(layer, class, counts.in_use),
+                // Without magazines each one was counted where it was served. Derived, one whose free is under way
+                // would be taken for two, the second from a magazine.
+                allocs: if self.has_magazines() {
+                    tally.frees + counts.in_use
+                } else {
+                    tally.from_depot + tally.from_slab
+                },
+                chunk_bytes: geometry.bytes,
+                committed_bytes: owned.slabs as usize * self.arena.slab_bytes(),
+                committed_chunks: committed,
+                in_slabs: committed - owned.out(),
+                slab_commits: owned.commits,
+                slab_rebalances: owned.rebalances,
+                slab_trims: owned.trims,
+                exhausted: uncached.exhausted.load(Ordering::Relaxed),
+                waits: uncached.waits.load(Ordering::Relaxed),
+                waiting: layer.waiters.waiting(class) as u64,
+                waiters_refused: uncached.waiters_refused.load(Ordering::Relaxed),
+            }
+        );
     }
 }
 

@@ -363,10 +363,17 @@ impl Depot {
     /// Chunks of the class in the depot now; exact while nobody moves any.
     pub(crate) fn chunks(&self, class: u8) -> u64 {
         let class = usize::from(class);
-        // Acquire: pairs with `pop_batch`.
-        let of_lane = |lane: &Lane| lane.full[class].chunks.load(Ordering::Acquire);
-        let stacked: u64 = self.lanes_from(COMMON_LANE).map(of_lane).sum();
-        stacked + u64::from(self.open_lens[class].load(Ordering::Relaxed))
+        let mut chunks = u64::from(self.open_lens[class].load(Ordering::Relaxed));
+        let used_lanes = self.used_lanes.load(Ordering::Relaxed) as usize;
+        // A loop over a slice of these lanes is compiled for many, of which there are few.
+        for (index, lane) in self.lanes[..LANES].iter().enumerate() {
+            if index == used_lanes {
+                break;
+            }
+            // Acquire: pairs with `pop_batch`.
+            chunks += lane.full[class].chunks.load(Ordering::Acquire);
+        }
+        chunks
     }
 
     /// Takes every chunk of the class that is in the depot now: those of the open batch, which go to `sink`, and all

@@ -168,6 +168,8 @@ pub(crate) struct ClassNumbers {
     own: [u16; MAX_CLASSES],
     /// Of all the others; zero if there are none.
     shared: u16,
+    /// How many those are.
+    sharing: u8,
 }
 
 impl ClassNumbers {
@@ -175,6 +177,7 @@ impl ClassNumbers {
     pub(crate) const NONE: Self = Self {
         own: [0; MAX_CLASSES],
         shared: 0,
+        sharing: 0,
     };
 
     /// For so many classes of a new pool.
@@ -183,13 +186,14 @@ impl ClassNumbers {
     /// [`ConfigError::TooManyPools`].
     pub(crate) fn take(classes: usize, has_magazines: bool) -> Result<Self, ConfigError> {
         let mut numbers = Self::NONE;
-        for number in &mut numbers.own[..classes] {
+        for (class, number) in numbers.own[..classes].iter_mut().enumerate() {
             match has_magazines.then(|| TAKEN.take(OWN)).flatten() {
                 Some(own) => *number = own,
                 None => {
                     // Rather of those that no class can have for itself.
                     let shared = TAKEN.take(SHARED).or_else(|| TAKEN.take(OWN));
                     numbers.shared = shared.ok_or(ConfigError::TooManyPools)?;
+                    numbers.sharing = (classes - class) as u8;
                     break;
                 }
             }
@@ -205,9 +209,9 @@ impl ClassNumbers {
         }
     }
 
-    /// How many of so many classes have none of their own.
-    pub(crate) fn sharing(&self, classes: usize) -> usize {
-        self.own[..classes].iter().filter(|&&own| own == 0).count()
+    /// How many classes have none of their own.
+    pub(crate) fn sharing(&self) -> usize {
+        self.sharing.into()
     }
 
     /// Makes the pool known, before it has chunks.
@@ -264,11 +268,11 @@ mod tests {
         taken.dedup();
         assert_eq!(taken.len(), 6);
         assert_eq!(first.of(1), (first.own[1], false));
-        assert_eq!((first.sharing(3), first.sharing(5)), (0, 2));
+        assert_eq!(first.sharing(), 0);
         assert_eq!(
             (third.of(0), third.of(1)),
             ((third.shared, true), (third.shared, true))
         );
-        assert_eq!(third.sharing(2), 2);
+        assert_eq!(third.sharing(), 2);
     }
 }

@@ -150,11 +150,6 @@ impl ClassTable {
         &self.numbers
     }
 
-    /// How many classes have no number of their own.
-    pub(crate) fn sharing_number(&self) -> usize {
-        self.numbers.sharing(self.count())
-    }
-
     /// Fills the tables that lead to the classes.
     fn fill_in_places(&mut self) {
         let (mut from, mut coarse_from) = (0, 0);

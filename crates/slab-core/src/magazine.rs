@@ -292,8 +292,8 @@ impl Magazine {
         tally.frees += frees;
         // Chunks that went out beyond those that came in were freed but not allocated here.
         let flushed = self.flushed.load(Ordering::Relaxed);
-        let surplus = (flushed + len).saturating_sub(self.refilled.load(Ordering::Relaxed));
-        tally.frees_remote += surplus;
+        let surplus = (flushed + len).wrapping_sub(self.refilled.load(Ordering::Relaxed));
+        tally.frees_remote += surplus.cast_signed().max(0).cast_unsigned();
         tally.flushed += flushed;
         tally.from_depot += self.from_depot.load(Ordering::Relaxed);
         tally.from_slab += self.from_slab.load(Ordering::Relaxed);
