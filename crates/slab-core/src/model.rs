@@ -13,6 +13,8 @@ use crate::depot::Depot;
 use crate::directory::ClassNumbers;
 use crate::geometry::{BATCH_MAX, ClassTable};
 use crate::guard::{CLOSED, FENCED};
+use crate::inner::ENDED;
+use crate::no_fork::end_pools;
 use crate::shared::count;
 use crate::sync::{AtomicU32, Ordering};
 use crate::thread_cache::ThreadCache;
@@ -33,6 +35,9 @@ pub(crate) fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) 
     let f = move || {
         count.fetch_add(1, Ordering::Relaxed);
         f();
+        // SAFETY: `f` has joined its threads and dropped its handles.
+        unsafe { end_pools() };
+        ENDED.set(0);
     };
     let mut builder = loom::model::Builder::new();
     // `ci/loom --long` explores one preemption more.

@@ -7,19 +7,15 @@ use crate::geometry::ClassTable;
 use crate::inner::{ENDED, Handle, Inner};
 use crate::sync::Ordering;
 use crate::wait::{Answer, Turn};
-use core::mem::ManuallyDrop;
 use loom::thread;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-/// A pool of two slabs of four chunks, and a pointer to it that does not count as a handle.
-fn pool() -> (Arc<Handle>, ManuallyDrop<Arc<Handle>>) {
+/// A pool of two slabs of four chunks.
+fn pool() -> Arc<Handle> {
     let options = SlabPoolBuilder::default().name("model").max_memory(8 << 10);
-    let handle = Inner::open(super::classes(), &options).unwrap();
-    // SAFETY: never dropped, and only used where the model keeps the pool alive.
-    let uncounted = ManuallyDrop::new(unsafe { core::ptr::read(&handle) });
-    (handle, uncounted)
+    Inner::open(super::classes(), &options).unwrap()
 }
 
 /// The chunk is freed through the magazine of its thread while the last handle goes: either the
@@ -27,7 +23,7 @@ fn pool() -> (Arc<Handle>, ManuallyDrop<Arc<Handle>>) {
 #[test]
 fn model_pool_closes_while_the_last_chunk_is_freed_through_a_magazine() {
     model(Some(BOUND), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let inner = handle.as_ptr();
         let cache = handle.inner().register().unwrap();
         let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
@@ -47,7 +43,7 @@ fn model_pool_closes_while_the_last_chunk_is_freed_through_a_magazine() {
 #[test]
 fn model_pool_closes_while_the_last_chunks_are_freed_without_a_magazine() {
     model(Some(BOUND), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let inner = handle.as_ptr();
         let units: Vec<u32> = (0..2)
             .map(|_| handle.inner().alloc_with(None, 0).unwrap())
@@ -115,7 +111,7 @@ fn model_hand_over_without_magazines() {
 #[test]
 fn model_thread_ends_while_another_sweeps() {
     model(Some(BOUND), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let inner = Sendable(handle.as_ptr());
         let cache = handle.inner().register().unwrap();
         let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
@@ -142,7 +138,7 @@ fn model_thread_ends_while_another_sweeps() {
 #[test]
 fn model_sweep_races_with_allocation_and_free() {
     model(Some(2), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let inner = Sendable(handle.as_ptr());
         let cache = handle.inner().register().unwrap();
         let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
@@ -220,7 +216,7 @@ fn model_rebalance_races_with_pop() {
 #[test]
 fn model_the_last_batch_is_not_for_one_alone() {
     model(Some(BOUND), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let pool = handle.inner();
         let mut units: Vec<u32> = (0..6).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         let cache = pool.register().unwrap();
@@ -281,7 +277,7 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
 #[test]
 fn model_a_chunk_that_moves_is_not_overlooked() {
     model(Some(BOUND), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let pool = handle.inner();
         let cache = pool.register().unwrap();
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
@@ -313,7 +309,7 @@ fn model_a_chunk_that_moves_is_not_overlooked() {
 #[test]
 fn model_a_batch_that_moves_is_not_overlooked() {
     model(Some(BOUND), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let pool = handle.inner();
         let cache = pool.register().unwrap();
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
@@ -394,7 +390,7 @@ impl Wake for Flag {
 #[test]
 fn model_wait_is_served_by_whoever_frees() {
     model(Some(2), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let pool = handle.inner();
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         let frees: Vec<_> = [(Some(pool.register().unwrap()), units[0]), (None, units[7])]
@@ -432,7 +428,7 @@ fn model_wait_is_served_by_whoever_frees() {
 #[test]
 fn model_wait_that_is_given_up_passes_on() {
     model(Some(2), || {
-        let (handle, _way) = pool();
+        let handle = pool();
         let pool = handle.inner();
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         let flag = Arc::new(Flag::default());
