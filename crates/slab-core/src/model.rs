@@ -37,6 +37,7 @@ pub(crate) fn model(bound: Option<usize>, f: impl Fn() + Sync + Send + 'static) 
         f();
         // SAFETY: `f` has joined its threads and dropped its handles.
         unsafe { end_pools() };
+        // What the model looks at is what it ended itself.
         ENDED.set(0);
     };
     let mut builder = loom::model::Builder::new();

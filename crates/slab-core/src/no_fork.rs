@@ -1,5 +1,5 @@
 //! In place of `fork` where the system does not announce forks, or a checker runs, whose programs do not
-//! fork.
+//! fork. Models also end here the pools that they leave.
 
 use crate::inner::Inner;
 use core::ptr::NonNull;

@@ -47,9 +47,8 @@ use core::ptr::NonNull;
 /// let several share a pool.
 ///
 /// A pool that finds none of these left, and one without magazines, takes one number for all of its classes, of 1024
-/// others while they last. So
-/// 1024 pools are always possible, and never more than 1535 (without the feature `std` 64, and 127): another is refused
-/// as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
+/// others while they last. So 1024 pools are always possible, and never more than 1535 (without the feature `std` 64,
+/// and 127): another is refused as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
 ///
 /// # Fork
 /// On Linux, with the feature `std`, the child of a `fork` may use the pools that it inherits, whatever
