@@ -89,7 +89,7 @@ pub enum ConfigError {
     },
     /// The operating system would not reserve the address range.
     Reserve {
-        /// How many bytes were asked for.
+        /// The bytes of the pool's memory. What was refused may also be one of the tables beside it, which are smaller.
         bytes: usize,
         /// The system's error number.
         errno: i32,
@@ -162,7 +162,7 @@ impl fmt::Display for ConfigError {
             ),
             Self::Reserve { bytes, errno } => write!(
                 f,
-                "the operating system refused to reserve {bytes} bytes of address space (os error {errno})"
+                "the operating system refused address space for a pool of {bytes} bytes or for its tables (os error {errno})"
             ),
         }
     }
@@ -219,7 +219,7 @@ impl fmt::Display for AllocError {
         match *self {
             Self::Exhausted { chunk_bytes } => write!(
                 f,
-                "no chunk of {chunk_bytes} bytes is free, and the memory cap leaves no room for more"
+                "no chunk of {chunk_bytes} bytes is free, and the memory cap, or the share that the class has of it, leaves no room for more"
             ),
             Self::TooLarge { requested, largest } => write!(
                 f,

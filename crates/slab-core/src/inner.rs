@@ -122,18 +122,17 @@ impl Uncached {
     }
 }
 
-/// Everything of a pool. The first fields are all that the fast path reads.
+/// Everything of a pool. Of it the fast path reads `classes` only; what leads from a handle to its memory and its count
+/// is in the directory, too.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Inner {
     base: NonNull<u8>,
-    slab_unit_mask: u32,
     /// The counts of references to chunks beyond the first (see `shared.rs`), numbered as the nodes of a
     /// binary tree are: at `(counts_from + unit) >> count_shift`, where `counts_from` is the arena's
     /// number of units, rounded up to a power of two. So the counts of all classes of one shift lie side
     /// by side, those of different shifts apart, and of a class only its shift has to be known.
     counts: Table<AtomicU32>,
-    counts_from: usize,
     pub(crate) classes: ClassTable,
     pub(crate) arena: Arena,
     pub(crate) depot: Depot,
@@ -262,9 +261,7 @@ impl Inner {
         let mut inner = Box::new(Self {
             id: next_id(),
             base: arena.base(),
-            slab_unit_mask: arena.slab_units() - 1,
             counts,
-            counts_from,
             depot: Depot::new(blocks, lanes, &classes),
             classes: *classes,
             singles,
@@ -304,7 +301,7 @@ impl Inner {
             inner.home = Weak::clone(home);
             let inner = NonNull::from(Box::leak(inner));
             // SAFETY: just leaked.
-            unsafe { inner.as_ref() }.enter_directory(inner);
+            unsafe { inner.as_ref() }.enter_directory(inner, counts_from);
             Handle { inner }
         });
         fork::watch(handle.as_ptr());
@@ -346,18 +343,19 @@ impl Inner {
         }
         let unit = (offset / CHUNK_ALIGN) as u32;
         // By a shift, and with units of 32 bits: one division is left.
-        let slab = unit >> self.slab_unit_mask.trailing_ones();
+        let slab_units = self.arena.slab_units();
+        let slab = unit >> slab_units.trailing_zeros();
         let class = self.arena.class_of(slab as usize)?;
         let geometry = self.classes.geometry(class);
-        let in_slab = unit & self.slab_unit_mask;
+        let in_slab = unit & (slab_units - 1);
         let is_start = in_slab.is_multiple_of(geometry.units)
             && in_slab / geometry.units < geometry.chunks_per_slab;
         is_start.then_some((class, unit))
     }
 
-    fn enter_directory(&self, this: NonNull<Self>) {
+    fn enter_directory(&self, this: NonNull<Self>, counts_from: usize) {
         let numbers = self.classes.numbers();
-        numbers.enter(this, self.base, &self.counts, self.counts_from);
+        numbers.enter(this, self.base, &self.counts, counts_from);
     }
 
     /// Does the pool have to look after each chunk that goes to a caller or comes back? If so, the gates

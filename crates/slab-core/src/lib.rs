@@ -40,8 +40,9 @@
 //!
 //! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`),
 //! exhaustion and its end, memory that the system refuses, leaks. It reports raids and sweeps while it
-//! is locked, so a subscriber must not use the pool that an event comes from: it would deadlock. Where the
-//! process forks it must not use another one either, for a `fork` waits for all pools in turn.
+//! is locked, so a subscriber must not use the pool that an event comes from: it would deadlock. So would a thread that
+//! uses the pool while it holds a lock that the subscriber takes, such as that of the standard error stream. Where
+//! the process forks, a subscriber must not use another pool either, for a `fork` waits for all pools in turn.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

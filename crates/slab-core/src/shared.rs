@@ -135,6 +135,7 @@ impl SharedChunk {
         if !count::release(this.extra(), this.0.is_lent()) {
             return None;
         }
+        this.0.set_lent(false);
         // SAFETY: the last reference, and `this` is not dropped, so the chunk is taken out once.
         Some(unsafe { ManuallyDrop::take(&mut this.0) })
     }
@@ -177,7 +178,7 @@ impl SharedChunk {
     /// that are not taken from the iterator are given back when it is dropped.
     ///
     /// # Panics
-    /// If `n` is above 65 536.
+    /// If `n` is above 65 536. As [`clone`](Self::clone), it aborts the process if there are more than 2^31.
     #[must_use]
     pub fn clones(&self, n: usize) -> Clones {
         let n = u32::try_from(n)
@@ -244,6 +245,7 @@ impl Deref for SharedChunk {
     }
 }
 
+/// Aborts the process if there are more than 2^31 references to a chunk, as `Arc` does in its own case.
 impl Clone for SharedChunk {
     #[inline(always)]
     fn clone(&self) -> Self {
@@ -339,6 +341,11 @@ mod tests {
         assert!(lent.same_chunk(&first));
         drop(first);
         let chunk = lent.try_into_unique().expect("the others are gone");
+        assert!(!chunk.is_lent());
+        let first = chunk.into_shared();
+        let lent = first.lend();
+        drop(first);
+        let chunk = lent.into_inner().expect("the others are gone");
         assert!(!chunk.is_lent());
         drop(chunk);
         assert_eq!(pool.stats().in_use(), 0);

@@ -54,17 +54,23 @@ pub(crate) fn barrier_is_asymmetric() -> bool {
     SYMMETRIC || crate::sys::has_membarrier()
 }
 
-/// Waits a little inside a loop that waits for another thread: spins first, then yields.
+/// Waits a little inside a loop that waits for another thread: spins first, then yields, and in the end sleeps: to yield
+/// lets no thread run that the system ranks below this one (`SCHED_FIFO`), and that may be the one that it waits for.
 #[derive(Default)]
 pub(crate) struct Backoff(u32);
 
 impl Backoff {
+    const SPINS: u32 = 32;
+    const YIELDS: u32 = 1000;
+
     pub(crate) fn snooze(&mut self) {
         self.0 = self.0.saturating_add(1);
-        if !MODELLED && self.0 < 32 {
-            core::hint::spin_loop();
-        } else {
-            thread_yield();
+        match self.0 {
+            _ if MODELLED => thread_yield(),
+            0..Self::SPINS => core::hint::spin_loop(),
+            #[cfg(feature = "std")]
+            Self::YIELDS.. => std::thread::sleep(core::time::Duration::from_micros(50)),
+            _ => thread_yield(),
         }
     }
 }

@@ -25,7 +25,7 @@ const REPORTED_PLACES: usize = 16;
 pub struct LiveChunk {
     /// Where the allocating function was called.
     pub place: &'static Location<'static>,
-    /// How long ago it was called.
+    /// How long ago the chunk was handed out: what waited for it before does not count.
     pub age: Duration,
     /// The size of the chunk in bytes.
     pub chunk_bytes: usize,
