@@ -76,6 +76,42 @@ async fn a_datagram_to_a_group_reaches_each_shard() {
     }
 }
 
+/// If the socket's creator wanted it to queue errors, nobody would read them: one about a peer that is gone would be the
+/// error of a datagram to another.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn an_error_about_one_peer_is_not_told_to_whoever_sends_to_another() {
+    use std::os::fd::AsRawFd;
+    let pool = pool();
+    for any in [ANY, "[::1]:0".parse().unwrap()] {
+        let Ok(socket) = std::net::UdpSocket::bind(any) else {
+            continue; // no IPv6
+        };
+        let on: libc::c_int = 1;
+        let (level, option) = match any {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+        };
+        let (at, len) = ((&raw const on).cast(), size_of_val(&on) as u32);
+        // SAFETY: `on` is a `c_int`, as the option takes.
+        let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, len) };
+        assert_eq!(set, 0);
+        let gone = std::net::UdpSocket::bind(any)
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let mut receiver = UdpReceiver::bind(any, &pool).unwrap();
+        let sender = UdpSender::from_std(socket).unwrap();
+        // On loopback, the answer that nobody listens there comes at once.
+        for _ in 0..3 {
+            sender.send(&Transmit::new(b"lost", gone)).await.unwrap();
+            let kept = Transmit::new(b"kept", receiver.local_addr());
+            sender.send(&kept).await.unwrap();
+            assert_eq!(receiver.recv_batch().await.unwrap().contents(), b"kept");
+        }
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_sender_from_std_keeps_the_options_of_the_socket() {

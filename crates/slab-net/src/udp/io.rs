@@ -15,6 +15,10 @@ use {
     tokio::runtime::Handle,
 };
 
+/// How long it takes until a sender tries again for whose wait there is no descriptor.
+#[cfg(unix)]
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
+
 #[cfg(unix)]
 #[derive(Debug)]
 pub(super) struct Io {
@@ -69,7 +73,7 @@ impl Io {
             registered = Some(self.to_write.get_or_init(|| new));
         }
         let Some(registered) = registered else {
-            return try_again().await;
+            return try_again(&self.runtime).await;
         };
         let mut ready = registered.writable().await?;
         ready.retain_ready();
@@ -80,7 +84,7 @@ impl Io {
         // reports "ready" ever after. A new registration has not seen the error.
         match self.register_to_write()? {
             Some(new) => new.writable().await.map(|mut ready| ready.retain_ready()),
-            None => try_again().await,
+            None => try_again(&self.runtime).await,
         }
     }
 
@@ -96,11 +100,14 @@ impl Io {
     }
 }
 
-/// Where nothing would wake the caller: lets it try again once other tasks have run.
+/// Where nothing would wake the caller: lets it try again a little later. By a thread of the runtime, which may have no
+/// timers.
 #[cfg(unix)]
 #[cold]
-async fn try_again() -> io::Result<()> {
-    tokio::task::yield_now().await;
+async fn try_again(runtime: &Handle) -> io::Result<()> {
+    let pause = runtime.spawn_blocking(|| std::thread::sleep(PAUSE));
+    // An error if the runtime is being shut down: who sends finds out.
+    drop(pause.await);
     Ok(())
 }
 

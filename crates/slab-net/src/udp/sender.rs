@@ -20,6 +20,9 @@ use tokio::task::coop::poll_proceed;
 ///
 /// They are not fragmented, except by the sender of a receiver that
 /// [asked for it](super::UdpReceiverBuilder::fragment).
+///
+/// On Unix, a socket takes a second file descriptor once its send buffer has been full, to wait for room. If there is
+/// none, it tries again each millisecond.
 #[derive(Debug, Clone)]
 pub struct UdpSender {
     socket: Arc<Socket>,

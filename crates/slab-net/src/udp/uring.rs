@@ -59,7 +59,9 @@ impl Uring {
         #[allow(deprecated)]
         let events = AsyncFd::with_interest(ring.fd(), Interest::READABLE)?;
         let mut uring = Self { events, ring };
-        uring.top_up(reader)?;
+        if !uring.top_up(reader)? && uring.ring.lent() > 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         // If the kernel does not support this, it says so at once. There may also be datagrams already, or an
         // error that is about one sent before.
         match uring.ring.reap(socket, reader) {
@@ -70,7 +72,7 @@ impl Uring {
     }
 
     /// Lends buffers to the kernel until it has as many as `reader` would use, or the pool has no more.
-    /// Returns whether it has any.
+    /// Returns whether it has any, and a request to use them for.
     fn top_up(&mut self, reader: &Reader) -> io::Result<bool> {
         while self.ring.lent() < reader.max_slots() {
             match reader.pool().try_alloc(self.ring.buffer_bytes()) {
@@ -78,8 +80,7 @@ impl Uring {
                 Err(_) => break,
             }
         }
-        self.ring.arm()?;
-        Ok(self.ring.lent() > 0)
+        Ok(self.ring.arm()? && self.ring.lent() > 0)
     }
 
     /// The bytes of the pool's chunks that are lent to the kernel.
@@ -114,8 +115,8 @@ impl Uring {
         }
     }
 
-    /// Reads by readiness while the pool is exhausted and no request is under way that would wake the
-    /// task.
+    /// Reads by readiness while the pool is exhausted, or the kernel short of memory, and no request is under way that
+    /// would wake the task.
     #[cold]
     fn poll_read_and_drop(
         &mut self,

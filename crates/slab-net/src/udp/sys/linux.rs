@@ -63,6 +63,13 @@ impl Backend {
         let on: c_int = 1;
         // Also switched off, if the socket's creator switched it on.
         let all = c_int::from(!features.source_only);
+        // Nobody reads the queue of errors. It would fill the receive buffer, and a datagram's error would be told to
+        // whoever sends next, to whichever peer.
+        let off: c_int = 0;
+        ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_RECVERR, off))?;
+        if is_v6 {
+            ignore_unsupported(set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, off))?;
+        }
         // On an IPv6 socket the IPv4 options apply to mapped addresses.
         ignore_unsupported(set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, all))?;
         if !features.fragment {

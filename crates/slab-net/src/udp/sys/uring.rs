@@ -198,11 +198,12 @@ impl Ring {
         self.lent[usize::from(id)] = Some(chunk);
     }
 
-    /// Makes the request, if none is under way and the kernel has buffers for it.
+    /// Makes the request, if none is under way and the kernel has buffers for it. Returns `false` if the kernel has no
+    /// memory for it at the moment.
     ///
     /// # Errors
-    /// The kernel does not accept the request at the moment; the next call submits it again.
-    pub(in crate::udp) fn arm(&mut self) -> io::Result<()> {
+    /// The kernel does not accept the request. In both cases the next call submits it again.
+    pub(in crate::udp) fn arm(&mut self) -> io::Result<bool> {
         if !self.is_armed && self.lent() > 0 {
             let header: *const msghdr = &raw const *self.header;
             let request = opcode::RecvMsgMulti::new(Fd(self.socket), header, BUFFER_GROUP)
@@ -212,9 +213,13 @@ impl Ring {
             self.is_armed = true;
         }
         if self.ring.submission().is_empty() {
-            return Ok(());
+            return Ok(true);
         }
-        self.ring.submit().map(drop)
+        match self.ring.submit() {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns `true` if a request is under way.
