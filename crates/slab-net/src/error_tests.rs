@@ -72,6 +72,7 @@ fn open_errors() -> Vec<OpenError> {
         OpenError::Bind(_) => OpenError::Closed,
         OpenError::Config(_) => session_config_error().into(),
         OpenError::NoSegmentClass { .. } => OpenError::NoSegmentClass { needed: 2, largest: 1 },
+        OpenError::AddressFamily => OpenError::AddressFamily,
         OpenError::TableFull => OpenError::TableFull,
         OpenError::NoMemory => OpenError::NoMemory,
         OpenError::NoRandom => OpenError::NoRandom,

@@ -185,6 +185,11 @@ async fn an_ipv6_endpoint_talks_to_ipv4_peers() {
             assert_eq!(client.peer_addr(), v4);
         }
     }
+    let other: SocketAddr = "[2001:db8::1]:9".parse().unwrap();
+    assert!(matches!(
+        server.connect(other),
+        Err(slab_net::rudp::OpenError::AddressFamily)
+    ));
     let here = ([127, 0, 0, 1], dual.local_addr().port()).into();
     for peer in [here, mapped(here)] {
         let client = Connection::connect(peer, &pool, fast()).unwrap();

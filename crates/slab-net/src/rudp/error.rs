@@ -21,6 +21,8 @@ pub enum OpenError {
         /// The bytes that the pool's largest class has.
         largest: usize,
     },
+    /// The socket is an IPv4 one, and the peer's address is not.
+    AddressFamily,
     /// There are already as many sessions as are allowed, or one with this conversation number and peer.
     TableFull,
     /// The memory budget has not enough left for the first window of a session.
@@ -40,6 +42,7 @@ impl fmt::Display for OpenError {
                 f,
                 "segments need a size class of {needed} bytes, the pool's largest has {largest}"
             ),
+            Self::AddressFamily => f.write_str("an IPv4 socket cannot send to an IPv6 address"),
             Self::TableFull => f.write_str("there are as many sessions as are allowed"),
             Self::NoMemory => f.write_str("the memory budget has no room for another session"),
             Self::NoRandom => f.write_str("the system gave no random numbers"),
@@ -64,7 +67,9 @@ impl From<OpenError> for io::Error {
         use io::ErrorKind;
         let kind = match error {
             OpenError::Bind(error) => return error.into(),
-            OpenError::Config(_) | OpenError::NoSegmentClass { .. } => ErrorKind::InvalidInput,
+            OpenError::Config(_) | OpenError::NoSegmentClass { .. } | OpenError::AddressFamily => {
+                ErrorKind::InvalidInput
+            }
             OpenError::TableFull => ErrorKind::QuotaExceeded,
             OpenError::NoMemory => ErrorKind::OutOfMemory,
             OpenError::NoRandom => ErrorKind::Other,

@@ -8,9 +8,8 @@
 
 use super::super::time::Time;
 use super::super::wire::{Command, HEADER_BYTES, Header, OURS, segments};
-use core::hash::BuildHasher;
+use super::secret::Secret;
 use core::time::Duration;
-use std::collections::hash_map::RandomState;
 use std::net::SocketAddr;
 
 /// A cookie is valid for at least this long, and for less than twice as long.
@@ -20,15 +19,15 @@ const PERIOD: Duration = Duration::from_secs(30);
 pub(super) const ANSWER_BYTES: usize = HEADER_BYTES + size_of::<u64>();
 
 /// The cookie of a conversation for the period of `now`, or for the one `ago` periods earlier; never zero.
-fn cookie(secret: &RandomState, peer: SocketAddr, conv: u32, now: Time, ago: u64) -> u64 {
+fn cookie(secret: &Secret, peer: SocketAddr, conv: u32, now: Time, ago: u64) -> u64 {
     let period = now.as_micros() / PERIOD.as_micros() as u64;
-    let hash = secret.hash_one(("cookie", peer, conv, period.wrapping_sub(ago)));
+    let hash = secret.hash(("cookie", peer, conv, period.wrapping_sub(ago)));
     hash.max(1)
 }
 
 /// Does a datagram begin with a cookie that was sent to its sender's address?
 pub(super) fn proves_address(
-    secret: &RandomState,
+    secret: &Secret,
     peer: SocketAddr,
     datagram: &[u8],
     now: Time,
@@ -45,7 +44,7 @@ pub(super) fn proves_address(
 
 /// The answer to a datagram that may be this library's first: one with a WASK, whose `ts` the answer has to echo.
 pub(super) fn answer(
-    secret: &RandomState,
+    secret: &Secret,
     peer: SocketAddr,
     datagram: &[u8],
     now: Time,
@@ -79,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_cookie_is_valid_for_its_address_conversation_and_period() {
-        let secret = RandomState::new();
+        let secret = Secret::new();
         let peer: SocketAddr = "192.0.2.1:9".parse().unwrap();
         let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
         let mut question = [0; HEADER_BYTES];
@@ -100,7 +99,7 @@ mod tests {
         assert!(!proves_address(&secret, peer, &answer, at(160)), "too late");
         let other: SocketAddr = "192.0.2.2:9".parse().unwrap();
         assert!(!proves_address(&secret, other, &answer, at(100)));
-        assert!(!proves_address(&RandomState::new(), peer, &answer, at(100)));
+        assert!(!proves_address(&Secret::new(), peer, &answer, at(100)));
         let mut forged = answer;
         forged[0] = 8;
         assert!(

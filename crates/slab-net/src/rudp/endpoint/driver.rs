@@ -94,11 +94,17 @@ impl Driver {
         }
     }
 
-    /// Counts a turn. Is the endpoint closed, and its last session gone?
+    /// Counts a turn, and logs why sending failed since the last one. Is the endpoint closed, and its last session gone?
     fn is_over(&self) -> bool {
         let mut table = self.shared.table();
         table.stats.wakeups += 1;
-        table.closed && table.len() == 0
+        let is_over = table.closed && table.len() == 0;
+        let send_error = table.send_error.take();
+        drop(table); // before a subscriber's code runs
+        if let Some(error) = send_error {
+            tracing::debug!(%error, "sending failed");
+        }
+        is_over
     }
 
     /// Waits for datagrams, the timer, room in the socket if that is lacking, or a notification; returns
@@ -278,9 +284,10 @@ fn find_or_open(
             table.count_refusal(refusal);
         }
         if let Some(cookie) = cookie {
-            table.stats.cookies_sent += 1;
             drop(table);
-            send_sessionless(shared, arrival, &cookie);
+            if send_sessionless(shared, arrival, &cookie) {
+                shared.table().stats.cookies_sent += 1;
+            }
         } else if matches!(refusal, Refusal::NotOpening | Refusal::NotListening)
             && let Some(notice) = table.reminder(peer, conv, datagram, now)
         {
@@ -303,16 +310,20 @@ fn find_or_open(
     Some(link)
 }
 
-/// Answers a datagram for which there is no session. If the answer is lost, the peer tries again.
-fn send_sessionless(shared: &Shared, arrival: Arrival, answer: &[u8]) {
+/// Answers a datagram for which there is no session; returns whether the socket took the answer. If it is lost, the peer
+/// tries again.
+fn send_sessionless(shared: &Shared, arrival: Arrival, answer: &[u8]) -> bool {
     let to = shared.to_socket_family(arrival.peer);
-    match &shared.protection {
-        Some(protection) => {
-            protection.send_sessionless(&shared.sender, to, arrival.local, answer);
-        }
+    let sent = match &shared.protection {
+        Some(protection) => protection.send_sessionless(&shared.sender, to, arrival.local, answer),
         None => {
             let answer = Transmit::new(answer, to).source(arrival.local);
-            drop(shared.sender.try_send(&answer));
+            shared.sender.try_send(&answer)
         }
+    };
+    let is_sent = matches!(sent, Ok(1));
+    if !is_sent {
+        shared.table().count_send_error(1, sent.err());
     }
+    is_sent
 }

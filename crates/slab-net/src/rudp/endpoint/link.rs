@@ -11,6 +11,7 @@ use bytes::Buf;
 use core::cell::RefCell;
 use core::ops::{Deref, DerefMut};
 use core::task::Waker;
+use core::time::Duration;
 use slab_core::{HeldWakes, hold_wakes};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,11 +20,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const MAX_BURST: usize = 64;
 /// The most bytes that one call to the kernel takes.
 const SCRATCH_BYTES: usize = 65507;
+/// When a session tries again whose datagrams neither the socket nor the pool had room for: no timer of its own may be
+/// set for what it has not sent yet.
+pub(super) const NO_ROOM_PAUSE: Duration = Duration::from_millis(10);
 
 thread_local! {
     /// Where acknowledgements and small messages are put together: one for each thread that sends, allocated when
     /// it first does.
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
+}
+
+/// Calls `send`, and once more if that fails because a peer's host has answered an earlier datagram by "port unreachable"
+/// (ICMP): the system tells that once, to whatever is sent next, and would take the same datagrams. So who can forge such
+/// messages does not choose what is lost.
+pub(super) fn send_again_if_refused(
+    refused: &mut bool,
+    mut send: impl FnMut() -> Result<usize, SendError>,
+) -> Result<usize, SendError> {
+    match send() {
+        Err(error) if matches!(error.kind(), SendErrorKind::Refused) => {
+            *refused = true;
+            if error.sent() == 0 {
+                send()
+            } else {
+                Err(error)
+            }
+        }
+        sent => sent,
+    }
 }
 
 /// The addresses of both ends, kept small: there are many idle sessions.
@@ -360,59 +384,69 @@ impl Link {
         if inner.unsent.is_some() {
             return;
         }
-        let had_scratch = SCRATCH.try_with(|scratch| {
+        let pause = SCRATCH.try_with(|scratch| {
             let scratch = &mut *scratch.borrow_mut();
             match &self.shared.protection {
                 Some(protection) => {
                     let Inner {
                         session, unsent, ..
                     } = inner;
-                    let sent = protection.transmit(self, session, unsent, now, scratch);
+                    let pause = protection.transmit(self, session, unsent, now, scratch);
                     if protection.take_unscheduled() {
                         self.shared.wake_driver();
                     }
-                    sent
+                    pause
                 }
-                None => {
-                    self.transmit_plain(inner, now, scratch);
-                    true
-                }
+                None => self.transmit_plain(inner, now, scratch),
             }
         });
-        if !had_scratch.unwrap_or(false) {
-            // A thread that is exiting has lost its scratch memory; the endpoint's task has one.
-            self.arm_at(inner, now);
+        // A thread that is exiting has lost its scratch memory; the endpoint's task has one.
+        if let Some(pause) = pause.unwrap_or(Some(Duration::ZERO)) {
+            self.arm_at(inner, now + pause);
         }
     }
 
-    fn transmit_plain(&self, inner: &mut Inner, now: Time, scratch: &mut [u8]) {
+    /// Returns after which time to try again, if no timer of the session may be set although something is left to send.
+    fn transmit_plain(&self, inner: &mut Inner, now: Time, scratch: &mut [u8]) -> Option<Duration> {
         let to = self.shared.to_socket_family(self.peer());
-        while let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) {
+        let mut pause = None;
+        while inner.unsent.is_none() && pause.is_none() {
+            let Some(outgoing) = inner.session.poll_transmit(now, scratch, MAX_BURST) else {
+                break;
+            };
             let (contents, size) = (outgoing.contents(), outgoing.segment_size());
             let transmit = Transmit::new(contents, to).segment_size(size);
             let transmit = transmit.source(self.local());
-            let sent = match self.shared.sender.try_send(&transmit) {
-                Ok(sent) => sent,
-                Err(error) => {
-                    let lost = outgoing.datagrams() - error.sent();
-                    self.on_send_error(&mut inner.session, lost, &error);
-                    // What is left would not be asked for again: after acknowledgements alone, no timer is set.
-                    continue;
-                }
-            };
-            if sent < outgoing.datagrams() {
-                // The socket is full: the rest waits in memory of its own, or is lost if there is none.
-                let (rest, left) = (&contents[sent * size..], outgoing.datagrams() - sent);
-                match self.shared.pool.try_copy_from_slice(rest) {
-                    Ok(rest) => {
-                        inner.unsent = Some((rest, size));
-                        self.shared.push_blocked(self.place);
+            let mut refused = false;
+            let sent =
+                send_again_if_refused(&mut refused, || self.shared.sender.try_send(&transmit));
+            match sent {
+                Ok(sent) if sent < outgoing.datagrams() => {
+                    // The socket is full: the rest waits in memory of its own, or is lost if there is none.
+                    match self
+                        .shared
+                        .pool
+                        .try_copy_from_slice(&contents[sent * size..])
+                    {
+                        Ok(rest) => {
+                            inner.unsent = Some((rest, size));
+                            self.shared.push_blocked(self.place);
+                        }
+                        Err(_) => {
+                            self.count_lost(outgoing.datagrams() - sent, None);
+                            pause = Some(NO_ROOM_PAUSE);
+                        }
                     }
-                    Err(_) => self.shared.table().stats.send_errors += left as u64,
                 }
-                return;
+                Ok(_) => {}
+                // Goes on: what is left would not be asked for again, as after acknowledgements alone no timer is set.
+                Err(error) => self.count_lost(outgoing.datagrams() - error.sent(), Some(error)),
+            }
+            if refused {
+                inner.session.refused();
             }
         }
+        pause
     }
 
     /// Sends what the socket had no room for; returns `false` if some of it is left.
@@ -424,7 +458,12 @@ impl Link {
         let to = self.shared.to_socket_family(self.peer());
         let transmit = Transmit::new(&contents, to).segment_size(size);
         let transmit = transmit.source(self.local());
-        match self.shared.sender.try_send(&transmit) {
+        let mut refused = false;
+        let sent = send_again_if_refused(&mut refused, || self.shared.sender.try_send(&transmit));
+        if refused {
+            inner.session.refused();
+        }
+        match sent {
             Ok(sent) if sent * size < contents.len() => {
                 contents.advance(sent * size);
                 inner.unsent = Some((contents, size));
@@ -432,19 +471,17 @@ impl Link {
             }
             Ok(_) => {}
             Err(error) => {
-                let lost = contents.len().div_ceil(size) - error.sent();
-                self.on_send_error(&mut inner.session, lost, &error);
+                self.count_lost(contents.len().div_ceil(size) - error.sent(), Some(error));
             }
         }
         true
     }
 
-    /// The system refused datagrams. They are treated as lost on the way; the session will find them missing.
-    fn on_send_error(&self, session: &mut Session, lost: usize, error: &SendError) {
-        self.shared.table().stats.send_errors += lost as u64;
-        if matches!(error.kind(), SendErrorKind::Refused) {
-            session.refused();
-        }
+    /// Counts datagrams that the system refused, or that there was no room for. They are treated as lost on the way; the
+    /// session will find them missing.
+    #[cold]
+    pub(super) fn count_lost(&self, datagrams: usize, error: Option<SendError>) {
+        self.shared.table().count_send_error(datagrams, error);
     }
 
     /// The endpoint's task is gone, and with it the session.

@@ -18,6 +18,7 @@ mod driver;
 mod link;
 mod protect;
 mod recently_ended;
+mod secret;
 mod shared;
 mod stats;
 mod stream;
@@ -256,8 +257,8 @@ impl Endpoint {
     /// that of a server bound to all addresses, is taken for loopback.
     ///
     /// # Errors
-    /// There are already as many sessions as are allowed, there is no memory for another, or the endpoint's task is
-    /// gone.
+    /// There are already as many sessions as are allowed, there is no memory for another, the socket cannot send to
+    /// addresses of this family, or the endpoint's task is gone.
     pub fn connect(&self, peer: SocketAddr) -> Result<Connection, OpenError> {
         self.open(peer, None)
     }
@@ -277,6 +278,9 @@ impl Endpoint {
     fn open(&self, peer: SocketAddr, agreed: Option<u32>) -> Result<Connection, OpenError> {
         let peer = reachable(peer);
         let shared = &self.handle.shared;
+        if peer.is_ipv6() && shared.sender.local_addr().is_ipv4() {
+            return Err(OpenError::AddressFamily);
+        }
         // It may free what error correction kept of an earlier session.
         let _held = slab_core::hold_wakes();
         let mut table = shared.table();

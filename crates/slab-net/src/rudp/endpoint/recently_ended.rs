@@ -29,7 +29,7 @@ pub(super) struct RecentlyEnded {
 
 impl RecentlyEnded {
     /// Remembers a session until then, and forgets those whose time has come. Beyond `max`, the oldest are
-    /// forgotten early.
+    /// forgotten early; returns how many.
     pub(super) fn add(
         &mut self,
         key: Key,
@@ -37,7 +37,8 @@ impl RecentlyEnded {
         now: Time,
         until: Time,
         max: usize,
-    ) {
+    ) -> u64 {
+        let mut forgotten = 0;
         while let Some(&(at, old)) = self.order.front() {
             if at > now && self.order.len() < max.max(1) {
                 break;
@@ -45,6 +46,7 @@ impl RecentlyEnded {
             self.order.pop_front();
             if self.sessions.get(&old).is_some_and(|old| old.until == at) {
                 self.sessions.remove(&old);
+                forgotten += u64::from(at > now);
             }
         }
         let ended = Ended {
@@ -54,6 +56,7 @@ impl RecentlyEnded {
         };
         self.sessions.insert(key, ended);
         self.order.push_back((until, key));
+        forgotten
     }
 
     pub(super) fn contains(&self, key: &Key, now: Time) -> bool {
@@ -81,15 +84,14 @@ mod tests {
         let at = Time::from_micros;
         let key = |conv| ("127.0.0.1:1".parse().unwrap(), conv);
         let mut ended = RecentlyEnded::default();
-        for conv in 0..10 {
-            ended.add(key(conv), None, at(0), at(100), 4);
-        }
+        let forgotten = (0..10).map(|conv| ended.add(key(conv), None, at(0), at(100), 4));
+        assert_eq!(forgotten.sum::<u64>(), 6);
         assert_eq!((ended.sessions.len(), ended.order.len()), (4, 4));
         assert!(ended.contains(&key(9), at(99)) && !ended.contains(&key(5), at(99)));
         assert!(!ended.contains(&key(9), at(100)));
         // Added again: kept for longer, whatever becomes of the first entry.
         ended.add(key(9), None, at(50), at(150), 4);
-        ended.add(key(20), None, at(120), at(220), 4);
+        assert_eq!(ended.add(key(20), None, at(120), at(220), 4), 0);
         assert!(ended.contains(&key(9), at(149)));
         assert_eq!(ended.order.len(), 2);
     }

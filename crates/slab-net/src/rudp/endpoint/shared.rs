@@ -8,15 +8,14 @@ use super::super::time::Time;
 use super::config::EndpointConfig;
 use super::link::Link;
 use super::protect::Protection;
+use super::secret::Secret;
 use super::stats::EndpointStats;
 use super::table::Table;
 use super::timers::Timers;
 use crate::packet::PacketPool;
 use crate::udp::UdpSender;
-use core::hash::BuildHasher;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
-use std::collections::hash_map::RandomState;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -46,8 +45,8 @@ pub(super) struct Shared {
     /// and before it sleeps. So whichever of the two has the lock second sees what the other did before.
     asleep_until: AtomicU64,
     driver_notify: Notify,
-    /// The key of a hash that turns a counter into numbers that nobody can predict.
-    pub(super) secret: RandomState,
+    /// Turns a counter into numbers that nobody can predict.
+    pub(super) secret: Secret,
     random_counter: AtomicU64,
 }
 
@@ -83,7 +82,7 @@ impl Shared {
             blocked: Mutex::default(),
             asleep_until: AtomicU64::new(0),
             driver_notify: Notify::new(),
-            secret: RandomState::new(),
+            secret: Secret::new(),
             random_counter: AtomicU64::new(0),
         })
     }
@@ -114,7 +113,7 @@ impl Shared {
 
     pub(super) fn random(&self) -> u64 {
         self.secret
-            .hash_one(self.random_counter.fetch_add(1, Ordering::Relaxed))
+            .hash(self.random_counter.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Has a session called at this time; wakes the task if it would sleep longer.

@@ -96,6 +96,9 @@ pub struct EndpointStats {
     pub cookies_sent: u64,
     /// Sessions opened because their peer sent a valid cookie.
     pub cookies_taken: u64,
+    /// Sessions that ended and were forgotten before [the idle timeout](crate::rudp::SessionConfig::keepalive), because more
+    /// than [`max_sessions`](super::EndpointConfig::max_sessions) ended after them. A late datagram may open one again.
+    pub forgotten: u64,
     /// Times that the endpoint's task woke up, for datagrams or for a timer.
     pub wakeups: u64,
     /// Datagrams that the system refused to send, or that neither the socket nor the pool had room for. Their

@@ -10,6 +10,7 @@ use super::link::Link;
 use super::recently_ended::RecentlyEnded;
 use super::stats::EndpointStats;
 use super::wakers::Wakers;
+use crate::udp::SendError;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -132,6 +133,8 @@ pub(super) struct Table {
     pub(super) listening: bool,
     /// No more sessions are opened.
     pub(super) closed: bool,
+    /// Why sending failed last, if that has not been logged yet.
+    pub(super) send_error: Option<SendError>,
     pub(super) stats: EndpointStats,
     /// The counters of sessions that are gone.
     pub(super) ended_stats: RudpStats,
@@ -145,6 +148,12 @@ impl Table {
 
     pub(super) fn at(&self, place: u32) -> Option<&Arc<Link>> {
         self.links.get(place as usize)?.as_ref()
+    }
+
+    /// Datagrams were not sent: because of an error, or because there was no room.
+    pub(super) fn count_send_error(&mut self, datagrams: usize, error: Option<SendError>) {
+        self.stats.send_errors += datagrams as u64;
+        self.send_error = error.or(self.send_error.take());
     }
 
     pub(super) fn len(&self) -> usize {
@@ -247,7 +256,8 @@ impl Table {
             true => &mut self.recently_ended,
             false => &mut self.recently_ended_unproved,
         };
-        ended.add(key, notice, now, until, config.max_sessions);
+        let forgotten = ended.add(key, notice, now, until, config.max_sessions);
+        self.stats.forgotten += forgotten;
         self.places.remove(&(link.peer(), link.conv));
         self.links[link.place as usize] = None;
         self.free.push(link.place);

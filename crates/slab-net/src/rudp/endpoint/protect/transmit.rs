@@ -1,21 +1,23 @@
 //! The way out, from a session to the socket.
 
-use super::super::link::{Link, MAX_BURST};
+use super::super::link::{Link, MAX_BURST, NO_ROOM_PAUSE, send_again_if_refused};
 use super::Protection;
 use super::gso_buffer::{GsoBuffer, with_gso_buffer};
 use crate::packet::Packet;
 use crate::rudp::core::Session;
 use crate::rudp::time::Time;
-use crate::udp::{SendError, SendErrorKind, UdpSender};
+use crate::udp::{SendError, UdpSender};
 use arrayvec::ArrayVec;
+use core::time::Duration;
 use std::net::SocketAddr;
 
 /// Datagrams that the socket had no room for, and the length of each.
 type Unsent = Option<(Packet, usize)>;
 
 impl Protection {
-    /// Sends what a session has to send, until nothing is left or the socket has no room; returns `false` if this
-    /// thread can no longer send.
+    /// Sends what a session has to send, until nothing is left or the socket has no room. Returns after which time to try
+    /// again, if no timer of the session may be set although something is left: at once if this thread can no longer
+    /// send.
     pub(in super::super) fn transmit(
         &self,
         link: &Link,
@@ -23,27 +25,33 @@ impl Protection {
         unsent: &mut Unsent,
         now: Time,
         scratch: &mut [u8],
-    ) -> bool {
-        with_gso_buffer(|buffer| {
-            while unsent.is_none() {
+    ) -> Option<Duration> {
+        let mut no_room = false;
+        let had_buffer = with_gso_buffer(|buffer| {
+            while unsent.is_none() && !no_room {
                 let parity = session.is_validated();
                 let Some(outgoing) = session.poll_transmit(now, scratch, MAX_BURST) else {
                     return;
                 };
-                let mut failed = None;
-                let mut send =
-                    |buffer: &mut GsoBuffer| failed = failed.take().or(flush(link, buffer, unsent));
+                let mut refused = false;
+                let mut send = |buffer: &mut GsoBuffer| {
+                    no_room |= !flush(link, buffer, unsent, &mut refused);
+                };
                 self.seal(link.peer(), now, &outgoing, parity, buffer, &mut send);
                 send(buffer);
                 // Goes on after any error: see `Link::transmit_plain`.
-                if failed.is_some_and(|error| matches!(error.kind(), SendErrorKind::Refused)) {
+                if refused {
                     session.refused();
                 }
             }
-        })
+        });
+        match had_buffer {
+            false => Some(Duration::ZERO),
+            true => no_room.then_some(NO_ROOM_PAUSE),
+        }
     }
 
-    /// Sends a datagram that belongs to no session, if the socket has room. It is not a shard, as shards are
+    /// Sends a datagram that belongs to no session, if the socket has room, and returns whether it had. It is not a shard, as shards are
     /// numbered; peers accept it as it is. Called by the endpoint's task, which can always send.
     pub(in super::super) fn send_sessionless(
         &self,
@@ -51,7 +59,8 @@ impl Protection {
         to: SocketAddr,
         from: Option<SocketAddr>,
         datagram: &[u8],
-    ) {
+    ) -> Result<usize, SendError> {
+        let mut sent = Ok(0);
         with_gso_buffer(|buffer| {
             let (front, behind) = self.shard_overhead();
             self.renew_nonces_after_fork();
@@ -60,8 +69,9 @@ impl Protection {
             self.encrypt(sealed);
             let mut transmits = ArrayVec::new();
             buffer.write_transmits(to, from, &mut transmits);
-            let _ = sender.try_send_many(&transmits);
+            sent = sender.try_send_many(&transmits);
         });
+        sent
     }
 
     /// Bytes on the wire around each datagram sent, and around each received: of the latter, what every datagram has,
@@ -73,13 +83,16 @@ impl Protection {
 }
 
 /// Sends what is ready. If the socket has no room, the next datagrams of one length wait in memory of their own, if
-/// there is any; the rest is treated as lost on the way, as is what the system refuses to send.
-fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent) -> Option<SendError> {
+/// there is any; the rest is treated as lost on the way, as is what the system refuses to send. Returns `false` if there
+/// was neither room nor memory.
+fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent, refused: &mut bool) -> bool {
     let shared = &link.shared;
     let mut transmits = ArrayVec::new();
     let to = shared.to_socket_family(link.peer());
     buffer.write_transmits(to, link.local(), &mut transmits);
-    let (lost, failed) = match shared.sender.try_send_many(&transmits) {
+    let sent = send_again_if_refused(refused, || shared.sender.try_send_many(&transmits));
+    let mut had_room = true;
+    let (lost, error) = match sent {
         Ok(sent) if sent < buffer.datagrams() => {
             let rest = buffer.rest(sent);
             let kept = match unsent {
@@ -93,7 +106,10 @@ fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent) -> Option<Sen
                     shared.push_blocked(link.place);
                     rest.datagrams_behind
                 }
-                None => buffer.datagrams() - sent,
+                None => {
+                    had_room = unsent.is_some();
+                    buffer.datagrams() - sent
+                }
             };
             (lost, None)
         }
@@ -102,10 +118,10 @@ fn flush(link: &Link, buffer: &mut GsoBuffer, unsent: &mut Unsent) -> Option<Sen
     };
     drop(transmits);
     if lost > 0 {
-        shared.table().stats.send_errors += lost as u64;
+        link.count_lost(lost, error);
     }
     buffer.clear();
-    failed
+    had_room
 }
 
 #[cfg(all(test, target_os = "linux", feature = "aes-gcm"))]
@@ -128,7 +144,7 @@ mod tests {
         let peer = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = peer.local_addr().unwrap();
         let sender = UdpSender::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let send = || protection.send_sessionless(&sender, to, None, b"answer");
+        let send = || drop(protection.send_sessionless(&sender, to, None, b"answer"));
         // SAFETY: the child only sends, and exits; the C library keeps its allocator usable in the child of a fork,
         // and no other thread uses the socket or the key.
         let child = unsafe { libc::fork() };
