@@ -197,6 +197,8 @@ families! {
         "Datagrams that wait in the queue.";
     NET_QUEUE_BYTES = Gauge "slab_net_queue_bytes",
         "Payload bytes of the datagrams that wait in the queue.";
+    NET_QUEUE_BATCHES = Gauge "slab_net_queue_batches",
+        "Batches that wait in the queue.";
     NET_QUEUE_CAPACITY_BATCHES = Gauge "slab_net_queue_capacity_batches",
         "Batches that the queue holds at most.";
     NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL = Counter "slab_net_queue_enqueued_datagrams_total",
@@ -232,6 +234,8 @@ families! {
         "Sessions opened, by either side.";
     RUDP_REFUSED_SESSIONS_TOTAL = Counter "slab_rudp_refused_sessions_total",
         "Sessions refused, by reason; each datagram that would have opened one counts.";
+    RUDP_FORGOTTEN_SESSIONS_TOTAL = Counter "slab_rudp_forgotten_sessions_total",
+        "Ended sessions that were forgotten before their time, because so many ended after them.";
     RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL = Counter "slab_rudp_unknown_session_datagrams_total",
         "Datagrams that belonged to no session and opened none.";
     RUDP_SENT_COOKIES_TOTAL = Counter "slab_rudp_sent_cookies_total",

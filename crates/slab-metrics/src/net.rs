@@ -155,6 +155,7 @@ pub(crate) struct QueueSource {
 const QUEUE: &[Row<QueueStats>] = &[
     Row(&NET_QUEUE_DATAGRAMS, None, |s| s.datagrams),
     Row(&NET_QUEUE_BYTES, None, |s| s.bytes),
+    Row(&NET_QUEUE_BATCHES, None, |s| s.batches),
     Row(&NET_QUEUE_CAPACITY_BATCHES, None, |s| s.capacity_batches),
     Row(&NET_QUEUE_ENQUEUED_DATAGRAMS_TOTAL, None, |s| s.enqueued),
     Row(&NET_QUEUE_ENQUEUED_BYTES_TOTAL, None, |s| s.enqueued_bytes),
@@ -207,6 +208,7 @@ impl Source for QueueSource {
         let stats = self.monitor.stats();
         json.number("datagrams", stats.datagrams);
         json.number("bytes", stats.bytes);
+        json.number("batches", stats.batches);
         json.number("capacity_batches", stats.capacity_batches);
         json.number("enqueued", stats.enqueued);
         json.number("delivered", stats.delivered);
@@ -223,7 +225,7 @@ mod tests {
     use crate::series::assert_each_field_has_its_series;
 
     #[test]
-    fn each_field_is_exported_under_its_own_name() {
+    fn each_series_reads_its_own_field() {
         assert_each_field_has_its_series! {
             PACKETS, PacketPoolStats::default();
             heap_fallbacks = 1 => "slab_net_heap_fallbacks_total";
@@ -260,6 +262,7 @@ mod tests {
             QUEUE, QueueStats::default();
             datagrams = 1 => "slab_net_queue_datagrams";
             bytes = 1 => "slab_net_queue_bytes";
+            batches = 1 => "slab_net_queue_batches";
             capacity_batches = 1 => "slab_net_queue_capacity_batches";
             enqueued = 1 => "slab_net_queue_enqueued_datagrams_total";
             enqueued_bytes = 1 => "slab_net_queue_enqueued_bytes_total";

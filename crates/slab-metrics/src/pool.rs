@@ -170,7 +170,7 @@ mod tests {
     use crate::series::assert_each_field_has_its_series;
 
     #[test]
-    fn each_field_is_exported_under_its_own_name() {
+    fn each_series_reads_its_own_field() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let nothing = || {
             let mut stats = pool.stats();

@@ -50,6 +50,7 @@ const ROWS: &[Row<EndpointStats>] = &[
         Some(("reason", "memory")),
         |s| s.refused_memory,
     ),
+    Row(&RUDP_FORGOTTEN_SESSIONS_TOTAL, None, |s| s.forgotten),
     Row(&RUDP_UNKNOWN_SESSION_DATAGRAMS_TOTAL, None, |s| {
         s.unknown_session
     }),
@@ -234,7 +235,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn each_field_is_exported_under_its_own_name() {
+    fn each_series_reads_its_own_field() {
         const NANO: Duration = Duration::from_nanos(1);
         assert_each_field_has_its_series! {
             ROWS, EndpointStats::default();
@@ -244,6 +245,7 @@ mod tests {
             reserved_bytes = 1 => "slab_rudp_reserved_bytes";
             reserve_limit_bytes = 1 => "slab_rudp_reserve_limit_bytes";
             opened = 1 => "slab_rudp_opened_sessions_total";
+            forgotten = 1 => "slab_rudp_forgotten_sessions_total";
             unknown_session = 1 => "slab_rudp_unknown_session_datagrams_total";
             refused_table_full = 1 => "slab_rudp_refused_sessions_total reason=table_full";
             refused_half_open = 1 => "slab_rudp_refused_sessions_total reason=half_open";

@@ -138,7 +138,7 @@ mod tests {
         );
         assert_fields(
             read_queue,
-            "bytes capacity_batches datagrams delivered dropped_bytes dropped_closed \
+            "batches bytes capacity_batches datagrams delivered dropped_bytes dropped_closed \
              dropped_policy dropped_queue_full enqueued name",
         );
         assert_fields(
@@ -155,7 +155,10 @@ mod tests {
             (&read_queue["datagrams"], &read_queue["bytes"]),
             (&1.into(), &5.into())
         );
-        assert_eq!(read_queue["capacity_batches"], 4);
+        assert_eq!(
+            (&read_queue["batches"], &read_queue["capacity_batches"]),
+            (&1.into(), &4.into())
+        );
         assert_eq!(endpoint["sessions"], 0);
         drop(consumer);
     }

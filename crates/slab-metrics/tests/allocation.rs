@@ -9,6 +9,8 @@ use std::cell::Cell;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// What this thread has allocated less what it has freed.
+    static LIVE_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
 struct Counting;
@@ -17,11 +19,13 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        LIVE_BYTES.set(LIVE_BYTES.get() + layout.size().cast_signed());
         // SAFETY: the caller keeps `System`'s contract, which is ours.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE_BYTES.set(LIVE_BYTES.get() - layout.size().cast_signed());
         // SAFETY: as above.
         unsafe { System.dealloc(at, layout) }
     }
@@ -111,4 +115,28 @@ fn a_page_takes_no_more_memory_than_its_sources_need_whatever_there_was_before()
         assert!(page.len() < large / 10);
         assert!(page.capacity() <= 2 * page.len(), "{}", page.capacity());
     }
+}
+
+/// The only test of this process that sets the global recorder.
+#[test]
+fn upkeep_frees_the_samples_of_histograms() {
+    let exporter = Exporter::new(Collector::new());
+    exporter.install_global_recorder().unwrap();
+    let seconds = metrics::histogram!("app_seconds");
+    let record = |samples| {
+        for _ in 0..samples {
+            seconds.record(0.5);
+        }
+    };
+    let before = LIVE_BYTES.get();
+    for _ in 0..100 {
+        record(1000);
+        exporter.upkeep();
+    }
+    let kept = LIVE_BYTES.get() - before;
+    assert!(kept < 200_000, "{kept} bytes for 100 000 samples");
+    record(100_000);
+    let piled_up = LIVE_BYTES.get() - before;
+    assert!(piled_up > 500_000, "{piled_up}: upkeep is not needed");
+    assert!(exporter.scrape().contains("app_seconds_count 200000\n"));
 }

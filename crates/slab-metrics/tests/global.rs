@@ -26,6 +26,7 @@ fn a_global_recorder_is_installed_only_on_demand() {
     metrics::histogram!("app_seconds").record(0.5);
     assert!(exporter.scrape().contains("app_seconds_count 1\n"));
     metrics::histogram!("app_seconds").record(0.5);
+    // Moves samples (`tests/allocation.rs` shows that it frees them), and loses none.
     exporter.upkeep();
     assert!(exporter.scrape().contains("app_seconds_count 2\n"));
 

@@ -68,6 +68,7 @@ async fn the_lowest_priority_is_dropped_first_and_delivered_last() {
     }
     let stats = receiver.monitor().stats();
     assert_eq!((stats.datagrams, stats.capacity_batches), (4, 4));
+    assert_eq!(stats.batches, 4);
     assert_eq!((stats.dropped_policy, stats.dropped_queue_full), (5, 2));
     assert_eq!(drain(&receiver), [[3, 6], [3, 9], [3, 10], [2, 7]]);
     let stats = receiver.monitor().stats();

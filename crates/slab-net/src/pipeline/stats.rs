@@ -1,8 +1,9 @@
 //! The counters of a queue, in datagrams and in bytes of their payload: a batch counts as many
 //! datagrams as it holds.
 
+use super::queue::Shared;
 use crate::udp::Tally;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A snapshot of one queue's counters, in datagrams since the queue was made unless the name says
 /// otherwise.
@@ -17,6 +18,8 @@ pub struct QueueStats {
     pub datagrams: u64,
     /// Bytes of payload in these datagrams.
     pub bytes: u64,
+    /// Batches queued now: the queue is full when these are `capacity_batches`.
+    pub batches: u64,
     /// The maximum number of batches in the queue.
     pub capacity_batches: u64,
     /// Datagrams that entered the queue.
@@ -62,11 +65,16 @@ impl QueueStats {
 #[derive(Debug, Clone)]
 pub struct QueueMonitor {
     counters: Arc<QueueCounters>,
+    /// Weak, so that the last end of the queue frees its places.
+    queue: Weak<Shared>,
 }
 
 impl QueueMonitor {
-    pub(crate) fn new(counters: Arc<QueueCounters>) -> Self {
-        Self { counters }
+    pub(super) fn new(queue: &Arc<Shared>) -> Self {
+        Self {
+            counters: Arc::clone(&queue.counters),
+            queue: Arc::downgrade(queue),
+        }
     }
 
     /// Returns the counters at this moment. Allocates nothing and takes no lock.
@@ -85,6 +93,7 @@ impl QueueMonitor {
         QueueStats {
             datagrams: queued.datagrams,
             bytes: queued.bytes,
+            batches: self.queue.upgrade().map_or(0, |queue| queue.len() as u64),
             capacity_batches: c.capacity_batches,
             enqueued: enqueued.datagrams,
             enqueued_bytes: enqueued.bytes,

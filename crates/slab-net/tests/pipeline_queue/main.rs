@@ -82,6 +82,7 @@ async fn drop_newest_keeps_what_is_queued() {
     }
     let stats = monitor.stats();
     assert_eq!((stats.datagrams, stats.capacity_batches), (4, 4));
+    assert_eq!(stats.batches, 4);
     assert_eq!((stats.enqueued, stats.dropped_queue_full), (4, 6));
     // Each datagram is a number of eight bytes.
     assert_eq!((stats.bytes, stats.enqueued_bytes), (4 * 8, 4 * 8));
@@ -89,11 +90,17 @@ async fn drop_newest_keeps_what_is_queued() {
     assert_eq!(source.in_use(), 4, "what is dropped is free at once");
     assert_eq!(drain(&receiver), [0, 1, 2, 3]);
     let stats = monitor.stats();
-    assert_eq!((stats.delivered, stats.datagrams), (4, 0));
+    assert_eq!((stats.delivered, stats.datagrams, stats.batches), (4, 0, 0));
     assert_eq!(stats.delivered + stats.dropped(), 10);
     assert_eq!((stats.delivered_bytes, stats.bytes), (4 * 8, 0));
     assert_eq!(stats.delivered_bytes + stats.dropped_bytes(), 10 * 8);
     assert_eq!(source.in_use(), 0);
+    // What is still queued when both ends go is not counted as waiting.
+    sender.send(source.batch(10).await).await.unwrap();
+    assert_eq!(monitor.stats().batches, 1);
+    drop((sender, receiver));
+    let stats = monitor.stats();
+    assert_eq!((stats.batches, stats.dropped_closed), (0, 1));
 }
 
 #[tokio::test]

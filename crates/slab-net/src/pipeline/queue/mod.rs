@@ -18,7 +18,8 @@ use crate::udp::{Amount, PacketBatch};
 use core::fmt;
 use core::num::NonZeroUsize;
 use crossbeam_queue::ArrayQueue;
-use shared::{Shared, Store};
+pub(super) use shared::Shared;
+use shared::Store;
 use std::sync::Arc;
 
 pub(super) use producer::Producer;

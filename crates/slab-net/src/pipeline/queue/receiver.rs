@@ -91,7 +91,7 @@ impl QueueReceiver {
     /// Returns a handle that reads the queue's counters, even after both ends are gone.
     #[must_use]
     pub fn monitor(&self) -> QueueMonitor {
-        QueueMonitor::new(Arc::clone(&self.shared.counters))
+        QueueMonitor::new(&self.shared)
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) enum Store {
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(in crate::pipeline) struct Shared {
     store: Store,
     /// Where consumers wait for a batch, or for the end of the last sender.
     pub(super) items: Gate,
@@ -36,7 +36,7 @@ pub(super) struct Shared {
     pub(super) is_abandoned: AtomicBool,
     pub(super) senders: AtomicUsize,
     pub(super) receivers: AtomicUsize,
-    pub(super) counters: Arc<QueueCounters>,
+    pub(in crate::pipeline) counters: Arc<QueueCounters>,
     /// Drops of arriving batches, and of queued ones.
     refusing: DropEpisode,
     evicting: DropEpisode,
@@ -118,13 +118,17 @@ impl Shared {
         (self.counters.capacity_batches as usize / 2).max(1)
     }
 
-    /// Returns `true` if at least half of the places are taken.
-    pub(super) fn is_half_full(&self) -> bool {
-        let batches = match &self.store {
+    /// The number of batches queued.
+    pub(in crate::pipeline) fn len(&self) -> usize {
+        match &self.store {
             Store::Fifo(batches, _) => batches.len(),
             Store::Lanes(lanes) => lanes.len(),
-        };
-        2 * batches as u64 >= self.counters.capacity_batches
+        }
+    }
+
+    /// Returns `true` if at least half of the places are taken.
+    pub(super) fn is_half_full(&self) -> bool {
+        2 * self.len() as u64 >= self.counters.capacity_batches
     }
 
     /// Returns the user's priority of a batch. If the user's function panics, the batch is counted as
