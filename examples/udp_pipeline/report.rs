@@ -33,7 +33,6 @@ pub(crate) struct Ticker {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Peaks {
     pub(crate) resident: Option<u64>,
-    pub(crate) pool_in_use: u64,
     pub(crate) pool_committed: u64,
 }
 
@@ -83,9 +82,8 @@ impl Ticker {
         if let Some(pool) = server.pool() {
             let stats = pool.slab().stats();
             let _ = write!(line, "  pool {}", pool_use(&stats));
-            let peaks = &mut self.peaks;
-            peaks.pool_in_use = peaks.pool_in_use.max(stats.in_use_bytes());
-            peaks.pool_committed = peaks.pool_committed.max(stats.committed_bytes as u64);
+            let committed = &mut self.peaks.pool_committed;
+            *committed = (*committed).max(stats.committed_bytes as u64);
         }
         let resident = process::resident_bytes();
         let _ = write!(line, "  resident {}", mib_or_unknown(resident));
@@ -215,7 +213,9 @@ impl Figures {
             payload_held: outcome.kept.payload_bytes,
             caches: outcome.pool.as_ref().map(|pool| pool.caches),
             heap_allocs_per_packet: steady.allocations_per_packet(),
-            cpu_nanos_per_packet: steady.cpu_nanos_per_packet().map(|nanos| nanos as u64),
+            cpu_nanos_per_packet: steady
+                .cpu_nanos_per_packet()
+                .map(|nanos| nanos.round() as u64),
         }
     }
 

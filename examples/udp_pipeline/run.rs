@@ -11,6 +11,7 @@ use crate::process;
 use crate::report::{self, Peaks, Ticker, say};
 use crate::server::{Kept, Server, THREAD_NAMES};
 use crate::totals::Totals;
+use packet_slab::slab_core::ClassStats;
 use packet_slab::slab_metrics::{Collector, Exporter, MetricsServer};
 use std::error::Error;
 use std::future::{Future, pending};
@@ -73,6 +74,7 @@ pub(crate) struct KeptPackets {
 pub(crate) struct PoolFigures {
     pub(crate) cap: u64,
     pub(crate) committed: u64,
+    /// The peaks of all size classes, which need not have been at the same time.
     pub(crate) peak_in_use: u64,
     pub(crate) in_use_with_kept: u64,
     /// Committed but free, with only the packets that consumers keep in use.
@@ -321,10 +323,11 @@ fn measure_outcome(
     drop(kept);
     let pool = held.zip(server.pool()).map(|(held, pool)| {
         let (committed, in_use) = (held.committed_bytes as u64, held.in_use_bytes());
+        let peak = |class: &ClassStats| class.in_use_peak * class.chunk_bytes as u64;
         PoolFigures {
             cap: held.max_memory as u64,
             committed: committed.max(peaks.pool_committed),
-            peak_in_use: peaks.pool_in_use.max(in_use),
+            peak_in_use: held.classes().iter().map(peak).sum(),
             in_use_with_kept: in_use,
             caches: committed.saturating_sub(in_use),
             chunks_left: pool.slab().stats().in_use(),
