@@ -18,9 +18,9 @@ const SECTIONS: &[Section] = &[
     (README, "udp_pipeline-mode-all", || {
         output("udp_pipeline-mode-all")
     }),
-    (README, "versus", || compared(VERSUS, "")),
+    (README, "versus", || compared(VERSUS)),
     (SLAB_NET, "packet", packets),
-    (SLAB_NET, "uring", || compared(URING, "")),
+    (SLAB_NET, "uring", || compared(URING)),
     (SLAB_NET, "rudp", sessions),
     (BENCHES, "missed", missed),
 ];
@@ -78,15 +78,15 @@ const VERSUS: &[Compared] = &[
         "udp",
         "recv-1200-coalesced",
         &["tokio-fresh", "bytesmut-ring"],
-        "a datagram of many sent at once received, handed to another task: CPU",
+        "CPU to receive a datagram and hand it to a task, sent in bursts",
     ),
     (
         "udp",
         "recv-1200-plain",
         &["tokio-fresh"],
-        "a datagram sent alone received, handed to another task: CPU",
+        "CPU to receive a datagram and hand it to a task, sent alone",
     ),
-    ("udp", "echo-1200", &["tokio"], "a datagram echoed: CPU"),
+    ("udp", "echo-1200", &["tokio"], "CPU to echo a datagram"),
     (
         "rudp",
         "bulk",
@@ -227,8 +227,8 @@ fn spread(row: &Value, side: &str, unit: &str) -> String {
     format!("{}{unit} ({} .. {})", of("median"), of("min"), of("max"))
 }
 
-/// Makes a line for each peer of each row, and where they were measured, from the JSON in this folder.
-fn compared(rows: &[Compared], folder: &str) -> String {
+/// Makes a line for each peer of each row, and where they were measured.
+fn compared(rows: &[Compared]) -> String {
     let mut text = String::from(
         "| what | against | ours | theirs | ours is better by (range) |\n|---|---|---|---|---|\n",
     );
@@ -236,7 +236,7 @@ fn compared(rows: &[Compared], folder: &str) -> String {
     let mut known: Vec<(&str, Value)> = Vec::new();
     for &(group, case, peers, words) in rows {
         if known.iter().all(|(name, _)| *name != group) {
-            let json = json(&format!("{folder}{group}"));
+            let json = json(group);
             let origin = origin(&json["machine"]);
             match origins.iter_mut().find(|(known, _)| *known == origin) {
                 Some((_, groups)) => groups.push(group),

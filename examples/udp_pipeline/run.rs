@@ -327,7 +327,12 @@ fn measure_outcome(
         PoolFigures {
             cap: held.max_memory as u64,
             committed: committed.max(peaks.pool_committed),
-            peak_in_use: held.classes().iter().map(peak).sum(),
+            peak_in_use: held
+                .classes()
+                .iter()
+                .map(peak)
+                .sum::<u64>()
+                .min(held.max_memory as u64),
             in_use_with_kept: in_use,
             caches: committed.saturating_sub(in_use),
             chunks_left: pool.slab().stats().in_use(),

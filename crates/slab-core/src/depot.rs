@@ -41,8 +41,8 @@ const LANES: usize = match (MODELLED, cfg!(feature = "std")) {
     (_, false) => 1,
 };
 const _: () = assert!(LANES.is_power_of_two());
-/// How often a thread looks for an empty block where there has to be one.
-const MAX_LOOKS: u32 = if MODELLED { 3 } else { 1 << 16 };
+/// How often a thread looks for an empty block where there has to be one: for a second or two.
+const MAX_LOOKS: u32 = if MODELLED { 3 } else { 1 << 14 };
 /// The lane of those who have no magazine.
 pub(crate) const COMMON_LANE: u8 = 0;
 

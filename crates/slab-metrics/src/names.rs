@@ -246,6 +246,8 @@ families! {
         "Datagrams that could not be opened with the key.";
     RUDP_SEND_ERRORS_TOTAL = Counter "slab_rudp_send_errors_total",
         "Datagrams that the system would not send; sessions take them for lost.";
+    RUDP_UNSENT_ANSWERS_TOTAL = Counter "slab_rudp_unsent_answers_total",
+        "Answers to datagrams without a session that the system would not send, or that there was no room for.";
     RUDP_SEND_BLOCKED_TOTAL = Counter "slab_rudp_send_blocked_total",
         "Times that the socket had no room for a session's datagrams, which then waited.";
     RUDP_DATAGRAMS_TOTAL = Counter "slab_rudp_datagrams_total",

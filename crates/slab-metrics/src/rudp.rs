@@ -58,6 +58,7 @@ const ROWS: &[Row<EndpointStats>] = &[
     Row(&RUDP_TAKEN_COOKIES_TOTAL, None, |s| s.cookies_taken),
     Row(&RUDP_UNOPENED_DATAGRAMS_TOTAL, None, |s| s.unopened),
     Row(&RUDP_SEND_ERRORS_TOTAL, None, |s| s.send_errors),
+    Row(&RUDP_UNSENT_ANSWERS_TOTAL, None, |s| s.unsent_answers),
     Row(&RUDP_SEND_BLOCKED_TOTAL, None, |s| s.send_blocked),
     Row(&RUDP_DATAGRAMS_TOTAL, Some(("direction", "sent")), |s| {
         s.total.sent_datagrams
@@ -256,6 +257,7 @@ mod tests {
             cookies_taken = 1 => "slab_rudp_taken_cookies_total";
             wakeups = 1 => "slab_rudp_wakeups_total";
             send_errors = 1 => "slab_rudp_send_errors_total";
+            unsent_answers = 1 => "slab_rudp_unsent_answers_total";
             send_blocked = 1 => "slab_rudp_send_blocked_total";
             unopened = 1 => "slab_rudp_unopened_datagrams_total";
             blocked_sending = NANO => "slab_rudp_memory_blocked_seconds_total direction=sent";

@@ -15,10 +15,6 @@ use {
     tokio::runtime::Handle,
 };
 
-/// How long it takes until a sender tries again for whose wait there is no descriptor.
-#[cfg(unix)]
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
-
 #[cfg(unix)]
 #[derive(Debug)]
 pub(super) struct Io {
@@ -64,8 +60,8 @@ impl Io {
         if was_called { written } else { write() }
     }
 
-    /// Waits until the send buffer may have room.
-    pub(super) async fn writable(&self) -> io::Result<()> {
+    /// Waits until the send buffer may have room; returns `false` at once if there is no descriptor to wait with.
+    pub(super) async fn writable(&self) -> io::Result<bool> {
         let mut registered = self.to_write.get();
         if registered.is_none()
             && let Some(new) = self.register_to_write()?
@@ -73,18 +69,21 @@ impl Io {
             registered = Some(self.to_write.get_or_init(|| new));
         }
         let Some(registered) = registered else {
-            return try_again(&self.runtime).await;
+            return Ok(false);
         };
         let mut ready = registered.writable().await?;
         ready.retain_ready();
         if !ready.ready().is_write_closed() {
-            return Ok(());
+            return Ok(true);
         }
         // To tokio an ICMP error on a connected socket looks like the closed end of a pipe, and it
         // reports "ready" ever after. A new registration has not seen the error.
         match self.register_to_write()? {
-            Some(new) => new.writable().await.map(|mut ready| ready.retain_ready()),
-            None => try_again(&self.runtime).await,
+            Some(new) => new.writable().await.map(|mut ready| {
+                ready.retain_ready();
+                true
+            }),
+            None => Ok(false),
         }
     }
 
@@ -98,17 +97,6 @@ impl Io {
         let _inside = self.runtime.enter();
         register(duplicate, Interest::WRITABLE).map(Some)
     }
-}
-
-/// Where nothing would wake the caller: lets it try again a little later. By a thread of the runtime, which may have no
-/// timers.
-#[cfg(unix)]
-#[cold]
-async fn try_again(runtime: &Handle) -> io::Result<()> {
-    let pause = runtime.spawn_blocking(|| std::thread::sleep(PAUSE));
-    // An error if the runtime is being shut down: who sends finds out.
-    drop(pause.await);
-    Ok(())
 }
 
 #[cfg(unix)]
@@ -161,8 +149,8 @@ impl Io {
         if was_called { written } else { write() }
     }
 
-    pub(super) async fn writable(&self) -> io::Result<()> {
-        self.0.writable().await
+    pub(super) async fn writable(&self) -> io::Result<bool> {
+        self.0.writable().await.map(|()| true)
     }
 }
 

@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::task::coop::poll_proceed;
 
 /// Sends datagrams. Clones share one socket and its counters.
@@ -22,7 +23,7 @@ use tokio::task::coop::poll_proceed;
 /// [asked for it](super::UdpReceiverBuilder::fragment).
 ///
 /// On Unix, a socket takes a second file descriptor once its send buffer has been full, to wait for room. If there is
-/// none, it tries again each millisecond.
+/// none, it tries again whenever other tasks have run.
 #[derive(Debug, Clone)]
 pub struct UdpSender {
     socket: Arc<Socket>,
@@ -42,7 +43,8 @@ impl UdpSender {
     }
 
     /// Takes a socket that is already bound, for options such as TTL, type of service, or the size of
-    /// its send buffer. This crate's own options are set, all others are left unchanged.
+    /// its send buffer. This crate's own options are set, its queue of errors (on Linux `IP_RECVERR`) is switched off, as
+    /// nobody would read it, and all others are left unchanged.
     ///
     /// Not for another handle to the socket of a [receiver](super::UdpReceiver), whose options this
     /// would change: use its [`sender`](super::UdpReceiver::sender).
@@ -161,7 +163,7 @@ impl UdpSender {
             });
             let mut step = step.await;
             if would_block(&step) {
-                step = self.socket.io.writable().await.map(|()| Step::More);
+                step = self.clone().writable().await.map(|()| Step::More);
             }
             if let Some(outcome) = Self::outcome(step, &progress) {
                 return outcome;
@@ -190,8 +192,20 @@ impl UdpSender {
     }
 
     /// Completes once the socket's send buffer may have room.
-    pub(crate) async fn writable(self) -> io::Result<()> {
-        self.socket.io.writable().await
+    /// Waits until the send buffer may have room, or, if there is no descriptor to wait with, until other tasks have run.
+    pub(super) async fn writable(self) -> io::Result<()> {
+        if !self.socket.io.writable().await? {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// As [`writable`](Self::writable), but without a descriptor waits for this time. For a runtime that has timers.
+    pub(crate) async fn writable_or_after(self, pause: Duration) -> io::Result<()> {
+        if !self.socket.io.writable().await? {
+            tokio::time::sleep(pause).await;
+        }
+        Ok(())
     }
 
     fn outcome(result: io::Result<Step>, progress: &Progress) -> Option<Result<usize, SendError>> {

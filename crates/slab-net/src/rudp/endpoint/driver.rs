@@ -5,7 +5,7 @@ use super::super::error::Rejection;
 use super::super::time::Time;
 use super::super::wire::HEADER_BYTES;
 use super::cookie;
-use super::link::Link;
+use super::link::{Link, NO_ROOM_PAUSE};
 use super::protect::Inbound;
 use super::shared::Shared;
 use super::table::{Refusal, canonical};
@@ -117,7 +117,8 @@ impl Driver {
         let mut received = pin!(self.receiver.recv_batches(&mut self.batches));
         let mut woken = pin!(self.shared.notified());
         let blocked = self.shared.is_blocked();
-        let mut writable = pin!(blocked.then(|| self.shared.sender.clone().writable()));
+        let room = || self.shared.sender.clone().writable_or_after(NO_ROOM_PAUSE);
+        let mut writable = pin!(blocked.then(room));
         poll_fn(|cx| {
             if let Poll::Ready(received) = received.as_mut().poll(cx) {
                 return Poll::Ready(Some(received));
@@ -323,7 +324,7 @@ fn send_sessionless(shared: &Shared, arrival: Arrival, answer: &[u8]) -> bool {
     };
     let is_sent = matches!(sent, Ok(1));
     if !is_sent {
-        shared.table().count_send_error(1, sent.err());
+        shared.table().count_unsent_answer(sent.err());
     }
     is_sent
 }

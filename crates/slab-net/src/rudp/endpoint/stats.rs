@@ -104,6 +104,9 @@ pub struct EndpointStats {
     /// Datagrams that the system refused to send, or that neither the socket nor the pool had room for. Their
     /// sessions treat them as lost.
     pub send_errors: u64,
+    /// Answers to datagrams without a session (cookies, and notices that there is none) that the system refused to send, or
+    /// that the socket had no room for. If they are missed, they are asked for again.
+    pub unsent_answers: u64,
     /// Times that the socket had no room for a session's datagrams. They wait until it has; each session waits with
     /// those of one call to the kernel at most.
     pub send_blocked: u64,

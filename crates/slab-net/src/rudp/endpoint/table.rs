@@ -156,6 +156,12 @@ impl Table {
         self.send_error = error.or(self.send_error.take());
     }
 
+    /// An answer that belongs to no session was not sent: because of an error, or because there was no room.
+    pub(super) fn count_unsent_answer(&mut self, error: Option<SendError>) {
+        self.stats.unsent_answers += 1;
+        self.send_error = error.or(self.send_error.take());
+    }
+
     pub(super) fn len(&self) -> usize {
         self.places.len()
     }
