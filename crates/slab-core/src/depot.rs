@@ -516,7 +516,7 @@ mod tests {
                 depot.pop_batch(1, 0, |_| {
                     taken.wait();
                     // Gives the other one some time to look in vain.
-                    (0..100).for_each(|_| std::thread::yield_now());
+                    std::thread::sleep(std::time::Duration::from_millis(20));
                 });
             });
             taken.wait();
