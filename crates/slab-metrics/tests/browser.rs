@@ -233,7 +233,7 @@ fn the_page_shows_a_running_pipeline_and_its_problems() {
     let first = wait_until(&mut browser, "rates of all sources", |page| {
         let cell = |table: &str, column: usize| page["tables"][table][0][column].as_str();
         let is_rate = |cell: Option<&str>| cell.is_some_and(|c| c.ends_with("/s") && c != "0/s");
-        is_rate(cell("socket", 1)) && is_rate(cell("queue", 3)) && is_rate(cell("endpoint", 2))
+        is_rate(cell("socket", 1)) && is_rate(cell("queue", 4)) && is_rate(cell("endpoint", 2))
     });
     let headings = ["pool rx", "pool full", "sockets", "queues", "RUDP"];
     assert_eq!(first["pools"], json!(headings), "{first:#}");
@@ -249,6 +249,10 @@ fn the_page_shows_a_running_pipeline_and_its_problems() {
             && page["facts"][0].as_str().unwrap().contains("packets held")
     });
     assert_eq!(page["bad"], "bad");
+    assert_eq!(
+        page["tables"]["queue"][1][1], "100 %",
+        "how full the queue is"
+    );
     assert!(page["health"].as_str().unwrap().contains("1 waiting"));
     assert!(!page["health"].as_str().unwrap().contains("pool rx"));
     // A screen reader hears of them once, not of each number that changes.
@@ -258,7 +262,7 @@ fn the_page_shows_a_running_pipeline_and_its_problems() {
 
     // Numbers and curves move.
     let later = wait_until(&mut browser, "numbers that move", |later| {
-        let queue = |page: &Value| page["tables"]["queue"][1][5].clone();
+        let queue = |page: &Value| page["tables"]["queue"][1][6].clone();
         later["when"] != page["when"]
             && queue(later) != queue(&page)
             && later["curves"][0].as_u64() > page["curves"][0].as_u64()
