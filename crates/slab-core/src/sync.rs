@@ -61,6 +61,7 @@ pub(crate) struct Backoff(u32);
 
 impl Backoff {
     const SPINS: u32 = 32;
+    #[cfg(feature = "std")]
     const YIELDS: u32 = 1000;
 
     pub(crate) fn snooze(&mut self) {
