@@ -6,8 +6,8 @@ use rudp_common::pair::{CONV, Pair, segments_of, transmit};
 use rudp_common::sockets::{TIMEOUT, any, fast, pool, wait_until};
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header};
 use slab_net::rudp::{
-    CloseReason, Connection, Endpoint, EndpointConfig, MemoryBudget, Session, SessionConfig, Side,
-    Time,
+    CloseReason, Connection, Endpoint, EndpointConfig, MemoryBudget, OpenError, Session,
+    SessionConfig, Side, Time,
 };
 use std::time::Duration;
 use tokio::net::UdpSocket;
@@ -188,7 +188,7 @@ async fn an_ipv6_endpoint_talks_to_ipv4_peers() {
     let other: SocketAddr = "[2001:db8::1]:9".parse().unwrap();
     assert!(matches!(
         server.connect(other),
-        Err(slab_net::rudp::OpenError::AddressFamily)
+        Err(OpenError::AddressFamily)
     ));
     let here = ([127, 0, 0, 1], dual.local_addr().port()).into();
     for peer in [here, mapped(here)] {

@@ -1,7 +1,6 @@
 //! What a call to the kernel does not take costs what it was to send, if the call fails, and nothing behind it (and
-//! nothing at all, if an earlier datagram was at fault); if the
-//! socket has no room, it goes out once there is. This program has a `sendmmsg` and a `sendto` of its own, which do as
-//! they are told.
+//! nothing at all, if an earlier datagram was at fault); if the socket has no room, it goes out once there is. This
+//! program has a `sendmmsg` and a `sendto` of its own, which do as they are told.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 mod rudp_common;

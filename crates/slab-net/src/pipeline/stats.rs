@@ -93,6 +93,7 @@ impl QueueMonitor {
         QueueStats {
             datagrams: queued.datagrams,
             bytes: queued.bytes,
+            // Its last owner may be this call, if both ends go meanwhile.
             batches: self.queue.upgrade().map_or(0, |queue| queue.len() as u64),
             capacity_batches: c.capacity_batches,
             enqueued: enqueued.datagrams,

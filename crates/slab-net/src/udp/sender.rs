@@ -191,7 +191,6 @@ impl UdpSender {
         self.socket.backend.disable_gso();
     }
 
-    /// Completes once the socket's send buffer may have room.
     /// Waits until the send buffer may have room, or, if there is no descriptor to wait with, until other tasks have run.
     pub(super) async fn writable(self) -> io::Result<()> {
         if !self.socket.io.writable().await? {

@@ -3,6 +3,7 @@
 use super::super::core::Session;
 use super::super::error::CloseReason;
 use super::super::time::Time;
+use super::addresses::Addresses;
 use super::shared::Shared;
 use super::wakers::{Wait, Wakers, Woken};
 use crate::packet::Packet;
@@ -13,7 +14,7 @@ use core::ops::{Deref, DerefMut};
 use core::task::Waker;
 use core::time::Duration;
 use slab_core::{HeldWakes, hold_wakes};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most datagrams in one call to the kernel.
@@ -47,50 +48,6 @@ pub(super) fn send_again_if_refused(
             }
         }
         sent => sent,
-    }
-}
-
-/// The addresses of both ends, kept small: there are many idle sessions.
-struct Addresses {
-    /// An IPv4 address is stored mapped into IPv6; no canonical address is.
-    peer: Ipv6Addr,
-    port: u16,
-    /// The interface of link-local addresses; if both ends have one, it is the same.
-    scope: u32,
-    /// As `peer`; unspecified if the system may choose.
-    local: Ipv6Addr,
-}
-
-const _: () = assert!(size_of::<Addresses>() == 40);
-
-impl Addresses {
-    fn new(peer: SocketAddr, local: Option<SocketAddr>) -> Self {
-        let parts = |address: SocketAddr| match address {
-            SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
-            SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
-        };
-        let (ip, scope) = parts(peer);
-        let (local, by) = local.map_or((Ipv6Addr::UNSPECIFIED, 0), parts);
-        Self {
-            peer: ip,
-            port: peer.port(),
-            scope: scope.max(by),
-            local,
-        }
-    }
-
-    fn address(&self, ip: Ipv6Addr, port: u16) -> SocketAddr {
-        match ip.to_canonical() {
-            IpAddr::V4(ip) => (ip, port).into(),
-            IpAddr::V6(ip) => {
-                let scope = if ip.is_unicast_link_local() {
-                    self.scope
-                } else {
-                    0
-                };
-                SocketAddrV6::new(ip, port, 0, scope).into()
-            }
-        }
     }
 }
 
@@ -219,15 +176,13 @@ impl Link {
 
     /// The peer's canonical address.
     pub(super) fn peer(&self) -> SocketAddr {
-        self.addresses
-            .address(self.addresses.peer, self.addresses.port)
+        self.addresses.peer()
     }
 
     /// The address that the peer sends to, if the socket has more than one. The peer would not recognise datagrams
     /// from another.
     pub(super) fn local(&self) -> Option<SocketAddr> {
-        let local = self.addresses.address(self.addresses.local, 0);
-        Some(local).filter(|local| !local.ip().is_unspecified())
+        self.addresses.local()
     }
 
     pub(super) fn lock(&self) -> LinkGuard<'_> {

@@ -11,6 +11,7 @@
 //! | `protect` | error correction and encryption, if configured |
 //! | `config`, `stats` | limits, and counters |
 
+mod addresses;
 mod config;
 mod connection;
 mod cookie;

@@ -51,8 +51,9 @@ impl Protection {
         }
     }
 
-    /// Sends a datagram that belongs to no session, if the socket has room, and returns whether it had. It is not a shard, as shards are
-    /// numbered; peers accept it as it is. Called by the endpoint's task, which can always send.
+    /// Sends a datagram that belongs to no session, and returns how many that were: none if the socket has no room. It is
+    /// not a shard, as shards are numbered; peers accept it as it is. Called by the endpoint's task, which can always
+    /// send.
     pub(in super::super) fn send_sessionless(
         &self,
         sender: &UdpSender,
