@@ -155,8 +155,9 @@ impl SlabPoolBuilder {
     }
 
     /// Sets the cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
-    /// Bookkeeping comes on top: each thread of the process takes 12 KiB, and half a KiB for each size class of
-    /// the pools that it uses; chunks of 64 bytes that were each shared at some time take up to a seventh of their
+    /// Bookkeeping comes on top: each thread takes half a KiB for each size class of the pools that it uses, out of
+    /// 512 KiB of addresses (all of which a process pays for that locks its memory by `mlockall`); chunks of 64 bytes that
+    /// were each shared at some time take up to a seventh of their
     /// memory (14 % as measured), larger ones less. Without the feature `std`, room for all of it is taken from
     /// the heap when the pool is built: a fifth of the cap if the smallest chunks have 64 bytes, in
     /// [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes, three tenths. Default: 64 MiB.

@@ -3,7 +3,7 @@
 use crate::inner::Inner;
 use crate::magazine::Tally;
 use crate::reclaim::SlabLayer;
-use crate::registry::{Registered, threads};
+use crate::registry::Registry;
 use crate::slab::ClassSlabs;
 use crate::stats::{ClassStats, PoolStats};
 use crate::sync::Ordering;
@@ -35,7 +35,7 @@ struct ChunkCounts {
 impl Inner {
     /// Adds up one class.
     #[inline(always)]
-    pub(crate) fn tally(&self, registry: &[Registered], class: u8) -> Tally {
+    pub(crate) fn tally(&self, registry: &Registry, class: u8) -> Tally {
         let uncached = &self.uncached[usize::from(class)];
         let singles = self.count_singles(class);
         let mut tally = Tally {
@@ -47,8 +47,8 @@ impl Inner {
             singles: singles.chunks,
             ..Tally::default()
         };
-        for entry in registry {
-            entry.cache.magazine(class).add_to(&mut tally);
+        for cache in registry {
+            cache.magazine(class).add_to(&mut tally);
         }
         tally
     }
@@ -121,7 +121,7 @@ impl Inner {
     pub(crate) fn update_in_use_peak(&self, class: u8) {
         let mut layer = self.slabs.lock();
         let registry = self.registry.lock();
-        layer.slabs.set_threads(threads(&registry));
+        layer.slabs.set_threads(registry.len());
         let tally = self.tally(&registry, class);
         drop(registry);
         let counts = self.count_chunks(layer.slabs.class(class), class, &tally);
@@ -160,7 +160,7 @@ impl Inner {
         let registry = self.registry.lock();
         stats.committed_bytes = layer.slabs.committed() * self.arena.slab_bytes();
         stats.commit_failures = layer.slabs.commit_failures;
-        stats.thread_caches = threads(&registry);
+        stats.thread_caches = registry.len();
         let count = self.classes.count();
         let rows = stats.classes.as_mut_ptr().cast::<MaybeUninit<ClassStats>>();
         // SAFETY: there are at most as many classes as it has room for.
@@ -177,7 +177,7 @@ impl Inner {
         &self,
         to: &mut MaybeUninit<ClassStats>,
         layer: &SlabLayer,
-        registry: &[Registered],
+        registry: &Registry,
         class: u8,
     ) {
         let geometry = self.classes.geometry(class);

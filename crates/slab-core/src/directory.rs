@@ -4,41 +4,48 @@
 //!
 //! - a handle finds its pool, the pool's memory and its reference counts, here: so it takes 8 bytes and not 16, which
 //!   is half the cache lines when handles go from core to core (`ARCHITECTURE.md` says what that gained);
-//! - a thread finds its magazine of the class, in a table of its own (see `local`).
+//! - a thread finds its magazine of the class, in a rack of its own (see `local`).
 //!
 //! A pool takes its numbers when it is built and gives them back when its last chunk is freed, so a chunk always
-//! finds its own pool, and in the threads' tables a magazine of its own class, or one that is shut for ever, or none.
+//! finds its own pool, and in the threads' racks a magazine of its own class, or one that is shut.
 //!
-//! There are [`NUMBERS`] in a process. While those of [`OWN`] last, each class of a pool with magazines gets one of its
-//! own. Classes of further pools, and of pools without magazines, [share](Place::shares_number) one in each pool,
-//! with which a thread's table leads nowhere: threads find their magazines on the slow paths.
-//! `PoolStats::slow_classes` counts them.
+//! There are [`NUMBERS`] in a process. While those of [`OWN`] last, a pool with magazines gets one for each of its
+//! classes, all in a row. All classes of a further pool, and of one without magazines, [share](is_shared) one, with which
+//! a thread's rack has no magazine: threads find theirs on the slow paths. `PoolStats::slow_classes` counts them.
 
 use crate::class::MAX_CLASSES;
 use crate::error::ConfigError;
 use crate::inner::Inner;
-use crate::numbers::Numbers;
-use crate::place::{ENTRY_BYTES, Place};
+use crate::numbers::{Numbers, PER_WORD};
+use crate::place::Place;
 use crate::sync::{AtomicU32, MODELLED};
 use core::cell::UnsafeCell;
 use core::ops::Range;
 use core::ptr::NonNull;
 
-/// Words of 64 numbers: those that a class may have for itself, and all. The others are for pools that are left without,
+/// Words of numbers: those that a class may have for itself, and all. The others are for pools that are left without,
 /// one each.
-const WORDS: [usize; 2] = if MODELLED || cfg!(not(feature = "std")) {
+const WORDS: [usize; 2] = if cfg!(not(feature = "std")) {
+    [0, 2]
+} else if MODELLED {
     [1, 2]
 } else if cfg!(miri) {
     [4, 8]
 } else {
-    [8, 24]
+    [8, 16]
 };
 const OWN: Range<usize> = 0..WORDS[0];
 const SHARED: Range<usize> = WORDS[0]..WORDS[1];
-/// Numbers in a process, with zero, which no class has. Each thread's table has as many entries of 8 bytes, and the
-/// system clears all of them when a thread starts.
-pub(crate) const NUMBERS: usize = 64 * WORDS[1];
+/// Numbers in a process, with zero, which no class has. Each thread has address space for as many magazines.
+pub(crate) const NUMBERS: usize = PER_WORD * WORDS[1];
 const NOBODYS: u64 = 1;
+
+/// Do all classes of the pool have this number? If so, no thread's rack has their magazines.
+// Without thread-locals nobody asks.
+#[cfg_attr(not(feature = "std"), allow(dead_code))]
+pub(crate) fn is_shared(number: u16) -> bool {
+    usize::from(number) >= PER_WORD * WORDS[0]
+}
 
 const _: () = assert!(NUMBERS <= Place::NUMBERS);
 
@@ -102,8 +109,8 @@ impl<T: Copy> Column<T> {
     /// The pool that the place is of lives.
     #[inline(always)]
     unsafe fn get(&self, place: Place) -> T {
-        const { assert!(size_of::<T>() == ENTRY_BYTES) };
-        let offset = Place::entry_offset(Some(place));
+        const { assert!(size_of::<T>() == 8, "places find such entries by one shift") };
+        let offset = Place::offset_of::<T>(Some(place));
         // SAFETY: the offset of a number's entry, and numbers are below `NUMBERS`.
         let entry = unsafe { self.0.as_ptr().byte_add(offset) };
         // SAFETY: one of the entries.
@@ -164,19 +171,21 @@ pub(crate) unsafe fn count<'a>(place: Place, unit: u32) -> &'a AtomicU32 {
 /// The numbers of one pool's classes; dropping them gives them back.
 #[derive(Debug)]
 pub(crate) struct ClassNumbers {
-    /// Zero of classes that have none of their own.
-    own: [u16; MAX_CLASSES],
-    /// Of all the others; zero if there are none.
-    shared: u16,
-    /// How many those are.
+    /// That of the first class, and of all others if they share it; zero of no pool's.
+    first: u16,
+    /// How many: the others' follow the first.
+    count: u8,
+    /// How many classes share one.
     sharing: u8,
 }
+
+const _: () = assert!(MAX_CLASSES <= PER_WORD, "a row for each pool");
 
 impl ClassNumbers {
     /// Of classes that are no pool's.
     pub(crate) const NONE: Self = Self {
-        own: [0; MAX_CLASSES],
-        shared: 0,
+        first: 0,
+        count: 0,
         sharing: 0,
     };
 
@@ -185,27 +194,28 @@ impl ClassNumbers {
     /// # Errors
     /// [`ConfigError::TooManyPools`].
     pub(crate) fn take(classes: usize, has_magazines: bool) -> Result<Self, ConfigError> {
-        let mut numbers = Self::NONE;
-        for (class, number) in numbers.own[..classes].iter_mut().enumerate() {
-            match has_magazines.then(|| TAKEN.take(OWN)).flatten() {
-                Some(own) => *number = own,
-                None => {
-                    // Rather of those that no class can have for itself.
-                    let shared = TAKEN.take(SHARED).or_else(|| TAKEN.take(OWN));
-                    numbers.shared = shared.ok_or(ConfigError::TooManyPools)?;
-                    numbers.sharing = (classes - class) as u8;
-                    break;
-                }
-            }
+        let count = classes as u8;
+        if has_magazines && let Some(first) = TAKEN.take(OWN, classes) {
+            return Ok(Self {
+                first,
+                count,
+                sharing: 0,
+            });
         }
-        Ok(numbers)
+        let shared = TAKEN.take(SHARED, 1);
+        Ok(Self {
+            first: shared.ok_or(ConfigError::TooManyPools)?,
+            count: 1,
+            sharing: count,
+        })
     }
 
-    /// The class's number, and whether it shares it with other classes of the pool.
-    pub(crate) fn of(&self, class: u8) -> (u16, bool) {
-        match self.own[usize::from(class)] {
-            0 => (self.shared, true),
-            own => (own, false),
+    /// The class's number.
+    pub(crate) fn of(&self, class: u8) -> u16 {
+        if self.sharing == 0 {
+            self.first + u16::from(class)
+        } else {
+            self.first
         }
     }
 
@@ -236,16 +246,17 @@ impl ClassNumbers {
         }
     }
 
-    fn taken(&self) -> impl Iterator<Item = u16> {
-        let all = self.own.iter().chain([&self.shared]);
-        all.copied().filter(|&number| number != 0)
+    fn taken(&self) -> Range<u16> {
+        self.first..self.first + u16::from(self.count)
     }
 }
 
 impl Drop for ClassNumbers {
     fn drop(&mut self) {
-        // By which whoever has the next pool that gets a number finds this one's magazines shut.
-        self.taken().for_each(|number| TAKEN.give_back(number));
+        if self.count > 0 {
+            // By which whoever has the next pool that gets a number finds this one's magazines shut, and nobody at them.
+            TAKEN.give_back(self.first, self.count.into());
+        }
     }
 }
 
@@ -267,12 +278,10 @@ mod tests {
         taken.sort_unstable();
         taken.dedup();
         assert_eq!(taken.len(), 6);
-        assert_eq!(first.of(1), (first.own[1], false));
+        assert_eq!(first.of(2), first.of(0) + 2);
         assert_eq!(first.sharing(), 0);
-        assert_eq!(
-            (third.of(0), third.of(1)),
-            ((third.shared, true), (third.shared, true))
-        );
+        assert!(!is_shared(first.of(2)) && is_shared(third.of(0)));
+        assert_eq!(third.of(0), third.of(1));
         assert_eq!(third.sharing(), 2);
     }
 }

@@ -330,9 +330,33 @@ fn refused_trim_leaves_memory_committed_and_usable() {
     drop(held);
 }
 
+/// Without memory for its magazines a thread goes without, to the depot, and asks again the next time.
+#[test]
+#[cfg(feature = "std")]
+fn thread_whose_magazines_are_refused_allocates_without() {
+    let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+    // So that the slab is there.
+    let held = pool.try_alloc(64).unwrap();
+    let caches = || pool.stats().thread_caches;
+    let first_use = || {
+        let requests = refuse_requests(0..u32::MAX, || {
+            drop(pool.try_alloc(64).unwrap());
+            assert_eq!(caches(), 1, "the other thread's");
+        });
+        assert_eq!(requests, 2, "by the allocation, and by the free");
+        drop(pool.try_alloc(64).unwrap());
+        assert_eq!(caches(), 2);
+    };
+    std::thread::scope(|scope| scope.spawn(first_use).join().unwrap());
+    assert_eq!(pool.stats().in_use(), 1);
+    drop(held);
+}
+
 /// A request to the system for each step of growth, and no more.
 #[test]
 fn each_growth_step_makes_one_system_request() {
+    // One that this thread needs, whatever it allocates from.
+    drop(SlabPool::builder().build().unwrap().try_alloc(1));
     for (growth, requests) in [(Growth::Slab, 8), (Growth::Double, 4)] {
         let pool = SlabPool::builder()
             .size_classes(SizeClasses::explicit(&[1024, 16384]).unwrap())

@@ -17,7 +17,7 @@ use crate::inner::Inner;
 use crate::local;
 use crate::magazine::Magazine;
 use crate::reclaim::SlabLayer;
-use crate::registry::{Registered, magazines, threads};
+use crate::registry::{Registry, magazines};
 use crate::sync::{Mutex, MutexGuard, Ordering, barrier_is_asymmetric, heavy_barrier};
 #[cfg(feature = "leak-tracking")]
 use crate::track::Record;
@@ -123,8 +123,8 @@ impl PausedPools {
 struct PausedPool {
     #[cfg(feature = "leak-tracking")]
     _tracked: Option<MutexGuard<'static, BTreeMap<u32, Record>>>,
-    _open: Vec<MutexGuard<'static, Open>>,
-    registry: MutexGuard<'static, Vec<Registered>>,
+    open: Vec<MutexGuard<'static, Open>>,
+    registry: MutexGuard<'static, Registry>,
     slabs: MutexGuard<'static, SlabLayer>,
     pool: &'static Inner,
 }
@@ -139,7 +139,7 @@ impl PausedPool {
         Self {
             #[cfg(feature = "leak-tracking")]
             _tracked: pool.tracker.as_ref().map(|tracker| tracker.live.lock()),
-            _open: pool.depot.open.iter().map(Mutex::lock).collect(),
+            open: pool.depot.open.iter().map(Mutex::lock).collect(),
             registry,
             slabs,
             pool,
@@ -152,21 +152,34 @@ impl PausedPool {
         magazines(&self.registry).for_each(|magazine| magazine.guard.back_out());
     }
 
-    /// For the child: the caches of threads that it does not have are for those that it starts, with all that
-    /// lies in them.
+    /// For the child: what lies in the caches of threads that it does not have goes to the depot, as if they had
+    /// ended. A closed pool has counted it all.
     fn detach_others(&mut self) {
-        for entry in &mut *self.registry {
-            entry.attached &= !local::is_known_to_be_anothers(&entry.cache);
+        if self.pool.closed.load(Ordering::Relaxed) {
+            return;
         }
-        self.slabs.slabs.set_threads(threads(&self.registry));
+        let (others, own): (Registry, Registry) =
+            (self.registry.drain(..)).partition(local::is_known_to_be_anothers);
+        *self.registry = own;
+        for cache in &others {
+            for ((class, magazine), open) in (0..).zip(cache.magazines()).zip(&mut self.open) {
+                magazine.acknowledge();
+                magazine.take_bottom(usize::MAX, |units| {
+                    for &unit in units {
+                        self.pool.depot.put_in(class, open, unit);
+                    }
+                });
+                self.pool.depot.note_open(class, open);
+            }
+            self.pool.take_over_counters(&self.registry, cache);
+        }
+        self.slabs.slabs.set_threads(self.registry.len());
         self.pool.no_cache_left.store(false, Ordering::Relaxed);
     }
 }
 
 impl Drop for PausedPool {
     fn drop(&mut self) {
-        // In the child too, where most owners are gone: a sweep can collect what is in their magazines,
-        // as before.
         magazines(&self.registry).for_each(|magazine| magazine.guard.lower(SHUT));
     }
 }
@@ -183,7 +196,7 @@ mod tests {
         let inner = NonNull::from(pool.inner());
         // SAFETY: the pool outlives `paused`.
         let paused = PausedPool::new(unsafe { inner.as_ref() });
-        let cache = paused.registry[0].cache.clone();
+        let cache = paused.registry[0].clone();
         let guard = &cache.magazine(0).guard;
         // As its owner does before it looks at the gate.
         guard.enter_to_put();
@@ -201,7 +214,7 @@ mod tests {
         use core::sync::atomic::{AtomicBool, Ordering};
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         drop(pool.try_alloc(64).unwrap());
-        let cache = pool.inner().registry.lock()[0].cache.clone();
+        let cache = pool.inner().registry.lock()[0].clone();
         let guard = &cache.magazine(0).guard;
         let (left, is_paused) = (AtomicBool::new(false), AtomicBool::new(false));
         assert!(guard.enter_slow());

@@ -121,7 +121,7 @@ impl ClassTable {
             };
         }
         let none = CoarseEntry {
-            place: Place::new(0, 0, (0, true)),
+            place: Place::new(0, 0, 0),
             bytes: 0,
         };
         let mut table = Box::new(Self {

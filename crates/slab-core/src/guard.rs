@@ -39,7 +39,8 @@
 //! has a real fence. Slower, never wrong.
 
 use crate::sync::{
-    AtomicU16, AtomicU32, AtomicU64, Backoff, Ordering, barrier_is_asymmetric, fence, light_barrier,
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64, Backoff, Ordering, barrier_is_asymmetric, fence,
+    light_barrier,
 };
 
 /// Somebody is about to take the contents; temporary, under the registry's lock.
@@ -63,7 +64,8 @@ const INSIDE: u64 = u64::MAX - 1;
 /// puts.
 pub(crate) const FIRST_PUT: u64 = 1 << 8;
 
-#[derive(Debug)]
+/// All zero it lets nobody pass on the fast paths, and is nobody's: see [`open`](Self::open).
+#[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Guard {
     puts: AtomicU64,
@@ -71,9 +73,10 @@ pub(crate) struct Guard {
     intent: AtomicU64,
     gate: AtomicU32,
     ceiling: AtomicU16,
-    capacity: u8,
-    /// Where the owner exchanges batches. Here because here is room.
-    lane: u8,
+    /// Written by the owner alone, when it [opens](Guard::open).
+    capacity: AtomicU8,
+    /// Where the owner exchanges batches. Here because here is room. As the capacity.
+    lane: AtomicU8,
 }
 
 /// The owner has announced that it will put or take: the word that says so, and the length.
@@ -97,17 +100,17 @@ fn length(puts: u64, takes: u64) -> usize {
 }
 
 impl Guard {
-    pub(crate) fn new(capacity: u8, lane: u8) -> Self {
-        let gate = if barrier_is_asymmetric() { 0 } else { FENCED };
-        Self {
-            puts: AtomicU64::new(FIRST_PUT),
-            takes: AtomicU64::new(FIRST_PUT.wrapping_neg()),
-            intent: AtomicU64::new(OUTSIDE),
-            gate: AtomicU32::new(gate),
-            ceiling: AtomicU16::new(if gate == 0 { capacity.into() } else { 0 }),
-            capacity,
-            lane,
-        }
+    /// Begins anew: empty, with nobody inside, and shut for these reasons. For the owner, while nobody else has the
+    /// guard: relaxed, because others get it from the owner.
+    pub(crate) fn open(&self, capacity: u8, lane: u8, reasons: u32) {
+        self.puts.store(FIRST_PUT, Ordering::Relaxed);
+        self.takes
+            .store(FIRST_PUT.wrapping_neg(), Ordering::Relaxed);
+        self.intent.store(OUTSIDE, Ordering::Relaxed);
+        self.capacity.store(capacity, Ordering::Relaxed);
+        self.lane.store(lane, Ordering::Relaxed);
+        let fenced = if barrier_is_asymmetric() { 0 } else { FENCED };
+        self.set_gate(fenced | reasons);
     }
 
     /// The puts so far (without what came by [`set_len`](Self::set_len)), and the length. Read by others
@@ -124,12 +127,12 @@ impl Guard {
     /// How many chunks fit, whether the gate is open or not.
     #[inline(always)]
     pub(crate) fn capacity(&self) -> usize {
-        self.capacity.into()
+        self.capacity.load(Ordering::Relaxed).into()
     }
 
     /// The lane of the depot in which the owner exchanges batches.
     pub(crate) fn lane(&self) -> u8 {
-        self.lane
+        self.lane.load(Ordering::Relaxed)
     }
 
     /// The owner's way in on the fast path, to take something off: it may [`take`](Self::take) if it then
@@ -262,9 +265,9 @@ impl Guard {
     }
 
     fn set_gate(&self, gate: u32) {
-        let ceiling = if gate == 0 { self.capacity.into() } else { 0 };
+        let ceiling = if gate == 0 { self.capacity() } else { 0 };
         self.gate.store(gate, Ordering::Relaxed);
-        self.ceiling.store(ceiling, Ordering::Relaxed);
+        self.ceiling.store(ceiling as u16, Ordering::Relaxed);
     }
 
     /// Is the owner inside by [`enter_slow`](Self::enter_slow)? A hint for a thread that has not shut it.

@@ -36,7 +36,7 @@ use crate::hardening::Hardening;
 use crate::magazine::Tally;
 use crate::oversize::Oversize;
 use crate::reclaim::SlabLayer;
-use crate::registry::{Registered, magazines};
+use crate::registry::{Registry, magazines};
 use crate::singles::Singles;
 use crate::slab::Slabs;
 use crate::sync::{
@@ -142,7 +142,7 @@ pub(crate) struct Inner {
     /// Episodes in which the system refuses slabs.
     pub(crate) commit_refusals: Episode,
     pub(crate) slabs: HandoffMutex<SlabLayer>,
-    pub(crate) registry: Mutex<Vec<Registered>>,
+    pub(crate) registry: Mutex<Registry>,
     pub(crate) closed: AtomicBool,
     /// Somebody waits for memory: what becomes free goes to its slab at once (see `wait`). Set under the
     /// mutex of the slab layer, before that of the registry is taken to raise the gates, and so before the
@@ -451,8 +451,8 @@ impl Inner {
         let mut live = 0;
         for class in 0..self.classes.count() as u8 {
             let mut tally = Tally::default();
-            for entry in registry.iter() {
-                let magazine = entry.cache.magazine(class);
+            for cache in registry.iter() {
+                let magazine = cache.magazine(class);
                 magazine.guard.wait_idle();
                 magazine.add_to(&mut tally);
             }

@@ -1,38 +1,45 @@
 //! Which magazines the current thread has in which pool.
 //!
-//! `CURRENT` is what the fast path reads: a table of pointers to magazines in a `const` thread-local without
-//! a destructor, so that reading it is one access relative to the thread pointer. It is indexed by the
-//! classes' [numbers](crate::directory).
-//! `OWNED` holds all caches of the thread and has the destructor; it is touched when a thread
+//! All that a thread may have lie in one [`Rack`], each where its class's [number](crate::directory) says. `RACK` is what
+//! the fast path reads: where that begins, in a `const` thread-local without a destructor, so that reading it is one
+//! access relative to the thread pointer. The fast path asks nothing else. Where a thread has no magazine, its rack has
+//! zeros, which refuse as an empty magazine does that has no capacity; and a thread that has no rack, because it uses
+//! no pool yet or ends, has one of zeros in common with all others, `NO_RACK`. (mimalloc's threads begin with an empty
+//! heap that all have in common: Leijen, Zorn and de Moura, "Mimalloc: Free List Sharding in Action", 2019.)
+//!
+//! `OWNED` holds all caches of the thread, and its rack, and has the destructor; it is touched when a thread
 //! first uses a pool, when magazine and depot have nothing, and at thread exit.
 //!
 //! When a pool has ended, its numbers go to other pools, and threads may still have its magazines there. That
 //! is harmless, because a pool that closes raises the gates of all its magazines for ever, so the stale
 //! magazine refuses. (It closes before its numbers go to another, and whoever has a handle or a chunk of
 //! that other pool got it later.) The slow paths begin with the same look-up; if it gives nothing they go to
-//! `OWNED`, where pools are identified by an id that is never used again, and put the right magazines into
-//! `CURRENT`. Classes that share their number are always looked for in `OWNED`.
+//! `OWNED`, where pools are identified by an id that is never used again. A thread that meets the other pool there
+//! opens its magazines in the place of the stale ones, which no one has any more: their pool was the last.
+//! Classes that share their number have their magazines elsewhere, and are always looked for in `OWNED`.
 
-use crate::directory::NUMBERS;
+use crate::directory::{NUMBERS, is_shared};
 use crate::inner::{Handle, Inner};
 use crate::magazine::Magazine;
-use crate::place::{ENTRY_BYTES, Place};
-use crate::sync::{thread_local, with_thread_local};
-use crate::thread_cache::ThreadCache;
+use crate::place::Place;
+use crate::sync::{MODELLED, thread_local, with_thread_local};
+use crate::thread_cache::{Rack, ThreadCache};
 use core::cell::{Cell, RefCell};
-use core::ptr::null;
 use std::sync::{Arc, Weak};
 use std::vec::Vec;
 
-type Entry = Cell<*const Magazine>;
+/// Whose thread has no rack. It takes no place in a program's file.
+#[cfg(not(any(loom, shuttle)))]
+static NO_RACK: [Magazine; NUMBERS] = {
+    // SAFETY: zero is a value of a magazine: `Magazine: Zeroable`.
+    unsafe { core::mem::zeroed() }
+};
 
-const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES);
-
-#[expect(
-    clippy::declare_interior_mutable_const,
-    reason = "a value to begin with"
-)]
-const EMPTY: Entry = Cell::new(null());
+#[cfg(not(any(loom, shuttle)))]
+const NONE: *const Magazine = (&raw const NO_RACK).cast();
+/// Atomics of a model checker are no constants: there, the fast path does ask.
+#[cfg(any(loom, shuttle))]
+const NONE: *const Magazine = core::ptr::null();
 
 struct Owned {
     id: u64,
@@ -40,143 +47,152 @@ struct Owned {
     cache: Arc<ThreadCache>,
 }
 
+struct List {
+    rack: Option<Arc<Rack>>,
+    caches: Vec<Owned>,
+}
+
 /// Flushes and gives back the caches of a thread that ends.
-struct OwnedList(RefCell<Vec<Owned>>);
+struct OwnedList(RefCell<List>);
 
 thread_local! {
-    static CURRENT: [Entry; NUMBERS] = const {
-        [EMPTY; NUMBERS]
+    static RACK: Cell<*const Magazine> = const { Cell::new(NONE) };
+    static OWNED: OwnedList = const {
+        OwnedList(RefCell::new(List { rack: None, caches: Vec::new() }))
     };
-    static OWNED: OwnedList = const { OwnedList(RefCell::new(Vec::new())) };
 }
 
-/// The entry of a class; the first one, which is empty, of none.
 #[inline(always)]
-fn entry(table: &[Entry; NUMBERS], place: Option<Place>) -> &Entry {
-    // SAFETY: the offset of a number's entry, and numbers are below `NUMBERS`.
-    let entry = unsafe { table.as_ptr().byte_add(Place::entry_offset(place)) };
-    // SAFETY: an entry of `table`, which is borrowed as long.
-    unsafe { &*entry }
+fn rack<R>(f: impl FnOnce(&Cell<*const Magazine>) -> R) -> R {
+    with_thread_local(&RACK, || Cell::new(NONE), f)
 }
 
-/// The fast table.
-#[inline(always)]
-fn current<R>(f: impl FnOnce(&[Entry; NUMBERS]) -> R) -> R {
-    with_thread_local(&CURRENT, || [EMPTY; NUMBERS], f)
-}
-
-/// Runs `f` on this thread's magazine of the class, if the fast table has it. Never without a class.
+/// Runs `f` on what lies in this thread's rack for the class: its magazine, or one that refuses. (Or not, if there is
+/// none.)
 #[inline(always)]
 pub(crate) fn with_magazine<R>(
     place: Option<Place>,
     f: impl FnOnce(&Magazine) -> Option<R>,
 ) -> Option<R> {
-    current(|table| {
-        let magazine = entry(table, place).get();
-        if magazine.is_null() {
-            return None;
-        }
-        // SAFETY: a magazine of a cache whose `Arc` lies in `OWNED`; before that `Arc` goes, the entry is
-        // cleared, on this same thread.
-        f(unsafe { &*magazine })
-    })
+    let rack = rack(Cell::get);
+    if MODELLED && rack.is_null() {
+        return None;
+    }
+    // SAFETY: the offset of a number's magazine, and a rack has one for each number.
+    let magazine = unsafe { rack.byte_add(Place::offset_of::<Magazine>(place)) };
+    let magazine = in_one_register(magazine);
+    // SAFETY: in `NO_RACK`, or in the rack that lies in `OWNED`; before that goes, `RACK` no longer leads to it, on this
+    // same thread.
+    f(unsafe { &*magazine })
 }
 
-/// As [`with_magazine`], for the slow paths: also finds the magazine of a class that shares its number. `f` runs no
-/// foreign code. The pool is known by its id: when `f` gives up a chunk, the pool may be gone before this returns,
-/// but a reference argument would have to stay valid until then.
+/// Has the compiler add up the address once, where it would give two registers to each load: some processors then forward
+/// the owner's last store late (`ARCHITECTURE.md`, "The rack of magazines").
+#[inline(always)]
+#[allow(clippy::pointers_in_nomem_asm_block, reason = "nothing is read")]
+fn in_one_register(magazine: *const Magazine) -> *const Magazine {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    let magazine = {
+        let sum;
+        // SAFETY: no instruction at all.
+        unsafe {
+            core::arch::asm!("/* {0} */", inout(reg) magazine => sum, options(pure, nomem, nostack, preserves_flags));
+        }
+        sum
+    };
+    magazine
+}
+
+/// As [`with_magazine`], for the slow paths: never a magazine of nobody's, but also that of a class that shares its
+/// number. `f` runs no foreign code. The pool is known by its id: when `f` gives up a chunk, the pool may be gone before
+/// this returns, but a reference argument would have to stay valid until then.
 pub(crate) fn with_owned_magazine<R>(
     pool_id: u64,
     place: Place,
     f: impl FnOnce(&Magazine) -> Option<R>,
 ) -> Option<R> {
-    if !place.shares_number() {
-        return with_magazine(Some(place), f);
+    if !is_shared(place.number()) {
+        return with_magazine(Some(place), |magazine| {
+            if magazine.is_somebodys() {
+                f(magazine)
+            } else {
+                None
+            }
+        });
     }
-    let run = |owned: &OwnedList| {
-        let mut list = owned.0.try_borrow_mut().ok()?;
-        let found = list.iter().position(|known| known.id == pool_id)?;
+    with_list(|list| {
+        let found = list.caches.iter().position(|known| known.id == pool_id)?;
         // To the front: it is probably the next to be looked for.
-        list.swap(0, found);
-        f(list[0].cache.magazine(place.class()))
-    };
-    OWNED.try_with(run).ok().flatten()
+        list.caches.swap(0, found);
+        f(list.caches[0].cache.magazine(place.class()))
+    })
 }
 
-/// This thread's cache in the pool, made by `register` if there is none yet. `None` while the
-/// thread's thread-locals are being destroyed, or if `register` gives none.
-pub(crate) fn attach(
-    pool: &Inner,
-    home: &Weak<Handle>,
-    register: impl FnOnce() -> Option<Arc<ThreadCache>>,
-) -> Option<Arc<ThreadCache>> {
+/// `None` while the list is in use, and while the thread's thread-locals are being destroyed.
+fn with_list<R>(f: impl FnOnce(&mut List) -> Option<R>) -> Option<R> {
     OWNED
-        .try_with(|owned| {
-            let mut list = owned.0.try_borrow_mut().ok()?;
-            let cache = match list.iter().find(|known| known.id == pool.id) {
-                Some(known) => Arc::clone(&known.cache),
-                None => {
-                    forget_closed_pools(&mut list);
-                    let cache = register()?;
-                    list.push(Owned {
-                        id: pool.id,
-                        home: Weak::clone(home),
-                        cache: Arc::clone(&cache),
-                    });
-                    cache
-                }
-            };
-            current(|table| {
-                for (class, magazine) in (0..).zip(cache.magazines()) {
-                    let place = pool.classes.place(class);
-                    if !place.shares_number() {
-                        entry(table, Some(place)).set(magazine);
-                    }
-                }
+        .try_with(|owned| f(&mut *owned.0.try_borrow_mut().ok()?))
+        .ok()
+        .flatten()
+}
+
+/// This thread's cache in the pool, if it has one.
+pub(crate) fn cache_in(pool_id: u64) -> Option<Arc<ThreadCache>> {
+    with_list(|list| {
+        let known = list.caches.iter().find(|known| known.id == pool_id)?;
+        Some(Arc::clone(&known.cache))
+    })
+}
+
+/// This thread's cache in the pool, registered if there is none yet. `None` while the thread's thread-locals are being
+/// destroyed, if the pool gives none, or if there is no memory for it.
+pub(crate) fn attach(pool: &Inner) -> Option<Arc<ThreadCache>> {
+    cache_in(pool.id).or_else(|| {
+        with_list(|list| {
+            // Keeps the list as short as the number of living pools.
+            (list.caches).retain(|known| known.home.strong_count() > 0);
+            let cache = pool.register(own_rack(list)?)?;
+            list.caches.push(Owned {
+                id: pool.id,
+                home: Weak::clone(&pool.home),
+                cache: Arc::clone(&cache),
             });
             Some(cache)
         })
-        .ok()
-        .flatten()
+    })
+}
+
+/// For a thread that has no magazines in the pool at hand: as long as it has no rack, it says in one that it has in common
+/// with other threads what it is about to do, and they wait for each other's cache lines.
+pub(crate) fn have_rack() {
+    if !MODELLED && rack(Cell::get) == NONE {
+        with_list(|list| own_rack(list).map(|_| ()));
+    }
+}
+
+#[cold]
+fn own_rack(list: &mut List) -> Option<&Arc<Rack>> {
+    if list.rack.is_none() {
+        let new = Arc::new(Rack::new(NUMBERS).ok()?);
+        rack(|rack| rack.set(new.first().as_ptr()));
+        list.rack = Some(new);
+    }
+    list.rack.as_ref()
 }
 
 /// Is the cache surely not this thread's? `false` while the thread's list is in use or gone: then nobody knows.
 #[cfg(all(target_os = "linux", not(any(loom, shuttle, miri))))]
 pub(crate) fn is_known_to_be_anothers(cache: &Arc<ThreadCache>) -> bool {
-    let is_in = |list: &[Owned]| list.iter().any(|known| Arc::ptr_eq(&known.cache, cache));
-    let look = |owned: &OwnedList| owned.0.try_borrow().is_ok_and(|list| !is_in(&list));
-    OWNED.try_with(look).unwrap_or(false)
-}
-
-/// Keeps the list as short as the number of living pools.
-fn forget_closed_pools(list: &mut Vec<Owned>) {
-    list.retain(|known| {
-        let alive = known.home.strong_count() > 0;
-        if !alive {
-            clear_entries(&known.cache);
-        }
-        alive
-    });
-}
-
-/// Another pool's magazines may be where the cache's once were; those stay.
-fn clear_entries(cache: &ThreadCache) {
-    let magazines = cache.magazines().as_ptr_range();
-    current(|table| {
-        for entry in table {
-            if magazines.contains(&entry.get()) {
-                entry.set(null());
-            }
-        }
-    });
+    let is_in = |list: &List| (list.caches.iter()).any(|known| Arc::ptr_eq(&known.cache, cache));
+    with_list(|list| Some(!is_in(list))).unwrap_or(false)
 }
 
 impl Drop for OwnedList {
     fn drop(&mut self) {
-        for owned in self.0.get_mut().drain(..) {
-            // From here on the thread frees into the pool without a cache, also from destructors
-            // of other thread-locals that run later: `attach` gives `None` by now.
-            clear_entries(&owned.cache);
+        // From here on the thread frees into the pools without its caches, also from destructors
+        // of other thread-locals that run later: `attach` gives `None` by now.
+        rack(|rack| rack.set(NONE));
+        for owned in self.0.get_mut().caches.drain(..) {
             // A pool whose last handle is gone has already counted what was cached here.
             if let Some(handle) = owned.home.upgrade() {
                 handle.inner().detach(&owned.cache);
@@ -187,26 +203,10 @@ impl Drop for OwnedList {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::{OWNED, current, with_owned_magazine};
-    use crate::{SizeClasses, SlabPool};
+    use super::{NONE, OWNED, with_owned_magazine};
+    use crate::{Mode, SizeClasses, SlabPool};
+    use core::cell::Cell;
     use core::mem::ManuallyDrop;
-
-    /// What `with_magazine` relies on.
-    fn assert_entries_lead_to_owned_caches() {
-        let assert_all = |list: &[super::Owned]| {
-            current(|table| {
-                assert!(table[0].get().is_null());
-                for entry in table.iter().filter(|entry| !entry.get().is_null()) {
-                    let in_cache = |known: &super::Owned| {
-                        let magazines = known.cache.magazines().as_ptr_range();
-                        magazines.contains(&entry.get())
-                    };
-                    assert!(list.iter().any(in_cache), "{entry:?}");
-                }
-            });
-        };
-        OWNED.with(|owned| assert_all(&owned.0.borrow()));
-    }
 
     /// A cache takes 512 bytes a class, and a thread may meet any number of pools in its life.
     #[test]
@@ -218,18 +218,38 @@ mod tests {
             pool
         };
         let open = || open_with(SizeClasses::network());
-        let owned = || OWNED.with(|owned| owned.0.borrow().len());
+        let owned = || OWNED.with(|owned| owned.0.borrow().caches.len());
         let before = owned();
         let living = open();
         // Miri takes seconds for each.
         for _ in 0..if cfg!(miri) { 2 } else { 10 } {
             drop(open());
             assert!(owned() <= before + 2, "{}", owned());
-            // Has fewer entries, so it leaves others as the pool before left them.
+            // Has fewer magazines, so it leaves others as the pool before left them.
             drop(open_with(SizeClasses::explicit(&[64]).unwrap()));
-            assert_entries_lead_to_owned_caches();
         }
         drop(living);
+    }
+
+    /// Otherwise threads that have no use for magazines wait for each other's stores to the magazines of zeros.
+    #[test]
+    fn threads_have_a_rack_of_their_own_from_the_first_use_of_a_pool_until_they_end() {
+        const MODES: [Mode; 2] = [Mode::ThreadCached, Mode::DepotOnly];
+        for mode in MODES {
+            let pool = SlabPool::builder().mode(mode).max_memory(1 << 20);
+            let pool = pool.build().unwrap();
+            let (id, place) = (pool.inner().id, pool.inner().classes.place(0));
+            let has_any = || with_owned_magazine(id, place, |_| Some(())).is_some();
+            let look = || {
+                let before = (super::rack(Cell::get) == NONE, has_any());
+                drop(pool.try_alloc(1).unwrap());
+                let after = (super::rack(Cell::get) == NONE, has_any());
+                (before, after)
+            };
+            let (before, after) = std::thread::scope(|scope| scope.spawn(look).join().unwrap());
+            assert_eq!(before, (true, false));
+            assert_eq!(after, (false, mode == Mode::ThreadCached));
+        }
     }
 
     /// A chunk that is in a magazine keeps no pool alive: another thread may end the pool while the look-up in

@@ -13,7 +13,7 @@
 
 use crate::geometry::BATCH_MAX;
 use crate::guard::{FIRST_PUT, Guard, SHUT, TAKEN};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Zeroable};
 use crate::units::{move_to_front, read_units, with_units, write_units};
 use arrayvec::ArrayVec;
 
@@ -37,6 +37,8 @@ fn bump(counter: &AtomicU64, by: u64) {
 ///
 /// There is no counter of allocations: a chunk that is in no slab, not in the depot and in no
 /// magazine is in a caller's hand, so `allocations = frees + chunks in callers' hands`.
+///
+/// All zero it is nobody's, and refuses: see [`open`](Self::open).
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Magazine {
@@ -70,17 +72,44 @@ pub(crate) enum Source {
     Slab,
 }
 
-impl Magazine {
-    pub(crate) fn new(capacity: u8, lane: u8) -> Self {
-        debug_assert!(usize::from(capacity) <= SLOTS);
+// SAFETY: integers, and zero is a value of each.
+unsafe impl Zeroable for Magazine {}
+
+/// All zero.
+#[cfg(any(test, loom, shuttle))]
+impl Default for Magazine {
+    fn default() -> Self {
         Self {
-            guard: Guard::new(capacity, lane),
+            guard: Guard::default(),
             refilled: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             from_depot: AtomicU64::new(0),
             from_slab: AtomicU64::new(0),
             slots: core::array::from_fn(|_| AtomicU32::new(0)),
         }
+    }
+}
+
+impl Magazine {
+    /// Begins anew, empty. For the owner, while nobody else has the magazine.
+    pub(crate) fn open(&self, capacity: u8, lane: u8, gates: u32) {
+        debug_assert!(usize::from(capacity) <= SLOTS);
+        self.guard.open(capacity, lane, gates);
+        for counter in [
+            &self.refilled,
+            &self.flushed,
+            &self.from_depot,
+            &self.from_slab,
+        ] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Has it been opened, ever?
+    // Without thread-locals nobody asks.
+    #[cfg_attr(not(feature = "std"), allow(dead_code))]
+    pub(crate) fn is_somebodys(&self) -> bool {
+        self.guard.capacity() > 0
     }
 
     #[inline(always)]
@@ -306,7 +335,40 @@ impl Magazine {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::guard::FENCED;
+    use crate::guard::{CLOSED, FENCED};
+
+    fn opened() -> Magazine {
+        let magazine = Magazine::default();
+        magazine.open(SLOTS as u8, 0, 0);
+        magazine
+    }
+
+    /// As those are that a thread finds where it has none.
+    #[test]
+    fn magazine_of_zeros_refuses_until_it_is_opened() {
+        let magazine = Magazine::default();
+        for _ in 0..2 {
+            assert!(!magazine.is_somebodys());
+            assert_eq!(magazine.try_pop(), None);
+            assert!(!magazine.try_push(1));
+            assert!(!magazine.try_pop_many(1, &mut ArrayVec::<u32, 4>::new()));
+            assert!(!magazine.try_push_many(&[1]));
+            assert!(!magazine.try_push_many(&[]));
+        }
+        magazine.open(2, 3, 0);
+        assert!(magazine.is_somebodys());
+        assert_eq!((magazine.guard.capacity(), magazine.guard.lane()), (2, 3));
+        assert!(magazine.guard.enter_slow());
+        assert!(magazine.push(1) && magazine.push(2) && !magazine.push(3));
+        magazine.guard.leave_slow();
+        // For another pool: nothing is left of what it was.
+        magazine.guard.raise(CLOSED | TAKEN);
+        magazine.open(SLOTS as u8, 0, 0);
+        let mut tally = Tally::default();
+        magazine.add_to(&mut tally);
+        assert_eq!((tally.cached, tally.frees, magazine.len()), (0, 0, 0));
+        assert!(magazine.guard.enter_slow() && magazine.push(1));
+    }
 
     #[test]
     fn hot_words_share_one_cache_line() {
@@ -319,7 +381,7 @@ mod tests {
 
     #[test]
     fn take_bottom_takes_the_oldest_chunks_first() {
-        let magazine = Magazine::new(SLOTS as u8, 0);
+        let magazine = opened();
         for unit in 0..magazine.guard.capacity() as u32 {
             assert!(magazine.push(unit));
         }
@@ -338,7 +400,7 @@ mod tests {
 
     #[test]
     fn refill_stops_at_capacity() {
-        let magazine = Magazine::new(SLOTS as u8, 0);
+        let magazine = opened();
         let units: Vec<u32> = (0..200).collect();
         assert_eq!(magazine.refill(&units), SLOTS);
         assert_eq!(magazine.refill(&units), 0);
@@ -352,7 +414,7 @@ mod tests {
         if !crate::sync::barrier_is_asymmetric() {
             return; // The fast paths are shut for ever.
         }
-        let magazine = Magazine::new(SLOTS as u8, 0);
+        let magazine = opened();
         let mut out = ArrayVec::<u32, 4>::new();
         assert!(!magazine.try_pop_many(4, &mut out), "empty");
         assert_eq!(magazine.refill(&[1, 2, 3, 4, 5]), 5);
@@ -377,7 +439,7 @@ mod tests {
         if !crate::sync::barrier_is_asymmetric() {
             return;
         }
-        let magazine = Magazine::new(SLOTS as u8, 0);
+        let magazine = opened();
         magazine.shut();
         assert!(!magazine.try_push(1), "shut");
         magazine.take(|_| panic!("there is nothing"));
@@ -392,7 +454,7 @@ mod tests {
     #[test]
     fn without_membarrier_only_the_slow_path_is_used() {
         const ROUNDS: u32 = if cfg!(miri) { 50 } else { 100_000 };
-        let magazine = Magazine::new(SLOTS as u8, 0);
+        let magazine = opened();
         magazine.guard.raise(FENCED);
         assert!(!magazine.try_push(0));
         assert_eq!(magazine.try_pop(), None);

@@ -269,6 +269,10 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
 }
 
 /// Takes what is in the magazine, as a reclaimer does.
+fn thread_cache() -> Arc<ThreadCache> {
+    Arc::new(ThreadCache::apart(&classes(), 0, 0).unwrap())
+}
+
 fn take(cache: &ThreadCache) -> Vec<u32> {
     let magazine = cache.magazine(0);
     magazine.shut();
@@ -285,7 +289,7 @@ fn take(cache: &ThreadCache) -> Vec<u32> {
 #[test]
 fn model_guard_owner_against_taker() {
     model(None, || {
-        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        let cache = thread_cache();
         assert!(cache.magazine(0).try_push(0));
         let taker = {
             let cache = cache.clone();
@@ -312,7 +316,7 @@ fn model_guard_owner_against_taker() {
 #[test]
 fn model_guard_batches_against_taker() {
     model(None, || {
-        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        let cache = thread_cache();
         assert!(cache.magazine(0).try_push_many(&[0, 1]));
         let taker = {
             let cache = cache.clone();
@@ -335,7 +339,7 @@ fn model_guard_batches_against_taker() {
 #[test]
 fn model_guard_without_membarrier() {
     model(None, || {
-        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        let cache = thread_cache();
         let magazine = cache.magazine(0);
         magazine.guard.raise(FENCED);
         assert!(!magazine.try_push(0), "the fast path is shut");
@@ -372,7 +376,7 @@ fn model_guard_read_while_the_owner_goes_on() {
     for slowly in [false, true] {
         model(None, move || {
             let _no_barriers = membarrier::install(None);
-            let cache = Arc::new(ThreadCache::new(0, &classes()));
+            let cache = thread_cache();
             let reader = {
                 let cache = cache.clone();
                 thread::spawn(move || {
@@ -407,7 +411,7 @@ fn model_guard_read_while_the_owner_goes_on() {
 #[test]
 fn model_guard_owner_acknowledges_between_takers() {
     model(Some(BOUND), || {
-        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        let cache = thread_cache();
         let lock = Arc::new(crate::sync::Mutex::new(()));
         assert!(cache.magazine(0).try_push(0));
         let taker = {
@@ -447,8 +451,8 @@ fn model_guard_owner_acknowledges_between_takers() {
     });
 }
 
-/// A pool ends, and another gets its entry in the threads' tables, in which a thread still has a magazine of the
-/// first: that one is shut. (The end of a pool issues a barrier, too; here the entry alone has to bring the news,
+/// A pool ends, and another gets its place in the threads' racks, where a thread still has a magazine of the
+/// first: that one is shut, and can be opened anew. (The end of a pool issues a barrier, too; here the entry alone has to bring the news,
 /// and the owner has no fence, as with `membarrier`.)
 #[test]
 fn model_number_of_a_closed_pool_goes_to_another() {
@@ -457,8 +461,8 @@ fn model_number_of_a_closed_pool_goes_to_another() {
         let _no_barriers = membarrier::install(None);
         let numbers = ClassNumbers::take(1, true).unwrap();
         let number = numbers.of(0);
-        assert_ne!(number.0, 0, "that one stays empty");
-        let cache = Arc::new(ThreadCache::new(0, &classes()));
+        assert_ne!(number, 0, "that one is nobody's");
+        let cache = thread_cache();
         assert!(cache.magazine(0).try_push(0));
         let closer = {
             let cache = cache.clone();
@@ -468,15 +472,20 @@ fn model_number_of_a_closed_pool_goes_to_another() {
             })
         };
         let next = ClassNumbers::take(1, true).unwrap();
-        assert_ne!(next.of(0).0, 0);
-        if next.of(0) == number {
+        assert_ne!(next.of(0), 0);
+        let is_same = next.of(0) == number;
+        let magazine = cache.magazine(0);
+        if is_same {
             SAME.set(true);
-            let magazine = cache.magazine(0);
             assert_eq!(magazine.try_pop(), None, "it is another pool's");
             assert!(!magazine.try_push(1), "it would be lost");
             assert!(!magazine.guard.enter_slow());
+            magazine.open(2, 0, 0);
         }
         closer.join().unwrap();
+        // The former owner has done all that it does before the number is another's.
+        assert_eq!(magazine.try_push(2), is_same);
+        assert_eq!(magazine.try_pop(), is_same.then_some(2));
     });
     assert!(SAME.replace(false), "one got the other's");
 }

@@ -1,11 +1,11 @@
 //! In place of `local` where there is no `std`, and so no thread-locals: no thread has magazines,
 //! and everything goes through the depot.
 
-use crate::inner::{Handle, Inner};
+use crate::inner::Inner;
 use crate::magazine::Magazine;
 use crate::place::Place;
 use crate::thread_cache::ThreadCache;
-use alloc::sync::{Arc, Weak};
+use alloc::sync::Arc;
 
 #[inline(always)]
 pub(crate) fn with_magazine<R>(
@@ -23,10 +23,12 @@ pub(crate) fn with_owned_magazine<R>(
     None
 }
 
-pub(crate) fn attach(
-    _: &Inner,
-    _: &Weak<Handle>,
-    _: impl FnOnce() -> Option<Arc<ThreadCache>>,
-) -> Option<Arc<ThreadCache>> {
+pub(crate) fn cache_in(_: u64) -> Option<Arc<ThreadCache>> {
     None
 }
+
+pub(crate) fn attach(_: &Inner) -> Option<Arc<ThreadCache>> {
+    None
+}
+
+pub(crate) fn have_rack() {}

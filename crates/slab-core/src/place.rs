@@ -3,20 +3,18 @@
 use crate::class::MAX_CLASSES;
 use core::num::NonZeroU64;
 
-/// The size of an entry in a table that is indexed by number, which is a pointer; all pointers have 64 bits here.
-pub(crate) const ENTRY_BYTES: usize = 8;
-
-/// A class of a pool in one word, which saves the fast paths some instructions and a load. Its lower half is
-/// left to a chunk's unit; in the upper half are
+/// A class of a pool in one word, which saves the fast paths some instructions and a load: where a class's entries
+/// are in the directory, and where its magazine is among a thread's, is one shift away. Its lower half is left to a
+/// chunk's unit; in the upper half are
 ///
 /// | bits | what |
 /// |---|---|
 /// | 32..38 | the class's [`count_shift`](crate::geometry::Geometry::count_shift) |
 /// | 38..43 | the class |
 /// | 43 | free for others' marks |
-/// | 44 | set if other classes of the pool have the same number |
-/// | 45 | one |
-/// | 50..64 | the class's [number](crate::directory), not zero, times [`ENTRY_BYTES`]: where its entries are |
+/// | 44 | one |
+/// | 45..54 | zero, so that a shift also multiplies |
+/// | 54..64 | the class's [number](crate::directory), not zero |
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Place(NonZeroU64);
@@ -28,24 +26,19 @@ impl Place {
     const CLASSES: u64 = 1 << 5;
     /// A bit that a place does not use.
     pub(crate) const MARK: u64 = 1 << 43;
-    const SHARES_NUMBER: u64 = 1 << 44;
     /// The bit that is set in every place.
-    pub(crate) const SET_BIT: u32 = 45;
-    const OFFSET_SHIFT: u32 = 50;
+    pub(crate) const SET_BIT: u32 = 44;
+    const NUMBER_SHIFT: u32 = 54;
     /// How many numbers there is room for.
-    pub(crate) const NUMBERS: usize = (1 << (64 - Self::OFFSET_SHIFT)) / ENTRY_BYTES;
+    pub(crate) const NUMBERS: usize = 1 << (64 - Self::NUMBER_SHIFT);
 
-    pub(crate) fn new(class: u8, count_shift: u32, (number, shared): (u16, bool)) -> Self {
+    pub(crate) fn new(class: u8, count_shift: u32, number: u16) -> Self {
         debug_assert!(count_shift < 64 && u64::from(class) < Self::CLASSES);
         debug_assert!(usize::from(number) < Self::NUMBERS);
-        let offset = u64::from(number) * ENTRY_BYTES as u64;
-        let mut bits = offset << Self::OFFSET_SHIFT
+        let bits = u64::from(number) << Self::NUMBER_SHIFT
             | u64::from(class) << Self::CLASS_SHIFT
             | u64::from(count_shift) << 32
             | 1 << Self::SET_BIT;
-        if shared {
-            bits |= Self::SHARES_NUMBER;
-        }
         Self(NonZeroU64::new(bits).expect("one bit is always set"))
     }
 
@@ -54,18 +47,30 @@ impl Place {
         (self.0.get() >> Self::CLASS_SHIFT & (Self::CLASSES - 1)) as u8
     }
 
-    /// Where the class's entry is in a table that is indexed by number, in bytes from its start. Of no place it is zero,
-    /// the entry of the number that no class has. By one shift: both are zero bits.
+    /// Where the class's `T` is in a table that is indexed by number, in bytes from its start. Of no place it is zero,
+    /// that of the number that no class has. By one shift, if `T` has one of the sizes that the fast paths meet: both
+    /// are zero bits.
     #[inline(always)]
-    pub(crate) fn entry_offset(place: Option<Self>) -> usize {
-        (place.map_or(0, |place| place.0.get()) >> Self::OFFSET_SHIFT) as usize
+    pub(crate) fn offset_of<T>(place: Option<Self>) -> usize {
+        const {
+            assert!(
+                Self::SET_BIT < Self::NUMBER_SHIFT - 9,
+                "not part of an offset"
+            )
+        };
+        let bits = place.map_or(0, |place| place.0.get());
+        match size_of::<T>() {
+            8 => (bits >> (Self::NUMBER_SHIFT - 3)) as usize,
+            512 => (bits >> (Self::NUMBER_SHIFT - 9)) as usize,
+            size => (bits >> Self::NUMBER_SHIFT) as usize * size,
+        }
     }
 
-    /// Do other classes of the pool have the same number? If so, no thread's table leads to their magazines.
+    /// The class's [number](crate::directory).
     // Without thread-locals nobody asks.
     #[cfg_attr(not(feature = "std"), allow(dead_code))]
-    pub(crate) fn shares_number(self) -> bool {
-        self.0.get() & Self::SHARES_NUMBER != 0
+    pub(crate) fn number(self) -> u16 {
+        (self.0.get() >> Self::NUMBER_SHIFT) as u16
     }
 
     /// For `wrapping_shr`, which uses the lowest bits only: those above may not be zero, and masking them
@@ -95,18 +100,20 @@ mod tests {
     #[test]
     fn place_holds_its_class_its_shift_and_its_number() {
         for class in [0, 1, MAX_CLASSES as u8 - 1] {
-            for shared in [false, true] {
-                for (count_shift, number) in [(0, 1), (5, 8), (63, Place::NUMBERS as u16 - 1)] {
-                    let place = Place::new(class, count_shift, (number, shared));
-                    assert_eq!(place.class(), class);
-                    assert_eq!(place.count_shift() % 64, count_shift);
-                    assert_eq!(Place::entry_offset(Some(place)), usize::from(number) * 8);
-                    assert_eq!(place.shares_number(), shared);
-                    assert_eq!(place.bits().get() as u32, 0, "the unit's half");
-                    assert_eq!(place.bits().get() & Place::MARK, 0, "the mark's bit");
-                }
+            for (count_shift, number) in [(0, 1), (5, 8), (63, Place::NUMBERS as u16 - 1)] {
+                let place = Place::new(class, count_shift, number);
+                assert_eq!(place.class(), class);
+                assert_eq!(place.count_shift() % 64, count_shift);
+                assert_eq!(place.number(), number);
+                let at = usize::from(number);
+                assert_eq!(Place::offset_of::<u64>(Some(place)), at * 8);
+                assert_eq!(Place::offset_of::<[u64; 64]>(Some(place)), at * 512);
+                assert_eq!(Place::offset_of::<[u64; 3]>(Some(place)), at * 24);
+                assert_eq!(place.bits().get() as u32, 0, "the unit's half");
+                assert_eq!(place.bits().get() & Place::MARK, 0, "the mark's bit");
             }
         }
-        assert_eq!(Place::entry_offset(None), 0);
+        assert_eq!(Place::offset_of::<u64>(None), 0);
+        assert_eq!(Place::offset_of::<[u64; 64]>(None), 0);
     }
 }

@@ -39,16 +39,16 @@ use core::ptr::NonNull;
 ///
 /// # Many pools
 /// A process has 511 numbers for the size classes of its pools with magazines, typed slabs and allocators
-/// included: enough for 36 pools with the 14 classes of [`SizeClasses::network`]. A pool takes them when it
-/// is built and gives them back when its last chunk is freed. Classes beyond that work the same, but each of
-/// their allocations and frees looks for the magazine in a list of the thread's pools, which takes longer;
-/// [`PoolStats::slow_classes`] tells how many they are.
+/// included: enough for 32 pools with the 14 classes of [`SizeClasses::network`], which take them in rows. A pool takes
+/// them when it is built and gives them back when its last chunk is freed. A pool beyond that works the same, but each of
+/// its allocations and frees looks for the magazine in a list of the thread's pools, which takes longer;
+/// [`PoolStats::slow_classes`] tells how many classes have to.
 /// A program with a pool per tenant or per core should give each fewer [classes](SizeClasses::explicit), or
 /// let several share a pool.
 ///
-/// A pool that finds none of these left, and one without magazines, takes one number for all of its classes, of 1024
-/// others while they last. So 1024 pools are always possible, and never more than 1535 (without the feature `std` 64,
-/// and 127): another is refused as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
+/// A pool that finds no row for its classes, and one without magazines, takes one number for all of them, of 512
+/// others. So 512 pools are always possible, and never more than 1023 (without the feature `std` 127): another is refused
+/// as [`ConfigError::TooManyPools`](crate::ConfigError::TooManyPools).
 ///
 /// # Fork
 /// On Linux, with the feature `std`, the child of a `fork` may use the pools that it inherits, whatever

@@ -28,7 +28,7 @@ use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
 use crate::inner::Inner;
 use crate::magazine::Magazine;
-use crate::registry::Registered;
+use crate::registry::Registry;
 use crate::slab::{Carved, Slabs};
 use crate::sync::{MutexGuard, Ordering, heavy_barrier};
 use crate::wait::Waiters;
@@ -96,7 +96,7 @@ impl Inner {
         // What an owner has in its hand is waited for: most of a batch that it has just taken, for one chunk.
         if registry
             .iter()
-            .all(|entry| entry.cache.magazine(class).len_at_most() == 0)
+            .all(|cache| cache.magazine(class).len_at_most() == 0)
         {
             return false;
         }
@@ -175,11 +175,11 @@ impl Inner {
 
     /// Free chunks of the class in magazines and in the depot; rather too many than too few. (Too few if a batch
     /// moves to and fro while both are looked at.)
-    fn free_outside_slabs(&self, registry: &[Registered], class: u8) -> u64 {
+    fn free_outside_slabs(&self, registry: &Registry, class: u8) -> u64 {
         let in_depot = || self.depot.chunks(class) + self.singles_at_most(class);
         // Read twice, so that a batch that moves either way meanwhile is seen.
         let before = in_depot();
-        let magazines = registry.iter().map(|entry| entry.cache.magazine(class));
+        let magazines = registry.iter().map(|cache| cache.magazine(class));
         let in_magazines: usize = magazines.map(Magazine::len_at_most).sum();
         before.max(in_depot()) + in_magazines as u64
     }
@@ -195,7 +195,7 @@ pub(crate) enum Reclaimed {
 
 /// Keeps the owners of some classes' magazines outside, until these are [drained](drain_magazines). The
 /// registry's lock keeps caches from being attached, detached and flushed meanwhile.
-fn shut_magazines(registry: &[Registered], classes: Range<u8>) {
+fn shut_magazines(registry: &Registry, classes: Range<u8>) {
     for (_, magazine) in magazines_of(registry, classes.clone()) {
         magazine.shut();
     }
@@ -206,18 +206,15 @@ fn shut_magazines(registry: &[Registered], classes: Range<u8>) {
 }
 
 /// Empties magazines that were shut, and opens them.
-fn drain_magazines(registry: &[Registered], classes: Range<u8>, mut sink: impl FnMut(u8, &[u32])) {
+fn drain_magazines(registry: &Registry, classes: Range<u8>, mut sink: impl FnMut(u8, &[u32])) {
     for (class, magazine) in magazines_of(registry, classes) {
         magazine.take(|units| sink(class, units));
     }
 }
 
-fn magazines_of(
-    registry: &[Registered],
-    classes: Range<u8>,
-) -> impl Iterator<Item = (u8, &Magazine)> {
-    registry.iter().flat_map(move |entry| {
+fn magazines_of(registry: &Registry, classes: Range<u8>) -> impl Iterator<Item = (u8, &Magazine)> {
+    registry.iter().flat_map(move |cache| {
         let classes = classes.clone();
-        classes.map(|class| (class, entry.cache.magazine(class)))
+        classes.map(|class| (class, cache.magazine(class)))
     })
 }

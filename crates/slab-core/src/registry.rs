@@ -2,6 +2,7 @@
 //! when they end. What they counted stays; a cache that stayed would have to be looked at by every snapshot
 //! and every reclaim, for ever.
 
+use crate::directory::is_shared;
 use crate::guard::{PRESSURE, SCRUB};
 use crate::inner::Inner;
 use crate::local;
@@ -9,24 +10,16 @@ use crate::magazine::Magazine;
 #[cfg(feature = "std")]
 use crate::magazine::Tally;
 use crate::sync::Ordering;
-use crate::thread_cache::ThreadCache;
+use crate::thread_cache::{Rack, ThreadCache};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
-#[derive(Debug)]
-pub(crate) struct Registered {
-    pub(crate) cache: Arc<ThreadCache>,
-    /// A thread has it. In the child of a fork the caches of threads that it does not have stay, for others.
-    pub(crate) attached: bool,
-}
+/// The caches of a pool, one for each thread that has one.
+pub(crate) type Registry = Vec<Arc<ThreadCache>>;
 
-/// All magazines of a pool, also those of caches that no thread has now.
-pub(crate) fn magazines(registry: &[Registered]) -> impl Iterator<Item = &Magazine> {
-    registry.iter().flat_map(|entry| entry.cache.magazines())
-}
-
-/// How many threads have magazines now.
-pub(crate) fn threads(registry: &[Registered]) -> usize {
-    registry.iter().filter(|entry| entry.attached).count()
+/// All magazines of a pool.
+pub(crate) fn magazines(registry: &Registry) -> impl Iterator<Item = &Magazine> {
+    registry.iter().flat_map(|cache| cache.magazines())
 }
 
 impl Inner {
@@ -37,12 +30,14 @@ impl Inner {
 
     pub(crate) fn attach(&self) -> Option<Arc<ThreadCache>> {
         if !self.has_magazines() {
+            local::have_rack();
             return None;
         }
-        local::attach(self, &self.home, || self.register())
+        local::attach(self)
     }
 
-    pub(crate) fn register(&self) -> Option<Arc<ThreadCache>> {
+    /// A cache for the current thread, whose rack that is: it has none in the pool yet, so nobody uses its place there.
+    pub(crate) fn register(&self, rack: &Arc<Rack>) -> Option<Arc<ThreadCache>> {
         if self.no_cache_left.load(Ordering::Relaxed) {
             return None;
         }
@@ -50,17 +45,12 @@ impl Inner {
         if self.closed.load(Ordering::Relaxed) {
             return None;
         }
-        if let Some(free) = registry.iter_mut().find(|entry| !entry.attached) {
-            free.attached = true;
-            return Some(Arc::clone(&free.cache));
-        }
         if registry.len() == self.max_thread_caches {
             self.no_cache_left.store(true, Ordering::Relaxed);
             return None;
         }
-        let taken = registry.iter().map(|entry| entry.cache.lane);
+        let taken = registry.iter().map(|cache| cache.lane);
         let lane = self.depot.open_lane(taken);
-        let cache = Arc::new(ThreadCache::new(lane, &self.classes));
         let mut gates = 0;
         if self.under_pressure.load(Ordering::Relaxed) {
             gates |= PRESSURE;
@@ -68,13 +58,14 @@ impl Inner {
         if self.attends() {
             gates |= SCRUB;
         }
-        for magazine in cache.magazines() {
-            magazine.guard.raise(gates);
-        }
-        registry.push(Registered {
-            cache: Arc::clone(&cache),
-            attached: true,
-        });
+        let first = self.classes.place(0).number();
+        let cache = if is_shared(first) {
+            ThreadCache::apart(&self.classes, lane, gates)?
+        } else {
+            ThreadCache::open(Arc::clone(rack), first.into(), &self.classes, lane, gates)
+        };
+        let cache = Arc::new(cache);
+        registry.push(Arc::clone(&cache));
         Some(cache)
     }
 
@@ -100,22 +91,26 @@ impl Inner {
         let mut layer = self.slabs.lock();
         let mut registry = self.registry.lock();
         self.flush(&registry, cache);
-        for (magazine, counters) in cache.magazines().iter().zip(&self.uncached) {
+        self.take_over_counters(&registry, cache);
+        let at = registry.iter().position(|known| Arc::ptr_eq(known, cache));
+        registry.swap_remove(at.expect("it was registered"));
+        layer.slabs.set_threads(registry.len());
+        self.no_cache_left.store(false, Ordering::Relaxed);
+    }
+
+    /// The counters of an empty cache that is about to go.
+    #[cfg(feature = "std")]
+    pub(crate) fn take_over_counters(&self, _registry: &Registry, cache: &ThreadCache) {
+        for (magazine, counters) in cache.magazines().zip(&self.uncached) {
             let mut ended = Tally::default();
             magazine.add_to(&mut ended);
             counters.take_over(&ended);
         }
-        let at = registry
-            .iter()
-            .position(|entry| Arc::ptr_eq(&entry.cache, cache));
-        registry.swap_remove(at.expect("it was registered"));
-        layer.slabs.set_threads(threads(&registry));
-        self.no_cache_left.store(false, Ordering::Relaxed);
     }
 
     /// Moves all that lies in the current thread's magazines to the depot. The registry's lock
     /// keeps reclaimers out, which would otherwise shut the magazines meanwhile.
-    fn flush(&self, _registry: &[Registered], cache: &ThreadCache) {
+    fn flush(&self, _registry: &Registry, cache: &ThreadCache) {
         for class in 0..self.classes.count() as u8 {
             let magazine = cache.magazine(class);
             magazine.acknowledge();
@@ -129,7 +124,7 @@ impl Inner {
 
     pub(crate) fn flush_current(&self) {
         // A thread that has no cache needs none for this.
-        if let Some(cache) = local::attach(self, &self.home, || None) {
+        if let Some(cache) = local::cache_in(self.id) {
             self.flush(&self.registry.lock(), &cache);
         }
     }
@@ -137,7 +132,9 @@ impl Inner {
 
 #[cfg(all(test, feature = "std", not(any(loom, shuttle))))]
 mod tests {
+    use super::*;
     use crate::SlabPool;
+    use crate::directory::NUMBERS;
 
     /// It takes no part in the registry, whose lock is held here: otherwise this would not end.
     #[test]
@@ -145,7 +142,8 @@ mod tests {
     fn thread_without_a_cache_does_not_look_for_one_in_vain() {
         let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
         let inner = pool.inner();
-        let caches: Vec<_> = core::iter::from_fn(|| inner.register()).collect();
+        let one_more = || inner.register(&Arc::new(Rack::new(NUMBERS).unwrap()));
+        let caches: Vec<_> = core::iter::from_fn(one_more).collect();
         assert_eq!(caches.len(), inner.max_thread_caches);
         let first = pool.try_alloc(64).unwrap();
         let registry = inner.registry.lock();

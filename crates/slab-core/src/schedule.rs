@@ -292,7 +292,7 @@ fn schedule_end_of_the_pool() {
     });
 }
 
-/// Threads build pools while others end, whose entries in the threads' tables they get: a thread still has the
+/// Threads build pools while others end, whose places in the threads' racks they get: a thread still has the
 /// magazines of the pool before there, with its chunks in them.
 #[test]
 fn schedule_pools_one_after_another() {

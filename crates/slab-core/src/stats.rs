@@ -103,7 +103,8 @@ pub struct PoolStats {
     /// Threads that have magazines in this pool now.
     pub thread_caches: usize,
     /// Size classes whose magazines a thread has to search for, which takes a few times as long as otherwise:
-    /// the pool was built when 511 classes of the process's pools had magazines already. 0 in other modes than
+    /// the pool was built when other pools of the process had so many of the 511 numbers for classes with magazines
+    /// that no row was left for its own. 0 in other modes than
     /// [`Mode::ThreadCached`](crate::Mode::ThreadCached).
     pub slow_classes: usize,
     /// Requests refused because they were above the largest size class. Those that

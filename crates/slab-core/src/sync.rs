@@ -85,8 +85,9 @@ mod imp {
     pub(crate) use core::hint::spin_loop as thread_yield;
     use core::marker::PhantomData;
     use core::ops::{Deref, DerefMut};
+    use core::ptr::NonNull;
     pub(crate) use core::sync::atomic::{
-        AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
+        AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
     };
     #[cfg(feature = "std")]
     pub(crate) use std::process::abort;
@@ -193,6 +194,11 @@ mod imp {
             self.len
         }
 
+        /// The first of them; the others follow.
+        pub(crate) fn first(&self) -> NonNull<T> {
+            self.region.base().cast()
+        }
+
         #[inline(always)]
         pub(crate) fn at(&self, index: usize) -> &T {
             assert!(index < self.len, "index {index} of a table of {}", self.len);
@@ -244,9 +250,10 @@ mod imp {
 
     pub(crate) use checker::sync::MutexGuard;
     pub(crate) use checker::sync::atomic::{
-        AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
+        AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence,
     };
     pub(crate) use checker::thread::yield_now as thread_yield;
+    use core::ptr::NonNull;
     // Loom's models hand each thread its cache by name; see `model`.
     #[cfg(shuttle)]
     pub(crate) use shuttle::thread_local;
@@ -309,6 +316,10 @@ mod imp {
 
         pub(crate) fn at(&self, index: usize) -> &T {
             &self.0[index]
+        }
+
+        pub(crate) fn first(&self) -> NonNull<T> {
+            NonNull::from(self.0.as_slice()).cast()
         }
     }
 

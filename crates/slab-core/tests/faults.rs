@@ -7,7 +7,7 @@ mod common;
 use common::fill;
 #[cfg(not(slab_tsan))]
 use slab_core::Mode;
-use slab_core::{Chunk, SizeClasses, SlabPool};
+use slab_core::{Chunk, ClassStats, SizeClasses, SlabPool};
 #[cfg(not(slab_tsan))]
 use std::sync::Barrier;
 #[cfg(not(slab_tsan))]
@@ -233,8 +233,8 @@ fn the_child_of_a_fork_has_a_pool_of_its_own() {
     assert_whole(&pool);
 }
 
-/// The other threads of the parent are none of the child's: it does not count them, and their magazines, with
-/// what lies there, are for threads of its own.
+/// The other threads of the parent are none of the child's: it does not count them, and what lies in their magazines
+/// is in its depot.
 #[test]
 #[cfg(not(slab_tsan))] // As above.
 #[cfg_attr(not(feature = "std"), ignore = "no thread has magazines")]
@@ -251,18 +251,23 @@ fn child_of_a_fork_has_the_caches_of_its_own_threads_alone() {
             });
         }
         cached.wait();
-        assert_eq!(pool.stats().thread_caches, 4);
+        let parents = pool.stats();
+        assert_eq!(parents.thread_caches, 4);
         let status = fork(|| {
-            let stats = || {
-                let stats = pool.stats();
-                (stats.thread_caches, stats.classes()[1].in_magazines)
-            };
-            let (own, all) = stats();
-            assert_eq!(own, 1);
+            let stats = pool.stats();
+            assert_eq!(stats.thread_caches, 1);
+            let (before, now) = (parents.classes()[1], stats.classes()[1]);
+            let counts = |class: &ClassStats| (class.allocs, class.frees, class.in_use);
+            assert_eq!(counts(&before), counts(&now));
+            assert_eq!(now.in_magazines + now.in_depot, before.in_magazines);
+            assert!(now.in_magazines < before.in_magazines / 2, "{now:?}");
             let one = thread::scope(|scope| {
                 let new = scope.spawn(|| {
                     let one = pool.try_alloc(1024).unwrap();
-                    assert_eq!(stats(), (2, all - 1), "out of a magazine that was there");
+                    let stats = pool.stats();
+                    assert_eq!(stats.thread_caches, 2);
+                    let from_slab = stats.classes()[1].allocs_from_slab;
+                    assert_eq!(from_slab, now.allocs_from_slab, "there were some");
                     one
                 });
                 new.join().unwrap()

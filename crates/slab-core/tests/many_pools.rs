@@ -6,13 +6,14 @@ use std::sync::Mutex;
 
 /// Numbers that classes can have for themselves, and those for pools that are left without.
 const NUMBERS: [usize; 2] = match (cfg!(feature = "std"), cfg!(miri)) {
-    (true, false) => [511, 1024],
+    (true, false) => [511, 512],
     (true, true) => [255, 256],
-    (false, _) => [63, 64],
+    (false, _) => [0, 127],
 };
 const OWN: usize = NUMBERS[0];
-/// Of 16 classes each: one has numbers for 15 of them, and some for none.
-const POOLS: usize = OWN / 16 + 5;
+/// With 16 classes each: four find their numbers in a word of 64, and three in the first, which has a number less.
+const WITH_NUMBERS: usize = OWN / 16;
+const POOLS: usize = WITH_NUMBERS + 5;
 /// The numbers are the tests', too.
 static ALONE: Mutex<()> = Mutex::new(());
 /// Miri takes minutes for each.
@@ -55,7 +56,7 @@ fn pools_whose_classes_have_no_numbers_of_their_own_work_the_same() {
     // Without `std` no thread has magazines.
     let has_magazines = cfg!(feature = "std");
     let pools: Vec<SlabPool> = (0..POOLS).map(|_| open(64, 16)).collect();
-    let slow = if has_magazines { 16 * POOLS - OWN } else { 0 };
+    let slow = if has_magazines { 16 * 5 } else { 0 };
     assert_eq!(slow_classes(&pools), slow);
     for _ in 0..ROUNDS {
         use_all(&pools);
@@ -64,28 +65,40 @@ fn pools_whose_classes_have_no_numbers_of_their_own_work_the_same() {
         std::thread::scope(|scope| scope.spawn(|| use_all(&pools)).join().unwrap());
     }
     for pool in &pools {
-        for class in pool.stats().classes() {
-            let used = 2 * ROUNDS;
-            assert_eq!((class.allocs, class.frees, class.in_use), (used, used, 0));
-            // Also without a number: this thread's magazine was filled once, and each of the others'.
-            let hits = if has_magazines { ROUNDS - 1 } else { 0 };
-            assert_eq!(class.allocs_from_magazine(), hits);
-        }
+        // Also without a number: this thread's magazine was filled once, and each of the others'.
+        assert_used(pool, 2 * ROUNDS, ROUNDS - 1);
     }
-    // Numbers come back: just as many as pools of other classes need, among those that are left. These have
-    // all of theirs, but one that has 15, and one that has none.
-    let left: Vec<SlabPool> = pools.into_iter().skip(OWN / 16 % 3).step_by(3).collect();
-    let free = OWN - (16 * left.len() - 1 - 16);
-    let later: Vec<SlabPool> = (0..free / 8).map(|_| open(128, 8)).collect();
+    // Numbers come back, and are found between those that are not free: two pools of 8 classes have room where one of 16
+    // was, and one in what the first word had left. In this thread they find the magazines of the pools before.
+    let ended: Vec<bool> = (0..POOLS).map(|pool| pool % 3 > 0).collect();
+    let room = 2 * ended[..WITH_NUMBERS].iter().filter(|ended| **ended).count() + 1;
+    let kept = pools.into_iter().zip(ended).filter(|(_, ended)| !ended);
+    let kept: Vec<SlabPool> = kept.map(|(pool, _)| pool).collect();
+    let later = if has_magazines { room } else { 1 };
+    let later: Vec<SlabPool> = (0..later).map(|_| open(128, 8)).collect();
     assert_eq!(slow_classes(&later), 0);
-    let none = [open(64, 1)];
-    assert_eq!(slow_classes(&none), usize::from(has_magazines));
+    assert_eq!(
+        slow_classes(&[open(64, 16)]),
+        if has_magazines { 16 } else { 0 }
+    );
     for _ in 0..ROUNDS {
-        use_all(&left);
+        use_all(&kept);
         use_all(&later);
     }
-    for pool in left.iter().chain(&later) {
+    for pool in &later {
+        assert_used(pool, ROUNDS, ROUNDS - 1);
+    }
+    for pool in kept {
         assert_eq!(pool.stats().in_use(), 0);
+    }
+}
+
+/// So many allocations and frees of each class, and so many of the allocations out of a magazine, if there are any.
+fn assert_used(pool: &SlabPool, uses: u64, hits: u64) {
+    let hits = if cfg!(feature = "std") { hits } else { 0 };
+    for class in pool.stats().classes() {
+        assert_eq!((class.allocs, class.frees, class.in_use), (uses, uses, 0));
+        assert_eq!(class.allocs_from_magazine(), hits);
     }
 }
 

@@ -189,9 +189,10 @@ fn interrupted(put: fn(&Stack, u32) -> bool, take: fn(&Stack) -> Option<u32>) {
         model(Some(BOUND), move || {
             let _installed = install(Some(points));
             let stack = Arc::new(Stack {
-                guard: Guard::new(2, 0),
+                guard: Guard::default(),
                 slots: [UnsafeCell::new(0), UnsafeCell::new(0)],
             });
+            stack.guard.open(2, 0, 0);
             let taker = {
                 let stack = stack.clone();
                 thread::spawn(move || stack.take_all())

@@ -6,6 +6,7 @@ use crate::class::SizeClasses;
 use crate::geometry::ClassTable;
 use crate::inner::{ENDED, Handle, Inner};
 use crate::sync::Ordering;
+use crate::thread_cache::{Rack, ThreadCache};
 use crate::wait::{Answer, Turn};
 use loom::thread;
 use std::ptr::NonNull;
@@ -18,6 +19,13 @@ fn pool() -> Arc<Handle> {
     Inner::open(super::classes(), &options).unwrap()
 }
 
+/// A cache as a thread's that meets the pool: in a rack of its own, which reaches as far as it has to.
+fn register(pool: &Inner) -> Arc<ThreadCache> {
+    let magazines = usize::from(pool.classes.place(0).number()) + pool.classes.count();
+    pool.register(&Arc::new(Rack::new(magazines).unwrap()))
+        .unwrap()
+}
+
 /// The chunk is freed through the magazine of its thread while the last handle goes: either the
 /// closer or the free ends the pool.
 #[test]
@@ -25,7 +33,7 @@ fn model_pool_closes_while_the_last_chunk_is_freed_through_a_magazine() {
     model(Some(BOUND), || {
         let handle = pool();
         let inner = handle.as_ptr();
-        let cache = handle.inner().register().unwrap();
+        let cache = register(handle.inner());
         let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
         let inner = Sendable(inner);
         let free = thread::spawn(move || {
@@ -113,7 +121,7 @@ fn model_thread_ends_while_another_sweeps() {
     model(Some(BOUND), || {
         let handle = pool();
         let inner = Sendable(handle.as_ptr());
-        let cache = handle.inner().register().unwrap();
+        let cache = register(handle.inner());
         let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
         let ends = thread::spawn(move || {
             let inner = inner;
@@ -140,7 +148,7 @@ fn model_sweep_races_with_allocation_and_free() {
     model(Some(2), || {
         let handle = pool();
         let inner = Sendable(handle.as_ptr());
-        let cache = handle.inner().register().unwrap();
+        let cache = register(handle.inner());
         let unit = handle.inner().alloc_with(Some(&cache), 0).unwrap();
         let worker = thread::spawn(move || {
             let inner = inner;
@@ -179,7 +187,7 @@ fn model_rebalance_races_with_pop() {
             // SAFETY: gives up a chunk that this model has allocated and not freed yet.
             unsafe { Inner::free_with(inner, None, class, unit) };
         };
-        let cache = pool.register().unwrap();
+        let cache = register(pool);
         let unit = pool.alloc_with(Some(&cache), 0).unwrap();
         // The other slab, all of it.
         let held: Vec<u32> = (0..4).map(|_| pool.alloc_with(None, 1).unwrap()).collect();
@@ -219,7 +227,7 @@ fn model_the_last_batch_is_not_for_one_alone() {
         let handle = pool();
         let pool = handle.inner();
         let mut units: Vec<u32> = (0..6).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
-        let cache = pool.register().unwrap();
+        let cache = register(pool);
         let other = {
             let inner = Sendable(handle.as_ptr());
             thread::spawn(move || {
@@ -245,7 +253,7 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
         let options = SlabPoolBuilder::default().max_memory(16 << 10);
         let handle = Inner::open(ClassTable::new(sizes, 16 << 10), &options).unwrap();
         let pool = handle.inner();
-        let caches = [(); 2].map(|()| pool.register().unwrap());
+        let caches = [(); 2].map(|()| register(pool));
         let units: Vec<u32> = (0..16).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         for &unit in &units[..2] {
             // SAFETY: gives up a chunk allocated above.
@@ -279,7 +287,7 @@ fn model_a_chunk_that_moves_is_not_overlooked() {
     model(Some(BOUND), || {
         let handle = pool();
         let pool = handle.inner();
-        let cache = pool.register().unwrap();
+        let cache = register(pool);
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         let free = |cache, unit| {
             // SAFETY: gives up a chunk allocated above.
@@ -311,7 +319,7 @@ fn model_a_batch_that_moves_is_not_overlooked() {
     model(Some(BOUND), || {
         let handle = pool();
         let pool = handle.inner();
-        let cache = pool.register().unwrap();
+        let cache = register(pool);
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         for &unit in &units[..4] {
             // SAFETY: gives up a chunk allocated above.
@@ -344,7 +352,7 @@ fn model_a_free_slab_whose_chunk_moves_is_not_overlooked() {
         let options = SlabPoolBuilder::default().max_memory(8 << 10);
         let handle = Inner::open(ClassTable::new(sizes, 8 << 10), &options).unwrap();
         let pool = handle.inner();
-        let cache = pool.register().unwrap();
+        let cache = register(pool);
         let mut units: Vec<u32> = (0..16).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         let batch = [units.pop().unwrap(), units.remove(0)];
         let free = |unit| {
@@ -393,7 +401,7 @@ fn model_wait_is_served_by_whoever_frees() {
         let handle = pool();
         let pool = handle.inner();
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
-        let frees: Vec<_> = [(Some(pool.register().unwrap()), units[0]), (None, units[7])]
+        let frees: Vec<_> = [(Some(register(pool)), units[0]), (None, units[7])]
             .into_iter()
             .map(|(cache, unit)| {
                 let inner = Sendable(handle.as_ptr());
