@@ -260,7 +260,7 @@ impl Drop for ClassNumbers {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, feature = "std", not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 

@@ -104,7 +104,6 @@ pub(crate) struct Uncached {
     pub(crate) ended_flushed: AtomicU64,
 }
 
-#[cfg(feature = "std")]
 impl Uncached {
     /// Adds the counters of an empty magazine that is about to go. Under the registry's lock, as every look at
     /// both.

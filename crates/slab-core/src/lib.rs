@@ -74,6 +74,7 @@ mod faults;
 mod fork;
 mod free;
 mod geometry;
+#[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
 mod guard;
 mod handoff;
 mod hardening;
@@ -84,6 +85,7 @@ mod inner;
 mod layout;
 #[cfg(feature = "std")]
 mod local;
+#[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
 mod magazine;
 #[cfg(all(test, loom))]
 mod model;
@@ -99,6 +101,7 @@ mod place;
 mod pool;
 mod raw;
 mod reclaim;
+#[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
 mod registry;
 #[cfg(all(test, shuttle))]
 mod schedule;
@@ -110,6 +113,7 @@ mod spin;
 mod stats;
 mod sync;
 mod sys;
+#[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
 mod thread_cache;
 #[cfg(feature = "leak-tracking")]
 mod track;

@@ -106,8 +106,6 @@ impl Magazine {
     }
 
     /// Has it been opened, ever?
-    // Without thread-locals nobody asks.
-    #[cfg_attr(not(feature = "std"), allow(dead_code))]
     pub(crate) fn is_somebodys(&self) -> bool {
         self.guard.capacity() > 0
     }

@@ -6,9 +6,7 @@ use crate::directory::is_shared;
 use crate::guard::{PRESSURE, SCRUB};
 use crate::inner::Inner;
 use crate::local;
-use crate::magazine::Magazine;
-#[cfg(feature = "std")]
-use crate::magazine::Tally;
+use crate::magazine::{Magazine, Tally};
 use crate::sync::Ordering;
 use crate::thread_cache::{Rack, ThreadCache};
 use alloc::sync::Arc;
@@ -85,7 +83,6 @@ impl Inner {
     }
 
     /// Takes the cache of a thread that ends off the registry; its counters stay part of the statistics.
-    #[cfg(feature = "std")]
     pub(crate) fn detach(&self, cache: &Arc<ThreadCache>) {
         // The slab layer, so that it knows at once that there is a thread less.
         let mut layer = self.slabs.lock();
@@ -99,7 +96,6 @@ impl Inner {
     }
 
     /// The counters of an empty cache that is about to go.
-    #[cfg(feature = "std")]
     pub(crate) fn take_over_counters(&self, _registry: &Registry, cache: &ThreadCache) {
         for (magazine, counters) in cache.magazines().zip(&self.uncached) {
             let mut ended = Tally::default();
