@@ -140,8 +140,8 @@ impl Inner {
         }
     }
 
-    /// From the magazine (the fast path does not see one without an entry, nor any of a pool that looks after
-    /// each chunk) or a batch of the depot.
+    /// From the magazine (the fast path does not see that of a class that shares its number, nor any of a pool that looks
+    /// after each chunk) or a batch of the depot.
     fn alloc_from_depot(&self, magazine: &Magazine, class: u8) -> Option<u32> {
         if !self.enter(magazine) {
             return None;

@@ -155,12 +155,13 @@ impl SlabPoolBuilder {
     }
 
     /// Sets the cap in bytes, rounded down to whole slabs: chunks never take more memory than this.
-    /// Bookkeeping comes on top: each thread takes half a KiB for each size class of the pools that it uses, out of
-    /// 512 KiB of addresses (all of which a process pays for that locks its memory by `mlockall`); chunks of 64 bytes that
-    /// were each shared at some time take up to a seventh of their
-    /// memory (14 % as measured), larger ones less. Without the feature `std`, room for all of it is taken from
-    /// the heap when the pool is built: a fifth of the cap if the smallest chunks have 64 bytes, in
-    /// [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes, three tenths. Default: 64 MiB.
+    /// Bookkeeping comes on top: a thread that uses pools takes half a KiB for each of their size classes, at least a page,
+    /// out of 512 KiB of addresses. (All of these count where the system promises no more than it has, as Windows, or Linux
+    /// with `vm.overcommit_memory=2`, and where a process locks all of its memory by `mlockall`.) Chunks of 64 bytes that
+    /// were each shared at some time take up to a seventh of their memory (14 % as measured), larger ones less. Without
+    /// the feature `std`, room for all of it is taken from the heap when the pool is built: a fifth of the cap if the
+    /// smallest chunks have 64 bytes, in [`Mode::Ring`] a third; for 256 KiB of chunks of 1536 bytes, three tenths.
+    /// Default: 64 MiB.
     ///
     /// A slab is four times the largest size class, rounded up to a power of two, but at least 64 KiB: 256 KiB
     /// with the default classes, 4 MiB with [`SizeClasses::general`]. It serves one class as long as any of its

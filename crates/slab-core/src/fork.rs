@@ -5,7 +5,7 @@
 //! first takes every lock of every pool and waits until all owners are outside, and releases everything
 //! in parent and child afterwards, as the C library does for its allocator. An owner may have come to a
 //! shut gate meanwhile, and have been copied before it backed out: the child backs out in its stead. Then it
-//! gives the caches of the threads that it does not have to those that it will have.
+//! puts what lies in the magazines of threads that it does not have into the depot.
 //!
 //! Locks are taken in the order of `inner.rs`; that of the list of pools comes before all of them. Not
 //! covered: a slot of a ring (`Mode::Ring`) on which another thread is between its two steps, and the
@@ -153,15 +153,12 @@ impl PausedPool {
     }
 
     /// For the child: what lies in the caches of threads that it does not have goes to the depot, as if they had
-    /// ended. A closed pool has counted it all.
+    /// ended. (A closed pool has none.)
     fn detach_others(&mut self) {
-        if self.pool.closed.load(Ordering::Relaxed) {
-            return;
-        }
-        let (others, own): (Registry, Registry) =
-            (self.registry.drain(..)).partition(local::is_known_to_be_anothers);
-        *self.registry = own;
-        for cache in &others {
+        self.registry.retain(|cache| {
+            if !local::is_known_to_be_anothers(cache) {
+                return true;
+            }
             for ((class, magazine), open) in (0..).zip(cache.magazines()).zip(&mut self.open) {
                 magazine.acknowledge();
                 magazine.take_bottom(usize::MAX, |units| {
@@ -171,8 +168,9 @@ impl PausedPool {
                 });
                 self.pool.depot.note_open(class, open);
             }
-            self.pool.take_over_counters(&self.registry, cache);
-        }
+            self.pool.take_over_counters(cache);
+            false
+        });
         self.slabs.slabs.set_threads(self.registry.len());
         self.pool.no_cache_left.store(false, Ordering::Relaxed);
     }

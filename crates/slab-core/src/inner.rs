@@ -443,7 +443,7 @@ impl Inner {
     /// Closes all magazines for ever; returns how many chunks are in callers' hands.
     fn shut_out_and_count(&self) -> i64 {
         let layer = self.slabs.lock();
-        let registry = self.registry.lock();
+        let mut registry = self.registry.lock();
         self.closed.store(true, Ordering::Relaxed);
         magazines(&registry).for_each(|magazine| magazine.guard.raise(CLOSED));
         heavy_barrier();
@@ -462,6 +462,10 @@ impl Inner {
             let singles = self.take_singles(class, true, |_| ());
             live += layer.slabs.class(class).out() - in_depot - singles - tally.cached;
         }
+        // A chunk that is never freed keeps the pool, but not the racks of threads.
+        let caches = core::mem::take(&mut *registry);
+        drop((registry, layer));
+        drop(caches);
         live as i64
     }
 

@@ -13,9 +13,11 @@
 //! When a pool has ended, its numbers go to other pools, and threads may still have its magazines there. That
 //! is harmless, because a pool that closes raises the gates of all its magazines for ever, so the stale
 //! magazine refuses. (It closes before its numbers go to another, and whoever has a handle or a chunk of
-//! that other pool got it later.) The slow paths begin with the same look-up; if it gives nothing they go to
+//! that other pool got it later.) The slow paths begin with the same look-up, and may acknowledge there that a stale
+//! magazine was emptied, which is nobody's business any more; if it gives nothing they go to
 //! `OWNED`, where pools are identified by an id that is never used again. A thread that meets the other pool there
-//! opens its magazines in the place of the stale ones, which no one has any more: their pool was the last.
+//! opens its magazines in the place of the stale ones. Nobody else can have those: the registry of their pool ended
+//! with it, and before it gave back its numbers.
 //! Classes that share their number have their magazines elsewhere, and are always looked for in `OWNED`.
 
 use crate::directory::{NUMBERS, is_shared};
@@ -28,7 +30,7 @@ use core::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 use std::vec::Vec;
 
-/// Whose thread has no rack. It takes no place in a program's file.
+/// The rack of all threads that have none of their own. Zeros, so it takes no place in a program's file.
 #[cfg(not(any(loom, shuttle)))]
 static NO_RACK: [Magazine; NUMBERS] = {
     // SAFETY: zero is a value of a magazine: `Magazine: Zeroable`.
@@ -49,6 +51,8 @@ struct Owned {
 
 struct List {
     rack: Option<Arc<Rack>>,
+    /// There was no memory for one.
+    rack_refused: bool,
     caches: Vec<Owned>,
 }
 
@@ -58,7 +62,7 @@ struct OwnedList(RefCell<List>);
 thread_local! {
     static RACK: Cell<*const Magazine> = const { Cell::new(NONE) };
     static OWNED: OwnedList = const {
-        OwnedList(RefCell::new(List { rack: None, caches: Vec::new() }))
+        OwnedList(RefCell::new(List { rack: None, rack_refused: false, caches: Vec::new() }))
     };
 }
 
@@ -149,6 +153,11 @@ pub(crate) fn cache_in(pool_id: u64) -> Option<Arc<ThreadCache>> {
 pub(crate) fn attach(pool: &Inner) -> Option<Arc<ThreadCache>> {
     cache_in(pool.id).or_else(|| {
         with_list(|list| {
+            // Until it has closed, the registry may have a cache of this thread that was forgotten below, and another
+            // would be opened in the same place. As long as there are handles, none was.
+            if pool.home.strong_count() == 0 {
+                return None;
+            }
             // Keeps the list as short as the number of living pools.
             (list.caches).retain(|known| known.home.strong_count() > 0);
             let cache = pool.register(own_rack(list)?)?;
@@ -163,10 +172,16 @@ pub(crate) fn attach(pool: &Inner) -> Option<Arc<ThreadCache>> {
 }
 
 /// For a thread that has no magazines in the pool at hand: as long as it has no rack, it says in one that it has in common
-/// with other threads what it is about to do, and they wait for each other's cache lines.
+/// with other threads what it is about to do, and they wait for each other's cache lines. Asks the system once: it may
+/// come here at each allocation and free.
 pub(crate) fn have_rack() {
     if !MODELLED && rack(Cell::get) == NONE {
-        with_list(|list| own_rack(list).map(|_| ()));
+        with_list(|list| {
+            if !list.rack_refused {
+                list.rack_refused = own_rack(list).is_none();
+            }
+            Some(())
+        });
     }
 }
 
@@ -204,9 +219,12 @@ impl Drop for OwnedList {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::{NONE, OWNED, with_owned_magazine};
+    use crate::guard::SHUT;
+    use crate::sync::Ordering;
     use crate::{Mode, SizeClasses, SlabPool};
     use core::cell::Cell;
     use core::mem::ManuallyDrop;
+    use std::sync::Arc;
 
     /// A cache takes 512 bytes a class, and a thread may meet any number of pools in its life.
     #[test]
@@ -229,6 +247,37 @@ mod tests {
             drop(open_with(SizeClasses::explicit(&[64]).unwrap()));
         }
         drop(living);
+    }
+
+    /// In the time between, the pool's registry has the cache, and the thread may have forgotten it.
+    #[test]
+    fn pool_that_has_no_handle_and_has_not_closed_gives_its_thread_no_second_cache() {
+        let pool = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        let chunks = [(); 2].map(|()| pool.try_alloc(1).unwrap());
+        let handle = pool.inner().home.upgrade().unwrap();
+        drop(pool);
+        // Its drop, which closes the pool, comes later.
+        let last = Arc::try_unwrap(handle).unwrap();
+        let other = SlabPool::builder().max_memory(1 << 20).build().unwrap();
+        drop(other.try_alloc(1).unwrap());
+        let cache = Arc::clone(&last.inner().registry.lock()[0]);
+        // Or the thread's look into its rack would find its magazine.
+        cache.magazine(0).guard.raise(SHUT);
+        let [first, second] = chunks;
+        drop(first);
+        cache.magazine(0).guard.lower(SHUT);
+        assert_eq!(last.inner().registry.lock().len(), 1);
+        let inner = last.as_ptr();
+        drop(last);
+        // SAFETY: the pool lives as long as its chunk.
+        let inner = unsafe { inner.as_ref() };
+        assert_eq!(
+            inner.registry.lock().len(),
+            0,
+            "a closed pool keeps no rack"
+        );
+        assert_eq!(inner.live.load(Ordering::Relaxed), 1);
+        drop(second);
     }
 
     /// Otherwise threads that have no use for magazines wait for each other's stores to the magazines of zeros.

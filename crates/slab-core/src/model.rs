@@ -268,11 +268,11 @@ fn model_depot_taken_whole_while_others_push_and_pop() {
     });
 }
 
-/// Takes what is in the magazine, as a reclaimer does.
 fn thread_cache() -> Arc<ThreadCache> {
     Arc::new(ThreadCache::apart(&classes(), 0, 0).unwrap())
 }
 
+/// Takes what is in the magazine, as a reclaimer does.
 fn take(cache: &ThreadCache) -> Vec<u32> {
     let magazine = cache.magazine(0);
     magazine.shut();
@@ -452,8 +452,8 @@ fn model_guard_owner_acknowledges_between_takers() {
 }
 
 /// A pool ends, and another gets its place in the threads' racks, where a thread still has a magazine of the
-/// first: that one is shut, and can be opened anew. (The end of a pool issues a barrier, too; here the entry alone has to bring the news,
-/// and the owner has no fence, as with `membarrier`.)
+/// first: that one is shut, and can be opened anew. (The end of a pool issues a barrier, too; here the number alone has
+/// to bring the news, and the owner has no fence, as with `membarrier`.)
 #[test]
 fn model_number_of_a_closed_pool_goes_to_another() {
     std::thread_local!(static SAME: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });

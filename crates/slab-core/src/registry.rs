@@ -34,7 +34,8 @@ impl Inner {
         local::attach(self)
     }
 
-    /// A cache for the current thread, whose rack that is: it has none in the pool yet, so nobody uses its place there.
+    /// A cache for the current thread, whose rack that is. The thread has none in the pool yet: it would be opened anew
+    /// while others may be at it.
     pub(crate) fn register(&self, rack: &Arc<Rack>) -> Option<Arc<ThreadCache>> {
         if self.no_cache_left.load(Ordering::Relaxed) {
             return None;
@@ -63,6 +64,9 @@ impl Inner {
             ThreadCache::open(Arc::clone(rack), first.into(), &self.classes, lane, gates)
         };
         let cache = Arc::new(cache);
+        let is_new =
+            |known: &Arc<ThreadCache>| !core::ptr::eq(known.magazine(0), cache.magazine(0));
+        debug_assert!(registry.iter().all(is_new), "a thread has one");
         registry.push(Arc::clone(&cache));
         Some(cache)
     }
@@ -88,15 +92,15 @@ impl Inner {
         let mut layer = self.slabs.lock();
         let mut registry = self.registry.lock();
         self.flush(&registry, cache);
-        self.take_over_counters(&registry, cache);
+        self.take_over_counters(cache);
         let at = registry.iter().position(|known| Arc::ptr_eq(known, cache));
         registry.swap_remove(at.expect("it was registered"));
         layer.slabs.set_threads(registry.len());
         self.no_cache_left.store(false, Ordering::Relaxed);
     }
 
-    /// The counters of an empty cache that is about to go.
-    pub(crate) fn take_over_counters(&self, _registry: &Registry, cache: &ThreadCache) {
+    /// The counters of an empty cache that is about to go, under the registry's lock.
+    pub(crate) fn take_over_counters(&self, cache: &ThreadCache) {
         for (magazine, counters) in cache.magazines().zip(&self.uncached) {
             let mut ended = Tally::default();
             magazine.add_to(&mut ended);

@@ -94,8 +94,8 @@ fn double_flush_at_thread_exit() {
 }
 
 /// Trap: frees during and after thread-local teardown (mimalloc #1289, #1177 and #221, snmalloc #161).
-/// When a thread has given its cache back and another has it, what the first still frees must not go
-/// there: the magazine would have two owners.
+/// When a thread has given its cache back, what it still frees must not go there: nor to another's magazine, which would
+/// have two owners.
 #[test]
 fn ended_thread_does_not_touch_its_former_cache() {
     let pool = builder().build().unwrap();
@@ -136,8 +136,8 @@ fn ended_thread_does_not_touch_its_former_cache() {
     assert_whole(&pool);
 }
 
-/// Trap: remote free after the owner died. Chunks whose thread is gone, whose thread's cache another
-/// thread has by now, and then whose pool is gone too.
+/// Trap: remote free after the owner died. Chunks whose thread is gone, when there are other threads by now, and then whose
+/// pool is gone too.
 #[test]
 fn remote_free_after_the_owner_died() {
     for mode in MODES {
@@ -394,11 +394,11 @@ fn cancel(mode: Mode, frees: u32, cancel_at: usize) {
     assert_eq!(fill(&pool, 16384).len(), total);
 }
 
-/// Trap: two pools on one thread, one after the other with the same entries in the table by which a
+/// Trap: two pools on one thread, one after the other with the same numbers, by which a
 /// thread finds its magazines. It may still have those of the pool before, made for other classes; a pool
 /// without magazines never replaces them.
 #[test]
-fn pool_with_a_closed_pools_entries_ignores_stale_magazines() {
+fn pool_with_a_closed_pools_numbers_ignores_stale_magazines() {
     let mut held = Vec::new();
     // With less memory no ring of four classes fits in.
     let (rounds, memory) = if cfg!(miri) {
@@ -407,7 +407,7 @@ fn pool_with_a_closed_pools_entries_ignores_stale_magazines() {
         (48, 256 << 10)
     };
     for round in 0..rounds {
-        // Every other pool leaves an entry behind, and every other finds one.
+        // Every other pool leaves magazines behind, and every other finds some.
         let (mode, sizes): (_, &[usize]) = if round % 2 == 0 {
             (Mode::ThreadCached, &[1024])
         } else {
@@ -439,7 +439,7 @@ fn pool_with_a_closed_pools_entries_ignores_stale_magazines() {
                 "{mode:?}, {round}"
             );
         }
-        // Some pools outlive their handle, so that the entries change.
+        // Some pools outlive their handle, so that the numbers change.
         if round % 8 == 0 {
             held.extend(pool.try_alloc(1));
         }
@@ -448,7 +448,7 @@ fn pool_with_a_closed_pools_entries_ignores_stale_magazines() {
 }
 
 /// The same on many threads at once: each builds pools of different classes and passes some of their chunks on,
-/// which outlive the pool's handle; so entries go from one thread's pool to another's all the time.
+/// which outlive the pool's handle; so numbers go from one thread's pool to another's all the time.
 #[test]
 fn pools_that_come_and_go_on_many_threads_do_not_mix() {
     const THREADS: usize = 3;

@@ -40,6 +40,27 @@ mod tests {
         assert!(bytes == ZEROS);
     }
 
+    /// Or a page of it would cost two megabytes where the system gives huge pages unasked, as a choice of its administrator.
+    #[test]
+    #[cfg(all(target_os = "linux", feature = "std", not(miri)))]
+    fn committed_memory_is_not_for_huge_pages() {
+        use std::io::Write;
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            let _ = writeln!(std::io::stderr(), "skipped: no huge pages in this kernel");
+            return;
+        }
+        let region = Region::committed(4 << 20).unwrap();
+        let at = region.base().addr().get();
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut flags_of_its = smaps.lines().skip_while(|line| {
+            let range = line.split(' ').next().unwrap().split_once('-');
+            let bound = |hex| usize::from_str_radix(hex, 16).unwrap_or(0);
+            range.is_none_or(|(from, to)| !(bound(from)..bound(to)).contains(&at))
+        });
+        let flags = flags_of_its.find(|line| line.starts_with("VmFlags:"));
+        assert!(flags.unwrap().contains(" nh"), "{flags:?}");
+    }
+
     #[test]
     fn an_impossible_reservation_is_an_error() {
         assert!(Region::reserved(isize::MAX as usize).is_err());

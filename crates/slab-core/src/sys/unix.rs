@@ -36,9 +36,14 @@ impl Region {
         Self::map(bytes, ProtFlags::empty())
     }
 
-    /// Zeroed memory that costs nothing until it is touched.
+    /// Zeroed memory, of which a page costs nothing until it is touched: no huge ones, where the system would give those
+    /// unasked.
     pub(crate) fn committed(bytes: usize) -> Result<Self, i32> {
-        Self::map(bytes, ProtFlags::READ | ProtFlags::WRITE)
+        let region = Self::map(bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        #[cfg(target_os = "linux")]
+        // SAFETY: an advice about our own new mapping. The only error is a kernel without huge pages.
+        let _ = unsafe { madvise(region.base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
+        Ok(region)
     }
 
     fn map(bytes: usize, protection: ProtFlags) -> Result<Self, i32> {
