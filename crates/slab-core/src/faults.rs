@@ -352,6 +352,24 @@ fn thread_whose_magazines_are_refused_allocates_without() {
     drop(held);
 }
 
+/// Where all that a thread's own rack spares is cache lines that others write, a refusal is taken for an answer: in such a
+/// pool each allocation and each free would ask again.
+#[test]
+#[cfg(feature = "std")]
+fn thread_without_magazines_asks_for_a_rack_once() {
+    let builder = SlabPool::builder().max_memory(1 << 20);
+    let pool = builder.mode(crate::Mode::DepotOnly).build().unwrap();
+    let held = pool.try_alloc(64).unwrap();
+    let use_it = || {
+        refuse_requests(0..u32::MAX, || {
+            (0..3).for_each(|_| drop(pool.try_alloc(64).unwrap()));
+        })
+    };
+    let requests = std::thread::scope(|scope| scope.spawn(use_it).join().unwrap());
+    assert_eq!(requests, 1);
+    drop(held);
+}
+
 /// A request to the system for each step of growth, and no more.
 #[test]
 fn each_growth_step_makes_one_system_request() {
