@@ -442,7 +442,7 @@ fn unregistering_a_pool_drops_its_handle_and_ends_its_series() {
 }
 
 #[test]
-fn duplicate_names_and_too_many_sources_are_refused() {
+fn duplicate_names_are_refused() {
     let collector = Collector::new();
     collector.register_pool(&pool("rx")).unwrap();
     let twice = collector.register_pool(&pool("rx"));
@@ -453,21 +453,25 @@ fn duplicate_names_and_too_many_sources_are_refused() {
             name: "rx".into()
         })
     );
-    let tiny = |name: usize| {
-        SlabPool::builder()
-            .name(name.to_string())
-            .size_classes(SizeClasses::explicit(&[64]).unwrap())
-            .max_memory(64 << 10)
-            .build()
-            .unwrap()
-    };
-    for name in 1..slab_metrics::MAX_SOURCES {
-        collector.register_pool(&tiny(name)).unwrap();
+}
+
+/// As queues: a process cannot have as many pools.
+#[test]
+#[cfg(feature = "net")]
+fn too_many_sources_are_refused() {
+    let collector = Collector::new();
+    let (_to_consumer, batches) = slab_net::pipeline::queue(
+        8.try_into().unwrap(),
+        slab_net::pipeline::Overflow::DropNewest,
+    );
+    for number in 0..slab_metrics::MAX_SOURCES {
+        let (name, monitor) = (number.to_string(), batches.monitor());
+        collector.register_queue(name, monitor).unwrap();
     }
-    let full = collector.register_pool(&tiny(slab_metrics::MAX_SOURCES));
+    let full = collector.register_pool(&pool("tx"));
     assert_eq!(full, Err(RegisterError::TooManySources));
-    assert!(collector.unregister(SourceKind::Pool, "7"));
-    collector.register_pool(&tiny(7)).unwrap();
+    assert!(collector.unregister(SourceKind::Queue, "7"));
+    collector.register_pool(&pool("tx")).unwrap();
 }
 
 #[test]

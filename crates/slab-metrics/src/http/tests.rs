@@ -473,16 +473,17 @@ async fn a_failed_bind_registers_nothing() {
     first.stop().await;
 }
 
+#[cfg(feature = "net")]
 #[tokio::test]
 async fn binding_with_a_full_collector_fails_with_quota_exceeded() {
     let collector = Collector::new();
+    let (_to_consumer, batches) = slab_net::pipeline::queue(
+        8.try_into().unwrap(),
+        slab_net::pipeline::Overflow::DropNewest,
+    );
     for number in 0..crate::MAX_SOURCES {
-        let slab = slab_core::Slab::<u64>::builder()
-            .name(format!("s{number}"))
-            .max_objects(1)
-            .build()
-            .unwrap();
-        collector.register_pool(slab.pool()).unwrap();
+        let (name, monitor) = (number.to_string(), batches.monitor());
+        collector.register_queue(name, monitor).unwrap();
     }
     let server = MetricsServer::builder(Exporter::new(collector))
         .address(([127, 0, 0, 1], 0).into())
