@@ -152,12 +152,13 @@ pub(crate) fn cache_in(pool_id: u64) -> Option<Arc<ThreadCache>> {
 /// destroyed, if the pool gives none, or if there is no memory for it.
 pub(crate) fn attach(pool: &Inner) -> Option<Arc<ThreadCache>> {
     cache_in(pool.id).or_else(|| {
+        // Until it has closed, the registry may have a cache of this thread that was forgotten below, and another
+        // would be opened in the same place. As long as there are handles, none was.
+        if pool.home.strong_count() == 0 {
+            have_rack();
+            return None;
+        }
         with_list(|list| {
-            // Until it has closed, the registry may have a cache of this thread that was forgotten below, and another
-            // would be opened in the same place. As long as there are handles, none was.
-            if pool.home.strong_count() == 0 {
-                return None;
-            }
             // Keeps the list as short as the number of living pools.
             (list.caches).retain(|known| known.home.strong_count() > 0);
             let cache = pool.register(own_rack(list)?)?;
@@ -195,7 +196,8 @@ fn own_rack(list: &mut List) -> Option<&Arc<Rack>> {
     list.rack.as_ref()
 }
 
-/// Is the cache surely not this thread's? `false` while the thread's list is in use or gone: then nobody knows.
+/// Is the cache surely not this thread's? `false` while the thread's list is in use or gone: then nobody knows. (Of a pool
+/// without handles this thread may have forgotten its own, and will not use it again.)
 #[cfg(all(target_os = "linux", not(any(loom, shuttle, miri))))]
 pub(crate) fn is_known_to_be_anothers(cache: &Arc<ThreadCache>) -> bool {
     let is_in = |list: &List| (list.caches.iter()).any(|known| Arc::ptr_eq(&known.cache, cache));
@@ -208,7 +210,7 @@ impl Drop for OwnedList {
         // of other thread-locals that run later: `attach` gives `None` by now.
         rack(|rack| rack.set(NONE));
         for owned in self.0.get_mut().caches.drain(..) {
-            // A pool whose last handle is gone has already counted what was cached here.
+            // A pool whose last handle is gone counts what is cached here when it closes, if it has not yet.
             if let Some(handle) = owned.home.upgrade() {
                 handle.inner().detach(&owned.cache);
             }
@@ -298,6 +300,15 @@ mod tests {
             let (before, after) = std::thread::scope(|scope| scope.spawn(look).join().unwrap());
             assert_eq!(before, (true, false));
             assert_eq!(after, (false, mode == Mode::ThreadCached));
+            // One that only frees, into a pool that gives no thread a cache any more.
+            let chunk = pool.try_alloc(1).unwrap();
+            drop(pool);
+            let has_none_after_free = || {
+                drop(chunk);
+                super::rack(Cell::get) == NONE
+            };
+            let has_none = std::thread::scope(|scope| scope.spawn(has_none_after_free).join());
+            assert!(!has_none.unwrap(), "{mode:?}");
         }
     }
 

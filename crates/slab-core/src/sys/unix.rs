@@ -41,7 +41,7 @@ impl Region {
     pub(crate) fn committed(bytes: usize) -> Result<Self, i32> {
         let region = Self::map(bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         #[cfg(target_os = "linux")]
-        // SAFETY: an advice about our own new mapping. The only error is a kernel without huge pages.
+        // SAFETY: an advice about our own new mapping, which an error leaves as it is.
         let _ = unsafe { madvise(region.base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
         Ok(region)
     }
