@@ -15,9 +15,9 @@ use alloc::{vec, vec::Vec};
 
 /// A histogram of the sizes that were asked for.
 ///
-/// A plain value: record into it where requests are made, each of them or a sample (one in a hundred),
-/// and [`merge`](Self::merge) the histograms of several threads. A pool records nothing by itself and
-/// pays nothing.
+/// A plain value. A pool that was told to [`record_sizes`](crate::SlabPoolBuilder::record_sizes) has
+/// [one](crate::SlabPool::size_histogram). Or record into it where requests are made, each of them or a sample (one in a
+/// hundred), which costs the pool nothing, and [`merge`](Self::merge) the histograms of several threads.
 ///
 /// Sizes are distinguished in steps of [`CHUNK_ALIGN`] bytes, as those of classes are, so the choice of
 /// classes loses nothing. Each distinct size takes memory, all together at most some 20 MB.
@@ -77,21 +77,34 @@ impl SizeHistogram {
     /// can serve, are only counted. At most `u64::MAX` are recorded of each size.
     pub fn record(&mut self, len: usize, count: u64) {
         if len > MAX_CHUNK_BYTES {
-            self.too_large = self.too_large.saturating_add(count);
-        } else if count > 0 {
-            let units = len.max(1).div_ceil(CHUNK_ALIGN) as u32;
-            let requests = self.sizes.entry(units).or_default();
-            requests.add(count, len as u128 * u128::from(count));
+            self.add_too_large(count);
+        } else {
+            self.add(Self::units(len), count, len as u128 * u128::from(count));
         }
+    }
+
+    /// The size by which a length of at most [`MAX_CHUNK_BYTES`] is known, in units of [`CHUNK_ALIGN`].
+    pub(crate) fn units(len: usize) -> u32 {
+        len.max(1).div_ceil(CHUNK_ALIGN) as u32
+    }
+
+    /// Adds requests of one size, if there are any.
+    pub(crate) fn add(&mut self, units: u32, count: u64, bytes: u128) {
+        if count > 0 {
+            self.sizes.entry(units).or_default().add(count, bytes);
+        }
+    }
+
+    pub(crate) fn add_too_large(&mut self, count: u64) {
+        self.too_large = self.too_large.saturating_add(count);
     }
 
     /// Adds what another histogram has recorded.
     pub fn merge(&mut self, other: &Self) {
         for (&units, theirs) in &other.sizes {
-            let requests = self.sizes.entry(units).or_default();
-            requests.add(theirs.count, theirs.bytes);
+            self.add(units, theirs.count, theirs.bytes);
         }
-        self.too_large = self.too_large.saturating_add(other.too_large);
+        self.add_too_large(other.too_large);
     }
 
     /// Returns how many requests were recorded, without those that are [too large](Self::too_large).

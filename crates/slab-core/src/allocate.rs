@@ -1,12 +1,12 @@
 //! Allocation when the thread's magazine had nothing: the depot, then the slabs, then reclaim.
 
-use crate::call_site::CallSite;
 use crate::error::AllocError;
 use crate::geometry::BATCH_MAX;
 use crate::inner::Inner;
 use crate::local;
 use crate::magazine::{Magazine, Source};
 use crate::reclaim::{Reclaimed, SlabLayer};
+use crate::request::Request;
 use crate::slab::Carved;
 use crate::sync::{MutexGuard, Ordering};
 use crate::thread_cache::ThreadCache;
@@ -54,7 +54,7 @@ enum CarveSize {
 
 impl Inner {
     /// Allocation when the magazine had nothing or could not be entered; returns the chunk's unit.
-    pub(crate) fn alloc_slow(&self, class: u8, call_site: CallSite) -> Result<u32, AllocError> {
+    pub(crate) fn alloc_slow(&self, class: u8, request: Request) -> Result<u32, AllocError> {
         // Mostly it was empty, and a batch of the depot fills it. As that happens for every batch, it
         // must not cost a look into the thread's list of caches.
         let quick = || {
@@ -70,7 +70,7 @@ impl Inner {
             }
             None => self.find_free_chunk(self.attach().as_deref(), class, CarveSize::Batch),
         };
-        self.record_outcome(class, found, call_site)
+        self.record_outcome(class, found, request)
             .map(|found| found.unit)
     }
 
@@ -80,7 +80,7 @@ impl Inner {
     pub(crate) fn alloc_slow_zeroed(
         &self,
         class: u8,
-        call_site: CallSite,
+        request: Request,
     ) -> Result<Found, AllocError> {
         let carve_size = if self.classes.geometry(class).bytes < PAGE {
             CarveSize::Batch
@@ -88,17 +88,17 @@ impl Inner {
             CarveSize::One
         };
         let found = self.find_free_chunk(self.attach().as_deref(), class, carve_size);
-        self.record_outcome(class, found, call_site)
+        self.record_outcome(class, found, request)
     }
 
     fn record_outcome(
         &self,
         class: u8,
         found: Result<Found, AllocError>,
-        call_site: CallSite,
+        request: Request,
     ) -> Result<Found, AllocError> {
         if let Ok(found) = found {
-            self.handed_out(class, found.unit, call_site);
+            self.handed_out(class, found.unit, request);
         }
         found.inspect_err(|error| {
             if matches!(error, AllocError::Exhausted { .. }) {
@@ -360,6 +360,9 @@ impl Inner {
     #[cold]
     pub(crate) fn too_large_error(&self, requested: usize) -> AllocError {
         self.too_large.fetch_add(1, Ordering::Relaxed);
+        if let Some(recorder) = &self.recorder {
+            recorder.record(requested);
+        }
         AllocError::TooLarge {
             requested,
             largest: self.classes.classes().largest(),

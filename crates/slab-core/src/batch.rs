@@ -1,11 +1,11 @@
 //! [`ChunkBatch`]: many chunks, allocated or freed in one step.
 
-use crate::call_site::CallSite;
 use crate::chunk::{Chunk, ChunkId};
 use crate::error::AllocError;
 use crate::local;
 use crate::place::Place;
 use crate::pool::SlabPool;
+use crate::request::Request;
 use crate::sys::asan;
 use arrayvec::ArrayVec;
 use core::fmt;
@@ -38,7 +38,8 @@ use core::ptr::NonNull;
 pub struct ChunkBatch {
     pool: SlabPool,
     place: Place,
-    _padding: u32,
+    /// What was asked for, in bytes. Nothing of it is larger than a chunk can be.
+    len: u32,
     units: ArrayVec<u32, { Self::MAX }>,
 }
 
@@ -53,7 +54,7 @@ impl SlabPool {
         Ok(ChunkBatch {
             place: self.place_for(len)?,
             pool: self.clone(),
-            _padding: 0,
+            len: len as u32,
             units: ArrayVec::new(),
         })
     }
@@ -79,7 +80,7 @@ impl ChunkBatch {
                     .then_some(())
             });
             if self.units.len() < count {
-                self.fill_slow(count, CallSite::here())?;
+                self.fill_slow(count, Request::new(self.len as usize))?;
             }
         }
         if cfg!(slab_asan) {
@@ -96,11 +97,11 @@ impl ChunkBatch {
     /// Fills one by one where the magazine had fewer; each refill brings a batch of the depot or of a slab.
     #[cold]
     #[inline(never)]
-    fn fill_slow(&mut self, count: usize, call_site: CallSite) -> Result<(), AllocError> {
+    fn fill_slow(&mut self, count: usize, request: Request) -> Result<(), AllocError> {
         while self.len() < count {
             let unit = match self.pool.try_alloc_cached(self.place) {
                 Some(chunk) => ManuallyDrop::new(chunk).unit(),
-                None => match self.pool.inner().alloc_slow(self.place.class(), call_site) {
+                None => match self.pool.inner().alloc_slow(self.place.class(), request) {
                     Ok(unit) => unit,
                     Err(error) if self.is_empty() => return Err(error),
                     Err(_) => return Ok(()),

@@ -113,6 +113,7 @@ pub struct SlabPoolBuilder {
     pub(crate) zero_on_free: bool,
     pub(crate) hardened: bool,
     pub(crate) guard_pages: bool,
+    pub(crate) record_sizes: bool,
     #[cfg(feature = "leak-tracking")]
     pub(crate) track_leaks: Option<u32>,
     pub(crate) growth: Growth,
@@ -131,6 +132,7 @@ impl Default for SlabPoolBuilder {
             zero_on_free: false,
             hardened: false,
             guard_pages: false,
+            record_sizes: false,
             #[cfg(feature = "leak-tracking")]
             track_leaks: None,
             growth: Growth::Slab,
@@ -254,6 +256,16 @@ impl SlabPoolBuilder {
         } else {
             0
         }
+    }
+
+    /// Records the size of every request, for [`size_histogram`](SlabPool::size_histogram), which knows the list of size
+    /// classes that would waste least. For a trial run: each allocation and free takes the slow path, and each allocation
+    /// two atomic additions to words that all threads share (an allocation and its free took 19 ns in place of 2.4 on an AMD
+    /// Zen 4). Takes 4 MiB of addresses, of which those pages are in memory that the requested sizes touch (without `mmap`, or
+    /// the feature `std`, all of it). Default: no.
+    pub fn record_sizes(mut self, record: bool) -> Self {
+        self.record_sizes = record;
+        self
     }
 
     /// Records where chunks are allocated, for [`live_chunks`](SlabPool::live_chunks) and for a report at

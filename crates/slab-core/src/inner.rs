@@ -23,7 +23,6 @@
 
 use crate::arena::Arena;
 use crate::builder::{Backing, Mode, SlabPoolBuilder};
-use crate::call_site::CallSite;
 use crate::class::{CHUNK_ALIGN, MAX_CLASSES};
 use crate::depot::Depot;
 use crate::episode::Episode;
@@ -36,7 +35,9 @@ use crate::hardening::Hardening;
 use crate::magazine::Tally;
 use crate::oversize::Oversize;
 use crate::reclaim::SlabLayer;
+use crate::recorder::SizeRecorder;
 use crate::registry::{Registry, magazines};
+use crate::request::Request;
 use crate::singles::Singles;
 use crate::slab::Slabs;
 use crate::sync::{
@@ -159,6 +160,7 @@ pub(crate) struct Inner {
     pub(crate) oversize: Arc<Oversize>,
     pub(crate) zero_on_free: bool,
     pub(crate) hardening: Option<Hardening>,
+    pub(crate) recorder: Option<SizeRecorder>,
     #[cfg(feature = "leak-tracking")]
     pub(crate) tracker: Option<Tracker>,
     /// Unique in the process, for ever.
@@ -251,6 +253,8 @@ impl Inner {
             .then(|| Hardening::new(arena.bytes(), options.zero_on_free))
             .transpose()
             .map_err(reserve_error)?;
+        let recorder = options.record_sizes.then(SizeRecorder::new).transpose();
+        let recorder = recorder.map_err(reserve_error)?;
         #[cfg(feature = "leak-tracking")]
         let tracker = options
             .track_leaks
@@ -291,6 +295,7 @@ impl Inner {
             no_cache_left: core::sync::atomic::AtomicBool::new(false),
             zero_on_free: options.zero_on_free,
             hardening,
+            recorder,
             #[cfg(feature = "leak-tracking")]
             tracker,
             oversize: Oversize::new(options.max_oversize_memory, options.zero_on_free),
@@ -364,11 +369,14 @@ impl Inner {
         if self.tracker.is_some() {
             return true;
         }
-        self.zero_on_free || self.hardening.is_some()
+        self.zero_on_free || self.hardening.is_some() || self.recorder.is_some()
     }
 
     /// A chunk goes to a caller; every slow path ends here.
-    pub(crate) fn handed_out(&self, class: u8, unit: u32, _call_site: CallSite) {
+    pub(crate) fn handed_out(&self, class: u8, unit: u32, request: Request) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(request.len);
+        }
         if let Some(hardening) = &self.hardening {
             let bytes = self.classes.geometry(class).bytes;
             asan::unpoison(self.chunk_ptr(unit), bytes);
@@ -377,7 +385,7 @@ impl Inner {
         }
         #[cfg(feature = "leak-tracking")]
         if let Some(tracker) = &self.tracker {
-            tracker.handed_out(class, unit, _call_site);
+            tracker.handed_out(class, unit, request);
         }
     }
 

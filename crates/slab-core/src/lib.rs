@@ -60,7 +60,6 @@ mod allocator;
 mod arena;
 mod batch;
 mod builder;
-mod call_site;
 mod census;
 mod chunk;
 mod class;
@@ -101,8 +100,10 @@ mod place;
 mod pool;
 mod raw;
 mod reclaim;
+mod recorder;
 #[cfg_attr(not(feature = "std"), allow(dead_code))] // No thread has magazines.
 mod registry;
+mod request;
 #[cfg(all(test, shuttle))]
 mod schedule;
 mod shared;

@@ -222,8 +222,12 @@ impl SlabPool {
     /// [`AllocError::Commit`] where the heap has no memory.
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub fn try_alloc_any(&self, len: usize) -> Result<AnyChunk, AllocError> {
-        let oversize = &self.inner().oversize;
+        let inner = self.inner();
+        let oversize = &inner.oversize;
         if len > self.size_classes().largest() && oversize.max_bytes() > 0 {
+            if let Some(recorder) = &inner.recorder {
+                recorder.record(len);
+            }
             return HeapChunk::new(oversize, len).map(AnyChunk::Heap);
         }
         self.try_alloc(len).map(AnyChunk::Pool)

@@ -1,7 +1,6 @@
 //! [`SlabPool`] and the allocation fast path.
 
 use crate::builder::SlabPoolBuilder;
-use crate::call_site::CallSite;
 use crate::chunk::{Chunk, ChunkId};
 use crate::class::SizeClasses;
 use crate::error::AllocError;
@@ -9,6 +8,7 @@ use crate::inner::{Handle, Inner};
 use crate::local;
 use crate::magazine::Magazine;
 use crate::place::Place;
+use crate::request::Request;
 use crate::stats::PoolStats;
 use crate::wait::Alloc;
 #[cfg(feature = "std")]
@@ -126,7 +126,7 @@ impl SlabPool {
         // Also without a place, which saves the fast path a test: then there is no magazine.
         let unit = match Self::try_pop(place) {
             Some(unit) => u64::from(unit),
-            None => self.alloc_slow(place, len, CallSite::here())?,
+            None => self.alloc_slow(place, Request::new(len))?,
         };
         // SAFETY: neither path finds a unit without a place.
         let place = unsafe { place.unwrap_unchecked() };
@@ -201,7 +201,7 @@ impl SlabPool {
             return Ok(chunk);
         }
         let inner = self.inner();
-        let found = inner.alloc_slow_zeroed(place.class(), CallSite::here())?;
+        let found = inner.alloc_slow_zeroed(place.class(), Request::new(len))?;
         // SAFETY: as in `try_alloc_cached`.
         let mut chunk = unsafe { Chunk::from_id(ChunkId::new(place, found.unit)) };
         if !found.zeroed {
@@ -234,15 +234,10 @@ impl SlabPool {
 
     #[cold]
     #[inline(never)]
-    fn alloc_slow(
-        &self,
-        place: Option<Place>,
-        len: usize,
-        call_site: CallSite,
-    ) -> Result<u64, AllocError> {
+    fn alloc_slow(&self, place: Option<Place>, request: Request) -> Result<u64, AllocError> {
         let inner = self.inner();
-        let place = place.ok_or_else(|| inner.too_large_error(len))?;
-        let unit = inner.alloc_slow(place.class(), call_site)?;
+        let place = place.ok_or_else(|| inner.too_large_error(request.len))?;
+        let unit = inner.alloc_slow(place.class(), request)?;
         Ok(unit.into())
     }
 

@@ -5,10 +5,10 @@
 //! allocations one in `n` is recorded, in a map under a mutex. A bit per unit of the arena tells a free
 //! whether its chunk was recorded, so that frees of other chunks take no lock.
 
-use crate::call_site::CallSite;
 use crate::class::CHUNK_ALIGN;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
+use crate::request::Request;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, Table};
 use core::fmt;
 use core::panic::Location;
@@ -72,13 +72,13 @@ impl Tracker {
         })
     }
 
-    pub(crate) fn handed_out(&self, class: u8, unit: u32, call_site: CallSite) {
+    pub(crate) fn handed_out(&self, class: u8, unit: u32, request: Request) {
         let nth = self.allocs.fetch_add(1, Ordering::Relaxed);
         if !nth.is_multiple_of(self.one_in) {
             return;
         }
         let record = Record {
-            place: call_site.location,
+            place: request.call_site,
             since: Instant::now(),
             class,
         };

@@ -18,7 +18,6 @@
 //! request it fits: a freed small chunk serves a small request even if a large one came before, and a
 //! slab that becomes whole serves the waiter that came first.
 
-use crate::call_site::CallSite;
 use crate::chunk::Chunk;
 use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
@@ -27,6 +26,7 @@ use crate::inner::Inner;
 use crate::pool::SlabPool;
 use crate::reclaim::SlabLayer;
 use crate::registry::magazines;
+use crate::request::Request;
 use crate::sync::{MODELLED, Ordering};
 use crate::thread_cache::ThreadCache;
 use crate::wait_times::{WaitStart, WaitTimes};
@@ -323,18 +323,16 @@ impl Inner {
 #[must_use = "futures do nothing unless polled"]
 pub struct Alloc<'a> {
     pool: &'a SlabPool,
-    len: usize,
+    request: Request,
     pending: Option<Turn>,
-    call_site: CallSite,
 }
 
 impl<'a> Alloc<'a> {
     #[cfg_attr(feature = "leak-tracking", track_caller)]
     pub(crate) fn new(pool: &'a SlabPool, len: usize) -> Self {
         Self {
-            call_site: CallSite::here(),
             pool,
-            len,
+            request: Request::new(len),
             pending: None,
         }
     }
@@ -364,7 +362,7 @@ impl<'a> Alloc<'a> {
         };
         self.pending = None;
         if let Ok(unit) = unit {
-            inner.handed_out(class, unit, self.call_site);
+            inner.handed_out(class, unit, self.request);
         }
         // SAFETY: the unit was taken out of the pool's free chunks for this future.
         let chunk = unit.map(|unit| unsafe { Chunk::new(self.pool.inner(), class, unit) });
@@ -382,7 +380,7 @@ impl Future for Alloc<'_> {
             let class = turn.class;
             return self.poll_slow(class, cx);
         }
-        match self.pool.place_for(self.len) {
+        match self.pool.place_for(self.request.len) {
             Err(too_large) => Poll::Ready(Err(too_large)),
             Ok(place) => match self.pool.try_alloc_cached(place) {
                 Some(chunk) => Poll::Ready(Ok(chunk)),
@@ -399,7 +397,7 @@ impl Drop for Alloc<'_> {
         {
             let class = turn.class;
             // As if it had been handed out, so that it is freed as any chunk is.
-            self.pool.inner().handed_out(class, unit, self.call_site);
+            self.pool.inner().handed_out(class, unit, self.request);
             // SAFETY: the unit was set aside for this future, which has not handed it out.
             drop(unsafe { Chunk::new(self.pool.inner(), class, unit) });
         }
@@ -410,7 +408,7 @@ impl fmt::Debug for Alloc<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Alloc")
             .field("pool", &self.pool.name())
-            .field("len", &self.len)
+            .field("len", &self.request.len)
             .field("waiting", &self.pending.is_some())
             .finish()
     }

@@ -35,6 +35,7 @@ struct Input {
     backing: u8,
     huge_pages: bool,
     guard_pages: bool,
+    record_sizes: bool,
     track_leaks: Option<u32>,
     /// A pool over the caller's memory, of which this many bytes are lent.
     lent: Option<u32>,
@@ -55,6 +56,7 @@ fn set(input: &Input, little: bool, builder: SlabPoolBuilder) -> SlabPoolBuilder
         .zero_on_free(input.zero_on_free)
         .hardened(input.hardened)
         .guard_pages(input.guard_pages)
+        .record_sizes(input.record_sizes)
         .growth(match input.growth % 3 {
             0 => Growth::Slab,
             1 => Growth::Double,

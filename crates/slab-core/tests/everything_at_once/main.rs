@@ -63,6 +63,7 @@ struct Config {
     mode: Mode,
     hardened: bool,
     zero_on_free: bool,
+    record_sizes: bool,
     sizes: &'static [usize],
     slabs: usize,
 }
@@ -86,6 +87,7 @@ impl Config {
             // Looks at each byte, for which Miri takes too long.
             hardened: random.one_in(3) && !cfg!(miri),
             zero_on_free: random.one_in(4),
+            record_sizes: random.one_in(4),
             sizes,
             slabs,
         }
@@ -100,6 +102,7 @@ impl Config {
             .mode(self.mode)
             .hardened(self.hardened)
             .zero_on_free(self.zero_on_free)
+            .record_sizes(self.record_sizes)
             .max_oversize_memory(400_000)
             .max_memory(self.slabs * slab_bytes);
         #[cfg(feature = "leak-tracking")]
@@ -190,6 +193,12 @@ fn run(seed: u64) {
     for (class, served) in stats.classes().iter().zip(served) {
         assert_eq!((class.in_use, class.waiting), (0, 0), "{class:?}");
         assert_eq!((class.allocs, class.frees), (served, served), "{class:?}");
+    }
+    if config.record_sizes {
+        let on_heap = stats.oversize_allocs + stats.oversize_refused;
+        let requests = pool.size_histogram().requests();
+        let allocs = stats.classes().iter().map(|class| class.allocs);
+        assert_eq!(requests, allocs.sum::<u64>() + on_heap + stats.too_large);
     }
     #[cfg(feature = "leak-tracking")]
     assert!(pool.live_chunks().is_empty());
