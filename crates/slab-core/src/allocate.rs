@@ -5,7 +5,7 @@ use crate::geometry::BATCH_MAX;
 use crate::inner::Inner;
 use crate::local;
 use crate::magazine::{Magazine, Source};
-use crate::reclaim::{Reclaimed, SlabLayer};
+use crate::reclaim::{Collected, Reclaimed, SlabLayer};
 use crate::request::Request;
 use crate::slab::Carved;
 use crate::sync::{MutexGuard, Ordering};
@@ -191,25 +191,37 @@ impl Inner {
             1
         };
         let units = &mut units[..want];
+        let mut collected = Collected::default();
         let carved = match self.carve(&mut layer, class, units) {
             Ok(carved) => carved,
             Err(refused) => {
                 drop(layer);
                 self.begin_refusal(refused);
                 layer = self.slabs.lock();
-                match self.alloc_by_reclaim(&mut layer, class, units, refused)? {
-                    Reclaimed::Single(unit) => {
+                let reclaimed =
+                    self.alloc_by_reclaim(&mut layer, class, units, refused, &mut collected);
+                match reclaimed {
+                    Ok(Reclaimed::Fresh(carved)) => carved,
+                    Ok(Reclaimed::Single(unit)) => {
                         drop(layer);
+                        let free_on_panic = FreeOnPanic(self, class, unit);
+                        collected.report(self);
+                        core::mem::forget(free_on_panic);
                         self.end_exhaustion(class, unit);
                         return Ok(Found::used(unit));
                     }
-                    Reclaimed::Fresh(carved) => carved,
+                    Err(refused) => {
+                        drop(layer);
+                        collected.report(self);
+                        return Err(refused);
+                    }
                 }
             }
         };
         let fresh = &units[..carved.chunks];
         let unit = self.take_one_and_store_rest(layer, cache, class, fresh);
         let free_on_panic = FreeOnPanic(self, class, unit);
+        collected.report(self);
         if carved.new_slab {
             tracing::debug!(
                 pool = %self.name,

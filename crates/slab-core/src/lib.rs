@@ -39,10 +39,8 @@
 //! hold.
 //!
 //! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`),
-//! exhaustion and its end, memory that the system refuses, leaks. It reports raids and sweeps while it
-//! is locked, so a subscriber must not use the pool that an event comes from: it would deadlock. So would a thread that
-//! uses the pool while it holds a lock that the subscriber takes, such as that of the standard error stream. Where
-//! the process forks, a subscriber must not use another pool either, for a `fork` waits for all pools in turn.
+//! exhaustion and its end, memory that the system refuses, leaks. It holds no lock when it does: a subscriber may use the
+//! pool that an event comes from, and take any lock that no caller of the pool holds.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -62,9 +62,8 @@ use core::ptr::NonNull;
 ///
 /// These cases are not supported, and nothing detects them:
 /// - a fork while another thread builds the first pool of the process, or opens a `StaticSlab`;
-/// - a fork by a destructor of a thread-local, by a signal handler that has interrupted a call of this library, by
-///   a function of [`Growth::Custom`](crate::Growth::Custom), or by a subscriber of `tracing` in an event of a pool: it
-///   waits for itself;
+/// - a fork by a destructor of a thread-local, by a signal handler that has interrupted a call of this library, or by
+///   a function of [`Growth::Custom`](crate::Growth::Custom): it waits for itself;
 /// - the use of a pool by another library's handler of `pthread_atfork` that was registered before the first pool was
 ///   built: all pools are locked while it runs;
 /// - the child's use of a pool with [`Mode::Ring`](crate::Mode::Ring) that other threads were using: it

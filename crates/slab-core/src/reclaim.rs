@@ -23,6 +23,9 @@
 //! of all threads: it is made only if it may help, see
 //! [`is_sweep_worth_while`](Inner::is_sweep_worth_while). So refused requests for large chunks do not
 //! disturb threads that allocate and free small ones.
+//!
+//! Subscribers of `tracing` are foreign code, so they are told of all this when the mutex is free again:
+//! [`Collected`].
 
 use crate::class::MAX_CLASSES;
 use crate::error::AllocError;
@@ -61,9 +64,10 @@ impl Inner {
         class: u8,
         out: &mut [u32],
         refused: AllocError,
+        collected: &mut Collected,
     ) -> Result<Reclaimed, AllocError> {
         // The thread that had the mutex before may have left something.
-        if let Some(unit) = self.alloc_by_raid(layer, class) {
+        if let Some(unit) = self.alloc_by_raid(layer, class, collected) {
             return Ok(Reclaimed::Single(unit));
         }
         let out = if self.under_pressure.load(Ordering::Relaxed) {
@@ -71,7 +75,7 @@ impl Inner {
             &mut out[..1]
         } else {
             if !self.has_fixed_shares() && self.is_sweep_worth_while(layer, class) {
-                self.sweep(layer);
+                self.sweep(layer, collected);
             }
             out
         };
@@ -81,12 +85,18 @@ impl Inner {
     }
 
     /// A single chunk, if need be out of other threads' magazines.
-    fn alloc_by_raid(&self, layer: &mut MutexGuard<'_, SlabLayer>, class: u8) -> Option<u32> {
+    fn alloc_by_raid(
+        &self,
+        layer: &mut MutexGuard<'_, SlabLayer>,
+        class: u8,
+        collected: &mut Collected,
+    ) -> Option<u32> {
         loop {
             let unit = self.alloc_single(class);
             if unit.is_some() || !self.raid(layer, class) {
                 return unit;
             }
+            collected.raided = Some(class);
         }
     }
 
@@ -100,8 +110,6 @@ impl Inner {
         {
             return false;
         }
-        let chunk_bytes = self.classes.geometry(class).bytes;
-        let _span = tracing::debug_span!("raid", pool = %self.name, chunk_bytes).entered();
         let mut found = false;
         shut_magazines(&registry, class..class + 1);
         drain_magazines(&registry, class..class + 1, |class, units| {
@@ -112,8 +120,7 @@ impl Inner {
     }
 
     /// Brings every free chunk back to its slab: each that is free all the time, wherever it moves meanwhile.
-    pub(crate) fn sweep(&self, layer: &mut SlabLayer) {
-        let _span = tracing::debug_span!("sweep", pool = %self.name).entered();
+    pub(crate) fn sweep(&self, layer: &mut SlabLayer, collected: &mut Collected) {
         let before = layer.slabs.in_classes();
         let classes = 0..self.classes.count() as u8;
         let mut store = |class, units: &[u32]| layer.slabs.store(&self.arena, class, units);
@@ -135,8 +142,7 @@ impl Inner {
             let shut = self.under_pressure.load(Ordering::Relaxed);
             self.take_singles(class, shut, |unit| store(class, &[unit]));
         }
-        let slabs = before - layer.slabs.in_classes();
-        tracing::debug!(pool = %self.name, slabs, "pool swept");
+        collected.swept = Some(before - layer.slabs.in_classes());
     }
 
     /// Gives memory back to the system until at most `target` bytes are committed, or nothing
@@ -146,7 +152,8 @@ impl Inner {
             return 0;
         }
         let mut layer = self.slabs.lock();
-        self.sweep(&mut layer);
+        let mut collected = Collected::default();
+        self.sweep(&mut layer, &mut collected);
         let mut bytes = 0;
         let mut trim = layer.slabs.begin_trim(target);
         while let Some(piece) = layer
@@ -157,6 +164,7 @@ impl Inner {
             layer = self.slabs.hand_over(layer);
         }
         drop(layer);
+        collected.report(self);
         tracing::debug!(pool = %self.name, bytes, "pool trimmed");
         bytes
     }
@@ -182,6 +190,30 @@ impl Inner {
         let magazines = registry.iter().map(|cache| cache.magazine(class));
         let in_magazines: usize = magazines.map(Magazine::len_at_most).sum();
         before.max(in_depot()) + in_magazines as u64
+    }
+}
+
+/// What a raid or a sweep did, to be [reported](Self::report) when no lock is held any more: a subscriber may panic, take
+/// any lock, and use the pool.
+#[derive(Debug, Default)]
+#[must_use]
+pub(crate) struct Collected {
+    /// The class for which magazines were raided.
+    raided: Option<u8>,
+    /// How many slabs a sweep made unused.
+    swept: Option<usize>,
+}
+
+impl Collected {
+    /// Calls foreign code. What the caller has in hand has to have an owner that outlives a panic.
+    pub(crate) fn report(self, pool: &Inner) {
+        if let Some(class) = self.raided {
+            let chunk_bytes = pool.classes.geometry(class).bytes;
+            tracing::debug!(pool = %pool.name, chunk_bytes, "magazines raided");
+        }
+        if let Some(slabs) = self.swept {
+            tracing::debug!(pool = %pool.name, slabs, "pool swept");
+        }
     }
 }
 

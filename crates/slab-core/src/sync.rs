@@ -123,8 +123,7 @@ mod imp {
     }
 
     /// A mutex that ignores poisoning: what it guards is valid wherever foreign code may panic under it.
-    /// Such code is that of [`Growth::Custom`](crate::Growth::Custom), called before a slab is taken, and
-    /// of a `tracing` subscriber, called before a raid or sweep begins and after it.
+    /// Such code is that of [`Growth::Custom`](crate::Growth::Custom), called before a slab is taken.
     #[cfg(feature = "std")]
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(std::sync::Mutex<T>);

@@ -24,7 +24,7 @@ use crate::error::AllocError;
 use crate::guard::PRESSURE;
 use crate::inner::Inner;
 use crate::pool::SlabPool;
-use crate::reclaim::SlabLayer;
+use crate::reclaim::{Collected, SlabLayer};
 use crate::registry::magazines;
 use crate::request::Request;
 use crate::sync::{MODELLED, Ordering};
@@ -150,15 +150,29 @@ pub(crate) enum Answer {
     Later(Ticket),
 }
 
+/// Foreign code that is to run last, when no lock is held and the chunk of the answer, or the ticket, has an owner: it may
+/// panic.
+#[derive(Debug, Default)]
+pub(crate) struct Afterwards {
+    /// A clone that was not needed, to be dropped.
+    unused: Option<Waker>,
+    collected: Collected,
+}
+
+impl Afterwards {
+    fn run(self, pool: &Inner) {
+        self.collected.report(pool);
+        drop(self.unused);
+    }
+}
+
 impl Inner {
-    /// A clone of the waker that is not needed goes to `unused`: to drop it is to run foreign code, which may
-    /// panic, and the chunk of the answer has no owner yet.
     pub(crate) fn alloc_or_wait(
         &self,
         cache: Option<&ThreadCache>,
         class: u8,
         waker: &Waker,
-        unused: &mut Option<Waker>,
+        afterwards: &mut Afterwards,
     ) -> Answer {
         match self.alloc_with(cache, class) {
             Err(AllocError::Exhausted { .. }) => {}
@@ -172,12 +186,12 @@ impl Inner {
             return Answer::Now(Err(self.too_many_waiters_error(class, MAX_WAITERS)));
         }
         if layer.waiters.is_empty() {
-            self.begin_pressure(&mut layer);
+            self.begin_pressure(&mut layer, &mut afterwards.collected);
         }
         let carved = self.carve_one(&mut layer, class);
         if !matches!(carved, Err(AllocError::Exhausted { .. })) {
             self.end_pressure_if_idle(&layer);
-            *unused = Some(waker);
+            afterwards.unused = Some(waker);
             return Answer::Now(carved);
         }
         let ticket = layer.waiters.next;
@@ -201,22 +215,11 @@ impl Inner {
     }
 
     /// When this returns, no magazine and no open batch takes a chunk, and none holds one.
-    fn begin_pressure(&self, layer: &mut SlabLayer) {
-        /// The sweep calls subscribers of `tracing`. If one panics, nobody waits, and the pressure ends.
-        struct EndOnPanic<'a>(&'a Inner, &'a mut SlabLayer);
-
-        impl Drop for EndOnPanic<'_> {
-            fn drop(&mut self) {
-                self.0.end_pressure_if_idle(self.1);
-            }
-        }
-
+    fn begin_pressure(&self, layer: &mut SlabLayer, collected: &mut Collected) {
         self.under_pressure.store(true, Ordering::Relaxed);
         magazines(&self.registry.lock()).for_each(|magazine| magazine.guard.raise(PRESSURE));
-        let end_on_panic = EndOnPanic(self, layer);
         // Has the barrier that makes the gates effective, and takes what lies behind them.
-        self.sweep(end_on_panic.1);
-        core::mem::forget(end_on_panic);
+        self.sweep(layer, collected);
     }
 
     fn end_pressure_if_idle(&self, layer: &SlabLayer) {
@@ -277,13 +280,12 @@ impl Inner {
         DeferredWakers::new(woken)
     }
 
-    /// What was granted to a ticket; `None` if it waits on, from now on with this waker. `unused` as in
-    /// [`alloc_or_wait`](Self::alloc_or_wait).
+    /// What was granted to a ticket; `None` if it waits on, from now on with this waker.
     pub(crate) fn redeem(
         &self,
         turn: &Turn,
         waker: &Waker,
-        unused: &mut Option<Waker>,
+        afterwards: &mut Afterwards,
     ) -> Option<Result<u32, AllocError>> {
         // Wakers are cloned and dropped outside of the mutex: they are foreign code.
         let mut waker = waker.clone();
@@ -297,7 +299,7 @@ impl Inner {
             layer.waiters.record_wait(turn);
         }
         drop(layer);
-        *unused = Some(waker);
+        afterwards.unused = Some(waker);
         grant
     }
 
@@ -340,12 +342,12 @@ impl<'a> Alloc<'a> {
     #[cold]
     fn poll_slow(&mut self, class: u8, cx: &Context<'_>) -> Poll<Result<Chunk, AllocError>> {
         let inner = self.pool.inner();
-        let (waker, mut unused) = (cx.waker(), None);
+        let (waker, mut afterwards) = (cx.waker(), Afterwards::default());
         let grant = match &self.pending {
-            Some(turn) => inner.redeem(turn, waker, &mut unused),
+            Some(turn) => inner.redeem(turn, waker, &mut afterwards),
             None => {
                 let cache = inner.attach();
-                match inner.alloc_or_wait(cache.as_deref(), class, waker, &mut unused) {
+                match inner.alloc_or_wait(cache.as_deref(), class, waker, &mut afterwards) {
                     Answer::Now(result) => Some(result),
                     Answer::Later(ticket) => {
                         self.pending = Some(Turn::new(class, ticket));
@@ -358,6 +360,7 @@ impl<'a> Alloc<'a> {
             }
         };
         let Some(unit) = grant else {
+            afterwards.run(inner);
             return Poll::Pending;
         };
         self.pending = None;
@@ -366,7 +369,7 @@ impl<'a> Alloc<'a> {
         }
         // SAFETY: the unit was taken out of the pool's free chunks for this future.
         let chunk = unit.map(|unit| unsafe { Chunk::new(self.pool.inner(), class, unit) });
-        drop(unused);
+        afterwards.run(inner);
         Poll::Ready(chunk)
     }
 }
@@ -448,7 +451,8 @@ mod tests {
         let inner = pool.inner();
         let class = inner.classes.place_for(65536).unwrap().class();
         let _all: Vec<_> = core::iter::from_fn(|| pool.try_alloc(65536).ok()).collect();
-        let Answer::Later(ticket) = inner.alloc_or_wait(None, class, Waker::noop(), &mut None)
+        let Answer::Later(ticket) =
+            inner.alloc_or_wait(None, class, Waker::noop(), &mut Afterwards::default())
         else {
             panic!("the pool is full");
         };

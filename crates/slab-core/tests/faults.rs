@@ -9,10 +9,10 @@ use common::fill;
 use slab_core::Mode;
 use slab_core::{Chunk, ClassStats, SizeClasses, SlabPool};
 #[cfg(not(slab_tsan))]
-use std::sync::Barrier;
-#[cfg(not(slab_tsan))]
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
+#[cfg(not(slab_tsan))]
+use std::sync::{Arc, Barrier};
 use std::thread;
 
 fn pool(max_memory: usize) -> SlabPool {
@@ -341,6 +341,53 @@ fn fork_while_another_thread_holds_a_lock() {
         drop(inherited);
         pools.iter().for_each(assert_whole);
     }
+}
+
+/// Forks at each event, as one does that starts a program to send a message. The child uses the pool.
+#[cfg(not(slab_tsan))]
+struct Forking(SlabPool, Arc<AtomicUsize>);
+
+#[cfg(not(slab_tsan))]
+impl tracing::Subscriber for Forking {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        let status = fork(|| {
+            drop(fill(&self.0, 1024));
+            self.0.trim();
+        });
+        assert_eq!(status, 0, "the child failed or hung");
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+#[cfg(not(slab_tsan))] // As above.
+#[cfg_attr(not(feature = "std"), ignore = "without std nobody is told of a fork")]
+fn fork_in_an_event_of_a_pool() {
+    let pool = pool(256 << 10);
+    let forks = Arc::default();
+    tracing::subscriber::with_default(Forking(pool.clone(), Arc::clone(&forks)), || {
+        let mut all = fill(&pool, 1024);
+        all.truncate(1);
+        drop(fill(&pool, 1024));
+        pool.trim();
+    });
+    // Slabs committed, exhaustion, a sweep, a trim.
+    assert!(forks.load(Ordering::Relaxed) >= 4, "{forks:?} events");
+    assert_whole(&pool);
 }
 
 /// One thread is nearly always inside its magazine; the others go through every lock of a pool, with

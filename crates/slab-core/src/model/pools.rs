@@ -5,9 +5,10 @@ use crate::builder::{Mode, SlabPoolBuilder};
 use crate::class::SizeClasses;
 use crate::geometry::ClassTable;
 use crate::inner::{ENDED, Handle, Inner};
+use crate::reclaim::Collected;
 use crate::sync::Ordering;
 use crate::thread_cache::{Rack, ThreadCache};
-use crate::wait::{Answer, Turn};
+use crate::wait::{Afterwards, Answer, Turn};
 use loom::thread;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -266,7 +267,8 @@ fn model_the_last_batch_is_not_for_one_alone_under_pressure() {
                 let inner = inner;
                 // SAFETY: the pool's handle outlives this thread, which is joined before it is dropped.
                 let pool = unsafe { inner.0.as_ref() };
-                let Answer::Later(ticket) = pool.alloc_or_wait(None, 1, Waker::noop(), &mut None)
+                let Answer::Later(ticket) =
+                    pool.alloc_or_wait(None, 1, Waker::noop(), &mut Afterwards::default())
                 else {
                     panic!("no slab is whole");
                 };
@@ -360,7 +362,7 @@ fn model_a_free_slab_whose_chunk_moves_is_not_overlooked() {
             unsafe { Inner::free_with(handle.as_ptr(), None, 0, unit) };
         };
         units.into_iter().for_each(free);
-        pool.sweep(&mut pool.slabs.lock());
+        pool.sweep(&mut pool.slabs.lock(), &mut Collected::default());
         batch.into_iter().for_each(free);
         let other = {
             let inner = Sendable(handle.as_ptr());
@@ -414,11 +416,11 @@ fn model_wait_is_served_by_whoever_frees() {
             .collect();
         let flag = Arc::new(Flag::default());
         let waker = Waker::from(flag.clone());
-        let first = match pool.alloc_or_wait(None, 0, &waker, &mut None) {
+        let first = match pool.alloc_or_wait(None, 0, &waker, &mut Afterwards::default()) {
             Answer::Now(result) => result.unwrap(),
             Answer::Later(ticket) => {
                 flag.wait();
-                let grant = pool.redeem(&Turn::new(0, ticket), &waker, &mut None);
+                let grant = pool.redeem(&Turn::new(0, ticket), &waker, &mut Afterwards::default());
                 grant.expect("woken for a reason").unwrap()
             }
         };
@@ -441,10 +443,13 @@ fn model_wait_that_is_given_up_passes_on() {
         let units: Vec<u32> = (0..8).map(|_| pool.alloc_with(None, 0).unwrap()).collect();
         let flag = Arc::new(Flag::default());
         let waker = Waker::from(flag.clone());
-        let Answer::Later(first) = pool.alloc_or_wait(None, 0, Waker::noop(), &mut None) else {
+        let Answer::Later(first) =
+            pool.alloc_or_wait(None, 0, Waker::noop(), &mut Afterwards::default())
+        else {
             panic!("the pool is full");
         };
-        let Answer::Later(second) = pool.alloc_or_wait(None, 0, &waker, &mut None) else {
+        let Answer::Later(second) = pool.alloc_or_wait(None, 0, &waker, &mut Afterwards::default())
+        else {
             panic!("the pool is full");
         };
         let free = |unit| {
@@ -461,7 +466,7 @@ fn model_wait_that_is_given_up_passes_on() {
         }
         flag.wait();
         assert_eq!(
-            pool.redeem(&Turn::new(0, second), &waker, &mut None),
+            pool.redeem(&Turn::new(0, second), &waker, &mut Afterwards::default()),
             Some(Ok(units[0]))
         );
         freeing.join().unwrap();

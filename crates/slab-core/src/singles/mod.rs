@@ -201,7 +201,8 @@ mod tests {
     use crate::inner::{ENDED, Handle};
     use crate::model::pools::{Flag, Sendable};
     use crate::model::{classes, model};
-    use crate::wait::{Answer, Turn};
+    use crate::reclaim::Collected;
+    use crate::wait::{Afterwards, Answer, Turn};
     use alloc::sync::Arc;
     use core::task::Waker;
     use loom::thread;
@@ -263,7 +264,7 @@ mod tests {
             let mut comes_and_goes = units.pop().unwrap();
             let stays = units.pop().unwrap();
             units.into_iter().for_each(free);
-            pool.sweep(&mut pool.slabs.lock());
+            pool.sweep(&mut pool.slabs.lock(), &mut Collected::default());
             free(stays);
             let other = {
                 let inner = Sendable(handle.as_ptr());
@@ -293,11 +294,12 @@ mod tests {
                 let flag = Arc::new(Flag::default());
                 let waker = Waker::from(flag.clone());
                 let pool = handle.inner();
-                let first = match pool.alloc_or_wait(None, 0, &waker, &mut None) {
+                let first = match pool.alloc_or_wait(None, 0, &waker, &mut Afterwards::default()) {
                     Answer::Now(result) => result.unwrap(),
                     Answer::Later(ticket) => {
                         flag.wait();
-                        let grant = pool.redeem(&Turn::new(0, ticket), &waker, &mut None);
+                        let grant =
+                            pool.redeem(&Turn::new(0, ticket), &waker, &mut Afterwards::default());
                         grant.expect("woken for a reason").unwrap()
                     }
                 };

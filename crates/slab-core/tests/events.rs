@@ -1,5 +1,5 @@
-//! The slow paths emit spans with the pool's name; the fast ones emit none. And a subscriber that panics does
-//! no harm to the pool.
+//! The slow paths emit events with the pool's name; the fast ones emit none. A subscriber that panics does no harm to
+//! the pool, and one may use it.
 #![cfg(feature = "std")]
 
 mod panicking_subscriber;
@@ -9,35 +9,50 @@ use slab_core::{Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
+use std::thread;
+use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 
-/// Keeps what it hears of spans, name and fields, and of events, message and fields.
+/// Keeps what it hears: messages and fields.
 #[derive(Clone, Debug, Default)]
-struct Spans(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<String>>>);
+struct Events(Arc<Mutex<Vec<String>>>);
+
+impl Events {
+    fn heard(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// How many begin with this.
+    fn count(&self, what: &str) -> usize {
+        let heard = self.heard();
+        heard.iter().filter(|event| event.starts_with(what)).count()
+    }
+}
 
 struct Fields(String);
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        self.0 += &format!(" {field}={value:?}");
+        self.0 += &match field.name() {
+            "message" => format!("{value:?}"),
+            name => format!(" {name}={value:?}"),
+        };
     }
 }
 
-impl Subscriber for Spans {
+impl Subscriber for Events {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
     }
 
-    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
-        let mut fields = Fields(span.metadata().name().to_owned());
-        span.record(&mut fields);
-        self.0.lock().unwrap().push(fields.0);
-        span::Id::from_u64(1)
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        unreachable!("there are none");
     }
 
     fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
@@ -46,7 +61,7 @@ impl Subscriber for Spans {
     fn event(&self, event: &Event<'_>) {
         let mut fields = Fields(String::new());
         event.record(&mut fields);
-        self.1.lock().unwrap().push(fields.0);
+        self.0.lock().unwrap().push(fields.0);
     }
 
     fn enter(&self, _: &span::Id) {}
@@ -54,30 +69,37 @@ impl Subscriber for Spans {
 }
 
 #[test]
-fn reclaim_emits_spans_and_the_fast_path_none() {
-    let spans = Spans::default();
-    tracing::subscriber::with_default(spans.clone(), || {
+fn reclaim_emits_events_and_the_fast_path_none() {
+    let events = Events::default();
+    tracing::subscriber::with_default(events.clone(), || {
         let pool = SlabPool::builder()
             .name("rx")
             .size_classes(SizeClasses::explicit(&[1536]).unwrap())
             .max_memory(256 << 10)
             .build()
             .unwrap();
+        drop(pool.try_alloc(1500).unwrap());
+        let before = events.heard();
         for _ in 0..1000 {
             drop(pool.try_alloc(1500).unwrap());
         }
-        assert_eq!(*spans.0.lock().unwrap(), [""; 0]);
+        assert_eq!(events.heard(), before);
         let all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1500).ok()).collect();
         drop(all);
         pool.trim();
     });
-    let spans = spans.0.lock().unwrap();
-    assert!(spans.contains(&"sweep pool=rx".to_owned()), "{spans:?}");
+    let heard = events.heard();
+    assert!(events.count("pool swept pool=rx") > 0, "{heard:?}");
+    assert_eq!(
+        events.count("pool trimmed pool=rx bytes=262144"),
+        1,
+        "{heard:?}"
+    );
 }
 
 #[test]
 fn a_raid_names_the_class_that_ran_out() {
-    let spans = Spans::default();
+    let events = Events::default();
     let pool = SlabPool::builder()
         .name("tx")
         .size_classes(SizeClasses::explicit(&[1536]).unwrap())
@@ -88,30 +110,24 @@ fn a_raid_names_the_class_that_ran_out() {
     let one = all.pop().unwrap();
     let (freed, seen) = channel();
     let (done, wait) = channel::<()>();
-    let idle = std::thread::spawn(move || {
+    let idle = thread::spawn(move || {
         drop(one);
         freed.send(()).unwrap();
         wait.recv().unwrap_err();
     });
     seen.recv().unwrap();
-    tracing::subscriber::with_default(spans.clone(), || {
+    tracing::subscriber::with_default(events.clone(), || {
         assert!(pool.try_alloc(1500).is_ok(), "taken from the idle thread");
     });
     drop(done);
     idle.join().unwrap();
-    let spans = spans.0.lock().unwrap();
-    assert_eq!(*spans, ["raid pool=tx chunk_bytes=1536"], "and no sweep");
-}
-
-/// How many spans begin with this.
-fn count_spans(spans: &Spans, what: &str) -> usize {
-    let spans = spans.0.lock().unwrap();
-    spans.iter().filter(|heard| heard.starts_with(what)).count()
+    let raid = "magazines raided pool=tx chunk_bytes=1536";
+    assert_eq!(events.heard(), [raid], "and no sweep");
 }
 
 #[test]
 fn sweep_event_has_the_number_of_freed_slabs() {
-    let spans = Spans::default();
+    let events = Events::default();
     let pool = SlabPool::builder()
         .name("sw")
         .size_classes(SizeClasses::explicit(&[16384]).unwrap())
@@ -123,28 +139,27 @@ fn sweep_event_has_the_number_of_freed_slabs() {
     all.sort_by_key(slab_core::Chunk::as_ptr);
     // Of eight slabs three stay whole, and one of them loses a chunk.
     all.truncate(3 * per_slab - 1);
-    tracing::subscriber::with_default(spans.clone(), || {
+    tracing::subscriber::with_default(events.clone(), || {
         pool.trim();
     });
     drop(all);
-    let events = spans.1.lock().unwrap();
-    let swept = " message=pool swept pool=sw slabs=5".to_owned();
-    assert!(events.contains(&swept), "{events:?}");
+    let heard = events.heard();
+    assert_eq!(events.count("pool swept pool=sw slabs=5"), 1, "{heard:?}");
 }
 
 /// One event however often the pool refuses, and one at the first success after a second without refusal.
 #[test]
 fn exhaustion_and_its_end_are_logged_once_each() {
-    let spans = Spans::default();
+    let events = Events::default();
     let logged = |what: &str| {
-        let events = spans.1.lock().unwrap();
-        let of = events.iter().filter(|event| event.contains(what));
+        let heard = events.heard();
+        let of = heard.iter().filter(|event| event.contains(what));
         of.map(|event| event.contains("pool=out chunk_bytes=1024"))
             .collect::<Vec<_>>()
     };
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
-    tracing::subscriber::with_default(spans.clone(), || {
+    tracing::subscriber::with_default(events.clone(), || {
         let pool = SlabPool::builder()
             .name("out")
             .size_classes(SizeClasses::explicit(&[1024, 4096]).unwrap())
@@ -156,7 +171,7 @@ fn exhaustion_and_its_end_are_logged_once_each() {
             assert!(pool.try_alloc(1024).is_err());
         }
         assert_eq!(logged("pool exhausted"), [true]);
-        std::thread::sleep(std::time::Duration::from_millis(1100));
+        thread::sleep(Duration::from_millis(1100));
         assert_eq!(logged("no longer exhausted"), [false; 0]);
         all.clear();
         pool.flush_thread_cache();
@@ -175,8 +190,8 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
         let pool = SlabPool::builder().name("full").size_classes(classes);
         pool.max_memory(256 << 10).mode(mode).build().unwrap()
     };
-    let spans = Spans::default();
-    tracing::subscriber::with_default(spans.clone(), || {
+    let events = Events::default();
+    tracing::subscriber::with_default(events.clone(), || {
         let pool = builder(Mode::ThreadCached);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
         // In every slab some chunks are free, in none all.
@@ -186,37 +201,40 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
             place += 1;
             place % 2 == 0
         });
-        let before = count_spans(&spans, "sweep");
+        let before = events.count("pool swept");
         for _ in 0..10 {
             assert!(pool.try_alloc(16384).is_err());
         }
-        assert_eq!(count_spans(&spans, "sweep"), before + 1);
+        assert_eq!(events.count("pool swept"), before + 1);
         all.pop();
         assert!(pool.try_alloc(16384).is_err());
-        assert_eq!(count_spans(&spans, "sweep"), before + 1);
+        assert_eq!(events.count("pool swept"), before + 1);
         // The other half of the last slab.
         let in_slab = pool.stats().slab_bytes / 1024;
         all.truncate(all.len() + 1 - in_slab / 2);
         let _slab: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
-        assert_eq!(count_spans(&spans, "sweep"), before + 2);
+        assert_eq!(events.count("pool swept"), before + 2);
         // There is nothing to raid either: no magazine holds chunks of that size.
-        assert_eq!(count_spans(&spans, "raid pool=full chunk_bytes=16384"), 0);
+        assert_eq!(
+            events.count("magazines raided pool=full chunk_bytes=16384"),
+            0
+        );
         // The waiter has swept; what is freed from then on goes to its slab at once.
         let mut waits = pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(waits.as_mut().poll(&mut cx).is_pending());
-        let before = count_spans(&spans, "sweep");
+        let before = events.count("pool swept");
         all.pop();
         assert!(pool.try_alloc(16384).is_err());
-        assert_eq!(count_spans(&spans, "sweep"), before);
+        assert_eq!(events.count("pool swept"), before);
 
         let pool = builder(Mode::Ring);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(16384).ok()).collect();
         all.pop();
-        let before = count_spans(&spans, "sweep");
+        let before = events.count("pool swept");
         let small: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
         assert!(!small.is_empty());
-        assert_eq!(count_spans(&spans, "sweep"), before);
+        assert_eq!(events.count("pool swept"), before);
     });
 }
 
@@ -272,7 +290,7 @@ fn program(pool: &SlabPool) {
     let one = large.pop();
     let (freed, seen) = channel();
     let (done, wait) = channel::<()>();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         scope.spawn(move || {
             drop(one);
             freed.send(()).unwrap();
@@ -308,6 +326,68 @@ fn pool_stays_whole_at_whichever_call_a_subscriber_panics() {
     }
 }
 
+/// Uses the pool at each event, on this thread and on another: neither waits for a lock that this one has.
+#[derive(Clone)]
+struct PoolUser {
+    pool: SlabPool,
+    events: Arc<AtomicUsize>,
+}
+
+impl PoolUser {
+    fn use_pool(&self) {
+        for len in [SMALL, LARGE] {
+            drop(self.pool.try_alloc(len));
+        }
+        self.pool.flush_thread_cache();
+        assert!(self.pool.stats().max_memory > 0);
+    }
+}
+
+impl Subscriber for PoolUser {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        unreachable!("there are none");
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.use_pool();
+        thread::scope(|scope| scope.spawn(|| self.use_pool()).join().unwrap());
+        self.pool.trim();
+        self.events.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn a_subscriber_may_use_the_pool_that_an_event_comes_from() {
+    let _second = Dispatch::new(NoSubscriber::new());
+    let pool = builder().build().unwrap();
+    let user = PoolUser {
+        pool: pool.clone(),
+        events: Arc::default(),
+    };
+    let events = Arc::clone(&user.events);
+    let (done, is_done) = channel();
+    let program = thread::spawn(move || {
+        tracing::subscriber::with_default(user, || program(&pool));
+        done.send(()).unwrap();
+    });
+    // It would wait for itself for ever.
+    if let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(Duration::from_secs(60)) {
+        panic!("hangs after {} events", events.load(Ordering::Relaxed));
+    }
+    program.join().unwrap();
+    assert!(events.load(Ordering::Relaxed) > 10);
+}
+
 /// The event comes when the chunk has been taken already.
 #[test]
 fn panic_at_the_end_of_an_exhaustion_leaks_no_chunk() {
@@ -324,14 +404,14 @@ fn panic_at_the_end_of_an_exhaustion_leaks_no_chunk() {
     let mut held = fill(&pools[3], LARGE);
     let (one, (done, wait)) = (held.pop(), channel::<()>());
     let (freed, seen) = channel();
-    let idle = std::thread::spawn(move || {
+    let idle = thread::spawn(move || {
         drop(one);
         freed.send(()).unwrap();
         wait.recv().unwrap_err();
     });
     seen.recv().unwrap();
     // Longer than an exhaustion lasts after the last refusal.
-    std::thread::sleep(std::time::Duration::from_millis(1100));
+    thread::sleep(Duration::from_millis(1100));
     for pool in pools {
         let subscriber = PanickingSubscriber::new(0, Level::INFO);
         let before = pool.stats().in_use();
