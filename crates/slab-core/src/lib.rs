@@ -40,7 +40,7 @@
 //!
 //! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`),
 //! exhaustion and its end, memory that the system refuses, leaks. It holds no lock when it does: a subscriber may use the
-//! pool that an event comes from, and take any lock that no caller of the pool holds.
+//! pool that an event comes from, and wait for threads that do.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

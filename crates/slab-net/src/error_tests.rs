@@ -39,7 +39,11 @@ fn send_errors() -> Vec<udp::SendError> {
         SendErrorKind::TooManyParts { .. } => SendErrorKind::TooManyParts { most: 1 },
         SendErrorKind::Io(_) => SendErrorKind::Io(refused()),
     );
-    let error = |kind| udp::SendError { sent: 2, kind };
+    let error = |kind| udp::SendError {
+        sent: 2,
+        destination: None,
+        kind,
+    };
     kinds.into_iter().map(error).collect()
 }
 

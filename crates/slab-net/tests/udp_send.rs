@@ -310,7 +310,10 @@ async fn datagrams_before_a_failed_one_are_sent_and_counted() {
     let to = receiver.local_addr();
     let nowhere = (Ipv4Addr::LOCALHOST, 0).into();
     let long = vec![0; 70_000];
-    for bad in [Transmit::new(b"bad", nowhere), Transmit::new(&long, to)] {
+    for (bad, bad_to) in [
+        (Transmit::new(b"bad", nowhere), nowhere),
+        (Transmit::new(&long, to), to),
+    ] {
         let transmits = [
             Transmit::new(b"one", to),
             Transmit::new(b"fourfive", to).segment_size(4),
@@ -320,6 +323,7 @@ async fn datagrams_before_a_failed_one_are_sent_and_counted() {
         let before = sender.monitor().stats().sent_datagrams;
         let error = sender.send_many(&transmits).await.unwrap_err();
         assert_eq!(error.sent(), 3, "{error:?}");
+        assert_eq!(error.destination(), Some(bad_to), "{error:?}");
         assert_eq!(sender.monitor().stats().sent_datagrams, before + 3);
         assert_eq!(
             receive(&mut receiver, 3).await,
@@ -457,7 +461,7 @@ async fn a_sink_sends_everything_and_continues_after_a_failure() {
         .unwrap();
     sink.feed(Outgoing::new(copy(b"two"), to)).await.unwrap();
     let error = sink.flush().await.unwrap_err();
-    assert_eq!(error.sent(), 1);
+    assert_eq!((error.sent(), error.destination()), (1, Some(nowhere)));
     assert_eq!(sink.queued(), 1, "the one that failed is gone");
     sink.close().await.unwrap();
     assert_eq!(receive(&mut receiver, 2).await, [b"one", b"two"]);
@@ -467,7 +471,10 @@ async fn a_sink_sends_everything_and_continues_after_a_failure() {
     for n in 0..100_u8 {
         let to = if n == 10 { nowhere } else { to };
         let fed = sink.feed(Outgoing::new(copy(&[n]), to)).await;
-        failed += usize::from(fed.is_err());
+        if let Err(error) = fed {
+            assert_eq!(error.destination(), Some(nowhere));
+            failed += 1;
+        }
     }
     failed += usize::from(sink.flush().await.is_err());
     sink.close().await.unwrap();

@@ -128,6 +128,7 @@ impl std::error::Error for BatchError {
 #[derive(Debug)]
 pub struct SendError {
     pub(crate) sent: usize,
+    pub(crate) destination: Option<SocketAddr>,
     pub(crate) kind: SendErrorKind,
 }
 
@@ -157,10 +158,11 @@ pub enum SendErrorKind {
 }
 
 impl SendError {
-    /// An error that no datagram caused.
+    /// An error that no datagram caused: the runtime is gone.
     pub(super) fn from_runtime(error: io::Error) -> Self {
         Self {
             sent: 0,
+            destination: None,
             kind: SendErrorKind::Io(error),
         }
     }
@@ -169,6 +171,13 @@ impl SendError {
     #[must_use]
     pub fn sent(&self) -> usize {
         self.sent
+    }
+
+    /// Where the datagram that failed was to go; `None` if the failure was not that of a datagram. For who sends by a
+    /// [`UdpSink`](super::UdpSink), the only way to know which packet is gone.
+    #[must_use]
+    pub fn destination(&self) -> Option<SocketAddr> {
+        self.destination
     }
 
     /// Why the datagram was not sent.
@@ -198,10 +207,13 @@ impl fmt::Display for SendError {
             SendErrorKind::NoBuffers => write!(f, "the system has no buffer for a datagram"),
             SendErrorKind::Refused => write!(f, "the destination refused an earlier datagram"),
             SendErrorKind::TooManyParts { most } => {
-                write!(f, "a datagram is in more than {most} parts")
+                write!(f, "cannot send a datagram in more than {most} parts")
             }
             SendErrorKind::Io(_) => write!(f, "cannot send"),
         }?;
+        if let Some(destination) = self.destination {
+            write!(f, " to {destination}")?;
+        }
         write!(f, " ({} sent before)", self.sent)
     }
 }
@@ -249,9 +261,16 @@ mod tests {
     #[test]
     fn an_io_error_has_the_kind_and_says_what_this_one_says() {
         let kind = SendErrorKind::from_io(io::Error::from_raw_os_error(libc::EPERM), 7);
-        let error = io::Error::from(SendError { sent: 2, kind });
+        let error = io::Error::from(SendError {
+            sent: 2,
+            destination: Some(([192, 0, 2, 1], 53).into()),
+            kind,
+        });
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-        assert!(error.to_string().ends_with("(2 sent before)"), "{error}");
+        assert_eq!(
+            error.to_string(),
+            "cannot send to 192.0.2.1:53 (2 sent before)"
+        );
         let error = io::Error::from(BindError::MaxDatagram { bytes: 0 });
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }

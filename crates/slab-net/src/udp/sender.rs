@@ -165,7 +165,7 @@ impl UdpSender {
             if would_block(&step) {
                 step = self.clone().writable().await.map(|()| Step::More);
             }
-            if let Some(outcome) = Self::outcome(step, &progress) {
+            if let Some(outcome) = Self::outcome(step, transmits, &progress) {
                 return outcome;
             }
         }
@@ -180,7 +180,7 @@ impl UdpSender {
         let mut progress = Progress::default();
         loop {
             let step = self.socket.io.write(|| self.step(transmits, &mut progress));
-            if let Some(outcome) = Self::outcome(step, &progress) {
+            if let Some(outcome) = Self::outcome(step, transmits, &progress) {
                 return outcome;
             }
         }
@@ -207,20 +207,29 @@ impl UdpSender {
         Ok(())
     }
 
-    fn outcome(result: io::Result<Step>, progress: &Progress) -> Option<Result<usize, SendError>> {
-        let kind = match result {
+    fn outcome(
+        result: io::Result<Step>,
+        transmits: &[Transmit<'_>],
+        progress: &Progress,
+    ) -> Option<Result<usize, SendError>> {
+        let error = match result {
             Ok(Step::More) => return None,
             Ok(Step::Done) => return Some(Ok(progress.sent)),
-            Ok(Step::Failed(kind)) => kind,
+            Ok(Step::Failed(kind)) => SendError {
+                sent: progress.sent,
+                destination: progress.next_destination(transmits),
+                kind,
+            },
             // Reaches this point only from `try_send_many`.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Some(Ok(progress.sent));
             }
-            // Not caused by a datagram: the runtime is gone.
-            Err(error) => SendErrorKind::Io(error),
+            Err(error) => SendError {
+                sent: progress.sent,
+                ..SendError::from_runtime(error)
+            },
         };
-        let sent = progress.sent;
-        Some(Err(SendError { sent, kind }))
+        Some(Err(error))
     }
 
     /// Makes one system call and counts it. The only error is `WouldBlock`.

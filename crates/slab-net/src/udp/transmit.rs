@@ -336,6 +336,11 @@ impl<'a> Plan<'a> {
 }
 
 impl Progress {
+    /// Where the next datagram goes.
+    pub(super) fn next_destination(&self, transmits: &[Transmit<'_>]) -> Option<SocketAddr> {
+        Some(transmits.get(self.transmit)?.destination)
+    }
+
     pub(super) fn is_complete(&self, transmits: &[Transmit<'_>]) -> bool {
         self.transmit == transmits.len()
     }
