@@ -2,8 +2,10 @@
 //! the pool, and one may use it.
 #![cfg(feature = "std")]
 
+mod on_event;
 mod panicking_subscriber;
 
+use on_event::{OnEvent, text};
 use panicking_subscriber::PanickingSubscriber;
 use slab_core::{Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::future::Future;
@@ -15,11 +17,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
-use tracing::field::{Field, Visit};
 use tracing::subscriber::NoSubscriber;
-use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
+use tracing::{Dispatch, Event, Level, Subscriber};
 
-/// Keeps what it hears: messages and fields.
+/// What was heard: messages and fields.
 #[derive(Clone, Debug, Default)]
 struct Events(Arc<Mutex<Vec<String>>>);
 
@@ -33,45 +34,19 @@ impl Events {
         let heard = self.heard();
         heard.iter().filter(|event| event.starts_with(what)).count()
     }
-}
 
-struct Fields(String);
-
-impl Visit for Fields {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        self.0 += &match field.name() {
-            "message" => format!("{value:?}"),
-            name => format!(" {name}={value:?}"),
-        };
+    fn subscriber(&self) -> impl Subscriber + Send + Sync + 'static {
+        let heard = Arc::clone(&self.0);
+        OnEvent(Level::TRACE, move |event: &Event<'_>| {
+            heard.lock().unwrap().push(text(event));
+        })
     }
-}
-
-impl Subscriber for Events {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        unreachable!("there are none");
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut fields = Fields(String::new());
-        event.record(&mut fields);
-        self.0.lock().unwrap().push(fields.0);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
 }
 
 #[test]
 fn reclaim_emits_events_and_the_fast_path_none() {
     let events = Events::default();
-    tracing::subscriber::with_default(events.clone(), || {
+    tracing::subscriber::with_default(events.subscriber(), || {
         let pool = SlabPool::builder()
             .name("rx")
             .size_classes(SizeClasses::explicit(&[1536]).unwrap())
@@ -116,7 +91,7 @@ fn a_raid_names_the_class_that_ran_out() {
         wait.recv().unwrap_err();
     });
     seen.recv().unwrap();
-    tracing::subscriber::with_default(events.clone(), || {
+    tracing::subscriber::with_default(events.subscriber(), || {
         assert!(pool.try_alloc(1500).is_ok(), "taken from the idle thread");
     });
     drop(done);
@@ -139,7 +114,7 @@ fn sweep_event_has_the_number_of_freed_slabs() {
     all.sort_by_key(slab_core::Chunk::as_ptr);
     // Of eight slabs three stay whole, and one of them loses a chunk.
     all.truncate(3 * per_slab - 1);
-    tracing::subscriber::with_default(events.clone(), || {
+    tracing::subscriber::with_default(events.subscriber(), || {
         pool.trim();
     });
     drop(all);
@@ -159,7 +134,7 @@ fn exhaustion_and_its_end_are_logged_once_each() {
     };
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
-    tracing::subscriber::with_default(events.clone(), || {
+    tracing::subscriber::with_default(events.subscriber(), || {
         let pool = SlabPool::builder()
             .name("out")
             .size_classes(SizeClasses::explicit(&[1024, 4096]).unwrap())
@@ -191,7 +166,7 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
         pool.max_memory(256 << 10).mode(mode).build().unwrap()
     };
     let events = Events::default();
-    tracing::subscriber::with_default(events.clone(), || {
+    tracing::subscriber::with_default(events.subscriber(), || {
         let pool = builder(Mode::ThreadCached);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
         // In every slab some chunks are free, in none all.
@@ -326,55 +301,28 @@ fn pool_stays_whole_at_whichever_call_a_subscriber_panics() {
     }
 }
 
-/// Uses the pool at each event, on this thread and on another: neither waits for a lock that this one has.
-#[derive(Clone)]
-struct PoolUser {
-    pool: SlabPool,
-    events: Arc<AtomicUsize>,
-}
-
-impl PoolUser {
-    fn use_pool(&self) {
-        for len in [SMALL, LARGE] {
-            drop(self.pool.try_alloc(len));
-        }
-        self.pool.flush_thread_cache();
-        assert!(self.pool.stats().max_memory > 0);
-    }
-}
-
-impl Subscriber for PoolUser {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        unreachable!("there are none");
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, _: &Event<'_>) {
-        self.use_pool();
-        thread::scope(|scope| scope.spawn(|| self.use_pool()).join().unwrap());
-        self.pool.trim();
-        self.events.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
+/// At each event the pool is used, on this thread and on another: neither waits for a lock that this one has.
 #[test]
 fn a_subscriber_may_use_the_pool_that_an_event_comes_from() {
     let _second = Dispatch::new(NoSubscriber::new());
     let pool = builder().build().unwrap();
-    let user = PoolUser {
-        pool: pool.clone(),
-        events: Arc::default(),
+    let events = Arc::new(AtomicUsize::new(0));
+    let user = {
+        let (pool, events) = (pool.clone(), Arc::clone(&events));
+        OnEvent(Level::TRACE, move |_: &Event<'_>| {
+            let use_pool = || {
+                for len in [SMALL, LARGE] {
+                    drop(pool.try_alloc(len));
+                }
+                pool.flush_thread_cache();
+                assert!(pool.stats().max_memory > 0);
+            };
+            use_pool();
+            thread::scope(|scope| scope.spawn(use_pool).join().unwrap());
+            pool.trim();
+            events.fetch_add(1, Ordering::Relaxed);
+        })
     };
-    let events = Arc::clone(&user.events);
     let (done, is_done) = channel();
     let program = thread::spawn(move || {
         tracing::subscriber::with_default(user, || program(&pool));

@@ -3,8 +3,12 @@
 #![cfg(all(target_os = "linux", not(miri)))]
 
 mod common;
+#[cfg(not(slab_tsan))]
+mod on_event;
 
 use common::fill;
+#[cfg(not(slab_tsan))]
+use on_event::OnEvent;
 #[cfg(not(slab_tsan))]
 use slab_core::Mode;
 use slab_core::{Chunk, ClassStats, SizeClasses, SlabPool};
@@ -343,43 +347,27 @@ fn fork_while_another_thread_holds_a_lock() {
     }
 }
 
-/// Forks at each event, as one does that starts a program to send a message. The child uses the pool.
-#[cfg(not(slab_tsan))]
-struct Forking(SlabPool, Arc<AtomicUsize>);
-
-#[cfg(not(slab_tsan))]
-impl tracing::Subscriber for Forking {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        let status = fork(|| {
-            drop(fill(&self.0, 1024));
-            self.0.trim();
-        });
-        assert_eq!(status, 0, "the child failed or hung");
-        self.1.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
+/// A subscriber may start a program at each event. Here, the child uses the pool.
 #[test]
 #[cfg(not(slab_tsan))] // As above.
 #[cfg_attr(not(feature = "std"), ignore = "without std nobody is told of a fork")]
 fn fork_in_an_event_of_a_pool() {
+    // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let pool = pool(256 << 10);
-    let forks = Arc::default();
-    tracing::subscriber::with_default(Forking(pool.clone(), Arc::clone(&forks)), || {
+    let forks = Arc::new(AtomicUsize::new(0));
+    let forking = {
+        let (pool, forks) = (pool.clone(), Arc::clone(&forks));
+        OnEvent(tracing::Level::TRACE, move |_: &tracing::Event<'_>| {
+            let status = fork(|| {
+                drop(fill(&pool, 1024));
+                pool.trim();
+            });
+            assert_eq!(status, 0, "the child failed or hung");
+            forks.fetch_add(1, Ordering::Relaxed);
+        })
+    };
+    tracing::subscriber::with_default(forking, || {
         let mut all = fill(&pool, 1024);
         all.truncate(1);
         drop(fill(&pool, 1024));
