@@ -38,8 +38,8 @@ use core::ptr::NonNull;
 pub struct ChunkBatch {
     pool: SlabPool,
     place: Place,
-    /// What was asked for, in bytes. Nothing of it is larger than a chunk can be.
-    len: u32,
+    /// What was asked for, in bytes, which a chunk holds.
+    request_len: u32,
     units: ArrayVec<u32, { Self::MAX }>,
 }
 
@@ -54,7 +54,7 @@ impl SlabPool {
         Ok(ChunkBatch {
             place: self.place_for(len)?,
             pool: self.clone(),
-            len: len as u32,
+            request_len: len as u32,
             units: ArrayVec::new(),
         })
     }
@@ -80,7 +80,7 @@ impl ChunkBatch {
                     .then_some(())
             });
             if self.units.len() < count {
-                self.fill_slow(count, Request::new(self.len as usize))?;
+                self.fill_slow(count, Request::new(self.request_len as usize))?;
             }
         }
         if cfg!(slab_asan) {

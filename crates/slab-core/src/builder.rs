@@ -258,11 +258,13 @@ impl SlabPoolBuilder {
         }
     }
 
-    /// Records the size of every request, for [`size_histogram`](SlabPool::size_histogram), which knows the list of size
-    /// classes that would waste least. For a trial run: each allocation and free takes the slow path, and each allocation
-    /// two atomic additions to words that all threads share (an allocation and its free took 19 ns in place of 2.4 on an AMD
-    /// Zen 4). Takes 4 MiB of addresses, of which those pages are in memory that the requested sizes touch (without `mmap`, or
-    /// the feature `std`, all of it). Default: no.
+    /// Records the size of every request, for [`size_histogram`](SlabPool::size_histogram), whose
+    /// [`advise`](crate::SizeHistogram::advise) finds the size classes that would waste least. Default: no.
+    ///
+    /// For a trial run: each allocation and free takes the slow path, and each allocation two atomic additions to words
+    /// that all threads share (an allocation and its free took 19 ns in place of 2.4 on an AMD Zen 4). Takes 4 MiB of
+    /// addresses, of which those pages are in memory that the requested sizes touch (without `mmap`, or the feature `std`,
+    /// all of it).
     pub fn record_sizes(mut self, record: bool) -> Self {
         self.record_sizes = record;
         self
@@ -276,6 +278,9 @@ impl SlabPoolBuilder {
     /// The recorded place is where the library was called, as far as the language passes that on: with
     /// `slab-net` not through chains and the methods of foreign traits, such as `Extend` of a packet buffer,
     /// where it is a line of the library. What the heap serves, above the largest class, is not recorded.
+    ///
+    /// The report comes where the last handle goes. That can be the end of a thread that uses the pool just then, where a
+    /// subscriber that panics ends the process.
     ///
     /// Feature `leak-tracking`.
     #[cfg(feature = "leak-tracking")]

@@ -39,8 +39,10 @@
 //! hold.
 //!
 //! A pool reports rare events to [`tracing`]: slabs committed, raids, sweeps and trims (level `debug`),
-//! exhaustion and its end, memory that the system refuses, leaks. It holds no lock when it does: a subscriber may use the
-//! pool that an event comes from, and wait for threads that do.
+//! exhaustion and its end, memory that the system refuses, leaks. It holds no lock of its own when it does: a
+//! subscriber may use the pool that an event comes from, and wait for threads that do. What it does there may cause further
+//! events (a [`trim`](SlabPool::trim) always does), which a global default subscriber hears too. A lock that the caller of the
+//! pool holds is still held.
 
 #![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -64,6 +64,11 @@ impl SlabPool {
     /// Returns the sizes of all requests so far: of those that got a chunk, before rounding to a size class, and of those
     /// above the largest class. Its [`advise`](SizeHistogram::advise) tells which classes would have wasted least.
     ///
+    /// What needs no other chunk is no request, such as a `Vec` that grows in place. Of requests at the cap only those are
+    /// there that were served in the end: a trial run should not lack memory. Where more than [`CHUNK_ALIGN`] bytes of
+    /// alignment are asked for, and for RUDP's messages where their own class has run out, it is the size of the class
+    /// that served them.
+    ///
     /// Empty unless the pool was built with [`record_sizes`](crate::SlabPoolBuilder::record_sizes). Looks at each size up to the
     /// largest that was asked for, about a nanosecond each: a microsecond if that was 64 KiB. While threads run, the latest
     /// requests may be missing.

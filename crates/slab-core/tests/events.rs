@@ -197,8 +197,10 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
         // The waiter has swept; what is freed from then on goes to its slab at once.
         let mut waits = pin!(pool.alloc(16384));
         let mut cx = Context::from_waker(Waker::noop());
-        assert!(waits.as_mut().poll(&mut cx).is_pending());
         let before = events.count("pool swept");
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(events.count("pool swept"), before + 1);
+        let before = before + 1;
         all.pop();
         assert!(pool.try_alloc(16384).is_err());
         assert_eq!(events.count("pool swept"), before);
@@ -279,6 +281,16 @@ fn program(pool: &SlabPool) {
     assert_eq!(large.len(), (SLABS - 1) * LARGE_PER_SLAB);
     drop(large);
     attempt(|| pool.trim());
+    drop(small);
+    // As many are free as a slab has, but of each slab every second one: refused, after a sweep.
+    let mut small = fill(pool, SMALL);
+    small.sort_by_key(Chunk::as_ptr);
+    let mut place = 0;
+    small.retain(|_| {
+        place += 1;
+        place % 2 == 0
+    });
+    assert_ne!(attempt(|| pool.try_alloc(LARGE).is_err()), Some(false));
     drop(small);
     let stats = pool.stats();
     assert_eq!(stats.in_use(), 0);

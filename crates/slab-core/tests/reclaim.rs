@@ -181,7 +181,7 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
     drop(assert_whole_cap(&pool, large));
 }
 
-/// That it does not sweep each time is in `spans.rs`.
+/// That it does not sweep each time is in `events.rs`.
 #[test]
 fn repeated_refusals_leave_free_chunks_to_their_class() {
     let pool = pool();

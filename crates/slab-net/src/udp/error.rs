@@ -173,8 +173,11 @@ impl SendError {
         self.sent
     }
 
-    /// Where the datagram that failed was to go; `None` if the failure was not that of a datagram. For who sends by a
-    /// [`UdpSink`](super::UdpSink), the only way to know which packet is gone.
+    /// Where the datagram was to go that was being sent when the error came; `None` if no datagram was. On a connected
+    /// socket the error may be about an earlier one, as with [`Refused`](SendErrorKind::Refused).
+    ///
+    /// Who sends by a [`UdpSink`](super::UdpSink) knows by this whose packet is gone, but not which of several to the same
+    /// destination.
     #[must_use]
     pub fn destination(&self) -> Option<SocketAddr> {
         self.destination
@@ -200,20 +203,21 @@ impl SendErrorKind {
 
 impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.kind {
-            SendErrorKind::TooLarge { bytes } => {
-                write!(f, "a datagram of {bytes} bytes is too long for the path")
-            }
-            SendErrorKind::NoBuffers => write!(f, "the system has no buffer for a datagram"),
-            SendErrorKind::Refused => write!(f, "the destination refused an earlier datagram"),
-            SendErrorKind::TooManyParts { most } => {
-                write!(f, "cannot send a datagram in more than {most} parts")
-            }
-            SendErrorKind::Io(_) => write!(f, "cannot send"),
-        }?;
+        write!(f, "cannot send")?;
         if let Some(destination) = self.destination {
             write!(f, " to {destination}")?;
         }
+        match &self.kind {
+            SendErrorKind::TooLarge { bytes } => {
+                write!(f, ": a datagram of {bytes} bytes is too long for the path")
+            }
+            SendErrorKind::NoBuffers => write!(f, ": the system has no buffer for a datagram"),
+            SendErrorKind::Refused => write!(f, ": the socket's peer refused an earlier datagram"),
+            SendErrorKind::TooManyParts { most } => {
+                write!(f, ": a datagram is in more than {most} parts")
+            }
+            SendErrorKind::Io(_) => Ok(()),
+        }?;
         write!(f, " ({} sent before)", self.sent)
     }
 }
