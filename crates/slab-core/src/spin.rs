@@ -1,8 +1,9 @@
 //! A mutex that spins, for builds without `std`.
 //!
 //! A thread holds one of the pool's locks for a bounded number of steps, and calls no foreign code
-//! meanwhile but a [`Growth::Custom`](crate::Growth::Custom) and the global allocator. A holder that is interrupted keeps the others spinning: do not use a pool from an interrupt
-//! handler that can interrupt another user of the same pool.
+//! meanwhile but a [`Growth::Custom`](crate::Growth::Custom) and the global allocator. A holder that is interrupted
+//! keeps the others spinning: do not use a pool from an interrupt handler that can interrupt another user of the same
+//! pool.
 
 use core::cell::UnsafeCell;
 use core::fmt;

@@ -3,50 +3,25 @@
 #![cfg(feature = "std")]
 
 mod on_event;
-mod panicking_subscriber;
 
-use on_event::{OnEvent, text};
-use panicking_subscriber::PanickingSubscriber;
+use on_event::{Events, OnEvent, panicking};
 use slab_core::{Chunk, Mode, SizeClasses, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 use tracing::subscriber::NoSubscriber;
-use tracing::{Dispatch, Event, Level, Subscriber};
-
-/// What was heard: messages and fields.
-#[derive(Clone, Debug, Default)]
-struct Events(Arc<Mutex<Vec<String>>>);
-
-impl Events {
-    fn heard(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-
-    /// How many begin with this.
-    fn count(&self, what: &str) -> usize {
-        let heard = self.heard();
-        heard.iter().filter(|event| event.starts_with(what)).count()
-    }
-
-    fn subscriber(&self) -> impl Subscriber + Send + Sync + 'static {
-        let heard = Arc::clone(&self.0);
-        OnEvent(Level::TRACE, move |event: &Event<'_>| {
-            heard.lock().unwrap().push(text(event));
-        })
-    }
-}
+use tracing::{Dispatch, Event, Level};
 
 #[test]
 fn reclaim_emits_events_and_the_fast_path_none() {
     let events = Events::default();
-    tracing::subscriber::with_default(events.subscriber(), || {
+    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
         let pool = SlabPool::builder()
             .name("rx")
             .size_classes(SizeClasses::explicit(&[1536]).unwrap())
@@ -91,7 +66,7 @@ fn a_raid_names_the_class_that_ran_out() {
         wait.recv().unwrap_err();
     });
     seen.recv().unwrap();
-    tracing::subscriber::with_default(events.subscriber(), || {
+    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
         assert!(pool.try_alloc(1500).is_ok(), "taken from the idle thread");
     });
     drop(done);
@@ -114,7 +89,7 @@ fn sweep_event_has_the_number_of_freed_slabs() {
     all.sort_by_key(slab_core::Chunk::as_ptr);
     // Of eight slabs three stay whole, and one of them loses a chunk.
     all.truncate(3 * per_slab - 1);
-    tracing::subscriber::with_default(events.subscriber(), || {
+    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
         pool.trim();
     });
     drop(all);
@@ -134,7 +109,7 @@ fn exhaustion_and_its_end_are_logged_once_each() {
     };
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
-    tracing::subscriber::with_default(events.subscriber(), || {
+    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
         let pool = SlabPool::builder()
             .name("out")
             .size_classes(SizeClasses::explicit(&[1024, 4096]).unwrap())
@@ -166,7 +141,7 @@ fn pool_sweeps_only_if_a_slab_could_become_whole() {
         pool.max_memory(256 << 10).mode(mode).build().unwrap()
     };
     let events = Events::default();
-    tracing::subscriber::with_default(events.subscriber(), || {
+    tracing::subscriber::with_default(events.subscriber(Level::TRACE), || {
         let pool = builder(Mode::ThreadCached);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1024).ok()).collect();
         // In every slab some chunks are free, in none all.
@@ -302,12 +277,12 @@ fn program(pool: &SlabPool) {
 fn pool_stays_whole_at_whichever_call_a_subscriber_panics() {
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
-    for calls in 0.. {
-        let subscriber = PanickingSubscriber::new(calls, Level::TRACE);
+    for before in 0.. {
+        let (subscriber, heard) = panicking(before, Level::TRACE);
         let pool = builder().build().unwrap();
-        tracing::subscriber::with_default(subscriber.clone(), || program(&pool));
-        if !subscriber.has_panicked() {
-            assert!(calls > 10, "{calls} calls");
+        tracing::subscriber::with_default(subscriber, || program(&pool));
+        if heard.load(Ordering::Relaxed) <= before {
+            assert!(before > 10, "{before} events");
             return;
         }
     }
@@ -373,7 +348,7 @@ fn panic_at_the_end_of_an_exhaustion_leaks_no_chunk() {
     // Longer than an exhaustion lasts after the last refusal.
     thread::sleep(Duration::from_millis(1100));
     for pool in pools {
-        let subscriber = PanickingSubscriber::new(0, Level::INFO);
+        let (subscriber, _) = panicking(0, Level::INFO);
         let before = pool.stats().in_use();
         tracing::subscriber::with_default(subscriber, || {
             assert!(attempt(|| pool.try_alloc(LARGE)).is_none(), "no event");

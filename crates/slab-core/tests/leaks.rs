@@ -2,19 +2,16 @@
 #![cfg(all(feature = "leak-tracking", not(loom)))]
 
 mod on_event;
-#[cfg(all(target_os = "linux", not(miri)))]
-mod panicking_subscriber;
 
-use on_event::{OnEvent, text};
+use on_event::Events;
 #[cfg(all(target_os = "linux", not(miri)))]
-use panicking_subscriber::PanickingSubscriber;
+use on_event::panicking;
 use slab_core::{SizeClasses, Slab, SlabPool, SlabPoolBuilder};
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use tracing::{Event, Level, Subscriber};
+use tracing::Level;
 
 fn builder() -> SlabPoolBuilder {
     let classes = SizeClasses::explicit(&[192, 16384]).unwrap();
@@ -133,25 +130,12 @@ fn live_chunks_are_listed_oldest_first() {
     );
 }
 
-/// The warnings, as text.
-#[derive(Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Warnings {
-    fn subscriber(&self) -> impl Subscriber + Send + Sync + 'static {
-        let heard = Arc::clone(&self.0);
-        OnEvent(Level::WARN, move |event: &Event<'_>| {
-            heard.lock().unwrap().push(text(event));
-        })
-    }
-}
-
 #[test]
 fn closing_a_pool_reports_live_chunks_once_per_call_site() {
-    let warnings = Warnings::default();
+    let warnings = Events::default();
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-    let line = tracing::subscriber::with_default(warnings.subscriber(), || {
+    let line = tracing::subscriber::with_default(warnings.subscriber(Level::WARN), || {
         let quiet = builder().track_leaks(1).build().unwrap();
         drop(quiet.try_alloc(1).unwrap());
         drop(quiet);
@@ -172,7 +156,7 @@ fn closing_a_pool_reports_live_chunks_once_per_call_site() {
         drop(values);
         line
     });
-    let warnings = warnings.0.lock().unwrap();
+    let warnings = warnings.heard();
     assert_eq!(warnings.len(), 3, "{warnings:?}");
     assert!(warnings[0].contains("pool=leaky"), "{}", warnings[0]);
     assert!(
@@ -194,10 +178,10 @@ fn closing_a_pool_reports_live_chunks_once_per_call_site() {
 
 #[test]
 fn report_lists_the_sixteen_largest_places_and_counts_the_rest() {
-    let warnings = Warnings::default();
+    let warnings = Events::default();
     // As above.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
-    tracing::subscriber::with_default(warnings.subscriber(), || {
+    tracing::subscriber::with_default(warnings.subscriber(Level::WARN), || {
         let pool = builder().track_leaks(1).build().unwrap();
         let live = [
             pool.try_alloc(1),
@@ -222,7 +206,7 @@ fn report_lists_the_sixteen_largest_places_and_counts_the_rest() {
         assert!(live.iter().all(Result::is_ok));
         drop(pool);
     });
-    let warnings = warnings.0.lock().unwrap();
+    let warnings = warnings.heard();
     assert_eq!(warnings.len(), 17, "{warnings:?}");
     assert!(warnings[0].contains("bytes=16384 "), "{}", warnings[0]);
     assert!(warnings[16].ends_with(" places=2"), "{}", warnings[16]);
@@ -251,7 +235,7 @@ fn subscriber_that_panics_at_the_report_leaks_no_pool() {
         })
     };
     assert!(is_mapped());
-    tracing::subscriber::with_default(PanickingSubscriber::new(0, Level::WARN), || {
+    tracing::subscriber::with_default(panicking(0, Level::WARN).0, || {
         let drop_pool = std::panic::AssertUnwindSafe(|| drop(pool));
         assert!(std::panic::catch_unwind(drop_pool).is_err(), "reported");
     });

@@ -1,10 +1,10 @@
 //! Waiting for memory under the cap.
 
 mod common;
-mod panicking_subscriber;
+mod on_event;
 
 use common::fill;
-use panicking_subscriber::PanickingSubscriber;
+use on_event::panicking;
 use slab_core::{Alloc, AllocError, Chunk, Mode, SizeClasses, SlabPool};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -260,7 +260,7 @@ fn panicking_subscriber_leaves_no_waiter_behind() {
         .collect();
     // With one dispatcher alone, a thread without any may disable the event for all (tracing-core).
     let _second = Dispatch::new(NoSubscriber::new());
-    tracing::subscriber::with_default(PanickingSubscriber::new(0, Level::WARN), || {
+    tracing::subscriber::with_default(panicking(0, Level::WARN).0, || {
         let mut waits = pin!(pool.alloc(LEN));
         let mut cx = Context::from_waker(Waker::noop());
         let poll = AssertUnwindSafe(|| waits.as_mut().poll(&mut cx).is_pending());

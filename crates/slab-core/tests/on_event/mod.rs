@@ -1,15 +1,16 @@
-//! A subscriber of `tracing` that is a function.
+//! Subscribers of `tracing`: one that is a function, and two made of it.
+// No test uses all of them.
+#![allow(dead_code)]
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// Calls the function with each event of this level and those above it.
 pub(crate) struct OnEvent<F>(pub(crate) Level, pub(crate) F);
 
-impl<F: Fn(&Event<'_>) + 'static> Subscriber for OnEvent<F>
-where
-    F: Send + Sync,
-{
+impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Subscriber for OnEvent<F> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= self.0
     }
@@ -28,10 +29,30 @@ where
     fn exit(&self, _: &span::Id) {}
 }
 
-/// The message and the fields.
-// Not every test asks.
-#[allow(dead_code)]
-pub(crate) fn text(event: &Event<'_>) -> String {
+/// What a subscriber has heard: messages and fields.
+#[derive(Default)]
+pub(crate) struct Events(Arc<Mutex<Vec<String>>>);
+
+impl Events {
+    pub(crate) fn subscriber(&self, level: Level) -> impl Subscriber + Send + Sync + 'static {
+        let heard = Arc::clone(&self.0);
+        OnEvent(level, move |event: &Event<'_>| {
+            heard.lock().unwrap().push(text(event));
+        })
+    }
+
+    pub(crate) fn heard(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// How many begin with this.
+    pub(crate) fn count(&self, what: &str) -> usize {
+        let heard = self.heard();
+        heard.iter().filter(|event| event.starts_with(what)).count()
+    }
+}
+
+fn text(event: &Event<'_>) -> String {
     struct Text(String);
 
     impl Visit for Text {
@@ -46,4 +67,19 @@ pub(crate) fn text(event: &Event<'_>) -> String {
     let mut text = Text(String::new());
     event.record(&mut text);
     text.0
+}
+
+/// A subscriber that panics at one event, after `before` others: it is foreign code, as a waker is. And how many it has
+/// heard, that one included.
+pub(crate) fn panicking(
+    before: u32,
+    level: Level,
+) -> (impl Subscriber + Send + Sync + 'static, Arc<AtomicU32>) {
+    let heard = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&heard);
+    let subscriber = OnEvent(level, move |_: &Event<'_>| {
+        let earlier = counter.fetch_add(1, Ordering::Relaxed);
+        assert_ne!(earlier, before, "by a subscriber");
+    });
+    (subscriber, heard)
 }
