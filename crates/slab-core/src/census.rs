@@ -155,6 +155,11 @@ impl Inner {
             oversize_refused: self.oversize.refused(),
             commit_failures: 0,
             classes: ArrayVec::new(),
+            batch_bytes: if self.has_magazines() {
+                self.classes.batch_bytes()
+            } else {
+                0
+            },
         });
         let layer = self.slabs.lock();
         let registry = self.registry.lock();

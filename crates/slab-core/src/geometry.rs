@@ -66,6 +66,11 @@ pub(crate) const fn slab_bytes_for(largest: usize) -> usize {
     }
 }
 
+/// Chunks of so many `bytes` in a batch, where a batch has at most `batch_bytes`.
+pub(crate) fn batch_len(bytes: usize, batch_bytes: usize) -> u32 {
+    (batch_bytes / bytes).clamp(1, BATCH_MAX) as u32
+}
+
 /// The smallest class of more bytes than the entry's index times [`COARSE_BYTES`].
 #[derive(Debug, Clone, Copy)]
 struct CoarseEntry {
@@ -86,6 +91,7 @@ pub(crate) struct ClassTable {
     coarse: [CoarseEntry; COARSE_LEN],
     classes: SizeClasses,
     slab_bytes: usize,
+    batch_bytes: usize,
     numbers: ClassNumbers,
 }
 
@@ -114,7 +120,7 @@ impl ClassTable {
                 bytes,
                 units,
                 chunks_per_slab: (slab_bytes / bytes) as u32,
-                batch: (batch_bytes / bytes).clamp(1, BATCH_MAX) as u32,
+                batch: batch_len(bytes, batch_bytes),
                 // From 16 KiB on, a count has a cache line of its own: two cores that drop packets
                 // of neighbouring super-buffers then share nothing.
                 count_shift: if bytes >= 16 << 10 { log2 - 4 } else { log2 },
@@ -130,6 +136,7 @@ impl ClassTable {
             coarse: [none; COARSE_LEN],
             classes,
             slab_bytes,
+            batch_bytes,
             numbers: ClassNumbers::NONE,
         });
         table.fill_in_places();
@@ -258,6 +265,11 @@ impl ClassTable {
 
     pub(crate) fn slab_bytes(&self) -> usize {
         self.slab_bytes
+    }
+
+    /// See [`batch_len`].
+    pub(crate) fn batch_bytes(&self) -> usize {
+        self.batch_bytes
     }
 }
 

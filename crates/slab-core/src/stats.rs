@@ -1,6 +1,7 @@
 //! A snapshot of a pool: plain numbers, taken without touching the fast path.
 
 use crate::class::MAX_CLASSES;
+use crate::geometry::batch_len;
 use arrayvec::ArrayVec;
 
 /// One size class of a pool, at the moment of the snapshot. Events are counted since the pool was
@@ -120,6 +121,8 @@ pub struct PoolStats {
     /// only if the pool has no free memory either.
     pub commit_failures: u64,
     pub(crate) classes: ArrayVec<ClassStats, MAX_CLASSES>,
+    /// See [`batch_len`]; 0 in modes without magazines.
+    pub(crate) batch_bytes: usize,
 }
 
 impl PoolStats {
@@ -127,6 +130,37 @@ impl PoolStats {
     #[must_use]
     pub fn classes(&self) -> &[ClassStats] {
         &self.classes
+    }
+
+    /// Returns how many batches of one of these [`classes`](Self::classes) went from the depot to magazines or from
+    /// magazines to the depot, since the pool was built: each costs a few read-modify-writes of memory that threads share.
+    /// What magazines served at once needs none.
+    ///
+    /// Batches to the magazines are counted, those to the depot computed from what left the magazines, in whole batches.
+    /// 0 in modes without magazines.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().max_memory(1 << 20).build()?;
+    /// for _ in 0..1000 {
+    ///     drop(pool.try_alloc(64)?);
+    /// }
+    /// let stats = pool.stats();
+    /// let class = &stats.classes()[0];
+    /// // Without std there are no magazines.
+    /// # if cfg!(feature = "std") {
+    /// assert!(class.allocs_from_magazine() > 0);
+    /// # }
+    /// assert_eq!(stats.depot_exchanges(class), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn depot_exchanges(&self, class: &ClassStats) -> u64 {
+        if self.batch_bytes == 0 {
+            return 0; // Single chunks come from the depot.
+        }
+        let batch = batch_len(class.chunk_bytes.max(1), self.batch_bytes);
+        class.allocs_from_depot + class.chunks_flushed / u64::from(batch)
     }
 
     /// Returns how many slabs went from one class to another, over all classes.

@@ -234,9 +234,11 @@ fn only_thread_cached_pools_have_magazines() {
             // No chunk was taken from a slab before it was needed.
             assert_eq!((class.in_depot, class.allocs_from_slab), (7, 7), "{mode:?}");
             drop(pool.try_alloc(1024));
-            let class = pool.stats().classes()[0];
+            let stats = pool.stats();
+            let class = stats.classes()[0];
             assert_eq!(class.allocs_from_depot, 1, "{mode:?}");
             assert_eq!(class.allocs_from_magazine(), 0, "{mode:?}");
+            assert_eq!(stats.depot_exchanges(&class), 0, "{mode:?}");
         }
     }
 }

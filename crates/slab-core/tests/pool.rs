@@ -212,24 +212,36 @@ fn a_thread_that_ends_leaves_its_magazines_to_the_others() {
 #[cfg(feature = "std")]
 fn freed_chunks_come_back_from_the_depot_by_the_batch() {
     const COUNT: usize = if cfg!(miri) { 32 } else { 448 };
-    let pool = pool(16 << 20, &[256]);
-    let allocate = || -> Vec<Chunk> { (0..COUNT).map(|_| pool.try_alloc(256).unwrap()).collect() };
-    drop(allocate());
-    pool.flush_thread_cache();
-    let before = pool.stats().classes()[0];
-    assert!(before.in_depot >= COUNT as u64, "{before:?}");
-    assert_eq!(before.chunks_flushed, before.in_depot);
-    assert!(before.allocs_from_slab > 0);
-    let held = allocate();
-    let after = pool.stats().classes()[0];
-    assert_eq!(after.allocs_from_slab, before.allocs_from_slab);
-    let batches = after.allocs_from_depot - before.allocs_from_depot;
-    assert!((1..=COUNT as u64 / 4).contains(&batches), "{batches}");
-    assert_eq!(
-        after.in_depot + COUNT as u64 + after.in_magazines,
-        before.in_depot
-    );
-    drop(held);
+    // The longest batch, and one that the cap shortens.
+    for (max_memory, batch) in [(16 << 20, 56), (1 << 20, 16)] {
+        let batch = if cfg!(miri) { 8 } else { batch };
+        let pool = pool(max_memory, &[256]);
+        let allocate =
+            || -> Vec<Chunk> { (0..COUNT).map(|_| pool.try_alloc(256).unwrap()).collect() };
+        drop(allocate());
+        pool.flush_thread_cache();
+        let stats = pool.stats();
+        let before = stats.classes()[0];
+        assert!(before.in_depot >= COUNT as u64, "{before:?}");
+        assert_eq!(before.chunks_flushed, before.in_depot);
+        assert_eq!(stats.depot_exchanges(&before), before.in_depot / batch);
+        assert!(before.allocs_from_slab > 0);
+        let held = allocate();
+        let stats = pool.stats();
+        let after = stats.classes()[0];
+        assert_eq!(after.allocs_from_slab, before.allocs_from_slab);
+        let batches = after.allocs_from_depot - before.allocs_from_depot;
+        assert_eq!(batches, COUNT as u64 / batch);
+        assert_eq!(
+            stats.depot_exchanges(&after) - stats.depot_exchanges(&before),
+            batches
+        );
+        assert_eq!(
+            after.in_depot + COUNT as u64 + after.in_magazines,
+            before.in_depot
+        );
+        drop(held);
+    }
 }
 
 #[test]
