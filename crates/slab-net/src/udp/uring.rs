@@ -148,24 +148,22 @@ impl Uring {
         if let Some(late) = self.ring.deferred_error.take() {
             return Err(late);
         }
-        if !self.top_up(reader)? {
-            let read = reader.read(socket);
-            reader.release_buffers();
-            return read;
-        }
-        self.ring.run_deferred_work();
-        let mut reaped = self.ring.reap(socket, reader)?;
-        if reaped == 0 && !self.ring.is_armed() {
-            // Only the end of the previous request was there to reap. A new request gets what is
-            // queued.
-            self.top_up(reader)?;
+        // Twice, if only the end of the previous request was there to reap: a new request gets what is queued.
+        for _ in 0..2 {
+            if !self.top_up(reader)? {
+                let read = reader.read(socket);
+                reader.release_buffers();
+                return read;
+            }
             self.ring.run_deferred_work();
-            reaped = self.ring.reap(socket, reader)?;
+            if self.ring.reap(socket, reader)? > 0 {
+                return Ok(());
+            }
+            if self.ring.is_armed() {
+                break;
+            }
         }
-        match reaped {
-            0 => Err(io::ErrorKind::WouldBlock.into()),
-            _ => Ok(()),
-        }
+        Err(io::ErrorKind::WouldBlock.into())
     }
 
     /// Ends receiving by io_uring; what the kernel has already read is then in `reader.ready`.

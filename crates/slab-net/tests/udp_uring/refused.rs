@@ -71,6 +71,53 @@ async fn a_refused_request_is_submitted_again() {
     assert_eq!(pool.slab().stats().in_use(), 0);
 }
 
+/// A request for which the kernel has no memory at the moment is no error. Until it has, the socket is read by readiness.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn without_a_request_for_want_of_memory_the_socket_is_read() {
+    let pool = pool(16);
+    let Some((mut receiver, held)) = receiver_without_request(&pool).await else {
+        return;
+    };
+    let runtime = tokio::runtime::Handle::current();
+    let (sender, to) = (receiver.sender(), receiver.local_addr());
+    let send = {
+        let sender = sender.clone();
+        move |datagram: &'static [u8]| {
+            assert!(sender.try_send(&Transmit::new(datagram, to)).is_ok())
+        }
+    };
+    let refused = std::thread::spawn(move || {
+        if let Err(why) = fail_syscall(libc::SYS_io_uring_enter, libc::EAGAIN) {
+            skipped("this thread's system cannot be changed", &why);
+            return None;
+        }
+        let late = receiver.try_recv_batch().unwrap().expect("it is queued");
+        assert_eq!(late.contents(), b"late");
+        assert!(receiver.try_recv_batch().unwrap().is_none());
+        let waits = runtime.block_on(async {
+            let wait = receiver.recv_batch();
+            send(b"later");
+            tokio::time::timeout(HANG, wait).await
+        });
+        assert_eq!(waits.expect("hangs").unwrap().contents(), b"later");
+        Some(receiver)
+    });
+    let Some(mut receiver) = refused.join().unwrap() else {
+        return;
+    };
+    assert!(receiver.uses_io_uring());
+    // Waits by readiness of the ring, for which a request has to be under way.
+    let waiting = tokio::spawn(async move { (receiver.recv_batch().await, receiver) });
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    sender.send(&Transmit::new(b"latest", to)).await.unwrap();
+    let waited = tokio::time::timeout(HANG, waiting).await;
+    let (latest, receiver) = waited.expect("hangs").unwrap();
+    assert_eq!(latest.unwrap().contents(), b"latest");
+    assert_eq!(receiver.monitor().stats().received_datagrams, 32 + 3);
+    drop((held, receiver));
+    assert_eq!(pool.slab().stats().in_use(), 0);
+}
+
 /// The kernel has nothing of a request that it refused. See `udp_system` for the first request.
 #[tokio::test]
 async fn a_refused_request_leaks_no_buffer() {
