@@ -6,7 +6,7 @@ use crate::pool::PoolSource;
 use crate::series::{Registered, Source};
 use slab_core::SlabPool;
 #[cfg(feature = "net")]
-use slab_net::{PacketPool, pipeline::QueueMonitor, udp::SocketMonitor};
+use slab_net::{PacketPool, pipeline::QueueMonitor, rudp::EndpointMonitor, udp::SocketMonitor};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -161,8 +161,8 @@ impl Collector {
     /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
     /// # let collector = Collector::new();
     /// let endpoint = Endpoint::bind("127.0.0.1:0".parse()?, &pool, EndpointConfig::default())?;
-    /// collector.register_rudp_endpoint("chat", &endpoint)?;
-    /// collector.register_socket("chat", endpoint.monitor())?;
+    /// collector.register_rudp_endpoint("chat", endpoint.monitor())?;
+    /// collector.register_socket("chat", endpoint.socket_monitor())?;
     /// # assert!(Exporter::new(collector).scrape().contains("socket=\"chat\""));
     /// # Ok(())
     /// # }
@@ -174,12 +174,12 @@ impl Collector {
     pub fn register_rudp_endpoint(
         &self,
         name: impl Into<String>,
-        endpoint: &slab_net::rudp::Endpoint,
+        monitor: EndpointMonitor,
     ) -> Result<(), RegisterError> {
         let name = name.into();
         let source = crate::rudp::EndpointSource {
             name: name.clone(),
-            monitor: endpoint.stats_monitor(),
+            monitor,
         };
         self.register(SourceKind::RudpEndpoint, &name, Arc::new(source))
     }
@@ -217,6 +217,11 @@ impl Collector {
     /// Its series are missing from the next scrape of an [`Exporter`](crate::Exporter). In a recorder
     /// fed by a [`Sampler`](crate::Sampler), its gauges go to 0 at the next sample.
     pub fn unregister(&self, kind: SourceKind, name: &str) -> bool {
+        // A server is removed by its own end, as long as it serves.
+        kind != SourceKind::Server && self.remove(kind, name)
+    }
+
+    pub(crate) fn remove(&self, kind: SourceKind, name: &str) -> bool {
         let mut sources = self.lock();
         let Some(index) = sources.position(kind, name) else {
             return false;

@@ -14,7 +14,7 @@ pub enum SourceKind {
     Queue,
     /// An RUDP endpoint of slab-net.
     RudpEndpoint,
-    /// The HTTP server of this crate, which reports on itself.
+    /// The HTTP server of this crate, which reports on itself. It is registered and removed by itself alone.
     Server,
 }
 

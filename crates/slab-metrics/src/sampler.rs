@@ -403,7 +403,7 @@ mod tests {
             let source = Counted(name.clone());
             collector.register(kind, &name, Arc::new(source)).unwrap();
             sampler.sample();
-            assert!(collector.unregister(kind, &name));
+            assert!(collector.remove(kind, &name));
         };
         const ALL: usize = 4 * MAX_SOURCES;
         for name in 0..ALL {

@@ -97,7 +97,9 @@ mod tests {
         collector.register_packet_pool(&pool).unwrap();
         collector.register_socket("s", receiver.monitor()).unwrap();
         collector.register_queue("q", consumer.monitor()).unwrap();
-        collector.register_rudp_endpoint("e", &endpoint).unwrap();
+        collector
+            .register_rudp_endpoint("e", endpoint.monitor())
+            .unwrap();
 
         let client = UdpSender::bind(any).unwrap();
         let hello = Transmit::new(b"hello", receiver.local_addr());

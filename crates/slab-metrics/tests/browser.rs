@@ -64,7 +64,9 @@ impl Pipeline {
         collector.register_socket("0", receiver.monitor()).unwrap();
         collector.register_queue("fast", batches.monitor()).unwrap();
         collector.register_queue("slow", kept.monitor()).unwrap();
-        collector.register_rudp_endpoint("0", &endpoint).unwrap();
+        collector
+            .register_rudp_endpoint("0", endpoint.monitor())
+            .unwrap();
         let server = MetricsServer::builder(Exporter::new(collector)).address(any);
         let server = runtime.block_on(server.bind()).unwrap();
         let page = server.local_addr();

@@ -21,8 +21,10 @@ async fn an_rudp_endpoint_is_exported_with_the_counts_of_its_sessions() {
     let any = "127.0.0.1:0".parse().unwrap();
     let server = Endpoint::bind(any, &pool, config.clone()).unwrap();
     let collector = Collector::new();
-    collector.register_rudp_endpoint("a", &server).unwrap();
-    let twice = collector.register_rudp_endpoint("a", &server);
+    collector
+        .register_rudp_endpoint("a", server.monitor())
+        .unwrap();
+    let twice = collector.register_rudp_endpoint("a", server.monitor());
     let kind = SourceKind::RudpEndpoint;
     let name = "a".to_owned();
     assert_eq!(twice, Err(RegisterError::DuplicateName { kind, name }));
@@ -68,7 +70,9 @@ async fn a_registered_endpoint_ends_with_its_last_handle_and_so_do_its_series() 
     let endpoint = Endpoint::bind(any, &pool, config.clone()).unwrap();
     let address = endpoint.local_addr();
     let collector = Collector::new();
-    collector.register_rudp_endpoint("a", &endpoint).unwrap();
+    collector
+        .register_rudp_endpoint("a", endpoint.monitor())
+        .unwrap();
     let exporter = Exporter::new(collector.clone());
     assert!(exporter.scrape().contains("endpoint=\"a\""));
 
@@ -86,7 +90,9 @@ async fn a_registered_endpoint_ends_with_its_last_handle_and_so_do_its_series() 
         tokio::task::yield_now().await;
     }
     assert!(!collector.unregister(SourceKind::RudpEndpoint, "a"));
-    collector.register_rudp_endpoint("a", &another).unwrap();
+    collector
+        .register_rudp_endpoint("a", another.monitor())
+        .unwrap();
     assert!(exporter.scrape().contains("endpoint=\"a\""));
 }
 
@@ -103,7 +109,9 @@ async fn an_rudp_endpoints_round_trips_and_memory_stalls_are_exported() {
     let tight = config.clone().max_memory(32 * 1536 * 5 / 4 + (64 << 10));
     let server = Endpoint::bind(any, &pool, tight).unwrap();
     let collector = Collector::new();
-    collector.register_rudp_endpoint("a", &server).unwrap();
+    collector
+        .register_rudp_endpoint("a", server.monitor())
+        .unwrap();
     let exporter = Exporter::new(collector);
     let sent = [("endpoint", "a"), ("direction", "sent")];
     let first = Page::parse(&exporter.scrape());
@@ -194,7 +202,9 @@ async fn peers_who_all_need_a_cookie_are_not_refused_before_they_have_it() {
     let bind = |config| Endpoint::bind("127.0.0.1:0".parse().unwrap(), &pool, config).unwrap();
     let server = bind(config.clone().require_cookie(true));
     let collector = Collector::new();
-    collector.register_rudp_endpoint("rx", &server).unwrap();
+    collector
+        .register_rudp_endpoint("rx", server.monitor())
+        .unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();
     client.send_slice(b"hello").await.unwrap();
     server.accept().await.unwrap();

@@ -247,7 +247,9 @@ fn a_real_prometheus_answers_every_documented_query() {
         EndpointConfig::default(),
     )
     .unwrap();
-    collector.register_rudp_endpoint("0", &endpoint).unwrap();
+    collector
+        .register_rudp_endpoint("0", endpoint.monitor())
+        .unwrap();
     let collector_of_waits = collector.clone();
     let server = MetricsServer::builder(Exporter::new(collector))
         .address(([127, 0, 0, 1], 0).into())

@@ -57,7 +57,9 @@ async fn page() -> Page {
         EndpointConfig::default(),
     )
     .unwrap();
-    collector.register_rudp_endpoint("0", &endpoint).unwrap();
+    collector
+        .register_rudp_endpoint("0", endpoint.monitor())
+        .unwrap();
     let exporter = Exporter::new(collector);
     let _server = MetricsServer::builder(exporter.clone())
         .address(([127, 0, 0, 1], 0).into())

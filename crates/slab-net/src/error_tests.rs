@@ -37,6 +37,7 @@ fn send_errors() -> Vec<udp::SendError> {
         SendErrorKind::NoBuffers => SendErrorKind::NoBuffers,
         SendErrorKind::Refused => SendErrorKind::Refused,
         SendErrorKind::TooManyParts { .. } => SendErrorKind::TooManyParts { most: 1 },
+        SendErrorKind::WouldBlock => SendErrorKind::WouldBlock,
         SendErrorKind::Io(_) => SendErrorKind::Io(refused()),
     );
     let error = |kind| udp::SendError {
@@ -78,6 +79,7 @@ fn open_errors() -> Vec<OpenError> {
         OpenError::NoSegmentClass { .. } => OpenError::NoSegmentClass { needed: 2, largest: 1 },
         OpenError::AddressFamily => OpenError::AddressFamily,
         OpenError::TableFull => OpenError::TableFull,
+        OpenError::ConvInUse => OpenError::ConvInUse,
         OpenError::NoMemory => OpenError::NoMemory,
         OpenError::NoRandom => OpenError::NoRandom,
         OpenError::Closed => OpenError::Closed,

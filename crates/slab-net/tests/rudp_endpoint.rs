@@ -411,7 +411,7 @@ async fn totals_include_sessions_that_have_ended() {
     assert!(total.received_segments >= before.received_segments);
     assert!(total.received_bytes >= before.received_bytes);
     assert!(total.sent_datagrams >= before.sent_datagrams);
-    let monitor = server.monitor();
+    let monitor = server.socket_monitor();
     drop(server);
     assert!(monitor.stats().received_datagrams >= total.received_datagrams);
 }

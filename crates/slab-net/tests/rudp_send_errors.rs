@@ -206,7 +206,7 @@ fn lost(clients: &Endpoint) -> u64 {
     let stats = clients.stats();
     let all = stats.total.sent_datagrams + parity(clients);
     assert_eq!(
-        clients.monitor().stats().sent_datagrams + stats.send_errors,
+        clients.socket_monitor().stats().sent_datagrams + stats.send_errors,
         all,
         "{stats:?}"
     );

@@ -244,18 +244,17 @@ async fn an_endpoint_is_gone_with_its_last_session() {
     let nobody = UdpSocket::bind(any()).await.unwrap();
     let endpoint = Endpoint::bind(any(), &pool, fast()).unwrap();
     let client = endpoint.connect(nobody.local_addr().unwrap()).unwrap();
-    let monitor = endpoint.stats_monitor();
+    let monitor = endpoint.monitor();
     drop(endpoint);
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let waits = timeout(Duration::from_millis(50), monitor.gone()).await;
+    assert!(waits.is_err());
     assert!(!monitor.is_gone() && monitor.stats().is_some());
     client.abort();
     drop(client);
-    let gone = async {
-        while !monitor.is_gone() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(TIMEOUT, gone).await.expect("it is gone");
+    for _ in 0..2 {
+        timeout(TIMEOUT, monitor.gone()).await.expect("it is gone");
+        assert!(monitor.is_gone());
+    }
 }
 
 /// Another task aborts it, and nothing else would wake those who wait. The peer learns of it, too.
@@ -268,8 +267,12 @@ async fn an_abort_wakes_all_tasks_that_wait_for_the_session() {
     let [one, two] = [client.clone(), client.clone()];
     let receiving = tokio::spawn(async move { one.recv().await });
     let hearing = tokio::spawn(async move { two.recv_datagram().await });
+    let watched = client.clone();
+    let watching = tokio::spawn(async move { watched.closed().await });
     tokio::time::sleep(Duration::from_millis(100)).await;
     client.abort();
+    assert_eq!(timeout(TIMEOUT, watching).await.unwrap().unwrap(), aborted);
+    assert_eq!(client.closed().await, aborted, "already");
     for waiting in [receiving, hearing] {
         let received = timeout(TIMEOUT, waiting).await.unwrap().unwrap();
         assert_eq!(received, Err(aborted));
@@ -468,7 +471,7 @@ fn dropping_the_runtime_ends_what_nobody_has_accepted() {
     let waits = |server: &Endpoint| server.stats().backlog == 1;
     runtime.block_on(wait_until(&server, "it waits", waits));
     drop(runtime);
-    let (stats, monitor) = (server.stats(), server.stats_monitor());
+    let (stats, monitor) = (server.stats(), server.monitor());
     assert_eq!((stats.sessions, stats.backlog), (0, 0));
     drop(server);
     assert!(monitor.is_gone());

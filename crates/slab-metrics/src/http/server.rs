@@ -151,7 +151,7 @@ impl MetricsServerBuilder {
 
 impl Drop for MetricsServer {
     fn drop(&mut self) {
-        self.exporter.collector().unregister(SourceKind::Server, "");
+        self.exporter.collector().remove(SourceKind::Server, "");
     }
 }
 

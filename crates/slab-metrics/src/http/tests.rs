@@ -3,7 +3,7 @@
 
 use super::stats::{End, ServerStats};
 use super::{MetricsServer, MetricsServerBuilder};
-use crate::{Collector, Exporter};
+use crate::{Collector, Exporter, SourceKind};
 use slab_core::{SizeClasses, SlabPool};
 use std::io;
 use std::net::SocketAddr;
@@ -464,6 +464,8 @@ async fn a_failed_bind_registers_nothing() {
     assert!(!exporter.scrape().contains("slab_metrics_"));
 
     let server = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let collector = exporter.collector();
+    assert!(!collector.unregister(SourceKind::Server, ""), "it serves");
     assert!(exporter.scrape().contains("slab_metrics_connections 0\n"));
     let error = bind(([127, 0, 0, 1], 0).into()).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);

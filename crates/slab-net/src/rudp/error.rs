@@ -23,8 +23,10 @@ pub enum OpenError {
     },
     /// The socket is an IPv4 one, and the peer's address is not.
     AddressFamily,
-    /// There are already as many sessions as are allowed, or one with this conversation number and peer.
+    /// There are already as many sessions as are allowed.
     TableFull,
+    /// There already is a session with this conversation number and peer.
+    ConvInUse,
     /// The memory budget has not enough left for the first window of a session.
     NoMemory,
     /// The system provided no random numbers for the endpoint's encryption.
@@ -44,6 +46,9 @@ impl fmt::Display for OpenError {
             ),
             Self::AddressFamily => f.write_str("an IPv4 socket cannot send to an IPv6 address"),
             Self::TableFull => f.write_str("there are as many sessions as are allowed"),
+            Self::ConvInUse => {
+                f.write_str("there is a session with this conversation number and peer")
+            }
             Self::NoMemory => f.write_str("the memory budget has no room for another session"),
             Self::NoRandom => f.write_str("the system gave no random numbers"),
             Self::Closed => f.write_str("the endpoint is closed"),
@@ -71,6 +76,7 @@ impl From<OpenError> for io::Error {
                 ErrorKind::InvalidInput
             }
             OpenError::TableFull => ErrorKind::QuotaExceeded,
+            OpenError::ConvInUse => ErrorKind::AlreadyExists,
             OpenError::NoMemory => ErrorKind::OutOfMemory,
             OpenError::NoRandom => ErrorKind::Other,
             OpenError::Closed => ErrorKind::NotConnected,

@@ -153,6 +153,8 @@ pub enum SendErrorKind {
         /// The maximum number of parts.
         most: usize,
     },
+    /// The socket's send buffer is full: only of [`try_send`](super::UdpSender::try_send), which does not wait for room.
+    WouldBlock,
     /// Any other error, which is also the `source`.
     Io(io::Error),
 }
@@ -216,6 +218,7 @@ impl fmt::Display for SendError {
             SendErrorKind::TooManyParts { most } => {
                 write!(f, ": a datagram is in more than {most} parts")
             }
+            SendErrorKind::WouldBlock => write!(f, ": the socket's send buffer is full"),
             SendErrorKind::Io(_) => Ok(()),
         }?;
         write!(f, " ({} sent before)", self.sent)
@@ -240,6 +243,7 @@ impl From<SendError> for io::Error {
             }
             SendErrorKind::NoBuffers => io::ErrorKind::OutOfMemory,
             SendErrorKind::Refused => io::ErrorKind::ConnectionRefused,
+            SendErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
             SendErrorKind::Io(error) => error.kind(),
         };
         Self::new(kind, error)

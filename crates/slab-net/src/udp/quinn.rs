@@ -15,6 +15,7 @@ use std::error::Error as _;
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
@@ -155,7 +156,7 @@ impl quinn::AsyncUdpSocket for QuinnSocket {
         if let Some(ecn) = transmit.ecn.and_then(|ecn| Ecn::from_bits(ecn as u8)) {
             ours = ours.ecn(ecn);
         }
-        let (sent, error) = match self.sender.try_send(&ours) {
+        let (sent, error) = match self.sender.try_send_many(slice::from_ref(&ours)) {
             Ok(0) => return Err(io::ErrorKind::WouldBlock.into()),
             // The rest of the transmit is lost, like any datagram.
             Ok(sent) => (sent, None),

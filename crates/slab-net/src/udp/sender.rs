@@ -109,13 +109,21 @@ impl UdpSender {
         self.send_many(slice::from_ref(transmit)).await
     }
 
-    /// Like [`send`](Self::send), but does not wait: returns how many datagrams were sent before the
-    /// socket's send buffer was full.
+    /// Like [`send`](Self::send), but does not wait.
     ///
     /// # Errors
-    /// The same as [`send`](Self::send).
+    /// The same as [`send`](Self::send), and [`SendErrorKind::WouldBlock`] if the socket's send buffer has no room for all
+    /// datagrams of the transmit: [`SendError::sent`] says how many of them were sent.
     pub fn try_send(&self, transmit: &Transmit<'_>) -> Result<usize, SendError> {
-        self.try_send_many(slice::from_ref(transmit))
+        let sent = self.try_send_many(slice::from_ref(transmit))?;
+        if sent < transmit.datagrams() {
+            return Err(SendError {
+                sent,
+                destination: Some(transmit.destination()),
+                kind: SendErrorKind::WouldBlock,
+            });
+        }
+        Ok(sent)
     }
 
     /// Sends all datagrams of many transmits in order, in as few system calls as possible, and returns
@@ -172,7 +180,7 @@ impl UdpSender {
     }
 
     /// Like [`send_many`](Self::send_many), but does not wait: returns how many datagrams were sent
-    /// before the socket's send buffer was full.
+    /// before the socket's send buffer was full, which may be none.
     ///
     /// # Errors
     /// The same as [`send_many`](Self::send_many).

@@ -126,6 +126,12 @@ impl<'a> Transmit<'a> {
         self
     }
 
+    /// Where the datagrams go.
+    #[must_use]
+    pub fn destination(&self) -> SocketAddr {
+        self.destination
+    }
+
     /// The number of datagrams.
     #[must_use]
     pub fn datagrams(&self) -> usize {

@@ -238,6 +238,7 @@ async fn consumers_drain_the_queue_after_the_last_sender() {
     let other = sender.clone();
     sender.send(source.batch(1).await).await.unwrap();
     drop(sender);
+    assert!(!receiver.is_closed());
     other.send(source.batch(2).await).await.unwrap();
     // A second consumer is already waiting when the end comes.
     let (one, two) = (receiver.clone(), receiver);
@@ -246,6 +247,7 @@ async fn consumers_drain_the_queue_after_the_last_sender() {
     let mut waiting = Box::pin(two.recv());
     assert!(poll_once(waiting.as_mut()).await.is_none());
     drop(other);
+    assert!(one.is_closed());
     assert!(matches!(poll_once(waiting.as_mut()).await, Some(None)));
     assert!(one.recv().await.is_none());
     assert!(one.recv().await.is_none(), "and it stays so");

@@ -35,7 +35,7 @@ impl World {
             return;
         };
         self.coverage.restarts += 1;
-        self.monitors.push(server.stats_monitor());
+        self.monitors.push(server.monitor());
         self.path.replace_server(server.local_addr());
         self.server = Some(server);
         for (_, [_, end]) in &mut self.sessions {

@@ -202,7 +202,10 @@ impl Halves {
 pub(crate) fn send(connection: Connection, packet: Packet) -> Call {
     Box::pin(async move {
         let message = packet.to_vec();
-        let sent = connection.send(packet).await;
+        let sent = connection.send(packet).await.map_err(|unsent| {
+            assert_eq!(unsent.packet, message[..]);
+            unsent.error
+        });
         Outcome::Sent(message, sent)
     })
 }

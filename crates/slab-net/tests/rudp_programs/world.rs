@@ -133,7 +133,7 @@ impl World {
         Self {
             start: Instant::now(),
             path,
-            monitors: monitors.map(Endpoint::stats_monitor).collect(),
+            monitors: monitors.map(Endpoint::monitor).collect(),
             pools,
             server: Some(server),
             client,

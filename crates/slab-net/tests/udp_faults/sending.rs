@@ -228,9 +228,10 @@ impl Program {
         let complete = sent.len() == all.len();
         match outcome {
             None => {}
-            Some(Ok(count)) => {
-                assert_eq!(count, sent.len());
-                assert!(complete || may_stop_early);
+            Some(Ok(told)) => {
+                assert_eq!(told, sent.len());
+                // Of a single transmit, it is an error.
+                assert!(complete || may_stop_early && count > 1);
             }
             Some(Err(error)) => {
                 assert_eq!(error.sent(), sent.len());
@@ -246,6 +247,10 @@ impl Program {
                         });
                         let parts = of.expect("there is one").parts_of(before);
                         assert!(parts > *most, "{parts} parts");
+                    }
+                    SendErrorKind::WouldBlock => {
+                        assert!(may_stop_early && count == 1);
+                        assert_eq!(error.destination(), Some(refused.to));
                     }
                     kind => {
                         assert!(is_of(kind, code, refused), "{error:?} for {code}");

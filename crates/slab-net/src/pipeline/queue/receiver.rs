@@ -75,17 +75,47 @@ impl QueueReceiver {
         let find_or_end = || {
             // Read before the look: if the last sender is gone, all batches sent are already in the
             // queue.
-            let ended = shared.senders.load(Ordering::Acquire) == 0;
+            let ended = self.is_closed();
             let found = look(shared);
             (ended || found.is_some()).then_some(found)
         };
         shared.items.wait_for(find_or_end).await
     }
 
-    /// Returns the next batch, if there is one now.
+    /// Returns the next batch, if there is one now. Whether there can be more later, [`is_closed`](Self::is_closed) says.
     #[must_use]
     pub fn try_recv(&self) -> Option<PacketBatch> {
         self.shared.pop()
+    }
+
+    /// Returns `true` if all senders are gone: nothing comes to what is queued now.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::pipeline::{Overflow, queue};
+    /// # use slab_net::udp::PacketBatch;
+    /// # let pool = PacketPool::builder().max_memory(8 << 20).build()?;
+    /// # let batch = PacketBatch::try_copy_from_slice(&pool, b"x", 0, "192.0.2.1:53".parse()?)?;
+    /// let (sender, receiver) = queue(64.try_into()?, Overflow::DropNewest);
+    /// sender.try_send(batch)?;
+    /// drop(sender);
+    /// let mut batches = 0;
+    /// loop {
+    ///     // Asked first, or a batch that comes in between would be missed.
+    ///     let is_closed = receiver.is_closed();
+    ///     match receiver.try_recv() {
+    ///         Some(_) => batches += 1,
+    ///         None if is_closed => break,
+    ///         None => std::thread::yield_now(), // or something else to do
+    ///     }
+    /// }
+    /// assert_eq!(batches, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        // Acquire: what the last sender sent is in the queue.
+        self.shared.senders.load(Ordering::Acquire) == 0
     }
 
     /// Returns a handle that reads the queue's counters, even after both ends are gone.

@@ -84,17 +84,19 @@ impl Connection {
     ///
     /// # Errors
     /// The session has ended, the message is empty or longer than the peer's window, or there is no memory and
-    /// nothing in flight whose acknowledgement would free some.
-    pub async fn send(&self, message: impl Into<Packet>) -> Result<(), SendError> {
-        let mut message = message.into();
-        self.send_when_possible(|inner| inner.session.send_from(&mut message))
-            .await
+    /// nothing in flight whose acknowledgement would free some. Gives the message back.
+    pub async fn send(&self, message: impl Into<Packet>) -> Result<(), Unsent> {
+        let mut packet = message.into();
+        let sent = self
+            .send_when_possible(|inner| inner.session.send_from(&mut packet))
+            .await;
+        sent.map_err(|error| Unsent { packet, error })
     }
 
     /// As [`send`](Self::send), but copies the message.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// As [`send`](Self::send), but for the message, which the caller still has.
     pub async fn send_slice(&self, message: &[u8]) -> Result<(), SendError> {
         self.send_when_possible(|inner| inner.session.send_slice(message))
             .await
@@ -125,7 +127,7 @@ impl Connection {
     /// As [`send`](Self::send), without waiting.
     ///
     /// # Errors
-    /// As [`send`](Self::send), or the send queue is full. Gives the message back.
+    /// As [`send`](Self::send), or the send queue is full.
     pub fn try_send(&self, message: impl Into<Packet>) -> Result<(), Unsent> {
         let mut packet = message.into();
         let sent = self.with(|inner| inner.session.send_from(&mut packet));
@@ -412,7 +414,7 @@ impl Connection {
     /// Says why the session ended before the peer had everything.
     pub async fn finish(&self) -> Result<(), CloseReason> {
         self.start_finish();
-        self.closed().await
+        self.delivered().await
     }
 
     pub(super) fn start_finish(&self) {
@@ -428,7 +430,7 @@ impl Connection {
     /// [`CloseReason::ClosedByPeer`] if the peer closed before it had everything.
     pub async fn close(&self) -> Result<(), CloseReason> {
         self.start_close();
-        self.closed().await
+        self.delivered().await
     }
 
     fn start_close(&self) {
@@ -436,7 +438,44 @@ impl Connection {
         self.link().update(now, |inner| inner.session.close(now));
     }
 
-    async fn closed(&self) -> Result<(), CloseReason> {
+    /// Waits until the session has ended, and says why. Does not end it: the peer does, a timer, or another handle.
+    ///
+    /// Cancel-safe.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// # use slab_net::rudp::{CloseReason, Connection, Endpoint, EndpointConfig, SessionConfig};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = PacketPool::builder().max_memory(32 << 20).headroom(24).build()?;
+    /// # let config = EndpointConfig::new(SessionConfig::fast());
+    /// # let server = Endpoint::bind("127.0.0.1:0".parse()?, &pool, config.clone())?;
+    /// # let client = Connection::connect(server.local_addr(), &pool, config)?;
+    /// client.send_slice(b"hello").await?;
+    /// let accepted = server.accept().await.expect("it is open");
+    /// let watched = accepted.clone();
+    /// let watcher = tokio::spawn(async move { watched.closed().await });
+    /// accepted.abort();
+    /// assert_eq!(watcher.await?, CloseReason::Aborted);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn closed(&self) -> CloseReason {
+        let mut waiting = self.link().waiting();
+        poll_fn(|cx| {
+            let mut inner = self.link().lock();
+            if let Some(reason) = inner.session.ended() {
+                return Poll::Ready(reason);
+            }
+            inner.wait_for_end(&mut waiting.wait, cx.waker());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits until everything sent is delivered, after [`start_finish`](Self::start_finish) or
+    /// [`start_close`](Self::start_close).
+    async fn delivered(&self) -> Result<(), CloseReason> {
         let mut waiting = self.link().waiting();
         poll_fn(|cx| {
             let mut inner = self.link().lock();

@@ -14,6 +14,7 @@ use crate::packet::Packet;
 use crate::udp::{PacketBatch, Transmit, UdpReceiver};
 use core::future::{Future, poll_fn};
 use core::pin::{Pin, pin};
+use core::slice;
 use core::task::Poll;
 use std::io;
 use std::net::SocketAddr;
@@ -319,7 +320,7 @@ fn send_sessionless(shared: &Shared, arrival: Arrival, answer: &[u8]) -> bool {
         Some(protection) => protection.send_sessionless(&shared.sender, to, arrival.local, answer),
         None => {
             let answer = Transmit::new(answer, to).source(arrival.local);
-            shared.sender.try_send(&answer)
+            shared.sender.try_send_many(slice::from_ref(&answer))
         }
     };
     let is_sent = matches!(sent, Ok(1));

@@ -11,6 +11,7 @@ use crate::udp::{SendError, SendErrorKind, Transmit};
 use bytes::Buf;
 use core::cell::RefCell;
 use core::ops::{Deref, DerefMut};
+use core::slice;
 use core::task::Waker;
 use core::time::Duration;
 use slab_core::{HeldWakes, hold_wakes};
@@ -64,6 +65,8 @@ pub(super) struct Inner {
     pub(super) session: Session,
     readers: Wakers,
     writers: Wakers,
+    /// Who waits for the end alone is not woken for all that readers and writers wait for.
+    watchers: Wakers,
     /// The last number of a [`Wait`].
     last_wait: u64,
     /// Datagrams that the socket had no room for, and the length of each.
@@ -104,6 +107,13 @@ impl LinkGuard<'_> {
         inner.writers.add(wait, waker, &mut self.woken);
     }
 
+    /// Wakes this task when the session ends.
+    pub(super) fn wait_for_end(&mut self, wait: &mut Wait, waker: &Waker) {
+        let inner = &mut *self.inner;
+        wait.begin(&mut inner.last_wait);
+        inner.watchers.add(wait, waker, &mut self.woken);
+    }
+
     /// What was waited for has come, so that the wait need not take the lock again to end.
     pub(super) fn end(&mut self, wait: &mut Wait) {
         if wait.has_begun() {
@@ -127,8 +137,9 @@ impl DerefMut for LinkGuard<'_> {
 }
 
 impl Inner {
-    fn remove(&mut self, wait: &Wait) -> [Option<Waker>; 2] {
-        [self.readers.remove(wait), self.writers.remove(wait)]
+    fn remove(&mut self, wait: &Wait) -> [Option<Waker>; 3] {
+        [&mut self.readers, &mut self.writers, &mut self.watchers]
+            .map(|waiting| waiting.remove(wait))
     }
 }
 
@@ -162,6 +173,7 @@ impl Link {
                 session,
                 readers: Wakers::default(),
                 writers: Wakers::default(),
+                watchers: Wakers::default(),
                 last_wait: 0,
                 unsent: None,
                 armed: None,
@@ -243,6 +255,7 @@ impl Link {
             session,
             readers,
             writers,
+            watchers,
             awaited_bytes,
             writers_told_ready,
             ..
@@ -262,6 +275,9 @@ impl Link {
         let writable = session.has_room_to_wake_senders() || session.send_closed().is_some();
         if over || first_answer || wake_all && writable {
             writers.wake(woken);
+        }
+        if over {
+            watchers.wake(woken);
         }
         if inner.half_open && (over || inner.session.is_validated()) {
             inner.half_open = false;
@@ -373,8 +389,9 @@ impl Link {
             let transmit = Transmit::new(contents, to).segment_size(size);
             let transmit = transmit.source(self.local());
             let mut refused = false;
-            let sent =
-                send_again_if_refused(&mut refused, || self.shared.sender.try_send(&transmit));
+            let sent = send_again_if_refused(&mut refused, || {
+                self.shared.sender.try_send_many(slice::from_ref(&transmit))
+            });
             match sent {
                 Ok(sent) if sent < outgoing.datagrams() => {
                     // The socket is full: the rest waits in memory of its own, or is lost if there is none.
@@ -414,7 +431,9 @@ impl Link {
         let transmit = Transmit::new(&contents, to).segment_size(size);
         let transmit = transmit.source(self.local());
         let mut refused = false;
-        let sent = send_again_if_refused(&mut refused, || self.shared.sender.try_send(&transmit));
+        let sent = send_again_if_refused(&mut refused, || {
+            self.shared.sender.try_send_many(slice::from_ref(&transmit))
+        });
         if refused {
             inner.session.refused();
         }
@@ -448,6 +467,7 @@ impl Link {
         }
         inner.readers.wake(woken);
         inner.writers.wake(woken);
+        inner.watchers.wake(woken);
         self.remove(inner);
     }
 

@@ -270,7 +270,7 @@ impl Endpoint {
     /// the same number pass for this one's; encryption with the same key does not prevent that.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); also [`OpenError::TableFull`] if there already is a session with this number
+    /// As [`connect`](Self::connect); also [`OpenError::ConvInUse`] if there already is a session with this number
     /// and peer.
     pub fn connect_as(&self, peer: SocketAddr, conv: u32) -> Result<Connection, OpenError> {
         self.open(peer, Some(conv))
@@ -289,7 +289,10 @@ impl Endpoint {
             return Err(OpenError::Closed);
         }
         let is_taken = |conv| table.get(peer, conv).is_some();
-        if table.len() >= shared.config.max_sessions || agreed.is_some_and(is_taken) {
+        if agreed.is_some_and(is_taken) {
+            return Err(OpenError::ConvInUse);
+        }
+        if table.len() >= shared.config.max_sessions {
             table.stats.refused_table_full += 1;
             return Err(OpenError::TableFull);
         }
@@ -318,7 +321,7 @@ impl Endpoint {
     /// Returns a handle to the counters of the endpoint's socket, with what the kernel dropped. It can be
     /// read while the endpoint runs and after it is gone.
     #[must_use]
-    pub fn monitor(&self) -> SocketMonitor {
+    pub fn socket_monitor(&self) -> SocketMonitor {
         self.handle.shared.sender.monitor()
     }
 
@@ -328,9 +331,9 @@ impl Endpoint {
         self.handle.shared.stats()
     }
 
-    /// Returns a handle to these counters that does not keep the endpoint open.
+    /// Returns a handle to these counters that does not keep the endpoint open, and waits until it is gone.
     #[must_use]
-    pub fn stats_monitor(&self) -> EndpointMonitor {
+    pub fn monitor(&self) -> EndpointMonitor {
         EndpointMonitor::new(&self.handle.shared)
     }
 }

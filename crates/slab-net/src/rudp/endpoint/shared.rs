@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 /// Half-open sessions together get this part of the memory budget: a fourth.
@@ -48,6 +48,8 @@ pub(super) struct Shared {
     /// Turns a counter into numbers that nobody can predict.
     pub(super) secret: Secret,
     random_counter: AtomicU64,
+    /// Dropped last: tells monitors that all else is gone.
+    pub(super) gone: watch::Sender<()>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -84,6 +86,7 @@ impl Shared {
             driver_notify: Notify::new(),
             secret: Secret::new(),
             random_counter: AtomicU64::new(0),
+            gone: watch::Sender::new(()),
         })
     }
 

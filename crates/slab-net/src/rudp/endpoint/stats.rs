@@ -6,9 +6,10 @@ use super::shared::Shared;
 use core::fmt;
 use core::time::Duration;
 use std::sync::{Arc, Weak};
+use tokio::sync::watch;
 
 /// A handle to the counters of an [`Endpoint`](super::Endpoint), from
-/// [`Endpoint::stats_monitor`](super::Endpoint::stats_monitor). It keeps nothing open: an endpoint is gone once its
+/// [`Endpoint::monitor`](super::Endpoint::monitor). It keeps nothing open: an endpoint is gone once its
 /// handles are dropped and its sessions have ended.
 ///
 /// ```
@@ -19,13 +20,11 @@ use std::sync::{Arc, Weak};
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pool = PacketPool::builder().max_memory(8 << 20).build()?;
 /// let endpoint = Endpoint::bind("127.0.0.1:0".parse()?, &pool, EndpointConfig::default())?;
-/// let monitor = endpoint.stats_monitor();
+/// let monitor = endpoint.monitor();
 /// assert_eq!(monitor.stats().map(|stats| stats.sessions), Some(0));
 ///
 /// drop(endpoint);
-/// while !monitor.is_gone() {
-///     tokio::task::yield_now().await;
-/// }
+/// monitor.gone().await;
 /// assert_eq!(monitor.stats(), None);
 /// # Ok(())
 /// # }
@@ -33,12 +32,14 @@ use std::sync::{Arc, Weak};
 #[derive(Clone)]
 pub struct EndpointMonitor {
     shared: Weak<Shared>,
+    gone: watch::Receiver<()>,
 }
 
 impl EndpointMonitor {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
         Self {
             shared: Arc::downgrade(shared),
+            gone: shared.gone.subscribe(),
         }
     }
 
@@ -46,6 +47,17 @@ impl EndpointMonitor {
     #[must_use]
     pub fn stats(&self) -> Option<EndpointStats> {
         Some(self.shared.upgrade()?.stats())
+    }
+
+    /// Waits until the endpoint is gone: all handles to it and its connections are dropped, and its sessions have
+    /// delivered what was sent, or given up. A program that ends waits for this, or what is under way is lost. It takes
+    /// up to the [linger time](super::super::SessionConfig::linger); a limit of the program's own is
+    /// [`timeout`](tokio::time::timeout).
+    ///
+    /// Cancel-safe.
+    pub async fn gone(&self) {
+        // Nothing is ever sent: it ends with the endpoint.
+        while self.gone.clone().changed().await.is_ok() {}
     }
 
     /// Returns `true` once the endpoint is gone.

@@ -111,7 +111,7 @@ pub(super) struct Woken {
     few: [Option<Waker>; 4],
     more: VecDeque<Waker>,
     /// Not to be woken, but dropped as late.
-    pub(super) replaced: [Option<Waker>; 2],
+    pub(super) replaced: [Option<Waker>; 3],
 }
 
 impl Woken {
