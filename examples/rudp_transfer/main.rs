@@ -183,7 +183,7 @@ async fn run(endpoints: Endpoints, source: &source::Source) -> Result<()> {
 }
 
 /// Stores what the client sends, and sends it back.
-async fn serve(server: Endpoint, to: impl AsRef<Path>) -> Result<slab_net::rudp::RudpStats> {
+async fn serve(server: Endpoint, to: impl AsRef<Path>) -> Result<slab_net::rudp::SessionStats> {
     let connection = server.accept().await.ok_or("the endpoint is gone")?;
     let mut stream = connection.into_stream();
     let mut incoming = transfer::Incoming::begin(&mut stream).await?;

@@ -110,7 +110,8 @@ fn session_send_errors() -> Vec<rudp::SendError> {
         E::NoMemory => E::NoMemory,
         E::TooLong { .. } => E::TooLong { segments: 2, max: 1 },
         E::DatagramTooLong { .. } => E::DatagramTooLong { max: 1 },
-        E::PeerIsForeign => E::PeerIsForeign,
+        E::UnsupportedByPeer => E::UnsupportedByPeer,
+        E::NotReady => E::NotReady,
         E::Empty => E::Empty,
         E::Closed(_) => E::Closed(CloseReason::Closed),
     );

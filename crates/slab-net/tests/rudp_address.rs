@@ -386,7 +386,9 @@ async fn assert_restart_is_noticed(messages: u8, window: u32) {
     let front = UdpSocket::bind(any()).await.unwrap();
     let back = UdpSocket::bind(any()).await.unwrap();
     let session = SessionConfig::fast();
-    let session = session.keepalive(Duration::from_millis(200), Duration::from_secs(600));
+    let session = session
+        .keepalive(Duration::from_millis(200))
+        .idle_timeout(Duration::from_secs(600));
     let config = EndpointConfig::new(session.dead_link(1000));
     let client = Connection::connect(front.local_addr().unwrap(), &pool, config).unwrap();
     let (restart, restarted) = tokio::sync::watch::channel(first.local_addr());

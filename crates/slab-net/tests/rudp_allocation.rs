@@ -163,7 +163,9 @@ async fn idle_sessions_use_little_heap_no_pool_memory_and_no_time() {
     let sessions = asked.map_or(1000, |n| n.parse::<usize>().expect("a number"));
     let pool = pool();
     let idle = Duration::from_secs(15);
-    let session = SessionConfig::fast().keepalive(idle, 1000 * idle);
+    let session = SessionConfig::fast()
+        .keepalive(idle)
+        .idle_timeout(1000 * idle);
     // The budget covers the windows promised to all of them; none of it is in use.
     let config = EndpointConfig::new(session)
         .max_memory(1 << 40)
@@ -243,7 +245,8 @@ async fn a_busy_session_frees_its_heap_memory_when_it_is_idle() {
     let idle = Duration::from_millis(300);
     let session = SessionConfig::fast()
         .window(1024, 1024)
-        .keepalive(idle, 1000 * idle);
+        .keepalive(idle)
+        .idle_timeout(1000 * idle);
     let before = bytes();
     let (server, client) = endpoints(session.stream(true));
     let mut out = client.clone().into_stream();

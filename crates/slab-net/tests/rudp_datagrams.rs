@@ -69,7 +69,7 @@ fn datagrams_are_refused_until_the_peer_is_known_to_be_ours() {
     let mut world = world(0, 1);
     let packet = world.pool.try_copy_from_slice(b"too early").unwrap();
     let unsent = world.ends[0].send_datagram(packet).unwrap_err();
-    assert_eq!(unsent.error, SendError::PeerIsForeign);
+    assert_eq!(unsent.error, SendError::NotReady);
     assert_eq!(unsent.packet, b"too early"[..]);
     run(&mut world, 100);
     world.ends[0].send_datagram(unsent.packet).unwrap();

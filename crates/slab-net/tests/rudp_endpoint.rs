@@ -247,8 +247,9 @@ async fn an_abort_frees_all_memory_at_once() {
 #[tokio::test]
 async fn a_session_without_answers_ends() {
     let pool = pool();
-    let session =
-        SessionConfig::fast().keepalive(Duration::from_millis(50), Duration::from_millis(200));
+    let session = SessionConfig::fast()
+        .keepalive(Duration::from_millis(50))
+        .idle_timeout(Duration::from_millis(200));
     let nobody = UdpSocket::bind(any()).await.unwrap();
     let client = Connection::connect(
         nobody.local_addr().unwrap(),
@@ -277,8 +278,9 @@ async fn a_session_without_answers_ends() {
 #[tokio::test]
 async fn an_idle_session_is_kept_alive_by_its_peer() {
     let pool = pool();
-    let session =
-        SessionConfig::fast().keepalive(Duration::from_millis(50), Duration::from_secs(1));
+    let session = SessionConfig::fast()
+        .keepalive(Duration::from_millis(50))
+        .idle_timeout(Duration::from_secs(1));
     let config = EndpointConfig::new(session);
     let server = Endpoint::bind(any(), &pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), &pool, config).unwrap();

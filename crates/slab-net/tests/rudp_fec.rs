@@ -286,7 +286,11 @@ fn idle_coders_free_their_memory_and_go_on_with_the_next_group() {
     // Calls `rest` when it says, until it says nothing more.
     let rest = |pair: &mut Pair| {
         let (begun, mut calls) = (pair.now, 0);
-        while let Some(at) = pair.encoder.rest(pair.now).max(pair.decoder.rest(pair.now)) {
+        while let Some(at) = pair
+            .encoder
+            .handle_timeout(pair.now)
+            .max(pair.decoder.handle_timeout(pair.now))
+        {
             assert!(at > pair.now);
             pair.now = at;
             calls += 1;
@@ -320,8 +324,8 @@ fn idle_coders_free_their_memory_and_go_on_with_the_next_group() {
         // It is not at rest while it is busy.
         pair.now = pair.now + Duration::from_millis(300);
         let held = pair.budget.reserved();
-        pair.encoder.rest(pair.now);
-        pair.decoder.rest(pair.now);
+        pair.encoder.handle_timeout(pair.now);
+        pair.decoder.handle_timeout(pair.now);
         assert_eq!(pair.budget.reserved(), held);
         assert!(rest(&mut pair) <= 2);
     }

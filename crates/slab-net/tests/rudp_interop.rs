@@ -6,8 +6,8 @@ mod rudp_common;
 
 use rudp_common::sockets::any;
 use rudp_common::{Random, proxy};
-use slab_net::PacketPool;
-use slab_net::rudp::{Congestion, Connection, Endpoint, EndpointConfig, SessionConfig};
+use slab_net::rudp::{Congestion, Connection, Endpoint, EndpointConfig, SendError, SessionConfig};
+use slab_net::{Packet, PacketPool};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -206,6 +206,9 @@ async fn their_client_with_a_server_that_sends_little_or_much() {
             let mut answer = vec![0; 200_000];
             let len = client.recv(&mut answer).await.unwrap();
             assert!(answer[..len] == bytes(2, back));
+            connection.ready().await.unwrap();
+            let refused = connection.send_datagram(Packet::from_static(b"x"));
+            assert_eq!(refused.unwrap_err().error, SendError::UnsupportedByPeer);
         };
         timeout(TIMEOUT, talk).await.expect("in time");
         let stats = server.stats();

@@ -42,8 +42,9 @@ fn strict(bytes: usize) -> PacketPool {
 
 async fn connected(pool: &PacketPool) -> [Connection; 2] {
     // A missed wake-up must not be repaired by a sign of life.
-    let session =
-        SessionConfig::fast().keepalive(Duration::from_secs(600), Duration::from_secs(6000));
+    let session = SessionConfig::fast()
+        .keepalive(Duration::from_secs(600))
+        .idle_timeout(Duration::from_secs(6000));
     let config = EndpointConfig::new(session);
     let server = Endpoint::bind(any(), pool, config.clone()).unwrap();
     let client = Connection::connect(server.local_addr(), pool, config).unwrap();

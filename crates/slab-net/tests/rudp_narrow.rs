@@ -128,7 +128,8 @@ async fn over_a_stalled_link() {
     let session = SessionConfig::fast()
         .stream(true)
         .window(1024, 1024)
-        .keepalive(Duration::from_millis(500), Duration::from_secs(2));
+        .keepalive(Duration::from_millis(500))
+        .idle_timeout(Duration::from_secs(2));
     let (_, server, clients) = two_ends(64 << 20, session, 32 << 10);
     let client = clients.connect(server.local_addr()).unwrap();
     client.ready().await.unwrap();

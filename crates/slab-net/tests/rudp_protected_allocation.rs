@@ -109,7 +109,7 @@ fn recovering_and_sealing_allocate_nothing() {
         // Idle, they keep no more than they began with.
         drop(recovered);
         let mut now = Time::from_micros(1 << 40);
-        while let Some(at) = encoder.rest(now).max(decoder.rest(now)) {
+        while let Some(at) = encoder.handle_timeout(now).max(decoder.handle_timeout(now)) {
             now = at;
         }
         assert_eq!(bytes() - heap, 0);

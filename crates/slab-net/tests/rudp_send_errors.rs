@@ -351,7 +351,8 @@ fn config() -> EndpointConfig {
         SessionConfig::fast()
             .window(256, 256)
             .mtu(MTU)
-            .keepalive(MINUTE, 2 * MINUTE),
+            .keepalive(MINUTE)
+            .idle_timeout(2 * MINUTE),
     )
 }
 

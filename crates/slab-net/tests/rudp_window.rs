@@ -274,7 +274,8 @@ const IDLE: Duration = Duration::from_millis(200);
 fn wide_windows() -> Lossy {
     let config = SessionConfig::fast()
         .window(1024, 1024)
-        .keepalive(IDLE, 1000 * IDLE);
+        .keepalive(IDLE)
+        .idle_timeout(1000 * IDLE);
     let path = Conditions {
         delay: Duration::from_millis(10),
         lost: 0,
@@ -359,7 +360,7 @@ fn a_window_that_was_asked_back_is_not_used_again() {
 fn a_grown_window_shrinks_although_the_peer_asks_more_often() {
     let mut world = wide_windows();
     let config = SessionConfig::fast().window(1024, 1024);
-    let config = config.keepalive(IDLE / 4, 1000 * IDLE);
+    let config = config.keepalive(IDLE / 4).idle_timeout(1000 * IDLE);
     let budget = MemoryBudget::new(16 << 20);
     let often = Session::open(
         7,

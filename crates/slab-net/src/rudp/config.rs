@@ -157,11 +157,16 @@ impl SessionConfig {
         self
     }
 
-    /// Asks for a sign of life after `keepalive` without one, and ends the session after `idle_timeout` without
-    /// one. Default: 15 s, 60 s.
-    pub fn keepalive(mut self, keepalive: Duration, idle_timeout: Duration) -> Self {
-        self.keepalive = keepalive;
-        self.idle_timeout = idle_timeout;
+    /// Sets after how long without a sign of life the peer is asked for one. Default: 15 s.
+    pub fn keepalive(mut self, interval: Duration) -> Self {
+        self.keepalive = interval;
+        self
+    }
+
+    /// Sets after how long without a sign of life the session ends; longer than the [keepalive](Self::keepalive).
+    /// Default: 60 s.
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeout = timeout;
         self
     }
 
@@ -264,7 +269,11 @@ mod tests {
         let [a, b, c, d] = [1, 2, 3, 4].map(Duration::from_secs);
         let ok = SessionConfig::default();
         let ok = ok.mtu(1200).window(5, 6).stream(true).dead_link(7);
-        let ok = ok.keepalive(a, b).unproved_timeout(c).linger(d);
+        let ok = ok
+            .keepalive(a)
+            .idle_timeout(b)
+            .unproved_timeout(c)
+            .linger(d);
         assert_eq!((ok.mtu, ok.send_window, ok.recv_window), (1200, 5, 6));
         assert_eq!((ok.stream, ok.dead_link), (true, 7));
         assert_eq!([ok.keepalive, ok.idle_timeout], [a, b]);
@@ -285,8 +294,10 @@ mod tests {
             ok.interval(Duration::from_millis(9)),
             ok.dead_link(1),
             ok.dead_link(1001),
-            ok.keepalive(Duration::from_micros(999), Duration::from_secs(1)),
-            ok.keepalive(Duration::from_secs(1), Duration::from_secs(1)),
+            ok.keepalive(Duration::from_micros(999))
+                .idle_timeout(Duration::from_secs(1)),
+            ok.keepalive(Duration::from_secs(1))
+                .idle_timeout(Duration::from_secs(1)),
         ];
         for config in wrong {
             assert!(config.validate().is_err(), "{config:?}");

@@ -117,13 +117,13 @@ pub enum CloseReason {
     /// A segment was sent as often as [`dead_link`](super::SessionConfig::dead_link) allows, and nothing sent after
     /// it was acknowledged.
     DeadLink,
-    /// The peer gave no sign of life for [the idle timeout](super::SessionConfig::keepalive); or, before it had proved
+    /// The peer gave no sign of life for [the idle timeout](super::SessionConfig::idle_timeout); or, before it had proved
     /// its address, was silent or acknowledged nothing for [that of its proof](super::SessionConfig::unproved_timeout).
     TimedOut,
     /// Nobody listens at the peer's address: its host said so before anything else came from there.
     Refused,
     /// The peer sent a message that needs more segments than the receive window can ever have; or more than there
-    /// was memory for within [the idle timeout](super::SessionConfig::keepalive); or more than an address may have
+    /// was memory for within [the idle timeout](super::SessionConfig::idle_timeout); or more than an address may have
     /// that was not proved within [its timeout](super::SessionConfig::unproved_timeout). Or the message is above
     /// the pool's largest size class and [the heap may not stand in](crate::PacketPoolBuilder::max_heap_memory).
     MessageTooLong,
@@ -185,8 +185,10 @@ pub enum SendError {
         /// The longest datagram that is sent, in bytes.
         max: usize,
     },
-    /// The peer does not run this library, or is not yet known to: it would not understand a datagram.
-    PeerIsForeign,
+    /// The peer does not run this library: it would not understand a datagram.
+    UnsupportedByPeer,
+    /// It is not known yet whether the peer understands datagrams. It will be [soon](super::Connection::ready).
+    NotReady,
     /// The message has no bytes. Such a message stops some implementations for good.
     Empty,
     /// The session has ended, or was closed or finished here; or the peer has closed it, and only delivers what it has
@@ -206,7 +208,8 @@ impl fmt::Display for SendError {
             Self::DatagramTooLong { max } => {
                 write!(f, "a datagram of more than {max} bytes")
             }
-            Self::PeerIsForeign => f.write_str("the peer is not known to take datagrams"),
+            Self::UnsupportedByPeer => f.write_str("the peer takes no datagrams"),
+            Self::NotReady => f.write_str("the peer has not said yet whether it takes datagrams"),
             Self::Empty => f.write_str("a message of no bytes"),
             Self::Closed(reason) => reason.fmt(f),
         }
@@ -222,7 +225,8 @@ impl From<SendError> for io::Error {
             SendError::Closed(reason) => return reason.into(),
             SendError::Blocked => io::ErrorKind::WouldBlock,
             SendError::NoMemory => io::ErrorKind::OutOfMemory,
-            SendError::PeerIsForeign => io::ErrorKind::Unsupported,
+            SendError::UnsupportedByPeer => io::ErrorKind::Unsupported,
+            SendError::NotReady => io::ErrorKind::NotConnected,
             SendError::TooLong { .. } | SendError::DatagramTooLong { .. } | SendError::Empty => {
                 io::ErrorKind::InvalidInput
             }

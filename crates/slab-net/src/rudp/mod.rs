@@ -34,5 +34,5 @@ pub use config::{Congestion, SessionConfig, SessionConfigError};
 pub use endpoint::{Connection, Endpoint, EndpointConfig, EndpointMonitor, EndpointStats, Stream};
 pub use error::{CloseReason, OpenError, Rejection, SendError, Unsent};
 pub use measures::RoundTripTimes;
-pub use stats::RudpStats;
+pub use stats::SessionStats;
 pub use time::Time;

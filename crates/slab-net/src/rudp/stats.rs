@@ -6,7 +6,7 @@ use core::ops::AddAssign;
 /// The counters of one session, or the sums of several, since they began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct RudpStats {
+pub struct SessionStats {
     /// Datagrams handed out for sending.
     pub sent_datagrams: u64,
     /// Bytes in these datagrams, headers included.
@@ -54,7 +54,7 @@ pub struct RudpStats {
     pub(super) rejected: [u64; Rejection::ALL.len()],
 }
 
-impl RudpStats {
+impl SessionStats {
     /// Returns how many datagrams were refused for this reason.
     #[must_use]
     pub fn rejected_for(&self, reason: Rejection) -> u64 {
@@ -68,7 +68,7 @@ impl RudpStats {
     }
 }
 
-impl AddAssign<&Self> for RudpStats {
+impl AddAssign<&Self> for SessionStats {
     fn add_assign(&mut self, other: &Self) {
         let pairs = [
             (&mut self.sent_datagrams, other.sent_datagrams),

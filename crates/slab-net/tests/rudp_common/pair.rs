@@ -2,7 +2,7 @@
 
 use slab_net::PacketPool;
 use slab_net::rudp::wire::{Command, HEADER_BYTES, Header, segments};
-use slab_net::rudp::{MemoryBudget, Rejection, RudpStats, Session, SessionConfig, Side, Time};
+use slab_net::rudp::{MemoryBudget, Rejection, Session, SessionConfig, SessionStats, Side, Time};
 use std::time::Duration;
 
 pub(crate) const CONV: u32 = 9;
@@ -93,7 +93,7 @@ impl Pair {
         assert_eq!(after.rejected_for(reason), 1);
         assert_eq!(after.rejected_datagrams(), before.rejected_datagrams() + 1);
         // All counters but the reasons, which come last.
-        let others = |stats: RudpStats| {
+        let others = |stats: SessionStats| {
             format!("{stats:?}")
                 .split_once("rejected")
                 .unwrap()

@@ -22,7 +22,11 @@ pub(crate) fn pool() -> PacketPool {
 pub(crate) fn fast() -> EndpointConfig {
     // A missed wake-up must not be repaired by a sign of life.
     let minutes = |n: u64| Duration::from_secs(60 * n);
-    EndpointConfig::new(SessionConfig::fast().keepalive(minutes(10), minutes(100)))
+    EndpointConfig::new(
+        SessionConfig::fast()
+            .keepalive(minutes(10))
+            .idle_timeout(minutes(100)),
+    )
 }
 
 /// Any port of an address that no other socket of the tests has: after a test has ended its session lingers and

@@ -11,7 +11,8 @@ use std::time::Duration;
 pub(crate) fn shorten(session: SessionConfig, random: &mut Random) -> SessionConfig {
     let mut seconds = |from: &[u64]| Duration::from_secs(random.pick(from));
     let session = session
-        .keepalive(seconds(&[1, 5, 15]), seconds(&[20, 60]))
+        .keepalive(seconds(&[1, 5, 15]))
+        .idle_timeout(seconds(&[20, 60]))
         .unproved_timeout(seconds(&[2, 10]));
     session.dead_link(random.pick(&[3, 20, 1000]))
 }

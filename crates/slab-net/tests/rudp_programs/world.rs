@@ -75,8 +75,8 @@ impl World {
             .keepalive(
                 // Mostly never: a keepalive would repair what otherwise stands still for ever.
                 Duration::from_secs(random.pick(&[15, 90_000, 90_000])),
-                Duration::from_secs(100_000),
             )
+            .idle_timeout(Duration::from_secs(100_000))
             .unproved_timeout(Duration::from_secs(100_000))
             .linger(LINGER);
         let rough = random.chance(300);

@@ -1,7 +1,7 @@
 //! The counters of a session, kept small: there are many sessions, and most count little of this.
 
 use super::super::error::Rejection;
-use super::super::stats::RudpStats;
+use super::super::stats::SessionStats;
 use super::datagrams::Datagrams;
 use super::receive::ReceiveQueue;
 
@@ -38,8 +38,8 @@ impl Counts {
         &self,
         receive: &ReceiveQueue,
         datagrams: Option<&Datagrams>,
-    ) -> RudpStats {
-        RudpStats {
+    ) -> SessionStats {
+        SessionStats {
             sent_datagrams: self.sent_datagrams,
             sent_bytes: self.sent_bytes,
             sent_segments: self.sent_segments,

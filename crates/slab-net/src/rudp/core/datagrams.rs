@@ -126,7 +126,12 @@ impl Session {
             return Err((packet, SendError::Closed(reason)));
         }
         if !self.peer.believes_us() {
-            return Err((packet, SendError::PeerIsForeign));
+            let error = if self.peer.is_foreign() {
+                SendError::UnsupportedByPeer
+            } else {
+                SendError::NotReady
+            };
+            return Err((packet, error));
         }
         if packet.len() > self.max_datagram() {
             let max = self.max_datagram();
@@ -151,7 +156,7 @@ impl Session {
     /// twice is read twice: an application that minds has to number them.
     ///
     /// As many wait to be read as the [receive window](super::super::SessionConfig::window) has segments. Beyond that
-    /// each new one takes the place of the oldest, which is [counted](super::super::RudpStats::dropped_unreliable).
+    /// each new one takes the place of the oldest, which is [counted](super::super::SessionStats::dropped_unreliable).
     pub fn recv_datagram(&mut self) -> Option<Packet> {
         let datagrams = self.datagrams.as_deref_mut()?;
         let (packet, bytes) = datagrams.received.pop_front()?;

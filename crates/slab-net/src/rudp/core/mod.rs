@@ -40,7 +40,7 @@ use super::budget::MemoryBudget;
 use super::config::{DEFAULT_WINDOW, SessionConfig};
 use super::error::OpenError;
 use super::measures::Measures;
-use super::stats::RudpStats;
+use super::stats::SessionStats;
 use super::time::Time;
 use crate::packet::PacketPool;
 use ack::Acks;
@@ -498,7 +498,7 @@ impl Session {
 
     /// Returns the session's counters so far.
     #[must_use]
-    pub fn stats(&self) -> RudpStats {
+    pub fn stats(&self) -> SessionStats {
         self.stats
             .snapshot(&self.receive, self.datagrams.as_deref())
     }

@@ -21,7 +21,7 @@
 //!
 //! - The first datagram of a session, sent from another address, opens another session there at once, and its
 //!   messages are delivered again. From its own address it does the same once the session has ended and is
-//!   forgotten: after the [idle timeout](super::SessionConfig::keepalive), or earlier if more than
+//!   forgotten: after the [idle timeout](super::SessionConfig::idle_timeout), or earlier if more than
 //!   [`max_sessions`](super::EndpointConfig::max_sessions) have ended since.
 //! - A segment of another session with the same key and conversation number is accepted in place of the live
 //!   session's own. Conversation numbers are random, of 32 bits, unless they are [agreed

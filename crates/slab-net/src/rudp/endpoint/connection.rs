@@ -2,7 +2,7 @@
 
 use super::super::core::MAX_FRAGMENTS;
 use super::super::error::{CloseReason, SendError, Unsent};
-use super::super::stats::RudpStats;
+use super::super::stats::SessionStats;
 use super::link::{Inner, Link, LinkGuard};
 use super::stream::Stream;
 use super::wakers::Wait;
@@ -521,7 +521,7 @@ impl Connection {
 
     /// Returns the session's counters.
     #[must_use]
-    pub fn stats(&self) -> RudpStats {
+    pub fn stats(&self) -> SessionStats {
         self.link().lock().session.stats()
     }
 

@@ -1,7 +1,7 @@
 //! The counters of an endpoint.
 
 use super::super::measures::RoundTripTimes;
-use super::super::stats::RudpStats;
+use super::super::stats::SessionStats;
 use super::shared::Shared;
 use core::fmt;
 use core::time::Duration;
@@ -108,7 +108,7 @@ pub struct EndpointStats {
     pub cookies_sent: u64,
     /// Sessions opened because their peer sent a valid cookie.
     pub cookies_taken: u64,
-    /// Sessions that ended and were forgotten before [the idle timeout](crate::rudp::SessionConfig::keepalive), because more
+    /// Sessions that ended and were forgotten before [the idle timeout](crate::rudp::SessionConfig::idle_timeout), because more
     /// than [`max_sessions`](super::EndpointConfig::max_sessions) ended after them. A late datagram may open one again.
     pub forgotten: u64,
     /// Times that the endpoint's task woke up, for datagrams or for a timer.
@@ -137,5 +137,5 @@ pub struct EndpointStats {
     #[cfg(feature = "fec")]
     pub fec: crate::rudp::fec::FecStats,
     /// The counters of all sessions together, including those that have ended.
-    pub total: RudpStats,
+    pub total: SessionStats,
 }

@@ -2,7 +2,7 @@
 
 use super::super::config::DEFAULT_WINDOW;
 use super::super::core::{MAX_FRAGMENTS, needs_reminder, not_known};
-use super::super::stats::RudpStats;
+use super::super::stats::SessionStats;
 use super::super::time::Time;
 use super::super::wire::{Command, Header, segments};
 use super::config::EndpointConfig;
@@ -137,7 +137,7 @@ pub(super) struct Table {
     pub(super) send_error: Option<SendError>,
     pub(super) stats: EndpointStats,
     /// The counters of sessions that are gone.
-    pub(super) ended_stats: RudpStats,
+    pub(super) ended_stats: SessionStats,
 }
 
 impl Table {

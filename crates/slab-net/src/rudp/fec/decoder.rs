@@ -28,7 +28,7 @@ pub(in crate::rudp) fn max_kept_shards(shards: FecShards) -> usize {
 /// Takes the shards that arrive from one address, and recovers datagrams that were lost.
 ///
 /// A decoder is bounded: it keeps the shards of 64 datagrams or 4 groups, whichever is more, in pool memory that
-/// counts in the budget, until [`rest`](Self::rest) frees it. Without memory it recovers nothing and counts that.
+/// counts in the budget, until [`handle_timeout`](Self::handle_timeout) frees it. Without memory it recovers nothing and counts that.
 /// It does not panic, whatever it is given. A datagram that it returns is what was protected only if all shards
 /// came from the peer that protected it, for this session: use encryption against forgery; `rudp::crypto` says what
 /// that leaves of replay.
@@ -180,7 +180,7 @@ impl FecDecoder {
 
     /// Frees the memory once it was called twice, half a second apart, and nothing came in between: no parity is
     /// sent so late. Returns when to call it again, if memory is still held.
-    pub fn rest(&mut self, now: Time) -> Option<Time> {
+    pub fn handle_timeout(&mut self, now: Time) -> Option<Time> {
         if self.groups.is_empty() {
             return None;
         }

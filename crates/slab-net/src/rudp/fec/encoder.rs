@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Turns datagrams for one address into data shards, and makes their parity.
 ///
 /// While a group is not complete, the encoder holds a datagram's memory for each parity shard. That comes from the
-/// pool and counts in the budget; [`rest`](Self::rest) frees it when nothing follows. The encoder makes no heap
+/// pool and counts in the budget; [`handle_timeout`](Self::handle_timeout) frees it when nothing follows. The encoder makes no heap
 /// allocation after the first group.
 ///
 /// ```
@@ -159,7 +159,7 @@ impl FecEncoder {
 
     /// Frees the memory if nothing was protected for half a second: parity would come too late by then, and the
     /// unfinished group gets none. Returns when to call it again, if memory is still held.
-    pub fn rest(&mut self, now: Time) -> Option<Time> {
+    pub fn handle_timeout(&mut self, now: Time) -> Option<Time> {
         let until = self.last_protected? + MAX_PAUSE;
         if now < until {
             return (!self.parity.is_empty()).then_some(until);

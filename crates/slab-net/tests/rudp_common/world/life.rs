@@ -106,7 +106,8 @@ impl Life {
 
     pub(super) fn configure(&self, config: SessionConfig) -> SessionConfig {
         config
-            .keepalive(self.keepalive, self.idle_timeout)
+            .keepalive(self.keepalive)
+            .idle_timeout(self.idle_timeout)
             .unproved_timeout(self.unproved_timeout)
             .linger(self.linger)
             .dead_link(self.dead_link)

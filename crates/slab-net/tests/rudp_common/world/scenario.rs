@@ -76,17 +76,17 @@ impl World {
             .fast_resend(random.pick(&[0, 2, 5]))
             .congestion(random.pick(&[Congestion::Off, Congestion::Reno, Congestion::Cubic]))
             .dead_link(1000)
-            .keepalive(
-                Duration::from_secs(match (random.pick(&[15, 90_000, 90_000]), foreign) {
+            .keepalive(Duration::from_secs(
+                match (random.pick(&[15, 90_000, 90_000]), foreign) {
                     // Mostly never: a keepalive would repair what otherwise stands still for ever.
                     (seconds, false) => seconds,
                     // But a server that has used up what it may send to an unproved address hears of a client of another
                     // implementation, whose answer was lost, only when that has something to say. Not so often that
                     // 50 calls which send nothing fit into the time that a session lingers.
                     (_, true) => 120,
-                }),
-                Duration::from_secs(100_000),
-            )
+                },
+            ))
+            .idle_timeout(Duration::from_secs(100_000))
             .unproved_timeout(Duration::from_secs(100_000))
             .linger(Duration::from_secs(5000));
         let config = match &life {

@@ -78,8 +78,8 @@ impl Path {
 
     /// When to check it again, if it holds memory.
     fn free_idle(&self, now: Time) -> Option<Time> {
-        let at = self.encoder().rest(now);
-        at.max(self.decoder().rest(now))
+        let at = self.encoder().handle_timeout(now);
+        at.max(self.decoder().handle_timeout(now))
     }
 
     fn stats(&self) -> FecStats {
