@@ -4,18 +4,12 @@
 //! A scrape reads the statistics that slab-core and slab-net keep anyway. So nothing runs between
 //! scrapes, and nothing is added to the paths that allocate, receive or free.
 //!
-//! | module | what |
+//! | for | see |
 //! |---|---|
-//! | `http` | [`MetricsServer`]: serves the page over HTTP, with limits on everything |
-//! | `exporter` | [`Exporter`]: renders a collector's page, followed by the program's own metrics |
-//! | `sampler` | [`Sampler`]: copies a collector's statistics into any recorder of the `metrics` facade |
-//! | `global` | [`GlobalRecorder`]: the recorder that the program has installed |
-//! | `collector` | [`Collector`]: the sources that a scrape reads |
-//! | `text` | the page, written straight from the statistics |
-//! | `openmetrics` | converts the program's own metrics to OpenMetrics |
-//! | `stats_json`, `json` | the same statistics as `/stats.json`; how JSON is written |
-//! | `pool`, `net`, `rudp`, `build` | one kind of source each, and its series |
-//! | `series`, `names` | from a source to its series; names, types, help texts |
+//! | what is to be read | [`Collector`] |
+//! | the page over HTTP, with limits on everything | [`MetricsServer`] |
+//! | the page in a server of your own, with the program's own metrics | [`Exporter`] |
+//! | the statistics in a recorder of the `metrics` facade | [`Sampler`], [`GlobalRecorder`] |
 //!
 //! The crate's README lists every metric, with what to do when it moves.
 //!
@@ -42,6 +36,14 @@
 //! | `fec` | no | what error correction of RUDP did; with `net` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+
+// Files:
+// | `http`, `exporter`, `sampler`, `global`, `collector` | the types of these names |
+// | `pool`, `net`, `rudp`, `build` | one kind of source each, and its series |
+// | `series`, `names` | from a source to its series; names, types, help texts |
+// | `text` | the page, written straight from the statistics |
+// | `openmetrics` | converts the program's own metrics to OpenMetrics |
+// | `stats_json`, `json` | the same statistics as `/stats.json`; how JSON is written |
 
 mod build;
 mod collector;

@@ -4,15 +4,17 @@
 //! one used for bytes. Below them is [`Session`], the protocol without socket or clock, for callers who bring their
 //! own. Peers may run any implementation of KCP.
 //!
-//! | module | what |
+//! | for | see |
 //! |---|---|
-//! | [`wire`] | segments, parsed and written |
-//! | `core` | [`Session`] |
-//! | `endpoint` | [`Endpoint`], [`Connection`], [`Stream`] |
-//! | `budget` | [`MemoryBudget`]: what sessions may promise and use |
-//! | `fec`, `crypto` | recovery of lost datagrams from others; encryption: features `fec`, `aes-gcm` |
-//! | `measures` | what all sessions of an endpoint measure together |
-//! | `config`, `error`, `stats`, `time` | settings, errors, counters, the clock as a number |
+//! | messages, or bytes as from TCP | [`Endpoint`], [`Connection`], [`Stream`] |
+//! | limits, and how sessions behave | [`EndpointConfig`], [`SessionConfig`], [`MemoryBudget`] |
+//! | the protocol alone; its segments | [`Session`], [`wire`] |
+//! | error correction, encryption | `fec`, `crypto`: features `fec`, `aes-gcm` |
+//! | counters | [`EndpointMonitor`], [`EndpointStats`], [`SessionStats`] |
+
+// Files: `core` has the protocol, `endpoint` the sockets, tasks and sessions as an application sees them; `budget` is what
+// sessions may promise and use, `measures` what all sessions of an endpoint measure together, `time` the clock as a
+// number.
 
 mod budget;
 mod config;

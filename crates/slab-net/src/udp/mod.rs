@@ -32,19 +32,26 @@
 //! offer can be set on a socket of your own, see [`from_std`](UdpReceiverBuilder::from_std), or later,
 //! by the receiver's `AsFd`.
 //!
-//! | module | what |
+//! | for | see |
 //! |---|---|
-//! | `builder`, `socket` | how a receiver is configured; the socket that receiver and senders share |
-//! | `shard` | several sockets at one address |
-//! | `receiver`, `reader`, `slots` | the receive path: waiting, one system call, the buffers that it fills |
-//! | `spare` | receive buffers beside an exhausted pool |
-//! | `batch`, `datagram`, `prefetch` | what the receive path yields |
-//! | `uring` | the receive path by io_uring (feature `io-uring`) |
-//! | `sender`, `transmit`, `sink` | the send path: system calls, what is sent and how it is cut, a `Sink` |
-//! | `bytes_mut`, `quinn` | genuine `BytesMut` for consumers that need them; a socket for quinn (feature `quinn`) |
-//! | `sys` | system calls and socket options |
-//! | `stats`, `tally`, `episode` | counters; log events for drops, once an episode |
-//! | `error` | errors |
+//! | receiving: batches, single datagrams, with io_uring | [`UdpReceiver`], [`UdpReceiverBuilder`], [`PacketBatch`], [`Datagram`] |
+//! | several sockets at one address, each with a thread | [`UdpReceiverBuilder::bind_shards`], [`Shard`] |
+//! | sending: one buffer or many, to one destination or many | [`UdpSender`], [`Transmit`]; packets, as a `Sink`: [`UdpSink`] |
+//! | code that needs a genuine `BytesMut`; quinn | [`BytesMutReceiver`]; `QuinnSocket` (feature `quinn`) |
+//! | counters | [`SocketMonitor`], [`SocketStats`] |
+
+// Files:
+// // | `builder`, `socket` | how a receiver is configured; the socket that receiver and senders share |
+// | `shard` | several sockets at one address |
+// | `receiver`, `reader`, `slots` | the receive path: waiting, one system call, the buffers that it fills |
+// | `spare` | receive buffers beside an exhausted pool |
+// | `batch`, `datagram`, `prefetch` | what the receive path yields |
+// | `uring` | the receive path by io_uring (feature `io-uring`) |
+// | `sender`, `transmit`, `sink` | the send path: system calls, what is sent and how it is cut, a `Sink` |
+// | `bytes_mut`, `quinn` | genuine `BytesMut` for consumers that need them; a socket for quinn (feature `quinn`) |
+// | `sys` | system calls and socket options |
+// | `stats`, `tally`, `episode` | counters; log events for drops, once an episode |
+// | `error` | errors |
 
 mod batch;
 mod builder;

@@ -14,12 +14,6 @@
 //! The code covers everything behind `type`, with shorter shards padded with zeros; in a parity shard the code's
 //! output is there. `seqid` wraps at the largest multiple of the group's size below 2^32. Encryption is applied
 //! around all of this.
-//!
-//! | module | what |
-//! |---|---|
-//! | `encoder`, `decoder` | [`FecEncoder`], [`FecDecoder`], without socket or clock |
-//! | `code` | the Reed-Solomon code |
-//! | `stats` | [`FecStats`] |
 
 mod code;
 mod decoder;
