@@ -41,7 +41,7 @@
 //! | counters | [`SocketMonitor`], [`SocketStats`] |
 
 // Files:
-// // | `builder`, `socket` | how a receiver is configured; the socket that receiver and senders share |
+// | `builder`, `socket` | how a receiver is configured; the socket that receiver and senders share |
 // | `shard` | several sockets at one address |
 // | `receiver`, `reader`, `slots` | the receive path: waiting, one system call, the buffers that it fills |
 // | `spare` | receive buffers beside an exhausted pool |
