@@ -1,7 +1,7 @@
 //! What an error says, and what its `source` says, are two things: whoever prints both reads neither twice.
 
 use crate::packet::PacketPoolError;
-use crate::pipeline::{Overflow, QueueClosed, TrySendError, queue};
+use crate::pipeline::{Overflow, QueueClosed, QueueSendError, queue};
 use crate::rudp::{self, CloseReason, OpenError, Rejection, SessionConfig, Unsent};
 use crate::udp::{self, BatchError, BindError, PacketBatch, SendErrorKind};
 use crate::{AllocError, ConfigError, Packet, PacketPool};
@@ -58,7 +58,7 @@ fn batch_errors() -> Vec<BatchError> {
 }
 
 /// Of a full queue, and of a closed one.
-fn try_send_errors() -> [TrySendError; 2] {
+fn try_send_errors() -> [QueueSendError; 2] {
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
     let batch = || PacketBatch::try_copy_from_slice(&pool, b"x", 0, ([127, 0, 0, 1], 9).into());
     let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::Wait);

@@ -44,6 +44,6 @@ pub use flow::flow_queues;
 pub use forward::{Ended, Forwarded, forward};
 pub use lanes::Priority;
 pub use queue::{
-    Overflow, QueueClosed, QueueReceiver, QueueSender, TrySendError, priority_queue, queue,
+    Overflow, QueueClosed, QueueReceiver, QueueSendError, QueueSender, priority_queue, queue,
 };
 pub use stats::{QueueMonitor, QueueStats};

@@ -5,7 +5,7 @@ use crate::programs::Random;
 use crate::waiting::{Kind, Outcome, Output, Owned, Waiting};
 use slab_net::PacketPool;
 use slab_net::pipeline::{
-    Overflow, Priority, QueueMonitor, QueueReceiver, QueueSender, TrySendError, flow_queues,
+    Overflow, Priority, QueueMonitor, QueueReceiver, QueueSendError, QueueSender, flow_queues,
     priority_queue, queue,
 };
 use slab_net::udp::PacketBatch;
@@ -66,7 +66,7 @@ pub(crate) struct Machine {
     senders: Vec<Rc<QueueSender>>,
     receivers: Vec<(usize, Rc<QueueReceiver>)>,
     waiting: Vec<Waiting>,
-    given_back: Vec<(TrySendError, usize, Item)>,
+    given_back: Vec<(QueueSendError, usize, Item)>,
     held: Vec<PacketBatch>,
     next_number: u32,
 }

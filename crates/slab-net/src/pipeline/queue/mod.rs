@@ -120,7 +120,7 @@ fn new_pair(capacity: NonZeroUsize, store: Store) -> (Producer, QueueReceiver) {
     (producer, QueueReceiver::new(shared))
 }
 
-/// All receivers are gone. The batch was dropped and counted as `closed`.
+/// All receivers of a queue are gone. Of many batches, those that were not delivered are dropped and counted as `closed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueClosed;
@@ -133,17 +133,18 @@ impl fmt::Display for QueueClosed {
 
 impl std::error::Error for QueueClosed {}
 
-/// The queue did not take a batch, which this error of [`try_send`](QueueSender::try_send) gives back.
+/// The queue did not take a batch, which this error of [`send`](QueueSender::send) and
+/// [`try_send`](QueueSender::try_send) gives back.
 ///
 /// While it has the batch, the queue counts it nowhere. If the error is dropped, so is the batch, which
 /// is then counted as `queue_full`, or as `closed` if all receivers are gone.
-pub struct TrySendError {
+pub struct QueueSendError {
     // First: counted even if the drop of the batch, which may wake a waiter for memory, panics.
     uncounted: Uncounted,
     batch: PacketBatch,
 }
 
-impl TrySendError {
+impl QueueSendError {
     fn new(shared: &Shared, batch: PacketBatch, is_closed: bool) -> Self {
         let uncounted = Uncounted {
             counters: Arc::clone(&shared.counters),
@@ -185,16 +186,16 @@ impl Drop for Uncounted {
     }
 }
 
-impl fmt::Debug for TrySendError {
+impl fmt::Debug for QueueSendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TrySendError")
+        f.debug_struct("QueueSendError")
             .field("is_closed", &self.is_closed())
             .field("batch", &self.batch)
             .finish()
     }
 }
 
-impl fmt::Display for TrySendError {
+impl fmt::Display for QueueSendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_closed() {
             return QueueClosed.fmt(f);
@@ -203,4 +204,4 @@ impl fmt::Display for TrySendError {
     }
 }
 
-impl std::error::Error for TrySendError {}
+impl std::error::Error for QueueSendError {}

@@ -2,7 +2,7 @@
 
 use super::super::unsent::UnsentBatches;
 use super::shared::{EnqueuedBatches, Shared};
-use super::{QueueClosed, TrySendError};
+use super::{QueueClosed, QueueSendError};
 use crate::atomics::Ordering;
 use crate::udp::PacketBatch;
 use core::future::Future;
@@ -22,25 +22,25 @@ impl Producer {
 
     /// Puts a batch into the queue, or applies the overflow policy; dropped unfinished, it counts the batch.
     // Not an `async fn`: if that were never polled, its arguments would be dropped uncounted.
-    pub(super) fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
+    pub(super) fn send(
+        &self,
+        batch: PacketBatch,
+    ) -> impl Future<Output = Result<(), QueueSendError>> {
         let mut sending = Sending::new(&self.shared, batch);
         async move {
-            if let Some(done) = sending.attempt() {
-                return done;
+            if sending.attempt().is_none() {
+                let room = &sending.shared.room;
+                let _ = room.wait_for(|| sending.attempt()).await;
             }
-            let room = &sending.shared.room;
-            room.wait_for(|| sending.attempt()).await
+            sending.end(true)
         }
     }
 
     #[expect(clippy::result_large_err, reason = "as the public method has it")]
-    pub(super) fn try_send(&self, batch: PacketBatch) -> Result<(), TrySendError> {
+    pub(super) fn try_send(&self, batch: PacketBatch) -> Result<(), QueueSendError> {
         let mut sending = Sending::new(&self.shared, batch);
         let is_closed = sending.attempt().is_some();
-        match sending.batch.take() {
-            None => Ok(()),
-            Some(batch) => Err(TrySendError::new(&self.shared, batch, is_closed)),
-        }
+        sending.end(is_closed)
     }
 
     /// Puts all batches into the queue in order, and wakes consumers once for all of them.
@@ -137,10 +137,18 @@ impl<'a> Sending<'a> {
         }
     }
 
+    /// Gives back the batch if it is still here.
+    #[expect(clippy::result_large_err, reason = "as the public method has it")]
+    fn end(mut self, is_closed: bool) -> Result<(), QueueSendError> {
+        match self.batch.take() {
+            None => Ok(()),
+            Some(batch) => Err(QueueSendError::new(self.shared, batch, is_closed)),
+        }
+    }
+
     /// Completes the send, if there is room or no receiver is left to make any.
     fn attempt(&mut self) -> Option<Result<(), QueueClosed>> {
         if self.shared.receivers.load(Ordering::Relaxed) == 0 {
-            // The batch is counted when `self` is dropped.
             return Some(Err(QueueClosed));
         }
         let mut enqueued = EnqueuedBatches::none(self.shared);

@@ -3,7 +3,7 @@
 use super::super::flow::Flows;
 use super::super::unsent::UnsentBatches;
 use super::producer::Producer;
-use super::{QueueClosed, TrySendError};
+use super::{QueueClosed, QueueSendError};
 use crate::udp::PacketBatch;
 use core::future::Future;
 use core::slice;
@@ -42,9 +42,9 @@ impl QueueSender {
     /// If the future is dropped before it completes, or never polled, its batch is counted as `closed`.
     ///
     /// # Errors
-    /// All receivers of that queue are gone; other queues may still have receivers.
+    /// All receivers of that queue are gone; other queues may still have receivers. The error gives the batch back.
     // Not an `async fn`: if that were never polled, its arguments would be dropped uncounted.
-    pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueClosed>> {
+    pub fn send(&self, batch: PacketBatch) -> impl Future<Output = Result<(), QueueSendError>> {
         let sending = self.queue_of(&batch).send(batch);
         async {
             // A producer that never has to wait must let consumers run too.
@@ -79,7 +79,7 @@ impl QueueSender {
         clippy::result_large_err,
         reason = "the batch, which must not cost an allocation where there is no room for it"
     )]
-    pub fn try_send(&self, batch: PacketBatch) -> Result<(), TrySendError> {
+    pub fn try_send(&self, batch: PacketBatch) -> Result<(), QueueSendError> {
         self.queue_of(&batch).try_send(batch)
     }
 
@@ -126,7 +126,8 @@ impl QueueSender {
             }
             let mut result = Ok(());
             while let Some(batch) = unsent.next() {
-                result = self.queue_of(&batch).send(batch).await.and(result);
+                let sent = self.queue_of(&batch).send(batch).await;
+                result = sent.map_err(|_| QueueClosed).and(result);
             }
             result
         }
