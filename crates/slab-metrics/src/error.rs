@@ -1,6 +1,7 @@
 //! Errors of registering a source and of installing a recorder. None has a cause in another error.
 
 use core::fmt;
+use std::io;
 
 /// The kind of a source that a collector reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,6 +67,17 @@ impl fmt::Display for RegisterError {
 }
 
 impl core::error::Error for RegisterError {}
+
+/// An error of the kind that fits, with this one in it.
+impl From<RegisterError> for io::Error {
+    fn from(error: RegisterError) -> Self {
+        let kind = match error {
+            RegisterError::DuplicateName { .. } => io::ErrorKind::AlreadyExists,
+            RegisterError::TooManySources => io::ErrorKind::QuotaExceeded,
+        };
+        Self::new(kind, error)
+    }
+}
 
 /// A global recorder is already installed, by this program or a library in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

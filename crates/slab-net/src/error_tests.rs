@@ -58,7 +58,7 @@ fn batch_errors() -> Vec<BatchError> {
 }
 
 /// Of a full queue, and of a closed one.
-fn try_send_errors() -> [QueueSendError; 2] {
+fn queue_send_errors() -> [QueueSendError; 2] {
     let pool = PacketPool::builder().max_memory(1 << 20).build().unwrap();
     let batch = || PacketBatch::try_copy_from_slice(&pool, b"x", 0, ([127, 0, 0, 1], 9).into());
     let (sender, receiver) = queue(1.try_into().unwrap(), Overflow::Wait);
@@ -154,8 +154,11 @@ fn all() -> Vec<Box<dyn Error>> {
     [
         boxed(pool_errors()),
         boxed([QueueClosed]),
-        boxed(try_send_errors()),
+        boxed([io::Error::from(QueueClosed)]),
+        boxed(queue_send_errors()),
+        boxed(queue_send_errors().map(io::Error::from)),
         boxed(batch_errors()),
+        boxed(batch_errors().into_iter().map(io::Error::from)),
         boxed(bind_errors()),
         boxed(bind_errors().into_iter().map(io::Error::from)),
         boxed(send_errors()),

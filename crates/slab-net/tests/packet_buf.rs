@@ -219,11 +219,12 @@ fn fallible_methods_fail_at_the_cap_and_change_nothing() {
     assert_eq!(buf.try_reserve(500), Err(exhausted));
     assert_eq!(buf.try_prepend(&[0; 500]), Err(exhausted));
     assert_eq!(buf.try_extend_from_slice(&[0; 500]), Err(exhausted));
+    assert_eq!(buf.try_resize(509, 0), Err(exhausted));
     assert_eq!(pool.try_alloc(500).unwrap_err(), exhausted);
     assert_eq!(pool.try_copy_from_slice(&[0; 500]).unwrap_err(), exhausted);
     assert_eq!(
         pool.slab().stats().classes()[1].exhausted,
-        5,
+        6,
         "each asked once"
     );
     let too_large = AllocError::TooLarge {
@@ -237,6 +238,9 @@ fn fallible_methods_fail_at_the_cap_and_change_nothing() {
     assert_eq!((buf.as_ptr(), &buf[..]), (at, &b"unchanged, but room"[..]));
     buf.try_prepend(b"in front: ").unwrap();
     assert_eq!(buf, "in front: unchanged, but room");
+    buf.try_resize(8, 0).unwrap();
+    buf.try_resize(10, b'!').unwrap();
+    assert_eq!(buf, "in front!!");
 }
 
 /// The same as `BytesMut`, to the byte.

@@ -50,12 +50,13 @@ fn long() -> Packet {
 fn growth_records_the_call_site() {
     let pool = &builder().build().unwrap();
     type Grow = fn(&mut PacketBuf);
-    let grow: [(u32, Grow); 17] = [
+    let grow: [(u32, Grow); 18] = [
         (line!(), |buf| buf.reserve(500)),
         (line!(), |buf| buf.try_reserve(500).unwrap()),
         (line!(), |buf| buf.extend_from_slice(&[7; 500])),
         (line!(), |buf| buf.try_extend_from_slice(&[7; 500]).unwrap()),
         (line!(), |buf| buf.resize(500, 7)),
+        (line!(), |buf| buf.try_resize(500, 7).unwrap()),
         (line!(), |buf| buf.put_slice(&[7; 500])),
         (line!(), |buf| buf.put_bytes(7, 500)),
         (line!(), |buf| buf.put(&[7; 500][..])),

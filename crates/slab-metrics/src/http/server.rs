@@ -2,7 +2,7 @@
 
 use super::respond::respond;
 use super::stats::{End, ServerStats};
-use crate::error::{RegisterError, SourceKind};
+use crate::error::SourceKind;
 use crate::exporter::Exporter;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -131,14 +131,7 @@ impl MetricsServerBuilder {
         let stats = Arc::<ServerStats>::default();
         self.exporter
             .collector()
-            .register(SourceKind::Server, "", stats.clone())
-            .map_err(|error| {
-                let kind = match error {
-                    RegisterError::DuplicateName { .. } => io::ErrorKind::AlreadyExists,
-                    RegisterError::TooManySources => io::ErrorKind::QuotaExceeded,
-                };
-                io::Error::new(kind, error)
-            })?;
+            .register(SourceKind::Server, "", stats.clone())?;
         Ok(MetricsServer {
             listener,
             local_addr,

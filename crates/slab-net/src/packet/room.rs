@@ -165,6 +165,31 @@ impl PacketBuf {
         Ok(())
     }
 
+    /// Like [`resize`](Self::resize), but takes memory from the pool only.
+    ///
+    /// ```
+    /// # use slab_net::PacketPool;
+    /// let pool = PacketPool::builder().build()?;
+    /// let mut buf = pool.try_alloc(64)?;
+    /// buf.try_resize(3, 1)?;
+    /// assert!(buf.try_resize(100_000, 2).is_err());
+    /// buf.try_resize(2, 3)?;
+    /// assert_eq!(buf, [1, 1][..]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The same as [`PacketPool::try_alloc`]; the buffer is then unchanged.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    pub fn try_resize(&mut self, new_len: usize, value: u8) -> Result<(), AllocError> {
+        let additional = new_len.saturating_sub(self.len());
+        if additional > self.tailroom() {
+            self.try_reserve(additional)?;
+        }
+        self.resize(new_len, value);
+        Ok(())
+    }
+
     /// Makes room for at least `additional` more bytes behind the contents if this can be done in
     /// place. Returns whether it could.
     ///

@@ -124,6 +124,19 @@ impl std::error::Error for BatchError {
     }
 }
 
+/// An error of the kind that fits, with this one in it.
+impl From<BatchError> for io::Error {
+    fn from(error: BatchError) -> Self {
+        let kind = match error {
+            BatchError::TooLong { .. } | BatchError::TooManyDatagrams { .. } => {
+                io::ErrorKind::InvalidInput
+            }
+            BatchError::NoMemory(_) => io::ErrorKind::OutOfMemory,
+        };
+        Self::new(kind, error)
+    }
+}
+
 /// Why a transmit ended early. The sender remains usable.
 #[derive(Debug)]
 pub struct SendError {

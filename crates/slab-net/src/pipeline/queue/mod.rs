@@ -20,6 +20,7 @@ use core::num::NonZeroUsize;
 use crossbeam_queue::ArrayQueue;
 pub(super) use shared::Shared;
 use shared::Store;
+use std::io;
 use std::sync::Arc;
 
 pub(super) use producer::Producer;
@@ -133,6 +134,12 @@ impl fmt::Display for QueueClosed {
 
 impl std::error::Error for QueueClosed {}
 
+impl From<QueueClosed> for io::Error {
+    fn from(error: QueueClosed) -> Self {
+        Self::new(io::ErrorKind::BrokenPipe, error)
+    }
+}
+
 /// The queue did not take a batch, which this error of [`send`](QueueSender::send) and
 /// [`try_send`](QueueSender::try_send) gives back.
 ///
@@ -205,3 +212,13 @@ impl fmt::Display for QueueSendError {
 }
 
 impl std::error::Error for QueueSendError {}
+
+/// The batch is dropped, and counted.
+impl From<QueueSendError> for io::Error {
+    fn from(error: QueueSendError) -> Self {
+        if error.is_closed() {
+            return QueueClosed.into();
+        }
+        Self::new(io::ErrorKind::WouldBlock, error.to_string())
+    }
+}
