@@ -85,7 +85,7 @@ async fn overload(queued_batches: usize) -> (Counts, PacketPool) {
 #[derive(Debug)]
 struct Counts {
     most_committed: usize,
-    in_use_bytes: u64,
+    in_use_bytes: usize,
     received: u64,
     consumed: u64,
     no_memory: u64,
@@ -116,7 +116,7 @@ async fn memory_stops_at_the_cap() {
     assert!(counts.no_memory >= 1_000, "{counts:?}");
     assert_eq!(counts.queue_full, 0, "{counts:?}");
     // At the cap: every chunk of it is in use.
-    assert_eq!(counts.in_use_bytes, CAP as u64, "{counts:?}");
+    assert_eq!(counts.in_use_bytes, CAP, "{counts:?}");
     assert_eq!(counts.consumed, (CAP / 2048) as u64, "{counts:?}");
 }
 

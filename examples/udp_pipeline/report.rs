@@ -96,7 +96,7 @@ impl Ticker {
 
 /// Formats how much of the cap is in use, and by which size classes.
 fn pool_use(stats: &PoolStats) -> String {
-    let (in_use, cap) = (stats.in_use_bytes(), stats.max_memory as u64);
+    let (in_use, cap) = (stats.in_use_bytes() as u64, stats.max_memory as u64);
     let mut text = format!("{} of {} in use", mib(in_use), mib(cap));
     let used = stats.classes().iter().filter(|class| class.in_use > 0);
     for (number, class) in used.enumerate() {

@@ -322,7 +322,7 @@ fn measure_outcome(
     let held = server.pool().map(|pool| pool.slab().stats());
     drop(kept);
     let pool = held.zip(server.pool()).map(|(held, pool)| {
-        let (committed, in_use) = (held.committed_bytes as u64, held.in_use_bytes());
+        let (committed, in_use) = (held.committed_bytes as u64, held.in_use_bytes() as u64);
         let peak = |class: &ClassStats| class.in_use_peak * class.chunk_bytes as u64;
         PoolFigures {
             cap: held.max_memory as u64,

@@ -83,8 +83,8 @@ impl ClassStats {
 
     /// Returns the bytes held by callers, counted as whole chunks.
     #[must_use]
-    pub fn in_use_bytes(&self) -> u64 {
-        self.in_use * self.chunk_bytes as u64
+    pub fn in_use_bytes(&self) -> usize {
+        self.in_use as usize * self.chunk_bytes
     }
 }
 
@@ -183,7 +183,7 @@ impl PoolStats {
 
     /// Returns the bytes held by callers, over all classes, counted as whole chunks.
     #[must_use]
-    pub fn in_use_bytes(&self) -> u64 {
+    pub fn in_use_bytes(&self) -> usize {
         self.classes.iter().map(ClassStats::in_use_bytes).sum()
     }
 }

@@ -24,7 +24,7 @@ const ROWS: &[Row<PoolStats>] = &[
 /// The series of a class of a pool.
 const CLASS_ROWS: &[Row<ClassStats>] = &[
     Row(&POOL_COMMITTED_BYTES, None, |c| c.committed_bytes as u64),
-    Row(&POOL_IN_USE_BYTES, None, |c| c.in_use_bytes()),
+    Row(&POOL_IN_USE_BYTES, None, |c| c.in_use_bytes() as u64),
     Row(&POOL_CACHED_BYTES, Some(("place", "magazine")), |c| {
         c.in_magazines * c.chunk_bytes as u64
     }),

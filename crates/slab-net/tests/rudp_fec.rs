@@ -63,7 +63,7 @@ impl Pair {
         let held = self.encoder.held_bytes() + self.decoder.held_bytes();
         assert_eq!(self.budget.reserved(), held);
         assert!(self.budget.reserved() <= self.budget.limit());
-        let in_use = self.pool.slab().stats().in_use_bytes() as usize;
+        let in_use = self.pool.slab().stats().in_use_bytes();
         assert!(in_use <= held, "{in_use} bytes in use, {held} held");
     }
 

@@ -349,7 +349,7 @@ impl Program {
         let held = self.held.iter().map(|(batch, _)| batch.pinned_bytes());
         let taken = self.taken.iter().map(Chunk::capacity);
         let all: usize = receivers.chain(held).chain(taken).sum();
-        assert_eq!(self.pool.slab().stats().in_use_bytes(), all as u64);
+        assert_eq!(self.pool.slab().stats().in_use_bytes(), all);
     }
 
     async fn step(&mut self) {

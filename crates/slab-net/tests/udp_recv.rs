@@ -263,7 +263,7 @@ async fn held_bytes_is_exact_and_bounded_under_load() {
                     _ => left -= receiver.recv().await.map(|_| 1).unwrap(),
                 }
                 let held = receiver.held_bytes();
-                assert_eq!(held as u64, pool.slab().stats().in_use_bytes());
+                assert_eq!(held, pool.slab().stats().in_use_bytes());
                 assert!(held <= most, "{held}");
                 highest = highest.max(held);
             }

@@ -246,7 +246,7 @@ impl Model {
                 assert!(class.committed_bytes <= share * self.slab_bytes);
             }
             committed += class.committed_bytes;
-            in_use_bytes += in_use * class.chunk_bytes as u64;
+            in_use_bytes += in_use as usize * class.chunk_bytes;
         }
         assert!(committed <= stats.committed_bytes);
         assert_eq!(stats.in_use_bytes(), in_use_bytes);

@@ -71,7 +71,7 @@ fuzz_target!(|input: &[u8]| {
         }
         let held = encoder.held_bytes() + decoder.held_bytes();
         assert_eq!(budget.reserved(), held);
-        assert!(pool.slab().stats().in_use_bytes() as usize <= held);
+        assert!(pool.slab().stats().in_use_bytes() <= held);
     }
     drop((encoder, decoder));
     assert_eq!(budget.reserved(), 0);

@@ -192,7 +192,7 @@ impl World {
             while end.session.read().is_some() {}
             while end.session.recv_datagram().is_some() {}
         }
-        let in_use = self.pool.slab().stats().in_use_bytes() as usize;
+        let in_use = self.pool.slab().stats().in_use_bytes();
         assert!(
             in_use <= self.in_transit_bytes,
             "{in_use} bytes: {}",

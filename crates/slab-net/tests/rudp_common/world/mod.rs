@@ -259,7 +259,7 @@ impl World {
         let oversize = if self.exhausts_pool { 2 * OVERSIZE } else { 0 };
         let of_others = |buf: &PacketBuf| buf.headroom() + buf.capacity();
         let taken: usize = self.taken.iter().map(of_others).sum();
-        let in_use = self.pool.slab().stats().in_use_bytes() as usize - taken;
+        let in_use = self.pool.slab().stats().in_use_bytes() - taken;
         assert!(
             in_use <= held + oversize,
             "{in_use} bytes in use, {held} accounted for"

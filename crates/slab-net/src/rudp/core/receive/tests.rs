@@ -148,7 +148,7 @@ fn a_buffer_that_lies_behind_another_is_charged_by_itself() {
         let inserted = queue.insert(place, Time::ZERO, 0, packet, &pool, &mut batch);
         assert_eq!(inserted, Inserted::InOrder);
     }
-    assert!(pool.slab().stats().in_use_bytes() as usize <= queue.charged());
+    assert!(pool.slab().stats().in_use_bytes() <= queue.charged());
     while queue.pop().is_some() {}
     assert_eq!(queue.charged(), 0);
 }
