@@ -54,7 +54,7 @@ fn a_payload_is_divided_as_by_a_sender() {
 #[test]
 fn only_the_source_is_known_and_a_datagram_can_say_more() {
     let batch = PacketBatch::try_copy_from_slice(&pool(), b"onetwo", 3, SOURCE).unwrap();
-    assert_eq!((batch.destination(), batch.interface()), (None, None));
+    assert_eq!((batch.destination_ip(), batch.interface()), (None, None));
     assert_eq!((batch.ecn(), batch.timestamp()), (None, None));
     assert!(!batch.is_truncated());
     let mut datagram = batch.into_datagrams().last().unwrap();

@@ -67,7 +67,7 @@ async fn each_datagram_carries_all_kernel_metadata() {
                 for datagram in &batch {
                     assert_eq!(datagram.packet, [7; 1000]);
                     assert_eq!(datagram.source, sender.local_addr());
-                    assert_eq!(datagram.destination, Some(receiver.local_addr().ip()));
+                    assert_eq!(datagram.destination_ip, Some(receiver.local_addr().ip()));
                     assert_eq!(datagram.ecn, ecn);
                     assert!(datagram.interface.is_some());
                     assert!(!datagram.truncated);
@@ -122,7 +122,7 @@ async fn source_only_receivers_get_no_other_metadata() {
             for datagram in &batch {
                 assert_eq!(datagram.packet, [7; 1000]);
                 assert_eq!(datagram.source, peer.local_addr());
-                assert_eq!((datagram.destination, datagram.interface), (None, None));
+                assert_eq!((datagram.destination_ip, datagram.interface), (None, None));
                 assert_eq!((datagram.ecn, datagram.timestamp), (None, None));
                 left -= 1;
             }
@@ -292,7 +292,7 @@ async fn from_std_receives_and_replies_on_a_multicast_socket() {
     let batch = receiver.recv_batch().await.unwrap();
     assert_eq!(batch.contents(), b"to all");
     if cfg!(target_os = "linux") {
-        assert_eq!(batch.destination(), Some(group.into()));
+        assert_eq!(batch.destination_ip(), Some(group.into()));
     }
     // The reply cannot come from the group's address.
     receiver.sender().send(&batch.reply()).await.unwrap();
@@ -360,7 +360,7 @@ async fn an_ipv6_group_can_be_joined_through_socket2() {
         let batch = tokio::time::timeout(HANG, member.recv_batch()).await;
         let batch = batch.expect("hangs").unwrap();
         assert_eq!(batch.contents(), b"to all");
-        assert_eq!(batch.destination(), Some(group.into()));
+        assert_eq!(batch.destination_ip(), Some(group.into()));
         assert_eq!(batch.interface(), Some(interface));
         // The reply cannot come from the group's address.
         member.sender().send(&batch.reply()).await.unwrap();
@@ -434,7 +434,7 @@ async fn sockets_of_either_family_reply_to_broadcasts() {
         let hello = Transmit::new(b"hello", (to_all, port).into());
         client.sender().send(&hello).await.unwrap();
         let batch = server.recv_batch().await.unwrap();
-        assert_eq!(batch.destination().unwrap().to_canonical(), to_all);
+        assert_eq!(batch.destination_ip().unwrap().to_canonical(), to_all);
         server.sender().send(&batch.reply()).await.unwrap();
         let answer = client.recv_batch().await.unwrap();
         assert_eq!(answer.contents(), b"hello");

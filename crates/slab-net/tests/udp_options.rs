@@ -71,7 +71,7 @@ async fn a_datagram_to_a_group_reaches_each_shard() {
     for receiver in &mut receivers {
         let batch = receiver.recv_batch().await.unwrap();
         assert_eq!(batch.contents(), b"to all");
-        assert_eq!(batch.destination(), Some(group.into()));
+        assert_eq!(batch.destination_ip(), Some(group.into()));
         assert_eq!(receiver.monitor().stats().received_datagrams, 1);
     }
 }

@@ -65,7 +65,7 @@ async fn every_length_arrives_intact_in_both_modes() {
             let datagram = batch.into_datagrams().next().unwrap();
             assert_eq!(&datagram.packet[..], sent);
             if cfg!(target_os = "linux") {
-                assert_eq!(datagram.destination, Some(Ipv4Addr::LOCALHOST.into()));
+                assert_eq!(datagram.destination_ip, Some(Ipv4Addr::LOCALHOST.into()));
                 assert_eq!(datagram.timestamp.is_some(), timestamps);
                 assert!(datagram.interface.is_some());
             }

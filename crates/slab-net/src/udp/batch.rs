@@ -191,7 +191,7 @@ impl PacketBatch {
 
     /// The local address that the datagrams were sent to, if the system reports it.
     #[must_use]
-    pub fn destination(&self) -> Option<IpAddr> {
+    pub fn destination_ip(&self) -> Option<IpAddr> {
         self.meta.destination
     }
 

@@ -103,7 +103,7 @@ impl UdpReceiverBuilder {
     }
 
     /// Requests no metadata from the kernel except the source: neither
-    /// [destination](super::Datagram::destination) and interface nor ECN. Default: no. Linux only;
+    /// [destination](super::Datagram::destination_ip) and interface nor ECN. Default: no. Linux only;
     /// ignored elsewhere.
     ///
     /// This saves the kernel work: without coalescing, a datagram took a fifth less of the kernel's

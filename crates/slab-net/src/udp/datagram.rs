@@ -18,7 +18,7 @@ pub struct Datagram<P = Packet> {
     /// The address that the datagram was sent to, if the system reports it. That may be a multicast or
     /// broadcast address, from which nothing can be sent; [`reply_with`](Self::reply_with) and
     /// [`Outgoing::reply_to`](super::Outgoing::reply_to) answer from it only if it is an address of this host.
-    pub destination: Option<IpAddr>,
+    pub destination_ip: Option<IpAddr>,
     /// The ECN codepoint; `None` if the sender does not use ECN.
     pub ecn: Option<Ecn>,
     /// The index of the interface that the datagram arrived on, if the system reports it.
@@ -65,7 +65,7 @@ impl<P> Datagram<P> {
 
     /// As [`PacketBatch::reply_source`](super::PacketBatch::reply_source).
     pub(super) fn reply_source(&self) -> Option<SocketAddr> {
-        let destination = self.destination.filter(|_| self.destination_is_unicast);
+        let destination = self.destination_ip.filter(|_| self.destination_is_unicast);
         reply_source(destination, self.interface)
     }
 }
@@ -151,7 +151,7 @@ impl Metadata {
         Datagram {
             packet,
             source: self.source,
-            destination: self.destination,
+            destination_ip: self.destination,
             ecn: self.ecn,
             interface: self.interface,
             timestamp: self.timestamp(),

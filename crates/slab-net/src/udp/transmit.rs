@@ -94,7 +94,7 @@ impl<'a> Transmit<'a> {
     }
 
     /// Sets the local address to send from, for a socket that is bound to all addresses: in an answer, the
-    /// [destination](super::Datagram::destination) of what it answers. Linux refuses to send from an address
+    /// [destination](super::Datagram::destination_ip) of what it answers. Linux refuses to send from an address
     /// that is not the system's, such as a broadcast address, or not of the socket's family.
     ///
     /// To an IPv4 multicast group, Linux then sends on the interface that has this address, if the socket has

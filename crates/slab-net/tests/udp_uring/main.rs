@@ -94,7 +94,7 @@ async fn every_length_arrives_intact_with_all_kernel_metadata() {
             let batch = receiver.recv_batch().await.unwrap();
             assert_eq!(batch.contents(), &bytes[..len]);
             assert_eq!(batch.source(), sender.local_addr());
-            assert_eq!(batch.destination(), Some(ANY.ip()));
+            assert_eq!(batch.destination_ip(), Some(ANY.ip()));
             assert_eq!(batch.ecn(), Some(Ecn::Ect1));
             assert!(batch.timestamp().is_some() && batch.interface().is_some());
             assert!(!batch.is_truncated());
