@@ -35,6 +35,8 @@ async fn receive(receiver: &mut BytesMutReceiver, count: usize) -> Vec<BytesMut>
 #[tokio::test]
 async fn every_length_arrives_intact_and_held_buffers_are_not_overwritten() {
     let mut receiver = bind(16 * BUFFER);
+    let address = socket2::SockRef::from(&receiver).local_addr().unwrap();
+    assert_eq!(address.as_socket(), Some(receiver.local_addr()));
     let sender = receiver.sender();
     let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n / 3) as u8).collect();
     let mut held = Vec::new();

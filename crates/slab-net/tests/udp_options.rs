@@ -59,12 +59,12 @@ async fn a_datagram_to_a_group_reaches_each_shard() {
     let shards = builder.bind_shards(any, 3.try_into().unwrap()).unwrap();
     let client = UdpSender::bind(any).unwrap();
     let to = (group, shards[0].local_addr().port()).into();
-    let mut receivers: Vec<_> = shards.into_iter().map(|s| s.start().unwrap()).collect();
-    for receiver in &receivers {
-        let options = socket2::SockRef::from(receiver);
+    for shard in &shards {
+        let options = socket2::SockRef::from(shard);
         let localhost = &Ipv4Addr::LOCALHOST;
         options.join_multicast_v4(&group, localhost).unwrap();
     }
+    let mut receivers: Vec<_> = shards.into_iter().map(|s| s.start().unwrap()).collect();
     // The address also says which interface.
     let transmit = Transmit::new(b"to all", to).source_ip(Ipv4Addr::LOCALHOST.into());
     client.send(&transmit).await.unwrap();

@@ -330,6 +330,10 @@ impl UnstartedReceiver {
         self.bound.address
     }
 
+    pub(super) fn socket(&self) -> &socket2::Socket {
+        self.bound.socket()
+    }
+
     pub(super) fn start(self) -> Result<UdpReceiver, BindError> {
         let socket = self.bound.register()?;
         let receiver = UdpReceiver::new(socket, self.reader);

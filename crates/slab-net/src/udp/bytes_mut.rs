@@ -332,6 +332,22 @@ impl BytesMutReceiver {
     }
 }
 
+/// As [`UdpReceiver`]'s.
+#[cfg(unix)]
+impl std::os::fd::AsFd for BytesMutReceiver {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.io.as_fd()
+    }
+}
+
+/// As [`UdpReceiver`]'s.
+#[cfg(windows)]
+impl std::os::windows::io::AsSocket for BytesMutReceiver {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.socket.io.as_socket()
+    }
+}
+
 /// An endless stream of datagrams: an error is an item too, after which the stream continues.
 impl Stream for BytesMutReceiver {
     type Item = io::Result<Datagram<BytesMut>>;

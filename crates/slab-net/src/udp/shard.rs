@@ -176,3 +176,20 @@ impl Shard {
             .spawn(run)
     }
 }
+
+/// For options that have to be set before anything is received, such as `SO_INCOMING_CPU`. Otherwise as
+/// [`UdpReceiver`]'s.
+#[cfg(unix)]
+impl std::os::fd::AsFd for Shard {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.receiver.socket().as_fd()
+    }
+}
+
+/// As `AsFd` on Unix.
+#[cfg(windows)]
+impl std::os::windows::io::AsSocket for Shard {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.receiver.socket().as_socket()
+    }
+}

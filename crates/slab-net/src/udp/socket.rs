@@ -31,6 +31,10 @@ pub(super) struct BoundSocket {
 }
 
 impl BoundSocket {
+    pub(super) fn socket(&self) -> &socket2::Socket {
+        &self.socket
+    }
+
     pub(super) fn open(address: SocketAddr, options: SocketOptions) -> Result<Self, BindError> {
         let socket = Self::new_socket(address, options);
         let bound =
