@@ -10,7 +10,7 @@ use crate::shared::SharedChunk;
 use crate::sync::AtomicU32;
 use crate::sys::asan;
 use core::fmt;
-use core::mem::ManuallyDrop;
+use core::mem::{ManuallyDrop, MaybeUninit};
 use core::num::NonZeroU64;
 use core::ptr::NonNull;
 
@@ -188,7 +188,7 @@ impl Chunk {
     }
 
     /// Fills the chunk with zeros and returns all of it.
-    pub fn zeroed(&mut self) -> &mut [u8] {
+    pub fn fill_zero(&mut self) -> &mut [u8] {
         let (at, capacity) = (self.as_ptr().as_ptr(), self.capacity());
         // SAFETY: the chunk's `capacity` bytes are ours alone while `self` is borrowed.
         unsafe { core::ptr::write_bytes(at, 0, capacity) };
@@ -198,7 +198,17 @@ impl Chunk {
 
     /// Copies `data` to the front of the chunk and returns the copy; `None`, and nothing copied, if
     /// `data` is longer than the chunk.
-    pub fn copy_from_slice(&mut self, data: &[u8]) -> Option<&mut [u8]> {
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().build()?;
+    /// let mut chunk = pool.try_alloc(64)?;
+    /// assert_eq!(chunk.try_copy_from_slice(b"datagram").expect("it fits"), b"datagram");
+    /// assert!(chunk.try_copy_from_slice(&[7; 65]).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use = "nothing is copied if the data does not fit"]
+    pub fn try_copy_from_slice(&mut self, data: &[u8]) -> Option<&mut [u8]> {
         if data.len() > self.capacity() {
             return None;
         }
@@ -208,6 +218,26 @@ impl Chunk {
         unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
         // SAFETY: these bytes are ours alone while `self` is borrowed, and just written.
         Some(unsafe { core::slice::from_raw_parts_mut(at, data.len()) })
+    }
+
+    /// Returns all of the chunk, to be written piece by piece. What it holds is what [`as_ptr`](Self::as_ptr)
+    /// says: nothing that safe code can read before it is written.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().build()?;
+    /// let mut chunk = pool.try_alloc(64)?;
+    /// let bytes = chunk.as_uninit_mut();
+    /// assert_eq!(bytes.len(), 64);
+    /// assert_eq!(bytes[0].write(7), &7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn as_uninit_mut(&mut self) -> &mut [MaybeUninit<u8>] {
+        let at = self.as_ptr().cast().as_ptr();
+        // SAFETY: the chunk's `capacity` bytes are ours alone while `self` is borrowed, and any bytes are a
+        // `MaybeUninit`. Whoever owns the chunk next takes them for that, too.
+        unsafe { core::slice::from_raw_parts_mut(at, self.capacity()) }
     }
 
     /// Turns the chunk into one whose handle can be cloned. Touches no memory.

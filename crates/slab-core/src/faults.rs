@@ -154,7 +154,7 @@ impl Refusals {
     fn fill_pool(&mut self, pool: &SlabPool, len: usize) -> Vec<Chunk> {
         self.fill(|| {
             let mut chunk = pool.try_alloc(len)?;
-            chunk.copy_from_slice(&[0xA5; 1024]).unwrap();
+            chunk.try_copy_from_slice(&[0xA5; 1024]).unwrap();
             Ok(chunk)
         })
     }

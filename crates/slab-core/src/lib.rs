@@ -11,7 +11,7 @@
 //!
 //! let pool = SlabPool::builder().name("rx").max_memory(8 << 20).build()?;
 //! let mut chunk = pool.try_alloc(1500)?;
-//! chunk.copy_from_slice(b"datagram").expect("it fits");
+//! chunk.try_copy_from_slice(b"datagram").expect("it fits");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -167,7 +167,7 @@ impl AnyChunk {
     }
 
     /// Fills the chunk with zeros and returns all of it.
-    pub fn zeroed(&mut self) -> &mut [u8] {
+    pub fn fill_zero(&mut self) -> &mut [u8] {
         let (at, capacity) = (self.as_ptr().as_ptr(), self.capacity());
         // SAFETY: these bytes are ours alone while `self` is borrowed.
         unsafe { core::ptr::write_bytes(at, 0, capacity) };
@@ -175,8 +175,19 @@ impl AnyChunk {
         unsafe { core::slice::from_raw_parts_mut(at, capacity) }
     }
 
-    /// Copies `data` to the front and gives access to the copy; returns `None` if it does not fit.
-    pub fn copy_from_slice(&mut self, data: &[u8]) -> Option<&mut [u8]> {
+    /// Copies `data` to the front and returns the copy; `None`, and nothing copied, if `data` is longer than the
+    /// chunk.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().max_oversize_memory(1 << 20).build()?;
+    /// let mut large = pool.try_alloc_any(200_000)?;
+    /// assert_eq!(large.try_copy_from_slice(b"datagram").expect("it fits"), b"datagram");
+    /// assert!(large.try_copy_from_slice(&[7; 200_001]).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use = "nothing is copied if the data does not fit"]
+    pub fn try_copy_from_slice(&mut self, data: &[u8]) -> Option<&mut [u8]> {
         if data.len() > self.capacity() {
             return None;
         }
@@ -186,6 +197,22 @@ impl AnyChunk {
         unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len()) };
         // SAFETY: as above, and just written.
         Some(unsafe { core::slice::from_raw_parts_mut(at, data.len()) })
+    }
+
+    /// Returns all of the chunk, as [`Chunk::as_uninit_mut`] does.
+    ///
+    /// ```
+    /// # use slab_core::SlabPool;
+    /// let pool = SlabPool::builder().max_oversize_memory(1 << 20).build()?;
+    /// let mut large = pool.try_alloc_any(200_000)?;
+    /// assert_eq!(large.as_uninit_mut().len(), 200_000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn as_uninit_mut(&mut self) -> &mut [MaybeUninit<u8>] {
+        let at = self.as_ptr().cast().as_ptr();
+        // SAFETY: these bytes are ours alone while `self` is borrowed, and any bytes are a `MaybeUninit`.
+        unsafe { core::slice::from_raw_parts_mut(at, self.capacity()) }
     }
 }
 

@@ -29,7 +29,7 @@ use core::ptr::NonNull;
 /// let pool = SlabPool::builder().name("rx").max_memory(8 << 20).build()?;
 /// let mut chunk = pool.try_alloc(1500)?;
 /// assert_eq!(chunk.capacity(), 1536);
-/// chunk.copy_from_slice(b"datagram").unwrap();
+/// chunk.try_copy_from_slice(b"datagram").unwrap();
 ///
 /// // A chunk can be freed on any thread; it goes into that thread's magazine.
 /// std::thread::spawn(move || drop(chunk)).join().unwrap();
@@ -196,7 +196,7 @@ impl SlabPool {
         }
         let place = self.place_for(len)?;
         if let Some(mut chunk) = self.try_alloc_cached(place) {
-            chunk.zeroed();
+            chunk.fill_zero();
             return Ok(chunk);
         }
         let inner = self.inner();
@@ -204,7 +204,7 @@ impl SlabPool {
         // SAFETY: as in `try_alloc_cached`.
         let mut chunk = unsafe { Chunk::from_id(ChunkId::new(place, found.unit)) };
         if !found.zeroed {
-            chunk.zeroed();
+            chunk.fill_zero();
         }
         Ok(chunk)
     }
@@ -332,7 +332,7 @@ impl SlabPool {
     /// # use slab_core::SlabPool;
     /// let pool = SlabPool::builder().build()?;
     /// let mut chunk = pool.try_alloc(65536)?;
-    /// chunk.zeroed();
+    /// chunk.fill_zero();
     /// if let Some(bytes) = pool.resident_bytes() {
     ///     assert!(bytes >= 65536);
     ///     assert!(bytes <= pool.stats().committed_bytes);

@@ -23,7 +23,7 @@ fn read(at: *const u8) {
 
 fn chunk(pool: &SlabPool) -> Chunk {
     let mut chunk = pool.try_alloc(2048).unwrap();
-    chunk.zeroed();
+    chunk.fill_zero();
     chunk
 }
 

@@ -67,7 +67,7 @@ fn chunks_are_popped_and_pushed_one_by_one() {
     let (pool, other) = (pool(), self::pool());
     let mut batch = filled(&pool, 1024, 3);
     let mut one = batch.pop().unwrap();
-    assert_eq!(one.copy_from_slice(b"mine").unwrap(), b"mine");
+    assert_eq!(one.try_copy_from_slice(b"mine").unwrap(), b"mine");
     batch.push(one).unwrap();
     assert!(batch.push(pool.try_alloc(100).unwrap()).is_err(), "class");
     assert!(batch.push(other.try_alloc(1024).unwrap()).is_err(), "pool");
@@ -87,7 +87,7 @@ fn a_batch_outlives_its_pool() {
     let mut batch = filled(&pool, 1024, 5);
     drop(pool);
     let mut chunk = batch.pop().unwrap();
-    assert!(chunk.zeroed().iter().all(|&byte| byte == 0));
+    assert!(chunk.fill_zero().iter().all(|&byte| byte == 0));
     drop(batch);
     drop(chunk);
 }

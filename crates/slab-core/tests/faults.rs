@@ -177,7 +177,7 @@ fn a_pool_is_dropped_with_a_million_chunks_alive() {
     let pool = pool(64 << 20);
     let mut chunks = fill(&pool, 64);
     assert_eq!(chunks.len(), 1 << 20);
-    chunks[0].copy_from_slice(b"first").unwrap();
+    chunks[0].try_copy_from_slice(b"first").unwrap();
     // Chunks are not handed out in the order in which they lie.
     let start = chunks.iter().map(|chunk| chunk.as_ptr().addr().get()).min();
     let start = start.expect("a million");
@@ -214,10 +214,10 @@ fn is_mapped(at: usize) -> bool {
 fn the_child_of_a_fork_has_a_pool_of_its_own() {
     let pool = pool(1 << 20);
     let mut inherited = pool.try_alloc(1024).unwrap();
-    inherited.copy_from_slice(b"parent").unwrap();
+    inherited.try_copy_from_slice(b"parent").unwrap();
     let mut chunks = vec![inherited, pool.try_alloc(1024).unwrap()];
     let status = fork(|| {
-        chunks[0].copy_from_slice(b"child!").unwrap();
+        chunks[0].try_copy_from_slice(b"child!").unwrap();
         chunks.pop();
         // Sweeps, which needs the process-wide barrier in the child too.
         pool.trim();
@@ -305,7 +305,7 @@ fn fork_while_another_thread_holds_a_lock() {
                 .unwrap()
         });
         let mut inherited = pools[0].try_alloc(1024).unwrap();
-        inherited.copy_from_slice(b"parent").unwrap();
+        inherited.try_copy_from_slice(b"parent").unwrap();
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             for number in 0..3 {
@@ -325,7 +325,7 @@ fn fork_while_another_thread_holds_a_lock() {
                         let mut all = fill(pool, 1024);
                         assert!(all.len() > 100, "{mode:?}: {}", all.len());
                         for chunk in &mut all {
-                            chunk.copy_from_slice(&[0xA5; 1024]).unwrap();
+                            chunk.try_copy_from_slice(&[0xA5; 1024]).unwrap();
                         }
                         drop(all);
                         // A pool built, used and closed beside them.

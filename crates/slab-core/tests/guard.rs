@@ -24,7 +24,7 @@ fn builder() -> SlabPoolBuilder {
 /// Fills the pool and writes to every byte; returns where chunks end.
 fn fill(pool: &SlabPool, len: usize) -> Vec<usize> {
     let mut held: Vec<_> = std::iter::from_fn(|| pool.try_alloc(len).ok()).collect();
-    held.iter_mut().for_each(|chunk| chunk.zeroed().fill(1));
+    held.iter_mut().for_each(|chunk| chunk.fill_zero().fill(1));
     let ends = held.iter().map(|chunk| chunk.as_ptr().addr().get() + len);
     ends.collect()
 }

@@ -127,7 +127,7 @@ fn correct_use_raises_no_alarm() {
                     let mut batch = mine.chunk_batch(len).unwrap();
                     let _ = batch.fill(1 + round % 9);
                     for mut chunk in batch {
-                        chunk.copy_from_slice(&[round as u8 | 1; 90]).unwrap();
+                        chunk.try_copy_from_slice(&[round as u8 | 1; 90]).unwrap();
                         to.send(chunk.into_shared()).unwrap();
                     }
                     if let Ok(chunk) = mine.try_alloc_zeroed(len) {

@@ -44,7 +44,7 @@ fn lent_memory_serves_aligned_zeroed_chunks_up_to_the_cap() {
             // SAFETY: the chunk's bytes are initialised, and ours while it lives.
             let bytes = unsafe { std::slice::from_raw_parts(at.as_ptr(), len) };
             assert!(class == 1 || bytes.iter().all(|&byte| byte == 0));
-            chunk.copy_from_slice(&[7; 1000]).unwrap();
+            chunk.try_copy_from_slice(&[7; 1000]).unwrap();
         }
     }
     assert_eq!(pool.stats().in_use(), 0);
@@ -60,7 +60,7 @@ fn lent_memory_is_neither_trimmed_nor_unmapped() {
         .unwrap();
     let mut chunk = pool.try_alloc(4096).unwrap();
     let at = chunk.as_ptr();
-    chunk.copy_from_slice(b"still here").unwrap();
+    chunk.try_copy_from_slice(b"still here").unwrap();
     drop(pool.try_alloc(1536));
     let committed = pool.stats().committed_bytes;
     assert_eq!(pool.trim(), 0);

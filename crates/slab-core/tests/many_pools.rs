@@ -35,7 +35,7 @@ fn use_all(pools: &[SlabPool]) {
         .map(|(number, (pool, bytes))| {
             let mut chunk = pool.try_alloc(bytes).unwrap();
             assert!(chunk.belongs_to(pool) && chunk.capacity() == bytes);
-            chunk.copy_from_slice(&number.to_ne_bytes()).unwrap();
+            chunk.try_copy_from_slice(&number.to_ne_bytes()).unwrap();
             chunk
         })
         .collect();

@@ -87,7 +87,7 @@ fn chunks_are_freed_on_other_threads_and_outlive_the_pool() {
         let mut last: Vec<_> = (0..5).map(|_| pool.try_alloc(1000).unwrap()).collect();
         drop(pool);
         for chunk in &mut last {
-            chunk.zeroed().fill(7);
+            chunk.fill_zero().fill(7);
         }
         thread::spawn(move || drop(last)).join().unwrap();
     }
@@ -108,7 +108,7 @@ fn concurrent_threads_never_share_a_chunk() {
                         let mut held: Vec<_> =
                             (0..HELD).map_while(|_| pool.try_alloc(1024).ok()).collect();
                         allocated += held.len() as u64;
-                        held.iter_mut().for_each(|chunk| chunk.zeroed().fill(id));
+                        held.iter_mut().for_each(|chunk| chunk.fill_zero().fill(id));
                         for chunk in &held {
                             // SAFETY: the bytes are initialised, and ours alone.
                             let first = unsafe { chunk.as_ptr().read() };
@@ -147,7 +147,7 @@ fn trim_stops_at_its_target() {
         let pool = pool(mode);
         for _ in 0..2 {
             let mut all = fill(&pool, 16384);
-            all.iter_mut().for_each(|chunk| chunk.zeroed().fill(1));
+            all.iter_mut().for_each(|chunk| chunk.fill_zero().fill(1));
             drop(all);
             let mut held = 16384 * max_chunks(mode, 16384);
             assert_eq!(pool.resident_bytes(), Some(held), "{mode:?}");

@@ -52,17 +52,17 @@ fn zero_on_free_zeroes_chunks_before_reuse() {
         let mut addresses = Vec::new();
         for _ in 0..3 {
             let mut chunk = pool.try_alloc(1024).unwrap();
-            chunk.copy_from_slice(&[0x5E; 1024]).unwrap();
+            chunk.try_copy_from_slice(&[0x5E; 1024]).unwrap();
             addresses.push(chunk.as_ptr());
         }
         let mut shared = pool.try_alloc(1024).unwrap();
-        shared.copy_from_slice(&[0x5E; 1024]).unwrap();
+        shared.try_copy_from_slice(&[0x5E; 1024]).unwrap();
         let shared = shared.into_shared();
         drop((shared.clone(), shared));
         let mut batch = pool.chunk_batch(1024).unwrap();
         batch.fill(8).unwrap();
         let mut chunk = batch.pop().unwrap();
-        chunk.copy_from_slice(&[0x5E; 1024]).unwrap();
+        chunk.try_copy_from_slice(&[0x5E; 1024]).unwrap();
         batch.push(chunk).unwrap();
         batch.clear();
         let all = fill(&pool, 1024);
@@ -91,7 +91,7 @@ fn zeroing_and_hardened_pools_use_magazines() {
 fn without_zero_on_free_memory_is_reused_as_it_was() {
     let pool = builder().build().unwrap();
     let mut chunk = pool.try_alloc(1024).unwrap();
-    chunk.copy_from_slice(&[7; 1024]).unwrap();
+    chunk.try_copy_from_slice(&[7; 1024]).unwrap();
     drop(chunk);
     assert_eq!(
         bytes(&pool.try_alloc(1024).unwrap())[5],
@@ -217,7 +217,7 @@ fn oversize_requests_use_the_heap_up_to_their_own_cap() {
     let pool = builder().max_oversize_memory(100_000).build().unwrap();
     let mut first = pool.try_alloc_any(60_000).unwrap();
     assert!(matches!(first, AnyChunk::Heap(_)));
-    first.zeroed().fill(1);
+    first.fill_zero().fill(1);
     let second = pool.try_alloc_any(40_000).unwrap();
     let refused = pool.try_alloc_any(16_385).unwrap_err();
     assert_eq!(
@@ -236,9 +236,11 @@ fn oversize_requests_use_the_heap_up_to_their_own_cap() {
     assert_eq!(block.capacity(), 40_000);
     let mut second = AnyChunk::from(block);
     assert_eq!((second.as_ptr(), second.capacity()), (at, 40_000));
-    assert_eq!(second.copy_from_slice(&[7; 40_001]), None);
-    assert!(second.copy_from_slice(&[7; 40_000]).is_some());
-    assert_eq!(second.copy_from_slice(b"front").unwrap(), b"front");
+    assert_eq!(second.try_copy_from_slice(&[7; 40_001]), None);
+    assert!(second.try_copy_from_slice(&[7; 40_000]).is_some());
+    assert_eq!(second.try_copy_from_slice(b"front").unwrap(), b"front");
+    assert_eq!(second.as_uninit_mut().as_mut_ptr().cast(), at.as_ptr());
+    assert_eq!(second.as_uninit_mut().len(), 40_000);
     let stats = pool.stats();
     assert_eq!(
         (
@@ -251,7 +253,10 @@ fn oversize_requests_use_the_heap_up_to_their_own_cap() {
     drop(second);
     assert_eq!(pool.stats().oversize_bytes, 60_000);
     drop(pool);
-    assert!(first.zeroed().iter().all(|&byte| byte == 0), "outlives it");
+    assert!(
+        first.fill_zero().iter().all(|&byte| byte == 0),
+        "outlives it"
+    );
 }
 
 /// More than any heap has: the share that was reserved for it is there for the next request.
@@ -289,12 +294,12 @@ fn memory_fresh_from_the_system_is_not_zeroed_again() {
         assert_eq!(resident_after_zeroed(&pool), 0, "{mode:?}: touched");
         // Now it was used, and the pool has to zero it.
         for chunk in &mut fill(&pool, 16384) {
-            chunk.zeroed().fill(7);
+            chunk.fill_zero().fill(7);
         }
         assert_eq!(resident_after_zeroed(&pool), 512 << 10, "{mode:?}");
         // A slab that went to another class is not fresh, and one that was trimmed is.
         for chunk in &mut fill(&pool, 1024) {
-            chunk.zeroed().fill(7);
+            chunk.fill_zero().fill(7);
         }
         assert_eq!(resident_after_zeroed(&pool), 512 << 10, "{mode:?}");
         assert_eq!(pool.trim(), 512 << 10);

@@ -7,6 +7,7 @@ mod process;
 use common::fill;
 use slab_core::{AllocError, Chunk, ConfigError, Mode, PoolStats, SizeClasses, SlabPool};
 use std::collections::HashSet;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
@@ -116,7 +117,7 @@ fn the_cap_is_reached_and_never_passed_and_chunks_do_not_overlap() {
     for (index, chunk) in chunks.iter_mut().enumerate() {
         assert!(starts.insert(chunk.as_ptr().as_ptr() as usize));
         let bytes = vec![index as u8; 1536];
-        assert_eq!(chunk.copy_from_slice(&bytes).unwrap(), &bytes[..]);
+        assert_eq!(chunk.try_copy_from_slice(&bytes).unwrap(), &bytes[..]);
     }
     for (index, chunk) in chunks.iter().enumerate() {
         // SAFETY: all bytes of the chunk were written above, and nobody writes now.
@@ -139,14 +140,26 @@ fn the_cap_is_reached_and_never_passed_and_chunks_do_not_overlap() {
 fn zeroed_and_copied_bytes_show_nothing_of_the_former_owner() {
     let pool = pool(64 << 10, &[1024]);
     let mut first = pool.try_alloc(1024).unwrap();
-    first.copy_from_slice(&[0xEE; 1024]).unwrap();
+    first.try_copy_from_slice(&[0xEE; 1024]).unwrap();
     let at = first.as_ptr();
     drop(first);
     let mut second = pool.try_alloc(1024).unwrap();
     assert_eq!(second.as_ptr(), at, "the warm chunk comes back first");
-    assert!(second.copy_from_slice(&[0; 1025]).is_none());
-    assert_eq!(second.copy_from_slice(b"abc").unwrap(), b"abc");
-    assert_eq!(second.zeroed(), &[0; 1024]);
+    assert!(second.try_copy_from_slice(&[0; 1025]).is_none());
+    assert_eq!(second.try_copy_from_slice(b"abc").unwrap(), b"abc");
+    assert_eq!(second.fill_zero(), &[0; 1024]);
+}
+
+#[test]
+fn an_uninitialised_view_covers_the_whole_chunk() {
+    let pool = pool(64 << 10, &[1024]);
+    let mut chunk = pool.try_alloc(1000).unwrap();
+    let bytes = chunk.as_uninit_mut();
+    assert_eq!(bytes.len(), 1024);
+    bytes.fill(MaybeUninit::new(7));
+    let at = chunk.as_ptr().as_ptr();
+    // SAFETY: all of it was just written, and is the chunk's alone.
+    assert_eq!(unsafe { std::slice::from_raw_parts(at, 1024) }, [7; 1024]);
 }
 
 #[test]
@@ -172,7 +185,7 @@ fn a_producer_and_a_consumer_on_two_threads_balance_exactly() {
                 Err(_) => thread::yield_now(),
             }
         };
-        chunk.copy_from_slice(&number.to_ne_bytes()).unwrap();
+        chunk.try_copy_from_slice(&number.to_ne_bytes()).unwrap();
         send.send(chunk).unwrap();
     }
     drop(send);
@@ -363,7 +376,7 @@ fn chunks_outlive_their_pool() {
     let shared = pool.try_alloc(256).unwrap().into_shared();
     drop(pool);
     assert!(here.pool().is_none());
-    here.copy_from_slice(&[7; 256]).unwrap();
+    here.try_copy_from_slice(&[7; 256]).unwrap();
     let clone = shared.clone();
     drop(shared);
     thread::spawn(move || drop(there)).join().unwrap();

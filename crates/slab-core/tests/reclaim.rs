@@ -156,7 +156,9 @@ fn reclaim_races_with_threads_that_allocate_and_free() {
                         .map_while(|_| pool.try_alloc(len).ok())
                         .collect();
                     for (stamp, chunk) in held.iter_mut().enumerate() {
-                        chunk.copy_from_slice(&[worker as u8, stamp as u8]).unwrap();
+                        chunk
+                            .try_copy_from_slice(&[worker as u8, stamp as u8])
+                            .unwrap();
                     }
                     for (stamp, chunk) in held.iter().enumerate() {
                         // SAFETY: two bytes were written above, by this thread.
@@ -339,13 +341,13 @@ fn pages_without_chunks_are_not_resident_after_a_trim() {
         if backing == Backing::OnDemand {
             let mut peak: Vec<_> = std::iter::from_fn(|| pool.try_alloc(1 << 20).ok()).collect();
             for chunk in &mut peak {
-                chunk.zeroed().fill(1);
+                chunk.fill_zero().fill(1);
             }
         }
         assert_eq!(pool.resident_bytes(), Some(CAP));
         let mut kept: Vec<_> = sizes.map(|len| pool.try_alloc(len).unwrap()).into();
         for chunk in &mut kept {
-            chunk.zeroed().fill(2);
+            chunk.fill_zero().fill(2);
         }
         let used = pool.stats().in_use_bytes();
         let given = pool.trim();
@@ -392,7 +394,7 @@ fn trim_releases_memory_that_a_huge_page_brought_back() {
             .map(|_| pool.try_alloc(16384).unwrap())
             .collect();
         for chunk in &mut chunks {
-            chunk.zeroed().fill(1);
+            chunk.fill_zero().fill(1);
         }
         drop(chunks);
         assert_eq!(pool.trim(), used, "counted once");

@@ -44,7 +44,7 @@ fn trimmed_memory_is_no_longer_resident_and_reads_as_zero() {
         .unwrap();
     let mut chunks = fill(&pool, large);
     for chunk in &mut chunks {
-        chunk.copy_from_slice(&vec![0xAB; large]).unwrap();
+        chunk.try_copy_from_slice(&vec![0xAB; large]).unwrap();
     }
     let at = chunks[0].as_ptr().as_ptr() as usize;
     let full = resident_around(at);

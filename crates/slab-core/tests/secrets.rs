@@ -49,7 +49,7 @@ fn zero_on_free_wipes_heap_chunks() {
         assert_eq!(pool.zeroes_on_free(), zero);
         let mut chunk = pool.try_alloc_any(LEN).unwrap();
         assert!(matches!(chunk, AnyChunk::Heap(_)));
-        chunk.zeroed().fill(SECRET);
+        chunk.fill_zero().fill(SECRET);
         // The pool may be gone by then.
         drop(pool);
         drop(chunk);

@@ -167,7 +167,7 @@ fn remote_free_after_the_owner_died() {
         drop(pool);
         thread::spawn(move || {
             for mut chunk in second {
-                chunk.zeroed().fill(1);
+                chunk.fill_zero().fill(1);
             }
         })
         .join()
@@ -269,7 +269,8 @@ fn stale_data_with_every_zeroing_policy() {
                 for len in [1024, LARGE] {
                     let mut all = fill(&pool, len);
                     assert!(!all.is_empty());
-                    all.iter_mut().for_each(|chunk| chunk.zeroed().fill(0xA5));
+                    all.iter_mut()
+                        .for_each(|chunk| chunk.fill_zero().fill(0xA5));
                     // Some stay, so that slabs are trimmed in part.
                     all.retain(|chunk| chunk.as_ptr().addr().get() / 1024 % 5 == round % 5);
                     if round % 2 == 1 || rounds == 1 {
@@ -294,7 +295,7 @@ fn assert_shows_nothing(pool: &SlabPool, len: usize) {
         .map_while(|turn| {
             let mut chunk = if turn % 3 == 0 {
                 let mut chunk = pool.try_alloc(len).ok()?;
-                chunk.zeroed();
+                chunk.fill_zero();
                 chunk
             } else {
                 pool.try_alloc_zeroed(len).ok()?
@@ -304,8 +305,8 @@ fn assert_shows_nothing(pool: &SlabPool, len: usize) {
             let bytes = unsafe { std::slice::from_raw_parts(at, chunk.capacity()) };
             assert!(bytes == zeros, "{len} in turn {turn}");
             // Only the bytes that are copied in are shown.
-            assert_eq!(chunk.copy_from_slice(b"mine").unwrap(), b"mine");
-            assert!(chunk.copy_from_slice(&too_long).is_none());
+            assert_eq!(chunk.try_copy_from_slice(b"mine").unwrap(), b"mine");
+            assert!(chunk.try_copy_from_slice(&too_long).is_none());
             Some(chunk)
         })
         .collect();

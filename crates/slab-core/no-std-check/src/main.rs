@@ -53,7 +53,7 @@ extern "C" fn main() -> c_int {
         let refused = loop {
             match pool.try_alloc(len) {
                 Ok(mut chunk) => {
-                    chunk.copy_from_slice(b"no std").unwrap();
+                    chunk.try_copy_from_slice(b"no std").unwrap();
                     held.push(chunk);
                 }
                 Err(error) => break error,

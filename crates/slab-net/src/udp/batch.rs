@@ -102,7 +102,7 @@ impl PacketBatch {
             Ok(chunk) => chunk,
             Err(error) => return Err(BatchError::NoMemory(error)),
         };
-        let copy = chunk.copy_from_slice(payload);
+        let copy = chunk.try_copy_from_slice(payload);
         copy.expect("a chunk has the length that was asked for");
         let meta = Metadata::new(source);
         // SAFETY: the payload was just written, and there is no other reference to the chunk.

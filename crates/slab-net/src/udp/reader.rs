@@ -315,6 +315,6 @@ pub(super) fn smaller_copy(slab: &SlabPool, payload: &[u8], capacity: usize) -> 
         return None;
     }
     let mut chunk = slab.try_alloc(payload.len()).ok()?;
-    chunk.copy_from_slice(payload)?;
+    chunk.try_copy_from_slice(payload)?;
     Some(chunk)
 }

@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(slots.fill(&pool, 2), Ok(4), "buffers at hand are used");
         assert_eq!(buffer_lens(&mut slots), [2000; 4]);
         let fourth = slots.chunks[3].as_mut().unwrap();
-        fourth.copy_from_slice(&[42]).unwrap();
+        fourth.try_copy_from_slice(&[42]).unwrap();
         drop(slots.take(0));
         drop(slots.take(2));
         slots.close_gaps();

@@ -16,7 +16,7 @@ fn batch(pool: &SlabPool, payload: &[u8], stride: usize) -> PacketBatch {
 fn batch_behind(pool: &SlabPool, front: &[u8], payload: &[u8], stride: usize) -> PacketBatch {
     let (start, all) = (front.len(), [front, payload].concat());
     let mut chunk = pool.try_alloc(all.len()).unwrap();
-    chunk.copy_from_slice(&all).unwrap();
+    chunk.try_copy_from_slice(&all).unwrap();
     let mut meta = Metadata::new((Ipv4Addr::LOCALHOST, 7).into());
     meta.interface = Some(1);
     meta.destination = Some(Ipv4Addr::LOCALHOST.into());
