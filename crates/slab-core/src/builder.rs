@@ -9,6 +9,8 @@ use crate::pool::SlabPool;
 use crate::sys::page_size;
 use alloc::string::String;
 use core::mem::MaybeUninit;
+#[cfg(feature = "leak-tracking")]
+use core::num::NonZeroU32;
 
 /// How many slabs a pool commits at a time while it grows towards its cap.
 ///
@@ -115,7 +117,7 @@ pub struct SlabPoolBuilder {
     pub(crate) guard_pages: bool,
     pub(crate) record_sizes: bool,
     #[cfg(feature = "leak-tracking")]
-    pub(crate) track_leaks: Option<u32>,
+    pub(crate) track_leaks: Option<NonZeroU32>,
     pub(crate) growth: Growth,
     pub(crate) backing: Backing,
     pub(crate) huge_pages: bool,
@@ -271,7 +273,7 @@ impl SlabPoolBuilder {
     }
 
     /// Records where chunks are allocated, for [`live_chunks`](SlabPool::live_chunks) and for a report at
-    /// the pool's end: one allocation in `one_in`; 1 (or 0) records every one. Default: none.
+    /// the pool's end: one allocation in `one_in`; 1 records every one, 0 none. Default: none.
     ///
     /// Each allocation and free takes the slow path; each recorded one also a lock and a node of a map.
     ///
@@ -285,7 +287,7 @@ impl SlabPoolBuilder {
     /// Feature `leak-tracking`.
     #[cfg(feature = "leak-tracking")]
     pub fn track_leaks(mut self, one_in: u32) -> Self {
-        self.track_leaks = Some(one_in);
+        self.track_leaks = NonZeroU32::new(one_in);
         self
     }
 

@@ -11,6 +11,7 @@ use crate::pool::SlabPool;
 use crate::request::Request;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, Table};
 use core::fmt;
+use core::num::NonZeroU32;
 use core::panic::Location;
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -63,9 +64,9 @@ pub(crate) struct Tracker {
 impl Tracker {
     /// # Errors
     /// The system's error number, if it would not give the memory.
-    pub(crate) fn new(arena_bytes: usize, one_in: u32) -> Result<Self, i32> {
+    pub(crate) fn new(arena_bytes: usize, one_in: NonZeroU32) -> Result<Self, i32> {
         Ok(Self {
-            one_in: u64::from(one_in.max(1)),
+            one_in: u64::from(one_in.get()),
             allocs: AtomicU64::new(0),
             tracked: Table::new((arena_bytes / CHUNK_ALIGN).div_ceil(32))?,
             live: Mutex::new(BTreeMap::new()),

@@ -109,9 +109,12 @@ fn one_in_n_is_recorded_and_untracked_pools_record_nothing() {
     assert_eq!(pool.live_chunks().len(), 20);
     drop(chunks);
     assert!(pool.live_chunks().is_empty());
-    let pool = builder().build().unwrap();
-    let _chunk = pool.try_alloc(1).unwrap();
-    assert!(pool.live_chunks().is_empty());
+    // A rate of 0 takes back what was asked for before.
+    for untracked in [builder(), builder().track_leaks(1).track_leaks(0)] {
+        let pool = untracked.build().unwrap();
+        let _chunk = pool.try_alloc(1).unwrap();
+        assert!(pool.live_chunks().is_empty());
+    }
 }
 
 #[test]
