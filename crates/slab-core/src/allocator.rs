@@ -100,7 +100,7 @@ impl SlabAllocator {
     #[inline]
     unsafe fn chunk(&self, at: NonNull<u8>) -> ManuallyDrop<Chunk> {
         // SAFETY: the caller's promise: the chunk was given up for its pointer.
-        let chunk = unsafe { self.pool.from_raw(at) };
+        let chunk = unsafe { self.pool.chunk_from_raw(at) };
         // The caller has promised that this does not fail.
         ManuallyDrop::new(chunk.expect("a block of this allocator"))
     }

@@ -227,7 +227,7 @@ impl SlabPoolBuilder {
     ///
     /// A freed chunk is filled with a pattern, which is checked when the chunk is handed out again. If it
     /// was written to in between, that allocation panics and the chunk is never used again; a second free
-    /// of the same chunk panics. [`free_raw`](SlabPool::free_raw) and [`from_raw`](SlabPool::from_raw)
+    /// of the same chunk panics. [`free_raw`](SlabPool::free_raw) and [`chunk_from_raw`](SlabPool::chunk_from_raw)
     /// refuse pointers to chunks that are not in use.
     ///
     /// Each allocation and free takes the slow path, and the time to read or to write the chunk.

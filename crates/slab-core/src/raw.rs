@@ -12,7 +12,7 @@ use core::ptr::NonNull;
 
 impl Chunk {
     /// Gives up the handle without freeing the chunk; returns its address, for
-    /// [`from_raw`](SlabPool::from_raw) or [`free_raw`](SlabPool::free_raw) to take back.
+    /// [`chunk_from_raw`](SlabPool::chunk_from_raw) or [`free_raw`](SlabPool::free_raw) to take back.
     ///
     /// Those need a handle to the pool. A chunk that is not taken back is leaked, and keeps the pool's
     /// arena mapped.
@@ -50,10 +50,10 @@ impl SlabPool {
     /// [`NotAChunk`] if the pointer is not the start of a chunk of this pool; nothing is freed.
     ///
     /// # Safety
-    /// As [`from_raw`](Self::from_raw).
+    /// As [`chunk_from_raw`](Self::chunk_from_raw).
     pub unsafe fn free_raw(&self, at: NonNull<u8>) -> Result<(), NotAChunk> {
         // SAFETY: the caller's promise.
-        unsafe { self.from_raw(at) }.map(drop)
+        unsafe { self.chunk_from_raw(at) }.map(drop)
     }
 
     /// Returns the handle of a chunk whose pointer came from [`alloc_raw`](Self::alloc_raw) or
@@ -66,7 +66,7 @@ impl SlabPool {
     /// # Safety
     /// If the pointer is the start of a chunk of this pool, it must have come from one of these
     /// functions, and must not have been taken back since.
-    pub unsafe fn from_raw(&self, at: NonNull<u8>) -> Result<Chunk, NotAChunk> {
+    pub unsafe fn chunk_from_raw(&self, at: NonNull<u8>) -> Result<Chunk, NotAChunk> {
         let inner = self.inner();
         let (class, unit) = inner.find_chunk(at).ok_or(NotAChunk(()))?;
         if let Some(hardening) = &inner.hardening

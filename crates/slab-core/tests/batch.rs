@@ -97,9 +97,9 @@ fn from_raw_finds_the_chunk_of_a_pointer() {
     let pool = pool();
     let (small, large) = (pool.alloc_raw(1).unwrap(), pool.alloc_raw(1024).unwrap());
     // SAFETY: just allocated from this pool, and taken back once.
-    let small = unsafe { pool.from_raw(small) }.unwrap();
+    let small = unsafe { pool.chunk_from_raw(small) }.unwrap();
     // SAFETY: as above.
-    let large = unsafe { pool.from_raw(large) }.unwrap();
+    let large = unsafe { pool.chunk_from_raw(large) }.unwrap();
     assert_eq!((small.capacity(), large.capacity()), (192, 1024));
     assert_eq!(pool.stats().in_use(), 2);
     let at = large.into_raw();

@@ -66,7 +66,7 @@ fn pointer_to_a_chunk_not_in_use_is_refused() {
     // SAFETY: not in use, so nothing is promised.
     assert!(unsafe { pool.free_raw(at) }.is_err());
     // SAFETY: as above.
-    assert!(unsafe { pool.from_raw(at) }.is_err());
+    assert!(unsafe { pool.chunk_from_raw(at) }.is_err());
     let neighbour = at.map_addr(|at| at.checked_add(192).unwrap());
     // SAFETY: never in use, so nothing is promised.
     assert!(unsafe { pool.free_raw(neighbour) }.is_err());
@@ -83,9 +83,9 @@ fn a_chunk_with_two_owners_is_freed_once() {
     let pool = builder().build().unwrap();
     let at = pool.alloc_raw(192).unwrap();
     // SAFETY: the promise is kept here.
-    let one = unsafe { pool.from_raw(at) }.unwrap();
+    let one = unsafe { pool.chunk_from_raw(at) }.unwrap();
     // SAFETY: it is broken here, which is the error that is to be found.
-    let other = unsafe { pool.from_raw(at) }.unwrap();
+    let other = unsafe { pool.chunk_from_raw(at) }.unwrap();
     drop(one);
     let message = panic_message(|| drop(other));
     assert!(message.contains("freed twice"), "{message}");

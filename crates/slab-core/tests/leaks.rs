@@ -42,7 +42,7 @@ fn every_allocating_call_records_its_call_site() {
     let other = shared.clone();
     drop(shared);
     // SAFETY: just allocated.
-    let raw = unsafe { pool.from_raw(raw) }.unwrap();
+    let raw = unsafe { pool.chunk_from_raw(raw) }.unwrap();
     std::thread::spawn(move || drop((other, raw)))
         .join()
         .unwrap();

@@ -55,7 +55,7 @@ fn every_way_to_allocate_is_recorded_with_the_length_that_was_asked_for() {
         let clone = shared.clone();
         batch.push(again).unwrap();
         // SAFETY: just allocated, and taken back once.
-        drop(unsafe { pool.from_raw(raw) }.unwrap());
+        drop(unsafe { pool.chunk_from_raw(raw) }.unwrap());
         drop((shared, clone, zeroed, zeroed_page, any, waited, batch));
         let lens = [100, 101, 200, 5000, 300, 0, 2048, 1500, 1500, 1500];
         assert_eq!(pool.size_histogram(), histogram(lens), "{mode:?}");

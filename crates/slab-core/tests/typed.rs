@@ -103,7 +103,7 @@ fn a_value_is_dropped_once_whichever_way_it_leaves() {
     let raw = SlabBox::into_raw(insert());
     assert_eq!(count(2), 1);
     // SAFETY: of this slab, and given up by `into_raw`.
-    drop(unsafe { slab.from_raw(raw) }.unwrap());
+    drop(unsafe { slab.box_from_raw(raw) }.unwrap());
     assert_eq!(count(3), 0);
     let raw = SlabBox::into_raw(insert());
     // SAFETY: the value is moved out, once.

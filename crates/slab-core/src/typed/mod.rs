@@ -216,7 +216,7 @@ impl<T, Tag> Slab<T, Tag> {
 
     /// Allocates memory for one `T`, uninitialised and aligned, as a bare pointer for callers that keep
     /// track of it themselves (foreign code). Give it back with [`free_raw`](Self::free_raw) or
-    /// turn it into a [`SlabBox`] with [`from_raw`](Self::from_raw). It stays valid when all
+    /// turn it into a [`SlabBox`] with [`box_from_raw`](Self::box_from_raw). It stays valid when all
     /// handles to the slab are gone.
     ///
     /// ```
@@ -226,7 +226,7 @@ impl<T, Tag> Slab<T, Tag> {
     /// // SAFETY: valid for one `String`.
     /// unsafe { at.write("raw".into()) };
     /// // SAFETY: of this slab, initialised, and not used again as a pointer.
-    /// let text = unsafe { slab.from_raw(at) }?;
+    /// let text = unsafe { slab.box_from_raw(at) }?;
     /// assert_eq!(*text, "raw");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -261,9 +261,9 @@ impl<T, Tag> Slab<T, Tag> {
     /// # Safety
     /// As for `free_raw`, and a valid `T` must lie there.
     #[inline]
-    pub unsafe fn from_raw(&self, at: NonNull<T>) -> Result<SlabBox<T, Tag>, NotAChunk> {
+    pub unsafe fn box_from_raw(&self, at: NonNull<T>) -> Result<SlabBox<T, Tag>, NotAChunk> {
         // SAFETY: the caller's promise.
-        let chunk = unsafe { self.pool.from_raw(at.cast()) }?;
+        let chunk = unsafe { self.pool.chunk_from_raw(at.cast()) }?;
         // SAFETY: a valid value lies in the chunk.
         Ok(unsafe { SlabBox::<MaybeUninit<T>, Tag>::uninit(chunk).assume_init() })
     }

@@ -76,7 +76,7 @@ impl<T, Tag> SlabBox<T, Tag> {
     }
 
     /// Gives up the box without dropping the value: the memory stays in use until
-    /// [`Slab::free_raw`](super::Slab::free_raw) or [`Slab::from_raw`](super::Slab::from_raw) takes it back.
+    /// [`Slab::free_raw`](super::Slab::free_raw) or [`Slab::box_from_raw`](super::Slab::box_from_raw) takes it back.
     #[inline]
     #[must_use = "the value and its memory would leak"]
     pub fn into_raw(this: Self) -> NonNull<T> {

@@ -247,7 +247,7 @@ impl<'w, 'p> Actor<'w, 'p> {
                 _ => Held::Shared(chunk.into_shared()),
             },
             // SAFETY: came from `into_raw` or `alloc_raw`, and is taken back once, here.
-            Held::Raw(at, _) => Held::Chunk(unsafe { pool.from_raw(at.0) }.unwrap()),
+            Held::Raw(at, _) => Held::Chunk(unsafe { pool.chunk_from_raw(at.0) }.unwrap()),
             Held::Shared(shared) => match self.random.below(4) {
                 0 => match shared.try_into_unique() {
                     Ok(chunk) => Held::Chunk(chunk),

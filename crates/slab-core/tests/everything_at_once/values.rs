@@ -83,7 +83,7 @@ impl Values {
     /// Takes back, once, what came from [`SlabBox::into_raw`].
     pub(crate) fn take_back(&self, at: Pointer) -> Boxed {
         // SAFETY: a value of this slab, which nobody else takes back.
-        unsafe { self.slab.from_raw(at.0.cast()) }.expect("a value of the slab")
+        unsafe { self.slab.box_from_raw(at.0.cast()) }.expect("a value of the slab")
     }
 
     /// When nobody has a value: each was dropped once, and all places can be used again. Values then outlive

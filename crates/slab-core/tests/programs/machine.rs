@@ -311,7 +311,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
                     && let Held::Raw(at) = self.held.swap_remove(index)
                 {
                     // SAFETY: came from `into_raw`, and is taken back once, here.
-                    let chunk = unsafe { pool.from_raw(at.0) }.expect("a chunk of the pool");
+                    let chunk = unsafe { pool.chunk_from_raw(at.0) }.expect("a chunk of the pool");
                     let live = self.model.live(at.0);
                     assert_eq!((chunk.class(), chunk.capacity()), (live.class, live.bytes));
                     self.held.push(Held::Chunk(chunk));
@@ -568,7 +568,7 @@ impl<'s, 'p: 's> Machine<'s, 'p> {
         for held in &mut self.held {
             if let Held::Raw(at) = held {
                 // SAFETY: came from `into_raw`, and is taken back once, here.
-                let chunk = unsafe { self.pool.from_raw(at.0) }.expect("a chunk of the pool");
+                let chunk = unsafe { self.pool.chunk_from_raw(at.0) }.expect("a chunk of the pool");
                 *held = Held::Chunk(chunk);
             }
         }

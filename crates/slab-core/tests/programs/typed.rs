@@ -69,7 +69,7 @@ impl Held {
             Self::Boxed(value) => drop(value),
             Self::Pinned(value) => drop(value),
             // SAFETY: came from `into_raw`, and is taken back once, here.
-            Self::Raw(at) => drop(unsafe { slab.from_raw(at.0) }.expect("a value of the slab")),
+            Self::Raw(at) => drop(unsafe { slab.box_from_raw(at.0) }.expect("a value of the slab")),
         }
     }
 }
@@ -106,7 +106,7 @@ fn run(mode: Mode, zero_on_free: bool, steps: &[(u8, u8)]) {
                             // SAFETY: the pointer is to a place for a value.
                             unsafe { at.write(value()) };
                             // SAFETY: of this slab, initialised, and not used as a pointer again.
-                            unsafe { slab.from_raw(at) }.expect("a value of the slab")
+                            unsafe { slab.box_from_raw(at) }.expect("a value of the slab")
                         }),
                     };
                     match new {
@@ -144,7 +144,7 @@ fn run(mode: Mode, zero_on_free: bool, steps: &[(u8, u8)]) {
                     Held::Boxed(value) if what % 16 == 9 => Held::Pinned(SlabBox::into_pin(value)),
                     Held::Boxed(value) => Held::Raw(Pointer(SlabBox::into_raw(value))),
                     // SAFETY: came from `into_raw`, and is taken back once, here.
-                    Held::Raw(at) => Held::Boxed(unsafe { slab.from_raw(at.0) }.unwrap()),
+                    Held::Raw(at) => Held::Boxed(unsafe { slab.box_from_raw(at.0) }.unwrap()),
                     pinned => pinned,
                 };
                 held.push((stamp, one));
