@@ -80,7 +80,7 @@ fn an_owner_is_compared_hashed_and_shown_by_its_value() {
     let slab = Slab::<String, Names>::global().unwrap();
     let insert = |name: &str| slab.try_insert(name.to_owned()).unwrap();
     check(insert("ann"), insert("bob"));
-    let insert = |name| insert(name).into_global().unwrap();
+    let insert = |name| SlabBox::into_global(insert(name)).unwrap();
     check(insert("ann"), insert("bob"));
     assert_eq!(slab.pool().stats().in_use(), 0);
 }
@@ -139,14 +139,14 @@ fn a_value_of_a_global_handle_is_dropped_once() {
     let slab = Slab::<Counted, Rx>::global().unwrap();
     let insert = || {
         let boxed = slab.try_insert(Counted(Arc::clone(&drops))).unwrap();
-        boxed.into_global().ok().unwrap()
+        SlabBox::into_global(boxed).ok().unwrap()
     };
     drop(insert());
     assert_eq!(drops.load(Ordering::Relaxed), 1);
-    let boxed = GlobalBox::into_slab_box(insert());
+    let boxed = [GlobalBox::into_slab_box(insert()), insert().into()];
     assert_eq!(drops.load(Ordering::Relaxed), 1);
     drop(boxed);
-    assert_eq!(drops.load(Ordering::Relaxed), 2);
+    assert_eq!(drops.load(Ordering::Relaxed), 3);
     assert_eq!(slab.pool().stats().in_use(), 0);
 }
 
@@ -466,7 +466,7 @@ fn a_static_slab_opens_once_and_a_global_handle_finds_it() {
     assert_eq!(std::ptr::from_ref(global).addr(), first);
     assert_eq!(global.pool().name(), "tx");
     let mut held: Vec<GlobalBox<[u64; 8], Tx>> = (0..100)
-        .map(|i| global.try_insert([i; 8]).unwrap().into_global().unwrap())
+        .map(|i| SlabBox::into_global(global.try_insert([i; 8]).unwrap()).unwrap())
         .collect();
     held[3][0] = 99;
     assert_eq!(global.pool().stats().in_use(), 100);
@@ -482,7 +482,7 @@ fn a_static_slab_opens_once_and_a_global_handle_finds_it() {
     assert_eq!(global.pool().stats().in_use(), 0);
     // Another slab of the same type and tag is not the global one.
     let other = Tagged::builder().max_objects(1).build().unwrap();
-    let stranger = other.try_insert([0; 8]).unwrap().into_global().unwrap_err();
+    let stranger = SlabBox::into_global(other.try_insert([0; 8]).unwrap()).unwrap_err();
     drop(stranger);
     assert_eq!(other.pool().stats().in_use(), 0);
     assert_eq!(other.pool().stats().classes()[0].frees, 1);
@@ -503,7 +503,7 @@ fn global_tag_that_changes_its_slab_panics() {
     for leaked in 0..2 {
         CALLS.store(0, Ordering::Relaxed);
         let one = Slab::<u64, Fickle>::global().unwrap();
-        let value = one.try_insert(5).unwrap().into_global().unwrap();
+        let value = SlabBox::into_global(one.try_insert(5).unwrap()).unwrap();
         CALLS.store(1, Ordering::Relaxed);
         assert!(catch_unwind(AssertUnwindSafe(|| drop(value))).is_err());
         let two = Slab::<u64, Fickle>::global().unwrap();

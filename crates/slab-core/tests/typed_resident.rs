@@ -4,7 +4,7 @@
 
 mod process;
 
-use slab_core::{GlobalBox, GlobalTag, Slab, StaticSlab};
+use slab_core::{GlobalBox, GlobalTag, Slab, SlabBox, StaticSlab};
 use std::mem::MaybeUninit;
 
 type Object = [u64; 8];
@@ -37,7 +37,7 @@ fn half_a_million_objects_have_little_overhead() {
     let before = process::size("VmRSS");
     for (i, handle) in handles.iter_mut().enumerate() {
         let object = slab.try_insert([i as u64; 8]).unwrap();
-        handle.write(object.into_global().unwrap());
+        handle.write(SlabBox::into_global(object).unwrap());
     }
     let grown = process::size("VmRSS") - before;
     assert_eq!(slab.pool().stats().in_use(), OBJECTS as u64);

@@ -81,7 +81,7 @@ impl<T, Tag> fmt::Debug for StaticSlab<T, Tag> {
 /// A tag that has one slab of `T` in the whole process, so that a handle need not say which.
 ///
 /// ```
-/// use slab_core::{GlobalTag, Slab, StaticSlab};
+/// use slab_core::{GlobalTag, Slab, SlabBox, StaticSlab};
 ///
 /// struct Rx;
 /// impl GlobalTag<[u8; 64]> for Rx {
@@ -92,7 +92,7 @@ impl<T, Tag> fmt::Debug for StaticSlab<T, Tag> {
 /// }
 ///
 /// let packet = Slab::<[u8; 64], Rx>::global()?.try_insert([0; 64])?;
-/// let packet = packet.into_global().expect("of the global slab");
+/// let packet = SlabBox::into_global(packet).expect("of the global slab");
 /// assert_eq!(size_of_val(&packet), 8);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -118,13 +118,13 @@ impl<T: 'static, Tag: GlobalTag<T>> SlabBox<T, Tag> {
     /// # Errors
     /// Gives the box back if it is not of the tag's global slab.
     #[inline]
-    pub fn into_global(self) -> Result<GlobalBox<T, Tag>, Self> {
+    pub fn into_global(this: Self) -> Result<GlobalBox<T, Tag>, Self> {
         match Tag::slab().slab.get() {
-            Some(slab) if slab.pool.inner_ptr() == self.pool_ptr() => Ok(GlobalBox {
-                value: Self::into_raw(self),
+            Some(slab) if slab.pool.inner_ptr() == this.pool_ptr() => Ok(GlobalBox {
+                value: Self::into_raw(this),
                 owner: core::marker::PhantomData,
             }),
-            _ => Err(self),
+            _ => Err(this),
         }
     }
 }
@@ -163,6 +163,14 @@ impl<T: 'static, Tag: GlobalTag<T>> GlobalBox<T, Tag> {
         assert!(unit.is_some(), "{SAME_SLAB}");
         // SAFETY: the value lies in a chunk of this slab and was this handle's.
         unsafe { SlabBox::from_parts(this.value, slab.pool.inner_ptr()) }
+    }
+}
+
+/// As [`GlobalBox::into_slab_box`], which can panic.
+impl<T: 'static, Tag: GlobalTag<T>> From<GlobalBox<T, Tag>> for SlabBox<T, Tag> {
+    #[inline]
+    fn from(this: GlobalBox<T, Tag>) -> Self {
+        GlobalBox::into_slab_box(this)
     }
 }
 

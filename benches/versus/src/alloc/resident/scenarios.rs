@@ -1,7 +1,7 @@
 //! What the child processes do: each function takes one measurement.
 
 use crate::alloc::peers::Heap;
-use slab_core::{GlobalTag, Slab, StaticSlab};
+use slab_core::{GlobalTag, Slab, SlabBox, StaticSlab};
 use std::fs;
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -93,7 +93,7 @@ pub(super) fn typed_footprint(objects: usize, handles: bool) -> f64 {
         let value = slab
             .try_insert(black_box([1; TYPED_BYTES]))
             .expect("the slab has room");
-        value.into_global().expect("of the global slab")
+        SlabBox::into_global(value).expect("of the global slab")
     }));
     percent(before, resident(), objects * TYPED_BYTES)
 }
