@@ -194,12 +194,17 @@ impl SharedChunk {
     }
 
     /// A bit that is set in each handle's [bits](Self::into_bits).
+    ///
+    /// For the crates of this workspace; not a part of the interface, so that the layout of a handle can change.
+    #[doc(hidden)]
     pub const SET_BIT: u32 = Place::SET_BIT;
 
     /// Gives up the handle, but not the reference; returns it as a number, for a word that holds either a handle or
     /// something else: [`SET_BIT`](Self::SET_BIT) is set in the number.
     ///
     /// The reference is leaked unless [`from_bits`](Self::from_bits) takes it back.
+    ///
+    /// For the crates of this workspace; not a part of the interface.
     ///
     /// ```
     /// # use slab_core::{SharedChunk, SlabPool};
@@ -211,6 +216,7 @@ impl SharedChunk {
     /// assert!(shared.is_unique());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[doc(hidden)]
     #[inline(always)]
     #[must_use = "the reference is leaked unless it is taken back"]
     pub fn into_bits(self) -> NonZeroU64 {
@@ -219,8 +225,11 @@ impl SharedChunk {
 
     /// Takes back a handle that [`into_bits`](Self::into_bits) gave up.
     ///
+    /// For the crates of this workspace; not a part of the interface.
+    ///
     /// # Safety
     /// `bits` came from there, and is taken back once for each time that it did. (Clones can have the same bits.)
+    #[doc(hidden)]
     #[inline(always)]
     #[must_use]
     pub unsafe fn from_bits(bits: NonZeroU64) -> Self {
