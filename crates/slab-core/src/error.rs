@@ -4,7 +4,7 @@
 use core::fmt;
 
 /// Why a pool could not be built. Nothing is left half-started: no memory stays reserved.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The list of size classes is empty.
@@ -169,6 +169,35 @@ impl fmt::Display for ConfigError {
 }
 
 impl core::error::Error for ConfigError {}
+
+/// An error of the kind that fits, with this one in it.
+#[cfg(feature = "std")]
+impl From<ConfigError> for std::io::Error {
+    fn from(error: ConfigError) -> Self {
+        use ConfigError as E;
+        use std::io::ErrorKind;
+        let kind = match error {
+            E::NoClasses
+            | E::TooManyClasses { .. }
+            | E::ZeroClass
+            | E::UnalignedClass { .. }
+            | E::ClassTooLarge { .. }
+            | E::UnsortedClasses { .. }
+            | E::DuplicateClass { .. }
+            | E::BadAlignment { .. }
+            | E::BadFactor
+            | E::EmptyRange { .. }
+            | E::NoObjects
+            | E::CapBelowOneSlab { .. }
+            | E::CapBelowClasses { .. }
+            | E::CapTooLarge { .. } => ErrorKind::InvalidInput,
+            E::TooManyPools => ErrorKind::QuotaExceeded,
+            // Whatever the system calls it: a limit on locked memory has other numbers than ENOMEM, too.
+            E::Back { .. } | E::Reserve { .. } => ErrorKind::OutOfMemory,
+        };
+        Self::new(kind, error)
+    }
+}
 
 /// Why an allocation was refused. Nothing was taken from the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -349,6 +378,8 @@ mod tests {
     fn no_error_says_what_its_source_says() {
         let all = [
             boxed(config_errors()),
+            #[cfg(feature = "std")]
+            boxed(config_errors().into_iter().map(std::io::Error::from)),
             boxed(alloc_errors()),
             #[cfg(feature = "std")]
             boxed(alloc_errors().into_iter().map(std::io::Error::from)),
@@ -378,6 +409,18 @@ mod tests {
                 AllocError::TooLarge { .. } | AllocError::TooManyWaiters { .. }
             );
             assert_eq!(io.kind() == std::io::ErrorKind::OutOfMemory, is_memory);
+        }
+        for error in config_errors() {
+            use std::io::ErrorKind;
+            let io = std::io::Error::from(error);
+            let kept = io.get_ref().and_then(|inner| inner.downcast_ref());
+            assert_eq!(kept, Some(&error));
+            let kind = match error {
+                ConfigError::Back { .. } | ConfigError::Reserve { .. } => ErrorKind::OutOfMemory,
+                ConfigError::TooManyPools => ErrorKind::QuotaExceeded,
+                _ => ErrorKind::InvalidInput,
+            };
+            assert_eq!(io.kind(), kind, "{error}");
         }
         let refused = insert_error();
         let why = refused.error;

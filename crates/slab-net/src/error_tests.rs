@@ -153,6 +153,7 @@ fn boxed<E: Error + 'static>(errors: impl IntoIterator<Item = E>) -> Vec<Box<dyn
 fn all() -> Vec<Box<dyn Error>> {
     [
         boxed(pool_errors()),
+        boxed(pool_errors().into_iter().map(io::Error::from)),
         boxed([QueueClosed]),
         boxed([io::Error::from(QueueClosed)]),
         boxed(queue_send_errors()),
@@ -214,4 +215,17 @@ fn what_the_system_or_the_session_said_is_a_source() {
     assert_eq!(last(&batch), Some(exhausted.to_string()));
     let blocked = rudp::SendError::Blocked;
     assert_eq!(last(&unsent(blocked)), Some(blocked.to_string()));
+}
+
+#[test]
+fn a_pool_error_becomes_an_io_error_with_the_reason_in_it() {
+    for error in pool_errors() {
+        let io = io::Error::from(error);
+        let kind = match error {
+            PacketPoolError::DefaultInUse => io::ErrorKind::AlreadyExists,
+            _ => io::ErrorKind::InvalidInput,
+        };
+        assert_eq!(io.kind(), kind);
+        assert_eq!(io.to_string(), error.to_string());
+    }
 }

@@ -4,6 +4,7 @@ use super::pool::PacketPool;
 use super::settings::{self, Settings};
 use core::fmt;
 use slab_core::{ConfigError, SizeClasses, SlabPool, SlabPoolBuilder};
+use std::io;
 
 /// The default ratio of occupied memory to length above which a packet is worth copying.
 pub(super) const COMPACT_RATIO: u32 = 2;
@@ -172,7 +173,7 @@ impl PacketPoolBuilder {
 }
 
 /// Why a packet pool could not be built.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PacketPoolError {
     /// The slab pool could not be built.
@@ -209,6 +210,18 @@ impl fmt::Display for PacketPoolError {
 }
 
 impl core::error::Error for PacketPoolError {}
+
+/// An error of the kind that fits, with this one in it; with the reason alone if the slab pool could not be built.
+impl From<PacketPoolError> for io::Error {
+    fn from(error: PacketPoolError) -> Self {
+        let kind = match error {
+            PacketPoolError::Slab(error) => return error.into(),
+            PacketPoolError::NoRoom { .. } => io::ErrorKind::InvalidInput,
+            PacketPoolError::DefaultInUse => io::ErrorKind::AlreadyExists,
+        };
+        Self::new(kind, error)
+    }
+}
 
 impl From<ConfigError> for PacketPoolError {
     fn from(error: ConfigError) -> Self {
