@@ -155,12 +155,15 @@ fn closing_a_pool_reports_live_chunks_once_per_call_site() {
         let Poll::Ready(Ok(_waited)) = pin!(waits).poll(&mut cx) else {
             panic!("there is room");
         };
+        let Poll::Ready(Ok(_moved)) = pin!(slab.insert([0; 150])).poll(&mut cx) else {
+            panic!("there is room");
+        };
         drop(slab);
         drop(values);
         line
     });
     let warnings = warnings.heard();
-    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    assert_eq!(warnings.len(), 4, "{warnings:?}");
     assert!(warnings[0].contains("pool=leaky"), "{}", warnings[0]);
     assert!(
         warnings[0].contains(&format!("leaks.rs:{line}:")),
@@ -172,7 +175,7 @@ fn closing_a_pool_reports_live_chunks_once_per_call_site() {
         "{}",
         warnings[0]
     );
-    for line in [line + 2, line + 4] {
+    for line in [line + 2, line + 4, line + 8] {
         let place = format!("leaks.rs:{line}:");
         let here = |other: &String| other.contains("chunks=1 ") && other.contains(&place);
         assert!(warnings[1..].iter().any(here), "{place} in {warnings:?}");

@@ -220,6 +220,61 @@ fn insert_with_makes_the_value_only_when_there_is_room() {
 }
 
 #[test]
+fn a_value_that_waits_is_inserted_once_or_dropped_with_its_future() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let dropped = || drops.load(Ordering::Relaxed);
+    let slab = slab::<(Counted, [u8; 16000])>(1);
+    let value = || (Counted(Arc::clone(&drops)), [7; 16000]);
+    let mut held: Vec<_> = (0..slab.capacity())
+        .map(|_| slab.try_insert(value()).ok().unwrap())
+        .collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    let (mut given_up, mut served) = (
+        Box::pin(slab.insert(value())),
+        Box::pin(slab.insert(value())),
+    );
+    assert!(given_up.as_mut().poll(&mut cx).is_pending());
+    assert!(served.as_mut().poll(&mut cx).is_pending());
+    drop(held.pop());
+    assert_eq!(dropped(), 1);
+    assert!(served.as_mut().poll(&mut cx).is_pending(), "in turn");
+    drop(given_up);
+    assert_eq!(dropped(), 2);
+    let Poll::Ready(Ok(inserted)) = served.as_mut().poll(&mut cx) else {
+        panic!("there is room");
+    };
+    assert_eq!(inserted.1, [7; 16000]);
+    drop(served);
+    assert_eq!(dropped(), 2);
+    drop(inserted);
+    assert_eq!(dropped(), 3);
+    drop(Box::pin(slab.insert(value())));
+    assert_eq!(dropped(), 4, "it was never polled");
+    assert_eq!(slab.pool().stats().in_use(), held.len() as u64);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "65 536 waiters")]
+fn an_insert_that_may_not_wait_gives_the_value_back() {
+    let slab = slab::<[u8; 16384]>(1);
+    let _held: Vec<_> = (0..slab.capacity())
+        .map(|_| slab.try_insert([0; 16384]).unwrap())
+        .collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    let limit = 1 << 16;
+    let mut waiters: Vec<_> = (0..limit).map(|_| slab.pool().alloc(1)).collect();
+    for waiter in &mut waiters {
+        assert!(Pin::new(waiter).poll(&mut cx).is_pending());
+    }
+    let mut insert = Box::pin(slab.insert([9; 16384]));
+    let Poll::Ready(Err(refused)) = insert.as_mut().poll(&mut cx) else {
+        panic!("too many wait already");
+    };
+    assert_eq!(refused.error, AllocError::TooManyWaiters { limit });
+    assert_eq!(refused.value, [9; 16384]);
+}
+
+#[test]
 #[cfg(all(target_os = "linux", not(miri)))]
 fn resident_bytes_come_with_the_values_and_go_with_a_trim() {
     let slab = slab::<[u8; 65536]>(64);

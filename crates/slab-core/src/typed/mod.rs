@@ -143,6 +143,41 @@ impl<T, Tag> Slab<T, Tag> {
         }
     }
 
+    /// Moves a value into the slab as [`try_insert`](Self::try_insert) does, but waits its turn while the slab is
+    /// full, as [`SlabPool::alloc`] does.
+    ///
+    /// The future owns the value. It can be dropped at any moment: then nothing is inserted, and the value is dropped
+    /// with it. Who must not lose it calls [`insert_with`](Self::insert_with) with a function that takes it from
+    /// where it is kept.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// # use slab_core::Slab;
+    /// let slab = Slab::<[u8; 16384]>::builder().max_objects(1).build()?;
+    /// let mut all: Vec<_> = (0..slab.capacity()).map_while(|_| slab.try_insert([0; 16384]).ok()).collect();
+    /// let (value, ()) = tokio::join!(slab.insert([1; 16384]), async { drop(all.pop()) });
+    /// assert_eq!(value?[0], 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// Gives the value back, with the reason as [`SlabPool::alloc`] gives it: never [`AllocError::Exhausted`].
+    // Not an `async fn`, which would be the caller that leak tracking sees.
+    #[cfg_attr(feature = "leak-tracking", track_caller)]
+    pub fn insert(
+        &self,
+        value: T,
+    ) -> impl Future<Output = Result<SlabBox<T, Tag>, InsertError<T>>> {
+        let chunk = self.pool.alloc(const { chunk_bytes::<T>() });
+        async {
+            match chunk.await {
+                Ok(chunk) => Ok(SlabBox::fill(chunk, || value)),
+                Err(error) => Err(InsertError { value, error }),
+            }
+        }
+    }
+
     /// Makes a value in the slab: `make` runs only if there is memory, and the compiler can build its
     /// result in place. If `make` panics, the memory is given back.
     ///
@@ -446,7 +481,7 @@ impl<T, Tag> fmt::Debug for SlabBuilder<T, Tag> {
     }
 }
 
-/// The error of [`Slab::try_insert`]: there was no memory for a value, which it gives back.
+/// The error of [`Slab::try_insert`] and [`Slab::insert`]: there was no memory for a value, which it gives back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InsertError<T> {
