@@ -13,15 +13,16 @@ use slab_net::rudp::RoundTripTimes;
 ///
 /// A program that feeds a recorder of its own passes them to
 /// `PrometheusBuilder::set_buckets_for_metric`.
-pub const WAIT_SECONDS_BOUNDS: [f64; WaitTimes::BOUNDS_NANOS.len()] =
-    in_seconds(WaitTimes::BOUNDS_NANOS);
+pub const WAIT_SECONDS_BOUNDS: &[f64] =
+    &in_seconds::<{ WaitTimes::BOUNDS_NANOS.len() }>(WaitTimes::BOUNDS_NANOS);
 
 /// The same for `slab_rudp_rtt_seconds`.
 #[cfg(feature = "net")]
-pub const RTT_SECONDS_BOUNDS: [f64; RoundTripTimes::BOUNDS_NANOS.len()] =
-    in_seconds(RoundTripTimes::BOUNDS_NANOS);
+pub const RTT_SECONDS_BOUNDS: &[f64] =
+    &in_seconds::<{ RoundTripTimes::BOUNDS_NANOS.len() }>(RoundTripTimes::BOUNDS_NANOS);
 
-const fn in_seconds<const N: usize>(nanos: [u64; N]) -> [f64; N] {
+const fn in_seconds<const N: usize>(nanos: &[u64]) -> [f64; N] {
+    assert!(nanos.len() == N);
     let mut seconds = [0.0; N];
     let mut at = 0;
     while at < N {
@@ -111,7 +112,7 @@ families! {
         "Allocations that found the pool at its cap, by what became of them.";
     POOL_WAITERS = Gauge "slab_pool_waiters",
         "Tasks that wait for a chunk of the size class now.";
-    POOL_WAIT_SECONDS = Histogram(&WaitTimes::BOUNDS_NANOS) "slab_pool_wait_seconds",
+    POOL_WAIT_SECONDS = Histogram(WaitTimes::BOUNDS_NANOS) "slab_pool_wait_seconds",
         "How long waits for memory took that have ended, those that were given up included.";
     POOL_SLAB_COMMITS_TOTAL = Counter "slab_pool_slab_commits_total",
         "Slabs that came to serve the size class.";
@@ -224,7 +225,7 @@ families! {
         "Bytes of pool memory reserved by all sessions.";
     RUDP_RESERVE_LIMIT_BYTES = Gauge "slab_rudp_reserve_limit_bytes",
         "Bytes of pool memory that sessions may reserve.";
-    RUDP_RTT_SECONDS = Histogram(&RoundTripTimes::BOUNDS_NANOS) "slab_rudp_rtt_seconds",
+    RUDP_RTT_SECONDS = Histogram(RoundTripTimes::BOUNDS_NANOS) "slab_rudp_rtt_seconds",
         "How long round trips took, as acknowledgements measured them; at most one a datagram.";
     RUDP_MEMORY_BLOCKED_SECONDS_TOTAL = SecondsCounter "slab_rudp_memory_blocked_seconds_total",
         "How long sessions were blocked for want of memory, all together, by direction.";

@@ -201,7 +201,7 @@ mod tests {
         }
 
         fn read(&self, values: &mut Vec<u64>) {
-            values.extend(WAIT_SECONDS_BOUNDS.map(|_| 0));
+            values.extend(WAIT_SECONDS_BOUNDS.iter().map(|_| 0));
             values.extend([1, 20_000_000_000]);
             #[cfg(feature = "net")]
             values.push(3_900_000_000);
@@ -212,7 +212,7 @@ mod tests {
     fn long_times_are_exported_in_seconds() {
         let waits = Matcher::Full(POOL_WAIT_SECONDS.name.into());
         let recorder = PrometheusBuilder::new();
-        let recorder = recorder.set_buckets_for_metric(waits, &WAIT_SECONDS_BOUNDS);
+        let recorder = recorder.set_buckets_for_metric(waits, WAIT_SECONDS_BOUNDS);
         let recorder = recorder.unwrap().build_recorder();
         let collector = Collector::new();
         collector

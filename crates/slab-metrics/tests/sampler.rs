@@ -50,7 +50,7 @@ async fn a_running_sampler_feeds_the_global_recorder_once_a_period() {
 async fn a_recorder_gets_waits_in_their_buckets() {
     let waits = Matcher::Full("slab_pool_wait_seconds".into());
     let recorder = PrometheusBuilder::new()
-        .set_buckets_for_metric(waits, &WAIT_SECONDS_BOUNDS)
+        .set_buckets_for_metric(waits, WAIT_SECONDS_BOUNDS)
         .unwrap()
         .build_recorder();
     let pool = SlabPool::builder()
@@ -94,7 +94,7 @@ async fn registering_a_pool_again_counts_nothing_twice() {
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(
             Matcher::Full("slab_pool_wait_seconds".into()),
-            &WAIT_SECONDS_BOUNDS,
+            WAIT_SECONDS_BOUNDS,
         )
         .unwrap()
         .build_recorder();
